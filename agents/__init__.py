@@ -1,0 +1,2 @@
+if __name__ != "rltransformers.agents":
+    raise ImportError("import this folder as rltransformers.agents")

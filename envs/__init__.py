@@ -1,0 +1,2 @@
+if __name__ != "rltransformers.envs":
+    raise ImportError("import this folder as rltransformers.envs")

@@ -1,0 +1,45 @@
+"""Errors that name the rule that was broken, the value that broke it and the way out."""
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+
+class ConfigError(ValueError):
+    """A setting, or a combination of settings, cannot work."""
+
+
+class DataError(ValueError):
+    """Observations, rewards or a dataset break a rule that training relies on."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint is unreadable, of another format version, or of another agent."""
+
+
+class MissingExtraError(ImportError):
+    """An optional dependency is not installed."""
+
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """A sentence with the closest known names, or with all of them when none is close."""
+    names = sorted(str(known_name) for known_name in known)
+    close = difflib.get_close_matches(str(name), names, n=2, cutoff=0.6)
+    if close:
+        return f"did you mean {' or '.join(repr(match) for match in close)}?"
+    return f"known: {', '.join(names)}"
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import ``module`` or raise with the extra of this package that provides it.
+
+    Raises:
+        MissingExtraError: when ``module`` is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{module} is not installed; it comes with: pip install 'rltransformers[{extra}]'"
+        ) from error
