@@ -1,0 +1,206 @@
+"""One-file checkpoints: a JSON header and torch tensors in a zip, written atomically, read without running code from it.
+
+The file holds ``header.json`` (format version, code version, agent kind, settings) and ``tensors.pt`` (weights, optimiser,
+generators, counters), which is read with ``torch.load(weights_only=True)``: a checkpoint from a stranger is data, not a
+program.
+"""
+
+import io
+import json
+import os
+import pickle
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rltransformers import __version__
+from rltransformers.core.errors import CheckpointError
+
+FORMAT = "rltransformers checkpoint"
+FORMAT_VERSION = 1
+_HEADER = "header.json"
+_TENSORS = "tensors.pt"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint file held.
+
+    ``settings`` are JSON values (tuples come back as lists); ``tensors`` has the nesting that was saved, with plain
+    dictionaries in place of their subclasses.
+    """
+
+    kind: str
+    settings: dict[str, Any]
+    tensors: dict[str, Any]
+    code_version: str
+
+
+def checkpoint_path(path: str | os.PathLike[str]) -> Path:
+    """The file a checkpoint called ``path`` is written to: ``.zip`` is added to a name without extension, as in SB3."""
+    path = Path(path)
+    return path if path.suffix else path.with_name(path.name + ".zip")
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str], kind: str, settings: Mapping[str, Any], tensors: Mapping[str, Any]
+) -> Path:
+    """Write one checkpoint file and return its path; a crash at any moment leaves the old file or the new one, whole.
+
+    ``kind`` is the class name of the agent, ``settings`` what its constructor needs as JSON values, ``tensors`` any nesting of
+    dictionaries, lists and tuples over tensors, numbers, strings, booleans and None. Missing folders are made.
+
+    Raises:
+        CheckpointError: when a value is none of these (names the key), or the file cannot be written.
+    """
+    path = checkpoint_path(path)
+    header = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "code_version": __version__,
+        "kind": kind,
+        "settings": settings,
+    }
+    try:
+        header_text = json.dumps(header, indent=1)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"cannot save {kind} to {path}: settings must be JSON values ({error})") from error
+    payload = io.BytesIO()
+    torch.save(_plain(tensors, kind), payload)
+    try:
+        _write_atomically(path, {_HEADER: header_text.encode(), _TENSORS: payload.getvalue()})
+    except OSError as error:
+        raise CheckpointError(f"cannot write checkpoint {path}: {error}") from error
+    return path
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str], kind: str | None = None, map_location: str | torch.device = "cpu"
+) -> Checkpoint:
+    """Read a checkpoint; tensors land on ``map_location``. With ``kind``, a checkpoint of any other agent is refused.
+
+    Raises:
+        CheckpointError: when the file is missing, corrupt, truncated, of another format version or of another agent.
+    """
+    path = _existing(Path(path))
+    header, payload = _read(path)
+    found_kind = str(header["kind"])
+    if kind is not None and found_kind != kind:
+        raise CheckpointError(f"{path} is a {found_kind} checkpoint; load it with {found_kind}.load, not {kind}.load")
+    try:
+        tensors = torch.load(io.BytesIO(payload), map_location=map_location, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, TypeError, AttributeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(
+            f"{path} is refused: its tensors are corrupt or hold objects that would run code when loaded ({reason})"
+        ) from error
+    return Checkpoint(found_kind, header["settings"], tensors, str(header.get("code_version", "unknown")))
+
+
+def _plain(value: Any, key: str) -> Any:
+    """``value`` rebuilt from types that load without running code; a tensor that views a larger storage is compacted."""
+    if isinstance(value, Tensor):
+        tensor = value.detach()
+        views_more = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+        return tensor.clone() if views_more else tensor
+    if isinstance(value, np.generic):  # np.float64 is a float, yet pickles as a numpy global
+        return value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        for name in value:
+            if not isinstance(name, str | int):
+                raise CheckpointError(f"cannot save {key}: the key {name!r} is neither a string nor an integer")
+        return {name: _plain(item, f"{key}.{name}") for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item, f"{key}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return tuple(_plain(item, f"{key}[{index}]") for index, item in enumerate(value))
+    raise CheckpointError(
+        f"cannot save {key}: {type(value).__name__} is not a tensor, number, string, boolean, None or a nesting of these"
+        "; convert numpy arrays with torch.as_tensor"
+    )
+
+
+def _write_atomically(path: Path, entries: Mapping[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+                for name, content in entries.items():
+                    archive.writestr(name, content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes private files; a checkpoint is an ordinary one
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable, where the system lets a folder be opened (not on Windows)."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _existing(path: Path) -> Path:
+    for candidate in (path, checkpoint_path(path), path.with_name(path.name + ".zip")):
+        if candidate.is_file():
+            return candidate
+    what = "is a folder, not a checkpoint file" if path.is_dir() else "does not exist"
+    raise CheckpointError(f"checkpoint {path} {what}")
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Header and tensor bytes of a checkpoint file, checksums verified."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.infolist() and min(entry.header_offset for entry in archive.infolist()) > 0:
+                # A file cut behind its tensors ends in the directory of the inner zip, which is what was found here.
+                raise zipfile.BadZipFile("it does not start where its directory says")
+            if _HEADER not in archive.namelist() or _TENSORS not in archive.namelist():
+                raise CheckpointError(
+                    f"{path} is not an rltransformers checkpoint: a zip without {_HEADER} and {_TENSORS}"
+                    " (zips of Stable-Baselines3 load with the class that saved them)"
+                )
+            header = json.loads(archive.read(_HEADER))
+            _check_header(path, header)
+            return header, archive.read(_TENSORS)
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"checkpoint {path} is corrupt or truncated ({error})") from error
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read ({error})") from error
+
+
+def _check_header(path: Path, header: Any) -> None:
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is not an rltransformers checkpoint: its header names another format")
+    version = header.get("format_version")
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has checkpoint format version {version}, this code reads {FORMAT_VERSION};"
+            f" it was written by rltransformers {header.get('code_version')}, load it with that version"
+        )
+    if not isinstance(header.get("settings"), dict) or "kind" not in header:
+        raise CheckpointError(f"checkpoint {path} is corrupt: its header lacks kind or settings")

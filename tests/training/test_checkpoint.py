@@ -1,0 +1,183 @@
+"""Checkpoints: round trip, atomic writing, and refusal of everything that is not a sound checkpoint of ours."""
+
+import io
+import json
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rltransformers import __version__
+from rltransformers.core.errors import CheckpointError
+from rltransformers.training.checkpoint import FORMAT, FORMAT_VERSION, load_checkpoint, save_checkpoint
+
+
+def tensors() -> dict[str, Any]:
+    layer = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(layer.parameters())
+    layer(torch.ones(5, 3)).sum().backward()
+    optimizer.step()
+    return {
+        "policy": OrderedDict(layer.state_dict()),
+        "optimizer": optimizer.state_dict(),
+        "generator": torch.Generator().manual_seed(3).get_state(),
+        "counters": {"steps": 7, "best": np.float64(1.5), "name": "run", "none": None, "flag": True},
+        "nested": [(torch.arange(4), 2.0), {1: torch.zeros(())}],
+    }
+
+
+def assert_same(a: Any, b: Any) -> None:
+    if isinstance(a, torch.Tensor):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert type(a) is type(b) and len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_same(x, y)
+    else:
+        assert a == b
+
+
+def rewrite(path: Path, **entries: bytes) -> None:
+    """Replace entries (dots as __) of the zip at ``path``."""
+    with zipfile.ZipFile(path) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    contents |= {name.replace("__", "."): content for name, content in entries.items()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return save_checkpoint(tmp_path / "model", "GTrXLPPO", {"n_steps": 8}, tensors())
+
+
+def test_everything_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    content = tensors()
+    save_checkpoint(tmp_path / "deep" / "model", "GTrXLPPO", {"a": [1, None], "b": {"c": "x"}}, content)
+    loaded = load_checkpoint(tmp_path / "deep" / "model", "GTrXLPPO")
+    assert (loaded.kind, loaded.settings, loaded.code_version) == (
+        "GTrXLPPO",
+        {"a": [1, None], "b": {"c": "x"}},
+        __version__,
+    )
+    assert_same(content, loaded.tensors)
+
+
+def test_the_zip_extension_is_added_as_in_stable_baselines(tmp_path: Path) -> None:
+    assert save_checkpoint(tmp_path / "model", "A", {}, {}).name == "model.zip"
+    assert save_checkpoint(tmp_path / "model.ckpt", "A", {}, {}).name == "model.ckpt"
+    assert load_checkpoint(tmp_path / "model.zip").kind == load_checkpoint(str(tmp_path / "model")).kind == "A"
+
+
+def test_a_slice_of_a_large_tensor_does_not_save_the_large_tensor(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path / "model", "A", {}, {"row": torch.zeros(1000, 1000)[3, :5]})
+    assert path.stat().st_size < 20_000
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"nowhere.*does not exist"):
+        load_checkpoint(tmp_path / "nowhere")
+
+
+def test_a_folder_is_not_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is a folder"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 10, 0.5, 0.99])
+def test_a_truncated_file_is_named_as_such(saved: Path, keep: float) -> None:
+    content = saved.read_bytes()
+    saved.write_bytes(content[: keep if isinstance(keep, int) else int(len(content) * keep)])
+    with pytest.raises(CheckpointError, match=r"model\.zip is corrupt or truncated"):
+        load_checkpoint(saved)
+
+
+def test_one_flipped_bit_in_the_tensors_is_found(saved: Path) -> None:
+    content = bytearray(saved.read_bytes())
+    content[len(content) // 2] ^= 1
+    saved.write_bytes(bytes(content))
+    with pytest.raises(CheckpointError, match=r"corrupt or truncated"):
+        load_checkpoint(saved)
+
+
+def test_another_agent_is_refused_with_the_class_to_use(saved: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"is a GTrXLPPO checkpoint; load it with GTrXLPPO\.load"):
+        load_checkpoint(saved, "DecisionTransformer")
+
+
+def test_another_format_version_is_refused(saved: Path) -> None:
+    header = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION + 1,
+        "code_version": "9.9",
+        "kind": "A",
+        "settings": {},
+    }
+    rewrite(saved, header__json=json.dumps(header).encode())
+    with pytest.raises(CheckpointError, match=r"format version 2, this code reads 1.*rltransformers 9\.9"):
+        load_checkpoint(saved)
+
+
+def test_a_zip_of_something_else_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "sb3.zip", "w") as archive:
+        archive.writestr("data", "{}")
+    with pytest.raises(CheckpointError, match="not an rltransformers checkpoint"):
+        load_checkpoint(tmp_path / "sb3.zip")
+
+
+class Payload:
+    """Runs a command when unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.mark.parametrize("form", ["plain pickle", "torch pickle"])
+def test_code_in_a_checkpoint_is_refused_and_never_runs(saved: Path, tmp_path: Path, form: str) -> None:
+    marker = tmp_path / "owned"
+    buffer = io.BytesIO()
+    if form == "plain pickle":
+        pickle.dump(Payload(marker), buffer)
+    else:
+        torch.save({"policy": Payload(marker)}, buffer)
+    rewrite(saved, tensors__pt=buffer.getvalue())
+    with pytest.raises(CheckpointError, match="would run code"):
+        load_checkpoint(saved)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("value", [object(), np.zeros(3), {3.5: 1}])
+def test_a_value_that_would_not_load_safely_is_refused_when_saving(tmp_path: Path, value: object) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot save A\.inner\.x"):
+        save_checkpoint(tmp_path / "model", "A", {}, {"inner": {"x": value}})
+    with pytest.raises(CheckpointError, match="JSON"):
+        save_checkpoint(tmp_path / "model", "A", {"x": object()}, {})
+
+
+def test_a_crash_while_writing_leaves_the_old_checkpoint_and_no_litter(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = saved.read_bytes()
+
+    def crash(descriptor: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", crash)
+    with pytest.raises(CheckpointError, match="disk full"):
+        save_checkpoint(saved, "GTrXLPPO", {}, {"big": torch.ones(1000)})
+    assert saved.read_bytes() == before
+    assert os.listdir(saved.parent) == ["model.zip"]
