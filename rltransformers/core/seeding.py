@@ -1,0 +1,49 @@
+"""One seed, separate random streams: drawing more from one part of a run never shifts another."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rltransformers.core.errors import ConfigError
+
+STREAMS = ("model", "environment", "data", "action")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The random sources of one part of a run; ``seed`` is for interfaces that take a plain integer (below 2**31)."""
+
+    seed: int
+    numpy: np.random.Generator
+    torch: torch.Generator
+
+
+@dataclass(frozen=True)
+class Generators:
+    """Independent streams for weights and dropout, environments, batches, and sampled actions."""
+
+    model: Stream
+    environment: Stream
+    data: Stream
+    action: Stream
+
+
+def generators(seed: int | None, device: torch.device | str = "cpu") -> Generators:
+    """Four streams spawned from one seed (``numpy.random.SeedSequence``); ``None`` draws the seed from the system.
+
+    Torch generators live on ``device``. The same seed gives the same streams on the same device type.
+
+    Raises:
+        ConfigError: for a negative seed.
+    """
+    if seed is not None and seed < 0:
+        raise ConfigError(f"seed must be 0 or larger, got {seed}; or None for a random one")
+    children = np.random.SeedSequence(seed).spawn(len(STREAMS))
+    return Generators(**{name: _stream(child, device) for name, child in zip(STREAMS, children, strict=True)})
+
+
+def _stream(sequence: np.random.SeedSequence, device: torch.device | str) -> Stream:
+    torch_seed, integer = (int(word) for word in sequence.generate_state(2, np.uint64))
+    torch_generator = torch.Generator(device).manual_seed(torch_seed % 2**63)
+    return Stream(integer % 2**31, np.random.default_rng(sequence), torch_generator)

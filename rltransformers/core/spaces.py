@@ -1,0 +1,252 @@
+"""Nested Gymnasium spaces as flat dictionaries of leaves, and spaces as JSON.
+
+A leaf path is "" for a bare leaf, "camera/left" inside nested Dicts and "0" for a Tuple member.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from rltransformers.core.errors import ConfigError, DataError
+
+Space = gym.Space[Any]
+SUPPORTED_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def _children(space: Space) -> Iterator[tuple[str, Space]] | None:
+    if isinstance(space, spaces.Dict):
+        return iter([(str(key), child) for key, child in space.spaces.items()])
+    if isinstance(space, spaces.Tuple):
+        return iter([(str(index), child) for index, child in enumerate(space.spaces)])
+    return None
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
+
+
+def leaf_spaces(space: Space) -> dict[str, Space]:
+    """The leaves of a nested Dict/Tuple space by path, in the order the space lists them.
+
+    Raises:
+        ConfigError: when two leaves would share a path (a Dict key that contains "/", or an empty key).
+    """
+    leaves: dict[str, Space] = {}
+
+    def walk(path: str, node: Space) -> None:
+        children = _children(node)
+        if children is None:
+            if path in leaves:
+                raise ConfigError(
+                    f"two leaves of the space share the path {path!r}; rename the Dict keys that hold '/'"
+                )
+            leaves[path] = node
+            return
+        for name, child in children:
+            if not name or "/" in name:
+                raise ConfigError(f"the Dict key {name!r} under {path!r} must be non-empty and hold no '/'; rename it")
+            walk(_join(path, name), child)
+
+    walk("", space)
+    return leaves
+
+
+def leaf_values(space: Space, value: Any) -> dict[str, Any]:
+    """The leaves of ``value`` under the paths of ``leaf_spaces(space)``; leaves may carry extra leading axes.
+
+    Raises:
+        DataError: when ``value`` lacks a member that the space has.
+    """
+    leaves: dict[str, Any] = {}
+
+    def walk(path: str, node: Space, part: Any) -> None:
+        if isinstance(node, spaces.Dict):
+            if not isinstance(part, Mapping):
+                raise DataError(
+                    f"{path or 'the value'} should be a dict with keys {list(node.spaces)}, got {_kind(part)}"
+                )
+            for key, child in node.spaces.items():
+                if key not in part:
+                    raise DataError(f"the key {_join(path, str(key))!r} is missing; present: {sorted(map(str, part))}")
+                walk(_join(path, str(key)), child, part[key])
+        elif isinstance(node, spaces.Tuple):
+            if not isinstance(part, Sequence) or isinstance(part, str) or len(part) != len(node.spaces):
+                raise DataError(
+                    f"{path or 'the value'} should be a tuple of {len(node.spaces)} members, got {_kind(part)}"
+                )
+            for index, child in enumerate(node.spaces):
+                walk(_join(path, str(index)), child, part[index])
+        else:
+            leaves[path] = part
+
+    walk("", space, value)
+    return leaves
+
+
+def nest_leaves(space: Space, leaves: Mapping[str, Any]) -> Any:
+    """The inverse of ``leaf_values``: dicts and tuples shaped like ``space`` around the given leaves."""
+
+    def walk(path: str, node: Space) -> Any:
+        if isinstance(node, spaces.Dict):
+            return {key: walk(_join(path, str(key)), child) for key, child in node.spaces.items()}
+        if isinstance(node, spaces.Tuple):
+            return tuple(walk(_join(path, str(index)), child) for index, child in enumerate(node.spaces))
+        return leaves[path]
+
+    return walk("", space)
+
+
+def space_from_leaves(leaves: Mapping[str, Space]) -> Space:
+    """A space with the given leaves: the bare leaf for the single path "", else nested Dicts (never Tuples)."""
+    if set(leaves) == {""}:
+        return leaves[""]
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
+
+    def build(node: Any) -> Space:
+        if isinstance(node, dict):
+            return spaces.Dict([(name, build(child)) for name, child in node.items()])
+        assert isinstance(node, gym.Space)
+        return node
+
+    return build(tree)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"a dict with keys {sorted(map(str, value))}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"{type(value).__name__} of shape {np.shape(value)}" if hasattr(value, "shape") else type(value).__name__
+
+
+def check_supported(space: Space, role: str) -> None:
+    """Nothing when every leaf is a Box, Discrete, MultiDiscrete or MultiBinary.
+
+    Args:
+        role: how the message calls the space, e.g. "observation" or "action".
+
+    Raises:
+        ConfigError: names role, path and type of the first leaf that no encoder or head can take.
+    """
+    for path, leaf in leaf_spaces(space).items():
+        where = f"{role} space" + (f" at {path!r}" if path else "")
+        if not isinstance(leaf, SUPPORTED_LEAVES):
+            raise ConfigError(
+                f"{where} is {type(leaf).__name__}, which is not supported; supported leaves are Box, Discrete, "
+                f"MultiDiscrete and MultiBinary (inside Dict or Tuple): drop the field with an observation wrapper, "
+                f"or encode it as one of these"
+            )
+        if isinstance(leaf, spaces.Box) and not np.issubdtype(leaf.dtype, np.number) and leaf.dtype != np.bool_:
+            raise ConfigError(f"{where} is a Box of dtype {leaf.dtype}; use a numeric dtype")
+        if isinstance(leaf, spaces.Box) and 0 in leaf.shape:
+            raise ConfigError(f"{where} is a Box of shape {leaf.shape}, which holds no number; drop the field")
+
+
+def is_image(space: Space) -> bool:
+    """Whether the leaf is a picture: a uint8 Box of 2 dimensions [H,W], or 3 with channels first or last."""
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
+
+
+def channels_first(space: Space) -> bool:
+    """Whether an image leaf of 3 dimensions lists its channels first: [C,H,W] rather than [H,W,C].
+
+    The channel axis is the shorter of the first and last axis; a tie counts as channels last, Gymnasium's habit.
+    """
+    return is_image(space) and len(space.shape or ()) == 3 and space.shape[0] < space.shape[2]  # type: ignore[index]
+
+
+def space_to_json(space: Space) -> str:
+    """The space as a JSON text that ``space_from_json`` reads back to an equal space.
+
+    Raises:
+        ConfigError: for a space with an unsupported leaf.
+    """
+    check_supported(space, "stored")
+    return json.dumps(_describe(space))
+
+
+def space_from_json(text: str) -> Space:
+    """The space that ``space_to_json`` wrote; nothing in the text is executed.
+
+    Raises:
+        DataError: when the text is not such a description.
+    """
+    try:
+        return _rebuild(json.loads(text))
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
+        raise DataError(f"not the description of a space ({error}): {text[:80]!r}") from error
+
+
+def _describe(space: Space) -> dict[str, Any]:
+    if isinstance(space, spaces.Dict):
+        return {"type": "Dict", "members": [[key, _describe(child)] for key, child in space.spaces.items()]}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "members": [_describe(child) for child in space.spaces]}
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
+    if isinstance(space, spaces.MultiDiscrete):
+        nvec, start = space.nvec.tolist(), space.start.tolist()
+        return {"type": "MultiDiscrete", "nvec": nvec, "start": start, "dtype": str(space.dtype)}
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "MultiBinary", "shape": list(space.shape)}
+    assert isinstance(space, spaces.Box)
+    low, high = _bounds_to_json(space.low), _bounds_to_json(space.high)
+    return {"type": "Box", "shape": list(space.shape), "dtype": str(space.dtype), "low": low, "high": high}
+
+
+def _rebuild(description: dict[str, Any]) -> Space:
+    kind = description["type"]
+    if kind == "Dict":
+        return spaces.Dict([(key, _rebuild(child)) for key, child in description["members"]])
+    if kind == "Tuple":
+        return spaces.Tuple([_rebuild(child) for child in description["members"]])
+    if kind == "Discrete":
+        return spaces.Discrete(description["n"], start=description["start"], dtype=_integer(description["dtype"]))
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(
+            np.array(description["nvec"]),
+            start=np.array(description["start"]),
+            dtype=_integer(description["dtype"]),
+        )
+    if kind == "MultiBinary":
+        shape = description["shape"]
+        return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
+    if kind != "Box":
+        raise ValueError(f"unknown space type {kind!r}")
+    shape, dtype = tuple(description["shape"]), np.dtype(description["dtype"])
+    low = _bounds_from_json(description["low"], shape, dtype)
+    high = _bounds_from_json(description["high"], shape, dtype)
+    return spaces.Box(low=low, high=high, shape=shape, dtype=dtype.type)
+
+
+def _integer(name: str) -> Any:
+    dtype = np.dtype(name)
+    if not np.issubdtype(dtype, np.integer):
+        raise ValueError(f"{name} is not an integer type")
+    return dtype.type
+
+
+def _bounds_to_json(bounds: np.ndarray) -> Any:
+    """One number when all bounds are equal (images), else the nested list; infinities as text."""
+    flat = bounds.reshape(-1).tolist()
+    values = flat[:1] if len(set(flat)) <= 1 else flat
+    words = [repr(value) if isinstance(value, float) and not np.isfinite(value) else value for value in values]
+    return words[0] if len(words) == 1 else words
+
+
+def _bounds_from_json(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    numbers = [
+        float(item) if isinstance(item, str) else item for item in (value if isinstance(value, list) else [value])
+    ]
+    bounds = np.array(numbers, dtype=dtype)
+    return np.full(shape, bounds[0], dtype=dtype) if bounds.size == 1 else bounds.reshape(shape)

@@ -1,0 +1,123 @@
+"""Flattening of nested spaces, refusal of what no encoder takes, and the JSON form of spaces."""
+
+import json
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.spaces import (
+    channels_first,
+    check_supported,
+    is_image,
+    leaf_spaces,
+    leaf_values,
+    nest_leaves,
+    space_from_json,
+    space_from_leaves,
+    space_to_json,
+)
+
+NESTED = spaces.Dict(
+    [
+        ("view", spaces.Box(0, 255, (5, 7, 3), np.uint8)),
+        ("arm", spaces.Tuple([spaces.Discrete(4, start=-1), spaces.Dict({"grip": spaces.MultiBinary(3)})])),
+        ("counts", spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [0, 2]])),
+    ]
+)
+SUPPORTED = [
+    NESTED,
+    spaces.Discrete(6),
+    spaces.Discrete(6, start=5),
+    spaces.MultiBinary((2, 3)),
+    spaces.MultiDiscrete([2, 5], dtype=np.int32),
+    spaces.Box(-np.inf, np.inf, (3,), np.float64),
+    spaces.Box(np.array([-1.5, 0.1], np.float32), np.array([np.inf, 0.7], np.float32)),
+    spaces.Box(-2.0, 2.0, (), np.float32),
+    spaces.Box(0, 1, (4,), np.bool_),
+]
+REFUSED = [
+    spaces.Text(8),
+    spaces.Sequence(spaces.Discrete(3)),
+    spaces.Graph(spaces.Discrete(3), None),
+    spaces.OneOf([spaces.Discrete(2), spaces.Box(0, 1, (1,))]),
+]
+
+
+def test_leaves_keep_the_order_of_the_space_and_are_named_by_path() -> None:
+    assert list(leaf_spaces(NESTED)) == ["view", "arm/0", "arm/1/grip", "counts"]
+    assert list(leaf_spaces(spaces.Discrete(2))) == [""]
+
+
+def test_values_flatten_to_the_paths_of_the_space_and_nest_back() -> None:
+    value = NESTED.sample()
+    leaves = leaf_values(NESTED, value)
+    assert list(leaves) == list(leaf_spaces(NESTED))
+    assert leaves["arm/1/grip"] is value["arm"][1]["grip"]
+    assert NESTED.contains(nest_leaves(NESTED, leaves))
+
+
+def test_batched_values_flatten_alike() -> None:
+    batch = gym.vector.utils.batch_space(NESTED, 3).sample()
+    shapes = {path: np.shape(leaf) for path, leaf in leaf_values(NESTED, batch).items()}
+    assert shapes == {"view": (3, 5, 7, 3), "arm/0": (3,), "arm/1/grip": (3, 3), "counts": (3, 2, 2)}
+
+
+def test_a_missing_member_is_named() -> None:
+    with pytest.raises(DataError, match="arm/1/grip"):
+        leaf_values(NESTED, {"view": 0, "arm": (0, {}), "counts": 0})
+    with pytest.raises(DataError, match="tuple of 2"):
+        leaf_values(NESTED, {"view": 0, "arm": (0,), "counts": 0})
+
+
+def test_keys_that_would_clash_as_paths_are_refused() -> None:
+    with pytest.raises(ConfigError, match="'a/b'"):
+        leaf_spaces(spaces.Dict({"a/b": spaces.Discrete(2)}))
+
+
+@pytest.mark.parametrize("space", SUPPORTED, ids=str)
+def test_supported_spaces_pass_and_survive_json(space: gym.Space[Any]) -> None:
+    check_supported(space, "observation")
+    text = space_to_json(space)
+    json.loads(text, parse_constant=pytest.fail)  # strict JSON: no bare Infinity
+    again = space_from_json(text)
+    assert again == space
+    assert [leaf.dtype for leaf in leaf_spaces(again).values()] == [leaf.dtype for leaf in leaf_spaces(space).values()]
+    assert list(leaf_spaces(again)) == list(leaf_spaces(space))
+
+
+@pytest.mark.parametrize("leaf", REFUSED, ids=lambda leaf: type(leaf).__name__)
+def test_other_spaces_are_refused_with_role_path_type_and_way_out(leaf: gym.Space[Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"observation space at 'a/0' is {type(leaf).__name__}.*drop the field"):
+        check_supported(spaces.Dict({"a": spaces.Tuple([leaf])}), "observation")
+    with pytest.raises(ConfigError, match=type(leaf).__name__):
+        space_to_json(leaf)
+
+
+def test_an_empty_box_is_refused() -> None:
+    with pytest.raises(ConfigError, match="holds no number"):
+        check_supported(spaces.Box(0, 1, (0,)), "action")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"type": "Pickle"}', '{"type": "Box"}', '{"type": "Discrete", "n": -1}'])
+def test_texts_that_describe_no_space_are_refused(text: str) -> None:
+    with pytest.raises(DataError, match="not the description of a space"):
+        space_from_json(text)
+
+
+def test_images_are_byte_boxes_of_two_or_three_dimensions() -> None:
+    assert is_image(spaces.Box(0, 255, (84, 84), np.uint8))
+    assert is_image(spaces.Box(0, 255, (3, 8, 9), np.uint8))
+    assert not is_image(spaces.Box(0, 255, (9,), np.uint8))
+    assert not is_image(spaces.Box(0, 1, (8, 9, 3), np.float32))
+    assert channels_first(spaces.Box(0, 255, (3, 8, 9), np.uint8))
+    assert not channels_first(spaces.Box(0, 255, (8, 9, 3), np.uint8))
+
+
+def test_leaves_without_their_space_become_a_dict_of_the_same_paths() -> None:
+    leaves = leaf_spaces(NESTED)
+    assert leaf_spaces(space_from_leaves(leaves)) == leaves
+    assert space_from_leaves({"": spaces.Discrete(2)}) == spaces.Discrete(2)
