@@ -1,0 +1,52 @@
+# Two commands do everything on a machine with Python 3.11 or newer and nothing else: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# One thread per process: the machine's cores are used by processes, not by threads that wait for each other.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: help demo test check clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo   train both agents on small tasks and print one table (about 10 minutes on 2 cores)"
+	@echo "make test   run all tests, training tests included (about 12 minutes on 2 cores)"
+	@echo "make check  format, lint, types, import rules and the fast tests, before every commit"
+	@echo "make clean  remove caches and build products; $(VENV) and runs stay"
+	@echo "The first use of each makes $(VENV) and installs the pinned versions of constraints.txt."
+	@echo "Another Python: make test PYTHON=python3.12"
+
+demo: $(VENV)/.installed
+	@echo "Demo: training a GTrXL on a memory task and a Decision Transformer on recorded random walks."
+	$(BIN)/python scripts/demo.py
+
+test: $(VENV)/.installed-dev
+	@echo "Running all tests in two processes. Slow tests train small agents."
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --durations=15 $(ARGS)
+
+check: $(VENV)/.installed-dev
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -not -path "./$(VENV)/*" -prune -exec rm -rf {} +
+
+# The stamps say that the environment matches pyproject.toml and constraints.txt; the second call installs nothing.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing rltransformers and its pinned dependencies into $(VENV) (one to five minutes) ..."
+	@$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing rltransformers, its pinned dependencies and the development tools into $(VENV) (one to five minutes) ..."
+	@$(PIP_INSTALL) -e ".[dev]"
+	@touch $(VENV)/.installed $@
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "rltransformers needs Python 3.11 or newer; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)."; \
+	  echo "Name a newer one: make $(or $(MAKECMDGOALS),test) PYTHON=/path/to/python3.12"; exit 1; }
+	@echo "Making the virtual environment $(VENV) with $$($(PYTHON) --version)."
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "python -m venv failed; on Debian and Ubuntu it comes with: apt install python3-venv"; exit 1; }

@@ -1,0 +1,36 @@
+"""What every test shares: one thread, fixed seeds, no display, and datasets that land in a temporary folder."""
+
+import os
+import random
+from collections.abc import Iterator
+
+os.environ["MPLBACKEND"] = "Agg"  # pictures are written to files; must be set before matplotlib is imported
+os.environ["SDL_VIDEODRIVER"] = "dummy"  # pygame draws without a display
+os.environ["OMP_NUM_THREADS"] = "1"  # also for the processes that tests start
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(1)  # two test processes on two cores; more threads only wait for each other
+
+# The same examples on every run, and no deadline: the first call of a torch function is slow for reasons of its own.
+hypothesis.settings.register_profile("rltransformers", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("rltransformers")
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds() -> None:
+    """Global generators start equal in every test; a fixture of wider scope that draws numbers seeds itself."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def minari_datasets_in_a_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Minari reads this variable at every call; the tests never touch the datasets of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINARI_DATASETS_PATH", str(tmp_path_factory.mktemp("minari")))
+        yield

@@ -1,0 +1,118 @@
+"""The wheel, installed alone: one import name, configs inside, works far away from the source tree."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A wheel, the environment it was installed into, and an empty folder outside the repository."""
+
+    wheel: Path
+    scripts: Path
+    elsewhere: Path
+
+    def run(self, *command: str) -> str:
+        """Standard output of a program of that environment, started in the empty folder."""
+        program = str(self.scripts / command[0])
+        return checked(program, *command[1:], cwd=self.elsewhere)
+
+
+def checked(*command: str, cwd: Path) -> str:
+    """Standard output of a command that must succeed; PYTHONPATH is dropped, it would let the source tree in."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel of a copy of the tree, in a new environment that borrows only the dependencies of this one."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source, environment, elsewhere = folder / "source", folder / "environment", folder / "elsewhere"
+    elsewhere.mkdir()
+    copy_what_the_build_reads(source)
+    checked(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), ".", cwd=source)
+    (wheel,) = folder.glob("*.whl")
+    venv.create(environment, with_pip=False, symlinks=os.name != "nt")
+    scripts = environment / ("Scripts" if os.name == "nt" else "bin")
+    pip = [sys.executable, "-m", "pip", "--python", str(scripts / "python")]
+    checked(*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel), cwd=elsewhere)
+    # Paths named in a .pth file are searched, their own .pth files are not read: an editable install stays invisible.
+    site_packages = next(environment.rglob("site-packages"))
+    (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return Installed(wheel, scripts, elsewhere)
+
+
+def copy_what_the_build_reads(target: Path) -> None:
+    """pyproject.toml, the texts it names and the mapped folders; links stay links. Building in place leaves litter."""
+    target.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        if (ROOT / name).is_file():
+            shutil.copy(ROOT / name, target)
+    for folder in set(PROJECT["tool"]["setuptools"]["package-dir"].values()):
+        shutil.copytree(ROOT / folder, target / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def test_the_wheel_installs_one_import_name(installed: Installed) -> None:
+    names = {name.split("/")[0] for name in zipfile.ZipFile(installed.wheel).namelist()}
+    assert {name for name in names if not name.endswith(".dist-info")} == {"rltransformers"}
+
+
+def test_the_wheel_holds_every_module_and_config_once(installed: Installed) -> None:
+    shipped = zipfile.ZipFile(installed.wheel).namelist()
+    expected = {
+        f"{package.replace('.', '/')}/{path.relative_to(ROOT / folder).as_posix()}"
+        for package, folder in PROJECT["tool"]["setuptools"]["package-dir"].items()
+        for pattern in ("*.py", "*.yaml", "py.typed")
+        for path in (ROOT / folder).rglob(pattern)
+    }
+    assert len(shipped) == len(set(shipped))
+    assert {name for name in shipped if ".dist-info/" not in name} == expected
+
+
+def test_the_package_is_imported_from_the_wheel_and_the_bare_names_do_not_exist(installed: Installed) -> None:
+    program = """
+import importlib.util, rltransformers, rltransformers.agents, rltransformers.configs, rltransformers.envs
+print(rltransformers.__file__)
+print([name for name in ("agents", "configs", "envs", "scripts") if importlib.util.find_spec(name)])
+"""
+    file, bare_names = installed.run("python", "-c", program).splitlines()
+    assert Path(file).is_relative_to(installed.scripts.parent)
+    assert bare_names == "[]"
+
+
+def test_packaged_configs_are_readable(installed: Installed) -> None:
+    program = """
+import importlib.resources
+folder = importlib.resources.files("rltransformers.configs")
+print(sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml")))
+"""
+    assert installed.run("python", "-c", program).strip() == str(
+        sorted(p.name for p in (ROOT / "configs").glob("*.yaml"))
+    )
+
+
+def test_the_command_lists_the_catalogue(installed: Installed) -> None:
+    if not (ROOT / "rltransformers" / "cli" / "main.py").is_file():
+        pytest.skip("the command line does not exist yet")
+    listed = json.loads(installed.run("rltransformers", "list", "--json"))
+    assert {"axes", "presets", "agents", "configs"} <= set(listed)
+    assert listed["axes"] and listed["presets"]
