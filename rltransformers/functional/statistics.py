@@ -1,7 +1,7 @@
 """Statistics of scores over runs: interquartile mean, stratified bootstrap intervals, probability of improvement.
 
-All three as in Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (arXiv 2108.13264,
-section 4). A stratum is what is resampled within: the runs of one task, or the episodes of one evaluation.
+All three as in Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (arXiv
+2108.13264, section 4). A stratum is what is resampled within: the runs of one task, or the episodes of one evaluation.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +31,8 @@ def stratified_bootstrap(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of ``statistic`` over the pooled scores, resampled within each stratum.
 
-    ``strata`` are one-dimensional and may differ in length. ``statistic`` takes ``[samples, n]`` and ``axis=-1``, as ``iqm``,
-    ``numpy.mean`` and ``numpy.median`` do.
+    ``strata`` are one-dimensional and may differ in length. ``statistic`` takes ``[samples, n]`` and ``axis=-1``, as
+    ``iqm``, ``numpy.mean`` and ``numpy.median`` do.
 
     Raises:
         ValueError: for no strata or an empty one.
@@ -50,8 +50,8 @@ def stratified_bootstrap(
 def probability_of_improvement(scores_x: Sequence[ArrayLike], scores_y: Sequence[ArrayLike]) -> float:
     """Probability that a run of X beats a run of Y on a task drawn at random; ties count one half.
 
-    One stratum per task, in the same order for both; the Mann-Whitney statistic divided by the number of pairs, averaged over
-    tasks.
+    One stratum per task, in the same order for both; the Mann-Whitney statistic divided by the number of pairs,
+    averaged over tasks.
 
     Raises:
         ValueError: when the numbers of tasks differ or a task has no scores.

@@ -1,8 +1,8 @@
-"""One-file checkpoints: a JSON header and torch tensors in a zip, written atomically, read without running code from it.
+"""One-file checkpoints: a JSON header and torch tensors in a zip, written atomically, read without running code.
 
-The file holds ``header.json`` (format version, code version, agent kind, settings) and ``tensors.pt`` (weights, optimiser,
-generators, counters), which is read with ``torch.load(weights_only=True)``: a checkpoint from a stranger is data, not a
-program.
+The file holds ``header.json`` (format version, code version, agent kind, settings) and ``tensors.pt`` (weights,
+optimiser, generators, counters), which is read with ``torch.load(weights_only=True)``: a checkpoint from a stranger is
+data, not a program.
 """
 
 import io
@@ -54,8 +54,9 @@ def save_checkpoint(
 ) -> Path:
     """Write one checkpoint file and return its path; a crash at any moment leaves the old file or the new one, whole.
 
-    ``kind`` is the class name of the agent, ``settings`` what its constructor needs as JSON values, ``tensors`` any nesting of
-    dictionaries, lists and tuples over tensors, numbers, strings, booleans and None. Missing folders are made.
+    ``kind`` is the class name of the agent, ``settings`` what its constructor needs as JSON values, ``tensors`` any
+    nesting of dictionaries, lists and tuples over tensors, numbers, strings, booleans and None. Missing folders are
+    made.
 
     Raises:
         CheckpointError: when a value is none of these (names the key), or the file cannot be written.
@@ -105,7 +106,7 @@ def load_checkpoint(
 
 
 def _plain(value: Any, key: str) -> Any:
-    """``value`` rebuilt from types that load without running code; a tensor that views a larger storage is compacted."""
+    """``value`` rebuilt from types that load without running code; a view of a larger tensor is compacted."""
     if isinstance(value, Tensor):
         tensor = value.detach()
         views_more = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
@@ -124,7 +125,7 @@ def _plain(value: Any, key: str) -> Any:
     if isinstance(value, tuple):
         return tuple(_plain(item, f"{key}[{index}]") for index, item in enumerate(value))
     raise CheckpointError(
-        f"cannot save {key}: {type(value).__name__} is not a tensor, number, string, boolean, None or a nesting of these"
+        f"cannot save {key}: {type(value).__name__} is no tensor, number, string, boolean, None or nesting of these"
         "; convert numpy arrays with torch.as_tensor"
     )
 

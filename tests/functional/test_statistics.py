@@ -1,4 +1,4 @@
-"""Interquartile mean, bootstrap intervals and probability of improvement against hand-worked numbers and known theory."""
+"""Interquartile mean, bootstrap intervals and probability of improvement against hand numbers and known theory."""
 
 import numpy as np
 import pytest
