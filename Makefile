@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 # One thread per process: the machine's cores are used by processes, not by threads that wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
@@ -23,7 +23,7 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	@echo "Running all tests in two processes. Slow tests train small agents."
-	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --durations=15 $(ARGS)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist loadgroup --durations=15 $(ARGS)
 
 check: $(VENV)/.installed-dev
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
