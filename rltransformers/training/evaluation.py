@@ -1,0 +1,175 @@
+"""Evaluation: results per episode with their summary, and an unbiased evaluation of any Stable-Baselines3-like model.
+
+Every started episode counts and episode k always starts from seed ``seed + k``, so the number of environment copies
+changes the speed of an evaluation, not its result.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecEnv, VecMonitor, is_vecenv_wrapped
+from tqdm import tqdm
+
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.data.d4rl import normalized_score
+from rltransformers.functional.statistics import iqm, stratified_bootstrap
+
+
+class Predictor(Protocol):
+    """Anything with the ``predict`` of Stable-Baselines3, recurrent or not; ``state`` is passed back as it came."""
+
+    def predict(self, observation: Any, state: Any, episode_start: Any, deterministic: bool) -> tuple[Any, Any]:
+        """Actions for a batch of observations and the next recurrent state."""
+        ...
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """One entry per episode; ``successes`` is None where the environment does not say, ``target_return`` outside DT."""
+
+    env_id: str
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    seeds: tuple[int, ...]
+    successes: tuple[bool, ...] | None = None
+    target_return: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.returns:
+            raise ConfigError("an evaluation needs at least one episode")
+        for name in ("lengths", "seeds", "successes"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.returns):
+                raise ConfigError(f"{name} has {len(values)} entries for {len(self.returns)} episodes")
+
+    def summary(self) -> dict[str, Any]:
+        """Mean, standard deviation, IQM with its 95 % bootstrap interval, episode length; success rate and normalised
+        score (mean, 100 = the expert of D4RL) where they are defined.
+
+        The interval resamples the episodes of this one model: it says nothing about the spread between training seeds.
+        """
+        low, high = stratified_bootstrap([self.returns], np.random.default_rng(0))
+        summary: dict[str, Any] = {
+            "episodes": len(self.returns),
+            "return_mean": float(np.mean(self.returns)),
+            "return_std": float(np.std(self.returns)),
+            "return_iqm": float(iqm(self.returns)),
+            "return_iqm_interval": [low, high],
+            "length_mean": float(np.mean(self.lengths)),
+        }
+        if self.target_return is not None:
+            summary = {"target_return": self.target_return} | summary
+        if self.successes is not None:
+            summary["success_rate"] = float(np.mean(self.successes))
+        scores = normalized_score(self.env_id, np.asarray(self.returns))
+        if scores is not None:
+            summary["normalized_score"] = float(np.mean(scores))
+        return summary
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values: every episode, and the summary for readers that want only that."""
+        return asdict(self) | {"summary": self.summary()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "EvaluationResult":
+        """The result ``to_dict`` was called on."""
+        fields: dict[str, Any] = {name: value for name, value in values.items() if name != "summary"}
+        fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+        return cls(**fields)
+
+
+def write_results(path: str | os.PathLike[str], results: Sequence[EvaluationResult]) -> None:
+    """Write a list of results as JSON, for people and for programs."""
+    Path(path).write_text(json.dumps([result.to_dict() for result in results], indent=1) + "\n")
+
+
+def read_results(path: str | os.PathLike[str]) -> list[EvaluationResult]:
+    """The results that ``write_results`` wrote.
+
+    Raises:
+        DataError: when the file is not such a list.
+    """
+    try:
+        return [EvaluationResult.from_dict(values) for values in json.loads(Path(path).read_text())]
+    except (json.JSONDecodeError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is not a list of evaluation results ({error})") from error
+
+
+def evaluate_online(
+    model: Predictor,
+    env: VecEnv,
+    env_id: str,
+    episodes: int = 50,
+    seed: int = 0,
+    deterministic: bool = True,
+    progress: bool = False,
+) -> EvaluationResult:
+    """Run ``episodes`` episodes of ``model`` in ``env``, episode k from seed ``seed + k``.
+
+    The copies of ``env`` start together and wait for the slowest, wave after wave: which episodes count is fixed before
+    they start, so short ones are not favoured. A ``VecNormalize`` must not be training. Under a ``Monitor`` the returns
+    are the monitored ones, and an episode ends where the monitor says.
+
+    Raises:
+        ConfigError: for less than one episode.
+    """
+    if episodes < 1:
+        raise ConfigError(f"episodes must be at least 1, got {episodes}")
+    finished: list[_Episode] = []
+    with tqdm(total=episodes, desc="evaluating", unit="episode", disable=not progress, leave=False) as bar:
+        for first in range(0, episodes, env.num_envs):
+            count = min(env.num_envs, episodes - first)
+            wave: list[_Episode | None] = [None] * count
+            for copy, episode in _wave(model, env, count, seed + first, deterministic):
+                wave[copy] = episode
+                bar.update()
+            finished += [episode for episode in wave if episode is not None]
+    successes = tuple(episode.success for episode in finished if episode.success is not None)
+    return EvaluationResult(
+        env_id=env_id,
+        returns=tuple(episode.total for episode in finished),
+        lengths=tuple(episode.length for episode in finished),
+        seeds=tuple(range(seed, seed + episodes)),
+        successes=successes if len(successes) == episodes else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Episode:
+    total: float
+    length: int
+    success: bool | None
+
+
+def _wave(model: Predictor, env: VecEnv, count: int, seed: int, deterministic: bool) -> Iterator[tuple[int, _Episode]]:
+    """The first episode of the first ``count`` copies, each as (copy, episode) when it ends."""
+    monitored = is_vecenv_wrapped(env, VecMonitor) or env.env_is_wrapped(Monitor)[0]
+    env.seed(seed)
+    observation: Any = env.reset()
+    state: Any = None
+    start: NDArray[np.bool_] = np.ones(env.num_envs, dtype=bool)
+    running = np.arange(env.num_envs) < count
+    totals, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, dtype=np.int64)
+    while running.any():
+        actions, state = model.predict(observation, state=state, episode_start=start, deterministic=deterministic)
+        observation, rewards, start, infos = env.step(actions)
+        totals, lengths = totals + rewards, lengths + 1
+        for copy in np.flatnonzero(running & start):
+            record = infos[copy].get("episode")
+            if monitored and record is None:
+                continue  # a lost life ends the learner's episode, not the game (Atari wrappers)
+            running[copy] = False
+            total, length = (record["r"], record["l"]) if record is not None else (totals[copy], lengths[copy])
+            yield int(copy), _Episode(float(total), int(length), _success(infos[copy]))
+
+
+def _success(info: dict[str, Any]) -> bool | None:
+    value = info.get("is_success", info.get("success"))
+    return None if value is None else bool(value)

@@ -1,0 +1,258 @@
+"""The config of one run: frozen dataclasses read from YAML with dotted overrides; unknown keys are refused."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+import yaml
+from jsonargparse import ArgumentParser
+
+from rltransformers.core.errors import ConfigError, did_you_mean
+
+AgentName = Literal["gtrxl_ppo", "decision_transformer", "recurrent_ppo"]
+AGENTS: tuple[str, ...] = get_args(AgentName)
+
+
+@dataclass(frozen=True)
+class EnvironmentConfig:
+    """Where the agent acts.
+
+    Attributes:
+        id: Gymnasium id.
+        num_envs: copies that are stepped together, in training and in evaluation.
+        kwargs: keywords of the environment.
+        wrappers: observation wrappers, applied in order: a name, or a mapping {name: ..., option: value}.
+        processes: one process per copy, for environments that are slow to step.
+        normalize_observation: running mean and deviation of observations (VecNormalize).
+        normalize_reward: rewards divided by the running deviation of the return, in training only (VecNormalize).
+    """
+
+    id: str
+    num_envs: int = 1
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    wrappers: list[Any] = field(default_factory=list)
+    processes: bool = False
+    normalize_observation: bool = False
+    normalize_reward: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least("environment.num_envs", self.num_envs, 1)
+
+
+@dataclass(frozen=True)
+class CollectConfig:
+    """Episodes recorded in the run's environment before training, kept in memory.
+
+    ``behaviours`` are written as for ``rltransformers collect``: ``random``, ``sb3:ppo:file.zip``, ...; ``=weight``
+    behind one sets its share of the episodes.
+    """
+
+    episodes: int
+    behaviours: list[str] = field(default_factory=lambda: ["random"])
+
+    def __post_init__(self) -> None:
+        _at_least("dataset.collect.episodes", self.episodes, 1)
+
+
+@dataclass(frozen=True)
+class DatasetConfig:
+    """What an offline agent learns from: ``id`` (Minari id or path of a D4RL file) or ``collect``, one of the two."""
+
+    id: str | None = None
+    collect: CollectConfig | None = None
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long: ``total_timesteps`` of the environment online, ``gradient_steps`` offline."""
+
+    total_timesteps: int | None = None
+    gradient_steps: int | None = None
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Evaluation every ``every`` training steps (0: only at the end) and at the end.
+
+    Attributes:
+        episodes: episodes per evaluation, and per target return.
+        every: environment steps online, gradient steps offline.
+        target_returns: commanded returns of a Decision Transformer.
+        seed: episode k starts from ``seed + k``; far from the seeds of training.
+        deterministic: the most likely action instead of a sampled one.
+    """
+
+    episodes: int = 50
+    every: int = 0
+    target_returns: list[float] = field(default_factory=list)
+    seed: int = 1_000_000
+    deterministic: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least("evaluation.episodes", self.episodes, 1)
+        _at_least("evaluation.every", self.every, 0)
+
+
+@dataclass(frozen=True)
+class ExperimentConfig:
+    """One run.
+
+    Attributes:
+        agent: gtrxl_ppo, decision_transformer or recurrent_ppo (the LSTM baseline of sb3-contrib).
+        backbone: preset and overrides of ``BackboneConfig``.
+        policy: other policy keywords of the agent.
+        algorithm: constructor keywords of the agent.
+        output: folder that run folders are made in.
+    """
+
+    agent: AgentName
+    environment: EnvironmentConfig
+    train: TrainConfig
+    seed: int = 0
+    dataset: DatasetConfig | None = None
+    backbone: dict[str, Any] = field(default_factory=dict)
+    policy: dict[str, Any] = field(default_factory=dict)
+    algorithm: dict[str, Any] = field(default_factory=dict)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    output: str = "runs"
+
+    def __post_init__(self) -> None:
+        _at_least("seed", self.seed, 0)
+        self._check_length()
+        offline = self.agent == "decision_transformer"
+        if offline and self.dataset is None:
+            raise ConfigError("agent decision_transformer learns from data: set dataset.id or dataset.collect")
+        if self.dataset is not None and (self.dataset.id is None) == (self.dataset.collect is None):
+            raise ConfigError("dataset takes either id (Minari id or path) or collect: give one of the two")
+        if not offline and self.dataset is not None:
+            raise ConfigError(f"agent {self.agent} learns from its environment: leave dataset out")
+        if not offline and self.evaluation.target_returns:
+            raise ConfigError("evaluation.target_returns are for agent decision_transformer")
+        if self.agent == "recurrent_ppo" and self.backbone:
+            raise ConfigError(
+                "agent recurrent_ppo has an LSTM instead of a backbone: leave backbone out (--backbone null)"
+            )
+
+    def _check_length(self) -> None:
+        lengths = {name: steps for name, steps in asdict(self.train).items() if steps is not None}
+        needed = "gradient_steps" if self.agent == "decision_transformer" else "total_timesteps"
+        if list(lengths) != [needed]:
+            raise ConfigError(f"agent {self.agent} takes train.{needed}, got {', '.join(lengths) or 'nothing'}")
+        _at_least(f"train.{needed}", lengths[needed], 1)
+
+    @property
+    def steps(self) -> int:
+        """Training steps of the agent's own kind."""
+        return self.train.total_timesteps or self.train.gradient_steps or 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a YAML file of this config holds."""
+        return asdict(self)
+
+
+def read_experiment(source: Path | str, overrides: Sequence[tuple[str, str]] = ()) -> ExperimentConfig:
+    """The config in the YAML file ``source``, changed by dotted ``overrides`` such as ("seed", "1").
+
+    The text of an override is read as YAML: ``null``, ``true``, ``[1, 2]`` and ``{a: 1}`` mean what they mean in a
+    file.
+
+    Raises:
+        ConfigError: unreadable file, unknown key (with the closest known one), wrong type, or values that cannot go
+            together.
+    """
+    try:
+        text = Path(source).read_text()
+    except OSError as error:
+        raise ConfigError(f"config {source} cannot be read: {error}") from error
+    values = _parse_yaml(text, str(source))
+    if not isinstance(values, dict):
+        raise ConfigError(f"config {source} must be a mapping of keys, got {type(values).__name__}")
+    for key, override in overrides:
+        _set(values, key.split("."), _parse_yaml(override, f"--{key}"), key)
+    return build_experiment(values, str(source))
+
+
+def build_experiment(values: Mapping[str, Any], source: str = "config") -> ExperimentConfig:
+    """The config made of a nested mapping; ``source`` is named in errors.
+
+    Raises:
+        ConfigError: as ``read_experiment``.
+    """
+    values = dict(values)
+    if isinstance(values.get("dataset"), str):
+        values["dataset"] = {"id": values["dataset"]}
+    if "backbone" in values and values["backbone"] is None:
+        values["backbone"] = {}
+    _check_keys(values, ExperimentConfig, source)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(ExperimentConfig, "run")
+    try:
+        config = parser.instantiate(parser.parse_object({"run": values})).run
+    except ConfigError:
+        raise
+    except Exception as error:  # jsonargparse raises argparse's errors, TypeError or ValueError with the reason inside
+        raise ConfigError(f"{source}: {_reason(error)}") from error
+    assert isinstance(config, ExperimentConfig)
+    return config
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with two mends: 3e-4 is a number as in YAML 1.2, and a key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def _parse_yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _set(values: dict[str, Any], keys: list[str], value: Any, name: str) -> None:
+    """Put ``value`` at a dotted place of nested mappings; a mapping that is missing or null is made."""
+    for depth, key in enumerate(keys[:-1]):
+        if values.get(key) is None:
+            values[key] = {}
+        if not isinstance(values[key], dict):
+            place = ".".join(keys[: depth + 1])
+            raise ConfigError(f"--{name}: {place} is {values[key]!r}, which has no keys")
+        values = values[key]
+    values[keys[-1]] = value
+
+
+def _check_keys(values: Mapping[str, Any], config: type, place: str) -> None:
+    hints = get_type_hints(config)
+    known = [each.name for each in fields(config)]
+    for key, value in values.items():
+        if key not in known:
+            raise ConfigError(f"{place}: unknown key {key!r}; {did_you_mean(key, known)}")
+        for option in (hints[key], *get_args(hints[key])):
+            if is_dataclass(option) and isinstance(option, type) and isinstance(value, Mapping):
+                _check_keys(value, option, f"{place}: {key}" if ": " not in place else f"{place}.{key}")
+
+
+def _reason(error: BaseException) -> str:
+    """jsonargparse's message in one line, in the words of a YAML file."""
+    text = " ".join(str(error).split()).replace("run.", "")
+    text = re.sub(r"<class '([\w.]+)'>", lambda match: match.group(1).rpartition(".")[2], text)
+    text = re.sub(r"typing\.Literal\[(.*?)\]", r"one of \1", text)
+    text = re.sub(r"the following arguments are required:", "missing:", text)
+    return re.sub(r'Parser key "([^"]*)": Expected an? (.*?)\. Got value: ', r"\1: expected \2, got ", text)
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{name} must be {least} or larger, got {value}")

@@ -1,0 +1,108 @@
+"""The three pictures of a run: learning curve, return against target return, attention look-back per layer."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+from numpy.typing import ArrayLike
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.functional.statistics import stratified_bootstrap
+from rltransformers.training.evaluation import EvaluationResult
+
+Path = str | os.PathLike[str]
+
+
+def plot_learning_curve(
+    path: Path, evaluations: Sequence[tuple[int, Sequence[EvaluationResult]]], title: str, steps: str
+) -> None:
+    """Mean evaluation return against training steps, with the 95 % bootstrap interval of the mean over episodes.
+
+    ``evaluations`` are (step, results) pairs; a run with several target returns gets one line per target. ``steps``
+    names the x-axis: environment steps online, gradient steps offline.
+    """
+    figure, axes = _canvas(title)
+    for target in dict.fromkeys(result.target_return for _, results in evaluations for result in results):
+        points = [
+            (step, result) for step, results in evaluations for result in results if result.target_return == target
+        ]
+        x = np.array([step for step, _ in points])
+        means = np.array([np.mean(result.returns) for _, result in points])
+        intervals = np.array([_mean_interval(result) for _, result in points])
+        label = "mean return" if target is None else f"target {target:g}"
+        (line,) = axes.plot(x, means, marker="o", markersize=3.5, label=label)
+        axes.fill_between(x, intervals[:, 0], intervals[:, 1], color=line.get_color(), alpha=0.2, linewidth=0)
+    axes.set_xlabel(steps)
+    axes.set_ylabel("return per evaluation episode")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if len(axes.lines) > 1:
+        axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def plot_return_versus_target(path: Path, results: Sequence[EvaluationResult], title: str) -> None:
+    """Achieved against commanded return of a Decision Transformer: mean, 95 % interval, episodes, and the diagonal.
+
+    Raises:
+        ConfigError: when no result has a target return.
+    """
+    aimed = sorted((r for r in results if r.target_return is not None), key=lambda r: float(r.target_return or 0.0))
+    if not aimed:
+        raise ConfigError("no evaluation has a target return; evaluate with --target-return R, several times")
+    figure, axes = _canvas(title)
+    targets = np.array([result.target_return for result in aimed], dtype=np.float64)
+    means = np.array([np.mean(result.returns) for result in aimed])
+    intervals = np.array([_mean_interval(result) for result in aimed])
+    low, high = min(targets.min(), means.min()), max(targets.max(), means.max())
+    axes.plot([low, high], [low, high], color="0.6", linestyle="--", linewidth=1, label="return = target")
+    for target, result in zip(targets, aimed, strict=True):
+        axes.scatter(np.full(len(result.returns), target), result.returns, s=8, color="C0", alpha=0.25, linewidths=0)
+    errors = np.abs(intervals - means[:, None]).T
+    axes.errorbar(targets, means, yerr=errors, color="C0", marker="o", capsize=3, label="mean, 95 % interval")
+    axes.set_xlabel("target return")
+    axes.set_ylabel("return")
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+
+
+def plot_lookback(path: Path, attention: ArrayLike, title: str) -> None:
+    """How far back every layer looks: ``attention`` [layers, look-back] holds mean weights, column d for d tokens ago.
+
+    Raises:
+        ConfigError: when the array is not two-dimensional.
+    """
+    weights = np.asarray(attention, dtype=np.float64)
+    if weights.ndim != 2 or not weights.size:
+        raise ConfigError(f"a look-back picture needs an array [layers, look-back], got shape {weights.shape}")
+    layers, lookback = weights.shape
+    figure, axes = _canvas(title, height=1.4 + 0.45 * layers)
+    # A square root keeps the small weights visible that a long memory spreads over hundreds of tokens.
+    image = axes.imshow(
+        np.sqrt(weights), aspect="auto", origin="lower", cmap="viridis", vmin=0.0, interpolation="nearest"
+    )
+    axes.set_yticks(range(layers), [f"layer {layer}" for layer in range(layers)])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlim(lookback - 0.5, -0.5)
+    axes.set_xlabel("tokens ago")
+    axes.grid(False)
+    bar = figure.colorbar(image, ax=axes, label="attention weight")
+    bar.ax.yaxis.set_major_formatter(lambda root, _: f"{root**2:.2g}")
+    figure.savefig(path, dpi=120)
+
+
+def _canvas(title: str, height: float = 4.0) -> tuple[Figure, Any]:
+    """A figure without pyplot: nothing global changes and no display is needed."""
+    figure = Figure(figsize=(6.4, height), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, fontsize=10)
+    axes.grid(True, color="0.92", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _mean_interval(result: EvaluationResult) -> tuple[float, float]:
+    """95 % percentile bootstrap of the mean return over the episodes."""
+    return stratified_bootstrap([result.returns], np.random.default_rng(0), np.mean)

@@ -1,0 +1,117 @@
+"""Evaluation results and the evaluation loop: every started episode counts, whatever its length."""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
+
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.training.evaluation import EvaluationResult, evaluate_online, read_results, write_results
+
+
+class Countdown(gymnasium.Env[Any, Any]):
+    """Lasts 1 to 9 steps as its seed decides, pays the step number, and is a success when it lasted an even number."""
+
+    observation_space = spaces.Box(0.0, 10.0, (1,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.length, self.t = int(self.np_random.integers(1, 10)), 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        done = self.t == self.length
+        info = {"is_success": self.length % 2 == 0} if done else {}
+        return np.full(1, self.t, np.float32), float(self.t * (1 + action)), done, False, info
+
+
+class Counter:
+    """Acts 1 on every third step of an episode by counting in its recurrent state, so that a lost state shows."""
+
+    def predict(self, observation: Any, state: Any, episode_start: Any, deterministic: bool) -> tuple[Any, Any]:
+        count = np.zeros(len(episode_start), int) if state is None else np.where(episode_start, 0, state)
+        return (count % 3 == 2).astype(int), count + 1
+
+
+def vector(copies: int, monitor: bool = False) -> DummyVecEnv:
+    return DummyVecEnv([lambda: Monitor(Countdown()) if monitor else Countdown()] * copies)
+
+
+def by_hand(seed: int) -> tuple[float, int]:
+    env = Countdown()
+    env.reset(seed=seed)
+    return sum(t * (2 if t % 3 == 0 else 1) for t in range(1, env.length + 1)), env.length
+
+
+@pytest.mark.parametrize("copies", [1, 3, 8])
+@pytest.mark.parametrize("monitor", [False, True])
+def test_each_episode_is_the_one_of_its_seed_however_many_copies_run(copies: int, monitor: bool) -> None:
+    result = evaluate_online(Counter(), vector(copies, monitor), "Countdown", episodes=7, seed=40)
+    expected = [by_hand(seed) for seed in range(40, 47)]
+    assert list(zip(result.returns, result.lengths, strict=True)) == expected
+    assert result.seeds == tuple(range(40, 47))
+    assert result.successes == tuple(length % 2 == 0 for _, length in expected)
+
+
+def test_monitored_returns_are_counted_below_the_normalisation() -> None:
+    env = VecNormalize(VecMonitor(vector(2)), training=False)
+    result = evaluate_online(Counter(), env, "Countdown", episodes=4, seed=3)
+    assert list(result.returns) == [by_hand(seed)[0] for seed in range(3, 7)]
+
+
+def test_no_episodes_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="at least 1"):
+        evaluate_online(Counter(), vector(1), "Countdown", episodes=0)
+
+
+def result(**changes: Any) -> EvaluationResult:
+    values: dict[str, Any] = {
+        "env_id": "Hopper-v5",
+        "returns": (0.0, 100.0, 200.0, 300.0, 1000.0),
+        "lengths": (1, 2, 3, 4, 5),
+        "seeds": (0, 1, 2, 3, 4),
+        "successes": (True, False, True, True, False),
+        "target_return": 700.0,
+    }
+    return EvaluationResult(**values | changes)
+
+
+def test_the_summary_holds_the_numbers_worked_out_by_hand() -> None:
+    summary = result().summary()
+    assert summary["return_mean"] == 320.0
+    assert summary["return_std"] == pytest.approx(np.std([0, 100, 200, 300, 1000]))
+    assert summary["return_iqm"] == 200.0  # floor(5 / 4) = 1 episode cut at each end
+    low, high = summary["return_iqm_interval"]
+    assert 0 <= low < 200 < high <= 1000
+    assert (summary["episodes"], summary["length_mean"], summary["success_rate"]) == (5, 3.0, 0.6)
+    assert summary["target_return"] == 700.0
+    # D4RL's hopper pair: 100 (R + 20.272305) / (3234.3 + 20.272305)
+    assert summary["normalized_score"] == pytest.approx(100 * 340.272305 / 3254.572305)
+
+
+def test_what_is_not_defined_is_left_out() -> None:
+    summary = result(env_id="CartPole-v1", successes=None, target_return=None).summary()
+    assert not {"normalized_score", "success_rate", "target_return"} & set(summary)
+
+
+def test_results_read_back_as_written(tmp_path: Path) -> None:
+    results = [result(), result(successes=None, target_return=None)]
+    write_results(tmp_path / "evaluation.json", results)
+    assert read_results(tmp_path / "evaluation.json") == results
+
+
+def test_unusable_results_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least one episode"):
+        result(returns=())
+    with pytest.raises(ConfigError, match="lengths has 1 entries for 5 episodes"):
+        result(lengths=(1,))
+    (tmp_path / "bad.json").write_text("[{]")
+    with pytest.raises(DataError, match=r"bad\.json is not a list of evaluation results"):
+        read_results(tmp_path / "bad.json")

@@ -1,0 +1,147 @@
+"""Run configs: YAML with overrides becomes typed values; everything misspelt or impossible is refused."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.training.experiment import CollectConfig, build_experiment, read_experiment
+
+ONLINE = """
+agent: gtrxl_ppo
+environment: {id: CartPole-v1, num_envs: 3, kwargs: {delay: 7}, wrappers: [{name: DropIndices, indices: [1, 3]}]}
+backbone: {preset: gtrxl, width: 16}
+algorithm: {learning_rate: 3e-4, n_steps: 5}
+train: {total_timesteps: 100}
+"""
+OFFLINE = """
+agent: decision_transformer
+environment: {id: CartPole-v1}
+dataset: {collect: {episodes: 4}}
+train: {gradient_steps: 10}
+evaluation: {target_returns: [1, 2.5]}
+"""
+
+
+@pytest.fixture
+def online(tmp_path: Path) -> Path:
+    path = tmp_path / "online.yaml"
+    path.write_text(ONLINE)
+    return path
+
+
+@pytest.fixture
+def offline(tmp_path: Path) -> Path:
+    path = tmp_path / "offline.yaml"
+    path.write_text(OFFLINE)
+    return path
+
+
+def test_values_arrive_with_their_types_and_defaults(online: Path, offline: Path) -> None:
+    config = read_experiment(online)
+    assert (config.environment.num_envs, config.environment.kwargs, config.seed) == (3, {"delay": 7}, 0)
+    assert config.algorithm == {"learning_rate": 0.0003, "n_steps": 5}  # YAML 1.1 would read 3e-4 as a string
+    config = read_experiment(offline)
+    assert config.evaluation.target_returns == [1.0, 2.5]
+    assert config.dataset is not None and config.dataset.collect == CollectConfig(episodes=4)
+
+
+def test_overrides_reach_every_depth_and_leave_their_neighbours(online: Path) -> None:
+    config = read_experiment(
+        online,
+        [
+            ("seed", "5"),
+            ("algorithm.learning_rate", "1e-3"),
+            ("backbone.memory", "8"),
+            ("backbone.ff.name", "glu"),
+            ("environment.processes", "true"),
+            ("environment.wrappers", "[]"),
+        ],
+    )
+    assert config.seed == 5
+    assert config.algorithm == {"learning_rate": 0.001, "n_steps": 5}
+    assert config.backbone == {"preset": "gtrxl", "width": 16, "memory": 8, "ff": {"name": "glu"}}
+    assert config.environment.processes is True and config.environment.wrappers == []
+
+
+def test_a_written_config_reads_back_as_itself(online: Path, offline: Path, tmp_path: Path) -> None:
+    for path in (online, offline):
+        config = read_experiment(path)
+        (tmp_path / "copy.yaml").write_text(yaml.safe_dump(config.to_dict()))
+        assert read_experiment(tmp_path / "copy.yaml") == config
+
+
+def test_a_dataset_may_be_just_its_id(offline: Path) -> None:
+    config = read_experiment(offline, [("dataset", "hopper/mixture-v0")])
+    assert config.dataset is not None and config.dataset.id == "hopper/mixture-v0"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (("sed", "3"), "unknown key 'sed'; did you mean 'seed'"),
+        (("environment.num_env", "3"), "environment: unknown key 'num_env'; did you mean 'num_envs'"),
+        (("seed", "x"), "seed: expected int, got x"),
+        (("seed", "-1"), "seed must be 0 or larger, got -1"),
+        (("seed.x", "1"), "seed: expected int"),
+        (("agent.x", "1"), "agent is 'gtrxl_ppo', which has no keys"),
+        (("environment.num_envs", "1.5"), "environment.num_envs: expected int, got 1.5"),
+        (("environment.num_envs", "0"), "num_envs must be 1 or larger, got 0"),
+        (("environment", "{num_envs: 3}"), "missing: environment.id"),
+        (("environment.wrappers", "[["), "--environment.wrappers is not valid YAML"),
+        (("agent", "ppo"), "agent: expected one of 'gtrxl_ppo', .*got ppo"),
+        (("evaluation.target_returns", "[a]"), "target_returns: expected float, got a"),
+        (("evaluation.target_returns", "[1]"), "target_returns are for agent decision_transformer"),
+        (("evaluation.episodes", "0"), "evaluation.episodes must be 1 or larger"),
+        (("dataset", "a/b-v0"), "agent gtrxl_ppo learns from its environment"),
+        (("train.gradient_steps", "5"), "takes train.total_timesteps, got total_timesteps, gradient_steps"),
+        (("agent", "decision_transformer"), "agent decision_transformer takes train.gradient_steps"),
+        (("agent", "recurrent_ppo"), "LSTM instead of a backbone"),
+    ],
+)
+def test_bad_online_values_are_refused(online: Path, override: tuple[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_experiment(online, [override])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (("dataset", "null"), "learns from data: set dataset.id or dataset.collect"),
+        (("dataset.id", "a/b-v0"), "either id .* or collect"),
+        (("dataset", "{}"), "either id .* or collect"),
+        (("dataset.collect.episode", "3"), "dataset.collect: unknown key 'episode'; did you mean 'episodes'"),
+        (("dataset.collect.episodes", "0"), "episodes must be 1 or larger"),
+    ],
+)
+def test_bad_offline_values_are_refused(offline: Path, override: tuple[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_experiment(offline, [override])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (ONLINE + "seed: 1\nseed: 2\n", "'seed' is given twice"),
+        (ONLINE.replace("environment", "enviroment"), "unknown key 'enviroment'; did you mean 'environment'"),
+        ("- a list\n", "must be a mapping"),
+        ("", "must be a mapping"),
+        ("agent: [\n", "not valid YAML"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_experiment(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml cannot be read"):
+        read_experiment(tmp_path / "nowhere.yaml")
+
+
+def test_values_from_python_work_like_a_file() -> None:
+    config = build_experiment(yaml.safe_load(OFFLINE))
+    assert config.steps == 10
