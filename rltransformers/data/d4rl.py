@@ -1,0 +1,274 @@
+"""D4RL files and dictionaries as trajectories, and the reference scores of D4RL, without the d4rl package.
+
+Format and scores: Fu et al., "D4RL: Datasets for Deep Data-Driven Reinforcement Learning", arXiv 2004.07219.
+Axis letters: N rows of the flat arrays, E episodes.
+"""
+
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rltransformers.core.errors import DataError, did_you_mean
+from rltransformers.core.spaces import leaf_spaces, leaf_values
+from rltransformers.data.spaces import infer_space
+from rltransformers.data.trajectories import Allocate, Trajectories, TrajectoryWriter, fit_leaf
+
+Array = npt.NDArray[Any]
+
+REQUIRED = ("observations", "actions", "rewards", "terminals")
+_OPTIONAL = ("timeouts", "next_observations")
+_JUMP = 1e-6  # largest difference between a next observation and the observation stored after it, within an episode
+_CHUNK_ROWS = 65_536
+
+# Returns of a random and of an expert policy: D4RL's normalised score is 0 at the first and 100 at the second.
+REFERENCE_SCORES: dict[str, tuple[float, float]] = {
+    "hopper": (-20.272305, 3234.3),
+    "halfcheetah": (-280.178953, 12135.0),
+    "walker2d": (1.629008, 4592.3),
+    "ant": (-325.6, 3879.7),
+    "antmaze": (0.0, 1.0),
+    "kitchen": (0.0, 4.0),
+    "pen": (96.262799, 3076.8331017826877),
+    "door": (-56.512833, 2880.5693087298737),
+    "hammer": (-274.856578, 12794.134825156867),
+    "relocate": (-6.425911, 4233.877797728884),
+    "maze2d-umaze": (23.85, 161.86),
+    "maze2d-medium": (13.13, 277.39),
+    "maze2d-large": (6.7, 273.99),
+    "maze2d-open": (0.01, 20.66),
+    "maze2d-umaze-dense": (68.537689, 193.66285642381482),
+    "maze2d-medium-dense": (44.264742, 297.4552547777125),
+    "maze2d-large-dense": (30.569041, 303.4857382709002),
+    "minigrid-fourrooms": (0.01442, 2.89685),
+}
+# Maintained environments that stand for the task of a score; v5 physics differ slightly from those of the data.
+_ALIASES = {
+    "adroithandpen": "pen",
+    "adroithanddoor": "door",
+    "adroithandhammer": "hammer",
+    "adroithandrelocate": "relocate",
+    "frankakitchen": "kitchen",
+}
+
+
+def reference_scores(task: str) -> tuple[float, float] | None:
+    """(random, expert) return of an environment or data set id, or None where D4RL has no reference.
+
+    Takes D4RL ids ("hopper-medium-v2"), Minari ids ("D4RL/pen/human-v2", "mujoco/hopper/expert-v0") and Gymnasium ids
+    in any version ("Hopper-v5", "AdroitHandPen-v1").
+    """
+    words = [word for word in re.split(r"[^a-z0-9]+", task.lower()) if word not in {"d4rl", "mujoco", "gym"}]
+    words = [word for word in words if not re.fullmatch(r"v\d+", word)]
+    if not words:
+        return None
+    head = _ALIASES.get(words[0], words[0])
+    if head == "maze2d" and len(words) > 1:
+        head = f"maze2d-{words[1]}" + ("-dense" if "dense" in words[2:] else "")
+    elif head == "minigrid" and words[1:2] == ["fourrooms"]:
+        head = "minigrid-fourrooms"
+    elif head not in REFERENCE_SCORES and head.startswith("antmaze"):
+        head = "antmaze"
+    return REFERENCE_SCORES.get(head)
+
+
+def normalized_score(task: str, returns: npt.ArrayLike) -> npt.NDArray[np.float64] | None:
+    """100 (return - random) / (expert - random) as in D4RL, or None where no reference exists for ``task``."""
+    reference = reference_scores(task)
+    if reference is None:
+        return None
+    low, high = reference
+    return 100.0 * (np.asarray(returns, np.float64) - low) / (high - low)
+
+
+def read_d4rl_file(path: str | os.PathLike[str], **options: Any) -> Trajectories:
+    """Trajectories of a D4RL HDF5 file; ``options`` are those of ``trajectories_from_d4rl``.
+
+    Flat arrays at the root, or the chunked layout ``virtual/<i>/...`` whose parts follow each other.
+
+    Raises:
+        DataError: when the file is missing, truncated, not HDF5, a Minari file, or lacks required keys.
+    """
+    import h5py  # slow to import and needed for files only
+
+    file_path = Path(path)
+    if not file_path.is_file():
+        raise DataError(f"there is no file {file_path}; download the D4RL file first and pass its path")
+    try:
+        file = h5py.File(file_path, "r")
+    except OSError as error:
+        raise DataError(f"{file_path} is truncated or no HDF5 file ({error}); download it again") from error
+    with file:
+        if "episode_0" in file:
+            raise DataError(f"{file_path} belongs to a Minari data set; pass the Minari id, or the folder above 'data'")
+        try:
+            arrays = _virtual_parts(file) if "virtual" in file and "observations" not in file else _tree(file)
+            return trajectories_from_d4rl(arrays, name=options.pop("name", None) or file_path.stem, **options)
+        except OSError as error:  # the directory of the file is whole, but a block of it cannot be read
+            raise DataError(f"{file_path} is damaged ({error}); download it again") from error
+
+
+def _tree(group: Any) -> dict[str, Any]:
+    """The arrays of interest as a dict of lazily read HDF5 data sets; nested groups stay nested."""
+    import h5py
+
+    def walk(node: Any) -> Any:
+        return {key: walk(child) for key, child in node.items()} if isinstance(node, h5py.Group) else node
+
+    return {key: walk(group[key]) for key in (*REQUIRED, *_OPTIONAL) if key in group}
+
+
+def _virtual_parts(file: Any) -> dict[str, Any]:
+    parts = [_tree(file["virtual"][key]) for key in sorted(file["virtual"], key=int)]
+    if not parts:
+        raise DataError(f"{file.filename}: the group 'virtual' is empty")
+    return {key: np.concatenate([part[key] for part in parts if key in part]) for key in parts[0]}
+
+
+def trajectories_from_d4rl(
+    arrays: Mapping[str, Any],
+    *,
+    observation_space: gym.Space[Any] | None = None,
+    action_space: gym.Space[Any] | None = None,
+    name: str = "d4rl",
+    time_limit: int | None = None,
+    split_on_discontinuity: bool = False,
+    allocate: Allocate | None = None,
+) -> Trajectories:
+    """Trajectories of what D4RL's ``env.get_dataset()`` returns: flat arrays of N rows, without an episode index.
+
+    An episode ends with a row whose ``terminals`` or ``timeouts`` is set. Without ``timeouts`` it also ends after
+    ``time_limit`` steps since its own start. The last, unfinished episode is kept and marked truncated. The
+    observation after the last action is known only where ``next_observations`` are stored.
+
+    Args:
+        time_limit: the step limit of the environment; episodes of exactly that length count as truncated.
+        split_on_discontinuity: also end an episode where a stored next observation differs from the observation of the
+            following row by more than 1e-6; AntMaze files need it, their ``timeouts`` do not mark all resets.
+
+    Raises:
+        DataError: missing keys, arrays of different lengths, no rows, or no ``next_observations`` to compare.
+    """
+    missing = [key for key in REQUIRED if key not in arrays]
+    if missing:
+        raise DataError(
+            f"{name}: the keys {missing} are missing, present are {sorted(map(str, arrays))}; D4RL data need "
+            f"{list(REQUIRED)} ({did_you_mean(missing[0], arrays)})"
+        )
+    observation_space = observation_space or infer_space(arrays["observations"], "observations", name)
+    action_space = action_space or infer_space(arrays["actions"], "actions", name)
+    rewards, terminals = _column(arrays["rewards"]), _column(arrays["terminals"]).astype(bool)
+    rows = len(rewards)
+    if rows == 0:
+        raise DataError(f"{name}: holds no rows")
+    observations = leaf_values(observation_space, arrays["observations"])
+    actions = leaf_values(action_space, arrays["actions"])
+    following = leaf_values(observation_space, arrays["next_observations"]) if "next_observations" in arrays else None
+    timeouts = _column(arrays["timeouts"]).astype(bool) if "timeouts" in arrays else None
+    columns = {"terminals": terminals} | ({} if timeouts is None else {"timeouts": timeouts})
+    columns |= {f"observations {path}": leaf for path, leaf in observations.items()}
+    columns |= {f"actions {path}": leaf for path, leaf in actions.items()}
+    columns |= {f"next_observations {path}": leaf for path, leaf in (following or {}).items()}
+    for key, column in columns.items():
+        if len(column) != rows:
+            raise DataError(
+                f"{name}: {key.strip()} has {len(column)} rows, rewards have {rows}; the file is incomplete"
+            )
+
+    ends = terminals if timeouts is None else terminals | timeouts
+    if split_on_discontinuity:
+        if following is None:
+            raise DataError(f"{name}: split_on_discontinuity compares 'next_observations', which the data lack")
+        ends = ends | _discontinuities(observations, following)
+    if timeouts is None and time_limit is not None:
+        ends = _cut_at(ends, time_limit)
+    if timeouts is None and time_limit is None and not ends[-1]:
+        warnings.warn(
+            f"{name}: there are no 'timeouts', so episodes end only at 'terminals' and the last one is unfinished; "
+            f"pass time_limit=<the environment's step limit> if episodes were also cut by time",
+            UserWarning,
+            stacklevel=2,
+        )
+    bounds = np.concatenate([[0], np.flatnonzero(ends) + 1, [] if ends[-1] else [rows]]).astype(np.int64)
+    writer = TrajectoryWriter(np.diff(bounds), observation_space, action_space, name=name, allocate=allocate)
+    _fill(writer, observations, actions, following, rewards)
+    last = bounds[1:] - 1
+    writer.terminations[:], writer.truncations[:] = False, False
+    writer.terminations[last] = terminals[last]
+    if time_limit is not None:
+        at_limit = last[np.diff(bounds) == time_limit]
+        writer.terminations[at_limit] = False
+    writer.truncations[last] = ~writer.terminations[last] | (timeouts[last] if timeouts is not None else False)
+    return writer.finish(final_observations=following is not None, metadata={"format": "d4rl"})
+
+
+def _fill(
+    writer: TrajectoryWriter,
+    observations: Mapping[str, Any],
+    actions: Mapping[str, Any],
+    following: Mapping[str, Any] | None,
+    rewards: Array,
+) -> None:
+    """Copies the flat arrays chunk by chunk, so that a file larger than memory passes through."""
+    offsets = writer.offsets
+    for chunk in _chunks(len(rewards)):
+        steps = np.arange(chunk.start, chunk.stop)
+        episode = np.searchsorted(offsets, steps, side="right") - 1
+        ends = np.flatnonzero(steps == offsets[episode + 1] - 1)
+        for path, leaf in leaf_spaces(writer.spaces[0]).items():
+            target, place = writer.observations[path], steps + episode
+            values = _fit(writer.name, "observations", path, leaf, observations[path][chunk])
+            target[place] = values
+            last = (
+                values
+                if following is None
+                else _fit(writer.name, "next_observations", path, leaf, following[path][chunk])
+            )
+            target[place[ends] + 1] = last[ends]
+        for path, leaf in leaf_spaces(writer.spaces[1]).items():
+            writer.actions[path][chunk] = _fit(writer.name, "actions", path, leaf, actions[path][chunk])
+        writer.rewards[chunk] = rewards[chunk]
+    writer._next = len(offsets) - 1
+
+
+def _fit(name: str, kind: str, path: str, space: gym.Space[Any], rows: Any) -> Array:
+    try:
+        return fit_leaf(space, np.asarray(rows))
+    except DataError as error:
+        raise DataError(f"{name}: {kind}{f'[{path!r}]' if path else ''} {error}") from error
+
+
+def _chunks(rows: int) -> Iterator[slice]:
+    return (slice(start, min(start + _CHUNK_ROWS, rows)) for start in range(0, rows, _CHUNK_ROWS))
+
+
+def _column(values: Any) -> Array:
+    """[N] of (N,) or (N, 1)."""
+    array = np.asarray(values)
+    return array.reshape(len(array), -1)[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
+
+
+def _discontinuities(observations: Mapping[str, Any], following: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
+    rows = len(next(iter(observations.values())))
+    jumps = np.zeros(rows, bool)
+    for path, leaf in observations.items():
+        for chunk in _chunks(rows - 1):
+            after = np.asarray(leaf[chunk.start + 1 : chunk.stop + 1], np.float64)
+            difference = np.abs(np.asarray(following[path][chunk], np.float64) - after)
+            jumps[chunk] |= difference.reshape(len(difference), -1).max(axis=1) > _JUMP
+    return jumps
+
+
+def _cut_at(ends: npt.NDArray[np.bool_], limit: int) -> npt.NDArray[np.bool_]:
+    """``ends`` and every ``limit``-th step counted from the start of the own episode."""
+    stops = np.flatnonzero(ends)
+    starts = np.concatenate([[0], stops + 1])
+    age = np.arange(len(ends)) - starts[np.searchsorted(stops, np.arange(len(ends)), side="left")]
+    cut: npt.NDArray[np.bool_] = ends | (age % limit == limit - 1)
+    return cut

@@ -1,0 +1,382 @@
+"""Any supported source of logged episodes as ``Trajectories``: Minari, D4RL, episode dicts, and folders of our own."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rltransformers.core.errors import ConfigError, DataError, did_you_mean
+from rltransformers.core.spaces import leaf_spaces, leaf_values, nest_leaves, space_from_leaves
+from rltransformers.data.d4rl import read_d4rl_file, trajectories_from_d4rl
+from rltransformers.data.spaces import infer_space
+from rltransformers.data.trajectories import DESCRIPTION, Allocate, Trajectories, TrajectoryWriter
+
+Space = gym.Space[Any]
+Dataset: TypeAlias = Any
+"""A Minari id or dataset object, a path, a D4RL dict, an iterable of episode dicts, or Trajectories."""
+
+_TERMINATIONS = ("terminations", "terminals")
+_TRUNCATIONS = ("truncations", "timeouts")
+
+
+def load_trajectories(
+    dataset: Dataset,
+    *,
+    observation_space: Space | None = None,
+    action_space: Space | None = None,
+    observation_leaves: Sequence[str] | None = None,
+    name: str | None = None,
+    time_limit: int | None = None,
+    split_on_discontinuity: bool = False,
+    cache: str | os.PathLike[str] | None = None,
+) -> Trajectories:
+    """Trajectories of ``dataset``, checked: shapes, finite numbers, classes inside their spaces, flags only at ends.
+
+    Args:
+        dataset: one of
+            - a Minari id ("mujoco/hopper/medium-v0", looked up on this machine only) or a ``MinariDataset``;
+            - the path of a Minari folder, of a D4RL file (.hdf5, .h5), or of a folder that ``Trajectories.save`` wrote;
+            - a D4RL-style dict: observations, actions, rewards, terminals, optionally timeouts, next_observations;
+            - an iterable of episode dicts: observations (T + 1 rows, or T), actions, rewards, optionally terminations
+              or terminals, truncations or timeouts, next_observations; nested leaves are dicts or tuples of arrays;
+            - ``Trajectories``.
+        observation_space, action_space: checked against the data; where the format stores none they are otherwise
+            guessed (see ``rltransformers.data.spaces.infer_space``).
+        observation_leaves: keep only these leaves ("image", "arm/joints") of nested observations, e.g. no text.
+        name: how messages and tables call the data.
+        time_limit: the environment's step limit, for sources that do not mark it: episodes of exactly that length count
+            as truncated, and flat data without ``timeouts`` are cut there.
+        split_on_discontinuity: see ``trajectories_from_d4rl``; AntMaze files need it.
+        cache: a folder that keeps a memory-mapped copy of a file or Minari data set, under a name that changes with
+            the source and the options; opening it again reads nothing. Sets larger than memory need it.
+
+    Raises:
+        DataError: names the data set, the leaf, the episode and the step that break a rule, and the way out.
+        ConfigError: for options that the source cannot take.
+    """
+    if isinstance(dataset, os.PathLike):
+        dataset = os.fspath(dataset)
+    if time_limit is not None and time_limit < 1:
+        raise ConfigError(f"time_limit must be at least 1, got {time_limit}")
+    spaces_given: dict[str, Any] = {"observation_space": observation_space, "action_space": action_space}
+    options = {"time_limit": time_limit, "split_on_discontinuity": split_on_discontinuity, **spaces_given}
+
+    if isinstance(dataset, str) and (Path(dataset) / DESCRIPTION).is_file():
+        dataset = Trajectories.open(dataset)
+    if isinstance(dataset, Trajectories):
+        return _checked(_keep_leaves(dataset, observation_leaves), observation_space, action_space)
+    if isinstance(dataset, str) and _is_hdf5(dataset):
+        source = Path(dataset)
+        reader = partial(read_d4rl_file, source, name=name, **options)
+        data = _cached(reader, cache, _file_key(source), {**options, "name": name})
+        return _keep_leaves(data, observation_leaves)
+    if isinstance(dataset, str) or _is_minari(dataset):
+        _refuse(split_on_discontinuity, "split_on_discontinuity", "Minari data, whose episodes are stored one by one")
+        minari_dataset = open_minari(dataset) if isinstance(dataset, str) else dataset
+        key: dict[str, Any] = {"leaves": observation_leaves, "time_limit": time_limit, "name": name}
+        reader = partial(_from_minari, minari_dataset, **key)
+        data = _cached(reader, cache, _minari_key(minari_dataset), key)
+        return _checked(data, observation_space, action_space)
+    _refuse(cache is not None, "cache", "data in memory; call .save(folder) on the result")
+    if isinstance(dataset, Mapping):
+        data = trajectories_from_d4rl(dataset, name=name or "dict", **options)
+    elif isinstance(dataset, Iterable):
+        _refuse(split_on_discontinuity, "split_on_discontinuity", "episodes, which are split already")
+        data = trajectories_from_episodes(dataset, name=name or "episodes", time_limit=time_limit, **spaces_given)
+    else:
+        raise DataError(
+            f"cannot read a dataset from {type(dataset).__name__}; pass a Minari id or object, a path to a D4RL .hdf5 "
+            f"file or to saved trajectories, a D4RL-style dict, or a list of episode dicts"
+        )
+    return _keep_leaves(data, observation_leaves)
+
+
+def trajectories_from_episodes(
+    episodes: Iterable[Mapping[str, Any]],
+    *,
+    observation_space: Space | None = None,
+    action_space: Space | None = None,
+    name: str = "episodes",
+    time_limit: int | None = None,
+) -> Trajectories:
+    """Trajectories of episode dicts; keys as in ``load_trajectories``. An end without a flag counts as truncated."""
+    listed = list(episodes)
+    if not listed:
+        raise DataError(f"{name}: holds no episode; nothing can be learned from it")
+    for index, episode in enumerate(listed):
+        if not isinstance(episode, Mapping):
+            raise DataError(f"{name}: episode {index} is {type(episode).__name__}, expected a dict of arrays")
+        for key in ("observations", "actions", "rewards"):
+            if key not in episode:
+                hint = did_you_mean(key, episode)
+                raise DataError(f"{name}: episode {index} lacks {key!r} ({hint}); present: {sorted(map(str, episode))}")
+    lengths = [int(np.size(episode["rewards"])) for episode in listed]
+    if 0 in lengths:
+        raise DataError(f"{name}: episode {lengths.index(0)} is empty; drop episodes without steps")
+    observation_space = observation_space or infer_space(_stack(listed, "observations", name), "observations", name)
+    action_space = action_space or infer_space(_stack(listed, "actions", name), "actions", name)
+    writer = TrajectoryWriter(lengths, observation_space, action_space, name=name)
+    for episode in listed:
+        observations = episode["observations"]
+        if "next_observations" in episode:
+            observations = _append_last(observation_space, observations, episode["next_observations"], writer)
+        writer.add(
+            observations,
+            episode["actions"],
+            np.asarray(episode["rewards"]).reshape(-1),
+            _first_of(episode, _TERMINATIONS),
+            _first_of(episode, _TRUNCATIONS),
+            time_limit=time_limit,
+        )
+    return writer.finish(metadata={"format": "episodes"})
+
+
+def _first_of(episode: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((episode[key] for key in names if key in episode), False)
+
+
+def _stack(episodes: Sequence[Mapping[str, Any]], key: str, name: str) -> Any:
+    """All rows of all episodes, per leaf, for the inference of a space."""
+
+    def join(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], Mapping):
+            return {child: join([value[child] for value in values]) for child in values[0]}
+        if isinstance(values[0], tuple):
+            return tuple(join([value[index] for value in values]) for index in range(len(values[0])))
+        return np.concatenate([np.asarray(value) for value in values])
+
+    try:
+        return join([episode[key] for episode in episodes])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise DataError(f"{name}: the {key} of the episodes do not fit together ({error})") from error
+
+
+def _append_last(space: Space, observations: Any, following: Any, writer: TrajectoryWriter) -> Any:
+    """Observations with the last row of ``next_observations`` behind them, as {path: rows} nested like the space."""
+
+    def join(node: Space, rows: Any, after: Any) -> Any:
+        if isinstance(node, gym.spaces.Dict):
+            return {key: join(child, rows[key], after[key]) for key, child in node.spaces.items()}
+        if isinstance(node, gym.spaces.Tuple):
+            return tuple(join(child, rows[i], after[i]) for i, child in enumerate(node.spaces))
+        rows, after = np.asarray(rows), np.asarray(after)
+        return np.concatenate([rows, after[-1:]]) if len(rows) == len(after) else rows
+
+    try:
+        return join(space, observations, following)
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise DataError(f"{writer.name}: next_observations do not fit the observations ({error})") from error
+
+
+# Minari ---------------------------------------------------------------------------------------------------------------
+
+
+def open_minari(dataset: str) -> Any:
+    """The ``MinariDataset`` of an id or folder on this machine; nothing is ever downloaded.
+
+    Raises:
+        DataError: at once, with the command that fetches the data or the closest local ids.
+    """
+    import minari  # slow to import and needed for Minari data only
+    from minari.storage import get_dataset_path
+
+    folder = Path(dataset)
+    if not (folder / "data" / "metadata.json").is_file():
+        if dataset.startswith((".", os.sep, "~")) or folder.suffix:
+            raise DataError(
+                f"{dataset!r} is neither a D4RL file (.hdf5, .h5) nor a folder of trajectories or Minari data"
+            )
+        folder = get_dataset_path(dataset)
+    if not (folder / "data" / "metadata.json").is_file():
+        local = _local_minari_ids(get_dataset_path())
+        hint = f" On this machine: {did_you_mean(dataset, local)}" if local else ""
+        raise DataError(
+            f"the Minari data set {dataset!r} is not in {get_dataset_path()}; with network access run "
+            f"`minari download {dataset}`, or set MINARI_DATASETS_PATH.{hint}"
+        )
+    try:
+        return minari.MinariDataset(folder / "data")
+    except Exception as error:  # Minari raises asserts, KeyErrors and ValueErrors for damaged or too new metadata
+        raise DataError(f"the Minari data set {dataset!r} in {folder} cannot be opened: {error}") from error
+
+
+def _local_minari_ids(root: Path) -> list[str]:
+    return [str(path.parent.parent.relative_to(root)) for path in root.glob("**/data/metadata.json")]
+
+
+def _is_minari(dataset: object) -> bool:
+    return type(dataset).__name__ == "MinariDataset" and hasattr(dataset, "iterate_episodes")
+
+
+def _from_minari(
+    dataset: Any,
+    *,
+    leaves: Sequence[str] | None,
+    time_limit: int | None,
+    name: str | None,
+    allocate: Allocate | None = None,
+) -> Trajectories:
+    name = name or dataset.id
+    indices = [int(index) for index in dataset.episode_indices]
+    if not indices:
+        raise DataError(f"{name}: holds no episode; nothing can be learned from it")
+    raw = dataset.storage.read_raw_metadata(dataset.storage.data_path)
+    full_space = dataset.observation_space
+    kept = _prune(full_space, leaves)
+    lengths = [int(metadata["total_steps"]) for metadata in dataset.storage.get_episode_metadata(indices)]
+    writer = TrajectoryWriter(lengths, kept, dataset.action_space, name=name, allocate=allocate)
+    read = 0
+    for index, length, episode in zip(indices, lengths, _episodes(dataset, name), strict=True):
+        if len(episode.rewards) != length:
+            raise DataError(
+                f"{name}: episode {index} has {len(episode.rewards)} steps on reading, its metadata say {length}; "
+                f"Minari's {raw.get('data_format')} reader cuts episodes above 32,767 steps: store the data as hdf5"
+            )
+        observations = leaf_values(full_space, episode.observations)
+        writer.add(
+            nest_leaves(kept, observations),
+            episode.actions,
+            episode.rewards,
+            episode.terminations,
+            episode.truncations,
+            time_limit=time_limit,
+        )
+        read += length
+    if read != dataset.total_steps:
+        raise DataError(
+            f"{name}: episodes hold {read} steps, the metadata say {dataset.total_steps}; write the set again"
+        )
+    env_spec = raw.get("env_spec")
+    facts = {key: raw[key] for key in ("ref_min_score", "ref_max_score", "algorithm_name") if raw.get(key) is not None}
+    return writer.finish(
+        env_id=json.loads(env_spec)["id"] if env_spec else None,
+        env_spec=env_spec,
+        metadata={"format": "minari", "dataset_id": dataset.id, **facts},
+    )
+
+
+def _episodes(dataset: Any, name: str) -> Iterable[Any]:
+    try:
+        yield from dataset.iterate_episodes()
+    except DataError:
+        raise
+    except (OSError, KeyError, ValueError) as error:
+        raise DataError(
+            f"{name}: the stored episodes are damaged ({error}); download or record the set again"
+        ) from error
+
+
+# Leaves, spaces, cache ------------------------------------------------------------------------------------------------
+
+
+def _prune(space: Space, leaves: Sequence[str] | None) -> Space:
+    if leaves is None:
+        return space
+    known = leaf_spaces(space)
+    for path in leaves:
+        if path not in known:
+            raise ConfigError(f"observation_leaves names {path!r}: {did_you_mean(path, known)}")
+    return space_from_leaves({path: leaf for path, leaf in known.items() if path in leaves})
+
+
+def _keep_leaves(data: Trajectories, leaves: Sequence[str] | None) -> Trajectories:
+    if leaves is None:
+        return data
+    space = _prune(data.observation_space, leaves)
+    kept = {path: data.observations[path] for path in leaf_spaces(space)}
+    return replace(data, observations=kept, observation_space=space, contents_checked=True)
+
+
+def _checked(data: Trajectories, observation_space: Space | None, action_space: Space | None) -> Trajectories:
+    for role, given, stored in (
+        ("observation", observation_space, data.observation_space),
+        ("action", action_space, data.action_space),
+    ):
+        if given is not None and given != stored and not _same_layout(given, stored):
+            raise DataError(
+                f"{data.name}: the {role} space of the data is {stored}, expected {given}; use matching data"
+            )
+    return data
+
+
+def _same_layout(one: Space, other: Space) -> bool:
+    """Equal up to the bounds and float width of Boxes."""
+    left, right = leaf_spaces(one), leaf_spaces(other)
+    if list(left) != list(right):
+        return False
+    for path, leaf in left.items():
+        twin = right[path]
+        if isinstance(leaf, gym.spaces.Box) and isinstance(twin, gym.spaces.Box):
+            if leaf.shape != twin.shape or np.dtype(leaf.dtype).kind != np.dtype(twin.dtype).kind:
+                return False
+        elif leaf != twin:
+            return False
+    return True
+
+
+def _refuse(condition: bool, option: str, why: str) -> None:
+    if condition:
+        raise ConfigError(f"{option} does not apply to {why}")
+
+
+def _is_hdf5(path: str) -> bool:
+    return Path(path).suffix.lower() in {".hdf5", ".h5", ".hdf"}
+
+
+def _file_key(path: Path) -> list[Any]:
+    if not path.is_file():
+        raise DataError(f"there is no file {path}; download the D4RL file first and pass its path")
+    status = path.stat()
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns]
+
+
+def _minari_key(dataset: Any) -> list[Any]:
+    data_path = Path(dataset.storage.data_path)
+    files = sorted(path for path in data_path.glob("*") if path.is_file())
+    return [[_file_key(path) for path in files], [int(index) for index in dataset.episode_indices]]
+
+
+def _cached(
+    read: Callable[..., Trajectories],
+    cache: str | os.PathLike[str] | None,
+    source: list[Any],
+    options: Mapping[str, Any],
+) -> Trajectories:
+    """``read()``, or the memory-mapped copy in the cache, written first when it is not there yet."""
+    if cache is None:
+        return read()
+    digest = hashlib.sha256(json.dumps([source, dict(options)], sort_keys=True, default=str).encode()).hexdigest()[:16]
+    target = Path(cache) / f"trajectories-{digest}"
+    if (target / DESCRIPTION).is_file():
+        return Trajectories.open(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+
+        def allocate(file: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+            if 0 in shape:
+                return np.empty(shape, dtype)
+            return np.lib.format.open_memmap(temporary / file, mode="w+", dtype=dtype, shape=shape)
+
+        filled = read(allocate=allocate)
+        np.save(temporary / "offsets.npy", filled.offsets, allow_pickle=False)
+        filled._describe(temporary)
+        del filled
+        temporary.chmod(0o755)
+        os.replace(temporary, target)
+    except OSError:
+        if not (target / DESCRIPTION).is_file():  # else another process finished the same copy first
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Trajectories.open(target)

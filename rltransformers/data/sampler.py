@@ -1,0 +1,132 @@
+"""Context windows from trajectories: one draw, one broadcast add and one gather per leaf, every step weighted alike.
+
+Axis letters: B windows, K steps of a window, N steps and E episodes of the data.
+"""
+
+import warnings
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.data.trajectories import Trajectories
+
+
+@dataclass(frozen=True)
+class ContextBatch:
+    """B windows of K consecutive steps of one episode each, padded on the right.
+
+    ``timestep`` counts from the start of the episode, ``return_to_go`` includes the reward of its own step and is not
+    scaled. Where ``valid`` is False every entry repeats the last valid step: a member of its space, and never a target.
+    """
+
+    observations: dict[str, Tensor]
+    actions: dict[str, Tensor]
+    rewards: Float[Tensor, "B K"]
+    return_to_go: Float[Tensor, "B K"]
+    timestep: Int[Tensor, "B K"]
+    valid: Bool[Tensor, "B K"]
+
+    def to(self, device: torch.device | str) -> "ContextBatch":
+        """The same batch on ``device``."""
+
+        def move(value: Any) -> Any:
+            return (
+                {path: leaf.to(device) for path, leaf in value.items()} if isinstance(value, dict) else value.to(device)
+            )
+
+        return ContextBatch(**{item.name: move(getattr(self, item.name)) for item in fields(self)})
+
+
+class ContextSampler:
+    """Draws windows so that every step of the data has the same expected weight.
+
+    A window may begin up to K - 1 steps before its episode; that part is cut off. Each step then lies in exactly K of
+    the N + E (K - 1) equally likely windows. Uniform starts inside the episode, the usual choice, give the first step,
+    where the commanded return matters most, only 1/K of the weight of the others.
+
+    Args:
+        context_length: K, the steps of a window.
+        discount: of the return-to-go; Decision Transformer uses 1.
+        whole_episodes: draw episodes uniformly and always from their first step, which needs K >= the longest episode.
+            It weights all steps alike too, and shows the model just the contexts that it meets when acting with
+            such a K.
+        device: where the data are kept and batches are made.
+
+    Raises:
+        ConfigError: for a context length below 1, or below the longest episode with ``whole_episodes``.
+    """
+
+    def __init__(
+        self,
+        trajectories: Trajectories,
+        context_length: int,
+        *,
+        discount: float = 1.0,
+        whole_episodes: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        longest = int(trajectories.lengths.max())
+        if context_length < 1:
+            raise ConfigError(f"context_length must be at least 1, got {context_length}")
+        if whole_episodes and context_length < longest:
+            raise ConfigError(
+                f"whole_episodes needs context_length >= {longest}, the longest episode, got {context_length}; "
+                f"raise it or leave whole_episodes out"
+            )
+        self.trajectories = trajectories
+        self.context_length = context_length
+        self.device = torch.device(device)
+        self._before = 0 if whole_episodes else context_length - 1
+        lengths = torch.from_numpy(trajectories.lengths)
+        starts = torch.ones_like(lengths) if whole_episodes else lengths + self._before
+        self._offsets = torch.from_numpy(trajectories.offsets).to(self.device)
+        self._window_ends = starts.cumsum(0).to(self.device)
+        self._window_starts = self._window_ends - starts.to(self.device)
+        self._arange = torch.arange(context_length, device=self.device)
+        self._observations = {path: self._tensor(leaf) for path, leaf in trajectories.observations.items()}
+        self._actions = {path: self._tensor(leaf) for path, leaf in trajectories.actions.items()}
+        self._rewards = self._tensor(trajectories.rewards)
+        self._return_to_go = self._tensor(trajectories.return_to_go(discount))
+
+    def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
+        with warnings.catch_warnings():  # the arrays may be read-only; batches are copies and nothing writes to them
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            return torch.from_numpy(array).to(self.device)
+
+    @property
+    def windows(self) -> int:
+        """The number of equally likely windows: N + E (K - 1), or E with whole episodes."""
+        return int(self._window_ends[-1])
+
+    def sample(self, batch_size: int, generator: torch.Generator) -> ContextBatch:
+        """``batch_size`` independent windows; the generator alone decides which."""
+        draw = torch.randint(self.windows, (batch_size,), generator=generator, device=generator.device)
+        return self.window(draw.to(self.device))
+
+    def window(self, index: Int[Tensor, " B"]) -> ContextBatch:
+        """The windows with the given indices in 0 .. ``windows`` - 1, ordered by episode and start."""
+        episode = torch.searchsorted(self._window_ends, index, right=True)
+        first, end = self._offsets[episode], self._offsets[episode + 1]
+        begin = index - self._window_starts[episode] - self._before  # negative: the window starts before its episode
+        length = torch.minimum(begin + self.context_length, end - first) - begin.clamp(min=0)
+        timestep = begin.clamp(min=0)[:, None] + torch.minimum(self._arange, length[:, None] - 1)
+        steps = (first[:, None] + timestep).flatten()
+        rows = steps + episode.repeat_interleave(self.context_length)
+        shape = (len(index), self.context_length)
+
+        def gather(leaf: Tensor, places: Tensor) -> Tensor:
+            return leaf.index_select(0, places).view(*shape, *leaf.shape[1:])
+
+        return ContextBatch(
+            {path: gather(leaf, rows) for path, leaf in self._observations.items()},
+            {path: gather(leaf, steps) for path, leaf in self._actions.items()},
+            gather(self._rewards, steps),
+            gather(self._return_to_go, steps),
+            timestep,
+            self._arange < length[:, None],
+        )

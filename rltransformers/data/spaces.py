@@ -1,0 +1,58 @@
+"""Spaces guessed from arrays, for formats that do not store them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from rltransformers.core.errors import DataError
+
+_CHUNK_ROWS = 65_536
+
+
+def infer_space(values: Any, role: str, name: str) -> gym.Space[Any]:
+    """The space of ``values`` [rows, ...], which may be nested dicts and tuples of arrays.
+
+    Floats become an unbounded Box for observations; for actions a Box of [-1, 1], or of [-m, m] where m, the largest
+    magnitude of that component, exceeds 1. Bytes of two or more axes per row become an image Box 0..255.
+    Booleans become MultiBinary (Discrete(2) without a further axis). Other integers become Discrete, or MultiDiscrete
+    with a further axis, with one class more than the largest value seen.
+
+    Raises:
+        DataError: for values that are no numbers, or negative integers, whose space must be given.
+    """
+    if isinstance(values, Mapping):
+        return spaces.Dict([(str(key), infer_space(child, role, name)) for key, child in values.items()])
+    if isinstance(values, tuple):
+        return spaces.Tuple([infer_space(child, role, name) for child in values])
+    rows = values if hasattr(values, "shape") and hasattr(values, "dtype") else np.asarray(values)
+    shape, kind = tuple(rows.shape[1:]), rows.dtype.kind
+    if kind not in "biuf" or rows.ndim == 0:
+        raise DataError(f"{name}: {role} have dtype {rows.dtype} and shape {rows.shape}, not rows of numbers (ragged?)")
+    if len(rows) == 0:
+        raise DataError(f"{name}: {role} hold no rows; drop empty episodes")
+    if kind == "f":
+        if role != "actions":
+            return spaces.Box(-np.inf, np.inf, shape, np.float32)
+        bound = np.maximum(1.0, _largest_magnitude(rows)).astype(np.float32)
+        return spaces.Box(-bound, bound, shape, np.float32)
+    if kind == "b":
+        return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape) if shape else spaces.Discrete(2)
+    if rows.dtype == np.uint8 and len(shape) >= 2:
+        return spaces.Box(0, 255, shape, np.uint8)
+    largest, smallest = np.asarray(np.max(rows, axis=0), np.int64), int(np.min(rows))
+    if smallest < 0:
+        raise DataError(f"{name}: {role} are integers down to {smallest}; pass {role[:-1]}_space, it cannot be guessed")
+    return spaces.MultiDiscrete(largest + 1) if shape else spaces.Discrete(int(largest) + 1)
+
+
+def _largest_magnitude(rows: Any) -> npt.NDArray[np.float64]:
+    """Per component, over the finite rows: faulty rows are reported later, with their place."""
+    largest = np.zeros(rows.shape[1:])
+    for start in range(0, len(rows), _CHUNK_ROWS):
+        chunk = np.abs(np.asarray(rows[start : start + _CHUNK_ROWS], np.float64))
+        largest = np.maximum(largest, np.where(np.isfinite(chunk), chunk, 0.0).max(axis=0))
+    return largest

@@ -1,0 +1,661 @@
+"""Logged episodes as one contiguous array per leaf, in memory or memory-mapped on disk.
+
+Axis letters: E episodes, N steps of all episodes, T steps of one episode. Step n of episode e has its observation in
+row n + e: every episode owns T + 1 observation rows, the last of which follows its last action.
+"""
+
+import itertools
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import InitVar, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from scipy.signal import lfilter
+
+from rltransformers.core.errors import ConfigError, DataError, did_you_mean
+from rltransformers.core.spaces import check_supported, leaf_spaces, leaf_values, space_from_json, space_to_json
+
+Array = npt.NDArray[Any]
+Space = gym.Space[Any]
+Leaves = dict[str, Array]
+Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
+
+FORMAT = "rltransformers-trajectories"
+FORMAT_VERSION = 1
+DESCRIPTION = "trajectories.json"
+_CHUNK_ROWS = 65_536  # checks and statistics of a memory-mapped set touch this many rows at a time
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode: leaves of observations [T+1, ...] and actions [T, ...], and float32/bool arrays [T]."""
+
+    observations: Leaves
+    actions: Leaves
+    rewards: Array
+    terminations: Array
+    truncations: Array
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectories:
+    """Whole episodes of one task, checked on construction.
+
+    Args:
+        observations: leaf path -> [N + E, ...]; step n of episode e is row n + e (see ``final_observations``).
+        actions: leaf path -> [N, ...].
+        rewards: float32 [N].
+        terminations, truncations: bool [N]; at least one is True on the last step of an episode, neither before it.
+        offsets: int64 [E + 1]; episode e holds the steps offsets[e] .. offsets[e + 1] - 1.
+        final_observations: whether the last observation row of every episode was recorded. Sources such as D4RL
+            may lack it; the row then repeats the one before. Samplers and statistics never read it.
+        name: how messages and tables call the data.
+        env_id, env_spec: the Gymnasium id and the spec as JSON, when the source tells them.
+        metadata: further facts as JSON values.
+
+    Float leaves are float32 whatever the space says, Discrete and MultiDiscrete leaves int64, MultiBinary int8;
+    byte, boolean and integer Boxes keep their type.
+
+    Raises:
+        DataError: names the data set, the leaf, the episode and the step that break a rule, and the way out.
+    """
+
+    observations: Leaves
+    actions: Leaves
+    rewards: Array
+    terminations: Array
+    truncations: Array
+    offsets: npt.NDArray[np.int64]
+    observation_space: Space
+    action_space: Space
+    name: str = "data"
+    env_id: str | None = None
+    env_spec: str | None = None
+    final_observations: bool = True
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    contents_checked: InitVar[bool] = False
+
+    def __post_init__(self, contents_checked: bool) -> None:
+        _check_layout(self)
+        if not contents_checked:
+            _check_contents(self)
+
+    def __len__(self) -> int:
+        """The number of episodes E."""
+        return len(self.offsets) - 1
+
+    @property
+    def steps(self) -> int:
+        """The number of steps N of all episodes."""
+        return int(self.offsets[-1])
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Steps of each episode, int64 [E]."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def returns(self) -> npt.NDArray[np.float64]:
+        """Undiscounted return of each episode, summed in float64 [E]."""
+        return np.add.reduceat(np.asarray(self.rewards, np.float64), self.offsets[:-1])
+
+    def return_to_go(self, discount: float = 1.0) -> npt.NDArray[np.float32]:
+        """Discounted sum of the rewards from each step to the end of its episode, that step included; float32 [N].
+
+        Decision Transformer (arXiv 2106.01345, section 3) uses discount 1. Summed backwards in float64 per episode.
+        """
+        return _return_to_go(np.asarray(self.rewards, np.float64), self.offsets, discount).astype(np.float32)
+
+    def episode(self, index: int) -> Episode:
+        """Views of episode ``index``; negative indices count from the end."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"episode {index} of {len(self)}")
+        e = index % len(self)
+        start, end = int(self.offsets[e]), int(self.offsets[e + 1])
+        return Episode(
+            {path: leaf[start + e : end + e + 1] for path, leaf in self.observations.items()},
+            {path: leaf[start:end] for path, leaf in self.actions.items()},
+            self.rewards[start:end],
+            self.terminations[start:end],
+            self.truncations[start:end],
+        )
+
+    def select(self, episodes: Sequence[int] | Array) -> "Trajectories":
+        """Copies of the given episodes, in the given order.
+
+        Raises:
+            DataError: when no episode is given, or an index does not exist.
+        """
+        indices = np.asarray(episodes, np.int64).reshape(-1)
+        if indices.size == 0:
+            raise DataError(f"{self.name}: no episode is left after the selection; loosen it")
+        if indices.min() < 0 or indices.max() >= len(self):
+            raise DataError(f"{self.name}: episodes {indices.min()}..{indices.max()} asked, 0..{len(self) - 1} exist")
+        lengths = self.lengths[indices]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        steps = _ranges(self.offsets[indices], lengths)
+        rows = _ranges(self.offsets[indices] + indices, lengths + 1)
+        return replace(
+            self,
+            observations={path: leaf[rows] for path, leaf in self.observations.items()},
+            actions={path: leaf[steps] for path, leaf in self.actions.items()},
+            rewards=self.rewards[steps],
+            terminations=self.terminations[steps],
+            truncations=self.truncations[steps],
+            offsets=offsets,
+            contents_checked=True,
+        )
+
+    def top_fraction(self, fraction: float) -> "Trajectories":
+        """The best ``fraction`` of the episodes by return (at least one), in their order: data of filtered cloning.
+
+        The Decision Transformer paper calls training on it %BC (section 5.1). Ties go to the earlier episode.
+        """
+        if not 0.0 < fraction <= 1.0:
+            raise ConfigError(f"the fraction of episodes to keep must lie in (0, 1], got {fraction}")
+        count = max(1, math.ceil(fraction * len(self) - 1e-9))
+        best = np.argsort(-self.returns, kind="stable")[:count]
+        return self.select(np.sort(best))
+
+    def delayed_rewards(self) -> "Trajectories":
+        """The same episodes with their whole return paid on the last step (delayed reward, paper 5.5)."""
+        rewards = np.zeros_like(self.rewards)
+        rewards[self.offsets[1:] - 1] = self.returns
+        return replace(self, rewards=rewards, contents_checked=True)
+
+    def observation_statistics(self) -> tuple[Leaves, Leaves]:
+        """Mean and population standard deviation of every float leaf over the N observations that saw an action."""
+        means: Leaves = {}
+        deviations: Leaves = {}
+        for path, leaf in self.observations.items():
+            if not np.issubdtype(leaf.dtype, np.floating):
+                continue
+            mean = self._mean(leaf, 1, np.float64(0.0))
+            variance = self._mean(leaf, 2, mean)
+            means[path], deviations[path] = mean.astype(np.float32), np.sqrt(variance).astype(np.float32)
+        return means, deviations
+
+    def _mean(self, leaf: Array, power: int, centre: Any) -> Array:
+        """Mean of (row - centre)**power over the observations that saw an action, in float64."""
+        acted = np.ones(len(leaf), bool)
+        acted[self.offsets[1:] + np.arange(len(self))] = False
+        total = np.zeros(leaf.shape[1:], np.float64)
+        for start in range(0, len(leaf), _CHUNK_ROWS):
+            chunk = slice(start, start + _CHUNK_ROWS)
+            total += ((np.asarray(leaf[chunk], np.float64)[acted[chunk]] - centre) ** power).sum(axis=0)
+        return np.asarray(total / self.steps)
+
+    def summary(self) -> dict[str, Any]:
+        """What ``rltransformers inspect`` prints, as JSON values."""
+        returns, lengths = self.returns, self.lengths
+        ends = self.offsets[1:] - 1
+        leaves = [
+            *self.observations.values(),
+            *self.actions.values(),
+            self.rewards,
+            self.terminations,
+            self.truncations,
+        ]
+        return {
+            "name": self.name,
+            "env_id": self.env_id,
+            "episodes": len(self),
+            "steps": self.steps,
+            "length": _spread(lengths),
+            "return": _spread(returns),
+            "terminated_episodes": int(self.terminations[ends].sum()),
+            "truncated_episodes": int(self.truncations[ends].sum()),
+            "final_observations": self.final_observations,
+            "observations": {path: str(leaf) for path, leaf in leaf_spaces(self.observation_space).items()},
+            "actions": {path: str(leaf) for path, leaf in leaf_spaces(self.action_space).items()},
+            "megabytes": round(sum(leaf.nbytes for leaf in leaves) / 1e6, 3),
+            "metadata": dict(self.metadata),
+        }
+
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Writes one .npy per leaf and a JSON description, all or nothing; returns the folder.
+
+        Raises:
+            DataError: when ``folder`` exists and ``overwrite`` is False, or holds something else than trajectories.
+        """
+        target = Path(folder)
+        with _new_folder(target, overwrite) as temporary:
+            for file, array in self._files().items():
+                np.save(temporary / file, array, allow_pickle=False)
+            self._describe(temporary)
+        return target
+
+    def _files(self) -> Leaves:
+        arrays = {f"observations.{i}.npy": leaf for i, leaf in enumerate(self.observations.values())}
+        arrays |= {f"actions.{i}.npy": leaf for i, leaf in enumerate(self.actions.values())}
+        arrays |= {f"{name}.npy": getattr(self, name) for name in ("rewards", "terminations", "truncations", "offsets")}
+        return arrays
+
+    def _describe(self, folder: Path) -> None:
+        description = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "observation_space": space_to_json(self.observation_space),
+            "action_space": space_to_json(self.action_space),
+            "name": self.name,
+            "env_id": self.env_id,
+            "env_spec": self.env_spec,
+            "final_observations": self.final_observations,
+            "metadata": dict(self.metadata),
+        }
+        (folder / DESCRIPTION).write_text(json.dumps(description, indent=1))
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], *, mmap: bool = True) -> "Trajectories":
+        """What ``save`` wrote; memory-mapped, so that nothing is read before it is used. No code is executed.
+
+        Changes to memory-mapped arrays stay in memory and never reach the files.
+
+        Raises:
+            DataError: when a file is missing, truncated, or of another format version.
+        """
+        path = Path(folder)
+        try:
+            description = json.loads((path / DESCRIPTION).read_text())
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} is no readable folder of trajectories ({error}); save() writes one") from error
+        if not isinstance(description, dict) or description.get("format") != FORMAT:
+            raise DataError(f"{path / DESCRIPTION} does not describe trajectories of this library")
+        if description.get("version") != FORMAT_VERSION:
+            raise DataError(
+                f"{path} has format version {description.get('version')}, this release reads {FORMAT_VERSION}; "
+                f"load the source again"
+            )
+
+        def read(file: str) -> Array:
+            try:
+                array: Array = np.load(path / file, mmap_mode="c" if mmap else None, allow_pickle=False)
+            except (OSError, ValueError, EOFError) as error:
+                raise DataError(f"{path / file} is missing or damaged ({error}); load the source again") from error
+            return array
+
+        observation_space = space_from_json(description["observation_space"])
+        action_space = space_from_json(description["action_space"])
+        return cls(
+            {leaf: read(f"observations.{i}.npy") for i, leaf in enumerate(leaf_spaces(observation_space))},
+            {leaf: read(f"actions.{i}.npy") for i, leaf in enumerate(leaf_spaces(action_space))},
+            read("rewards.npy"),
+            read("terminations.npy"),
+            read("truncations.npy"),
+            np.array(read("offsets.npy")),
+            observation_space,
+            action_space,
+            description["name"],
+            description["env_id"],
+            description["env_spec"],
+            description["final_observations"],
+            description["metadata"],
+            contents_checked=True,
+        )
+
+    @classmethod
+    def from_episodes(
+        cls,
+        episodes: Iterable[Mapping[str, Any]],
+        *,
+        observation_space: Space | None = None,
+        action_space: Space | None = None,
+        name: str = "episodes",
+        time_limit: int | None = None,
+    ) -> "Trajectories":
+        """Trajectories of episode dicts; the keys and the inference of spaces are those of ``load_trajectories``."""
+        from rltransformers.data.load import trajectories_from_episodes
+
+        return trajectories_from_episodes(
+            episodes,
+            observation_space=observation_space,
+            action_space=action_space,
+            name=name,
+            time_limit=time_limit,
+        )
+
+
+class TrajectoryWriter:
+    """Fills preallocated arrays episode by episode; the number of steps and episodes is known beforehand.
+
+    ``allocate(file name, shape, dtype)`` decides where the arrays live (memory by default).
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | Array,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        name: str,
+        allocate: Allocate | None = None,
+    ) -> None:
+        check_supported(observation_space, "observation")
+        check_supported(action_space, "action")
+        self.name = name
+        self.spaces = (observation_space, action_space)
+        self.offsets = np.concatenate([[0], np.cumsum(np.asarray(lengths, np.int64))]).astype(np.int64)
+        steps, episodes = int(self.offsets[-1]), len(self.offsets) - 1
+        make = allocate or (lambda file, shape, dtype: np.empty(shape, dtype))
+
+        def leaves(kind: str, space: Space, rows: int) -> Leaves:
+            return {
+                path: make(f"{kind}.{i}.npy", (rows, *(leaf.shape or ())), stored_dtype(leaf))
+                for i, (path, leaf) in enumerate(leaf_spaces(space).items())
+            }
+
+        self.observations = leaves("observations", observation_space, steps + episodes)
+        self.actions = leaves("actions", action_space, steps)
+        self.rewards = make("rewards.npy", (steps,), np.dtype(np.float32))
+        self.terminations = make("terminations.npy", (steps,), np.dtype(bool))
+        self.truncations = make("truncations.npy", (steps,), np.dtype(bool))
+        self.final_observations = True
+        self._next = 0
+
+    def add(
+        self,
+        observations: Any,
+        actions: Any,
+        rewards: Any,
+        terminations: Any,
+        truncations: Any,
+        *,
+        time_limit: int | None = None,
+    ) -> None:
+        """Writes the next episode: observations of T + 1 rows, or T when the last one is unknown; the others of T.
+
+        A last step without any flag is marked truncated. With ``time_limit``, an episode of exactly that length that
+        claims to have terminated counts as truncated: many exporters do not tell the two apart.
+        """
+        e = self._next
+        start, end = int(self.offsets[e]), int(self.offsets[e + 1])
+        length = end - start
+        for path, leaf in leaf_spaces(self.spaces[0]).items():
+            rows = self._fit("observations", path, leaf, leaf_values(self.spaces[0], observations)[path])
+            if len(rows) not in (length, length + 1):
+                raise self._error(
+                    "observations", path, f"has {len(rows)} rows for {length} rewards; {length} or +1 fit"
+                )
+            target = self.observations[path]
+            target[start + e : start + e + len(rows)] = rows
+            if len(rows) == length:
+                self.final_observations = False
+                target[end + e] = target[end + e - 1]
+        for path, leaf in leaf_spaces(self.spaces[1]).items():
+            rows = self._fit("actions", path, leaf, leaf_values(self.spaces[1], actions)[path])
+            if len(rows) != length:
+                raise self._error("actions", path, f"has {len(rows)} rows for {length} rewards")
+            self.actions[path][start:end] = rows
+        self.rewards[start:end] = rewards
+        terminated, truncated = _flags(terminations, length), _flags(truncations, length)
+        if len(terminated) != length or len(truncated) != length:
+            raise self._error(
+                "terminations", "", f"or truncations have another number of rows than the {length} rewards"
+            )
+        if time_limit is not None and length == time_limit:
+            terminated[-1], truncated[-1] = False, True
+        if not terminated[-1]:
+            truncated[-1] = True
+        self.terminations[start:end], self.truncations[start:end] = terminated, truncated
+        self._next += 1
+
+    def _fit(self, kind: str, path: str, space: Space, value: Any) -> Array:
+        try:
+            return fit_leaf(space, np.asarray(value))
+        except (DataError, ValueError) as error:
+            raise self._error(kind, path, str(error)) from error
+
+    def _error(self, kind: str, path: str, text: str) -> DataError:
+        return DataError(f"{self.name}: {leaf_name(kind, path)} of episode {self._next} {text}")
+
+    def finish(self, **facts: Any) -> Trajectories:
+        """The checked trajectories; ``facts`` are further fields of ``Trajectories``."""
+        assert self._next == len(self.offsets) - 1, "fewer episodes were added than announced"
+        return Trajectories(
+            self.observations,
+            self.actions,
+            self.rewards,
+            self.terminations,
+            self.truncations,
+            self.offsets,
+            *self.spaces,
+            name=self.name,
+            **({"final_observations": self.final_observations} | facts),
+        )
+
+
+def concatenate(parts: Sequence[Trajectories], name: str, metadata: Mapping[str, Any] | None = None) -> Trajectories:
+    """The episodes of all parts, one part after the other.
+
+    Raises:
+        DataError: when the parts have different spaces.
+    """
+    first = parts[0]
+    for part in parts[1:]:
+        if part.observation_space != first.observation_space or part.action_space != first.action_space:
+            raise DataError(f"{first.name} and {part.name} have different spaces and cannot be joined")
+
+    def join(arrays: Iterable[Array]) -> Array:
+        return np.concatenate(list(arrays))
+
+    return Trajectories(
+        {path: join(part.observations[path] for part in parts) for path in first.observations},
+        {path: join(part.actions[path] for part in parts) for path in first.actions},
+        join(part.rewards for part in parts),
+        join(part.terminations for part in parts),
+        join(part.truncations for part in parts),
+        np.concatenate([[0], np.cumsum(join(part.lengths for part in parts))]).astype(np.int64),
+        first.observation_space,
+        first.action_space,
+        name,
+        first.env_id,
+        first.env_spec,
+        all(part.final_observations for part in parts),
+        metadata if metadata is not None else first.metadata,
+        contents_checked=True,
+    )
+
+
+def stored_dtype(space: Space) -> np.dtype[Any]:
+    """The type a leaf is stored in: float32 for floats, int64 for classes, else the type of the space."""
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return np.dtype(np.int64)
+    dtype = np.dtype(space.dtype)
+    return np.dtype(np.float32) if np.issubdtype(dtype, np.floating) else dtype
+
+
+def fit_leaf(space: Space, rows: Array) -> Array:
+    """Rows [R, ...] in the stored type of the leaf; a surplus axis of size 1 is dropped, no value is changed.
+
+    Raises:
+        DataError: when the shape does not match the space, or integers are expected and others are given.
+    """
+    shape, dtype = space.shape or (), stored_dtype(space)
+    if rows.ndim == len(shape) + 2 and rows.shape[-1] == 1 and rows.shape[1:-1] == shape:
+        rows = rows[..., 0]
+    if rows.shape[1:] != shape or rows.ndim == 0:
+        raise DataError(f"has rows of shape {rows.shape[1:]}, the space {space} asks for {shape}")
+    if rows.dtype.kind not in "biuf":
+        raise DataError(f"has dtype {rows.dtype}, numbers are needed (ragged rows?)")
+    if dtype.kind != "f" and rows.dtype.kind == "f" and not np.array_equal(rows, np.trunc(rows)):
+        raise DataError(f"holds numbers that are not integers, the space is {space}")
+    if dtype.kind in "iu" and rows.size and rows.dtype != dtype:
+        limits = np.iinfo(dtype)
+        if rows.min() < limits.min or rows.max() > limits.max:
+            raise DataError(f"holds values outside {limits.min}..{limits.max}, the space is {space}")
+    return rows.astype(dtype, copy=False)
+
+
+def leaf_name(kind: str, path: str) -> str:
+    """How messages call a leaf: observations['camera']."""
+    return f"{kind}[{path!r}]" if path else kind
+
+
+def _flags(value: Any, length: int) -> npt.NDArray[np.bool_]:
+    """Flags [T]; one number speaks for the last step only."""
+    array = np.asarray(value)
+    if array.ndim == 0:
+        flags = np.zeros(length, bool)
+        flags[-1] = bool(array)
+        return flags
+    return array.reshape(len(array), -1)[:, 0].astype(bool)
+
+
+def _ranges(starts: Array, lengths: Array) -> npt.NDArray[np.int64]:
+    """starts[0] .. starts[0] + lengths[0] - 1, then the same for the next, as one array."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
+
+
+def _return_to_go(rewards: Array, offsets: Array, discount: float) -> Array:
+    if not 0.0 <= discount <= 1.0:
+        raise ConfigError(f"the discount must lie in [0, 1], got {discount}")
+    lengths = np.diff(offsets)
+    result = np.empty(len(rewards), np.float64)
+    if len(lengths) <= lengths.max():  # few long episodes: one filter each
+        for start, end in itertools.pairwise(offsets):
+            result[start:end] = lfilter([1.0], [1.0, -discount], rewards[start:end][::-1])[::-1]
+        return result
+    order = np.argsort(-lengths, kind="stable")  # many short episodes: one step back in all of them at a time
+    last, sorted_lengths = offsets[1:][order] - 1, lengths[order]
+    running = np.zeros(len(lengths))
+    for back in range(int(lengths.max())):
+        active = int(np.searchsorted(-sorted_lengths, -back, side="left"))  # episodes longer than `back`
+        rows = last[:active] - back
+        running[:active] = rewards[rows] + discount * running[:active]
+        result[rows] = running[:active]
+    return result
+
+
+def _spread(values: Array) -> dict[str, float]:
+    quantiles = np.quantile(values, [0.0, 0.1, 0.5, 0.9, 1.0])
+    names = ("min", "p10", "median", "p90", "max")
+    spread = {name: float(value) for name, value in zip(names, quantiles, strict=True)}
+    return {"mean": float(np.mean(values)), "std": float(np.std(values)), **spread}
+
+
+@contextmanager
+def _new_folder(target: Path, overwrite: bool) -> Iterator[Path]:
+    """A temporary sibling of ``target`` that takes its place when the block ends without an error."""
+    if target.exists() and not overwrite:
+        raise DataError(f"{target} exists; pass overwrite=True or another folder")
+    if target.exists() and not (target / DESCRIPTION).is_file():
+        raise DataError(f"{target} exists and holds no trajectories; it is not overwritten: choose another folder")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    temporary.chmod(0o755)
+    try:
+        yield temporary
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _check_layout(data: Trajectories) -> None:
+    name, offsets = data.name, data.offsets
+    if len(offsets) < 2:
+        raise DataError(f"{name}: holds no episode; nothing can be learned from it")
+    lengths = np.diff(offsets)
+    if lengths.min() <= 0 or offsets[0] != 0:
+        raise DataError(f"{name}: episode {int(lengths.argmin())} is empty; drop episodes without steps")
+    steps, episodes = int(offsets[-1]), len(offsets) - 1
+    for kind, leaves, space, rows in (
+        ("observations", data.observations, data.observation_space, steps + episodes),
+        ("actions", data.actions, data.action_space, steps),
+    ):
+        expected = leaf_spaces(space)
+        if list(leaves) != list(expected):
+            wrong = next(iter(set(leaves) ^ set(expected)), "")
+            raise DataError(
+                f"{name}: {kind} have leaves {list(leaves)}, the space {list(expected)}; "
+                f"{did_you_mean(wrong, expected)}"
+            )
+        for path, leaf in expected.items():
+            want, dtype = (rows, *(leaf.shape or ())), stored_dtype(leaf)
+            if leaves[path].shape != want or leaves[path].dtype != dtype:
+                raise DataError(
+                    f"{name}: {leaf_name(kind, path)} is {leaves[path].dtype} {leaves[path].shape}; {steps} steps of "
+                    f"{episodes} episodes in {leaf} need {dtype} {want}"
+                )
+    for kind, dtype in (
+        ("rewards", np.dtype(np.float32)),
+        ("terminations", np.dtype(bool)),
+        ("truncations", np.dtype(bool)),
+    ):
+        array = getattr(data, kind)
+        if array.shape != (steps,) or array.dtype != dtype:
+            raise DataError(f"{name}: {kind} are {array.dtype} {array.shape}, expected {dtype} ({steps},)")
+
+
+def _check_contents(data: Trajectories) -> None:
+    bounds = data.offsets
+    for path, leaf in leaf_spaces(data.observation_space).items():
+        _check_leaf(data, "observations", path, leaf, data.observations[path], bounds + np.arange(len(bounds)))
+    for path, leaf in leaf_spaces(data.action_space).items():
+        _check_leaf(data, "actions", path, leaf, data.actions[path], bounds)
+    _check_leaf(data, "rewards", "", spaces.Box(-np.inf, np.inf, ()), data.rewards, bounds)
+    ended = data.terminations | data.truncations
+    last = np.zeros(data.steps, bool)
+    last[bounds[1:] - 1] = True
+    wrong = np.flatnonzero(ended != last)
+    if wrong.size:
+        episode, step = _locate(int(wrong[0]), bounds)
+        length = int(bounds[episode + 1] - bounds[episode])
+        raise DataError(
+            f"{data.name}: episode {episode} is terminated or truncated at step {step} but has {length} steps; "
+            f"end episodes where their flags are set"
+        )
+
+
+def _check_leaf(data: Trajectories, kind: str, path: str, space: Space, rows: Array, bounds: Array) -> None:
+    for start in range(0, len(rows), _CHUNK_ROWS):
+        chunk = np.asarray(rows[start : start + _CHUNK_ROWS])
+        good = _members(space, chunk)
+        if good.all():
+            continue
+        row = int(np.argmin(good))
+        episode, step = _locate(start + row, bounds)
+        finite = chunk.dtype.kind != "f" or bool(np.isfinite(chunk[row]).all())
+        fault = f"outside {space}" if finite else "NaN or infinity"
+        way_out = "pass the space that the data come from" if finite else "drop that episode or repair the recording"
+        value = np.array2string(chunk[row], threshold=8)
+        raise DataError(
+            f"{data.name}: {leaf_name(kind, path)} of episode {episode}, step {step} is {value}, {fault}; {way_out}"
+        )
+
+
+def _members(space: Space, rows: Array) -> npt.NDArray[np.bool_]:
+    """Which rows [R] are finite and, for classes, members. Bounds of Boxes are not enforced: real data exceed them."""
+    if isinstance(space, spaces.Discrete):
+        inside = (rows >= space.start) & (rows < space.start + space.n)
+    elif isinstance(space, spaces.MultiDiscrete):
+        inside = (rows >= space.start) & (rows < space.start + space.nvec)
+    elif isinstance(space, spaces.MultiBinary):
+        inside = (rows == 0) | (rows == 1)
+    elif rows.dtype.kind == "f":
+        inside = np.isfinite(rows)
+    else:
+        return np.ones(len(rows), bool)
+    return inside.reshape(len(rows), -1).all(axis=1)
+
+
+def _locate(row: int, bounds: Array) -> tuple[int, int]:
+    episode = int(np.searchsorted(bounds, row, side="right")) - 1
+    return episode, row - int(bounds[episode])
