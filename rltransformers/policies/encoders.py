@@ -87,7 +87,8 @@ class VectorEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.reshape(*x.shape[: x.dim() - self.axes], -1).to(self.linear.weight.dtype)
-        return self.linear(flat if self.largest == 1.0 else flat / self.largest)
+        token: Tensor = self.linear(flat if self.largest == 1.0 else flat / self.largest)
+        return token
 
 
 class IndexEncoder(nn.Module):

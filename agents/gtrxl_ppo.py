@@ -1,0 +1,743 @@
+"""Proximal Policy Optimisation of a transformer policy with memory, as a Stable-Baselines3 algorithm.
+
+A run is read from top to bottom: collect segments, update on them, refresh the memory. Axes: E environments, T steps.
+"""
+
+import os
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Self, cast
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecNormalize
+from torch import Tensor
+
+from rltransformers.algorithms.ppo import PPOLoss, explained_variance, normalised, ppo_loss
+from rltransformers.backbone import BackboneConfig, Record
+from rltransformers.core.errors import CheckpointError, ConfigError, DataError, did_you_mean
+from rltransformers.core.seeding import generators
+from rltransformers.core.spaces import check_supported, nest_leaves, space_from_json, space_to_json
+from rltransformers.data.rollout import RolloutBuffer, Segment, minibatches
+from rltransformers.envs.vector import GymnasiumVecEnv
+from rltransformers.envs.wrappers import FlatDict
+from rltransformers.policies.actor_critic import (
+    GTrXLPolicy,
+    PolicyState,
+    check_action_space,
+    nested_leaves,
+    refuse_not_finite,
+    rewarded,
+    tree_space,
+)
+from rltransformers.training.checkpoint import load_checkpoint, save_checkpoint
+
+MEMORY_REFRESH = ("never", "update", "epoch")
+SETTINGS = (
+    "learning_rate",
+    "n_steps",
+    "batch_size",
+    "n_epochs",
+    "gamma",
+    "gae_lambda",
+    "clip_range",
+    "clip_range_vf",
+    "normalize_advantage",
+    "ent_coef",
+    "vf_coef",
+    "max_grad_norm",
+    "target_kl",
+    "gradient_window",
+    "memory_refresh",
+    "stats_window_size",
+    "tensorboard_log",
+    "policy_kwargs",
+    "verbose",
+    "seed",
+)
+"""Constructor arguments that a checkpoint stores and ``load`` may override."""
+
+
+class GTrXLPPO(OnPolicyAlgorithm):
+    """PPO (arXiv 1707.06347) with a transformer that remembers, GTrXL (arXiv 1910.06764) by default.
+
+    Used like any Stable-Baselines3 algorithm: ``learn``, ``predict``, ``save``, ``load``, callbacks, logger,
+    ``VecNormalize`` and ``evaluate_policy`` work as they do there.
+
+    Args:
+        policy: ``"GTrXLPolicy"``.
+        env: environment id, Gymnasium environment, Stable-Baselines3 ``VecEnv``, or Gymnasium vector environment in any
+            autoreset mode. Observations may be nested Dicts and Tuples.
+        learning_rate: a number; ``{"start": a, "end": b}`` for a linear change over the run (with ``"fraction": f``,
+            over its first part f); or a function of the remaining progress (1 to 0).
+        n_steps: length of a segment: steps per environment between two updates.
+        batch_size: steps per minibatch; whole segments are kept together, so a multiple of ``n_steps``. None: a quarter
+            of the environments, at least one.
+        n_epochs: passes over the rollout per update.
+        gamma: discount.
+        gae_lambda: trace of the generalised advantage estimate.
+        clip_range: bound of the probability ratio; number or schedule.
+        clip_range_vf: bound of the change of the value; None for none.
+        normalize_advantage: bring the advantages of a whole rollout to mean 0 and standard deviation 1.
+        ent_coef: weight of the entropy bonus.
+        vf_coef: weight of the value error.
+        max_grad_norm: bound of the gradient norm.
+        target_kl: stop an update when the approximate divergence exceeds 1.5 times this; None to never stop.
+        gradient_window: steps through which gradient flows inside a segment; None for the whole segment.
+        memory_refresh: what happens to memory written by older weights. ``"never"``: it stays as it was written.
+            ``"update"``: after every update the rollout is encoded again with the new weights, from the memory it
+            started with, and acting goes on from there. ``"epoch"``: in addition, before every epoch but the first, the
+            memory at the segment start is made anew by encoding the rollout before this one with the current weights.
+        stats_window_size: episodes in the reported means.
+        tensorboard_log: folder for TensorBoard; None for no log.
+        policy_kwargs: arguments of ``GTrXLPolicy`` as JSON values, or with a ``BackboneConfig`` under ``"backbone"``.
+        verbose: 0 silent, 1 progress.
+        seed: of weights, sampled actions, minibatches and environments; None for a random one.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``.
+
+    Raises:
+        ConfigError: for a setting that cannot work, an unsupported space, or an unknown policy argument.
+
+    The probability ratio of the first minibatch of every update is 1, because acting and training compute the same
+    function; the largest deviation is logged as ``train/first_ratio_error``.
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"GTrXLPolicy": GTrXLPolicy}
+    policy: GTrXLPolicy  # type: ignore[assignment]  # SB3 declares its own policy without memory
+
+    def __init__(
+        self,
+        policy: str | type[GTrXLPolicy],
+        env: Any,
+        learning_rate: float | Schedule | Mapping[str, float] = 3e-4,
+        n_steps: int = 128,
+        batch_size: int | None = None,
+        n_epochs: int = 4,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule | Mapping[str, float] = 0.2,
+        clip_range_vf: float | Schedule | Mapping[str, float] | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        target_kl: float | None = None,
+        gradient_window: int | None = None,
+        memory_refresh: str = "update",
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
+    ) -> None:
+        if policy not in ("GTrXLPolicy", GTrXLPolicy):
+            raise ConfigError(f"policy must be 'GTrXLPolicy', got {policy!r}; the network is chosen in policy_kwargs")
+        super().__init__(
+            "GTrXLPolicy",
+            env,
+            learning_rate=as_schedule(learning_rate, "learning_rate"),
+            n_steps=n_steps,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            use_sde=False,
+            sde_sample_freq=-1,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=json_kwargs(policy_kwargs),
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=False,
+        )
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.clip_range = as_schedule(clip_range, "clip_range")
+        self.clip_range_vf = None if clip_range_vf is None else as_schedule(clip_range_vf, "clip_range_vf")
+        self.normalize_advantage = normalize_advantage
+        self.target_kl = target_kl
+        self.gradient_window = gradient_window
+        self.memory_refresh = memory_refresh
+        if _init_setup_model:
+            self._setup_model()
+
+    def _setup_model(self) -> None:
+        self._check_settings()
+        self._setup_lr_schedule()
+        self.set_random_seed(self.seed)
+        streams = generators(self.seed, self.device)
+        self._action_generator = streams.action.torch
+        self._predict_generator = streams.model.torch
+        self._batch_generator = generators(self.seed).data.torch
+        self.policy = GTrXLPolicy(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
+        self.policy = self.policy.to(self.device)
+        self.rollout_buffer = RolloutBuffer(  # type: ignore[assignment]  # segments with memory in place of SB3's buffer
+            self.n_envs, self.n_steps, tree_space(self.observation_space), self.action_space, self.device
+        )
+        self._acting = self.policy.initial_state(self.n_envs)
+        self._segment: Segment | None = None
+        self._segment_before: Segment | None = None
+
+    def _check_settings(self) -> None:
+        for name in ("n_steps", "n_epochs", "gradient_window", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.batch_size is not None and self.batch_size % self.n_steps:
+            nearest = max(self.n_steps, round(self.batch_size / self.n_steps) * self.n_steps)
+            raise ConfigError(
+                f"batch_size ({self.batch_size}) must be a multiple of n_steps ({self.n_steps}), because segments are "
+                f"kept whole; nearest that is: {nearest}"
+            )
+        if self.memory_refresh not in MEMORY_REFRESH:
+            raise ConfigError(
+                f"memory_refresh {self.memory_refresh!r}: {did_you_mean(self.memory_refresh, MEMORY_REFRESH)}"
+            )
+        for name in ("gamma", "gae_lambda"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if self.n_steps == 1 and self.n_envs == 1 and self.normalize_advantage:
+            raise ConfigError(
+                "one step of one environment has no advantages to normalise; raise n_steps or turn it off"
+            )
+
+    @staticmethod
+    def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """``env`` as a ``VecEnv`` with episode statistics; nested observations become flat Dicts."""
+        if isinstance(env, VectorEnv):
+            env = VecMonitor(GymnasiumVecEnv(env))
+        elif not isinstance(env, VecEnv):
+            check_supported(env.observation_space, "observation")
+            if is_nested(env.observation_space):
+                env = FlatDict(env)
+            if monitor_wrapper and not _has_monitor(env):
+                env = Monitor(env)
+            single = env
+            env = DummyVecEnv([lambda: single])
+        check_supported(tree_space(env.observation_space), "observation")
+        check_action_space(env.action_space)
+        return cast(VecEnv, env)
+
+    # Rollout
+
+    def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
+        """One segment of every environment; False when a callback ends training."""
+        buffer: RolloutBuffer = rollout_buffer
+        policy = self.policy
+        policy.set_training_mode(False)
+        state = self._acting
+        buffer.reset(policy.without_cache(state), state.previous_action, state.previous_reward)
+        callback.on_rollout_start()
+        leaves = self._observed(self._last_obs)
+        while not buffer.full:
+            first = self._to_device(self._last_episode_starts)
+            actions, values, log_probs, state = policy.step(leaves, state, first, generator=self._action_generator)
+            clipped_actions = policy.environment_actions(actions)
+            new_obs, rewards, dones, infos = env.step(clipped_actions)
+            self._refuse_not_finite_rewards(rewards)
+            resets = np.array([info.get("reset_row", False) for info in infos], dtype=bool)
+            self.num_timesteps += env.num_envs - int(resets.sum())
+            earned = self._to_device(rewards)
+            self._acting = state = rewarded(state, earned)
+            self._last_obs = cast(Any, new_obs)  # may be a tuple here, which SB3's declaration leaves out
+            # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
+            self._last_episode_starts = dones | resets
+            callback.update_locals(locals())
+            if not callback.on_step():
+                return False
+            self._update_info_buffer(infos, dones)
+            buffer.add(
+                leaves, actions, earned, first, self._to_device(dones), values, log_probs, self._to_device(~resets)
+            )
+            self._bootstrap_truncated(buffer, state, dones, infos)
+            leaves = self._observed(new_obs)
+        last_values = policy.values(leaves, state, self._to_device(self._last_episode_starts))
+        self._segment_before = self._segment if self.memory_refresh == "epoch" else None
+        self._segment = buffer.finish(last_values, self.gamma, self.gae_lambda)
+        callback.update_locals(locals())
+        callback.on_rollout_end()
+        return True
+
+    def _observed(self, observation: Any) -> dict[str, Tensor]:
+        """The newest observations as tensors [E, ...]; refuses numbers that are not finite."""
+        leaves = nested_leaves(observation)
+        if any(leaf.dtype.kind == "f" and not np.isfinite(leaf).all() for leaf in leaves.values()):
+            self._name_not_finite(leaves)
+        return self.policy.leaves_to_tensors(leaves)
+
+    def _name_not_finite(self, leaves: Mapping[str, np.ndarray]) -> None:
+        """Raise for the environment at fault: one NaN spreads to all of them inside ``VecNormalize``."""
+        if self._vec_normalize_env is not None:
+            for path, leaf in nested_leaves(self._vec_normalize_env.get_original_obs()).items():
+                refuse_not_finite(leaf, _named("observation", path), self._when())
+        for path, leaf in leaves.items():
+            refuse_not_finite(leaf, _named("observation", path), self._when())
+
+    def _refuse_not_finite_rewards(self, rewards: np.ndarray) -> None:
+        if not np.isfinite(rewards).all():
+            if self._vec_normalize_env is not None:
+                refuse_not_finite(self._vec_normalize_env.get_original_reward(), "reward", self._when())
+            refuse_not_finite(rewards, "reward", self._when())
+
+    def _when(self) -> str:
+        return f" at step {self.num_timesteps // self.n_envs} of this run"
+
+    def _to_device(self, array: Any) -> Tensor:
+        return torch.as_tensor(array, device=self.device)
+
+    def _bootstrap_truncated(
+        self, buffer: RolloutBuffer, state: PolicyState, dones: np.ndarray, infos: list[dict[str, Any]]
+    ) -> None:
+        """Value episodes that a limit cut, at their true last observation and with the memory of that moment."""
+        if not dones.any():
+            return
+        cut = [
+            index
+            for index in np.flatnonzero(dones)
+            if infos[index].get("TimeLimit.truncated", False) and "terminal_observation" in infos[index]
+        ]
+        if not cut:
+            return
+        each = [nested_leaves(infos[index]["terminal_observation"]) for index in cut]
+        leaves = {path: np.stack([np.asarray(one[path]) for one in each]) for path in each[0]}
+        for path, leaf in leaves.items():
+            refuse_not_finite(leaf, _named("terminal observation", path), self._when())
+        rows = torch.as_tensor(cut, device=self.device)
+        goes_on = torch.zeros(len(cut), dtype=torch.bool, device=self.device)
+        buffer.truncate(rows, self.policy.values(self.policy.leaves_to_tensors(leaves), state[rows], goes_on))
+
+    # Update
+
+    def train(self) -> None:
+        """Improve the policy on the collected segments, then bring the acting memory up to date."""
+        segment = self._segment
+        assert segment is not None  # learn() collects before it trains
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        self._log_memory(segment)
+        losses = self._optimise(segment)
+        self._refresh_memory(segment)
+        self._log_update(segment, losses)
+
+    def _optimise(self, segment: Segment) -> list[PPOLoss]:
+        if self.normalize_advantage:
+            segment = replace(segment, advantages=normalised(segment.advantages, segment.counts))
+        losses: list[PPOLoss] = []
+        for epoch in range(self.n_epochs):
+            if epoch and self._segment_before is not None:
+                segment = replace(segment, memory=self._memory_after(self._segment_before))
+            for batch in minibatches(segment, self._rows_per_batch(), self._batch_generator):
+                loss = self._loss(batch)
+                losses.append(loss)
+                if self.target_kl is not None and float(loss.approx_kl) > 1.5 * self.target_kl:
+                    self._n_updates += 1
+                    return losses
+                self._descend(loss.total)
+            self._n_updates += 1
+        return losses
+
+    def _rows_per_batch(self) -> int:
+        if self.batch_size is None:
+            return max(1, self.n_envs // 4)
+        return min(self.n_envs, self.batch_size // self.n_steps)
+
+    def _loss(self, batch: Segment) -> PPOLoss:
+        log_probs, values, entropy, result = self.policy.evaluate_segment(batch, gradient_window=self.gradient_window)
+        progress = self._current_progress_remaining
+        loss = ppo_loss(
+            log_probs,
+            values,
+            entropy,
+            batch.log_probs,
+            batch.values,
+            batch.advantages,
+            batch.returns,
+            batch.counts,
+            clip_range=self.clip_range(progress),
+            clip_range_vf=None if self.clip_range_vf is None else self.clip_range_vf(progress),
+            ent_coef=self.ent_coef,
+            vf_coef=self.vf_coef,
+        )
+        if result.auxiliary_loss is not None:
+            loss = replace(loss, total=loss.total + result.auxiliary_loss)
+        return loss
+
+    def _descend(self, loss: Tensor) -> None:
+        if not torch.isfinite(loss):
+            raise DataError(
+                f"the loss of update {self._n_updates} is {float(loss)}; rewards or observations may be far too large "
+                "(VecNormalize scales them), or learning_rate too high"
+            )
+        self.policy.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+        self.policy.optimizer.step()
+        for part in self.policy.backbones():
+            part.backbone.constrain_()
+
+    # Memory
+
+    @torch.no_grad()
+    def _memory_after(self, segment: Segment) -> PolicyState:
+        return self.policy.memory_after(segment)
+
+    def _refresh_memory(self, segment: Segment) -> None:
+        """Keys and values of the acting memory always follow the new weights; what they are made from may too."""
+        stored = self.policy.without_cache(self._acting)
+        if self.memory_refresh == "never":
+            rows = self._watched_rows()
+            staleness = distance(stored[rows], self._memory_after(segment.rows(rows)))
+            renewed = stored
+        else:
+            renewed = self._memory_after(segment)
+            staleness = distance(stored, renewed)
+        self.logger.record("memory/staleness", staleness)
+        with torch.no_grad():
+            self._acting = self.policy.with_cache(renewed)
+
+    def _watched_rows(self) -> Tensor:
+        """The environment that the memory panel looks at: another one in every update."""
+        return torch.as_tensor([self._n_updates % self.n_envs], device=self.device)
+
+    @torch.no_grad()
+    def _log_memory(self, segment: Segment) -> None:
+        """The memory panel, from one environment, so that it costs a fraction of one minibatch."""
+        record = Record(weights=True)
+        self.policy.evaluate_segment(segment.rows(self._watched_rows()), record)
+        for name, value in record.metrics.items():
+            self.logger.record(f"memory/{name}", float(value))
+
+    # Logging
+
+    def _log_update(self, segment: Segment, losses: list[PPOLoss]) -> None:
+        def mean(name: str) -> float:
+            return float(torch.stack([getattr(loss, name) for loss in losses]).mean())
+
+        record = self.logger.record
+        progress = self._current_progress_remaining
+        record("train/first_ratio_error", float(losses[0].ratio_error))
+        record("train/policy_gradient_loss", mean("policy"))
+        record("train/value_loss", mean("value"))
+        record("train/entropy_loss", -mean("entropy"))
+        record("train/approx_kl", mean("approx_kl"))
+        record("train/clip_fraction", mean("clip_fraction"))
+        record("train/loss", float(losses[-1].total.detach()))
+        record("train/explained_variance", explained_variance(segment.values, segment.returns, segment.counts))
+        record("train/clip_range", self.clip_range(progress))
+        if self.clip_range_vf is not None:
+            record("train/clip_range_vf", self.clip_range_vf(progress))
+        if hasattr(self.policy, "log_std"):
+            record("train/std", float(self.policy.log_std.exp().mean()))
+        record("train/n_updates", self._n_updates, exclude="tensorboard")
+
+    # Use
+
+    def learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "GTrXLPPO",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Train for at least ``total_timesteps`` environment steps (whole rollouts) and return self.
+
+        Raises:
+            DataError: when an observation or reward is not finite; names the environment and the step.
+        """
+        return super().learn(
+            total_timesteps,
+            callback=callback,
+            log_interval=log_interval,
+            tb_log_name=tb_log_name,
+            reset_num_timesteps=reset_num_timesteps,
+            progress_bar=progress_bar,
+        )
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        reward: np.ndarray | float | None = None,
+    ) -> tuple[np.ndarray, Any]:
+        """Actions for one observation or a batch, and the state to pass in next; see ``GTrXLPolicy.predict``.
+
+        Sampled actions come from a random stream of their own: predicting never changes a training run.
+        """
+        return self.policy.predict(observation, state, episode_start, deterministic, reward, self._predict_generator)
+
+    # Checkpoints
+
+    def save(self, path: str | os.PathLike[str], exclude: Any = None, include: Any = None) -> None:  # type: ignore[override]
+        """Write everything a later ``learn`` or ``predict`` needs to one file; nothing in it is executed on loading.
+
+        It holds weights, optimiser, settings, spaces, counters, random streams, the memory and observations where
+        acting stopped, and the statistics of ``VecNormalize``. A learning rate or clip range given as a function of
+        one's own is stored as its present value.
+
+        Raises:
+            ConfigError: for ``exclude`` or ``include``, which this format has no use for.
+        """
+        if exclude or include:
+            raise ConfigError("a checkpoint of GTrXLPPO is always complete; leave out exclude and include")
+        settings = {name: self._setting(name) for name in SETTINGS}
+        settings |= {
+            "observation_space": space_to_json(tree_space(self.observation_space)),
+            "action_space": space_to_json(self.action_space),
+            "n_envs": self.n_envs,
+        }
+        save_checkpoint(path, "GTrXLPPO", settings, self._tensors())
+
+    def _setting(self, name: str) -> Any:
+        if name == "stats_window_size":
+            return self._stats_window_size
+        value = getattr(self, name)
+        if name in ("learning_rate", "clip_range", "clip_range_vf") and value is not None:
+            return plain_schedule(value, self._current_progress_remaining)
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+    def _tensors(self) -> dict[str, Any]:
+        observed = None if self._last_obs is None else nested_leaves(self._last_obs)
+        return {
+            "policy": self.policy.state_dict(),
+            "optimizer": self.policy.optimizer.state_dict(),
+            "counters": {name: getattr(self, name) for name in COUNTERS},
+            "generators": {name: getattr(self, name).get_state() for name in GENERATORS},
+            "episodes": [dict(info) for info in self.ep_info_buffer or ()],
+            "successes": [float(success) for success in self.ep_success_buffer or ()],
+            "acting": self._acting.tensors(),
+            "last_observation": None if observed is None else {k: torch.as_tensor(v) for k, v in observed.items()},
+            "last_episode_starts": None if observed is None else torch.as_tensor(self._last_episode_starts),
+            "normalisation": None if self._vec_normalize_env is None else normalisation(self._vec_normalize_env),
+        }
+
+    @classmethod
+    def load(  # type: ignore[override]  # SB3's reads pickles; ours has no custom_objects
+        cls,
+        path: str | os.PathLike[str],
+        env: Any = None,
+        device: torch.device | str = "auto",
+        force_reset: bool = True,
+        **overrides: Any,
+    ) -> Self:
+        """The agent that ``save`` wrote.
+
+        Args:
+            path: file, with or without ``.zip``.
+            env: environment to go on with; None when only ``predict`` is needed. An environment without
+                ``VecNormalize`` is wrapped in one when the agent was trained with it; the stored statistics are
+                restored either way.
+            device: where the weights go.
+            force_reset: reset the environment before training goes on. False when ``env`` stands exactly where the
+                saved run stopped: then the run continues as if it had never been interrupted.
+            **overrides: constructor arguments that replace the stored ones.
+
+        Raises:
+            CheckpointError: when the file is missing, corrupt, or of another agent.
+            ConfigError: when ``env`` has other spaces, or an override is unknown.
+        """
+        checkpoint = load_checkpoint(path, "GTrXLPPO")
+        settings, tensors = dict(checkpoint.settings), checkpoint.tensors
+        for name, value in overrides.items():
+            if name not in SETTINGS:
+                raise ConfigError(f"load has no argument {name!r}; {did_you_mean(name, SETTINGS)}")
+            settings[name] = value
+        try:
+            observation_space = space_from_json(settings.pop("observation_space"))
+            action_space = space_from_json(settings.pop("action_space"))
+            n_envs = settings.pop("n_envs")
+            vec_env = None if env is None else cls._restored_env(env, tensors["normalisation"])
+            model = cls("GTrXLPolicy", vec_env, device=device, _init_setup_model=False, **settings)
+            if vec_env is None:
+                model.observation_space, model.action_space, model.n_envs = observation_space, action_space, n_envs
+            model._refuse_other_spaces(observation_space, action_space)
+            model._setup_model()
+            model._restore(tensors, keep_place=not force_reset)
+        except (KeyError, TypeError, RuntimeError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"{path} does not hold a complete GTrXLPPO ({error})") from error
+        return model
+
+    @classmethod
+    def _restored_env(cls, env: Any, stored: Mapping[str, Any] | None) -> VecEnv:
+        env = cls._wrap_env(env)
+        if stored is None:
+            return env
+        return with_normalisation(env, stored)
+
+    def _refuse_other_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        for what, mine, theirs in (
+            ("observation", observation_space, tree_space(self.observation_space)),
+            ("action", action_space, self.action_space),
+        ):
+            if mine != theirs:
+                raise ConfigError(f"the agent was trained with {what} space {mine}, the environment has {theirs}")
+
+    def _restore(self, tensors: Mapping[str, Any], keep_place: bool) -> None:
+        self.policy.load_state_dict(tensors["policy"])
+        self.policy.optimizer.load_state_dict(tensors["optimizer"])
+        for name, value in tensors["counters"].items():
+            setattr(self, name, value)
+        for name, value in tensors["generators"].items():
+            generator = getattr(self, name)
+            if generator.device.type == "cpu" or len(value) == len(generator.get_state()):
+                generator.set_state(value)
+        self.ep_info_buffer = deque(tensors["episodes"], maxlen=self._stats_window_size)
+        self.ep_success_buffer = deque(tensors["successes"], maxlen=self._stats_window_size)
+        if keep_place and tensors["last_observation"] is not None:
+            self._restore_place(tensors)
+
+    def _restore_place(self, tensors: Mapping[str, Any]) -> None:
+        acting = PolicyState.from_tensors(_moved(tensors["acting"], self.device))
+        if acting.batch_size != self.n_envs:
+            raise ConfigError(
+                f"the run was saved with {acting.batch_size} environments, this one has {self.n_envs}; "
+                "load with force_reset=True to begin new episodes"
+            )
+        self._acting = acting
+        leaves = {path: leaf.numpy() for path, leaf in tensors["last_observation"].items()}
+        space = self.observation_space
+        self._last_obs = leaves if isinstance(space, spaces.Dict) else nest_leaves(space, leaves)
+        self._last_episode_starts = tensors["last_episode_starts"].numpy()
+
+
+COUNTERS = ("num_timesteps", "_total_timesteps", "_episode_num", "_n_updates", "_current_progress_remaining")
+GENERATORS = ("_action_generator", "_batch_generator", "_predict_generator")
+
+
+def is_nested(space: gym.Space[Any]) -> bool:
+    """Whether Stable-Baselines3 refuses the space: a Tuple, or a Dict that holds a Dict or a Tuple."""
+    if isinstance(space, spaces.Dict):
+        return any(isinstance(child, spaces.Dict | spaces.Tuple) for child in space.spaces.values())
+    return isinstance(space, spaces.Tuple)
+
+
+def _has_monitor(env: gym.Env[Any, Any]) -> bool:
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, Monitor):
+            return True
+        env = env.env
+    return False
+
+
+def as_schedule(value: float | Schedule | Mapping[str, float], name: str) -> FloatSchedule:
+    """A number, ``{"start", "end", "fraction"}`` or a function as a function of the remaining progress.
+
+    Raises:
+        ConfigError: for anything else, and for numbers that are negative or not finite.
+    """
+    if isinstance(value, Mapping):
+        unknown = set(value) - {"start", "end", "fraction"}
+        if unknown or not {"start", "end"} <= set(value):
+            raise ConfigError(f'{name} as a dictionary is {{"start": a, "end": b, "fraction": f}}, got {dict(value)}')
+        return FloatSchedule(LinearSchedule(value["start"], value["end"], value.get("fraction", 1.0)))
+    if isinstance(value, bool) or not (isinstance(value, int | float) or callable(value)):
+        raise ConfigError(f"{name} must be a number, a dictionary with start and end, or a function, got {value!r}")
+    if isinstance(value, int | float) and not (np.isfinite(value) and value >= 0):
+        raise ConfigError(f"{name} must be finite and not negative, got {value}")
+    return FloatSchedule(value)
+
+
+def plain_schedule(schedule: Any, progress: float) -> float | dict[str, float]:
+    """A schedule as JSON values; functions that are not constant or linear become their present value."""
+    inner = schedule.value_schedule if isinstance(schedule, FloatSchedule) else schedule
+    if isinstance(inner, LinearSchedule):
+        return {"start": inner.start, "end": inner.end, "fraction": inner.end_fraction}
+    if isinstance(inner, ConstantSchedule):
+        return float(inner.val)
+    return float(inner(progress)) if callable(inner) else float(inner)
+
+
+def json_kwargs(policy_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Policy arguments with a ``BackboneConfig`` spelt out as its dictionary, so that checkpoints can hold them."""
+    kwargs = dict(policy_kwargs or {})
+    if isinstance(kwargs.get("backbone"), BackboneConfig):
+        kwargs["backbone"] = kwargs["backbone"].to_dict()
+    return kwargs
+
+
+def distance(stored: PolicyState, renewed: PolicyState) -> float:
+    """|stored - renewed| / |renewed| over all floating-point memory of actor and critic."""
+    pairs = [(stored.actor, renewed.actor)]
+    if stored.critic is not None and renewed.critic is not None:
+        pairs.append((stored.critic, renewed.critic))
+    difference = size = 0.0
+    for old, new in pairs:
+        for name, tensor in new.tensors.items():
+            if tensor.is_floating_point() and name in old.tensors:
+                difference += float((old.tensors[name] - tensor).square().sum())
+                size += float(tensor.square().sum())
+    return (difference / size) ** 0.5 if size else 0.0
+
+
+def normalisation(env: VecNormalize) -> dict[str, Any]:
+    """Settings and running statistics of ``VecNormalize``."""
+    named = env.obs_rms if isinstance(env.obs_rms, dict) else {"": env.obs_rms}
+    return {
+        "settings": {
+            "norm_obs": env.norm_obs,
+            "norm_reward": env.norm_reward,
+            "clip_obs": env.clip_obs,
+            "clip_reward": env.clip_reward,
+            "gamma": env.gamma,
+            "epsilon": env.epsilon,
+            "norm_obs_keys": env.norm_obs_keys,
+        },
+        "observations": {path: _moments(rms) for path, rms in named.items()} if env.norm_obs else {},
+        "returns": _moments(env.ret_rms),
+        "running_returns": torch.as_tensor(env.returns),
+    }
+
+
+def _moments(rms: RunningMeanStd) -> dict[str, Any]:
+    return {"mean": torch.as_tensor(rms.mean), "var": torch.as_tensor(rms.var), "count": float(rms.count)}
+
+
+def with_normalisation(env: VecEnv, stored: Mapping[str, Any]) -> VecEnv:
+    """``env`` with a ``VecNormalize`` (its own or a new one) that has the stored statistics."""
+    wrapper = env
+    while isinstance(wrapper, VecEnv) and not isinstance(wrapper, VecNormalize) and hasattr(wrapper, "venv"):
+        wrapper = wrapper.venv
+    if not isinstance(wrapper, VecNormalize):
+        env = wrapper = VecNormalize(env, **stored["settings"])
+    if wrapper.norm_obs:
+        targets = wrapper.obs_rms if isinstance(wrapper.obs_rms, dict) else {"": wrapper.obs_rms}
+        for path, moments in stored["observations"].items():
+            _set_moments(targets[path], moments)
+    _set_moments(wrapper.ret_rms, stored["returns"])
+    if len(stored["running_returns"]) == wrapper.num_envs:
+        wrapper.returns = stored["running_returns"].numpy().copy()
+    return env
+
+
+def _set_moments(rms: RunningMeanStd, moments: Mapping[str, Any]) -> None:
+    rms.mean, rms.var, rms.count = moments["mean"].numpy().copy(), moments["var"].numpy().copy(), moments["count"]
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return {key: _moved(part, device) for key, part in value.items()} if isinstance(value, Mapping) else value
+
+
+def _named(what: str, path: str) -> str:
+    return f"{what} {path!r}" if path else what

@@ -1,0 +1,94 @@
+"""The loss of Proximal Policy Optimisation (arXiv 1707.06347) on recorded segments. Axes: B environments, T steps."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PPOLoss:
+    """The loss to minimise and what it is made of; every field is a scalar tensor, only ``total`` carries gradient."""
+
+    total: Tensor
+    policy: Tensor
+    value: Tensor
+    entropy: Tensor
+    approx_kl: Tensor
+    clip_fraction: Tensor
+    ratio_error: Tensor
+
+
+def ppo_loss(
+    log_probs: Float[Tensor, "B T"],
+    values: Float[Tensor, "B T"],
+    entropy: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    old_values: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    returns: Float[Tensor, "B T"],
+    counts: Bool[Tensor, "B T"],
+    clip_range: float,
+    clip_range_vf: float | None,
+    ent_coef: float,
+    vf_coef: float,
+) -> PPOLoss:
+    """Clipped surrogate (eq. 7) minus entropy bonus plus value error (eq. 9), means over the steps that count."""
+    log_ratio = log_probs - old_log_probs
+    policy = mean_over(-clipped_surrogate(log_ratio, advantages, clip_range), counts)
+    value = mean_over(value_error(values, old_values, returns, clip_range_vf), counts)
+    bonus = mean_over(entropy, counts)
+    with torch.no_grad():
+        change = log_ratio.exp() - 1.0
+        approx_kl = mean_over(change - log_ratio, counts)
+        clip_fraction = mean_over((change.abs() > clip_range).to(change.dtype), counts)
+        ratio_error = torch.where(counts, change.abs(), torch.zeros_like(change)).max()
+    return PPOLoss(
+        total=policy + vf_coef * value - ent_coef * bonus,
+        policy=policy.detach(),
+        value=value.detach(),
+        entropy=bonus.detach(),
+        approx_kl=approx_kl,
+        clip_fraction=clip_fraction,
+        ratio_error=ratio_error,
+    )
+
+
+def clipped_surrogate(
+    log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], clip_range: float
+) -> Float[Tensor, "B T"]:
+    """min(r A, clip(r, 1 - clip_range, 1 + clip_range) A), the objective that is maximised (eq. 7)."""
+    ratio = log_ratio.exp()
+    return torch.minimum(advantages * ratio, advantages * ratio.clamp(1.0 - clip_range, 1.0 + clip_range))
+
+
+def value_error(
+    values: Float[Tensor, "B T"],
+    old_values: Float[Tensor, "B T"],
+    returns: Float[Tensor, "B T"],
+    clip_range_vf: float | None,
+) -> Float[Tensor, "B T"]:
+    """Squared error; with ``clip_range_vf`` the new value may move only that far from the old one, as in SB3's PPO."""
+    if clip_range_vf is not None:
+        values = old_values + (values - old_values).clamp(-clip_range_vf, clip_range_vf)
+    return (returns - values).square()
+
+
+def normalised(advantages: Float[Tensor, "B T"], counts: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Advantages with mean 0 and standard deviation 1 over the steps that count; the others become 0."""
+    mean = mean_over(advantages, counts)
+    centred = torch.where(counts, advantages - mean, torch.zeros_like(advantages))
+    return centred / (mean_over(centred.square(), counts).sqrt() + 1e-8)
+
+
+def mean_over(x: Float[Tensor, "B T"], counts: Bool[Tensor, "B T"]) -> Tensor:
+    """The mean of ``x`` over the steps that count; 0 when none does."""
+    return torch.where(counts, x, torch.zeros_like(x)).sum() / counts.sum().clamp(min=1)
+
+
+def explained_variance(predictions: Tensor, targets: Tensor, counts: Tensor) -> float:
+    """1 - Var(targets - predictions) / Var(targets) over the steps that count; NaN when the targets do not vary."""
+    targets, predictions = targets[counts], predictions[counts]
+    spread = float(targets.var(unbiased=False)) if len(targets) else 0.0
+    return float("nan") if spread == 0.0 else 1.0 - float((targets - predictions).var(unbiased=False)) / spread

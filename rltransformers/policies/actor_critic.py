@@ -1,0 +1,632 @@
+"""The policy of the online agents: observation tokens, a backbone with memory, an action head and a value head.
+
+Axes: B environments, T steps, W token width, A action numbers. One forward pass serves acting (T = 1, cached memory)
+and training (whole segments), so that both compute the same function.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.distributions import Distribution, make_proba_distribution
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import Schedule
+from torch import Tensor, nn
+
+from rltransformers.backbone import Backbone, BackboneConfig, Record, State
+from rltransformers.core.errors import ConfigError, DataError, did_you_mean
+from rltransformers.core.spaces import channels_first, check_supported, is_image, leaf_spaces, space_from_leaves
+from rltransformers.data.rollout import Segment, observation_dtype, stored_action
+from rltransformers.policies.encoders import ObservationEncoder
+
+Space = gym.Space[Any]
+
+
+@dataclass(frozen=True)
+class PolicyState:
+    """What the policy remembers of every environment: the memory of its backbones and the step before this one.
+
+    Rows can be chosen with ``state[index]``. It is passed in and returned, and never changed in place.
+    """
+
+    actor: State
+    critic: State | None  # None: the value shares the actor's backbone
+    previous_action: Tensor  # [B] indices from 0, or [B, A]
+    previous_reward: Tensor  # [B]
+
+    @property
+    def batch_size(self) -> int:
+        return int(self.previous_reward.shape[0])
+
+    def __getitem__(self, rows: Tensor) -> "PolicyState":
+        return PolicyState(
+            self.actor[rows],
+            None if self.critic is None else self.critic[rows],
+            self.previous_action[rows],
+            self.previous_reward[rows],
+        )
+
+    def tensors(self) -> dict[str, Any]:
+        """Every tensor by name, for checkpoints."""
+        return {
+            "actor": dict(self.actor.tensors),
+            "critic": None if self.critic is None else dict(self.critic.tensors),
+            "previous_action": self.previous_action,
+            "previous_reward": self.previous_reward,
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Any]) -> "PolicyState":
+        """The inverse of ``tensors``."""
+        critic = tensors["critic"]
+        return cls(
+            State(dict(tensors["actor"])),
+            None if critic is None else State(dict(critic)),
+            tensors["previous_action"],
+            tensors["previous_reward"],
+        )
+
+
+@dataclass
+class Evaluation:
+    """What the policy says about [B, T] steps; ``distribution`` is over the B*T steps in row order."""
+
+    distribution: Distribution
+    values: Tensor
+    state: PolicyState
+    auxiliary_loss: Tensor | None = None
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+    def log_probs(self, actions: Tensor) -> Tensor:
+        """Log-probability [B, T] of the stored actions [B, T] or [B, T, A]."""
+        return self.distribution.log_prob(actions.flatten(0, 1)).view_as(self.values)
+
+    def entropy(self) -> Tensor:
+        entropy = self.distribution.entropy()
+        assert entropy is not None  # only squashed Gaussians have none, and no head makes these
+        return entropy.view_as(self.values)
+
+
+class GTrXLPolicy(BasePolicy):
+    """An actor-critic over a transformer backbone (GTrXL, arXiv 1910.06764, by default).
+
+    Args:
+        observation_space: any nesting of Box, Discrete, MultiDiscrete, MultiBinary in Dict and Tuple.
+        action_space: Discrete, MultiDiscrete, MultiBinary or Box.
+        lr_schedule: learning rate by remaining progress (1 to 0).
+        backbone: a ``BackboneConfig``, or its dictionary: ``{"preset": "gtrxl", "width": 64, "memory": 64}``.
+        shared_backbone: False gives the value function an encoder and a backbone of its own.
+        previous_action: add the action of the step before to every token.
+        previous_reward: add the reward of the step before to every token.
+        first_step: tell the network which step is the first of its episode.
+        head_width: units of one hidden layer (tanh) in front of each head; 0 for none.
+        log_std_init: first logarithm of the standard deviation of Box actions.
+        optimizer_kwargs: arguments of Adam beside the learning rate.
+
+    Raises:
+        ConfigError: for an unsupported space, an unknown setting, or dropout above 0 (see below).
+
+    Dropout must be 0: the action probabilities of the rollout and of the update would differ, and the ratio between
+    them, which the update relies on, would be noise.
+    """
+
+    def __init__(
+        self,
+        observation_space: Space,
+        action_space: Space,
+        lr_schedule: Schedule,
+        *,
+        backbone: BackboneConfig | Mapping[str, Any] | None = None,
+        shared_backbone: bool = True,
+        previous_action: bool = False,
+        previous_reward: bool = False,
+        first_step: bool = False,
+        head_width: int = 0,
+        log_std_init: float = 0.0,
+        optimizer_kwargs: Mapping[str, Any] | None = None,
+        **unknown: Any,
+    ) -> None:
+        if unknown:
+            known = ("backbone", "shared_backbone", "previous_action", "previous_reward", "first_step", "head_width")
+            name = next(iter(unknown))
+            raise ConfigError(
+                f"policy_kwargs has no {name!r}; {did_you_mean(name, (*known, 'log_std_init', 'optimizer_kwargs'))}"
+            )
+        check_action_space(action_space)
+        tree = tree_space(observation_space)
+        check_supported(tree, "observation")
+        super().__init__(observation_space, action_space)
+        self.tree = tree
+        self.leaf_types = {path: observation_dtype(leaf) for path, leaf in leaf_spaces(tree).items()}
+        self.config = (
+            backbone if isinstance(backbone, BackboneConfig) else BackboneConfig.from_dict(dict(backbone or {}))
+        )
+        if self.config.dropout > 0:
+            raise ConfigError(
+                f"dropout is {self.config.dropout}, but must be 0 online: with it the action probabilities of "
+                "rollout and update differ; set policy_kwargs backbone dropout to 0"
+            )
+        width = self.config.width
+        self.uses_previous_reward = previous_reward
+        self.actor = TokenBackbone(self.tree, action_space, self.config, previous_action, previous_reward, first_step)
+        self.critic: TokenBackbone | None = None
+        if not shared_backbone:
+            self.critic = TokenBackbone(
+                self.tree, action_space, self.config, previous_action, previous_reward, first_step
+            )
+        self.action_distribution = make_proba_distribution(action_space)
+        self.action_hidden, latent = _hidden(width, head_width)
+        self.value_hidden, _ = _hidden(width, head_width)
+        self.action_net: nn.Module
+        if isinstance(action_space, spaces.Box):
+            net, self.log_std = self.action_distribution.proba_distribution_net(
+                latent_dim=latent, log_std_init=log_std_init
+            )
+            self.action_net = net
+        else:
+            self.action_net = cast(nn.Module, self.action_distribution.proba_distribution_net(latent_dim=latent))
+        self.value_net = nn.Linear(latent, 1)
+        # Small first logits: every action is tried before any is preferred (arXiv 2006.05990, section 3.2).
+        self.init_weights(self.action_net, gain=0.01)
+        self.init_weights(self.value_net, gain=1.0)
+        self._lay_out_actions(action_space)
+        self.optimizer = torch.optim.Adam(
+            self.parameters(), lr=lr_schedule(1.0), **{"eps": 1e-5, **dict(optimizer_kwargs or {})}
+        )
+
+    def _lay_out_actions(self, action_space: Space) -> None:
+        self.action_shape, self.action_dtype = stored_action(action_space)
+        self.action_start: np.ndarray | int = 0
+        if isinstance(action_space, spaces.Discrete | spaces.MultiDiscrete):
+            self.action_start = np.asarray(action_space.start)
+
+    def backbones(self) -> list["TokenBackbone"]:
+        """The actor's and, where it has its own, the critic's backbone."""
+        return [self.actor] if self.critic is None else [self.actor, self.critic]
+
+    # State
+
+    def initial_state(self, batch_size: int, cached: bool = True) -> PolicyState:
+        """Empty memory for ``batch_size`` environments; ``cached`` keeps keys and values too, as acting needs them."""
+        zeros = torch.zeros((batch_size, *self.action_shape), dtype=self.action_dtype, device=self.device)
+        return PolicyState(
+            actor=self.actor.backbone.initial_state(batch_size, cached=cached),
+            critic=None if self.critic is None else self.critic.backbone.initial_state(batch_size, cached=cached),
+            previous_action=zeros,
+            previous_reward=torch.zeros(batch_size, device=self.device),
+        )
+
+    def with_cache(self, state: PolicyState) -> PolicyState:
+        """The state for acting: keys and values of the memory under today's weights."""
+        return self._map_memory(state, lambda backbone, memory: backbone.with_cache(memory))
+
+    def without_cache(self, state: PolicyState) -> PolicyState:
+        """The state for training and storage: layer inputs only."""
+        return self._map_memory(state, lambda backbone, memory: backbone.without_cache(memory))
+
+    def _map_memory(self, state: PolicyState, change: Callable[[Backbone, State], State]) -> PolicyState:
+        critic = state.critic
+        if self.critic is not None and critic is not None:
+            critic = change(self.critic.backbone, critic)
+        return PolicyState(
+            change(self.actor.backbone, state.actor), critic, state.previous_action, state.previous_reward
+        )
+
+    # Forward passes
+
+    def evaluate(
+        self,
+        observations: Mapping[str, Tensor],
+        previous_actions: Tensor,
+        previous_rewards: Tensor,
+        first: Tensor,
+        state: PolicyState,
+        record: Record | None = None,
+    ) -> Evaluation:
+        """Distribution and value of [B, T] steps that follow ``state``; no gradient reaches ``state``.
+
+        ``previous_actions`` [B, T(, A)] and ``previous_rewards`` [B, T] belong to the step before each step and are
+        ignored where ``first``. The returned state holds the memory after the last step and the previous action and
+        reward that were passed in; the caller puts those of the last step there.
+        """
+        actor_record = record if record is not None else Record()
+        features, memory = self.actor(
+            observations, previous_actions, previous_rewards, first, state.actor, actor_record
+        )
+        auxiliary = _weighted_losses(self.actor.backbone, actor_record)
+        metrics = dict(actor_record.metrics)
+        value_features, value_memory = features, state.critic
+        if self.critic is not None:
+            critic_record = Record(weights=actor_record.weights)
+            value_features, value_memory = self.critic(
+                observations, previous_actions, previous_rewards, first, state.critic, critic_record
+            )
+            auxiliary = _add(auxiliary, _weighted_losses(self.critic.backbone, critic_record))
+            metrics |= {f"value_{name}": value for name, value in critic_record.metrics.items()}
+        values = self.value_net(self.value_hidden(value_features)).squeeze(-1)
+        after = PolicyState(memory, value_memory, state.previous_action, state.previous_reward)
+        return Evaluation(self._distribution(features), values, after, auxiliary, metrics)
+
+    def _distribution(self, features: Tensor) -> Distribution:
+        logits = self.action_net(self.action_hidden(features.flatten(0, 1)))
+        distribution = make_proba_distribution(self.action_space)
+        if isinstance(self.action_space, spaces.Box):
+            return distribution.proba_distribution(logits, self.log_std)
+        return distribution.proba_distribution(logits)
+
+    def evaluate_segment(
+        self, segment: Segment, record: Record | None = None, gradient_window: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Evaluation]:
+        """Log-probabilities, values and entropies [B, T] of a whole segment from its start memory, and the last chunk.
+
+        Gradient flows through the whole segment, or through chunks of ``gradient_window`` steps: at a chunk border the
+        memory keeps its value and loses its gradient.
+        """
+        previous_actions, previous_rewards = previous_steps(segment)
+        steps = segment.rewards.shape[1]
+        window = steps if gradient_window is None else gradient_window
+        state: PolicyState = segment.memory
+        log_probs, values, entropies = [], [], []
+        auxiliary: Tensor | None = None
+        for begin in range(0, steps, window):
+            part = slice(begin, min(begin + window, steps))
+            result = self.evaluate(
+                {path: leaf[:, part] for path, leaf in segment.observations.items()},
+                previous_actions[:, part],
+                previous_rewards[:, part],
+                segment.first[:, part],
+                state,
+                record,
+            )
+            state = result.state
+            log_probs.append(result.log_probs(segment.actions[:, part]))
+            values.append(result.values)
+            entropies.append(result.entropy())
+            share = (part.stop - part.start) / steps
+            auxiliary = _add(auxiliary, None if result.auxiliary_loss is None else share * result.auxiliary_loss)
+        result.auxiliary_loss = auxiliary
+        result.state = PolicyState(state.actor, state.critic, segment.actions[:, -1], segment.rewards[:, -1])
+        return torch.cat(log_probs, 1), torch.cat(values, 1), torch.cat(entropies, 1), result
+
+    def memory_after(self, segment: Segment) -> PolicyState:
+        """The memory at the end of a segment, every step of it encoded again with today's weights; training form."""
+        previous_actions, previous_rewards = previous_steps(segment)
+        state: PolicyState = segment.memory
+        _, actor = self.actor(
+            segment.observations, previous_actions, previous_rewards, segment.first, state.actor, None
+        )
+        critic = state.critic
+        if self.critic is not None:
+            _, critic = self.critic(
+                segment.observations, previous_actions, previous_rewards, segment.first, state.critic, None
+            )
+        return PolicyState(actor, critic, segment.actions[:, -1], segment.rewards[:, -1])
+
+    @torch.no_grad()
+    def step(
+        self,
+        observations: Mapping[str, Tensor],
+        state: PolicyState,
+        first: Tensor,
+        deterministic: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, PolicyState]:
+        """Actions [B(, A)], values [B], log-probabilities [B] and the next state, for one step of every environment.
+
+        ``first`` bool [B] marks environments whose episode begins here. The next state already holds the actions as
+        previous actions; whoever steps the environments adds the rewards with ``rewarded``.
+        """
+        result = self._one_step(observations, state, first)
+        actions = most_likely(result.distribution) if deterministic else sample(result.distribution, generator)
+        log_probs = result.distribution.log_prob(actions)
+        after = PolicyState(result.state.actor, result.state.critic, actions, state.previous_reward)
+        return actions, result.values[:, 0], log_probs, after
+
+    @torch.no_grad()
+    def values(self, observations: Mapping[str, Tensor], state: PolicyState, first: Tensor) -> Tensor:
+        """Values [B] of observations that would come next; the state is left as it is."""
+        return self._one_step(observations, state, first).values[:, 0]
+
+    def _one_step(self, observations: Mapping[str, Tensor], state: PolicyState, first: Tensor) -> Evaluation:
+        return self.evaluate(
+            {path: leaf.unsqueeze(1) for path, leaf in observations.items()},
+            state.previous_action.unsqueeze(1),
+            state.previous_reward.unsqueeze(1),
+            first.unsqueeze(1),
+            state,
+        )
+
+    # Between environment and tensors
+
+    def leaves_to_tensors(self, leaves: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Numpy leaves as stored: float32 for floats, integers as they are."""
+        return {
+            path: torch.as_tensor(leaves[path], device=self.device).to(dtype) for path, dtype in self.leaf_types.items()
+        }
+
+    def environment_actions(self, actions: Tensor) -> np.ndarray:
+        """Actions as the environment takes them: clipped into a Box, shifted by the start of a Discrete."""
+        array = actions.cpu().numpy()
+        space = self.action_space
+        if isinstance(space, spaces.Box):
+            return cast(np.ndarray, np.clip(array.reshape(-1, *space.shape), space.low, space.high).astype(space.dtype))
+        if isinstance(space, spaces.MultiBinary):
+            return array.astype(space.dtype)
+        return cast(np.ndarray, array + self.action_start)
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        reward: np.ndarray | float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[np.ndarray, Any]:
+        """Actions for one observation or a batch of them, and the state to pass in with the next one.
+
+        Args:
+            observation: as the environment gives it; nested Dicts and Tuples and channel-last or channel-first images
+                are understood.
+            state: what the last call returned; None begins an episode in every environment.
+            episode_start: bool per environment, True where this observation is the first of an episode.
+            deterministic: take the most likely action in place of a sample.
+            reward: what the last action earned; needed by policies with ``previous_reward``, from the second step on.
+            generator: source of the sampled actions.
+
+        Raises:
+            DataError: for an observation that does not fit the observation space or is not finite, or a state of
+                another number of environments.
+            ConfigError: when the policy needs rewards and none is given.
+        """
+        self.set_training_mode(False)
+        arrays, batched = fit_observation(self.tree, observation)
+        leaves = self.leaves_to_tensors(arrays)
+        n = int(next(iter(leaves.values())).shape[0])
+        if state is None:
+            state = self.initial_state(n)
+            first = torch.ones(n, dtype=torch.bool, device=self.device)
+        else:
+            state, first = self._continue(state, n, episode_start, reward)
+        actions, _, _, state = self.step(leaves, state, first, deterministic, generator)
+        environment_actions = self.environment_actions(actions)
+        return (environment_actions if batched else environment_actions[0]), state
+
+    def _continue(
+        self, state: Any, n: int, episode_start: np.ndarray | None, reward: np.ndarray | float | None
+    ) -> tuple[PolicyState, Tensor]:
+        if not isinstance(state, PolicyState):
+            raise DataError(f"state must be what predict returned, or None; got {type(state).__name__}")
+        if state.batch_size != n:
+            raise DataError(
+                f"the state belongs to {state.batch_size} environments, the observation to {n}; "
+                "pass state=None to begin anew"
+            )
+        if episode_start is None:
+            first = torch.zeros(n, dtype=torch.bool, device=self.device)
+        else:
+            first = torch.as_tensor(np.asarray(episode_start, dtype=bool).reshape(-1), device=self.device)
+        if self.uses_previous_reward:
+            if reward is None and not bool(first.all()):
+                raise ConfigError(
+                    "this policy was built with previous_reward=True and needs predict(..., reward=...) from the second "
+                    "step on; loops that cannot pass it (evaluate_policy, EvalCallback) need the reward in the observation: "
+                    "train with the wrapper rltransformers.envs.wrappers.History in place of previous_reward=True"
+                )
+            state = rewarded(state, np.zeros(n) if reward is None else reward)
+        return state, first
+
+    def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
+        raise ConfigError("a policy with memory needs a state: call predict(observation, state, episode_start)")
+
+
+class TokenBackbone(nn.Module):
+    """Encoders of everything a step may show, summed into one token, and the backbone that reads the tokens."""
+
+    def __init__(
+        self,
+        observation_space: Space,
+        action_space: Space,
+        config: BackboneConfig,
+        previous_action: bool,
+        previous_reward: bool,
+        first_step: bool,
+    ) -> None:
+        super().__init__()
+        width = config.width
+        self.observation = ObservationEncoder(observation_space, width)
+        self.previous_action = _stored_action_encoder(action_space, width) if previous_action else None
+        self.previous_reward = nn.Linear(1, width) if previous_reward else None
+        self.first_step = nn.Parameter(torch.randn(width) / math.sqrt(width)) if first_step else None
+        self.backbone = Backbone(config)
+
+    def tokens(
+        self, observations: Mapping[str, Tensor], previous_actions: Tensor, previous_rewards: Tensor, first: Tensor
+    ) -> Tensor:
+        """Tokens [B, T, W]."""
+        tokens: Tensor = self.observation(observations)
+        later = (~first).unsqueeze(-1).to(tokens.dtype)
+        if self.previous_action is not None:
+            tokens = tokens + later * self.previous_action(previous_actions)
+        if self.previous_reward is not None:
+            tokens = tokens + later * self.previous_reward(previous_rewards.unsqueeze(-1).to(tokens.dtype))
+        if self.first_step is not None:
+            tokens = tokens + (1.0 - later) * self.first_step
+        return tokens
+
+    def forward(
+        self,
+        observations: Mapping[str, Tensor],
+        previous_actions: Tensor,
+        previous_rewards: Tensor,
+        first: Tensor,
+        state: State | None,
+        record: Record | None,
+    ) -> tuple[Tensor, State]:
+        tokens = self.tokens(observations, previous_actions, previous_rewards, first)
+        features, memory = self.backbone(tokens, state, first, record=record)
+        return features, memory
+
+
+def _stored_action_encoder(action_space: Space, width: int) -> ObservationEncoder:
+    """An encoder of actions as the buffer keeps them: indices from 0, Boxes flattened."""
+    shape, _ = stored_action(action_space)
+    if isinstance(action_space, spaces.Discrete):
+        return ObservationEncoder(spaces.Discrete(int(action_space.n)), width)
+    if isinstance(action_space, spaces.MultiDiscrete):
+        return ObservationEncoder(spaces.MultiDiscrete(action_space.nvec), width)
+    return ObservationEncoder(spaces.Box(-np.inf, np.inf, shape), width)
+
+
+def _hidden(width: int, head_width: int) -> tuple[nn.Module, int]:
+    if head_width < 0:
+        raise ConfigError(f"head_width must be 0 (no hidden layer) or more, got {head_width}")
+    if head_width == 0:
+        return nn.Identity(), width
+    hidden = nn.Linear(width, head_width)
+    BasePolicy.init_weights(hidden, gain=math.sqrt(2.0))
+    return nn.Sequential(hidden, nn.Tanh()), head_width
+
+
+def _weighted_losses(backbone: Backbone, record: Record) -> Tensor | None:
+    weighted = [
+        backbone.aux_weights[name] * loss for name, loss in record.losses.items() if name in backbone.aux_weights
+    ]
+    return torch.stack(weighted).sum() if weighted else None
+
+
+def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else (a if b is None else a + b)
+
+
+def rewarded(state: PolicyState, rewards: Any) -> PolicyState:
+    """The state after the environment answered the last action with ``rewards`` [B]."""
+    held = state.previous_reward
+    tensor = torch.as_tensor(rewards, dtype=held.dtype, device=held.device).reshape(held.shape)
+    return PolicyState(state.actor, state.critic, state.previous_action, tensor)
+
+
+def previous_steps(segment: Segment) -> tuple[Tensor, Tensor]:
+    """Action and reward of the step before each step of a segment, [B, T(, A)] and [B, T]."""
+    actions = torch.cat([segment.previous_action.unsqueeze(1), segment.actions[:, :-1]], dim=1)
+    rewards = torch.cat([segment.previous_reward.unsqueeze(1), segment.rewards[:, :-1]], dim=1)
+    return actions, rewards
+
+
+def sample(distribution: Distribution, generator: torch.Generator | None) -> Tensor:
+    """One action per row, drawn from ``generator``: evaluating or seeding elsewhere never shifts a training run."""
+    parts: Any = distribution.distribution
+    if isinstance(parts, list):
+        return torch.stack([_draw(part.probs, generator) for part in parts], dim=1)
+    if isinstance(parts, torch.distributions.Categorical):
+        return _draw(parts.probs, generator)
+    if isinstance(parts, torch.distributions.Bernoulli):
+        return torch.bernoulli(parts.probs, generator=generator)
+    noise = torch.randn(parts.mean.shape, generator=generator, device=parts.mean.device, dtype=parts.mean.dtype)
+    return parts.mean + parts.stddev * noise
+
+
+def _draw(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
+    return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
+
+
+def most_likely(distribution: Distribution) -> Tensor:
+    """The mode of every row."""
+    return distribution.mode()
+
+
+def check_action_space(space: Space) -> None:
+    """Nothing when an action head for ``space`` exists.
+
+    Raises:
+        ConfigError: for other spaces, and for a Box without finite bounds.
+    """
+    stored_action(space)
+    if isinstance(space, spaces.Box) and not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise ConfigError(f"a Box action space needs finite bounds, got {space}; rescale the action with a wrapper")
+
+
+def tree_space(space: Space) -> Space:
+    """A flat Dict keyed by paths ("camera/left") as the nested Dict it stands for; every other space as it is."""
+    if isinstance(space, spaces.Dict) and any("/" in str(key) for key in space.spaces):
+        return space_from_leaves(dict(space.spaces))
+    return space
+
+
+def fit_observation(space: Space, observation: Any) -> tuple[dict[str, np.ndarray], bool]:
+    """Leaves by path with a batch axis in front, and whether the observation came as a batch.
+
+    Images may come with channels last where the space has them first, and the other way round, as in Stable-Baselines3.
+
+    Raises:
+        DataError: when a leaf is missing, has another shape than the space, or is not finite.
+    """
+    found = nested_leaves(observation)
+    arrays: dict[str, np.ndarray] = {}
+    batched: set[bool] = set()
+    for path, leaf in leaf_spaces(space).items():
+        if path not in found:
+            raise DataError(f"the observation lacks {path or 'a bare value'!r}; it has {sorted(found)}")
+        array, is_batch = _fit_leaf(leaf, path, np.asarray(found[path]))
+        arrays[path] = array
+        batched.add(is_batch)
+    if len(batched) > 1:
+        raise DataError("some leaves of the observation have a batch axis and some have none")
+    for path, array in arrays.items():
+        refuse_not_finite(array, f"observation {path!r}" if path else "observation")
+    return arrays, batched.pop()
+
+
+def _fit_leaf(leaf: Space, path: str, array: np.ndarray) -> tuple[np.ndarray, bool]:
+    shape = tuple(leaf.shape or ())
+    for candidate in _layouts(leaf, array):
+        if candidate.shape == shape:
+            return candidate[None], False
+        if candidate.shape[1:] == shape and candidate.ndim == len(shape) + 1:
+            return candidate, True
+    where = f"at {path!r} " if path else ""
+    raise DataError(
+        f"the observation {where}has shape {array.shape}, the space has {shape} (with or without a batch axis)"
+    )
+
+
+def _layouts(leaf: Space, array: np.ndarray) -> list[np.ndarray]:
+    if not is_image(leaf) or len(leaf.shape or ()) != 3:
+        return [array]
+    source, target = (-1, -3) if channels_first(leaf) else (-3, -1)
+    return [array, np.moveaxis(array, source, target)] if array.ndim >= 3 else [array]
+
+
+def nested_leaves(value: Any, path: str = "") -> dict[str, Any]:
+    """The leaves of nested dictionaries and tuples by path, whatever space they came from."""
+    if isinstance(value, Mapping):
+        items = [(str(name), part) for name, part in value.items()]
+    elif isinstance(value, tuple):
+        items = [(str(index), part) for index, part in enumerate(value)]
+    else:
+        return {path: value}
+    leaves: dict[str, Any] = {}
+    for name, part in items:
+        leaves |= nested_leaves(part, f"{path}/{name}" if path else name)
+    return leaves
+
+
+def refuse_not_finite(array: np.ndarray, what: str, when: str = "") -> None:
+    """Nothing when all numbers of a batch are finite.
+
+    Raises:
+        DataError: names the first environment with NaN or infinity.
+    """
+    if array.dtype.kind != "f" or bool(np.isfinite(array).all()):
+        return
+    bad = ~np.isfinite(array).reshape(len(array), -1).all(1)
+    index = int(np.flatnonzero(bad)[0])
+    raise DataError(
+        f"{what} of environment {index}{when} is not finite ({array[index]!r}); look for a division by zero or an "
+        "overflow in the environment or its wrappers"
+    )
