@@ -1,0 +1,239 @@
+"""Nystrom attention, causal: exact inside the token's own block, landmarks for the completed blocks before it.
+
+Axes: B batch, T tokens, S key rows, H heads, n query blocks, L landmarks, b tokens of a block. Blocks are counted from
+the start of the episode, so neither a reset nor the way a stream is cut into calls moves a border.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.attention.interface import Dims, Record, Slots
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Spec, Traits
+from rltransformers.functional.windows import Tokens, take_rows
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks that the tokens of a call lie in, in order, padded to the same count n in every batch row.
+
+    Attributes:
+        start: row of ``[memory ; tokens]`` with the first token of a block.
+        number: completed blocks before it in its episode.
+        of_token, place: block of every token, and its place 0 ... b - 1 inside.
+    """
+
+    start: Int[Tensor, "B n"]
+    number: Int[Tensor, "B n"]
+    of_token: Int[Tensor, "B T"]
+    place: Int[Tensor, "B T"]
+
+
+def episode_blocks(p: Int[Tensor, "B T"], memory: int, block: int) -> Blocks:
+    """Cut the tokens into blocks of ``block`` positions, anchored to p; a new episode opens a new block."""
+    place = p % block
+    opens = place == 0
+    opens[:, 0] = True
+    of_token = opens.cumsum(1) - 1
+    count = int(of_token[:, -1].max()) + 1
+    rows = memory + torch.arange(p.shape[1], device=p.device) - place
+    # All tokens of a block write the same numbers.
+    start = p.new_zeros(len(p), count).scatter(1, of_token, rows)
+    number = p.new_zeros(len(p), count).scatter(1, of_token, p // block)
+    return Blocks(start, number, of_token, place)
+
+
+def pseudo_inverse(matrix: Float[Tensor, "*n L L"], iterations: int) -> Float[Tensor, "*n L L"]:
+    """Moore-Penrose inverse of row-stochastic matrices; float32 at least.
+
+    The third-order iterations of arXiv 2102.03902, section 3.3. The first guess divides by the norms of each matrix,
+    not of the batch as in the published code, which lets batch rows change each other. 6 iterations, as published,
+    are not converged for every matrix; ``iterations=0`` is exact (torch.linalg.pinv).
+    """
+    matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+    if iterations == 0:
+        return torch.linalg.pinv(matrix)
+    size = matrix.abs().sum(-2).amax(-1) * matrix.abs().sum(-1).amax(-1)
+    inverse = matrix.transpose(-1, -2) / size[..., None, None]
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    with torch.autocast(matrix.device.type, enabled=False):
+        for _ in range(iterations):
+            product = matrix @ inverse
+            inverse = inverse @ (13 * identity - product @ (15 * identity - product @ (7 * identity - product))) / 4
+    return inverse
+
+
+def nystrom_blocks(
+    q: Float[Tensor, "B N b H Dh"],
+    k: Float[Tensor, "B N b H Dh"],
+    v: Float[Tensor, "B N b H Dv"],
+    present: Bool[Tensor, "B n L"],
+    exists: Bool[Tensor, "B n b"],
+    iterations: int,
+) -> Float[Tensor, "B n b H Dv"]:
+    """Outputs for the last n = N - L blocks; block i sees itself causally and its L predecessors where ``present``.
+
+    ``exists`` is False for tokens of the own block that are older than the rows at hand.
+
+    Landmarks are the means of the q and k of a predecessor. With F, A and G the softmax attention of queries to
+    landmarks, landmarks to landmarks and landmarks to the predecessors' tokens, the past contributes ``F A^+ G V``.
+    Past and own block are merged by their mass, where a landmark counts for the b tokens it stands for.
+    """
+    block, head_dim, landmarks = q.shape[2], q.shape[-1], present.shape[-1]
+    q = q / math.sqrt(head_dim)
+    own_q, own_k, own_v = q[:, landmarks:], k[:, landmarks:], v[:, landmarks:]
+    mean_q, mean_k = _predecessors(q.mean(2), landmarks), _predecessors(k.mean(2), landmarks)  # B n H Dh L
+    past_k = _predecessors(k, landmarks)  # B n b H Dh L
+    past_v = _predecessors(v, landmarks)
+
+    seen = present[:, :, None, None]  # B n 1 1 L: as keys
+    between = torch.einsum("bnhdl,bnhdm->bnhlm", mean_q, mean_k)
+    identity = torch.eye(landmarks, dtype=between.dtype, device=between.device)
+    # An absent landmark is a block of its own: identity here, so that the inverse of the others is theirs alone.
+    between = torch.where(present[:, :, None, :, None], _softmax(between, seen), identity)
+
+    to_tokens = torch.einsum("bnhdl,bnjhdm->bnhlmj", mean_q, past_k)
+    to_tokens = _softmax(to_tokens.flatten(-2), seen.repeat_interleave(block, -1)).unflatten(-1, (landmarks, block))
+    read = torch.einsum("bnhlmj,bnjhvm->bnhlv", to_tokens, past_v)
+    summary = pseudo_inverse(between, iterations).to(read.dtype) @ read
+
+    far = torch.einsum("bnihd,bnhdl->bnhil", own_q, mean_k) + math.log(block)
+    near = torch.einsum("bnihd,bnjhd->bnhij", own_q, own_k)
+    causal = torch.ones(block, block, dtype=torch.bool, device=q.device).tril()
+    within = causal & exists[:, :, None, None]
+    allowed = torch.cat([seen.expand(-1, -1, 1, block, -1), within], -1)
+    far, near = _softmax(torch.cat([far, near], -1), allowed).split([landmarks, block], -1)
+    return torch.einsum("bnhil,bnhlv->bnihv", far, summary) + torch.einsum("bnhij,bnjhv->bnihv", near, own_v)
+
+
+def _predecessors(blocks: Float[Tensor, "B N ..."], landmarks: int) -> Float[Tensor, "B n ... L"]:
+    """The ``landmarks`` entries in front of every entry but the first ``landmarks``, on a new last axis; a view."""
+    return blocks[:, :-1].unfold(1, landmarks, 1)
+
+
+def _softmax(logits: Tensor, allowed: Bool[Tensor, "..."]) -> Tensor:
+    """Softmax over the allowed entries of the last axis; zeros where there are none."""
+    return logits.masked_fill(~allowed, torch.finfo(logits.dtype).min).softmax(-1) * allowed
+
+
+def past_convolution(
+    rows: Float[Tensor, "B S H Dv"], kernel: Float[Tensor, "H K"], p: Int[Tensor, "B T"]
+) -> Float[Tensor, "B T H Dv"]:
+    """``sum_k kernel[h, k] rows[t - k]`` inside the episode; the published skip looks to both sides."""
+    time, taps = p.shape[1], kernel.shape[1]
+    rows = F.pad(rows, (0, 0, 0, 0, max(0, taps - 1 + time - rows.shape[1]), 0))
+    first = rows.shape[1] - time
+    out = torch.zeros_like(rows[:, first:])
+    for lag in range(taps):
+        inside = (p >= lag)[..., None, None]
+        out = out + (rows[:, first - lag : first - lag + time] * kernel[:, lag, None]).masked_fill(~inside, 0.0)
+    return out
+
+
+class Nystrom(nn.Module):
+    """Block Nystrom attention over the window of the last ``(landmarks + 1) * block`` tokens (arXiv 2102.03902).
+
+    As published, landmark means and normalisers see the future. Here they use completed blocks only, and the blocks
+    kept are also the tokens that the landmarks read, so the output is a function of the window.
+    """
+
+    sinks = 0
+
+    def __init__(self, dims: Dims, block: int, landmarks: int, iterations: int, conv: int) -> None:
+        super().__init__()
+        self.dims, self.block, self.landmarks, self.iterations = dims, block, landmarks, iterations
+        self.horizon = max((landmarks + 1) * block, conv) - 1
+        self.widths = [dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.value_dim]
+        self.key_width = sum(self.widths)
+        self.project = nn.Linear(dims.width, self.key_width, bias=False)
+        self.out = nn.Linear(dims.heads * dims.value_dim, dims.width, bias=False)
+        self.kernel: nn.Parameter | None = None
+        if conv:
+            self.kernel = nn.Parameter(torch.empty(dims.heads, conv).uniform_(-1, 1) / math.sqrt(conv))
+
+    def keys(self, h: Float[Tensor, "B S D"]) -> Float[Tensor, "B S E"]:
+        """Queries, keys and values side by side: a landmark averages the queries of its block, too."""
+        return self.project(h)
+
+    def forward(
+        self,
+        h: Float[Tensor, "B T D"],
+        keys: Float[Tensor, "B S E"],
+        tokens: Tokens,
+        *,
+        slots: Slots | None = None,
+        sinks: Tensor | None = None,
+        carry: Tensor | None = None,
+        record: Record | None = None,
+        name: str = "",
+    ) -> tuple[Float[Tensor, "B T D"], None]:
+        """Mixed tokens; there are no logits to hand on."""
+        blocks = episode_blocks(tokens.p, keys.shape[1] - h.shape[1], self.block)
+        steps = torch.arange(self.landmarks, 0, -1, device=h.device)
+        start = torch.cat([blocks.start[:, :1] - self.block * steps, blocks.start], 1)
+        index = start[..., None] + torch.arange(self.block, device=h.device)
+        # A block that the call does not complete has no further rows: any stand in, no token looks at them.
+        gathered = take_rows(keys, index.clamp(max=keys.shape[1] - 1).flatten(1)).unflatten(1, index.shape[1:])
+        q, k, v = self._heads(gathered)
+        present = (steps <= blocks.number[..., None]) & _predecessors(start >= 0, self.landmarks)
+        grid = nystrom_blocks(q, k, v, present, index[:, self.landmarks :] >= 0, self.iterations).flatten(1, 2)
+        mixed = take_rows(grid, blocks.of_token * self.block + blocks.place)
+        if self.kernel is not None:
+            mixed = mixed + past_convolution(self._heads(keys)[2], self.kernel, tokens.p)
+        return self.out(mixed.flatten(2)), None
+
+    def _heads(self, rows: Float[Tensor, "*n E"]) -> list[Tensor]:
+        """Queries, keys and values [*n, H, Dh]; shared key and value heads are repeated."""
+        counts = (self.dims.heads, self.dims.kv_heads, self.dims.kv_heads)
+        parts = zip(rows.split(self.widths, -1), counts, strict=True)
+        return [part.unflatten(-1, (n, -1)).repeat_interleave(self.dims.heads // n, -2) for part, n in parts]
+
+
+def build(dims: Dims, *, block: int, landmarks: int, iterations: int = 6, conv: int = 0) -> Nystrom:
+    """Nystrom attention for one layer.
+
+    Args:
+        dims: sizes of the layer; its memory must hold ``(landmarks + 1) * block - 1`` tokens.
+        block: tokens of a block, attended exactly while it is the current one.
+        landmarks: completed blocks that are kept.
+        iterations: of the pseudo-inverse; 6 as published, 0 for the exact one.
+        conv: taps of a depthwise convolution over past values, added to the output; 0 for none, the paper uses 33.
+    """
+    for key, value, least in (("block", block, 1), ("landmarks", landmarks, 1), ("iterations", iterations, 0)):
+        if value < least:
+            raise ConfigError(f"nystrom {key} must be at least {least}, got {value}")
+    if conv < 0:
+        raise ConfigError(f"nystrom conv must be 0 (none) or a number of taps, got {conv}")
+    mixer = Nystrom(dims, block, landmarks, iterations, conv)
+    visible = (dims.memory + 1) * dims.tokens_per_step - 1
+    if visible < mixer.horizon:
+        steps = -(-(mixer.horizon + 1) // dims.tokens_per_step) - 1
+        raise ConfigError(
+            f"nystrom with landmarks={landmarks}, block={block}, conv={conv} looks {mixer.horizon} tokens back, "
+            f"the memory holds {visible}; raise memory to {steps} steps or choose fewer landmarks or smaller blocks"
+        )
+    return mixer
+
+
+SPEC = Spec(
+    id="S16",
+    name="nystrom",
+    axis="mixer",
+    paper="Xiong et al. 2021, arXiv 2102.03902",
+    summary="own block exactly, completed blocks through landmark means and a pseudo-inverse",
+    build=build,
+    example={"mixer": {"name": "nystrom", "block": 3, "landmarks": 4}, "memory": 14},
+    traits=Traits(
+        causality="X",
+        family="SLOT",
+        horizon="(landmarks + 1) block - 1",
+        state="window x 3 H Dh",
+        time="T",
+        causal_form="blocks from the episode start; landmarks and normalisers use completed blocks only",
+    ),
+)

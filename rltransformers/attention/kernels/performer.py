@@ -1,0 +1,121 @@
+"""Performer: linear attention whose random features estimate the softmax.
+
+Axes: B batch, T tokens, D width, H heads, m features.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rltransformers.attention.interface import Dims, Record
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Spec, Traits
+from rltransformers.functional.recurrences import kernel_attention
+from rltransformers.functional.windows import Tokens
+
+# Exponents of key features are held in [-60, 60], far inside float32 (88): a sum over a million tokens still fits.
+LARGEST = 60.0
+
+
+def orthogonal_directions(features: int, head_dim: int, generator: torch.Generator) -> Float[Tensor, "m Dh"]:
+    """Rows N(0, I), orthogonal inside blocks of ``head_dim`` rows; float64 (arXiv 2009.14794, section 2.4)."""
+    blocks = -(-features // head_dim)
+    normal = torch.randn(blocks, head_dim, head_dim, generator=generator, dtype=torch.float64)
+    basis, upper = torch.linalg.qr(normal)
+    # QR alone is not uniform over rotations: the signs of the diagonal of R make it so.
+    basis = basis * upper.diagonal(dim1=-2, dim2=-1).sign()[:, None]
+    rows = basis.transpose(-1, -2).flatten(0, 1)[:features]
+    lengths = torch.randn(features, head_dim, generator=generator, dtype=torch.float64).norm(dim=1)
+    return rows * lengths[:, None]
+
+
+def query_features(q: Float[Tensor, "*n Dh"], directions: Float[Tensor, "m Dh"]) -> Float[Tensor, "*n m"]:
+    """``exp(w . q')`` divided by its largest feature: every factor common to one query cancels in the attention."""
+    exponent = _projected(q, directions)
+    return (exponent - exponent.detach().amax(-1, keepdim=True)).exp()
+
+
+def key_features(k: Float[Tensor, "*n Dh"], directions: Float[Tensor, "m Dh"]) -> Float[Tensor, "*n m"]:
+    """``exp(w . k' - |k'|^2 / 2)`` times a constant (lemma 1; the factor m^-1/2 cancels).
+
+    The exponent is at most |w|^2 / 2. The constant, 1 unless some |w|^2 / 2 exceeds 60, depends on no key, so tokens
+    do not learn of each other through it. Exponents below -60 count as -60, which keeps sums of weights above zero.
+    """
+    directions = directions.to(torch.promote_types(k.dtype, torch.float32))
+    excess = (directions.square().sum(-1).amax() / 2 - LARGEST).clamp(min=0)
+    half_square = k.to(directions.dtype).square().sum(-1, keepdim=True) / (2 * math.sqrt(k.shape[-1]))
+    return (_projected(k, directions) - half_square - excess).clamp(min=-LARGEST).exp()
+
+
+def _projected(x: Tensor, directions: Tensor) -> Tensor:
+    """``w . x'`` with ``x' = x / Dh^(1/4)``, in float32 at least."""
+    kept = torch.promote_types(x.dtype, torch.float32)
+    with torch.autocast(x.device.type, enabled=False):
+        return x.to(kept) @ directions.to(kept).T / x.shape[-1] ** 0.25
+
+
+class Performer(nn.Module):
+    """FAVOR+ with positive orthogonal features; ``directions`` is drawn once and saved with the weights."""
+
+    directions: Tensor
+
+    def __init__(self, dims: Dims, features: int, seed: int) -> None:
+        super().__init__()
+        self.dims = dims
+        self.widths = [dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.value_dim]
+        self.project = nn.Linear(dims.width, sum(self.widths), bias=False)
+        self.out = nn.Linear(dims.heads * dims.value_dim, dims.width, bias=False)
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + dims.layer)
+        drawn = orthogonal_directions(features, dims.head_dim, generator)
+        self.register_buffer("directions", drawn.to(torch.get_default_dtype()))
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Feature-value products and features, summed over the episode."""
+        heads, features = self.dims.heads, len(self.directions)
+        return {"sum": (heads, features, self.dims.value_dim), "norm": (heads, features)}
+
+    def forward(
+        self,
+        h: Float[Tensor, "B T D"],
+        state: dict[str, Tensor],
+        tokens: Tokens,
+        *,
+        record: Record | None = None,
+        name: str = "",
+    ) -> tuple[Float[Tensor, "B T D"], dict[str, Tensor]]:
+        """Mixed tokens and the new sums."""
+        counts = (self.dims.heads, self.dims.kv_heads, self.dims.kv_heads)
+        parts = self.project(h).split(self.widths, -1)
+        q, k, v = (part.unflatten(-1, (n, -1)).transpose(1, 2) for part, n in zip(parts, counts, strict=True))
+        phi_q, phi_k = query_features(q, self.directions), key_features(k, self.directions)
+        mixed, state = kernel_attention(phi_q, phi_k, v, state, tokens)
+        return self.out(mixed.transpose(1, 2).flatten(2).to(h.dtype)), state
+
+
+def build(dims: Dims, *, features: int | None = None, seed: int = 0) -> Performer:
+    """Performer attention for one layer.
+
+    Args:
+        dims: sizes of the layer; ``dims.layer`` makes the features of every layer different.
+        features: m; None takes ``max(Dh, round(Dh ln Dh))``. The error falls with ``m ** -0.5``.
+        seed: of the random directions, which never change afterwards.
+    """
+    if features is None:
+        features = max(dims.head_dim, round(dims.head_dim * math.log(dims.head_dim)))
+    if features < 1:
+        raise ConfigError(f"performer features must be at least 1, got {features}; leave it out for Dh ln Dh")
+    return Performer(dims, features, seed)
+
+
+SPEC = Spec(
+    id="S5",
+    name="performer",
+    axis="mixer",
+    paper="Choromanski et al. 2021, arXiv 2009.14794",
+    summary="positive orthogonal random features estimate the softmax kernel with a fixed-size state",
+    build=build,
+    example={"mixer": "performer"},
+    traits=Traits(causality="C", family="KERN", horizon="episode", state="H m (Dv + 1)", time="T"),
+)
