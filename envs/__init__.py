@@ -1,2 +1,36 @@
+"""Environments: our memory tasks (registered with Gymnasium on import), wrappers, vector adaptors, ``make_vec_env``."""
+
 if __name__ != "rltransformers.envs":
     raise ImportError("import this folder as rltransformers.envs")
+
+from rltransformers.envs.guard import FiniteVecEnv
+from rltransformers.envs.make import find_spec, make_env, make_vec_env
+from rltransformers.envs.memory_tasks import TASKS, register_tasks
+from rltransformers.envs.vector import GymnasiumVecEnv
+from rltransformers.envs.wrappers import (
+    VELOCITY_INDICES,
+    WRAPPERS,
+    DropIndices,
+    DropUnsupported,
+    FlatDict,
+    History,
+    KeepIndices,
+)
+
+__all__ = [
+    "TASKS",
+    "VELOCITY_INDICES",
+    "WRAPPERS",
+    "DropIndices",
+    "DropUnsupported",
+    "FiniteVecEnv",
+    "FlatDict",
+    "GymnasiumVecEnv",
+    "History",
+    "KeepIndices",
+    "find_spec",
+    "make_env",
+    "make_vec_env",
+]
+
+register_tasks()

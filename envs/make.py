@@ -1,0 +1,195 @@
+"""From an environment id to a Stable-Baselines3 ``VecEnv``, with clear errors for ids, packages and spaces."""
+
+import difflib
+import importlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor
+
+from rltransformers.core.errors import ConfigError, MissingExtraError, did_you_mean, require
+from rltransformers.core.spaces import check_supported, leaf_spaces
+from rltransformers.envs.guard import FiniteVecEnv
+from rltransformers.envs.vector import GymnasiumVecEnv
+from rltransformers.envs.wrappers import WRAPPERS, FlatDict
+
+Env = gymnasium.Env[Any, Any]
+WrapperConfig = str | Mapping[str, Any]
+
+SUITES = {
+    "popgym-": ("popgym", "popgym"),
+    "MiniGrid-": ("minigrid", "minigrid"),
+    "BabyAI-": ("minigrid", "minigrid"),
+    "ALE/": ("ale_py", "atari"),
+}
+"""Prefix of an id → (module that registers it, extra of this package that installs it)."""
+
+
+def make_vec_env(
+    env_id: str,
+    num_envs: int = 1,
+    *,
+    seed: int | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[WrapperConfig] = (),
+    processes: bool = False,
+    monitor: bool = True,
+) -> VecEnv:
+    """``num_envs`` copies of an environment, guarded against NaN and with episode statistics in the infos.
+
+    Our own tasks run as one numpy program unless wrappers or processes are asked for; others one after another in this
+    process. Nested observations arrive as one flat Dict keyed by path.
+
+    Args:
+        env_id: a registered id; "module:id" imports the module first. Packages of known suites are imported by need.
+        seed: of the first copy, copy i gets seed + i at the first reset; None is random.
+        env_kwargs: for the environment's constructor.
+        wrappers: applied in order; each a name or {"name": ..., option: ...}. Names are those in ``WRAPPERS``, those of
+            ``gymnasium.wrappers``, or "module:Class".
+        processes: one process per copy (the script needs an ``if __name__ == "__main__"`` guard).
+        monitor: adds ``infos[i]["episode"]`` (return, length, time) at episode ends.
+
+    Raises:
+        ConfigError: for an unknown id, wrapper or option, and for spaces that no encoder or head takes.
+        MissingExtraError: when the package behind the id is not installed.
+    """
+    if num_envs < 1:
+        raise ConfigError(f"num_envs must be at least 1, got {num_envs}")
+    spec = find_spec(env_id)
+    options = dict(env_kwargs or {})
+    venv: VecEnv
+    if not wrappers and not processes and _is_ours(spec):
+        program = gymnasium.make_vec(
+            spec, num_envs, vectorization_mode="vector_entry_point", autoreset_mode="SameStep", **options
+        )
+        venv = GymnasiumVecEnv(program)
+    else:
+        build = partial(make_env, spec, env_kwargs=options, wrappers=list(wrappers))
+        if processes:
+            build().close()  # an error in here is readable, one in a worker is a broken pipe
+            venv = SubprocVecEnv([build] * num_envs)
+        else:
+            venv = DummyVecEnv([build] * num_envs)
+    if seed is not None:
+        venv.seed(seed)
+    venv = FiniteVecEnv(venv)
+    return VecMonitor(venv) if monitor else venv
+
+
+def make_env(
+    env: str | EnvSpec, *, env_kwargs: Mapping[str, Any] | None = None, wrappers: Sequence[WrapperConfig] = ()
+) -> Env:
+    """One environment with its wrappers and, where observations are nested, ``FlatDict``; see ``make_vec_env``.
+
+    Gymnasium's passive checker is off: some popular suites do not pass it.
+    """
+    spec = find_spec(env) if isinstance(env, str) else env
+    made = _made(spec, dict(env_kwargs or {}))
+    for wrapper in wrappers:
+        made = _wrapped(made, wrapper)
+    if _nested(made.observation_space):
+        _check_spaces(spec.id, made)
+        made = FlatDict(made)
+    _check_spaces(spec.id, made)
+    return made
+
+
+def find_spec(env_id: str) -> EnvSpec:
+    """The registered specification of ``env_id``, after importing the package that registers it.
+
+    Raises:
+        ConfigError: when no environment has this id; names the closest ones.
+        MissingExtraError: when the id belongs to a known suite that is not installed.
+    """
+    module, _, name = env_id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"{env_id!r} asks for the module {module!r}, which cannot be imported") from error
+    for prefix, (suite, extra) in SUITES.items():
+        if name.startswith(prefix) and name not in gymnasium.registry:
+            require(suite, extra)
+    if name not in gymnasium.registry:
+        raise ConfigError(f"no environment is registered as {name!r}; {_close_ids(name)}")
+    return gymnasium.spec(name)
+
+
+def _is_ours(spec: EnvSpec) -> bool:
+    return isinstance(spec.vector_entry_point, str) and spec.vector_entry_point.startswith("rltransformers.")
+
+
+def _close_ids(name: str) -> str:
+    """The closest registered ids, with or without their namespace, in any case of letters."""
+    ids = {key.lower(): key for key in gymnasium.registry}
+    bare = {key.rpartition("/")[2]: key for key in ids}
+    wanted = name.lower()
+    close = difflib.get_close_matches(wanted, ids, n=2) + [
+        bare[match] for match in difflib.get_close_matches(wanted.rpartition("/")[2], bare, n=2)
+    ]
+    if not close:
+        return "gymnasium.pprint_registry() lists all; give 'module:id' when a module of yours registers it"
+    return f"did you mean {' or '.join(repr(ids[key]) for key in dict.fromkeys(close))}?"
+
+
+def _made(spec: EnvSpec, env_kwargs: dict[str, Any]) -> Env:
+    try:
+        return gymnasium.make(spec, disable_env_checker=True, **env_kwargs)
+    except gymnasium.error.DependencyNotInstalled as error:
+        extra = ": pip install 'rltransformers[mujoco]'" if ".mujoco." in str(spec.entry_point) else ""
+        raise MissingExtraError(f"{spec.id} needs a package that is not installed{extra} ({error})") from error
+    except TypeError as error:
+        raise ConfigError(f"{spec.id} does not take env_kwargs {env_kwargs}: {error}") from error
+
+
+def _wrapped(env: Env, wrapper: WrapperConfig) -> Env:
+    options = {"name": wrapper} if isinstance(wrapper, str) else dict(wrapper)
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"a wrapper is a name or {{'name': ..., option: ...}}, got {wrapper!r}")
+    wrapper_type = _wrapper_type(name)
+    try:
+        return wrapper_type(env, **options)
+    except TypeError as error:
+        raise ConfigError(f"wrapper {name} does not take the options {options}: {error}") from error
+
+
+def _wrapper_type(name: str) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
+    if name in WRAPPERS:
+        return WRAPPERS[name]
+    module, _, class_name = name.rpartition(":")
+    try:
+        found = getattr(importlib.import_module(module or "gymnasium.wrappers"), class_name, None)
+    except ImportError as error:
+        raise ConfigError(f"wrapper {name!r}: the module {module!r} cannot be imported ({error})") from error
+    if not (isinstance(found, type) and issubclass(found, gymnasium.Wrapper)):
+        known = [*WRAPPERS, *gymnasium.wrappers.__all__]
+        raise ConfigError(f"unknown wrapper {name!r}; {did_you_mean(name, known)}")
+    return found
+
+
+def _nested(space: gymnasium.Space[Any]) -> bool:
+    """Whether the space is a Tuple, or a Dict that holds a Dict or a Tuple."""
+    if isinstance(space, spaces.Dict):
+        return set(leaf_spaces(space)) != set(space.spaces)
+    return isinstance(space, spaces.Tuple)
+
+
+def _check_spaces(env_id: str, env: Env) -> None:
+    try:
+        check_supported(env.observation_space, "observation")
+    except ConfigError as error:
+        raise ConfigError(f"{env_id}: {error}; the wrapper DropUnsupported drops such fields") from error
+    try:
+        check_supported(env.action_space, "action")
+        if isinstance(env.action_space, spaces.Dict | spaces.Tuple):
+            raise ConfigError(
+                f"action space is {type(env.action_space).__name__}; Stable-Baselines3 takes Box, Discrete, "
+                f"MultiDiscrete and MultiBinary: join the parts in an action wrapper"
+            )
+    except ConfigError as error:
+        raise ConfigError(f"{env_id}: {error}") from error

@@ -1,0 +1,294 @@
+"""The rules of our memory tasks as pure functions on N copies at once; N=1 is the scalar environment.
+
+Every array has the copies first: [N, ...]. A state is a dictionary of such arrays. Rules draw nothing themselves: an
+episode is a function of ``draws`` uniform numbers in [0, 1), so one generator per copy gives the same episodes alone
+and in a batch.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from rltransformers.core.errors import ConfigError
+
+Array = NDArray[Any]
+State = dict[str, Array]
+RIGHT, UP, LEFT, DOWN = range(4)
+
+
+class Outcome(NamedTuple):
+    """What one step led to, per copy [N]; ``success`` counts only where ``terminated``."""
+
+    state: State
+    reward: Array
+    terminated: Array
+    success: Array
+
+
+class Rules(Protocol):
+    """One task. Stepping a finished copy is harmless and meaningless: whoever steps resets it."""
+
+    @property
+    def draws(self) -> int:
+        """How many uniform numbers one episode takes."""
+
+    @property
+    def horizon(self) -> int:
+        """The largest number of steps in an episode."""
+
+    @property
+    def observation_space(self) -> spaces.Box: ...
+
+    @property
+    def action_space(self) -> spaces.Discrete: ...
+
+    def start(self, uniform: Array) -> State:
+        """The first state from uniform numbers [N, draws]."""
+
+    def observe(self, state: State) -> Array: ...
+
+    def step(self, state: State, action: Array) -> Outcome: ...
+
+
+@dataclass(frozen=True)
+class CueRecall:
+    """A cue is shown at the first step; after ``delay`` empty steps it is asked for.
+
+    Observation: Box [cues + 1], the cue one-hot at the first step, then zeros, the last entry 1 when the answer is due.
+    Action: Discrete(cues), looked at only when the answer is due. Reward 1 for the right answer, else 0. An episode has
+    delay + 2 steps. Chance is 1 / cues, with or without sight of the present observation; the best return is 1.
+
+    Raises:
+        ConfigError: when ``delay`` is negative or ``cues`` below 2.
+    """
+
+    delay: int = 16
+    cues: int = 2
+
+    draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        _at_least("delay", self.delay, 0)
+        _at_least("cues", self.cues, 2)
+
+    @property
+    def horizon(self) -> int:
+        return self.delay + 2
+
+    @property
+    def observation_space(self) -> spaces.Box:
+        return spaces.Box(0.0, 1.0, (self.cues + 1,), np.float32)
+
+    @property
+    def action_space(self) -> spaces.Discrete:
+        return spaces.Discrete(self.cues)
+
+    def start(self, uniform: Array) -> State:
+        return {"cue": _whole(uniform[:, 0], self.cues), "t": np.zeros(len(uniform), np.int64)}
+
+    def observe(self, state: State) -> Array:
+        observation = np.zeros((len(state["t"]), self.cues + 1), np.float32)
+        first = np.flatnonzero(state["t"] == 0)
+        observation[first, state["cue"][first]] = 1.0
+        observation[:, -1] = state["t"] == self.delay + 1
+        return observation
+
+    def step(self, state: State, action: Array) -> Outcome:
+        answered = state["t"] == self.delay + 1
+        right = answered & (action == state["cue"])
+        return Outcome({"cue": state["cue"], "t": state["t"] + 1}, right.astype(np.float64), answered, right)
+
+
+@dataclass(frozen=True)
+class _TMaze:
+    """A corridor with a junction at its right end; the goal is above or below the junction.
+
+    The agent starts ``detour`` cells right of the left end, where the goal is shown once. Published as the T-maze of
+    Ni et al. 2023 (arXiv 2307.03864), after Bakker 2001.
+    """
+
+    corridor: int = 50
+
+    draws: ClassVar[int] = 1
+    detour: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        _at_least("corridor", self.corridor, 1)
+
+    @property
+    def horizon(self) -> int:
+        return self.corridor + 2 * self.detour + 1
+
+    @property
+    def observation_space(self) -> spaces.Box:
+        return spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    @property
+    def action_space(self) -> spaces.Discrete:
+        return spaces.Discrete(4)
+
+    def start(self, uniform: Array) -> State:
+        zero = np.zeros(len(uniform), np.int64)
+        goal = 2 * _whole(uniform[:, 0], 2) - 1
+        return {"x": zero + self.detour, "y": zero, "goal": goal, "shown": zero.astype(bool), "t": zero}
+
+    def observe(self, state: State) -> Array:
+        at_cue = (state["x"] == 0) & ~state["shown"]
+        at_junction = state["x"] == self.detour + self.corridor
+        second = np.where(at_junction, state["y"], np.where(at_cue, state["goal"], 0))
+        return np.stack([at_junction, second], axis=1).astype(np.float32)
+
+    def step(self, state: State, action: Array) -> Outcome:
+        x, y, t = state["x"], state["y"], state["t"] + 1
+        end = self.detour + self.corridor
+        along = (action == RIGHT).astype(np.int64) - (action == LEFT)
+        across = (action == UP).astype(np.int64) - (action == DOWN)
+        moved_x = np.where(y == 0, np.clip(x + along, 0, end), x)
+        moved_y = np.where(x == end, np.clip(y + across, -1, 1), y)
+        terminated = t >= self.horizon
+        success = terminated & (moved_y == state["goal"])
+        behind = ~terminated & (moved_x < t - self.detour)
+        reward = success - behind / (self.horizon - 1)
+        shown = state["shown"] | (x == 0)
+        return Outcome(
+            {"x": moved_x, "y": moved_y, "goal": state["goal"], "shown": shown, "t": t}, reward, terminated, success
+        )
+
+
+@dataclass(frozen=True)
+class PassiveTMaze(_TMaze):
+    """Walk ``corridor`` cells to the right, then turn to the side that was shown at the first step.
+
+    Observation: Box [2]: (0, goal) at the first step with goal = +1 above, -1 below; (0, 0) in the corridor; (1, y)
+    at the junction and in the arms. Actions: Discrete(4), right, up, left, down; a move into a wall stays. An episode
+    lasts exactly corridor + 1 steps, so one step not to the right fails it. Reward: 1 at the last step in the right
+    arm; before it, -1 / corridor for each step on which the agent is behind the fastest walk. Best return 1; a walker
+    that ignores the cue gets 1/2.
+
+    Source: Ni et al. 2023 (arXiv 2307.03864). ``penalty`` there is a free number; ours is 1 / (horizon - 1), so
+    returns lie in [-1, 1].
+
+    Raises:
+        ConfigError: when ``corridor`` is below 1.
+    """
+
+    detour: ClassVar[int] = 0
+
+
+@dataclass(frozen=True)
+class ActiveTMaze(_TMaze):
+    """The T-maze in which the cue has to be fetched: one step to the left of the start, against the way to the goal.
+
+    As ``PassiveTMaze``, with the start one cell right of the cue (first observation (0, 0)), corridor + 3 steps, and
+    no penalty for the two steps that fetching the cue costs. Best return 1; a walker that does not look at the cue
+    gets 1/2.
+
+    Raises:
+        ConfigError: when ``corridor`` is below 1.
+    """
+
+    detour: ClassVar[int] = 1
+
+
+@dataclass(frozen=True)
+class KeyToDoor:
+    """Take a key in the first room, cross an empty room, reach the door in the third: one reward, far from its cause.
+
+    Each of the three ``size`` x ``size`` rooms lasts ``phase_steps`` steps; the agent starts each in a random cell, key
+    and door in a random other cell. Actions: Discrete(4), right, up, left, down; a move into a wall stays. Reward 1 on
+    first standing on the door with the key, else 0; every episode lasts 3 x phase_steps steps, so its length tells
+    nothing. Observation: Box [8] in [0, 1]: room one-hot (3), row and column of the agent, whether an object is in
+    view, its row and column (zeros when not). A key that is taken leaves the view; whether it is held is not shown in
+    the later rooms. With 5 x 5 rooms of 8 steps every object can be reached (best return 1) and a uniformly random
+    walk succeeds in 3.15 % of the episodes.
+
+    Source: the Key-to-Door task of Decision Transformer (arXiv 2106.01345, section 5.4), after Mesnard et al. 2021
+    (arXiv 2011.09464); its sizes were not published, ours reproduce its random rate of 3.1 %.
+
+    Raises:
+        ConfigError: when ``size`` is below 2 or ``phase_steps`` below 1.
+    """
+
+    size: int = 5
+    phase_steps: int = 8
+
+    draws: ClassVar[int] = 5
+
+    def __post_init__(self) -> None:
+        _at_least("size", self.size, 2)
+        _at_least("phase_steps", self.phase_steps, 1)
+
+    @property
+    def horizon(self) -> int:
+        return 3 * self.phase_steps
+
+    @property
+    def observation_space(self) -> spaces.Box:
+        return spaces.Box(0.0, 1.0, (8,), np.float32)
+
+    @property
+    def action_space(self) -> spaces.Discrete:
+        return spaces.Discrete(4)
+
+    def start(self, uniform: Array) -> State:
+        cells = self.size**2
+        starts = _whole(uniform[:, :3], cells)
+        objects = (starts[:, [0, 2]] + 1 + _whole(uniform[:, 3:], cells - 1)) % cells
+        no = np.zeros(len(uniform), bool)
+        return {
+            "t": np.zeros(len(uniform), np.int64),
+            "cell": starts[:, 0],
+            "starts": starts,
+            "key": objects[:, 0],
+            "door": objects[:, 1],
+            "has_key": no,
+            "opened": no,
+        }
+
+    def observe(self, state: State) -> Array:
+        room = self._room(state["t"])
+        target = np.where(room == 0, state["key"], state["door"])
+        in_view = np.where(room == 0, ~state["has_key"], room == 2)
+        observation = np.zeros((len(room), 8), np.float32)
+        observation[np.arange(len(room)), room] = 1.0
+        observation[:, 3], observation[:, 4] = self._coordinates(state["cell"])
+        observation[:, 5] = in_view
+        observation[:, 6], observation[:, 7] = np.where(in_view, self._coordinates(target), 0.0)
+        return observation
+
+    def step(self, state: State, action: Array) -> Outcome:
+        room = self._room(state["t"])
+        row, column = divmod(state["cell"], self.size)
+        last = self.size - 1
+        row = np.clip(row + (action == DOWN) - (action == UP), 0, last)
+        column = np.clip(column + (action == RIGHT) - (action == LEFT), 0, last)
+        cell = row * self.size + column
+        has_key = state["has_key"] | ((room == 0) & (cell == state["key"]))
+        opens = ~state["opened"] & has_key & (room == 2) & (cell == state["door"])
+        opened = state["opened"] | opens
+        t = state["t"] + 1
+        next_room = self._room(t)
+        cell = np.where(next_room == room, cell, state["starts"][np.arange(len(room)), next_room])
+        after = {**state, "t": t, "cell": cell, "has_key": has_key, "opened": opened}
+        return Outcome(after, opens.astype(np.float64), t >= self.horizon, opened)
+
+    def _room(self, t: Array) -> Array:
+        room: Array = np.minimum(t // self.phase_steps, 2)
+        return room
+
+    def _coordinates(self, cell: Array) -> Array:
+        """Row and column of a cell in [0, 1], [2, N]."""
+        return np.stack([cell // self.size, cell % self.size]) / (self.size - 1)
+
+
+def _whole(uniform: Array, n: int) -> Array:
+    """Uniform numbers in [0, 1) as whole numbers 0..n-1."""
+    return (uniform * n).astype(np.int64)
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")

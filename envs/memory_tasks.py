@@ -1,0 +1,255 @@
+"""Our memory tasks as Gymnasium environments: a scalar and a vectorised form of the same rules.
+
+N is the number of copies. The scalar environment seeded with s + i and copy i of the vector environment seeded with s
+see the same episodes, as in ``gymnasium.vector.SyncVectorEnv``.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium.error import InvalidAction, ResetNeeded
+from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.envs import memory_rules
+from rltransformers.envs.memory_rules import Array, Outcome, Rules, State
+
+
+class MemoryTask(gymnasium.Env[Array, Any]):
+    """One copy of a memory task; its options are those of its rules.
+
+    The info of the last step holds ``is_success``. Episodes end by termination, never by truncation: the time limit
+    belongs to the rules (``rules.horizon``).
+
+    Raises:
+        ConfigError: for an unknown or impossible option.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}
+    rules_type: ClassVar[Callable[..., Rules]]
+
+    def __init__(self, **options: Any) -> None:
+        self.rules = _rules(self.rules_type, options)
+        self.observation_space = self.rules.observation_space
+        self.action_space = self.rules.action_space
+        self._state: State | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._state = self.rules.start(self.np_random.random((1, self.rules.draws)))
+        return self.rules.observe(self._state)[0], {}
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        self._state, reward, terminated, success = _step(self.rules, self._state, np.reshape(action, (1,)))
+        info = {"is_success": bool(success[0])} if terminated[0] else {}
+        return self.rules.observe(self._state)[0], float(reward[0]), bool(terminated[0]), False, info
+
+
+class MemoryTaskVector(VectorEnv[Array, Array, Array]):
+    """N copies of a memory task in one numpy program; all three Gymnasium autoreset modes.
+
+    ``reset(options={"reset_mask": mask})`` resets the copies under a boolean mask [N] and leaves the others alone, in
+    every mode. Infos, ``final_obs`` and ``final_info`` are laid out as ``gymnasium.vector.SyncVectorEnv`` does.
+
+    Args:
+        num_envs: N, at least 1.
+        autoreset_mode: an ``AutoresetMode`` or its value ("NextStep", "SameStep", "Disabled").
+        options: those of the rules.
+
+    Raises:
+        ConfigError: for an unknown or impossible option.
+    """
+
+    rules_type: ClassVar[Callable[..., Rules]]
+
+    def __init__(
+        self, num_envs: int = 1, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP, **options: Any
+    ) -> None:
+        if num_envs < 1:
+            raise ConfigError(f"num_envs must be at least 1, got {num_envs}")
+        self.rules = _rules(self.rules_type, options)
+        self.num_envs = num_envs
+        self.autoreset_mode = _autoreset_mode(autoreset_mode)
+        self.metadata = {"render_modes": [], "autoreset_mode": self.autoreset_mode}
+        self.single_observation_space = self.rules.observation_space
+        self.single_action_space = self.rules.action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._generators: list[np.random.Generator] = []
+        self._state: State | None = None
+        self._ended = np.zeros(num_envs, bool)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Array, dict[str, Any]]:
+        mask = self._reset_mask(options)
+        seeds = self._seeds(seed)
+        if not self._generators:
+            self._generators = [seeding.np_random(seed_i)[0] for seed_i in seeds]
+        for i, seed_i in enumerate(seeds):
+            if seed_i is not None and mask[i]:
+                self._generators[i] = seeding.np_random(seed_i)[0]
+        self._restart(mask)
+        assert self._state is not None
+        return self.rules.observe(self._state), {}
+
+    def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
+        if self.autoreset_mode is AutoresetMode.DISABLED and self._ended.any():
+            raise ResetNeeded(f"copies {np.flatnonzero(self._ended).tolist()} ended; reset them with a reset_mask")
+        actions = np.asarray(actions)
+        if actions.shape != (self.num_envs,):
+            raise InvalidAction(f"actions must have shape ({self.num_envs},), got {actions.shape}")
+        restarted = self._ended
+        self._state, reward, terminated, success = _step(self.rules, self._state, actions)
+        if restarted.any():  # only NEXT_STEP comes here with ended copies: their action is ignored
+            self._restart(restarted)
+            reward, terminated = np.where(restarted, 0.0, reward), terminated & ~restarted
+        truncated = np.zeros(self.num_envs, bool)
+        infos: dict[str, Any] = {}
+        if terminated.any():
+            infos = {"is_success": success & terminated, "_is_success": terminated.copy()}
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            if terminated.any():
+                infos = self._final(terminated, infos)
+                self._restart(terminated)
+        else:
+            self._ended = terminated.copy()
+        return self.rules.observe(self._state), reward, terminated, truncated, infos
+
+    def _restart(self, mask: Array) -> None:
+        """New episodes for the copies under the mask; draws only from their generators."""
+        rows = np.flatnonzero(mask)
+        fresh = self.rules.start(np.stack([self._generators[i].random(self.rules.draws) for i in rows]))
+        if self._state is None or len(rows) == self.num_envs:
+            self._state = fresh
+        else:
+            self._state = {name: _with_rows(value, rows, fresh[name]) for name, value in self._state.items()}
+        self._ended = self._ended & ~mask
+
+    def _final(self, terminated: Array, infos: dict[str, Any]) -> dict[str, Any]:
+        assert self._state is not None
+        observation = self.rules.observe(self._state)
+        final_obs = np.full(self.num_envs, None, dtype=object)
+        for i in np.flatnonzero(terminated):
+            final_obs[i] = observation[i]
+        return {
+            "final_obs": final_obs,
+            "_final_obs": terminated.copy(),
+            "final_info": infos,
+            "_final_info": terminated.copy(),
+        }
+
+    def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, int | np.integer):
+            return [int(seed) + i for i in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ConfigError(f"one seed per copy is needed: {self.num_envs} copies, {len(seed)} seeds")
+        return seed
+
+    def _reset_mask(self, options: dict[str, Any] | None) -> Array:
+        if options is None or "reset_mask" not in options:
+            return np.ones(self.num_envs, bool)
+        mask = np.asarray(options["reset_mask"])
+        if mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
+            raise ConfigError(f"reset_mask must be {self.num_envs} booleans with at least one True, got {mask!r}")
+        if self._state is None and not mask.all():
+            raise ResetNeeded("the first reset must be of all copies")
+        return mask
+
+
+def _rules(rules_type: Callable[..., Rules], options: dict[str, Any]) -> Rules:
+    known = [field.name for field in fields(rules_type)]  # type: ignore[arg-type]  # every rules_type is a dataclass
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"unknown option {name!r}; {did_you_mean(name, known)}")
+    return rules_type(**options)
+
+
+def _autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
+    try:
+        return AutoresetMode(mode)
+    except ValueError:
+        known = [known_mode.value for known_mode in AutoresetMode]
+        raise ConfigError(f"unknown autoreset_mode {mode!r}; {did_you_mean(mode, known)}") from None
+
+
+def _step(rules: Rules, state: State | None, actions: Array) -> Outcome:
+    if state is None:
+        raise ResetNeeded("call reset before the first step")
+    if not ((actions >= 0) & (actions < rules.action_space.n)).all():
+        raise InvalidAction(f"actions must lie in 0..{rules.action_space.n - 1}, got {actions.tolist()}")
+    return rules.step(state, actions)
+
+
+def _with_rows(value: Array, rows: Array, fresh: Array) -> Array:
+    changed = value.copy()
+    changed[rows] = fresh
+    return changed
+
+
+class CueRecall(MemoryTask):
+    """``rltransformers/CueRecall-v0``; rules: ``memory_rules.CueRecall``."""
+
+    rules_type = memory_rules.CueRecall
+
+
+class CueRecallVector(MemoryTaskVector):
+    """Vectorised ``rltransformers/CueRecall-v0``."""
+
+    rules_type = memory_rules.CueRecall
+
+
+class PassiveTMaze(MemoryTask):
+    """``rltransformers/PassiveTMaze-v0``; rules: ``memory_rules.PassiveTMaze``."""
+
+    rules_type = memory_rules.PassiveTMaze
+
+
+class PassiveTMazeVector(MemoryTaskVector):
+    """Vectorised ``rltransformers/PassiveTMaze-v0``."""
+
+    rules_type = memory_rules.PassiveTMaze
+
+
+class ActiveTMaze(MemoryTask):
+    """``rltransformers/ActiveTMaze-v0``; rules: ``memory_rules.ActiveTMaze``."""
+
+    rules_type = memory_rules.ActiveTMaze
+
+
+class ActiveTMazeVector(MemoryTaskVector):
+    """Vectorised ``rltransformers/ActiveTMaze-v0``."""
+
+    rules_type = memory_rules.ActiveTMaze
+
+
+class KeyToDoor(MemoryTask):
+    """``rltransformers/KeyToDoor-v0``; rules: ``memory_rules.KeyToDoor``."""
+
+    rules_type = memory_rules.KeyToDoor
+
+
+class KeyToDoorVector(MemoryTaskVector):
+    """Vectorised ``rltransformers/KeyToDoor-v0``."""
+
+    rules_type = memory_rules.KeyToDoor
+
+
+TASKS = ("CueRecall", "PassiveTMaze", "ActiveTMaze", "KeyToDoor")
+
+
+def register_tasks() -> None:
+    """Registers the four tasks with Gymnasium under ``rltransformers/<name>-v0``."""
+    for name in TASKS:
+        gymnasium.register(
+            id=f"rltransformers/{name}-v0",
+            entry_point=f"{__name__}:{name}",
+            vector_entry_point=f"{__name__}:{name}Vector",
+        )

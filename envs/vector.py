@@ -1,0 +1,252 @@
+"""Gymnasium vector environments in the shape that Stable-Baselines3 expects, whatever their autoreset mode.
+
+N is the number of sub-environments. Stable-Baselines3 resets within the step: at the end of an episode the observation
+is already that of the next episode, and the info carries ``terminal_observation`` and ``TimeLimit.truncated``.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spaces import check_supported, leaf_spaces, leaf_values
+from rltransformers.envs.memory_tasks import MemoryTaskVector
+
+Infos = list[dict[str, Any]]
+
+
+class GymnasiumVecEnv(VecEnv):
+    """A Stable-Baselines3 ``VecEnv`` around any ``gymnasium.vector.VectorEnv``.
+
+    The three autoreset modes look the same from outside, and give the same episodes, returns and lengths for the same
+    seeds and actions:
+
+    * SAME_STEP: the wrapped environment has reset already; its ``final_obs`` and ``final_info`` are handed on.
+    * DISABLED: sub-environments that ended are reset here with ``reset(options={"reset_mask": ended})``.
+    * NEXT_STEP: likewise, where a partial reset is known to work (``supports_partial_reset``), so no row is wasted.
+      Other NEXT_STEP environments need one call more to reset, in which the others move on. Then the observation after
+      an end is the terminal one once more, and the following row, whose action was ignored and whose reward is 0, is
+      marked with ``infos[i]["reset_row"] = True``: a learner leaves it out of its loss and starts its memory anew after
+      it. Returns are unchanged, lengths count that row.
+
+    Observations are copies, nested Dict and Tuple observations one flat Dict keyed by path ("camera/left", "0").
+    Rewards are float32. The action space is ``single_action_space``.
+
+    Raises:
+        ConfigError: for unsupported spaces, or when the environment does not say how it resets.
+    """
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        self.env = env
+        self.mode = _mode(env)
+        self.partial_reset = supports_partial_reset(env)
+        self._single = env.single_observation_space
+        check_supported(self._single, "observation")
+        check_supported(env.single_action_space, "action")
+        nested = isinstance(self._single, spaces.Dict | spaces.Tuple)
+        observation_space = spaces.Dict(leaf_spaces(self._single)) if nested else self._single
+        super().__init__(env.num_envs, observation_space, env.single_action_space)
+        self._actions: np.ndarray | None = None
+        self._resets_next = np.zeros(env.num_envs, bool)  # sub-environments whose next row is a reset row
+
+    def reset(self) -> VecEnvObs:
+        seed: Any = self._gymnasium_seed()  # Gymnasium's own environments take a list, its base class names only int
+        observation, infos = self.env.reset(seed=seed, options=self._gymnasium_options())
+        self._reset_seeds()
+        self._reset_options()
+        self._resets_next[:] = False
+        self.reset_infos = _info_list(infos, self.num_envs)
+        return self._outside(self._leaves(observation))
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self._actions = actions
+
+    def step_wait(self) -> VecEnvStepReturn:
+        assert self._actions is not None, "step_async comes before step_wait"
+        observation, rewards, terminated, truncated, vector_infos = self.env.step(self._actions)
+        leaves = self._leaves(observation)
+        infos = _info_list(vector_infos, self.num_envs)
+        ended = np.asarray(terminated) | np.asarray(truncated)
+        for i in np.flatnonzero(self._resets_next).tolist():
+            self.reset_infos[i] = infos[i]
+            infos[i] = {"reset_row": True}
+        if ended.any():
+            if self.mode is AutoresetMode.SAME_STEP:
+                infos = self._hand_on_final(ended, infos)
+            else:
+                for i in np.flatnonzero(ended).tolist():
+                    infos[i]["terminal_observation"] = self._row(leaves, i)
+                if self.partial_reset:
+                    leaves = self._reset_rows(ended, leaves)
+        if not self.partial_reset:
+            self._resets_next = ended.copy()
+        for i in range(self.num_envs):
+            infos[i]["TimeLimit.truncated"] = bool(truncated[i] and not terminated[i])
+        return self._outside(leaves), np.array(rewards, np.float32), ended, infos
+
+    def close(self) -> None:
+        self.env.close()
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        frames: Any = self.env.render()
+        return [None] * self.num_envs if frames is None else list(frames)
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        chosen = list(self._get_indices(indices))
+        if attr_name == "render_mode":
+            return [self.env.render_mode for _ in chosen]
+        ask = getattr(self.env.unwrapped, "get_attr", None)
+        if ask is None:  # one program for all copies: they share their attributes
+            return [getattr(self.env, attr_name) for _ in chosen]
+        values = ask(attr_name)
+        return [values[i] for i in chosen]
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        self._all_at_once("set_attr", indices)
+        tell = getattr(self.env.unwrapped, "set_attr", None)
+        if tell is None:
+            setattr(self.env, attr_name, value)
+        else:
+            tell(attr_name, [value] * self.num_envs)
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        self._all_at_once("env_method", indices)
+        call = getattr(self.env.unwrapped, "call", None)
+        if call is None:
+            raise ConfigError(f"{self.env} has no sub-environments whose {method_name} could be called")
+        return list(call(method_name, *method_args, **method_kwargs))
+
+    def env_is_wrapped(
+        self, wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]], indices: Any = None
+    ) -> list[bool]:
+        """Per chosen sub-environment; False where they cannot be looked into (other processes, one program)."""
+        envs = getattr(self.env.unwrapped, "envs", None)
+        return [envs is not None and is_wrapped(envs[i], wrapper_class) for i in self._get_indices(indices)]
+
+    def _leaves(self, observation: Any) -> dict[str, np.ndarray]:
+        """The batched observation as copied leaves [N, ...]."""
+        return {path: np.array(leaf) for path, leaf in leaf_values(self._single, observation).items()}
+
+    def _outside(self, leaves: dict[str, np.ndarray]) -> VecEnvObs:
+        return leaves.get("", leaves)
+
+    def _row(self, leaves: dict[str, np.ndarray], i: int) -> Any:
+        row = {path: leaf[i].copy() for path, leaf in leaves.items()}
+        return row.get("", row)
+
+    def _reset_rows(self, ended: np.ndarray, leaves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        observation, infos = self.env.reset(options={"reset_mask": ended.copy()})
+        fresh = leaf_values(self._single, observation)
+        reset_infos = _info_list(infos, self.num_envs)
+        for i in np.flatnonzero(ended).tolist():
+            self.reset_infos[i] = reset_infos[i]
+        for path, leaf in leaves.items():
+            leaf[ended] = np.asarray(fresh[path])[ended]
+        return leaves
+
+    def _hand_on_final(self, ended: np.ndarray, infos: Infos) -> Infos:
+        """Infos of the last step in place of those of the reset, with the terminal observation [per ended copy]."""
+        for i in np.flatnonzero(ended).tolist():
+            reset_info = infos[i]
+            final = reset_info.pop("final_obs")
+            self.reset_infos[i] = reset_info
+            infos[i] = dict(reset_info.pop("final_info", {}))
+            leaves = {path: np.array(leaf) for path, leaf in leaf_values(self._single, final).items()}
+            infos[i]["terminal_observation"] = leaves.get("", leaves)
+        return infos
+
+    def _gymnasium_seed(self) -> int | list[int | None] | None:
+        first = self._seeds[0]
+        if all(seed is None for seed in self._seeds):
+            return None
+        if first is not None and self._seeds == [first + i for i in range(self.num_envs)]:
+            return first
+        return self._seeds
+
+    def _gymnasium_options(self) -> dict[str, Any] | None:
+        first = self._options[0]
+        if any(options != first for options in self._options):
+            raise ConfigError("a Gymnasium vector environment takes the same reset options for all sub-environments")
+        return first or None
+
+    def _all_at_once(self, what: str, indices: VecEnvIndices) -> None:
+        if list(self._get_indices(indices)) != list(range(self.num_envs)):
+            raise ConfigError(
+                f"{what} reaches all sub-environments of a Gymnasium vector environment; leave out indices"
+            )
+
+
+def supports_partial_reset(env: VectorEnv[Any, Any, Any]) -> bool:
+    """Whether ``reset(options={"reset_mask": mask})`` is known to reset some sub-environments and spare the others.
+
+    DISABLED environments have to offer it; others can say so with ``metadata["reset_mask"] = True``. Elsewhere an
+    unaware environment would reset all without a word, so only known ones are trusted: our tasks, Gymnasium's
+    ``SyncVectorEnv`` and its ``AsyncVectorEnv`` with shared memory (without it, the NEXT_STEP workers of Gymnasium 1.4
+    do not clear their reset flag and reset twice). None is trusted inside a vector wrapper: Gymnasium's
+    ``NormalizeObservation`` refuses partial resets, its ``RecordEpisodeStatistics`` clears the sums of all copies.
+    """
+    if _mode(env) is AutoresetMode.DISABLED or env.metadata.get("reset_mask", False):
+        return True
+    if isinstance(env, AsyncVectorEnv):
+        return bool(env.shared_memory)
+    return isinstance(env, SyncVectorEnv | MemoryTaskVector)
+
+
+def _mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    mode = env.metadata.get("autoreset_mode")
+    if not isinstance(mode, AutoresetMode):
+        raise ConfigError(
+            f"{env} does not say how it resets (metadata['autoreset_mode'] is {mode!r}); set a gymnasium AutoresetMode"
+        )
+    return mode
+
+
+def _info_list(infos: Mapping[str, Any], num_envs: int) -> Infos:
+    """Gymnasium's dictionary of arrays, with masks under "_key", as one dictionary per sub-environment.
+
+    Without a mask an array of N entries is taken as one entry each, anything else as said of all.
+    """
+    listed: Infos = [{} for _ in range(num_envs)]
+    for key, values in infos.items():
+        if key.startswith("_") and key[1:] in infos:
+            continue
+        mask = infos.get(f"_{key}")
+        chosen = range(num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        parts = _parts(key, values, num_envs)
+        for i in chosen:
+            listed[i][key] = parts[i]
+    return listed
+
+
+def _parts(key: str, values: Any, num_envs: int) -> Sequence[Any]:
+    if key == "final_obs" and not isinstance(values, np.ndarray):  # a batched Dict or Tuple observation
+        return [_member(values, i) for i in range(num_envs)]
+    if isinstance(values, Mapping):
+        return _info_list(values, num_envs)
+    if isinstance(values, np.ndarray | list | tuple) and len(values) == num_envs:
+        return [_plain(value) for value in values]
+    return [values] * num_envs
+
+
+def _member(values: Any, i: int) -> Any:
+    if isinstance(values, Mapping):
+        return {key: _member(value, i) for key, value in values.items()}
+    if isinstance(values, tuple):
+        return tuple(_member(value, i) for value in values)
+    return values[i]
+
+
+def _plain(value: Any) -> Any:
+    """numpy scalars as Python's, arrays as copies: environments may go on writing into what they returned."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return value.copy() if isinstance(value, np.ndarray) else value

@@ -1,0 +1,261 @@
+"""Observation wrappers for partial observability, for inputs that memory agents want, and for spaces others refuse.
+
+All record their constructor arguments, so a dataset or a spec can store them. They take and return single (not batched)
+observations.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.utils import RecordConstructorArgs
+
+from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.spaces import SUPPORTED_LEAVES, leaf_spaces, leaf_values
+
+Env = gymnasium.Env[Any, Any]
+Space = gymnasium.Space[Any]
+
+VELOCITY_INDICES: dict[str, tuple[int, ...]] = {
+    "CartPole-v0": (1, 3),
+    "CartPole-v1": (1, 3),
+    "Pendulum-v1": (2,),
+    "MountainCar-v0": (1,),
+    "MountainCarContinuous-v0": (1,),
+    "Acrobot-v1": (4, 5),
+    "Hopper-v4": tuple(range(5, 11)),
+    "Hopper-v5": tuple(range(5, 11)),
+    "HalfCheetah-v4": tuple(range(8, 17)),
+    "HalfCheetah-v5": tuple(range(8, 17)),
+    "Walker2d-v4": tuple(range(8, 17)),
+    "Walker2d-v5": tuple(range(8, 17)),
+}
+"""Entries of the observation that are velocities, for ``DropIndices(env, VELOCITY_INDICES[env.spec.id])``."""
+
+
+class _Select(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
+    """The entries of a vector observation at fixed places."""
+
+    def _select(self, kept: list[int]) -> None:
+        space = _vector_space(self.env)
+        self._kept = kept
+        self.observation_space = spaces.Box(space.low[kept], space.high[kept], dtype=_dtype(space))
+
+    def observation(self, observation: Any) -> Any:
+        return observation[self._kept]
+
+
+class KeepIndices(_Select):
+    """Only the entries ``indices`` of a vector observation, in the given order.
+
+    Raises:
+        ConfigError: when the observation is not a vector, or an index is repeated, out of range, or none is given.
+    """
+
+    def __init__(self, env: Env, indices: Sequence[int]) -> None:
+        RecordConstructorArgs.__init__(self, indices=indices)
+        gymnasium.ObservationWrapper.__init__(self, env)
+        self._select(_checked_indices(env, indices))
+
+
+class DropIndices(_Select):
+    """A vector observation without the entries ``indices``; the others keep their order.
+
+    Args:
+        indices: places to drop, or the word "velocities" for those that ``VELOCITY_INDICES`` lists for the
+            environment's id.
+
+    Raises:
+        ConfigError: when the observation is not a vector, an index is repeated or out of range, nothing is left, or
+            the velocities of this environment are not known.
+    """
+
+    def __init__(self, env: Env, indices: Sequence[int] | str) -> None:
+        RecordConstructorArgs.__init__(self, indices=indices)
+        gymnasium.ObservationWrapper.__init__(self, env)
+        dropped = _checked_indices(env, _velocities(env, indices) if isinstance(indices, str) else indices)
+        kept = [index for index in range(_vector_space(env).shape[0]) if index not in dropped]
+        if not kept:
+            raise ConfigError(f"indices {dropped} drop the whole observation; leave at least one entry")
+        self._select(kept)
+
+
+class History(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """A Dict observation with the previous action, the previous reward and a first-step flag beside the original.
+
+    Keys: ``observation`` (the original), ``previous_action``, ``previous_reward`` (float32 [1]) and ``first_step``
+    (float32 [1], 1 right after a reset). At the first step the previous reward is 0 and the previous action is "none":
+    0 for Discrete and MultiDiscrete, whose actions are shifted up by one to make room for it; zeros (moved into the
+    bounds) for Box; zeros for MultiBinary.
+
+    Raises:
+        ConfigError: when nothing is to be added, or the previous action of an unsupported action space is asked for.
+    """
+
+    def __init__(
+        self, env: Env, previous_action: bool = True, previous_reward: bool = True, first_step: bool = True
+    ) -> None:
+        RecordConstructorArgs.__init__(
+            self, previous_action=previous_action, previous_reward=previous_reward, first_step=first_step
+        )
+        gymnasium.Wrapper.__init__(self, env)
+        if not (previous_action or previous_reward or first_step):
+            raise ConfigError("History adds nothing; switch on previous_action, previous_reward or first_step")
+        members: dict[str, Space] = {"observation": env.observation_space}
+        if previous_action:
+            members["previous_action"] = _space_with_none(env.action_space)
+        if previous_reward:
+            members["previous_reward"] = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        if first_step:
+            members["first_step"] = spaces.Box(0.0, 1.0, (1,), np.float32)
+        self.observation_space = spaces.Dict(members)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._joined(observation, None, 0.0), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._joined(observation, action, float(reward)), reward, terminated, truncated, info
+
+    def _joined(self, observation: Any, action: Any, reward: float) -> dict[str, Any]:
+        """The Dict observation; ``action`` None stands for the first step."""
+        assert isinstance(self.observation_space, spaces.Dict)
+        keys = self.observation_space.spaces
+        joined = {"observation": observation}
+        if "previous_action" in keys:
+            joined["previous_action"] = _action_or_none(self.env.action_space, action)
+        if "previous_reward" in keys:
+            joined["previous_reward"] = np.array([reward], np.float32)
+        if "first_step" in keys:
+            joined["first_step"] = np.array([action is None], np.float32)
+        return joined
+
+
+class DropUnsupported(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
+    """A Dict or Tuple observation without the fields that no encoder takes: text, graphs, sequences, MiniGrid missions.
+
+    Raises:
+        ConfigError: when nothing is left, or the observation is itself such a field.
+    """
+
+    def __init__(self, env: Env) -> None:
+        RecordConstructorArgs.__init__(self)
+        gymnasium.ObservationWrapper.__init__(self, env)
+        kept = _supported(env.observation_space)
+        if kept is None:
+            raise ConfigError(f"no field of the observation is supported: {env.observation_space}")
+        self.observation_space = kept
+
+    def observation(self, observation: Any) -> Any:
+        return _supported_part(self.env.observation_space, observation)
+
+
+class FlatDict(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
+    """A nested Dict or Tuple observation as one flat Dict, keyed by path: "camera/left", "0", "1/position".
+
+    Raises:
+        ConfigError: when the observation is neither a Dict nor a Tuple.
+    """
+
+    def __init__(self, env: Env) -> None:
+        RecordConstructorArgs.__init__(self)
+        gymnasium.ObservationWrapper.__init__(self, env)
+        if not isinstance(env.observation_space, spaces.Dict | spaces.Tuple):
+            raise ConfigError(f"only Dict and Tuple observations can be flattened, got {env.observation_space}")
+        self.observation_space = spaces.Dict(leaf_spaces(env.observation_space))
+
+    def observation(self, observation: Any) -> dict[str, Any]:
+        return leaf_values(self.env.observation_space, observation)
+
+
+WRAPPERS: dict[str, type[gymnasium.Wrapper[Any, Any, Any, Any]]] = {
+    wrapper.__name__: wrapper for wrapper in (KeepIndices, DropIndices, History, DropUnsupported, FlatDict)
+}
+"""The wrappers that a configuration can name."""
+
+
+def _vector_space(env: Env) -> spaces.Box:
+    space = env.observation_space
+    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+        raise ConfigError(f"indices can be chosen from a vector observation (Box of one axis), got {space}")
+    return space
+
+
+def _dtype(space: spaces.Box) -> Any:
+    assert space.dtype is not None
+    return space.dtype.type
+
+
+def _checked_indices(env: Env, indices: Sequence[int]) -> list[int]:
+    size = _vector_space(env).shape[0]
+    chosen = [int(index) for index in indices]
+    if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= index < size for index in chosen):
+        raise ConfigError(f"indices must be different numbers in 0..{size - 1}, at least one; got {list(indices)}")
+    return chosen
+
+
+def _velocities(env: Env, word: str) -> tuple[int, ...]:
+    if word != "velocities":
+        raise ConfigError(f"indices must be a list of numbers or 'velocities', got {word!r}")
+    env_id = env.spec.id if env.spec is not None else ""
+    if env_id not in VELOCITY_INDICES:
+        raise ConfigError(
+            f"the velocities of {env_id!r} are not known ({did_you_mean(env_id, VELOCITY_INDICES)}); give the indices"
+        )
+    return VELOCITY_INDICES[env_id]
+
+
+def _space_with_none(action_space: Space) -> Space:
+    """The space of "an action, or none yet"."""
+    if isinstance(action_space, spaces.Discrete):
+        return spaces.Discrete(int(action_space.n) + 1)
+    if isinstance(action_space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(action_space.nvec + 1)
+    if isinstance(action_space, spaces.Box | spaces.MultiBinary):
+        return action_space
+    raise ConfigError(f"the previous action of {action_space} cannot be observed; set previous_action=False")
+
+
+def _action_or_none(space: Space, action: Any) -> Any:
+    """``action`` as a member of ``_space_with_none(space)``; None is "none yet"."""
+    if isinstance(space, spaces.Discrete):
+        return np.int64(0 if action is None else int(action) - int(space.start) + 1)
+    if isinstance(space, spaces.MultiDiscrete):
+        return np.zeros_like(space.nvec) if action is None else np.asarray(action) - space.start + 1
+    if isinstance(space, spaces.Box):
+        assert space.dtype is not None
+        # a copy: the caller may write into its action array before the observation is used
+        return np.clip(np.zeros(space.shape) if action is None else action, space.low, space.high).astype(space.dtype)
+    assert isinstance(space, spaces.MultiBinary)
+    return np.zeros(space.shape, space.dtype) if action is None else np.array(action, space.dtype)
+
+
+def _supported(space: Space) -> Space | None:
+    """The space without unsupported leaves and the containers they leave empty; None when nothing is left."""
+    if isinstance(space, spaces.Dict):
+        members = {key: kept for key, child in space.spaces.items() if (kept := _supported(child)) is not None}
+        return spaces.Dict(members) if members else None
+    if isinstance(space, spaces.Tuple):
+        parts = [kept for child in space.spaces if (kept := _supported(child)) is not None]
+        return spaces.Tuple(parts) if parts else None
+    return space if isinstance(space, SUPPORTED_LEAVES) else None
+
+
+def _supported_part(space: Space, value: Any) -> Any:
+    """``value`` as a member of ``_supported(space)``."""
+    if isinstance(space, spaces.Dict):
+        return {
+            key: _supported_part(child, value[key])
+            for key, child in space.spaces.items()
+            if _supported(child) is not None
+        }
+    if isinstance(space, spaces.Tuple):
+        return tuple(
+            _supported_part(child, part)
+            for child, part in zip(space.spaces, value, strict=True)
+            if _supported(child) is not None
+        )
+    return value
