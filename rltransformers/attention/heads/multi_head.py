@@ -1,0 +1,37 @@
+"""Independent heads; kv_heads, head_dim and value_dim are plain numbers of the config."""
+
+from rltransformers.attention.heads.interface import HeadMixing
+from rltransformers.attention.interface import Dims
+from rltransformers.core.spec import Spec
+
+
+def build(dims: Dims) -> HeadMixing:
+    """H0."""
+    return HeadMixing()
+
+
+MHA = Spec(
+    id="H0",
+    name="mha",
+    axis="head_mixing",
+    paper="Vaswani et al. 2017, arXiv 1706.03762",
+    summary="Independent heads, concatenated and projected.",
+    build=build,
+    example={"head_mixing": "mha"},
+)
+MQA = Spec(
+    id="H1",
+    name="mqa",
+    axis="head_mixing",
+    paper="Shazeer 2019, arXiv 1911.02150",
+    summary="All heads share one key and value head: `kv_heads: 1` (more than 1: grouped).",
+    example={"kv_heads": 1},
+)
+DECOUPLED = Spec(
+    id="H2",
+    name="decoupled",
+    axis="head_mixing",
+    paper="Bhojanapalli et al. 2020, arXiv 2002.07028",
+    summary="Head width chosen freely: `head_dim: n`, `value_dim: n`.",
+    example={"head_dim": 5, "value_dim": 3},
+)

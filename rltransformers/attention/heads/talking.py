@@ -1,0 +1,44 @@
+"""Talking heads: linear maps over the head axis before and after the softmax (Shazeer et al. 2020)."""
+
+import torch
+from torch import Tensor, nn
+
+from rltransformers.attention.heads.interface import HeadMixing
+from rltransformers.attention.interface import Dims
+from rltransformers.core.spec import Spec, Traits
+
+
+class TalkingHeads(HeadMixing):
+    """J_k = sum_h logits_h P_l[h, k]; U_v = sum_k weights_k P_w[k, v]; both start as the identity."""
+
+    mixes = True
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.before = nn.Parameter(torch.eye(heads))
+        self.after = nn.Parameter(torch.eye(heads))
+
+    def logits(self, logits: Tensor) -> Tensor:
+        """Mixed logits."""
+        return torch.einsum("bhts,hk->bkts", logits, self.before)
+
+    def weights(self, weights: Tensor) -> Tensor:
+        """Mixed weights; rows need not sum to 1."""
+        return torch.einsum("bkts,kv->bvts", weights, self.after)
+
+
+def build(dims: Dims) -> HeadMixing:
+    """H3."""
+    return TalkingHeads(dims.heads)
+
+
+SPEC = Spec(
+    id="H3",
+    name="talking",
+    axis="head_mixing",
+    paper="Shazeer et al. 2020, arXiv 2003.02436",
+    summary="Mixes logits and weights across heads.",
+    build=build,
+    example={"head_mixing": "talking"},
+    traits=Traits(family="EXPL"),
+)

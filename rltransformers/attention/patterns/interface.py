@@ -1,0 +1,87 @@
+"""Who may look at whom, as a function of distance (and of the place inside the environment step).
+
+Axes: B batch, H heads (1 where heads agree), T tokens, L distances.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from rltransformers.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Allowed distances of one head: ``window`` whole steps, every ``dilation``-th token, plus the first ``sinks`` tokens.
+
+    Attributes:
+        window: steps, the token's own included.
+        dilation: allowed distances are multiples of it, in tokens.
+        sinks: tokens at the start of the episode that stay visible for ever.
+        tokens_per_step: tokens of one environment step.
+    """
+
+    window: int
+    dilation: int = 1
+    sinks: int = 0
+    tokens_per_step: int = 1
+
+    @property
+    def horizon(self) -> int:
+        """Largest allowed distance in tokens, sinks aside."""
+        return self.window * self.tokens_per_step - 1
+
+    def table(self, length: int, device: torch.device) -> Bool[Tensor, " L"]:
+        """Allowed distances 0 .. length-1 as far as they do not depend on the token."""
+        d = torch.arange(length, device=device)
+        return (d <= self.horizon) & (d % self.dilation == 0)
+
+    def limit(self, p: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+        """Largest distance inside the window: steps are whole, so later tokens of a step reach further."""
+        return (self.window - 1) * self.tokens_per_step + p % self.tokens_per_step
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The reach of every head, or one reach that all heads share."""
+
+    heads: tuple[Reach, ...]
+
+    @property
+    def horizon(self) -> int:
+        """Largest distance of any head, in tokens."""
+        return max(reach.horizon for reach in self.heads)
+
+    @property
+    def sinks(self) -> int:
+        """Sink tokens to keep."""
+        return max(reach.sinks for reach in self.heads)
+
+    def tables(self, length: int, device: torch.device) -> Bool[Tensor, "H L"]:
+        """Allowed distances per head."""
+        return torch.stack([reach.table(length, device) for reach in self.heads])
+
+    def limits(self, p: Int[Tensor, "B T"]) -> Int[Tensor, "B H T"]:
+        """Window edge per head and token."""
+        return torch.stack([reach.limit(p) for reach in self.heads], 1)
+
+    def sink_counts(self, device: torch.device) -> Int[Tensor, " H"]:
+        """Sinks per head."""
+        return torch.tensor([reach.sinks for reach in self.heads], device=device)
+
+
+def check_window(name: str, window: int, memory: int) -> None:
+    """Refuse a window that the memory cannot serve.
+
+    Raises:
+        ConfigError: window below 1 or longer than the memory plus the token's own step.
+    """
+    if window < 1:
+        raise ConfigError(f"{name} window ({window}) must be at least 1, the token's own step")
+    if window - 1 > memory:
+        raise ConfigError(
+            f"{name} window {window} looks {window - 1} steps back but memory keeps {memory}; "
+            f"set memory to at least {window - 1} or window to at most {memory + 1}"
+        )

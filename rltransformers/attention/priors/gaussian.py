@@ -1,0 +1,39 @@
+"""Gaussian Transformer: a learned quadratic distance penalty per head (Guo et al. 2019)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.attention.interface import Dims
+from rltransformers.attention.priors.interface import Prior
+from rltransformers.core.spec import Spec
+
+
+class Gaussian(Prior):
+    """-|w d^2 + b| with w >= 0 and b <= 0 per head; the score peaks at d = sqrt(-b / w)."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.width = nn.Parameter(torch.full((heads, 1), -4.0))
+        self.offset = nn.Parameter(torch.full((heads, 1), -4.0))
+
+    def logits(self, length: int) -> Tensor:
+        """[H, L]."""
+        d = torch.arange(length, device=self.width.device, dtype=self.width.dtype)
+        return -(F.softplus(self.width) * d**2 - F.softplus(self.offset)).abs()
+
+
+def build(dims: Dims) -> Prior:
+    """B2."""
+    return Gaussian(dims.heads)
+
+
+SPEC = Spec(
+    id="B2",
+    name="gaussian_transformer",
+    axis="prior",
+    paper="Guo et al. 2019, AAAI",
+    summary="Subtracts a learned quadratic function of the distance from the scores.",
+    build=build,
+    example={"prior": "gaussian_transformer"},
+)

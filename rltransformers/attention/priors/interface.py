@@ -1,0 +1,21 @@
+"""What shifts the scores besides content and position.
+
+Axes: H heads, L distances, T tokens, S keys.
+"""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class Prior(nn.Module):
+    """Does nothing; a prior adds to the scores by distance, or builds on the logits of the layer below.
+
+    Attributes:
+        residual: logits of the previous layer are added to the unmasked logits of this one.
+    """
+
+    residual = False
+
+    def logits(self, length: int) -> Float[Tensor, "H L"] | None:
+        """Additive score by distance."""
+        return None

@@ -1,0 +1,55 @@
+"""A learned span per head (Sukhbaatar et al. 2019)."""
+
+import torch
+from torch import Tensor, nn
+
+from rltransformers.attention.interface import Dims
+from rltransformers.attention.spans.interface import Span, soft_mask
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Spec, Traits
+
+
+class AdaptiveSpan(Span):
+    """Span z_h = fraction_h * maximum tokens, fraction in [0, 1]; starts at ``initial``."""
+
+    def __init__(self, heads: int, maximum: int, ramp: float, initial: float) -> None:
+        super().__init__()
+        self.fraction = nn.Parameter(torch.full((heads,), initial))
+        self.maximum = maximum
+        self.ramp = ramp
+
+    def mask(self, h: Tensor, length: int) -> Tensor:
+        """[H, L]."""
+        return soft_mask(self.fraction * self.maximum, length, self.ramp)
+
+    def penalty(self, h: Tensor, valid: Tensor) -> Tensor:
+        """Mean of z over heads."""
+        return self.fraction.mean() * self.maximum
+
+    def constrain_(self) -> None:
+        """Clamp the fraction to [0, 1]."""
+        with torch.no_grad():
+            self.fraction.clamp_(0.0, 1.0)
+
+
+def build(dims: Dims, *, ramp: float = 32.0, initial: float = 0.0) -> Span:
+    """SP1; the largest span is the memory.
+
+    Raises:
+        ConfigError: ramp not positive or initial outside [0, 1].
+    """
+    if ramp <= 0 or not 0 <= initial <= 1:
+        raise ConfigError(f"adaptive span needs ramp > 0 and 0 <= initial <= 1, got {ramp} and {initial}")
+    return AdaptiveSpan(dims.heads, dims.memory * dims.tokens_per_step, ramp, initial)
+
+
+SPEC = Spec(
+    id="SP1",
+    name="adaptive",
+    axis="span",
+    paper="Sukhbaatar et al. 2019, arXiv 1905.07799",
+    summary="Each head learns how many tokens back it looks.",
+    build=build,
+    example={"span": {"name": "adaptive", "ramp": 2.0, "initial": 0.3}},
+    traits=Traits(family="EXPL"),
+)

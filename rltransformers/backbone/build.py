@@ -1,0 +1,106 @@
+"""From a checked config to parts: the only place that reads both."""
+
+from torch import nn
+
+from rltransformers.attention.catalogue import HEAD_MIXINGS, MIXERS, PATTERNS, PRIORS, SELECTIONS, SPANS
+from rltransformers.attention.interface import Dims
+from rltransformers.attention.kernels.softmax import Parts
+from rltransformers.attention.patterns.compressed import RawPart
+from rltransformers.attention.patterns.interface import Pattern
+from rltransformers.backbone.config import BackboneConfig
+from rltransformers.blocks.feedforward import FEED_FORWARDS
+from rltransformers.blocks.layer import Layer
+from rltransformers.blocks.mixing import Mixing, StateMixing, WindowMixing
+from rltransformers.blocks.residual import RESIDUALS
+from rltransformers.core.spec import Choice, Spec
+from rltransformers.memory.catalogue import MEMORIES
+from rltransformers.positions.catalogue import POSITIONS
+from rltransformers.positions.interface import Position
+
+
+def make(choice: Choice, table: dict[str, Spec], *sizes: object) -> object:
+    """Call the builder behind a choice."""
+    build = table[choice.name].build
+    if build is None:
+        raise AssertionError(f"{choice.name} is chosen by numbers and has no builder")
+    return build(*sizes, **choice.options)
+
+
+def layer_dims(config: BackboneConfig, layer: int) -> Dims:
+    """Sizes with their defaults filled in."""
+    head_dim = config.head_dim or config.width // config.heads
+    return Dims(
+        width=config.width,
+        heads=config.heads,
+        kv_heads=config.kv_heads or config.heads,
+        head_dim=head_dim,
+        value_dim=config.value_dim or head_dim,
+        memory=config.memory,
+        tokens_per_step=config.tokens_per_step,
+        layer=layer,
+    )
+
+
+def build_positions(config: BackboneConfig) -> tuple[nn.ModuleList, list[Position]]:
+    """Encodings of the input, and the one that acts inside attention for every layer."""
+    dims = layer_dims(config, 0)
+    at_input: list[nn.Module] = []
+    at_score: list[Position] = [Position() for _ in range(config.layers)]
+    for choice in config.positions():
+        first = make(choice, POSITIONS, dims.width, dims.heads, dims.head_dim)
+        assert isinstance(first, Position)
+        if first.at_input:
+            at_input.append(first)
+        elif first.at_score:
+            others = (make(choice, POSITIONS, dims.width, dims.heads, dims.head_dim) for _ in at_score[1:])
+            at_score = [first] * config.layers if first.shared else [first, *others]  # type: ignore[list-item]
+    return nn.ModuleList(at_input), at_score
+
+
+def build_mixing(config: BackboneConfig, layer: int, position: Position) -> Mixing:
+    """Mixer and memory of one layer."""
+    dims = layer_dims(config, layer)
+    choice = config.choice("mixer", layer)
+    family = MIXERS[choice.name].traits.family
+    if family in ("KERN", "VAL"):
+        return StateMixing(make(choice, MIXERS, dims))  # type: ignore[arg-type]
+    memory = config.choice("memory_kind")
+    tokens = dims.memory * dims.tokens_per_step + dims.tokens_per_step - 1
+    if family == "EXPL":
+        mixer = make(choice, MIXERS, dims, build_parts(config, layer, dims, position, memory))
+    else:
+        mixer = make(choice, MIXERS, dims)
+    rows = tokens if memory.name == "compressive" else mixer.horizon  # type: ignore[attr-defined]
+    kept = make(memory, MEMORIES, rows, dims.width, mixer.key_width, mixer.sinks)  # type: ignore[attr-defined]
+    return WindowMixing(mixer, kept)  # type: ignore[arg-type]
+
+
+def build_parts(config: BackboneConfig, layer: int, dims: Dims, position: Position, memory: Choice) -> Parts:
+    """What is plugged into softmax attention."""
+    if memory.name == "compressive":
+        rate = int(memory.options.get("rate", MEMORIES["compressive"].options()["rate"]))
+        pattern = Pattern((RawPart(dims.memory + rate, recent=dims.memory, rate=rate),))
+    else:
+        pattern = Pattern(tuple(make(each, PATTERNS, dims) for each in config.patterns(layer)))  # type: ignore[misc]
+    return Parts(
+        pattern=pattern,
+        position=position,
+        selection=make(config.choice("selection", layer), SELECTIONS, dims),  # type: ignore[arg-type]
+        prior=make(config.choice("prior"), PRIORS, dims),  # type: ignore[arg-type]
+        head_mixing=make(config.choice("head_mixing"), HEAD_MIXINGS, dims),  # type: ignore[arg-type]
+        span=make(config.choice("span", layer), SPANS, dims),  # type: ignore[arg-type]
+        dropout=config.dropout,
+    )
+
+
+def build_layer(config: BackboneConfig, layer: int, position: Position) -> Layer:
+    """One layer."""
+    hidden = config.ff_width or 4 * config.width
+    residual = config.choice("residual")
+    return Layer(
+        build_mixing(config, layer, position),
+        make(config.choice("ff"), FEED_FORWARDS, config.width, hidden, config.dropout),  # type: ignore[arg-type]
+        make(residual, RESIDUALS, config.width),  # type: ignore[arg-type]
+        make(residual, RESIDUALS, config.width),  # type: ignore[arg-type]
+        config.dropout,
+    )

@@ -1,0 +1,84 @@
+"""Position-wise transforms after the mixer."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Spec, Traits
+
+Activation = Literal["relu", "gelu", "silu", "sigmoid", "identity"]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu, "gelu": F.gelu, "silu": F.silu, "sigmoid": Tensor.sigmoid, "identity": lambda x: x,
+}  # fmt: skip
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function behind a name.
+
+    Raises:
+        ConfigError: unknown name.
+    """
+    if name not in ACTIVATIONS:
+        raise ConfigError(f"unknown activation {name!r}; known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+class FeedForward(nn.Module):
+    """W_2 act(W_1 x + b_1) + b_2, on [..., D]."""
+
+    def __init__(self, width: int, hidden: int, act: Callable[[Tensor], Tensor], dropout: float) -> None:
+        super().__init__()
+        self.into = nn.Linear(width, hidden)
+        self.out = nn.Linear(hidden, width)
+        self.act = act
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transformed tokens."""
+        return self.out(F.dropout(self.act(self.into(x)), self.dropout, self.training))
+
+
+class GatedLinearUnit(nn.Module):
+    """W (act(U_1 x) * U_2 x), on [..., D]."""
+
+    def __init__(self, width: int, hidden: int, act: Callable[[Tensor], Tensor], dropout: float) -> None:
+        super().__init__()
+        self.into = nn.Linear(width, 2 * hidden)
+        self.out = nn.Linear(hidden, width)
+        self.act = act
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transformed tokens."""
+        gate, value = self.into(x).chunk(2, -1)
+        return self.out(F.dropout(self.act(gate) * value, self.dropout, self.training))
+
+
+def build_ffn(width: int, hidden: int, dropout: float, *, activation: Activation = "relu") -> nn.Module:
+    """F0."""
+    return FeedForward(width, hidden, _act(activation), dropout)
+
+
+def build_glu(width: int, hidden: int, dropout: float, *, activation: Activation = "sigmoid") -> nn.Module:
+    """F1."""
+    return GatedLinearUnit(width, hidden, _act(activation), dropout)
+
+
+_act = activation
+
+FEED_FORWARDS = {
+    spec.name: spec
+    for spec in (
+        Spec(
+            "F0", "ffn", "ff", "Vaswani et al. 2017, arXiv 1706.03762", "Two linear maps with an activation between.",
+            build_ffn, {"ff": "ffn"}, Traits(causality="N/A"),
+        ),
+        Spec(
+            "F1", "glu", "ff", "Dauphin et al. 2017, arXiv 1612.08083; Shazeer 2020, arXiv 2002.05202",
+            "A linear map gated by another one.", build_glu, {"ff": "glu"}, Traits(causality="N/A"),
+        ),
+    )
+}  # fmt: skip

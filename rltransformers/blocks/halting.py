@@ -1,0 +1,57 @@
+"""Adaptive computation time: how many times the shared block runs for each token (Graves 2016, Dehghani et al. 2019).
+
+Axes: B batch, T tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Halting:
+    """What ACT has decided so far; starts at zero.
+
+    Attributes:
+        total: sum of halting probabilities of the steps taken.
+        steps: N, steps taken.
+        remainder: R, weight of the last step.
+        halted: the token takes no further step.
+    """
+
+    total: Float[Tensor, "B T"]
+    steps: Float[Tensor, "B T"]
+    remainder: Float[Tensor, "B T"]
+    halted: Bool[Tensor, "B T"]
+
+    @staticmethod
+    def start(like: Float[Tensor, "B T"]) -> "Halting":
+        """No step taken."""
+        zero = torch.zeros_like(like)
+        return Halting(zero, zero, zero, torch.zeros_like(like, dtype=torch.bool))
+
+    def step(
+        self, probability: Float[Tensor, "B T"], last: bool, epsilon: float
+    ) -> tuple[Float[Tensor, "B T"], "Halting"]:
+        """Weight of this step's state, 0 for halted tokens, and what is decided after it.
+
+        Graves 2016 (arXiv 1603.08983, equations 5 to 8): the step that would carry the total above 1 - epsilon, or the
+        last one allowed, takes the remainder, so weights sum to 1.
+        """
+        running = ~self.halted
+        ends = running & ((self.total + probability >= 1 - epsilon) | last)
+        left = 1 - self.total
+        weight = torch.where(ends, left, probability) * running
+        after = Halting(
+            torch.where(running & ~ends, self.total + probability, self.total),
+            self.steps + running,
+            torch.where(ends, left, self.remainder),
+            self.halted | ends,
+        )
+        return weight, after
+
+    def ponder(self) -> Float[Tensor, "B T"]:
+        """Ponder cost N + R per token (equation 11); only R carries gradient."""
+        return self.steps + self.remainder

@@ -1,0 +1,50 @@
+"""One layer: mixing, then the position-wise transform, each joined to the residual stream.
+
+Axes: B batch, T tokens, D model width.
+"""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.blocks.mixing import Mixing
+from rltransformers.blocks.residual import Residual
+from rltransformers.core.record import Record
+from rltransformers.functional.windows import Tokens
+from rltransformers.memory.interface import LayerState
+
+
+class Layer(nn.Module):
+    """The order of the parts; everything else is passed in."""
+
+    def __init__(self, mixing: Mixing, ff: nn.Module, join_mixing: Residual, join_ff: Residual, dropout: float) -> None:
+        super().__init__()
+        self.mixing = mixing
+        self.ff = ff
+        self.join_mixing = join_mixing
+        self.join_ff = join_ff
+        self.dropout = dropout
+
+    def forward(
+        self,
+        x: Tensor,
+        state: LayerState,
+        tokens: Tokens,
+        carry: Tensor | None,
+        record: Record | None,
+        name: str,
+    ) -> tuple[Tensor, LayerState, Tensor | None]:
+        """Stream after the layer, its state, logits for the next layer."""
+        y, after, carry = self.mix(x, state, tokens, carry, record, name)
+        x = self.join_mixing.combine(x, y, record, name)
+        return self.join_ff.combine(x, self.transform(x), record, f"{name}/ff"), after, carry
+
+    def mix(
+        self, x: Tensor, state: LayerState, tokens: Tokens, carry: Tensor | None, record: Record | None, name: str
+    ) -> tuple[Tensor, LayerState, Tensor | None]:
+        """The mixing submodule alone, not yet joined."""
+        y, after, carry = self.mixing(x, state, tokens, self.join_mixing.prepare, carry, record, name)
+        return F.dropout(y, self.dropout, self.training), after, carry
+
+    def transform(self, x: Tensor) -> Tensor:
+        """The position-wise submodule alone, not yet joined."""
+        return F.dropout(self.ff(self.join_ff.prepare(x)), self.dropout, self.training)

@@ -1,0 +1,146 @@
+"""How a submodule joins the residual stream: before or after the norm, plainly or through a gate.
+
+Every scheme prepares the submodule's input and combines its output with the stream; axes [..., D].
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.blocks.gates import Gate, GRUGate, HighwayGate, InputGate, OutputGate, SigTanhGate
+from rltransformers.core.record import Record
+from rltransformers.core.spec import Spec, Traits
+
+
+class Residual(nn.Module):
+    """One join of stream and submodule."""
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Submodule input."""
+        raise NotImplementedError("a residual scheme defines prepare")
+
+    def combine(self, x: Tensor, y: Tensor, record: Record | None, name: str) -> Tensor:
+        """Stream after the submodule."""
+        raise NotImplementedError("a residual scheme defines combine")
+
+
+class PostNorm(Residual):
+    """LN(x + f(x))."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """The stream itself."""
+        return x
+
+    def combine(self, x: Tensor, y: Tensor, record: Record | None, name: str) -> Tensor:
+        """Normalised sum."""
+        return self.norm(x + y)
+
+
+class PreNorm(Residual):
+    """x + f(LN(x)), with an optional ReLU on f as in identity map reordering."""
+
+    def __init__(self, width: int, relu: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.relu = relu
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Normalised stream."""
+        return self.norm(x)
+
+    def combine(self, x: Tensor, y: Tensor, record: Record | None, name: str) -> Tensor:
+        """Sum."""
+        return x + (F.relu(y) if self.relu else y)
+
+
+class Gated(Residual):
+    """gate(x, ReLU(f(LN(x))))."""
+
+    def __init__(self, width: int, gate: Gate) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.gate = gate
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Normalised stream."""
+        return self.norm(x)
+
+    def combine(self, x: Tensor, y: Tensor, record: Record | None, name: str) -> Tensor:
+        """Gated stream; records the mean openness."""
+        out, openness = self.gate(x, F.relu(y))
+        if record is not None:
+            record.metrics[f"{name}/gate_openness"] = openness.detach().mean()
+        return out
+
+
+def build_post_ln(width: int) -> Residual:
+    """R0."""
+    return PostNorm(width)
+
+
+def build_pre_ln(width: int) -> Residual:
+    """R1."""
+    return PreNorm(width, relu=False)
+
+
+def build_pre_ln_relu(width: int) -> Residual:
+    """R1 with the ReLU of TrXL-I."""
+    return PreNorm(width, relu=True)
+
+
+def build_gru(width: int, *, bias: float = 2.0) -> Residual:
+    """R2, GRU gate."""
+    return Gated(width, GRUGate(width, bias))
+
+
+def build_input(width: int) -> Residual:
+    """R2, input gate; it has no bias."""
+    return Gated(width, InputGate(width, 0.0))
+
+
+def build_output(width: int, *, bias: float = 1.0) -> Residual:
+    """R2, output gate."""
+    return Gated(width, OutputGate(width, bias))
+
+
+def build_highway(width: int, *, bias: float = 1.0) -> Residual:
+    """R2, highway gate."""
+    return Gated(width, HighwayGate(width, bias))
+
+
+def build_sigtanh(width: int, *, bias: float = 1.0) -> Residual:
+    """R2, sigmoid-tanh gate."""
+    return Gated(width, SigTanhGate(width, bias))
+
+
+GTRXL = "Parisotto et al. 2019, arXiv 1910.06764"
+N_A = Traits(causality="N/A")
+
+
+def _spec(id: str, name: str, paper: str, summary: str, build: Callable[..., Residual]) -> Spec:
+    return Spec(id, name, "residual", paper, summary, build, {"residual": name}, N_A)
+
+
+RESIDUALS = {
+    spec.name: spec
+    for spec in (
+        _spec("R0", "post_ln", "Vaswani et al. 2017, arXiv 1706.03762", "LN(x + f(x)).", build_post_ln),
+        _spec("R1", "pre_ln", "Xiong et al. 2020, arXiv 2002.04745", "x + f(LN(x)).", build_pre_ln),
+        _spec("R1-relu", "pre_ln_relu", GTRXL, "x + ReLU(f(LN(x))), the paper's TrXL-I.", build_pre_ln_relu),
+        _spec("R2-gru", "gru", GTRXL, "GRU gate; bias 2 starts the stack near the identity.", build_gru),
+        _spec("R2-input", "input", GTRXL, "sigmoid(W x) x + y.", build_input),
+        _spec("R2-output", "output", GTRXL, "x + sigmoid(W x - b) y.", build_output),
+        _spec("R2-highway", "highway", GTRXL, "sigmoid(W x + b) x + (1 - sigmoid(W x + b)) y.", build_highway),
+        _spec("R2-sigtanh", "sigtanh", GTRXL, "x + sigmoid(W y - b) tanh(U y).", build_sigtanh),
+        Spec(
+            "R3", "reversible", "residual", "Gomez et al. 2017, arXiv 1707.04585; Kitaev et al. 2020, arXiv 2001.04451",
+            "Two streams; activations are recomputed in the backward pass instead of stored.",
+            build_pre_ln, {"residual": "reversible"}, N_A,
+        ),
+    )
+}  # fmt: skip

@@ -1,0 +1,19 @@
+"""Sines and cosines of geometrically spaced frequencies (Vaswani et al. 2017, arXiv 1706.03762, section 3.5)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def frequencies(dims: int, base: float, like: Tensor) -> Float[Tensor, " half"]:
+    """base^(-2f/dims) for f = 0 .. dims/2 - 1, in at least float32."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    steps = torch.arange(0, dims, 2, device=like.device, dtype=dtype)
+    return base ** (-steps / dims)
+
+
+def sinusoid(place: Tensor, width: int, like: Tensor, base: float = 10_000.0) -> Float[Tensor, "*n D"]:
+    """Interleaved [sin, cos] of ``place`` [...] at ``width`` / 2 frequencies, in the dtype of ``like``."""
+    half = frequencies(width + width % 2, base, like)
+    angle = place[..., None].to(half.dtype) * half
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width].to(like.dtype)

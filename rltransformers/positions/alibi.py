@@ -1,0 +1,49 @@
+"""A fixed penalty per head, linear in the distance (Press et al. 2022)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from rltransformers.core.spec import Spec
+from rltransformers.positions.interface import Position
+
+
+def slopes(heads: int) -> list[float]:
+    """2^(-8h/H) for a power of two; otherwise those of the next lower one and every other of the next higher one."""
+    lower = 2 ** int(math.log2(heads))
+    exact = [2.0 ** (-8.0 * h / lower) for h in range(1, lower + 1)]
+    between = [2.0 ** (-8.0 * h / (2 * lower)) for h in range(1, 2 * lower + 1, 2)]
+    return exact + between[: heads - lower]
+
+
+class Alibi(Position):
+    """-m_h d, not scaled by the head width; no parameters."""
+
+    at_score = True
+    slopes: Tensor
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.register_buffer("slopes", torch.tensor(slopes(heads)), persistent=False)
+
+    def logits(self, q: Tensor, length: int) -> Tensor:
+        """[H, L]."""
+        d = torch.arange(length, device=q.device, dtype=q.dtype)
+        return -self.slopes.to(q.dtype)[:, None] * d
+
+
+def build(width: int, heads: int, head_dim: int) -> Position:
+    """P13."""
+    return Alibi(heads)
+
+
+SPEC = Spec(
+    id="P13",
+    name="alibi",
+    axis="position",
+    paper="Press et al. 2022, arXiv 2108.12409",
+    summary="Subtracts a per-head multiple of the distance from the scores.",
+    build=build,
+    example={"position": "alibi"},
+)

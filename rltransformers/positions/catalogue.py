@@ -1,0 +1,27 @@
+"""All position encodings by name."""
+
+from rltransformers.core.spec import Spec
+from rltransformers.positions import alibi, learned, rope, shaw, sinusoidal, t5, trxl
+from rltransformers.positions.interface import Position
+
+
+def build_none(width: int, heads: int, head_dim: int) -> Position:
+    """P0."""
+    return Position()
+
+
+NONE = Spec(
+    id="P0",
+    name="none",
+    axis="position",
+    paper="-",
+    summary="No encoding: order is visible only through the causal mask.",
+    build=build_none,
+    example={"position": "none"},
+)
+POSITIONS = {
+    spec.name: spec
+    for spec in (
+        NONE, sinusoidal.SPEC, learned.LEARNED, shaw.SPEC, t5.SPEC, trxl.SPEC, rope.SPEC, alibi.SPEC, learned.TIMESTEP,
+    )
+}  # fmt: skip

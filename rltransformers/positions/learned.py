@@ -1,0 +1,65 @@
+"""Learned absolute encoding of the episode position: a finite table."""
+
+from torch import Tensor, nn
+
+from rltransformers.core.errors import DataError
+from rltransformers.core.spec import Spec
+from rltransformers.positions.interface import Position
+
+
+class LearnedTable(Position):
+    """x + E[index], where the index is the episode position or the environment step."""
+
+    at_input = True
+
+    def __init__(self, width: int, max_len: int, by_timestep: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(max_len, width)
+        nn.init.normal_(self.table.weight, std=0.02)
+        self.by_timestep = by_timestep
+
+    def embed(self, x: Tensor, p: Tensor, timestep: Tensor) -> Tensor:
+        """Input [B, T, D] plus the table rows.
+
+        Raises:
+            DataError: an episode is longer than the table.
+        """
+        index = timestep if self.by_timestep else p
+        rows = self.table.num_embeddings
+        if int(index.max()) >= rows:
+            what = "environment step" if self.by_timestep else "episode position"
+            raise DataError(
+                f"{what} {int(index.max())} is outside the position table of {rows} rows; "
+                f"raise max_len of the position, or choose a relative position (trxl, rope, alibi)"
+            )
+        return x + self.table(index)
+
+
+def build_learned(width: int, heads: int, head_dim: int, *, max_len: int = 1024) -> Position:
+    """P2 with ``max_len`` episode positions."""
+    return LearnedTable(width, max_len, by_timestep=False)
+
+
+def build_timestep(width: int, heads: int, head_dim: int, *, max_len: int = 4096) -> Position:
+    """P17 with ``max_len`` environment steps."""
+    return LearnedTable(width, max_len, by_timestep=True)
+
+
+LEARNED = Spec(
+    id="P2",
+    name="learned",
+    axis="position",
+    paper="Gehring et al. 2017, arXiv 1705.03122",
+    summary="Adds a learned vector per episode position to the input; episodes longer than max_len are refused.",
+    build=build_learned,
+    example={"position": {"name": "learned", "max_len": 64}},
+)
+TIMESTEP = Spec(
+    id="P17",
+    name="timestep",
+    axis="position",
+    paper="Chen et al. 2021, arXiv 2106.01345, section 3",
+    summary="Adds a learned vector per environment step, shared by all tokens of the step.",
+    build=build_timestep,
+    example={"position": {"name": "timestep", "max_len": 64}},
+)

@@ -1,0 +1,48 @@
+"""Learned vectors per clipped distance on keys and, optionally, values (Shaw et al. 2018)."""
+
+import torch
+from torch import Tensor, nn
+
+from rltransformers.core.spec import Spec
+from rltransformers.positions.interface import Position
+
+
+class Shaw(Position):
+    """q . aK[min(d, K)] / sqrt(Dh) on the scores and aV[min(d, K)] on the values; tables shared by heads."""
+
+    at_score = True
+
+    def __init__(self, head_dim: int, max_distance: int, values: bool) -> None:
+        super().__init__()
+        self.max_distance = max_distance
+        self.keys = nn.Parameter(torch.randn(max_distance + 1, head_dim) * 0.02)
+        self.values = nn.Parameter(torch.randn(max_distance + 1, head_dim) * 0.02) if values else None
+
+    def rows(self, length: int) -> Tensor:
+        """Table row per distance."""
+        return torch.arange(length, device=self.keys.device).clamp(max=self.max_distance)
+
+    def logits(self, q: Tensor, length: int) -> Tensor:
+        """[B, H, T, L]: one product per table row, then one row per distance; never [T, S, Dh]."""
+        per_row = q @ self.keys[: min(length, self.max_distance + 1)].T / q.shape[-1] ** 0.5
+        return per_row[..., self.rows(length)]
+
+    def value_table(self, length: int) -> Tensor | None:
+        """[L, V] or None."""
+        return None if self.values is None else self.values[self.rows(length)]
+
+
+def build(width: int, heads: int, head_dim: int, *, max_distance: int = 16, values: bool = True) -> Position:
+    """P6; value vectors need value_dim == head_dim."""
+    return Shaw(head_dim, max_distance, values)
+
+
+SPEC = Spec(
+    id="P6",
+    name="shaw",
+    axis="position",
+    paper="Shaw et al. 2018, arXiv 1803.02155",
+    summary="Adds learned vectors per clipped distance to keys and values.",
+    build=build,
+    example={"position": {"name": "shaw", "max_distance": 3}},
+)

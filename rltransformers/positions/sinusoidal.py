@@ -1,0 +1,40 @@
+"""Sinusoidal absolute encoding of the episode position, added to the input."""
+
+from torch import Tensor
+
+from rltransformers.core.spec import Spec
+from rltransformers.functional.sinusoids import sinusoid
+from rltransformers.positions.interface import Position
+
+
+class Sinusoidal(Position):
+    """x + PE[p], with x optionally scaled by sqrt(D) first as in the paper."""
+
+    at_input = True
+
+    def __init__(self, base: float, scale_input: bool) -> None:
+        super().__init__()
+        self.base = base
+        self.scale_input = scale_input
+
+    def embed(self, x: Tensor, p: Tensor, timestep: Tensor) -> Tensor:
+        """Input [B, T, D] plus the encoding of p."""
+        if self.scale_input:
+            x = x * x.shape[-1] ** 0.5
+        return x + sinusoid(p, x.shape[-1], x, self.base)
+
+
+def build(width: int, heads: int, head_dim: int, *, base: float = 10_000.0, scale_input: bool = False) -> Position:
+    """P1 for any width."""
+    return Sinusoidal(base, scale_input)
+
+
+SPEC = Spec(
+    id="P1",
+    name="sinusoidal",
+    axis="position",
+    paper="Vaswani et al. 2017, arXiv 1706.03762",
+    summary="Adds sines and cosines of the episode position to the input.",
+    build=build,
+    example={"position": "sinusoidal"},
+)

@@ -1,0 +1,53 @@
+"""One learned scalar per head and distance bucket, added to the scores (T5)."""
+
+import math
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from rltransformers.core.spec import Spec
+from rltransformers.positions.interface import Position
+
+
+def bucket(distance: Int[Tensor, "*n"], buckets: int, max_distance: int) -> Int[Tensor, "*n"]:
+    """Causal bucket: exact below buckets/2, logarithmic up to max_distance, the last one beyond (arXiv 1910.10683)."""
+    exact = buckets // 2
+    d = distance.clamp(min=0)
+    scaled = torch.log(d.clamp(min=1).double() / exact) / math.log(max_distance / exact) * (buckets - exact)
+    # 1e-9: at d = exact * ratio^n the quotient of logarithms may fall just below the whole number
+    far = (exact + (scaled + 1e-9).floor().long()).clamp(max=buckets - 1)
+    return torch.where(d < exact, d, far)
+
+
+class T5Bias(Position):
+    """Table [H, buckets], shared by all layers; the content score keeps its 1/sqrt(Dh), unlike in T5."""
+
+    at_score = True
+    shared = True
+
+    def __init__(self, heads: int, buckets: int, max_distance: int) -> None:
+        super().__init__()
+        self.max_distance = max_distance
+        self.table = nn.Parameter(torch.randn(heads, buckets) * 0.02)
+
+    def logits(self, q: Tensor, length: int) -> Tensor:
+        """[H, L]."""
+        d = torch.arange(length, device=self.table.device)
+        return self.table[:, bucket(d, self.table.shape[1], self.max_distance)]
+
+
+def build(width: int, heads: int, head_dim: int, *, buckets: int = 32, max_distance: int = 128) -> Position:
+    """P8."""
+    return T5Bias(heads, buckets, max_distance)
+
+
+SPEC = Spec(
+    id="P8",
+    name="t5",
+    axis="position",
+    paper="Raffel et al. 2019, arXiv 1910.10683",
+    summary="Adds a learned scalar per head and logarithmic distance bucket to the scores.",
+    build=build,
+    example={"position": {"name": "t5", "buckets": 6, "max_distance": 8}},
+)
