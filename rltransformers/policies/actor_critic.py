@@ -414,9 +414,9 @@ class GTrXLPolicy(BasePolicy):
         if self.uses_previous_reward:
             if reward is None and not bool(first.all()):
                 raise ConfigError(
-                    "this policy was built with previous_reward=True and needs predict(..., reward=...) from the second "
-                    "step on; loops that cannot pass it (evaluate_policy, EvalCallback) need the reward in the observation: "
-                    "train with the wrapper rltransformers.envs.wrappers.History in place of previous_reward=True"
+                    "this policy was built with previous_reward=True and needs predict(..., reward=...) from the "
+                    "second step on; loops that cannot pass it (evaluate_policy, EvalCallback) need the reward in the "
+                    "observation: train with the wrapper rltransformers.envs.wrappers.History in place of previous_reward=True"
                 )
             state = rewarded(state, np.zeros(n) if reward is None else reward)
         return state, first

@@ -1,0 +1,76 @@
+"""The clipped objective, worked out by hand and against Stable-Baselines3's formulas."""
+
+import math
+
+import pytest
+import torch
+
+from rltransformers.algorithms.ppo import (
+    clipped_surrogate,
+    explained_variance,
+    mean_over,
+    normalised,
+    ppo_loss,
+    value_error,
+)
+
+
+def test_the_surrogate_is_clipped_only_where_that_is_the_smaller_gain() -> None:
+    log_ratio = torch.tensor([[1.5, 0.5, 1.5, 0.5, 1.1]]).log()
+    advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0, 2.0]])
+    # gains capped at 1.2, losses at ratio 0.8; losses beyond the bound and gains below it count in full
+    expected = torch.tensor([[1.2, 0.5, -1.5, -0.8, 2.2]])
+    torch.testing.assert_close(clipped_surrogate(log_ratio, advantages, 0.2), expected)
+
+
+def test_the_value_may_move_only_as_far_as_its_bound() -> None:
+    new, old, target = torch.tensor([[3.0, 1.1]]), torch.tensor([[1.0, 1.0]]), torch.tensor([[2.0, 2.0]])
+    torch.testing.assert_close(value_error(new, old, target, None), torch.tensor([[1.0, 0.81]]))
+    torch.testing.assert_close(value_error(new, old, target, 0.5), torch.tensor([[0.25, 0.81]]))
+
+
+def test_rows_that_do_not_count_change_nothing() -> None:
+    counts = torch.tensor([[True, True, False], [True, False, True]])
+    inputs = [torch.randn(2, 3, requires_grad=i < 3) for i in range(7)]
+
+    def total(fill: float) -> torch.Tensor:
+        filled = [torch.where(counts, x, torch.full_like(x, fill)) for x in inputs]
+        return ppo_loss(*filled, counts, clip_range=0.2, clip_range_vf=None, ent_coef=0.1, vf_coef=0.5).total  # type: ignore[arg-type]
+
+    torch.testing.assert_close(total(0.0), total(3.0))
+    gradient = torch.autograd.grad(total(3.0), inputs[0])[0]
+    assert float(gradient[~counts].abs().sum()) == 0.0
+
+
+def test_equal_policies_have_ratio_one_and_no_divergence() -> None:
+    x, counts = torch.randn(2, 3), torch.ones(2, 3, dtype=torch.bool)
+    loss = ppo_loss(x, x, x, x, x, x, x, counts, clip_range=0.2, clip_range_vf=None, ent_coef=0.0, vf_coef=0.0)
+    assert float(loss.ratio_error) == 0.0 and float(loss.approx_kl) == 0.0 and float(loss.clip_fraction) == 0.0
+    assert float(loss.total) == pytest.approx(-float(x.mean()))
+
+
+def test_the_divergence_estimate_is_that_of_schulman() -> None:
+    old, new, counts = torch.zeros(1, 1), torch.full((1, 1), 0.3), torch.ones(1, 1, dtype=torch.bool)
+    loss = ppo_loss(new, old, old, old, old, old, old, counts, clip_range=0.2, clip_range_vf=None, ent_coef=0, vf_coef=0)
+    assert float(loss.approx_kl) == pytest.approx(math.exp(0.3) - 1 - 0.3, rel=1e-5)
+    assert float(loss.ratio_error) == pytest.approx(math.exp(0.3) - 1, rel=1e-5)
+    assert float(loss.clip_fraction) == 1.0
+
+
+def test_normalised_advantages_have_mean_zero_and_deviation_one_over_what_counts() -> None:
+    advantages, counts = torch.randn(4, 6) * 7 + 3, torch.rand(4, 6) < 0.7
+    result = normalised(advantages, counts)
+    assert float(result[counts].mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(result[counts].std(unbiased=False)) == pytest.approx(1.0, abs=1e-5)
+    assert float(result[~counts].abs().sum()) == 0.0
+
+
+def test_the_mean_over_nothing_is_zero() -> None:
+    assert float(mean_over(torch.full((1, 2), math.nan), torch.zeros(1, 2, dtype=torch.bool))) == 0.0
+
+
+def test_explained_variance_is_one_for_a_perfect_prediction_and_zero_for_a_constant() -> None:
+    target, counts = torch.randn(3, 4), torch.ones(3, 4, dtype=torch.bool)
+    assert explained_variance(target, target, counts) == pytest.approx(1.0)
+    assert explained_variance(torch.zeros(3, 4), target, counts) == pytest.approx(0.0, abs=1e-6)
+    assert math.isnan(explained_variance(target, torch.ones(3, 4), counts))
