@@ -1,7 +1,7 @@
 """All mixers, patterns, selections, priors, head mechanisms and spans by name."""
 
 from rltransformers.attention.heads import multi_head, talking
-from rltransformers.attention.kernels import softmax
+from rltransformers.attention.kernels import average, light_conv, linear, nystrom, performer, softmax
 from rltransformers.attention.patterns import band, dilated, full, longformer
 from rltransformers.attention.priors import gaussian, realformer
 from rltransformers.attention.priors import none as no_prior
@@ -10,7 +10,17 @@ from rltransformers.attention.selections import topk
 from rltransformers.attention.spans import adaptive, adaptive_dynamic
 from rltransformers.attention.spans import full as full_span
 
-MIXERS = {spec.name: spec for spec in (softmax.SPEC,)}
+MIXERS = {
+    spec.name: spec
+    for spec in (
+        softmax.SPEC,
+        linear.SPEC,
+        performer.SPEC,
+        nystrom.SPEC,
+        average.SPEC,
+        light_conv.SPEC,
+    )
+}
 PATTERNS = {spec.name: spec for spec in (full.SPEC, band.SPEC, dilated.SPEC, longformer.SPEC)}
 SELECTIONS = {spec.name: spec for spec in (no_selection.SPEC, topk.SPEC)}
 PRIORS = {spec.name: spec for spec in (no_prior.SPEC, gaussian.SPEC, realformer.SPEC)}
