@@ -43,14 +43,14 @@ def by_token(
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 13, 64])
 def test_sums_equal_a_loop_over_tokens_in_value_gradient_and_state(chunk: int) -> None:
-    *inputs, reset = example()
-    inputs = [each.requires_grad_() for each in inputs]
+    q, k, v, state, reset = example()
+    inputs = [each.requires_grad_() for each in (q, k, v, state)]
     before = torch.tensor([6, 2, 4])
     weight = torch.randn(B, H, T, V, dtype=torch.float64)
     results = []
-    for out, state in (causal_sums(*inputs, tokens_of(reset, before), chunk), by_token(*inputs, reset)):
-        grads = torch.autograd.grad((out * weight).sum() + state.square().sum(), inputs)
-        results.append([out, state, *grads])
+    for out, after in (causal_sums(q, k, v, state, tokens_of(reset, before), chunk), by_token(q, k, v, state, reset)):
+        grads = torch.autograd.grad((out * weight).sum() + after.square().sum(), inputs)
+        results.append([out, after, *grads])
     torch.testing.assert_close(results[0], results[1])
 
 

@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.attention.interface import Dims, Record
+from rltransformers.attention.interface import Dims
+from rltransformers.core.record import Record
 from rltransformers.core.spec import Spec, Traits
 from rltransformers.functional.recurrences import kernel_attention
 from rltransformers.functional.windows import Tokens

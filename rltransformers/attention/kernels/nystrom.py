@@ -12,8 +12,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.attention.interface import Dims, Record, Slots
+from rltransformers.attention.interface import Dims, Slots
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.record import Record
 from rltransformers.core.spec import Spec, Traits
 from rltransformers.functional.windows import Tokens, take_rows
 
@@ -194,23 +195,25 @@ class Nystrom(nn.Module):
         return [part.unflatten(-1, (n, -1)).repeat_interleave(self.dims.heads // n, -2) for part, n in parts]
 
 
-def build(dims: Dims, *, block: int, landmarks: int, iterations: int = 6, conv: int = 0) -> Nystrom:
+def build(dims: Dims, *, block: int = 8, landmarks: int | None = None, iterations: int = 6, conv: int = 0) -> Nystrom:
     """Nystrom attention for one layer.
 
     Args:
         dims: sizes of the layer; its memory must hold ``(landmarks + 1) * block - 1`` tokens.
         block: tokens of a block, attended exactly while it is the current one.
-        landmarks: completed blocks that are kept.
+        landmarks: completed blocks that are kept; default: as many as the memory holds.
         iterations: of the pseudo-inverse; 6 as published, 0 for the exact one.
         conv: taps of a depthwise convolution over past values, added to the output; 0 for none, the paper uses 33.
     """
+    visible = (dims.memory + 1) * dims.tokens_per_step - 1
+    if landmarks is None:
+        landmarks = max(1, (visible + 1) // max(block, 1) - 1)
     for key, value, least in (("block", block, 1), ("landmarks", landmarks, 1), ("iterations", iterations, 0)):
         if value < least:
             raise ConfigError(f"nystrom {key} must be at least {least}, got {value}")
     if conv < 0:
         raise ConfigError(f"nystrom conv must be 0 (none) or a number of taps, got {conv}")
     mixer = Nystrom(dims, block, landmarks, iterations, conv)
-    visible = (dims.memory + 1) * dims.tokens_per_step - 1
     if visible < mixer.horizon:
         steps = -(-(mixer.horizon + 1) // dims.tokens_per_step) - 1
         raise ConfigError(

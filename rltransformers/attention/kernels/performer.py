@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rltransformers.attention.interface import Dims, Record
+from rltransformers.attention.interface import Dims
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.record import Record
 from rltransformers.core.spec import Spec, Traits
 from rltransformers.functional.recurrences import kernel_attention
 from rltransformers.functional.windows import Tokens
