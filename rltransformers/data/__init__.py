@@ -1,16 +1,26 @@
 """Logged and fresh experience as contiguous arrays; knows nothing of networks."""
 
+from rltransformers.data.behaviours import Behaviour, load_behaviour, mixture, register_behaviour
 from rltransformers.data.d4rl import normalized_score, reference_scores
 from rltransformers.data.load import load_trajectories
+from rltransformers.data.minari import write_minari
+from rltransformers.data.recorder import ObservationView, record
 from rltransformers.data.sampler import ContextBatch, ContextSampler
 from rltransformers.data.trajectories import Episode, Trajectories
 
 __all__ = [
+    "Behaviour",
     "ContextBatch",
     "ContextSampler",
     "Episode",
+    "ObservationView",
     "Trajectories",
+    "load_behaviour",
     "load_trajectories",
+    "mixture",
     "normalized_score",
+    "record",
     "reference_scores",
+    "register_behaviour",
+    "write_minari",
 ]

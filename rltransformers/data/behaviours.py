@@ -1,0 +1,399 @@
+"""Policies that fill a data set: random actions, Stable-Baselines3 files, functions, and mixtures of them.
+
+Axis letter: B environments that act at the same time.
+
+Stable-Baselines3 files hold pickled objects: loading one runs code from it. Load files of people you trust only.
+"""
+
+import importlib
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, runtime_checkable
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium import spaces
+
+from rltransformers.core.errors import ConfigError, DataError, did_you_mean
+from rltransformers.core.spaces import check_supported, leaf_spaces, nest_leaves
+
+Array = npt.NDArray[Any]
+Space = gym.Space[Any]
+
+SB3_ALGORITHMS = {
+    "ppo": ("stable_baselines3", "PPO"),
+    "a2c": ("stable_baselines3", "A2C"),
+    "sac": ("stable_baselines3", "SAC"),
+    "td3": ("stable_baselines3", "TD3"),
+    "ddpg": ("stable_baselines3", "DDPG"),
+    "dqn": ("stable_baselines3", "DQN"),
+    "tqc": ("sb3_contrib", "TQC"),
+    "trpo": ("sb3_contrib", "TRPO"),
+    "ars": ("sb3_contrib", "ARS"),
+    "qrdqn": ("sb3_contrib", "QRDQN"),
+    "recurrentppo": ("sb3_contrib", "RecurrentPPO"),
+}
+
+
+@runtime_checkable
+class Behaviour(Protocol):
+    """Anything that acts in B environments at once."""
+
+    def act(self, observations: Any, episode_starts: npt.NDArray[np.bool_], generator: np.random.Generator) -> Any:
+        """A batch of B actions for a batch of observations, both nested as the environment's spaces are.
+
+        ``episode_starts`` [B] marks first observations of episodes: forget what came before. All are set on the first
+        call. Randomness comes from ``generator`` alone.
+        """
+        ...
+
+
+BehaviourLoader = Callable[[str, Space, Space, bool], Behaviour]
+"""(argument behind the colon, observation space, action space, deterministic) -> behaviour."""
+
+
+def load_behaviour(
+    spec: str, observation_space: Space, action_space: Space, *, deterministic: bool = False
+) -> Behaviour:
+    """The behaviour that a text names, for environments with the given spaces of one environment.
+
+    Args:
+        spec: one of
+            - "random": uniform actions;
+            - "sb3:<algorithm>:<zip>[:<statistics>]": a Stable-Baselines3 or sb3-contrib policy, with the VecNormalize
+              file (.pkl) or its arrays (.npz) that it was trained with, see ``load_sb3``;
+            - "checkpoint:<path>": an agent of this library;
+            - "<module>:<name>": a function with the arguments of ``Behaviour.act``, an object with that method, or a
+              class that is called with the two spaces and makes such an object.
+        deterministic: take the mode of stochastic policies instead of a sample.
+
+    Raises:
+        ConfigError: for a text of another form, or one that names nothing.
+        DataError: for a file that cannot be read, or belongs to other spaces.
+    """
+    kind, _, argument = spec.partition(":")
+    if kind == "random" and not argument:
+        return Random(action_space)
+    if kind in _LOADERS:
+        return _LOADERS[kind](argument, observation_space, action_space, deterministic)
+    if kind == "checkpoint":
+        raise ConfigError("'checkpoint:' behaviours need the agents: import rltransformers.agents first")
+    if not argument:
+        known = ["random", "sb3:<algorithm>:<zip>", "checkpoint:<path>", "<module>:<name>"]
+        raise ConfigError(f"the behaviour {spec!r} is none of: {', '.join(known)}")
+    return _load_named(kind, argument, observation_space, action_space)
+
+
+def register_behaviour(kind: str, loader: BehaviourLoader) -> None:
+    """Makes "<kind>:<argument>" a behaviour text; layers above the data use it for their own policies."""
+    _LOADERS[kind] = loader
+
+
+# Random, named ------------------------------------------------------------
+
+
+@dataclass
+class Random:
+    """Independent uniform actions; unbounded components of a Box are standard normal."""
+
+    action_space: Space
+    name: str = "random"
+
+    def __post_init__(self) -> None:
+        check_supported(self.action_space, "action")
+
+    def act(self, observations: Any, episode_starts: npt.NDArray[np.bool_], generator: np.random.Generator) -> Any:
+        """Actions [B, ...] nested as the action space."""
+        batch = len(episode_starts)
+        leaves = {path: _random_leaf(leaf, batch, generator) for path, leaf in leaf_spaces(self.action_space).items()}
+        return nest_leaves(self.action_space, leaves)
+
+
+def _random_leaf(space: Space, batch: int, generator: np.random.Generator) -> Array:
+    if isinstance(space, spaces.Discrete):
+        return generator.integers(space.start, space.start + space.n, batch, dtype=np.int64)
+    if isinstance(space, spaces.MultiDiscrete):
+        draws = generator.integers(space.start, space.start + space.nvec, (batch, *space.shape))
+        return draws.astype(space.dtype, copy=False)
+    if isinstance(space, spaces.MultiBinary):
+        return generator.integers(0, 2, (batch, *space.shape), dtype=np.int8)
+    assert isinstance(space, spaces.Box)
+    if space.dtype.kind != "f":
+        high = space.high.astype(np.int64) + 1
+        return generator.integers(space.low.astype(np.int64), high, (batch, *space.shape)).astype(space.dtype)
+    bounded = np.isfinite(space.low) & np.isfinite(space.high)
+    low, high = np.where(bounded, space.low, 0.0), np.where(bounded, space.high, 1.0)
+    uniform = low + (high - low) * generator.random((batch, *space.shape))
+    if bounded.all():
+        return uniform.astype(space.dtype)
+    normal = np.clip(generator.standard_normal((batch, *space.shape)), space.low, space.high)
+    return np.where(bounded, uniform, normal).astype(space.dtype)
+
+
+@dataclass
+class FunctionBehaviour:
+    """A function with the arguments of ``Behaviour.act``."""
+
+    function: Callable[[Any, npt.NDArray[np.bool_], np.random.Generator], Any]
+    name: str = "function"
+
+    def act(self, observations: Any, episode_starts: npt.NDArray[np.bool_], generator: np.random.Generator) -> Any:
+        """What the function returns."""
+        return self.function(observations, episode_starts, generator)
+
+
+def as_behaviour(
+    behaviour: "Behaviour | str | Callable[..., Any]",
+    observation_space: Space,
+    action_space: Space,
+    *,
+    deterministic: bool = False,
+) -> Behaviour:
+    """A behaviour from a behaviour, a text for ``load_behaviour``, or a function with the arguments of ``act``."""
+    if isinstance(behaviour, str):
+        return load_behaviour(behaviour, observation_space, action_space, deterministic=deterministic)
+    if isinstance(behaviour, Behaviour):
+        return behaviour
+    if callable(behaviour):
+        return FunctionBehaviour(behaviour, getattr(behaviour, "__qualname__", "function"))
+    raise ConfigError(f"a behaviour is a text, a function or an object with act(), got {type(behaviour).__name__}")
+
+
+def _load_named(module_name: str, name: str, observation_space: Space, action_space: Space) -> Behaviour:
+    folder = os.getcwd()
+    sys.path.insert(0, folder)  # a console script does not see modules beside the user otherwise
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"cannot import {module_name!r} of the behaviour '{module_name}:{name}': {error}") from error
+    finally:
+        sys.path.remove(folder)
+    if not hasattr(module, name):
+        raise ConfigError(
+            f"{module_name} has no {name!r}; {did_you_mean(name, [n for n in vars(module) if n[0] != '_'])}"
+        )
+    found = getattr(module, name)
+    if isinstance(found, type):
+        found = found(observation_space, action_space)
+    behaviour = as_behaviour(found, observation_space, action_space)
+    if isinstance(behaviour, FunctionBehaviour):
+        behaviour.name = f"{module_name}:{name}"
+    return behaviour
+
+
+# Mixtures ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Behaviours with their shares of a data set; ``record`` gives each its exact share of steps or episodes."""
+
+    parts: tuple[tuple[float, Any], ...]
+
+    def shares(self, total: int) -> list[int]:
+        """``total`` split in proportion to the weights by largest remainders; the shares sum to ``total``."""
+        weights = np.array([weight for weight, _ in self.parts])
+        exact = total * weights / weights.sum()
+        shares = np.floor(exact).astype(int)
+        for index in np.argsort(-(exact - shares), kind="stable")[: total - int(shares.sum())]:
+            shares[index] += 1
+        return [int(share) for share in shares]
+
+
+def mixture(parts: Sequence[tuple[float, Any]]) -> Mixture:
+    """A mixture of (weight, behaviour) pairs; weights need not sum to 1.
+
+    Raises:
+        ConfigError: for no part, or a weight that is not positive and finite.
+    """
+    if not parts:
+        raise ConfigError("a mixture needs at least one (weight, behaviour) pair")
+    for weight, behaviour in parts:
+        if not (np.isfinite(weight) and weight > 0):
+            raise ConfigError(f"the weight of {behaviour!r} must be positive, got {weight}; leave the part out instead")
+    return Mixture(tuple((float(weight), behaviour) for weight, behaviour in parts))
+
+
+# Stable-Baselines3 ------------------------------------------------------------
+
+
+@dataclass
+class SB3Behaviour:
+    """A loaded Stable-Baselines3 algorithm, fed with the observations it was trained on."""
+
+    model: Any
+    deterministic: bool
+    normalize: Callable[[Any], Any] | None = None
+    name: str = "sb3"
+    _state: Any = field(default=None, repr=False)
+
+    def act(self, observations: Any, episode_starts: npt.NDArray[np.bool_], generator: np.random.Generator) -> Any:
+        """Actions [B, ...]; recurrent policies keep their memory between calls."""
+        if self.normalize is not None:
+            observations = self.normalize(observations)
+        if episode_starts.all():
+            self._state = None
+        with _global_randomness(int(generator.integers(2**31))):
+            if getattr(self.model, "use_sde", False) and episode_starts.any():
+                noise = getattr(self.model.policy, "actor", self.model.policy)
+                noise.reset_noise(len(episode_starts))
+            actions, self._state = self.model.predict(
+                observations, state=self._state, episode_start=episode_starts, deterministic=self.deterministic
+            )
+        return actions
+
+
+@contextmanager
+def _global_randomness(seed: int) -> Iterator[None]:
+    """Seeds the global generators that Stable-Baselines3 samples from, and restores them."""
+    numpy_state, torch_state = np.random.get_state(), torch.random.get_rng_state()
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(numpy_state)
+        torch.random.set_rng_state(torch_state)
+
+
+def load_sb3(
+    algorithm: str,
+    path: str | os.PathLike[str],
+    observation_space: Space,
+    action_space: Space,
+    *,
+    statistics: str | os.PathLike[str] | None = None,
+    deterministic: bool = False,
+) -> SB3Behaviour:
+    """A policy saved by Stable-Baselines3 or sb3-contrib, also by versions that used the package ``gym``.
+
+    The file is unpickled: it can run code. Spaces and schedules come from the environment, not from the file.
+
+    Args:
+        algorithm: ppo, a2c, sac, td3, ddpg, dqn, tqc, trpo, ars, qrdqn or recurrentppo.
+        statistics: the VecNormalize file of the training (.pkl, unpickled too), or its arrays in an .npz with mean,
+            var, epsilon, clip_obs and norm_obs. Without it, files beside the policy as rl-zoo lays them out are used:
+            ``<zip without suffix>/obs_norm.npz`` or ``/vecnormalize.pkl``.
+
+    Raises:
+        ConfigError: for an unknown algorithm.
+        DataError: for a missing or unreadable file, or one trained on other spaces.
+    """
+    if algorithm not in SB3_ALGORITHMS:
+        raise ConfigError(f"unknown algorithm {algorithm!r}; {did_you_mean(algorithm, SB3_ALGORITHMS)}")
+    zip_path = Path(path)
+    if not zip_path.is_file():
+        raise DataError(f"there is no policy file {zip_path}")
+    module, class_name = SB3_ALGORITHMS[algorithm]
+    algorithm_class = getattr(importlib.import_module(module), class_name)
+    replaced = {
+        "observation_space": observation_space,
+        "action_space": action_space,
+        "learning_rate": 0.0,
+        "lr_schedule": _zero_schedule,
+        "clip_range": _zero_schedule,
+        "clip_range_vf": None,
+        "exploration_schedule": _zero_schedule,
+        "_last_obs": None,
+        "_last_episode_starts": None,
+        "_last_original_obs": None,
+        "ep_info_buffer": None,
+        "ep_success_buffer": None,
+        "replay_buffer_class": None,
+        "replay_buffer_kwargs": {},
+        "rollout_buffer_class": None,
+        "rollout_buffer_kwargs": {},
+        "n_envs": 1,
+        "buffer_size": 1,
+    }
+    try:
+        with _old_gym(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = algorithm_class.load(zip_path, custom_objects=replaced, device="cpu", print_system_info=False)
+    except Exception as error:  # whatever an unpickled file raises
+        raise DataError(
+            f"{zip_path} could not be loaded as {class_name} for observations {observation_space} and actions "
+            f"{action_space}: {error}"
+        ) from error
+    model.policy.set_training_mode(False)
+    found = Path(statistics) if statistics is not None else _zoo_statistics(zip_path)
+    name = f"sb3:{algorithm}:{zip_path.name}" + (f":{found.name}" if found else "")
+    return SB3Behaviour(model, deterministic, _normalization(found) if found else None, name)
+
+
+def _zero_schedule(_: float) -> float:
+    return 0.0
+
+
+def _load_sb3_text(argument: str, observation_space: Space, action_space: Space, deterministic: bool) -> Behaviour:
+    algorithm, *files = argument.split(":")
+    if len(files) not in (1, 2):
+        raise ConfigError(f"'sb3:{argument}' should read sb3:<algorithm>:<zip>[:<vecnormalize.pkl or obs_norm.npz>]")
+    statistics = files[1] if len(files) == 2 else None
+    return load_sb3(
+        algorithm, files[0], observation_space, action_space, statistics=statistics, deterministic=deterministic
+    )
+
+
+def _zoo_statistics(zip_path: Path) -> Path | None:
+    folder = zip_path.with_suffix("")
+    return next((folder / name for name in ("obs_norm.npz", "vecnormalize.pkl") if (folder / name).is_file()), None)
+
+
+def _normalization(path: Path) -> Callable[[Any], Any] | None:
+    """The observation normalisation of a VecNormalize file or of its arrays; None when it was switched off."""
+    try:
+        if path.suffix == ".npz":
+            return _normalization_from_arrays(path)
+        with _old_gym(), warnings.catch_warnings(), path.open("rb") as file:
+            warnings.simplefilter("ignore")
+            saved = pickle.load(file)
+        saved.training = False
+        return saved.normalize_obs if saved.norm_obs else None
+    except Exception as error:  # whatever an unpickled file raises
+        raise DataError(f"{path} holds no readable observation statistics: {error}") from error
+
+
+def _normalization_from_arrays(path: Path) -> Callable[[Any], Any] | None:
+    with np.load(path, allow_pickle=False) as arrays:
+        if not bool(arrays["norm_obs"]):
+            return None
+        mean, scale = arrays["mean"], np.sqrt(arrays["var"] + float(arrays["epsilon"]))
+        clip = float(arrays["clip_obs"])
+
+    def normalize(observations: Array) -> Array:
+        return np.clip((observations - mean) / scale, -clip, clip).astype(np.float32)
+
+    return normalize
+
+
+@contextmanager
+def _old_gym() -> Iterator[None]:
+    """Lets pickles that name the old package ``gym`` find Gymnasium, for as long as the block runs."""
+    aliases: dict[str, ModuleType] = {"gym": gym}
+    for name in ("spaces", "core", "envs", "wrappers", "logger", "error", "utils"):
+        aliases[f"gym.{name}"] = importlib.import_module(f"gymnasium.{name}")
+    for name in ("box", "discrete", "multi_discrete", "multi_binary", "dict", "tuple", "space", "utils"):
+        aliases[f"gym.spaces.{name}"] = importlib.import_module(f"gymnasium.spaces.{name}")
+    before = {name: sys.modules.get(name) for name in aliases}
+    sys.modules.update(aliases)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module
+
+
+_LOADERS: dict[str, BehaviourLoader] = {"sb3": _load_sb3_text}

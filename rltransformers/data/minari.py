@@ -1,0 +1,134 @@
+"""Trajectories written as Minari data sets; reading them is in ``rltransformers.data.load``.
+
+Minari's own collector needs jax and records one environment at a time; here whole episodes go straight to its storage.
+"""
+
+import importlib.metadata
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.spaces import leaf_spaces, nest_leaves
+from rltransformers.data.trajectories import Leaves, Space, Trajectories
+
+
+def write_minari(
+    trajectories: Trajectories,
+    dataset_id: str,
+    *,
+    overwrite: bool = False,
+    description: str | None = None,
+    algorithm_name: str | None = None,
+    author: str | None = None,
+    code_permalink: str | None = None,
+    ref_min_score: float | None = None,
+    ref_max_score: float | None = None,
+) -> Any:
+    """The trajectories as a local Minari data set of format hdf5, opened; it appears complete or not at all.
+
+    Images are stored without JPEG, so that they read back exactly. Floats take the type of the space.
+
+    Args:
+        dataset_id: "(namespace/)name-v<number>"; namespaces have two letters or more.
+        overwrite: replace a data set of that id.
+        ref_min_score, ref_max_score: returns that ``minari.get_normalized_score`` maps to 0 and 1; both or neither.
+
+    Raises:
+        ConfigError: for an id of another form, or one reference score without the other.
+        DataError: when the id exists and ``overwrite`` is False, or the last observations of episodes are unknown,
+            which Minari stores.
+    """
+    _check_id(dataset_id)
+    if (ref_min_score is None) != (ref_max_score is None):
+        raise ConfigError(f"give both reference scores or neither, got {ref_min_score} and {ref_max_score}")
+    if not trajectories.final_observations:
+        raise DataError(
+            f"{trajectories.name}: the observations after the last actions are unknown and Minari stores them; keep the "
+            f"data with Trajectories.save(folder)"
+        )
+    import minari  # slow to import and needed for Minari data only
+    from minari.dataset.minari_storage import MinariStorage
+    from minari.storage import get_dataset_path
+
+    target = Path(get_dataset_path(dataset_id))
+    if (target / "data").exists() and not overwrite:
+        raise DataError(
+            f"the Minari data set {dataset_id!r} exists in {target}; raise its version or pass overwrite=True"
+        )
+    root = Path(get_dataset_path())
+    facts: dict[str, Any] = {"algorithm_name": algorithm_name, "description": description}
+    facts |= {"author": {author} if author else None, "code_permalink": code_permalink}
+    facts |= {"ref_min_score": ref_min_score, "ref_max_score": ref_max_score}
+    # Minari's listing skips hidden folders, so that an interrupted writing leaves nothing that looks like data
+    temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=root))
+    temporary.chmod(0o755)
+    try:
+        storage = MinariStorage.new(
+            temporary / "data",
+            observation_space=trajectories.observation_space,
+            action_space=trajectories.action_space,
+            env_spec=_env_spec(trajectories),
+            jpeg_encoding=False,
+        )
+        version = importlib.metadata.version("minari")
+        known = {key: value for key, value in facts.items() if value is not None}
+        storage.update_metadata({"dataset_id": dataset_id, "minari_version": version, **known})
+        storage.update_episodes(_episode_buffers(trajectories))
+        _make_namespaces(dataset_id)
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return minari.load_dataset(dataset_id)
+
+
+def _check_id(dataset_id: str) -> None:
+    from minari.dataset.minari_dataset import parse_dataset_id
+
+    try:
+        parse_dataset_id(dataset_id)
+    except (ValueError, TypeError) as error:  # a missing version is a TypeError in Minari
+        raise ConfigError(
+            f"{dataset_id!r} is no Minari id; write (namespace/)name-v<number>, like 'hopper/mixture-v0'"
+        ) from error
+
+
+def _make_namespaces(dataset_id: str) -> None:
+    from minari.dataset.minari_dataset import parse_dataset_id
+    from minari.namespace import create_namespace, list_local_namespaces
+
+    namespace = parse_dataset_id(dataset_id)[0]
+    if namespace is not None and namespace not in list_local_namespaces():
+        create_namespace(namespace)
+
+
+def _env_spec(trajectories: Trajectories) -> EnvSpec | None:
+    return EnvSpec.from_json(trajectories.env_spec) if trajectories.env_spec else None
+
+
+def _episode_buffers(trajectories: Trajectories) -> Iterator[Any]:
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    for index in range(len(trajectories)):
+        episode = trajectories.episode(index)
+        yield EpisodeBuffer(
+            id=index,
+            observations=_in_types_of(trajectories.observation_space, episode.observations),
+            actions=_in_types_of(trajectories.action_space, episode.actions),
+            rewards=np.asarray(episode.rewards, np.float64),
+            terminations=np.asarray(episode.terminations),
+            truncations=np.asarray(episode.truncations),
+        )
+
+
+def _in_types_of(space: Space, leaves: Leaves) -> Any:
+    typed = {path: np.asarray(leaves[path], leaf.dtype) for path, leaf in leaf_spaces(space).items()}
+    return nest_leaves(space, typed)

@@ -1,0 +1,439 @@
+"""Records behaviours in vector environments as trajectories: preallocated arrays, one copy per leaf and step.
+
+Axis letters: B environments, R rows of the recording (one per call of step), N steps and E episodes of the result.
+Gymnasium's vector environments in all three autoreset modes and Stable-Baselines3's ``VecEnv`` are read alike.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from stable_baselines3.common.vec_env import VecEnv
+
+from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.seeding import generators
+from rltransformers.core.spaces import check_supported, leaf_spaces, leaf_values, nest_leaves, space_from_leaves
+from rltransformers.data.behaviours import Behaviour, Mixture, as_behaviour
+from rltransformers.data.trajectories import Leaves, Trajectories, concatenate, stored_dtype
+
+Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
+Space = gym.Space[Any]
+
+LONGEST_FINISH = 10_000
+"""Steps per environment for which an episode that runs when enough was recorded is carried on to its end."""
+
+
+@dataclass(frozen=True)
+class ObservationView:
+    """What is recorded of an observation: ``function`` maps a batch to the batch of the given space."""
+
+    function: Callable[[Any], Any]
+    observation_space: Space
+
+
+def record(
+    env: str | VectorEnv[Any, Any, Any] | VecEnv | gym.Env[Any, Any] | Callable[[], gym.Env[Any, Any]],
+    behaviour: Behaviour | Mixture | str | Callable[..., Any],
+    steps: int | None = None,
+    *,
+    episodes: int | None = None,
+    num_envs: int = 1,
+    seed: int | None = 0,
+    env_kwargs: Mapping[str, Any] | None = None,
+    vectorization_mode: str | None = None,
+    recorded: Sequence[int] | Mapping[str, Sequence[int] | None] | ObservationView | None = None,
+    deterministic: bool = False,
+    name: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Trajectories:
+    """Whole episodes of ``behaviour`` in ``env``.
+
+    Every episode that starts is recorded to its end, so that no length is favoured: with ``steps`` the result holds
+    that many steps and the rest of the episodes that run then (what has not ended after 10,000 more steps is kept as
+    truncated); with ``episodes`` exactly that many, spread evenly over the environments. A mixture gives each part
+    its share of either. The same seed gives the same data.
+
+    Args:
+        env: a Gymnasium id, a function that makes an environment, one environment, or a vector environment of Gymnasium
+            or Stable-Baselines3. Those given as objects stay open.
+        behaviour: a behaviour, a text for ``load_behaviour``, a function with the arguments of ``Behaviour.act``, or a
+            ``mixture`` of these. It sees whole observations.
+        num_envs: copies made of an id or a function.
+        vectorization_mode: for ids, as in ``gymnasium.make_vec``.
+        recorded: the part of the observation to record: indices into a vector observation, {leaf: indices or None for
+            the whole leaf} (other leaves are left out), or an ``ObservationView``.
+        deterministic: take the mode of policies that a text names, not a sample.
+        name: of the result; the environment's id by default.
+        progress: called with the number of steps so far.
+
+    Raises:
+        ConfigError: neither or both of steps and episodes, or an unsupported space.
+        DataError: NaN or infinity in what the environment returns, with episode and step.
+    """
+    if (steps is None) == (episodes is None) or (steps or episodes or 0) < 1:
+        raise ConfigError(f"give steps or episodes, at least 1: got steps={steps}, episodes={episodes}")
+    vector, owned = _vector_env(env, num_envs, dict(env_kwargs or {}), vectorization_mode)
+    try:
+        parts = behaviour.parts if isinstance(behaviour, Mixture) else ((1.0, behaviour),)
+        shares = Mixture(tuple(parts)).shares(steps or episodes or 0)
+        view = _view(recorded, vector.observation_space)
+        streams, spec = generators(seed), _single_spec(vector.spec)
+        results: list[Trajectories] = []
+        described: list[dict[str, Any]] = []
+        for (weight, part), share in zip(parts, shares, strict=True):
+            if share == 0:
+                continue
+            actor = as_behaviour(part, vector.observation_space, vector.action_space, deterministic=deterministic)
+            done_before = sum(result.steps for result in results)
+            recording = _Recording(vector, actor, view, progress, done_before)
+            env_seed = int(streams.environment.numpy.integers(2**31 - vector.num_envs))
+            quota = _quota(share, vector.num_envs) if episodes is not None else None
+            recording.run(share if quota is None else None, quota, env_seed, streams.action.numpy)
+            result = recording.trajectories(name or (spec.id if spec else "recording"), spec)
+            facts = {"name": _label(actor), "weight": weight, "steps": result.steps, "episodes": len(result)}
+            described.append(facts)
+            results.append(result)
+    finally:
+        if owned:
+            vector.close()
+    metadata: dict[str, Any] = {"format": "recorded", "behaviours": described, "seed": seed}
+    if isinstance(recorded, Sequence | Mapping):
+        chosen = recorded if isinstance(recorded, Mapping) else {"": recorded}
+        metadata["recorded"] = {path: None if kept is None else list(map(int, kept)) for path, kept in chosen.items()}
+    return concatenate(results, results[0].name, metadata)
+
+
+def _quota(episodes: int, num_envs: int) -> npt.NDArray[np.int64]:
+    """Episodes per environment, fixed beforehand: taking the first to finish would favour short ones."""
+    return np.array([episodes // num_envs + (index < episodes % num_envs) for index in range(num_envs)], np.int64)
+
+
+class _Recording:
+    """Rows of B environments in arrays that double when they are full, cut into episodes at the end."""
+
+    def __init__(
+        self,
+        vector: "_Vector",
+        behaviour: Behaviour,
+        view: ObservationView,
+        progress: Callable[[int], None] | None,
+        done_before: int,
+    ) -> None:
+        self.vector, self.behaviour, self.view, self.progress = vector, behaviour, view, progress
+        self.done_before = done_before
+        self.capacity = 0
+        self.rows = 0
+        self.arrays: Leaves = {}
+        self.observation_leaves = leaf_spaces(view.observation_space)
+        self.action_leaves = leaf_spaces(vector.action_space)
+        self.last: list[tuple[int, npt.NDArray[np.int64], Leaves]] = []  # (row, environments, last observations)
+
+    def run(
+        self, steps: int | None, quota: npt.NDArray[np.int64] | None, seed: int, generator: np.random.Generator
+    ) -> None:
+        """Fills the arrays until ``steps`` are counted and the running episodes ended, or every quota is met."""
+        vector, batch = self.vector, self.vector.num_envs
+        observations = vector.reset(seed)
+        seen = self._seen(observations)
+        starts = np.ones(batch, bool)
+        live = np.ones(batch, bool) if quota is None else quota > 0
+        finished = np.zeros(batch, np.int64)
+        count, finishing = 0, 0
+        self._reserve(min(-(-(steps or 1024 * batch) // batch) + 64, 65_536))
+        while live.any() and finishing <= LONGEST_FINISH:
+            actions = self.behaviour.act(observations, starts, generator)
+            self._write_before(seen, actions)
+            step = vector.step(actions)
+            counted = live & ~step.ignored
+            ended = (step.terminated | step.truncated) & counted
+            self._write_after(step, counted)
+            observations, starts = step.observations, step.starts
+            seen = self._seen(observations)
+            if ended.any():
+                self._keep_last(ended, seen if step.last is observations else self._seen(step.last))
+            count += int(counted.sum())
+            finished += ended
+            if quota is not None:
+                live = finished < quota
+            elif count >= (steps or 0):
+                live = counted & ~ended
+                finishing += 1
+            if self.progress is not None:
+                self.progress(self.done_before + count)
+        if live.any():
+            self._keep_last(live, seen)
+
+    def _reserve(self, capacity: int) -> None:
+        batch = self.vector.num_envs
+        shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
+            "rewards": ((), np.dtype(np.float32)),
+            "terminations": ((), np.dtype(bool)),
+            "truncations": ((), np.dtype(bool)),
+            "counted": ((), np.dtype(bool)),
+        }
+        for kind, leaves in (("observations", self.observation_leaves), ("actions", self.action_leaves)):
+            shapes |= {f"{kind} {path}": (leaf.shape or (), stored_dtype(leaf)) for path, leaf in leaves.items()}
+        for key, (shape, dtype) in shapes.items():
+            grown = np.empty((capacity, batch, *shape), dtype)
+            if self.rows:
+                grown[: self.rows] = self.arrays[key][: self.rows]
+            self.arrays[key] = grown
+        self.capacity = capacity
+
+    def _seen(self, observations: Any) -> dict[str, Any]:
+        return leaf_values(self.view.observation_space, self.view.function(observations))
+
+    def _write_before(self, seen: Mapping[str, Any], actions: Any) -> None:
+        if self.rows == self.capacity:
+            self._reserve(2 * self.capacity)
+        for path in self.observation_leaves:
+            self.arrays[f"observations {path}"][self.rows] = seen[path]
+        taken = leaf_values(self.vector.action_space, actions)
+        for path, leaf in self.action_leaves.items():
+            if np.shape(taken[path]) != (self.vector.num_envs, *(leaf.shape or ())):
+                raise ConfigError(
+                    f"the behaviour {_label(self.behaviour)} returned actions of shape {np.shape(taken[path])} for "
+                    f"{self.vector.num_envs} environments with action space {leaf}"
+                )
+            self.arrays[f"actions {path}"][self.rows] = taken[path]
+
+    def _write_after(self, step: "_Step", counted: Bools) -> None:
+        self.arrays["rewards"][self.rows] = step.rewards
+        self.arrays["terminations"][self.rows] = step.terminated
+        self.arrays["truncations"][self.rows] = step.truncated
+        self.arrays["counted"][self.rows] = counted
+        self.rows += 1
+
+    def _keep_last(self, envs: Bools, seen: Mapping[str, Any]) -> None:
+        """Stores the observations that follow the newest actions of these environments."""
+        indices = np.flatnonzero(envs)
+        leaves = {path: np.asarray(seen[path])[indices] for path in self.observation_leaves}  # indexing copies
+        self.last.append((self.rows - 1, indices, leaves))
+
+    def trajectories(self, name: str, spec: Any) -> Trajectories:
+        """The episodes, environment by environment."""
+        rows = self.rows
+        place = np.flatnonzero(self.arrays["counted"][:rows].T)  # environment * rows + row, so environments stay whole
+        env, row = place // rows, place % rows
+        terminated, truncated = self.arrays["terminations"][row, env], self.arrays["truncations"][row, env]
+        ends = terminated | truncated
+        unfinished = np.append(env[1:] != env[:-1], True) & ~ends
+        truncated = truncated | unfinished
+        ends = ends | unfinished
+        offsets = np.concatenate([[0], np.flatnonzero(ends) + 1]).astype(np.int64)
+        episode: npt.NDArray[np.int64] = np.cumsum(ends) - ends
+        last_rows = offsets[1:] + np.arange(len(offsets) - 1)
+        keys = np.concatenate([indices * rows + at for at, indices, _ in self.last])
+        order = np.argsort(keys)
+        observations: Leaves = {}
+        for path in self.observation_leaves:
+            source = self.arrays[f"observations {path}"]
+            leaf = np.empty((len(place) + len(last_rows), *source.shape[2:]), source.dtype)
+            leaf[np.arange(len(place)) + episode] = source[row, env]
+            leaf[last_rows] = np.concatenate([leaves[path] for _, _, leaves in self.last])[order]
+            observations[path] = leaf
+        return Trajectories(
+            observations,
+            {path: self.arrays[f"actions {path}"][row, env] for path in self.action_leaves},
+            self.arrays["rewards"][row, env],
+            terminated,
+            truncated,
+            offsets,
+            self.view.observation_space,
+            self.vector.action_space,
+            name,
+            spec.id if spec else None,
+            _spec_json(spec),
+        )
+
+
+def _label(behaviour: Behaviour) -> str:
+    return str(getattr(behaviour, "name", type(behaviour).__name__))
+
+
+# What is recorded of an observation ------------------------------------------------------------
+
+
+def _view(
+    recorded: Sequence[int] | Mapping[str, Sequence[int] | None] | ObservationView | None, space: Space
+) -> ObservationView:
+    if isinstance(recorded, ObservationView):
+        check_supported(recorded.observation_space, "recorded observation")
+        return recorded
+    if recorded is None:
+        check_supported(space, "observation")
+        return ObservationView(lambda observations: observations, space)
+    chosen = recorded if isinstance(recorded, Mapping) else {"": recorded}
+    leaves = leaf_spaces(space)
+    for path in chosen:
+        if path not in leaves:
+            raise ConfigError(f"recorded names the leaf {path!r}; {did_you_mean(path, leaves)}")
+    kept = {path: _kept_space(path, leaf, chosen[path]) for path, leaf in leaves.items() if path in chosen}
+    recorded_space = space_from_leaves(kept)
+    check_supported(recorded_space, "recorded observation")
+
+    def function(observations: Any) -> Any:
+        values = leaf_values(space, observations)
+        parts = {path: values[path] if chosen[path] is None else values[path][:, chosen[path]] for path in kept}
+        return nest_leaves(recorded_space, parts)
+
+    return ObservationView(function, recorded_space)
+
+
+def _kept_space(path: str, leaf: Space, indices: Sequence[int] | None) -> Space:
+    if indices is None:
+        return leaf
+    size = leaf.shape[0] if leaf.shape is not None and len(leaf.shape) == 1 else 0
+    if not indices or not all(0 <= index < size for index in indices):
+        raise ConfigError(
+            f"recorded keeps the indices {list(indices)} of {path!r}, a {leaf}; give some of 0..{size - 1}"
+        )
+    kept = list(indices)
+    if isinstance(leaf, spaces.Box):
+        return spaces.Box(leaf.low[kept], leaf.high[kept], dtype=leaf.dtype.type)
+    if isinstance(leaf, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(leaf.nvec[kept], start=leaf.start[kept], dtype=leaf.dtype.type)
+    return spaces.MultiBinary(len(kept))
+
+
+# Vector environments of both libraries ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What one call of step brought.
+
+    ``observations`` are those to act on next; ``last`` equals them except where an episode ended and the environment
+    was reset within the call: there it holds the last observation. ``ignored`` rows are no transition.
+    """
+
+    observations: Any
+    last: Any
+    rewards: Array
+    terminated: Bools
+    truncated: Bools
+    ignored: Bools
+    starts: Bools
+
+
+class _Vector(Protocol):
+    num_envs: int
+    observation_space: Space
+    action_space: Space
+    spec: Any
+
+    def reset(self, seed: int) -> Any: ...
+
+    def step(self, actions: Any) -> _Step: ...
+
+    def close(self) -> None: ...
+
+
+class _GymnasiumVector:
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        self.env, self.num_envs, self.spec = env, env.num_envs, env.spec
+        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+        self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        self._none = np.zeros(env.num_envs, bool)
+
+    def reset(self, seed: int) -> Any:
+        self._ended = self._none
+        return self.env.reset(seed=seed)[0]
+
+    def step(self, actions: Any) -> _Step:
+        observations, rewards, terminated, truncated, infos = self.env.step(actions)
+        ended = terminated | truncated
+        if self.mode is AutoresetMode.NEXT_STEP:  # the step after an end ignores the action and returns the reset
+            ignored, self._ended = self._ended, ended
+            return _Step(observations, observations, rewards, terminated, truncated, ignored, starts=ignored)
+        last = observations
+        if ended.any() and self.mode is AutoresetMode.SAME_STEP:
+            last = _replaced(self.observation_space, observations, ended, infos["final_obs"])
+        elif ended.any():
+            last = copy.deepcopy(observations)
+            observations = self.env.reset(options={"reset_mask": ended})[0]
+        return _Step(observations, last, rewards, terminated, truncated, self._none, starts=ended)
+
+    def close(self) -> None:
+        self.env.close()
+
+
+class _SB3Vector:
+    def __init__(self, env: VecEnv) -> None:
+        self.env, self.num_envs = env, env.num_envs
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.spec = env.get_attr("spec")[0] if env.has_attr("spec") else None
+        self._none = np.zeros(env.num_envs, bool)
+
+    def reset(self, seed: int) -> Any:
+        self.env.seed(seed)
+        return self.env.reset()
+
+    def step(self, actions: Any) -> _Step:
+        observations, rewards, ended, infos = self.env.step(actions)
+        ended = np.asarray(ended, bool)
+        truncated = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos]) & ended
+        last = observations
+        if ended.any():
+            finals = [info.get("terminal_observation") for info in infos]
+            last = _replaced(self.observation_space, observations, ended, finals)
+        return _Step(observations, last, rewards, ended & ~truncated, truncated, self._none, starts=ended)
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def _replaced(space: Space, observations: Any, envs: Bools, finals: Sequence[Any]) -> Any:
+    """A copy of the batch with the given observations in the rows of ``envs``."""
+    leaves = {path: np.array(leaf) for path, leaf in leaf_values(space, observations).items()}
+    for index in np.flatnonzero(envs).tolist():
+        for path, value in leaf_values(space, finals[index]).items():
+            leaves[path][index] = value
+    return nest_leaves(space, leaves)
+
+
+def _vector_env(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str | None) -> tuple[_Vector, bool]:
+    """The environment behind one interface, and whether it was made here."""
+    if not isinstance(env, str) and (env_kwargs or mode is not None):
+        raise ConfigError("env_kwargs and vectorization_mode apply to environments named by their id only")
+    if isinstance(env, VecEnv):
+        return _SB3Vector(env), False
+    if isinstance(env, VectorEnv):
+        return _GymnasiumVector(env), False
+    if isinstance(env, gym.Env):
+        return _GymnasiumVector(SyncVectorEnv([lambda: env])), False
+    if num_envs < 1:
+        raise ConfigError(f"num_envs must be at least 1, got {num_envs}")
+    if isinstance(env, str):
+        return _GymnasiumVector(gym.make_vec(env, num_envs, mode, **env_kwargs)), True
+    if callable(env):
+        return _GymnasiumVector(SyncVectorEnv([env] * num_envs)), True
+    raise ConfigError(
+        f"cannot record in {type(env).__name__}; pass an id, a function, an environment or a vector of them"
+    )
+
+
+def _single_spec(spec: Any) -> Any:
+    """The spec of one environment: ``make_vec`` adds its own arguments to it."""
+    if spec is None:
+        return None
+    single = copy.deepcopy(spec)
+    for key in ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers"):
+        single.kwargs.pop(key, None)
+    return single
+
+
+def _spec_json(spec: Any) -> str | None:
+    if spec is None:
+        return None
+    try:
+        return str(spec.to_json())
+    except (TypeError, ValueError):  # made from a callable, or with arguments that JSON does not know
+        return None
