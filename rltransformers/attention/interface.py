@@ -1,8 +1,8 @@
 """What a sequence mixer receives and returns.
 
 Axes: B batch, T tokens, S key rows, D model width, E numbers a key row carries, H heads.
-There are two kinds of mixer. A *window* mixer reads the rows of the last ``horizon`` tokens, which a memory keeps for it;
-a *state* mixer carries sums or taps of its own. Both see ``Tokens`` and know nothing else about time.
+There are two kinds of mixer. A *window* mixer reads the rows of the last ``horizon`` tokens, which a memory keeps for
+it; a *state* mixer carries sums or taps of its own. Both see ``Tokens`` and know nothing else about time.
 """
 
 from dataclasses import dataclass
@@ -59,8 +59,9 @@ class WindowMixer(Protocol):
     """Mixes the rows of the last ``horizon`` tokens.
 
     ``keys(h)`` projects normalised layer inputs [B, S, D] to what is cached while acting [B, S, E].
-    ``forward`` takes the normalised inputs of the current tokens and the key rows of ``[memory ; tokens]``; there may be
-    fewer than ``horizon`` memory rows, and rows further away than p_t tokens belong to other episodes or do not exist.
+    ``forward`` takes the normalised inputs of the current tokens and the key rows of ``[memory ; tokens]``; there may
+    be fewer than ``horizon`` memory rows, and rows further away than p_t tokens belong to other episodes or do not
+    exist.
     """
 
     horizon: int
@@ -89,9 +90,9 @@ class StateMixer(Protocol):
     """Carries its own fixed-size state from token to token.
 
     ``state_shapes()`` names the state tensors and their shapes without the batch axis; a fresh state is all zeros.
-    State from before the call counts for token t only where ``tokens.live[t]``; of the tokens in the call, a <= t counts
-    when t - a <= p_t. The returned state describes the episode of the last *valid* token and is unchanged for rows
-    without valid tokens.
+    State from before the call counts for token t only where ``tokens.live[t]``; of the tokens in the call, a <= t
+    counts when t - a <= p_t. The returned state describes the episode of the last *valid* token and is unchanged for
+    rows without valid tokens.
     """
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

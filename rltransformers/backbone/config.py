@@ -6,6 +6,7 @@ from typing import Any
 
 from rltransformers.attention.catalogue import HEAD_MIXINGS, MIXERS, PATTERNS, PRIORS, SELECTIONS, SPANS
 from rltransformers.backbone.presets import PRESETS, Preset
+from rltransformers.backbone.rules import check_combinations
 from rltransformers.blocks.feedforward import FEED_FORWARDS
 from rltransformers.blocks.residual import RESIDUALS
 from rltransformers.core.errors import ConfigError, did_you_mean
@@ -45,7 +46,8 @@ LOSSES = {
         Spec(
             "X2", "span", "losses", "Sukhbaatar et al. 2019, arXiv 1905.07799, equation 6",
             "Mean span in tokens, summed over layers.", None,
-            {"losses": {"span": 1e-3}, "span": {"name": "adaptive", "ramp": 2.0, "initial": 0.5}}, Traits(causality="N/A"),
+            {"losses": {"span": 1e-3}, "span": {"name": "adaptive", "ramp": 2.0, "initial": 0.5}},
+            Traits(causality="N/A"),
         ),
         Spec(
             "X3", "ponder", "losses", "Graves 2016, arXiv 1603.08983, equation 13",
@@ -55,7 +57,8 @@ LOSSES = {
         Spec(
             "X6", "compression", "losses", "Rae et al. 2019, arXiv 1911.05507, section 3.2",
             "Squared error of decoding compressed memories.", None,
-            {"losses": {"compression": 1.0}, "memory": 5, "memory_kind": {"name": "compressive", "slots": 3, "rate": 2}},
+            {"losses": {"compression": 1.0}, "memory": 5,
+             "memory_kind": {"name": "compressive", "slots": 3, "rate": 2}},
             Traits(causality="N/A"),
         ),
     )
@@ -139,8 +142,6 @@ class BackboneConfig:
         """Check sizes, names and combinations."""
         check_sizes(self)
         check_names(self)
-        from rltransformers.backbone.rules import check_combinations
-
         check_combinations(self)
 
     @staticmethod

@@ -23,14 +23,15 @@ from rltransformers.core.record import Record
 from rltransformers.functional.sinusoids import sinusoid
 from rltransformers.functional.windows import Tokens, episode_positions
 from rltransformers.memory.interface import LayerState
+from rltransformers.positions.interface import Position
 
 
 class Backbone(nn.Module):
     """Layers over a stream of tokens, with a state of fixed size.
 
-    ``backbone(x, state, reset)`` gives the same outputs for a stream however it is split into calls, down to one token at
-    a time, and an episode inside a stream equals the same episode alone. The gradient flows through all tokens of a call
-    and stops at ``state``.
+    ``backbone(x, state, reset)`` gives the same outputs for a stream however it is split into calls, down to one token
+    at a time, and an episode inside a stream equals the same episode alone. The gradient flows through all tokens of a
+    call and stops at ``state``.
 
     Args:
         config: a ``BackboneConfig`` or what ``BackboneConfig.from_dict`` reads.
@@ -146,6 +147,7 @@ class Backbone(nn.Module):
     def embed(self, x: Tensor, tokens: Tokens) -> Tensor:
         """Input with the encodings that act on it."""
         for position in self.input_positions:
+            assert isinstance(position, Position)
             x = position.embed(x, tokens.p, torch.where(tokens.valid(), tokens.timestep, 0))
         return x
 
@@ -246,8 +248,8 @@ class Backbone(nn.Module):
 
     def constrain_(self) -> None:
         """Bring bounded parameters (adaptive spans) back into range; call after every optimiser step."""
-        for layer in self.layers:
-            layer.mixing.constrain_()
+        for index in range(len(self.layers)):
+            self.layer(index).mixing.constrain_()
 
 
 def _take(tokens: Tensor, order: Tensor) -> Tensor:

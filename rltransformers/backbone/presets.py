@@ -22,7 +22,8 @@ _DECODER_POSITION = {"name": "learned", "max_len": 1024}
 
 PRESETS: dict[str, Preset] = {
     "gpt": Preset(
-        {"position": _DECODER_POSITION, "ff": {"name": "ffn", "activation": "gelu"}, "final_norm": True, "memory_kind": "cache"},
+        {"position": _DECODER_POSITION, "ff": {"name": "ffn", "activation": "gelu"}, "final_norm": True,
+         "memory_kind": "cache"},
         "Radford et al. 2019, GPT-2",
         "the position counts from the start of the episode",
     ),
@@ -31,10 +32,14 @@ PRESETS: dict[str, Preset] = {
     ),
     "alibi": Preset({"position": "alibi", "final_norm": True}, "Press et al. 2022, arXiv 2108.12409"),
     "transformer_xl": Preset(
-        {"position": "trxl", "residual": "post_ln"}, "Dai et al. 2019, arXiv 1901.02860", f"{_WINDOW}; u and v per layer"
+        {"position": "trxl", "residual": "post_ln"},
+        "Dai et al. 2019, arXiv 1901.02860",
+        f"{_WINDOW}; u and v per layer",
     ),
     "gtrxl": Preset(
-        {"position": "trxl", "residual": "gru"}, "Parisotto et al. 2019, arXiv 1910.06764", f"{_WINDOW}; u and v per layer"
+        {"position": "trxl", "residual": "gru"},
+        "Parisotto et al. 2019, arXiv 1910.06764",
+        f"{_WINDOW}; u and v per layer",
     ),
     "compressive": Preset(
         {"position": "trxl", "residual": "post_ln", "memory_kind": "compressive", "losses": {"compression": 1.0}},

@@ -1,8 +1,14 @@
 """Combinations that cannot work, each refused at construction with the reason."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from rltransformers.attention.catalogue import MIXERS
-from rltransformers.backbone.config import BackboneConfig
 from rltransformers.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rltransformers.backbone.config import BackboneConfig
 
 INPUT_POSITIONS = ("sinusoidal", "learned", "timestep")
 NO_LOGITS = {"selection": "none", "prior": "none", "head_mixing": "mha", "span": "full"}
@@ -33,7 +39,7 @@ def check_positions(config: BackboneConfig) -> None:
     shaw = [choice for choice in config.positions() if choice.name == "shaw" and choice.options.get("values", True)]
     if shaw and config.value_dim not in (None, config.head_dim or config.width // config.heads):
         raise ConfigError(
-            f"position 'shaw' adds one vector to values and needs value_dim ({config.value_dim}) equal to the head width; "
+            f"position 'shaw' adds to values and needs value_dim ({config.value_dim}) equal to the head width; "
             f"write {{name: shaw, values: false}} or leave value_dim out"
         )
 
@@ -65,6 +71,11 @@ def check_layer(config: BackboneConfig, layer: int) -> None:
             raise ConfigError(
                 f"memory_kind 'compressive' needs a softmax mixer in every layer, but layer {layer} is {mixer!r}"
             )
+    if family in ("KERN", "VAL") and config.memory == 0:
+        raise ConfigError(
+            f"mixer {mixer!r} carries a state of its own, so memory 0 does not make it memoryless; "
+            "use mixer 'softmax' for a memoryless twin"
+        )
     if (
         family in ("KERN", "VAL")
         and (config.kv_heads or config.head_dim or config.value_dim)
@@ -76,11 +87,11 @@ def check_layer(config: BackboneConfig, layer: int) -> None:
             raise ConfigError("talking heads mix logits over heads and need one mask: no pattern per head")
         if config.choice("selection", layer).name != "none":
             raise ConfigError("talking heads mix logits over heads; a selection per head has no meaning after that")
-    if config.choice("memory_kind").name == "compressive":
-        if [each.name for each in patterns] != ["full"] or config.tokens_per_step != 1:
-            raise ConfigError(
-                "memory_kind 'compressive' decides which tokens are visible: pattern 'full', one token per step"
-            )
+    compressive = config.choice("memory_kind").name == "compressive"
+    if compressive and ([each.name for each in patterns] != ["full"] or config.tokens_per_step != 1):
+        raise ConfigError(
+            "memory_kind 'compressive' decides which tokens are visible; use pattern 'full' and one token per step"
+        )
 
 
 def check_residual(config: BackboneConfig) -> None:

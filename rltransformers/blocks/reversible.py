@@ -18,9 +18,9 @@ RngState = tuple[Tensor, list[int], list[Tensor]]
 class ReversibleLayer(torch.autograd.Function):
     """One layer that stores nothing unless it is the last: the layer above leaves its rebuilt inputs in ``inputs``.
 
-    Arguments: mix and transform (each a function of one stream), the list through which rebuilt streams travel down, the
-    two streams, and every parameter, so that gradients are returned and not written behind autograd's back. Random
-    numbers are replayed.
+    Arguments: mix and transform (each a function of one stream), the list through which rebuilt streams travel down,
+    whether this is the last layer, the two streams, and every parameter, so that gradients are returned and not written
+    behind autograd's back. Random numbers are replayed.
     """
 
     @staticmethod
@@ -70,7 +70,7 @@ def _differentiate(
         out = half(x)
         wanted = [x, *parameters]
         gradients = torch.autograd.grad(out, wanted, d_out, allow_unused=True)
-    return out.detach(), [g if g is not None or i else torch.zeros_like(x) for i, g in enumerate(gradients)]  # type: ignore[misc]
+    return out.detach(), [g if g is not None or i else torch.zeros_like(x) for i, g in enumerate(gradients)]
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

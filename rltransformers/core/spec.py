@@ -13,7 +13,7 @@ class Traits:
     """Abilities of one mechanism, as its catalogue row prints them.
 
     Attributes:
-        causality: "C" causal as published, "C*" causal through a mask, "X" a different causal form, "N/A" not about time.
+        causality: "C" causal as published, "C*" causal through a mask, "X" another causal form, "N/A" not about time.
         family: EXPL (explicit weights), SEL (selected logits), SLOT (compressed slots), KERN (recurrent kernels),
             VAL (values only), or "" where the axis has no family.
         horizon: largest distance in tokens that can influence the output of one layer.

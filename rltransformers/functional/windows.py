@@ -1,8 +1,8 @@
 """All index arithmetic of memory windows, episode borders and padding.
 
 Axes: B batch, T tokens of this call, M memory rows, S = M + T key rows, L distances.
-Rows are contiguous in time: row s of ``[memory ; tokens]`` lies d = M + t - s tokens before token t. A key belongs to the
-episode of token t exactly when d <= p_t (p = position inside the episode), so one integer per token carries episode
+Rows are contiguous in time: row s of ``[memory ; tokens]`` lies d = M + t - s tokens before token t. A key belongs to
+the episode of token t exactly when d <= p_t (p = position inside the episode), so one integer per token carries episode
 borders, empty memory slots and the start of the stream.
 """
 
@@ -49,7 +49,7 @@ class Tokens:
         return memory - 1 + length
 
     def last(self, values: Tensor, before: Tensor) -> Tensor:
-        """``values[b, length_b - 1]``, or ``before[b]`` where the call brought no valid token; values are [B, T, ...]."""
+        """``values[b, length_b - 1]`` of [B, T, ...], or ``before[b]`` where the call brought no valid token."""
         if self.length is None:
             return values[:, -1]
         index = (self.length - 1).clamp(min=0)

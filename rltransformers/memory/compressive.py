@@ -1,8 +1,8 @@
 """Compressive memory: old layer inputs are squeezed by a factor and kept longer (Rae et al. 2019).
 
-Axes as in ``memory.interface``; c tokens make one block, block k covers episode positions [k c, (k + 1) c). The form here
-is anchored to the episode: F(p) = max(0, p - recent) // c blocks are compressed for the token at p, it sees the raw
-tokens from c F(p) on and the newest ``slots`` compressed blocks, however the stream is split into calls.
+Axes as in ``memory.interface``; c tokens make one block, block k covers episode positions [k c, (k + 1) c). The form
+here is anchored to the episode: F(p) = max(0, p - recent) // c blocks are compressed for the token at p, it sees the
+raw tokens from c F(p) on and the newest ``slots`` compressed blocks, however the stream is split into calls.
 """
 
 from typing import Literal

@@ -9,7 +9,7 @@ from rltransformers.positions.interface import Position
 
 
 class TransformerXLRelative(Position):
-    """[(q + u) . k + (q + v) . W_R PE(d)] / sqrt(Dh); u, v and W_R belong to the layer (``untie_r`` in the reference)."""
+    """[(q + u) . k + (q + v) . W_R PE(d)] / sqrt(Dh); u, v and W_R belong to the layer, as with ``untie_r``."""
 
     at_score = True
 

@@ -41,7 +41,8 @@ def episode_blocks(p: Int[Tensor, "B T"], memory: int, block: int) -> Blocks:
     opens = place == 0
     opens[:, 0] = True
     of_token = opens.cumsum(1) - 1
-    count = int(of_token[:, -1].max()) + 1
+    # One token needs no look at the data: acting does not wait for the device, and can be traced.
+    count = int(of_token[:, -1].max()) + 1 if p.shape[1] > 1 else 1
     rows = memory + torch.arange(p.shape[1], device=p.device) - place
     # All tokens of a block write the same numbers.
     start = p.new_zeros(len(p), count).scatter(1, of_token, rows)

@@ -266,13 +266,14 @@ class SoftmaxAttention(nn.Module):
     def split(self, rows: Float[Tensor, "B S E"]) -> tuple[Tensor, Tensor]:
         """Keys [B, G, S, K] and values [B, G, S, V]."""
         k, v = rows.split([self.dims.kv_heads * self.dims.head_dim, self.dims.kv_heads * self.dims.value_dim], -1)
-        return (part.unflatten(-1, (self.dims.kv_heads, -1)).transpose(1, 2) for part in (k, v))  # type: ignore[return-value]
+        groups = self.dims.kv_heads
+        return k.unflatten(-1, (groups, -1)).transpose(1, 2), v.unflatten(-1, (groups, -1)).transpose(1, 2)
 
     def split_sinks(self, sinks: Float[Tensor, "B T n E"]) -> tuple[Tensor, Tensor]:
         """Keys [B, H, T, n, K] and values [B, H, T, n, V]."""
         k, v = self.split(sinks.flatten(1, 2))
         time = sinks.shape[1]
-        return tuple(self.all_heads(part).unflatten(2, (time, -1)) for part in (k, v))  # type: ignore[return-value]
+        return self.all_heads(k).unflatten(2, (time, -1)), self.all_heads(v).unflatten(2, (time, -1))
 
     def all_heads(self, grouped: Float[Tensor, "B G S X"]) -> Float[Tensor, "B H S X"]:
         """Every query head next to its key/value head."""

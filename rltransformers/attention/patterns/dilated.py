@@ -16,7 +16,8 @@ def build(dims: Dims, *, window: int, dilation: int) -> Reach:
         raise ConfigError(f"dilated window ({window}) and dilation ({dilation}) must be at least 1")
     if dims.tokens_per_step != 1 and dilation != 1:
         raise ConfigError(
-            f"pattern 'dilated' counts tokens, but {dims.tokens_per_step} tokens make a step; use 'band', which counts steps"
+            f"pattern 'dilated' counts tokens, but {dims.tokens_per_step} tokens make a step; "
+            f"use 'band', which counts steps"
         )
     back = (window - 1) * dilation
     if back > dims.memory:

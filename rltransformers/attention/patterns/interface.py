@@ -14,7 +14,7 @@ from rltransformers.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Reach:
-    """Allowed distances of one head: ``window`` whole steps, every ``dilation``-th token, plus the first ``sinks`` tokens.
+    """Allowed distances of one head: whole steps, every ``dilation``-th token, plus the first tokens of the episode.
 
     Attributes:
         window: steps, the token's own included.

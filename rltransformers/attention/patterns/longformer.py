@@ -1,4 +1,4 @@
-"""Window plus the first tokens of the episode, which are never forgotten (Longformer's global keys, causal form)."""
+"""Window plus the first tokens of the episode, never forgotten (causal form of global keys)."""
 
 from rltransformers.attention.interface import Dims
 from rltransformers.attention.patterns.interface import Reach, check_window
@@ -7,7 +7,7 @@ from rltransformers.core.spec import Spec, Traits
 
 
 def build(dims: Dims, *, window: int, sinks: int = 1) -> Reach:
-    """A12: band of ``window`` steps and the first ``sinks`` tokens; a sink outside the window counts as just outside it.
+    """A12: band of ``window`` steps and the first ``sinks`` tokens; those outside the window count as just outside it.
 
     Distances to sinks are clipped at the window edge (as attention sinks do, Xiao et al. 2023, arXiv 2309.17453), so
     relative positions need no table as long as the episode.
