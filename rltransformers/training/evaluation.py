@@ -4,9 +4,10 @@ Every started episode counts and episode k always starts from seed ``seed + k``,
 changes the speed of an evaluation, not its result.
 """
 
+import inspect
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecEnv, VecMonitor, is_vecenv_wrapped
+from stable_baselines3.common.vec_env import VecEnv, VecMonitor, is_vecenv_wrapped, unwrap_vec_normalize
 from tqdm import tqdm
 
 from rltransformers.core.errors import ConfigError, DataError
@@ -23,10 +24,15 @@ from rltransformers.functional.statistics import iqm, stratified_bootstrap
 
 
 class Predictor(Protocol):
-    """Anything with the ``predict`` of Stable-Baselines3, recurrent or not; ``state`` is passed back as it came."""
+    """Anything with the ``predict`` of Stable-Baselines3, recurrent or not.
 
-    def predict(self, observation: Any, state: Any, episode_start: Any, deterministic: bool) -> tuple[Any, Any]:
-        """Actions for a batch of observations and the next recurrent state."""
+    It is called with ``state``, ``episode_start`` and ``deterministic``; a ``predict`` that also has the argument
+    ``reward`` (agents that read the previous reward) gets the rewards of the last step, as the environment gave them.
+    """
+
+    @property
+    def predict(self) -> Callable[..., tuple[Any, Any]]:
+        """Actions for a batch of observations and the recurrent state to pass back."""
         ...
 
 
@@ -118,16 +124,23 @@ def evaluate_online(
     are the monitored ones, and an episode ends where the monitor says.
 
     Raises:
-        ConfigError: for less than one episode.
+        ConfigError: for less than one episode, or an environment whose statistics still move or whose returns would be
+            normalised.
     """
     if episodes < 1:
         raise ConfigError(f"episodes must be at least 1, got {episodes}")
+    monitored = is_vecenv_wrapped(env, VecMonitor) or env.env_is_wrapped(Monitor)[0]
+    normalize = unwrap_vec_normalize(env)
+    if normalize is not None and normalize.training:
+        raise ConfigError("an evaluation must not change the VecNormalize statistics; set training=False on it")
+    if normalize is not None and normalize.norm_reward and not monitored:
+        raise ConfigError("returns would be counted after normalisation; put a VecMonitor below the VecNormalize")
     finished: list[_Episode] = []
     with tqdm(total=episodes, desc="evaluating", unit="episode", disable=not progress, leave=False) as bar:
         for first in range(0, episodes, env.num_envs):
             count = min(env.num_envs, episodes - first)
             wave: list[_Episode | None] = [None] * count
-            for copy, episode in _wave(model, env, count, seed + first, deterministic):
+            for copy, episode in _wave(model, env, count, seed + first, deterministic, monitored):
                 wave[copy] = episode
                 bar.update()
             finished += [episode for episode in wave if episode is not None]
@@ -148,17 +161,23 @@ class _Episode:
     success: bool | None
 
 
-def _wave(model: Predictor, env: VecEnv, count: int, seed: int, deterministic: bool) -> Iterator[tuple[int, _Episode]]:
+def _wave(
+    model: Predictor, env: VecEnv, count: int, seed: int, deterministic: bool, monitored: bool
+) -> Iterator[tuple[int, _Episode]]:
     """The first episode of the first ``count`` copies, each as (copy, episode) when it ends."""
-    monitored = is_vecenv_wrapped(env, VecMonitor) or env.env_is_wrapped(Monitor)[0]
     env.seed(seed)
     observation: Any = env.reset()
     state: Any = None
+    reward_given = "reward" in inspect.signature(model.predict).parameters
+    rewards: Any = np.zeros(env.num_envs)
     start: NDArray[np.bool_] = np.ones(env.num_envs, dtype=bool)
     running = np.arange(env.num_envs) < count
     totals, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, dtype=np.int64)
     while running.any():
-        actions, state = model.predict(observation, state=state, episode_start=start, deterministic=deterministic)
+        inputs = {"reward": rewards} if reward_given else {}
+        actions, state = model.predict(
+            observation, state=state, episode_start=start, deterministic=deterministic, **inputs
+        )
         observation, rewards, start, infos = env.step(actions)
         totals, lengths = totals + rewards, lengths + 1
         for copy in np.flatnonzero(running & start):

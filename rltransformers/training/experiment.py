@@ -128,6 +128,12 @@ class ExperimentConfig:
             raise ConfigError("dataset takes either id (Minari id or path) or collect: give one of the two")
         if not offline and self.dataset is not None:
             raise ConfigError(f"agent {self.agent} learns from its environment: leave dataset out")
+        environment = self.environment
+        if offline and (environment.processes or environment.normalize_observation or environment.normalize_reward):
+            raise ConfigError(
+                "agent decision_transformer only evaluates in its environment: leave out processes, normalize_observation"
+                " and normalize_reward (algorithm.normalize_observations standardises the data)"
+            )
         if not offline and self.evaluation.target_returns:
             raise ConfigError("evaluation.target_returns are for agent decision_transformer")
         if self.agent == "recurrent_ppo" and self.backbone:

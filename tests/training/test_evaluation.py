@@ -66,6 +66,32 @@ def test_monitored_returns_are_counted_below_the_normalisation() -> None:
     assert list(result.returns) == [by_hand(seed)[0] for seed in range(3, 7)]
 
 
+def test_an_environment_that_would_falsify_the_result_is_refused() -> None:
+    with pytest.raises(ConfigError, match="training=False"):
+        evaluate_online(Counter(), VecNormalize(VecMonitor(vector(1))), "Countdown")
+    with pytest.raises(ConfigError, match="VecMonitor below"):
+        evaluate_online(Counter(), VecNormalize(vector(1), training=False), "Countdown")
+
+
+class Greedy(Counter):
+    """Acts 1 where the last reward was odd."""
+
+    def predict(  # type: ignore[override]
+        self, observation: Any, state: Any, episode_start: Any, deterministic: bool, reward: Any
+    ) -> tuple[Any, Any]:
+        return (np.where(episode_start, 0, reward) % 2 == 1).astype(int), np.zeros(len(episode_start))
+
+
+def test_an_agent_that_reads_rewards_gets_them() -> None:
+    result = evaluate_online(Greedy(), vector(3), "Countdown", episodes=5, seed=40)
+    for total, length in zip(result.returns, result.lengths, strict=True):
+        expected, reward = 0, 0
+        for t in range(1, length + 1):
+            reward = t * (1 + reward % 2)
+            expected += reward
+        assert total == expected
+
+
 def test_no_episodes_is_an_error() -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         evaluate_online(Counter(), vector(1), "Countdown", episodes=0)

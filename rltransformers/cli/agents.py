@@ -1,0 +1,316 @@
+"""From a run's config to an agent that learns, evaluates and saves: one class online, one offline."""
+
+import inspect
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gymnasium import spaces
+from sb3_contrib import RecurrentPPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
+from torch import nn
+
+from rltransformers.agents.decision_transformer import DecisionTransformer
+from rltransformers.agents.gtrxl_ppo import GTrXLPPO
+from rltransformers.core.errors import CheckpointError, ConfigError, did_you_mean
+from rltransformers.envs.make import make_vec_env
+from rltransformers.training.evaluation import EvaluationResult, evaluate_online
+from rltransformers.training.experiment import EnvironmentConfig, EvaluationConfig, ExperimentConfig
+from rltransformers.training.normalization import load_normalization, save_normalization
+
+POLICY_OF_LSTM = {"vector": "MlpLstmPolicy", "image": "CnnLstmPolicy", "dict": "MultiInputLstmPolicy"}
+
+
+class Agent(ABC):
+    """An agent of one run, from its config and, if given, from a checkpoint.
+
+    ``steps`` names what training counts; ``learn`` trains until ``total`` of them are done.
+    """
+
+    steps: ClassVar[str]
+    online: ClassVar[bool]
+    model: Any
+
+    @abstractmethod
+    def __init__(self, config: ExperimentConfig, checkpoint: Path | None, training: bool) -> None: ...
+
+    @abstractmethod
+    def learn(self, total: int, callback: BaseCallback, progress: bool) -> None:
+        """Train until ``total`` steps are done, those before a resume included."""
+
+    @abstractmethod
+    def evaluate(self, evaluation: EvaluationConfig, progress: bool = False) -> list[EvaluationResult]:
+        """Results of the present weights, one per target return."""
+
+    @property
+    @abstractmethod
+    def backbone(self) -> nn.Module:
+        """The backbone that acts."""
+
+    @property
+    def steps_done(self) -> int:
+        """Training steps so far."""
+        return int(self.model.num_timesteps)
+
+    def set_logger(self, logger: Logger) -> None:
+        """Log there from now on."""
+        self.model.set_logger(logger)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint."""
+        self.model.save(path)
+
+    def close(self) -> None:  # noqa: B027 (an agent without environments of its own has nothing to close)
+        """Close the environments."""
+
+
+class OnlineAgent(Agent):
+    """GTrXLPPO, or RecurrentPPO as the baseline with an LSTM, and its environments."""
+
+    steps = "environment steps"
+    online = True
+
+    def __init__(self, config: ExperimentConfig, checkpoint: Path | None, training: bool) -> None:
+        self.config = config
+        check_keywords(config.agent, config.algorithm)
+        seed = config.seed if training else config.evaluation.seed
+        self._environments = [make_environment(config.environment, seed)]
+        env = self._environments[0]
+        if config.agent == "gtrxl_ppo":
+            self.model = self._gtrxl(env, checkpoint)
+        else:
+            self.model = self._lstm(env, checkpoint)
+        self._evaluation_env: VecEnv | None = None
+
+    def _gtrxl(self, env: VecEnv, checkpoint: Path | None) -> GTrXLPPO:
+        config = self.config
+        if checkpoint is not None:
+            return GTrXLPPO.load(checkpoint, env=env)
+        policy = {"backbone": config.backbone} | config.policy
+        return GTrXLPPO(
+            "GTrXLPolicy", self._normalized(env), policy_kwargs=policy, seed=config.seed, **config.algorithm
+        )
+
+    def _lstm(self, env: VecEnv, checkpoint: Path | None) -> RecurrentPPO:
+        config = self.config
+        if checkpoint is not None:
+            if not checkpoint.is_file():
+                raise CheckpointError(f"checkpoint {checkpoint} does not exist")
+            beside = _normalization_path(checkpoint)
+            return RecurrentPPO.load(checkpoint, env=load_normalization(beside, env, True) if beside.is_file() else env)
+        policy = POLICY_OF_LSTM[_kind(env.observation_space)]
+        normalized = self._normalized(env)
+        return RecurrentPPO(policy, normalized, policy_kwargs=config.policy, seed=config.seed, **config.algorithm)
+
+    def _normalized(self, env: VecEnv) -> VecEnv:
+        settings = self.config.environment
+        if not (settings.normalize_observation or settings.normalize_reward):
+            return env
+        gamma = self.config.algorithm.get("gamma", 0.99)
+        try:
+            return VecNormalize(
+                env, norm_obs=settings.normalize_observation, norm_reward=settings.normalize_reward, gamma=gamma
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"environment.normalize_observation does not work for {env.observation_space}: {error}"
+            ) from error
+
+    def learn(self, total: int, callback: BaseCallback, progress: bool) -> None:
+        remaining = total - self.steps_done
+        if remaining > 0:  # with reset_num_timesteps=False Stable-Baselines3 adds the steps already done
+            self.model.learn(remaining, callback=callback, reset_num_timesteps=False, progress_bar=progress)
+
+    def evaluate(self, evaluation: EvaluationConfig, progress: bool = False) -> list[EvaluationResult]:
+        environment = self.config.environment
+        return [
+            evaluate_online(
+                self.model,
+                self._evaluation_environment(),
+                environment.id,
+                evaluation.episodes,
+                evaluation.seed,
+                evaluation.deterministic,
+                progress,
+            )
+        ]
+
+    def _evaluation_environment(self) -> VecEnv:
+        """Environments of their own, so that evaluating leaves the episodes of training alone."""
+        statistics = self.model.get_vec_normalize_env()
+        if self._evaluation_env is None:
+            env = make_environment(self.config.environment, self.config.evaluation.seed)
+            self._environments.append(env)
+            if statistics is not None:
+                env = VecNormalize(
+                    env,
+                    training=False,
+                    norm_obs=statistics.norm_obs,
+                    norm_reward=statistics.norm_reward,
+                    clip_obs=statistics.clip_obs,
+                    clip_reward=statistics.clip_reward,
+                    gamma=statistics.gamma,
+                    epsilon=statistics.epsilon,
+                    norm_obs_keys=statistics.norm_obs_keys,
+                )
+            self._evaluation_env = env
+        if statistics is not None:
+            sync_envs_normalization(statistics, self._evaluation_env)
+        return self._evaluation_env
+
+    @property
+    def backbone(self) -> nn.Module:
+        if not isinstance(self.model, GTrXLPPO):
+            raise ConfigError(f"agent {self.config.agent} has an LSTM, which has no attention to draw")
+        return self.model.policy.actor.backbone
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        statistics = self.model.get_vec_normalize_env()
+        if isinstance(self.model, RecurrentPPO):
+            temporary = Path(path).with_suffix(".tmp.zip")
+            self.model.save(temporary)
+            os.replace(temporary, path)
+            if statistics is not None:
+                save_normalization(_normalization_path(Path(path)), statistics)
+        else:
+            self.model.save(path)  # holds the statistics itself
+
+    def close(self) -> None:
+        for env in self._environments:
+            env.close()
+
+
+class OfflineAgent(Agent):
+    """A DecisionTransformer (or behaviour cloning), its dataset, and an environment to evaluate in."""
+
+    steps = "gradient steps"
+    online = False
+
+    def __init__(self, config: ExperimentConfig, checkpoint: Path | None, training: bool) -> None:
+        self.config = config
+        check_keywords(config.agent, config.algorithm)
+        if config.algorithm.get("mode") == "bc" and config.evaluation.target_returns:
+            raise ConfigError("algorithm.mode bc has no target return: set evaluation.target_returns to []")
+        dataset = self._dataset() if training else None
+        if checkpoint is not None:
+            self.model = DecisionTransformer.load(checkpoint, dataset, device=config.algorithm.get("device", "auto"))
+            return
+        policy = dict(config.policy) | ({"backbone": config.backbone} if config.backbone else {})
+        self.model = DecisionTransformer(
+            "DTPolicy", dataset, policy_kwargs=policy, seed=config.seed, **config.algorithm
+        )
+        # One episode before training: a wrong environment or target return should not wait for the end of the run.
+        self.evaluate(replace(config.evaluation, episodes=1))
+
+    def _dataset(self) -> Any:
+        from rltransformers.cli.collect import collect_episodes
+
+        dataset = self.config.dataset
+        assert dataset is not None  # ExperimentConfig checks it
+        if dataset.collect is None:
+            return dataset.id
+        return collect_episodes(self.config.environment, dataset.collect, self.config.seed)
+
+    def learn(self, total: int, callback: BaseCallback, progress: bool) -> None:
+        remaining = total - self.steps_done
+        if remaining > 0:
+            self.model.learn(gradient_steps=remaining, callback=callback, progress_bar=progress)
+
+    def evaluate(self, evaluation: EvaluationConfig, progress: bool = False) -> list[EvaluationResult]:
+        environment = self.config.environment
+        results = self.model.evaluate(
+            environment.id,
+            target_returns=evaluation.target_returns or None,
+            episodes=evaluation.episodes,
+            num_envs=environment.num_envs,
+            seed=evaluation.seed,
+            env_kwargs=environment.kwargs,
+            wrappers=environment.wrappers,
+            deterministic=evaluation.deterministic,
+        )
+        return [
+            EvaluationResult(
+                env_id=environment.id,
+                returns=tuple(result.returns),
+                lengths=tuple(result.lengths),
+                seeds=tuple(result.seeds),
+                successes=result.successes,
+                target_return=result.target_return,
+            )
+            for result in results
+        ]
+
+    @property
+    def backbone(self) -> nn.Module:
+        return self.model.policy.backbone
+
+
+AGENT_CLASSES: Mapping[str, type[Any]] = {
+    "gtrxl_ppo": GTrXLPPO,
+    "decision_transformer": DecisionTransformer,
+    "recurrent_ppo": RecurrentPPO,
+}
+_SET_ELSEWHERE = {
+    "self": "",
+    "policy": "",
+    "env": "environment",
+    "dataset": "dataset",
+    "policy_kwargs": "policy and backbone",
+    "seed": "seed",
+    "tensorboard_log": "output",
+    "verbose": "--verbose",
+    "_init_setup_model": "",
+}
+
+
+def build_agent(config: ExperimentConfig, checkpoint: Path | None = None, training: bool = True) -> Agent:
+    """The agent of a config, new or from a checkpoint; without ``training`` no dataset is read.
+
+    Raises:
+        ConfigError, DataError, CheckpointError, MissingExtraError: when any part of it cannot work.
+    """
+    kind = OfflineAgent if config.agent == "decision_transformer" else OnlineAgent
+    return kind(config, checkpoint, training)
+
+
+def check_keywords(agent: str, algorithm: Mapping[str, Any]) -> None:
+    """Raise unless every key of ``algorithm`` is a constructor keyword of the agent that is not set elsewhere.
+
+    Raises:
+        ConfigError: with the closest keyword, or the place where it is set.
+    """
+    parameters: Sequence[str] = list(inspect.signature(AGENT_CLASSES[agent].__init__).parameters)
+    known = [name for name in parameters if name not in _SET_ELSEWHERE]
+    for key in algorithm:
+        if key in known:
+            continue
+        if _SET_ELSEWHERE.get(key):
+            raise ConfigError(f"algorithm.{key} is set elsewhere in a config: {_SET_ELSEWHERE[key]}")
+        raise ConfigError(f"algorithm: agent {agent} has no keyword {key!r}; {did_you_mean(key, known)}")
+
+
+def make_environment(config: EnvironmentConfig, seed: int) -> VecEnv:
+    """The vector environment that a config describes, without normalisation."""
+    return make_vec_env(
+        config.id,
+        config.num_envs,
+        seed=seed,
+        env_kwargs=config.kwargs,
+        wrappers=config.wrappers,
+        processes=config.processes,
+    )
+
+
+def _normalization_path(checkpoint: Path) -> Path:
+    return checkpoint.with_suffix(".normalization.zip")
+
+
+def _kind(space: spaces.Space[Any]) -> str:
+    if isinstance(space, spaces.Dict):
+        return "dict"
+    return "image" if isinstance(space, spaces.Box) and len(space.shape) == 3 else "vector"

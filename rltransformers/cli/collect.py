@@ -1,0 +1,100 @@
+"""Records behaviours as datasets: for ``rltransformers collect``, and for runs that collect before they train."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from gymnasium import spaces
+from tqdm import tqdm
+
+from rltransformers.cli.agents import make_environment
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.data.behaviours import Mixture, mixture
+from rltransformers.data.minari import write_minari
+from rltransformers.data.recorder import record
+from rltransformers.data.trajectories import Trajectories
+from rltransformers.training.experiment import CollectConfig, EnvironmentConfig
+
+
+def collect_episodes(environment: EnvironmentConfig, collect: CollectConfig, seed: int) -> Trajectories:
+    """Episodes of a run's behaviours in its environment, in memory; the same seed gives the same episodes."""
+    env = make_environment(environment, seed)
+    try:
+        return record(env, parse_behaviours(collect.behaviours), episodes=collect.episodes, seed=seed)
+    finally:
+        env.close()
+
+
+def collect_dataset(
+    environment: EnvironmentConfig,
+    behaviours: Sequence[str],
+    dataset: str,
+    steps: int,
+    seed: int,
+    keep: Sequence[int] | None = None,
+    drop: Sequence[int] | None = None,
+    deterministic: bool = False,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Record at least ``steps`` steps, write them as the Minari dataset ``dataset`` and describe them as JSON values.
+
+    ``keep`` or ``drop`` are indices of a vector observation: what is recorded; behaviours always see all of it.
+    """
+    parts = parse_behaviours(behaviours)
+    _refuse_existing(dataset, overwrite)
+    env = make_environment(environment, seed)
+    try:
+        if drop is not None:
+            keep = _others(env.observation_space, drop)
+        with tqdm(total=steps, desc="recording", unit="step", disable=not progress) as bar:
+            data = record(
+                env,
+                parts,
+                steps,
+                seed=seed,
+                recorded=keep,
+                deterministic=deterministic,
+                name=environment.id,
+                progress=lambda done: _advance(bar, done),
+            )
+    finally:
+        env.close()
+    write_minari(data, dataset, overwrite=overwrite)
+    return {"dataset": dataset} | data.summary()
+
+
+def _refuse_existing(dataset: str, overwrite: bool) -> None:
+    """Raise for an id in use before hours of recording, not after."""
+    from minari.storage import get_dataset_path  # slow to import
+
+    if not overwrite and (get_dataset_path(dataset) / "data").exists():
+        raise DataError(f"the Minari dataset {dataset!r} exists; raise its version or pass --overwrite")
+
+
+def _advance(bar: Any, done: int) -> None:
+    bar.update(min(done, bar.total) - bar.n)
+
+
+def parse_behaviours(texts: Sequence[str]) -> Mixture:
+    """A mixture of behaviour texts, each with an optional ``=weight`` behind it (1 when absent)."""
+    return mixture([_weighted(text) for text in texts])
+
+
+def _weighted(text: str) -> tuple[float, str]:
+    spec, separator, weight = text.rpartition("=")
+    if not separator:
+        return 1.0, text
+    try:
+        return float(weight), spec
+    except ValueError as error:
+        raise ConfigError(f"behaviour {text!r}: the weight behind = must be a number, got {weight!r}") from error
+
+
+def _others(space: spaces.Space[Any], drop: Sequence[int]) -> list[int]:
+    """The indices of a vector observation that are not dropped."""
+    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+        raise ConfigError(f"--drop-indices needs a vector observation (Box of one axis), got {space}")
+    size = space.shape[0]
+    if any(not 0 <= index < size for index in drop) or len(set(drop)) == size:
+        raise ConfigError(f"--drop-indices must lie in 0..{size - 1} and leave one entry, got {list(drop)}")
+    return [index for index in range(size) if index not in drop]

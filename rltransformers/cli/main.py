@@ -1,0 +1,444 @@
+"""The command ``rltransformers``: train, evaluate, collect, list, inspect."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rltransformers import __version__
+from rltransformers.core.errors import CheckpointError, ConfigError, DataError, MissingExtraError
+
+OUR_ERRORS = (ConfigError, DataError, CheckpointError, MissingExtraError)
+_TRAIN_FLAGS = ("--resume", "--verbose", "--json", "--debug", "--help")
+Parsers = Any  # argparse keeps the type of its sub-parsers private
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0 done, 2 refused with a reason, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    try:
+        overrides: list[tuple[str, str]] = []
+        if words[:1] == ["train"]:
+            words, overrides = split_overrides(words)
+        arguments = build_parser().parse_args(words)
+        arguments.overrides = overrides
+        command: Callable[[argparse.Namespace], None] = arguments.run
+        command(arguments)
+    except OUR_ERRORS as error:
+        if debug:
+            raise
+        print(f"rltransformers: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read our output has left, as `head` does; Python must not complain when it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands with their help."""
+    parser = argparse.ArgumentParser(
+        prog="rltransformers",
+        description="Train and evaluate transformers for sequential decisions: GTrXL policies, Decision Transformers.",
+        epilog="`rltransformers COMMAND --help` explains a command and shows an example.",
+    )
+    parser.add_argument("--version", action="version", version=f"rltransformers {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in (_add_train, _add_evaluate, _add_collect, _add_list, _add_inspect):
+        command = add(commands)
+        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def split_overrides(words: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """The words that argparse should see, and pairs (dotted key, text) from all other ``--key value``, ``--key=value``.
+
+    Raises:
+        ConfigError: for a key without a value.
+    """
+    kept: list[str] = []
+    overrides: list[tuple[str, str]] = []
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
+        key, separator, value = word.partition("=")
+        if key in _TRAIN_FLAGS or not key.startswith("--"):
+            kept.append(word)
+            if key == "--resume" and not separator and remaining:
+                kept.append(remaining.pop(0))
+            continue
+        if not separator:
+            if not remaining:
+                raise ConfigError(f"{key} needs a value: {key} VALUE")
+            value = remaining.pop(0)
+        overrides.append((key[2:], value))
+    return kept, overrides
+
+
+# Train ------------------------------------------------------------------------------------------------------
+
+
+def _add_train(commands: Parsers) -> argparse.ArgumentParser:
+    parser = _command(
+        commands,
+        "train",
+        "Train an agent from a config.",
+        """
+CONFIG is a YAML file, or the name of a config that comes with the package (`rltransformers list` prints them).
+Any setting in it can be changed on the command line with its dotted name:
+
+  rltransformers train gtrxl_cue_recall
+  rltransformers train configs/gtrxl_cue_recall.yaml --seed 1 --algorithm.learning_rate 3e-4 --backbone.memory 0
+
+A run folder runs/<config>-seed<seed> receives the resolved config, metrics (CSV and TensorBoard), checkpoints
+(last.zip, best.zip), the final evaluation (evaluation.json) and a learning curve (learning_curve.png).
+A run that was stopped goes on with:
+
+  rltransformers train --resume runs/gtrxl_cue_recall-seed0
+""",
+    )
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file or name of a packaged config")
+    parser.add_argument("--resume", metavar="RUN", help="run folder to go on with, in place of CONFIG")
+    parser.add_argument("--verbose", action="store_true", help="print every logged metric in place of a progress bar")
+    parser.add_argument("--json", action="store_true", help="print the final evaluation as JSON")
+    parser.set_defaults(run=_train)
+    return parser
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    from rltransformers.cli import runs
+
+    if (arguments.config is None) == (arguments.resume is None):
+        raise ConfigError(
+            f"train needs either CONFIG or --resume RUN; packaged configs: {', '.join(runs.packaged_configs())}"
+        )
+    if arguments.resume is not None:
+        folder, results = runs.resume(arguments.resume, arguments.overrides, arguments.verbose)
+    else:
+        name, config = runs.find_config(arguments.config, arguments.overrides)
+        folder, results = runs.train(name, config, arguments.verbose)
+    if arguments.json:
+        _print_json({"run": str(folder.path), "results": [result.to_dict() for result in results]})
+        return
+    _print_results(results)
+    print(f"\nrun folder      {folder.path}")
+    print(f"learning curve  {folder.learning_curve}")
+    print(f"evaluation      {folder.evaluation}")
+    print(f"evaluate again  rltransformers evaluate {folder.path} --episodes 100")
+
+
+# Evaluate ---------------------------------------------------------------------------------------------------
+
+
+def _add_evaluate(commands: Parsers) -> argparse.ArgumentParser:
+    parser = _command(
+        commands,
+        "evaluate",
+        "Evaluate a trained agent.",
+        """
+RUN is a run folder made by `rltransformers train`. Episode k starts from seed SEED + k, so results of two agents
+are comparable episode by episode. Printed are mean, standard deviation, interquartile mean with its 95 % bootstrap
+interval over episodes, episode length, and success rate and normalised score where they are defined.
+
+  rltransformers evaluate runs/gtrxl_cue_recall-seed0 --episodes 100
+  rltransformers evaluate runs/dt_hopper_mixture-seed0 --target-return 700 --target-return 2400 --plot target
+""",
+    )
+    parser.add_argument("folder", metavar="RUN", help="run folder")
+    parser.add_argument(
+        "--episodes", type=int, metavar="N", help="episodes, per target return (default: of the config)"
+    )
+    parser.add_argument(
+        "--target-return",
+        action="append",
+        default=[],
+        metavar="R",
+        help="return a Decision Transformer is asked for; repeat for several (default: of the config)",
+    )
+    parser.add_argument("--seed", type=int, help="seed of the first episode (default: of the config)")
+    parser.add_argument(
+        "--checkpoint",
+        choices=("last", "best"),
+        default="last",
+        help="which weights (default: last, the honest choice)",
+    )
+    parser.add_argument("--sample", action="store_true", help="sample actions instead of taking the most likely ones")
+    parser.add_argument(
+        "--plot",
+        action="append",
+        choices=("target", "lookback"),
+        default=[],
+        help="write a picture into RUN: return against target return, or how far back attention looks; repeatable",
+    )
+    parser.add_argument("--json", action="store_true", help="print all episodes and the summary as JSON")
+    parser.set_defaults(run=_evaluate)
+    return parser
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    from rltransformers.cli import runs
+
+    results, pictures = runs.evaluate(
+        arguments.folder,
+        arguments.episodes,
+        [_number(text, "--target-return") for text in arguments.target_return],
+        arguments.seed,
+        arguments.checkpoint,
+        arguments.sample,
+        arguments.plot,
+    )
+    if arguments.json:
+        _print_json([result.to_dict() for result in results])
+    else:
+        _print_results(results)
+    for picture in pictures:
+        print(f"picture  {picture}", file=sys.stderr)
+
+
+# Collect ----------------------------------------------------------------------------------------------------
+
+
+def _add_collect(commands: Parsers) -> argparse.ArgumentParser:
+    parser = _command(
+        commands,
+        "collect",
+        "Record behaviours as a dataset.",
+        """
+Runs behaviours in an environment and writes their episodes as a Minari dataset, which `train` reads by its id
+(dataset.id) and `inspect` describes. A behaviour is written as one of
+
+  random                                uniform actions
+  sb3:ALGORITHM:ZIP[:VECNORMALIZE.pkl]  a Stable-Baselines3 or sb3-contrib policy (ppo, a2c, sac, td3, dqn, tqc, ...);
+                                        such files are pickles and can run code: use only ones you trust
+  checkpoint:ZIP                        an agent trained with this package, for instance runs/x/last.zip
+  MODULE:NAME                           a function or class of yours
+
+Several behaviours make a mixture; =WEIGHT behind one sets its share of the steps. With --keep-indices or
+--drop-indices only a part of a vector observation is recorded, while the behaviour sees all of it.
+
+  rltransformers collect --env rltransformers/KeyToDoor-v0 --behaviour random --steps 20000 --dataset key/random-v0
+  rltransformers collect --env Hopper-v5 --behaviour sb3:sac:sac.zip=1 --behaviour random=2 --steps 100000 \\
+      --dataset hopper/mixture-v0 --num-envs 8
+""",
+    )
+    parser.add_argument("--env", required=True, metavar="ID", help="Gymnasium id")
+    parser.add_argument(
+        "--env-kwargs", default="{}", metavar="JSON", help='keywords of the environment, as {"delay": 16}'
+    )
+    parser.add_argument(
+        "--behaviour", action="append", required=True, metavar="SPEC[=WEIGHT]", help="who acts; repeat for a mixture"
+    )
+    parser.add_argument("--steps", type=int, required=True, metavar="N", help="steps; running episodes are finished")
+    parser.add_argument("--dataset", required=True, metavar="NAME-vN", help="id of the new Minari dataset")
+    parser.add_argument("--num-envs", type=int, default=8, metavar="N", help="environments at once (default: 8)")
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same dataset (default: 0)")
+    parser.add_argument("--deterministic", action="store_true", help="most likely actions in place of sampled ones")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing dataset of that id")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--keep-indices", type=int, nargs="+", metavar="I", help="record only these observation entries")
+    part.add_argument("--drop-indices", type=int, nargs="+", metavar="I", help="record all but these entries")
+    parser.add_argument("--json", action="store_true", help="print what was recorded as JSON")
+    parser.set_defaults(run=_collect)
+    return parser
+
+
+def _collect(arguments: argparse.Namespace) -> None:
+    from rltransformers.cli.collect import collect_dataset
+    from rltransformers.training.experiment import EnvironmentConfig
+
+    environment = EnvironmentConfig(arguments.env, arguments.num_envs, _mapping(arguments.env_kwargs, "--env-kwargs"))
+    summary = collect_dataset(
+        environment,
+        arguments.behaviour,
+        arguments.dataset,
+        arguments.steps,
+        arguments.seed,
+        keep=arguments.keep_indices,
+        drop=arguments.drop_indices,
+        deterministic=arguments.deterministic,
+        overwrite=arguments.overwrite,
+        progress=sys.stderr.isatty(),
+    )
+    if arguments.json:
+        _print_json(summary)
+    else:
+        _print_tree(summary)
+
+
+# List -------------------------------------------------------------------------------------------------------
+
+
+def _add_list(commands: Parsers) -> argparse.ArgumentParser:
+    parser = _command(
+        commands,
+        "list",
+        "Show agents, configs, presets and every mechanism a backbone can be made of.",
+        """
+The names printed here are what a config takes under `agent`, `backbone.preset` and `backbone.<axis>`.
+
+  rltransformers list
+  rltransformers list --json
+""",
+    )
+    parser.add_argument("--json", action="store_true", help="print all of it, with sources and abilities, as JSON")
+    parser.set_defaults(run=_list)
+    return parser
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    contents = list_contents()
+    if arguments.json:
+        _print_json(contents)
+        return
+    for name in ("agents", "configs", "presets"):
+        print(f"{name}\n  {', '.join(contents[name])}\n")
+    for axis, entries in contents["axes"].items():
+        print(f"backbone.{axis}")
+        for entry in entries:
+            print(f"  {entry['name']:<18} {entry['id']:<5} {entry['summary']} [{entry['paper']}]")
+        print()
+
+
+def list_contents() -> dict[str, Any]:
+    """Everything ``rltransformers list`` knows, as JSON values."""
+    from rltransformers.backbone import PRESETS, catalogue
+    from rltransformers.cli.runs import packaged_configs
+    from rltransformers.training.experiment import AGENTS
+
+    axes = {
+        axis: [
+            {
+                "id": spec.id,
+                "name": spec.name,
+                "paper": spec.paper,
+                "summary": spec.summary,
+                "traits": asdict(spec.traits),
+            }
+            for spec in entries
+        ]
+        for axis, entries in catalogue().items()
+    }
+    return {"axes": axes, "presets": sorted(PRESETS), "agents": list(AGENTS), "configs": packaged_configs()}
+
+
+# Inspect ----------------------------------------------------------------------------------------------------
+
+
+def _add_inspect(commands: Parsers) -> argparse.ArgumentParser:
+    parser = _command(
+        commands,
+        "inspect",
+        "Check a dataset and describe it.",
+        """
+DATASET is a Minari id (installed on this machine), a D4RL HDF5 file, or a folder of saved trajectories. It is read and
+checked as training would: shapes, NaN, lengths, flags. Printed are spaces, episodes, lengths and returns.
+
+  rltransformers inspect hopper/mixture-v0
+  rltransformers inspect hopper_medium-v2.hdf5 --json
+""",
+    )
+    parser.add_argument("dataset", metavar="DATASET", help="Minari id or path")
+    parser.add_argument("--json", action="store_true", help="print the description as JSON")
+    parser.set_defaults(run=_inspect)
+    return parser
+
+
+def _inspect(arguments: argparse.Namespace) -> None:
+    from rltransformers.data import load_trajectories, normalized_score
+
+    data = load_trajectories(arguments.dataset)
+    summary = data.summary()
+    scores = normalized_score(data.env_id or data.name, data.returns)
+    if scores is not None:
+        summary["normalized_score_mean"] = float(scores.mean())
+    if arguments.json:
+        _print_json(summary)
+    else:
+        _print_tree(summary)
+
+
+# Shared -----------------------------------------------------------------------------------------------------
+
+
+def _command(commands: Parsers, name: str, summary: str, text: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary,
+        epilog=text.strip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    assert isinstance(parser, argparse.ArgumentParser)
+    return parser
+
+
+def _number(text: str, name: str) -> float:
+    """A finite number, so that a typing mistake in a target return is not a silent nan."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not abs(value) < float("inf"):
+        raise ConfigError(f"{name} must be a finite number, got {text!r}")
+    return value
+
+
+def _mapping(text: str, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f'{name} must be JSON such as {{"delay": 16}}, got {text!r} ({error})') from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} must be a JSON object, got {text!r}")
+    return value
+
+
+def _print_results(results: Sequence[Any]) -> None:
+    """A table with one column per target return."""
+    summaries = [result.summary() for result in results]
+    labels = {
+        "target_return": "target return",
+        "episodes": "episodes",
+        "return_mean": "return, mean",
+        "return_std": "return, std",
+        "return_iqm": "return, IQM",
+        "return_iqm_interval": "  95 % interval",
+        "length_mean": "episode length",
+        "success_rate": "success rate",
+        "normalized_score": "normalised score",
+    }
+    for key, label in labels.items():
+        if any(key in summary for summary in summaries):
+            print(f"{label:<16}" + "".join(f"{_cell(summary.get(key)):>24}" for summary in summaries))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(f'{each:.3f}' for each in value)}]"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _print_tree(values: dict[str, Any], indent: str = "") -> None:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            print(f"{indent}{key}")
+            _print_tree(value, indent + "  ")
+        else:
+            shown = (
+                f"{value:.6g}" if isinstance(value, float) else json.dumps(value) if isinstance(value, list) else value
+            )
+            print(f"{indent}{key:<22} {shown}")
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""The life of a run: train from a config, resume from its folder, evaluate it."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rltransformers.cli.agents import Agent, build_agent
+from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.training.callback import RunCallback
+from rltransformers.training.evaluation import EvaluationResult
+from rltransformers.training.experiment import EvaluationConfig, ExperimentConfig, read_experiment
+from rltransformers.training.lookback import lookback_of
+from rltransformers.training.plots import plot_lookback, plot_return_versus_target
+from rltransformers.training.run_folder import RunFolder
+
+Overrides = Sequence[tuple[str, str]]
+CHECKPOINTS = ("last", "best")
+PLOTS = ("target", "lookback")
+_RESUMABLE = ("train", "evaluation")
+
+
+def packaged_configs() -> list[str]:
+    """Names of the configs that are installed with the package."""
+    entries = resources.files("rltransformers.configs").iterdir()
+    return sorted(entry.name.removesuffix(".yaml") for entry in entries if entry.name.endswith(".yaml"))
+
+
+def find_config(name: str, overrides: Overrides) -> tuple[str, ExperimentConfig]:
+    """Stem and content of a config: a YAML file, or the name of a packaged one.
+
+    Raises:
+        ConfigError: when it is neither.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path.stem, read_experiment(path, overrides)
+    stem = path.name.removesuffix(".yaml")
+    if stem in packaged_configs():
+        with resources.as_file(resources.files("rltransformers.configs") / f"{stem}.yaml") as packaged:
+            return stem, read_experiment(packaged, overrides)
+    raise ConfigError(
+        f"config {name!r} is neither a file nor a packaged config; {did_you_mean(stem, packaged_configs())}"
+    )
+
+
+def train(name: str, config: ExperimentConfig, verbose: bool = False) -> tuple[RunFolder, list[EvaluationResult]]:
+    """Train a new run of a config and evaluate it; returns its folder and final results."""
+    agent = build_agent(config)  # before the folder is made: a config that cannot work leaves nothing behind
+    try:
+        folder = RunFolder.create(config.output, f"{name}-seed{config.seed}")
+        folder.write_config(config.to_dict())
+        return folder, _run(agent, config, folder, verbose)
+    finally:
+        agent.close()
+
+
+def resume(path: str, overrides: Overrides, verbose: bool = False) -> tuple[RunFolder, list[EvaluationResult]]:
+    """Go on with a run from its ``last.zip``: weights, optimiser, counters and random streams.
+
+    Offline runs go on exactly as if they had not stopped. Online, environments begin new episodes.
+
+    Raises:
+        ConfigError: for an override of anything but the length of training and the evaluation.
+    """
+    folder = RunFolder.open(path)
+    for key, _ in overrides:
+        if key.split(".")[0] not in _RESUMABLE:
+            raise ConfigError(f"--{key} cannot change when a run is resumed; only {' and '.join(_RESUMABLE)} can")
+    config = read_experiment(folder.config, overrides)
+    agent = build_agent(config, folder.last)
+    try:
+        folder.write_config(config.to_dict())
+        return folder, _run(agent, config, folder, verbose)
+    finally:
+        agent.close()
+
+
+def _run(agent: Agent, config: ExperimentConfig, folder: RunFolder, verbose: bool) -> list[EvaluationResult]:
+    logger = folder.logger(stdout=verbose)
+    agent.set_logger(logger)
+    evaluation = config.evaluation
+    callback = RunCallback(
+        folder,
+        evaluation.every,
+        lambda: agent.evaluate(evaluation),
+        agent.save,
+        agent.steps,
+        agent.online,
+        say,
+    )
+    say(f"run folder: {folder.path}   (TensorBoard: tensorboard --logdir {config.output})")
+    try:
+        agent.learn(config.steps, callback, progress=_interactive() and not verbose)
+        callback.init_callback(agent.model)
+        results = list(callback.evaluate())
+        folder.write_final(results)
+    except KeyboardInterrupt:
+        say(f"interrupted; go on with: rltransformers train --resume {folder.path}")
+        raise
+    finally:
+        logger.close()
+    return results
+
+
+def evaluate(
+    path: str,
+    episodes: int | None = None,
+    target_returns: Sequence[float] = (),
+    seed: int | None = None,
+    checkpoint: str = "last",
+    sample: bool = False,
+    plots: Sequence[str] = (),
+) -> tuple[list[EvaluationResult], list[Path]]:
+    """Evaluate a checkpoint of a run; values that are not given are those of its config. Returns results and pictures.
+
+    Raises:
+        ConfigError: when ``path`` is no run folder, or a picture has no data.
+    """
+    folder = RunFolder.open(path)
+    config = read_experiment(folder.config)
+    changes: dict[str, Any] = {"deterministic": config.evaluation.deterministic and not sample}
+    if episodes is not None:
+        changes["episodes"] = episodes
+    if seed is not None:
+        changes["seed"] = seed
+    if target_returns:
+        changes["target_returns"] = list(target_returns)
+    evaluation = replace(config.evaluation, **changes)
+    config = replace(config, evaluation=evaluation)  # checks target returns against the agent
+    agent = build_agent(config, getattr(folder, checkpoint), training=False)
+    try:
+        return _evaluate(agent, evaluation, folder, plots)
+    finally:
+        agent.close()
+
+
+def _evaluate(
+    agent: Agent, evaluation: EvaluationConfig, folder: RunFolder, plots: Sequence[str]
+) -> tuple[list[EvaluationResult], list[Path]]:
+    written = []
+    if "lookback" in plots:
+        with lookback_of(agent.backbone) as meter:
+            results = agent.evaluate(evaluation, progress=_interactive())
+        written.append(folder.path / "lookback.png")
+        plot_lookback(written[-1], meter.result(), f"{folder.path.name}: attention while acting")
+    else:
+        results = agent.evaluate(evaluation, progress=_interactive())
+    if "target" in plots:
+        written.append(folder.path / "return_versus_target.png")
+        plot_return_versus_target(written[-1], results, f"{folder.path.name}: return against target")
+    return results, written
+
+
+def say(text: str) -> None:
+    """Tell people something without touching standard output, which belongs to results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _interactive() -> bool:
+    return sys.stderr.isatty()

@@ -1,0 +1,68 @@
+"""Measures how far back each layer of a backbone looks while its agent acts. H heads, L distances in tokens."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rltransformers.backbone import Record
+from rltransformers.core.errors import ConfigError
+
+
+class LookbackMeter:
+    """Attention mass by distance, summed over the calls of a backbone."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._calls = 0
+
+    def add(self, lookback: dict[str, Tensor]) -> None:
+        """Add one call: [H, L] per layer, each row a mean over the tokens of the call."""
+        self._calls += 1
+        for name, mass in lookback.items():
+            mean = mass.detach().double().mean(0).cpu()
+            old = self._sums.get(name, mean.new_zeros(0))
+            length = max(len(mean), len(old))
+            self._sums[name] = _padded(old, length) + _padded(mean, length)
+
+    def result(self) -> NDArray[np.float64]:
+        """Mean attention [layers, L] over calls, tokens and heads; column d belongs to the token d before.
+
+        Raises:
+            ConfigError: when no layer has attention weights.
+        """
+        if not self._sums:
+            raise ConfigError(
+                "this backbone has no attention weights to draw: its mixer works without them; choose mixer softmax"
+            )
+        length = max(len(mass) for mass in self._sums.values())
+        return torch.stack([_padded(mass, length) / self._calls for mass in self._sums.values()]).numpy()
+
+
+@contextmanager
+def lookback_of(backbone: nn.Module) -> Iterator[LookbackMeter]:
+    """Collects the attention of every call of ``backbone`` inside the block; outputs do not change."""
+    meter = LookbackMeter()
+    records: list[Record] = []
+
+    def ask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        records.append(Record(weights=True))
+        return args, kwargs | {"record": records[-1]}
+
+    def collect(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        meter.add(records.pop().lookback)
+
+    handles = [backbone.register_forward_pre_hook(ask, with_kwargs=True), backbone.register_forward_hook(collect)]
+    try:
+        yield meter
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _padded(mass: Tensor, length: int) -> Tensor:
+    return nn.functional.pad(mass, (0, length - len(mass)))

@@ -1,0 +1,45 @@
+"""The look-back meter sees every call of a backbone and changes none."""
+
+import pytest
+import torch
+
+from rltransformers.backbone import Backbone, BackboneConfig
+from rltransformers.core.errors import ConfigError
+from rltransformers.training.lookback import LookbackMeter, lookback_of
+
+
+def test_attention_of_all_calls_is_averaged_and_outputs_stay() -> None:
+    torch.manual_seed(0)
+    backbone = Backbone(BackboneConfig.preset("gtrxl", width=16, layers=3, heads=2, memory=5)).eval()
+    x = torch.randn(2, 7, 16)
+
+    def act() -> torch.Tensor:
+        state, outputs = None, []
+        for t in range(7):
+            y, state = backbone(x[:, t : t + 1], state)
+            outputs.append(y)
+        return torch.cat(outputs, 1)
+
+    with torch.no_grad():
+        before = act()
+        with lookback_of(backbone) as meter:
+            during = act()
+        # Explicit weights and the fused kernel round differently in float32.
+        torch.testing.assert_close(during, before, rtol=0, atol=1e-5)
+        assert torch.equal(before, act())
+    weights = meter.result()
+    assert weights.shape[0] == 3 and weights.shape[1] >= 6
+    # Every token's weights sum to one; float32 rounding over 7 calls stays far below 1e-5.
+    torch.testing.assert_close(torch.tensor(weights.sum(1)), torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-5)
+
+
+def test_calls_of_different_length_are_padded() -> None:
+    meter = LookbackMeter()
+    meter.add({"layer0": torch.tensor([[1.0, 0.0], [0.0, 1.0]])})
+    meter.add({"layer0": torch.tensor([[0.0, 0.0, 1.0]])})
+    torch.testing.assert_close(torch.tensor(meter.result()), torch.tensor([[0.25, 0.25, 0.5]], dtype=torch.float64))
+
+
+def test_a_backbone_without_weights_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no attention weights"):
+        LookbackMeter().result()
