@@ -1,0 +1,936 @@
+"""Decision Transformer (Chen et al. 2021, arXiv 2106.01345): offline reinforcement learning as sequence modelling.
+
+Read from top to bottom: construction from a dataset, ``learn``, ``predict``, ``evaluate``, ``save`` and ``load``.
+Behaviour cloning and its filtered form are the same agent with ``mode="bc"`` and ``top_fraction``. B batch, K steps, N
+environments.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from numbers import Real
+from typing import Any, Literal, Self, cast, get_args
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.type_aliases import MaybeCallback
+from stable_baselines3.common.utils import configure_logger, get_device
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from rltransformers.algorithms.decision import action_loss, learning_rate_factor
+from rltransformers.backbone import BackboneConfig, Record
+from rltransformers.core.errors import CheckpointError, ConfigError, DataError, did_you_mean
+from rltransformers.core.spaces import leaf_spaces, leaf_values, nest_leaves, space_from_json, space_to_json
+from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories, normalized_score
+from rltransformers.envs.make import WrapperConfig, find_spec, make_env
+from rltransformers.envs.wrappers import FlatDict
+from rltransformers.policies.decision import (
+    ACTING_MODES,
+    ActingMode,
+    ActingState,
+    Actor,
+    DecisionPolicy,
+    normalised_leaves,
+)
+from rltransformers.training.checkpoint import load_checkpoint, save_checkpoint
+
+if __name__ != "rltransformers.agents.decision_transformer":
+    raise ImportError("import this file as rltransformers.agents.decision_transformer")
+
+Mode = Literal["dt", "bc"]
+EnvWrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
+POLICIES = ("DTPolicy",)
+KIND = "DecisionTransformer"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The scalar settings of ``DecisionTransformer``, checked; a checkpoint holds them all.
+
+    Raises:
+        ConfigError: for a value outside its range.
+    """
+
+    context_length: int
+    learning_rate: float
+    weight_decay: float
+    warmup_steps: int
+    batch_size: int
+    max_grad_norm: float
+    discount: float
+    delayed_reward: bool
+    normalize_observations: bool
+    mode: Mode
+    top_fraction: float
+    acting: ActingMode
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name in ("context_length", "batch_size"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("learning_rate", "max_grad_norm"):
+            _require(getattr(self, name) > 0, name, getattr(self, name), "positive")
+        for name in ("weight_decay", "warmup_steps", "seed"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or larger")
+        for name in ("discount", "top_fraction"):
+            _require(0 < getattr(self, name) <= 1, name, getattr(self, name), "in (0, 1]")
+        if self.mode not in get_args(Mode):
+            raise ConfigError(f"mode {self.mode!r} is unknown; {did_you_mean(self.mode, get_args(Mode))}")
+        if self.acting not in ACTING_MODES:
+            raise ConfigError(
+                f"acting {self.acting!r} is unknown; {did_you_mean(self.acting, (*ACTING_MODES, 'auto'))}"
+            )
+        if self.mode == "bc" and (self.delayed_reward or self.discount != 1):
+            raise ConfigError(
+                "mode 'bc' reads no rewards, so delayed_reward and discount have no effect; leave them at False and 1"
+            )
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """What a model keeps of its dataset.
+
+    Attributes:
+        return_scale: reward units per unit of network input.
+        best_return: highest episode return, the target of ``predict`` and ``evaluate`` when none is given.
+        environment: Gymnasium id the data came from, if known; names the reference scores.
+    """
+
+    return_scale: float
+    best_return: float
+    environment: str | None
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Episodes under one target return, in the order of their seeds; every episode that was started is here.
+
+    Attributes:
+        target_return: what was asked for, in reward units; None for behaviour cloning.
+        successes: by ``is_success`` (or ``success``) of the last info of each episode; None where the environment has
+            none.
+        normalized_scores: 0 for a random and 100 for an expert policy; None where no reference is known.
+    """
+
+    target_return: float | None
+    seeds: tuple[int, ...]
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    successes: tuple[bool, ...] | None
+    normalized_scores: tuple[float, ...] | None
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns over episodes (not of their mean)."""
+        return float(np.std(self.returns))
+
+    @property
+    def success_rate(self) -> float | None:
+        """Share of successful episodes."""
+        return None if self.successes is None else float(np.mean(self.successes))
+
+    @property
+    def normalized_mean(self) -> float | None:
+        """Mean normalised score."""
+        return None if self.normalized_scores is None else float(np.mean(self.normalized_scores))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and means as JSON values."""
+        means = {name: getattr(self, name) for name in ("mean", "std", "success_rate", "normalized_mean")}
+        return {
+            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()
+        } | means
+
+
+class DecisionTransformer:
+    """Offline agent with the habits of Stable-Baselines3 and a dataset in place of an environment.
+
+    ``learn`` adds updates to those already done (``num_timesteps`` counts them); a loaded model goes on exactly as if
+    it had not stopped. Callbacks of Stable-Baselines3 that do not touch a training environment work.
+
+    Args:
+        policy: "DTPolicy".
+        dataset: what ``rltransformers.data.load_trajectories`` takes: Minari id or dataset, D4RL HDF5 path or dict,
+            list of trajectory dicts, ``Trajectories``.
+        context_length: K, steps of a training window; windows longer than the backbone's memory train that memory.
+        learning_rate, weight_decay: of AdamW.
+        warmup_steps: updates over which the learning rate rises linearly; constant afterwards (the paper: 10,000 of
+            100,000).
+        batch_size: windows per update.
+        max_grad_norm: larger gradients are scaled down to this norm.
+        return_scale: return-to-go is divided by it before the network sees it; None takes the root mean square of
+            return-to-go over the dataset, which makes the input of order 1 for any reward. Saved with the model.
+        discount: of the return-to-go; the paper uses 1.
+        delayed_reward: train as if every episode paid its whole return in its last step, and act accordingly.
+        normalize_observations: standardise floating-point observation leaves by statistics of the dataset, saved with
+            the model.
+        mode: "dt", or "bc" for behaviour cloning: the same network without return tokens.
+        top_fraction: train only on this fraction of the episodes, those of highest return (at least one); with mode
+            "bc" and 0.1 this is the 10 % behaviour cloning of the paper.
+        acting: what happens when an episode outgrows the context, see ``Actor``; "auto" is "banded" when the backbone's
+            memory is shorter than the training window, else "refresh".
+        policy_kwargs: {"backbone": {...}} as for ``BackboneConfig.from_dict``, by default the preset
+            "decision_transformer". "tokens_per_step" is set here; "memory" (in steps) defaults to context_length - 1.
+        tensorboard_log: folder for TensorBoard; the x axis counts updates.
+        verbose: 1 also prints what is logged.
+        seed: same seed, same run; None draws one.
+        device: "auto", "cpu", "cuda", ...
+
+    Raises:
+        ConfigError: for impossible settings.
+        DataError: for a dataset that breaks a rule, see ``load_trajectories``.
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        dataset: Any,
+        *,
+        context_length: int = 20,
+        learning_rate: float = 1e-4,
+        weight_decay: float = 1e-4,
+        warmup_steps: int = 1_000,
+        batch_size: int = 64,
+        max_grad_norm: float = 0.25,
+        return_scale: float | None = None,
+        discount: float = 1.0,
+        delayed_reward: bool = False,
+        normalize_observations: bool = True,
+        mode: Mode = "dt",
+        top_fraction: float = 1.0,
+        acting: ActingMode | Literal["auto"] = "auto",
+        policy_kwargs: Mapping[str, Any] | None = None,
+        tensorboard_log: str | os.PathLike[str] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+    ) -> None:
+        if policy not in POLICIES:
+            raise ConfigError(f"policy {policy!r} is unknown; {did_you_mean(policy, POLICIES)}")
+        backbone = _backbone_config(policy_kwargs, mode, context_length)
+        settings = Settings(
+            context_length=context_length,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            warmup_steps=warmup_steps,
+            batch_size=batch_size,
+            max_grad_norm=max_grad_norm,
+            discount=discount,
+            delayed_reward=delayed_reward,
+            normalize_observations=normalize_observations,
+            mode=mode,
+            top_fraction=top_fraction,
+            acting=("banded" if backbone.memory < context_length - 1 else "refresh") if acting == "auto" else acting,
+            seed=int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed,
+        )
+        data = _training_data(load_trajectories(dataset), settings)
+        self._build(
+            settings,
+            backbone,
+            (data.observation_space, data.action_space),
+            _summarise(data, settings, return_scale),
+            _statistics(data) if normalize_observations else None,
+            device,
+        )
+        self._attach(data, tensorboard_log, verbose)
+
+    def _build(
+        self,
+        settings: Settings,
+        backbone: BackboneConfig,
+        spaces: tuple[gym.Space[Any], gym.Space[Any]],
+        summary: DataSummary,
+        statistics: Mapping[str, tuple[Tensor, Tensor]] | None,
+        device: torch.device | str,
+    ) -> None:
+        self.settings, self.summary, self.backbone_config = settings, summary, backbone
+        self.observation_space, self.action_space = spaces
+        self.device = get_device(device)
+        self.seed = settings.seed
+        self.num_timesteps = 0
+        self._logger: Logger | None = None
+        self._action_noise = np.random.default_rng(_step_seed(settings.seed, 0, "action"))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_step_seed(settings.seed, 0, "weights"))
+            self.policy = DecisionPolicy(
+                *spaces,
+                backbone,
+                return_conditioned=settings.mode == "dt",
+                return_scale=summary.return_scale,
+                statistics=statistics,
+            ).to(self.device)
+        self._optimizer = torch.optim.AdamW(
+            self.policy.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
+
+    def _attach(self, data: Trajectories | None, tensorboard_log: str | os.PathLike[str] | None, verbose: int) -> None:
+        """What a run needs besides the model: data and logs."""
+        settings = self.settings
+        self._sampler: ContextSampler | None = None
+        if data is not None:
+            self._sampler = ContextSampler(data, settings.context_length, discount=settings.discount)
+        self.tensorboard_log = None if tensorboard_log is None else os.fspath(tensorboard_log)
+        self.verbose = verbose
+
+    # ---------------------------------------------------------------------------------------------- training
+
+    def learn(
+        self,
+        gradient_steps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 100,
+        tb_log_name: str = KIND,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Train for ``gradient_steps`` more updates.
+
+        Args:
+            callback: Stable-Baselines3 callback(s), called after every update; returning False stops.
+            log_interval: updates between two lines of the log; losses are averaged over them.
+
+        Raises:
+            ConfigError: when the model was loaded without a dataset.
+            DataError: when the loss is no longer finite.
+        """
+        if self._sampler is None:
+            raise ConfigError(f"this model has no dataset to learn from; give one to {KIND}.load(path, dataset=...)")
+        total_timesteps = self.num_timesteps + gradient_steps
+        callback = self._start_learning(callback, tb_log_name, progress_bar, total_timesteps)
+        callback.on_training_start(locals(), globals())
+        log = _IntervalLog(self.logger, self.num_timesteps)
+        with torch.random.fork_rng():
+            while self.num_timesteps < total_timesteps:
+                logs = (self.num_timesteps + 1) % log_interval == 0 or self.num_timesteps + 1 == total_timesteps
+                metrics = self._update(self._sampler, with_panel=logs)
+                self.num_timesteps += 1
+                log.add(metrics)
+                if logs:
+                    log.write(self.num_timesteps, self._optimizer.param_groups[0]["lr"])
+                if not callback.on_step():
+                    break
+        callback.on_training_end()
+        return self
+
+    def _start_learning(
+        self, callback: MaybeCallback, tb_log_name: str, progress_bar: bool, total_timesteps: int
+    ) -> BaseCallback:
+        if self._logger is None:
+            self._logger = configure_logger(self.verbose, self.tensorboard_log, tb_log_name)
+        callbacks = callback if isinstance(callback, list) else [callback]
+        parts = [part if isinstance(part, BaseCallback) else ConvertCallback(part) for part in callbacks]
+        if progress_bar:
+            parts.append(_ProgressBar(total_timesteps))
+        whole = CallbackList(parts)
+        whole.init_callback(cast(BaseAlgorithm, self))  # it has what callbacks use of a BaseAlgorithm
+        return whole
+
+    def _update(self, sampler: ContextSampler, with_panel: bool) -> dict[str, Tensor]:
+        """One step of AdamW on one batch; the random numbers depend on the seed and the step count only."""
+        settings = self.settings
+        generator = torch.Generator().manual_seed(_step_seed(self.seed, self.num_timesteps, "batch"))
+        torch.manual_seed(_step_seed(self.seed, self.num_timesteps, "dropout"))
+        batch = sampler.sample(settings.batch_size, generator)
+        record = Record(weights=with_panel)
+        self.policy.train()
+        loss = self.loss(batch, record)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), settings.max_grad_norm)
+        learning_rate = settings.learning_rate * learning_rate_factor(self.num_timesteps, settings.warmup_steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self.policy.backbone.constrain_()
+        self.policy.eval()
+        panel = {f"memory/{name}": value.detach() for name, value in record.metrics.items()}
+        auxiliary = {f"train/{name}_loss": value.detach() for name, value in record.losses.items()}
+        return {"train/loss": loss.detach(), "train/grad_norm": norm.detach(), **auxiliary, **panel}
+
+    def loss(self, batch: ContextBatch, record: Record | None = None) -> Tensor:
+        """Mean loss of the recorded actions over the valid steps of a batch, plus the backbone's auxiliary losses."""
+        record = record or Record()
+        to = self.device
+        actions = {path: value.to(to) for path, value in batch.actions.items()}
+        valid = batch.valid.to(to)
+        outputs = self.policy(
+            {path: value.to(to) for path, value in batch.observations.items()},
+            actions,
+            batch.return_to_go.to(to),
+            batch.timestep.to(to),
+            valid,
+            record=record,
+        )
+        head = self.policy.head
+        loss = action_loss(head, outputs, head.blank(actions, valid), valid)
+        for name, weight in self.policy.backbone.aux_weights.items():
+            loss = loss + weight * record.losses[name]
+        return loss
+
+    @property
+    def logger(self) -> Logger:
+        """The logger in use; TensorBoard and stdout according to the constructor unless ``set_logger`` was called."""
+        if self._logger is None:
+            self._logger = configure_logger(self.verbose, self.tensorboard_log, KIND)
+        return self._logger
+
+    def set_logger(self, logger: Logger) -> None:
+        """Use this logger from now on."""
+        self._logger = logger
+
+    def get_env(self) -> None:
+        """None: there is no training environment."""
+        return None
+
+    def get_vec_normalize_env(self) -> None:
+        """None: there is no training environment."""
+        return None
+
+    # ------------------------------------------------------------------------------------------------ acting
+
+    def actor(self, mode: ActingMode | None = None) -> Actor:
+        """The trained policy as something that acts, in the model's acting mode or the one given."""
+        settings = self.settings
+        self.policy.eval()
+        return Actor(
+            self.policy, settings.context_length, mode or settings.acting, settings.discount, settings.delayed_reward
+        )
+
+    def predict(
+        self,
+        observation: Any,
+        state: ActingState | None = None,
+        episode_start: np.ndarray | bool | None = None,
+        deterministic: bool = False,
+        *,
+        target_return: float | Sequence[float] | np.ndarray | None = None,
+        reward: float | Sequence[float] | np.ndarray | None = None,
+    ) -> tuple[Any, ActingState]:
+        """The next action of one environment or of a batch of them, and the state to pass to the next call.
+
+        Args:
+            observation: of one environment, or stacked for B.
+            state: what the last call returned; None at the start of all episodes.
+            episode_start: where a new episode begins [B]; None means nowhere unless ``state`` is None.
+            deterministic: most probable discrete actions instead of samples; continuous heads have one answer only.
+            target_return: return asked of the episodes that start here, in reward units; the best of the dataset when
+                None.
+            reward: received after the last action [B]; needed to follow an episode unless the model is behaviour
+                cloning or trained with delayed rewards.
+
+        Raises:
+            ConfigError: for a target return that is not a number, or a missing reward.
+            DataError: for observations that do not fit the space or are not finite.
+        """
+        leaves, batch = self._observe(self.observation_space, observation)
+        rows = 1 if batch is None else batch
+        needs_reward = self.settings.mode == "dt" and not self.settings.delayed_reward
+        if state is None:
+            state, start = self.actor().initial_state(rows), np.ones(rows, bool)
+        else:
+            start = np.zeros(rows, bool) if episode_start is None else np.reshape(np.asarray(episode_start, bool), rows)
+            if needs_reward and reward is None and not start.all():
+                raise ConfigError(
+                    "the return-to-go of a running episode needs the reward of its last step:"
+                    " predict(..., reward=rewards); evaluate() does this by itself"
+                )
+        if state.batch_size != rows:
+            raise ConfigError(
+                f"state holds {state.batch_size} environments, the observation {rows}; pass matching ones"
+            )
+        target = self.summary.best_return if target_return is None else target_return
+        uniform = None if deterministic else self._action_noise.random((rows, self.policy.head.draws))
+        actions, state = self._act(
+            self.actor(), leaves, state, start, 0.0 if reward is None else reward, target, uniform
+        )
+        if batch is None:
+            actions = {path: value[0] for path, value in actions.items()}
+        return nest_leaves(self.action_space, actions), state
+
+    def _act(
+        self,
+        actor: Actor,
+        leaves: Mapping[str, np.ndarray],
+        state: ActingState,
+        start: np.ndarray,
+        reward: Any,
+        target_return: Any,
+        uniform: np.ndarray | None,
+    ) -> tuple[dict[str, np.ndarray], ActingState]:
+        """``Actor.act`` on numpy arrays; one copy to the device per leaf, one back."""
+        rows = len(start)
+
+        def vector(values: Any, name: str) -> Tensor:
+            try:
+                numbers = np.broadcast_to(np.asarray(values, np.float64), (rows,))
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"{name} must be a number, or one per environment ({rows}); got {values!r}"
+                ) from error
+            return torch.tensor(numbers, device=self.device)
+
+        target = vector(target_return, "target_return")
+        if not target.isfinite().all():
+            raise ConfigError(f"target_return must be a finite number, got {target_return!r}")
+        actions, state = actor.act(
+            {path: torch.as_tensor(value, device=self.device) for path, value in leaves.items()},
+            state,
+            start=torch.tensor(start, device=self.device),
+            reward=vector(reward, "reward"),
+            target_return=target,
+            uniform=None if uniform is None else torch.tensor(uniform, device=self.device),
+        )
+        spaces = leaf_spaces(self.action_space)
+        return {path: value.cpu().numpy().astype(spaces[path].dtype) for path, value in actions.items()}, state
+
+    def _observe(self, space: gym.Space[Any], observation: Any) -> tuple[dict[str, np.ndarray], int | None]:
+        """Checked leaves with a batch axis, and B (None for a single observation)."""
+        leaves, batch = {}, None
+        for (path, value), leaf in zip(
+            leaf_values(space, observation).items(), leaf_spaces(space).values(), strict=True
+        ):
+            array, shape = np.asarray(value), leaf.shape or ()
+            if array.shape[array.ndim - len(shape) :] != shape or array.ndim - len(shape) not in (0, 1):
+                raise DataError(f"observation {path!r} has shape {array.shape}; expected {shape} or (B, *{shape})")
+            batch = len(array) if array.ndim > len(shape) else None
+            leaves[path] = array if batch is not None else array[None]
+            if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+                bad = int(np.argwhere(~np.isfinite(leaves[path]))[0][0])
+                raise DataError(
+                    f"observation {path!r} of environment {bad} holds NaN or infinity; check the environment"
+                )
+        return leaves, batch
+
+    # -------------------------------------------------------------------------------------------- evaluation
+
+    def evaluate(
+        self,
+        env: str | VectorEnv[Any, Any, Any],
+        target_returns: Sequence[float] | float | None = None,
+        episodes: int = 50,
+        num_envs: int = 16,
+        seed: int = 0,
+        env_kwargs: Mapping[str, Any] | None = None,
+        wrappers: Sequence[WrapperConfig | EnvWrapper] = (),
+        deterministic: bool = True,
+        acting: ActingMode | None = None,
+    ) -> list[EvaluationResult]:
+        """Results per target return, each over the same ``episodes`` episodes; episode i is seeded with ``seed + i``.
+
+        Targets and episodes share one batch of environments. Every started episode runs to its end and is counted, so
+        neither the number of environments nor their order changes a result.
+
+        Args:
+            env: Gymnasium id, or a Gymnasium vector environment with ``AutoresetMode.DISABLED`` that can reset under a
+                ``reset_mask`` (``num_envs``, ``env_kwargs`` and ``wrappers`` are then its own).
+            target_returns: in reward units; the best return of the dataset when None. Behaviour cloning takes none.
+            num_envs: environments that run at the same time.
+            wrappers: applied to every single environment, first innermost: names or {"name": ..., option: ...} as for
+                ``rltransformers.envs.make_vec_env``, then callables.
+            deterministic: False samples discrete actions, from a generator per episode.
+            acting: another acting mode than the model's.
+
+        Raises:
+            ConfigError: for target returns that are not numbers, or an environment with other spaces than the dataset.
+            DataError: for an observation or a reward that is not finite; names environment and step.
+        """
+        targets = self._targets(target_returns)
+        if episodes < 1 or num_envs < 1:
+            raise ConfigError(f"episodes ({episodes}) and num_envs ({num_envs}) must be at least 1")
+        jobs = [_Job(target, seed + episode) for target in targets for episode in range(episodes)]
+        if isinstance(env, VectorEnv):
+            envs = _check_vector_env(env, env_kwargs, wrappers)
+        else:
+            envs = _make_envs(env, min(num_envs, len(jobs)), env_kwargs, wrappers)
+        try:
+            self._check_spaces(envs)
+            self._run(self.actor(acting), envs, jobs, deterministic)
+        finally:
+            if envs is not env:
+                envs.close()
+        name = self.summary.environment or (env if isinstance(env, str) else None)
+        return [_result(target, jobs[i * episodes : (i + 1) * episodes], name) for i, target in enumerate(targets)]
+
+    def _targets(self, target_returns: Sequence[float] | float | None) -> list[float | None]:
+        if self.settings.mode == "bc":
+            if target_returns is not None:
+                raise ConfigError("mode 'bc' has no target return; call evaluate without target_returns")
+            return [None]
+        if target_returns is None:
+            return [self.summary.best_return]
+        listed: list[Any] = list(target_returns) if isinstance(target_returns, Iterable) else [target_returns]
+        for target in listed:
+            if isinstance(target, bool | np.bool_) or not isinstance(target, Real) or not math.isfinite(target):
+                raise ConfigError(f"target return {target!r} is not a finite number; pass e.g. target_returns=[100.0]")
+        if not listed:
+            raise ConfigError("target_returns is empty; pass at least one number, or None for the best of the dataset")
+        return [float(target) for target in listed]
+
+    def _check_spaces(self, envs: VectorEnv[Any, Any, Any]) -> None:
+        pairs = (
+            ("observation", self.observation_space, envs.single_observation_space),
+            ("action", self.action_space, envs.single_action_space),
+        )
+        for role, ours, theirs in pairs:
+            expected, found = _outline(ours), _outline(theirs)
+            if expected != found:
+                raise ConfigError(
+                    f"the {role} space of the environment ({found}) is not that of the dataset ({expected});"
+                    " apply the wrappers that were applied when the data were recorded"
+                )
+
+    def _run(self, actor: Actor, envs: VectorEnv[Any, Any, Any], jobs: Sequence["_Job"], deterministic: bool) -> None:
+        """Play all jobs; an environment that ends an episode starts the next job, until none is left."""
+        count, waiting = envs.num_envs, list(jobs)[::-1]
+        playing: list[_Job | None] = [waiting.pop() if waiting else None for _ in range(count)]
+        observation = _reset(envs, [None if job is None else job.seed for job in playing])
+        rows = np.array([i for i, job in enumerate(playing) if job is not None])
+        state, start = actor.initial_state(len(rows)), np.ones(len(rows), bool)
+        reward = np.zeros(len(rows))
+        actions = {
+            path: np.broadcast_to(value, (count, *np.shape(value))).copy()
+            for path, value in leaf_values(envs.single_action_space, envs.single_action_space.sample()).items()
+        }
+        while len(rows):
+            running = [job for job in playing if job is not None]
+            leaves = self._running_leaves(envs, observation, rows, running)
+            uniform = None if deterministic else np.stack([job.noise.random(self.policy.head.draws) for job in running])
+            target = [0.0 if job.target is None else job.target for job in running]
+            chosen, state = self._act(actor, leaves, state, start, reward, target, uniform)
+            for path, value in chosen.items():
+                actions[path][rows] = value
+            observation, rewards, terminated, truncated, infos = envs.step(
+                nest_leaves(envs.single_action_space, actions)
+            )
+            ended = np.logical_or(terminated, truncated)
+            for row, job in zip(rows, running, strict=True):
+                job.add(int(row), float(rewards[row]), bool(ended[row]), infos)
+            if ended.any():
+                observation = self._restart(envs, ended, playing, waiting)
+            kept = np.array([playing[row] is not None for row in rows])
+            start, reward = ended[rows][kept], np.asarray(rewards)[rows][kept]
+            rows = rows[kept]
+            if not kept.all():
+                state = state[torch.as_tensor(np.flatnonzero(kept), device=self.device)]
+
+    def _restart(
+        self,
+        envs: VectorEnv[Any, Any, Any],
+        ended: np.ndarray,
+        playing: list["_Job | None"],
+        waiting: list["_Job"],
+    ) -> Any:
+        """Seeded episodes where one ended; without a job left an environment idles through episodes nobody counts."""
+        seeds: list[int | None] = [None] * envs.num_envs
+        for row in np.flatnonzero(ended):
+            playing[row] = waiting.pop() if playing[row] is not None and waiting else None
+            job = playing[row]
+            seeds[row] = None if job is None else job.seed
+        return _reset(envs, seeds, options={"reset_mask": ended})
+
+    def _running_leaves(
+        self, envs: VectorEnv[Any, Any, Any], observation: Any, rows: np.ndarray, running: Sequence["_Job"]
+    ) -> dict[str, np.ndarray]:
+        leaves = {}
+        for path, value in leaf_values(envs.single_observation_space, observation).items():
+            leaves[path] = np.asarray(value)[rows]
+            if np.issubdtype(leaves[path].dtype, np.floating) and not np.isfinite(leaves[path]).all():
+                bad = int(np.argwhere(~np.isfinite(leaves[path]))[0][0])
+                raise DataError(
+                    f"observation {path!r} of environment {rows[bad]} holds NaN or infinity"
+                    f" at step {running[bad].length}; check the environment"
+                )
+        return leaves
+
+    # --------------------------------------------------------------------------------------------- save, load
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one checkpoint file with everything but the dataset; ".zip" is added to a name without extension."""
+        settings = {
+            "settings": asdict(self.settings),
+            "summary": asdict(self.summary),
+            "backbone": self.backbone_config.to_dict(),
+            "observation_space": space_to_json(self.observation_space),
+            "action_space": space_to_json(self.action_space),
+        }
+        tensors = {
+            "policy": self.policy.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "updates": self.num_timesteps,
+        }
+        save_checkpoint(path, KIND, settings, tensors)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        dataset: Any = None,
+        *,
+        tensorboard_log: str | os.PathLike[str] | None = None,
+        verbose: int = 0,
+        device: torch.device | str = "auto",
+    ) -> Self:
+        """The saved model; with the dataset it was trained on, ``learn`` goes on as if it had never stopped.
+
+        Raises:
+            CheckpointError: for a file that is missing, corrupt, or of another agent.
+            ConfigError: for a dataset with other spaces.
+        """
+        saved = load_checkpoint(path, KIND, map_location=get_device(device))
+        self = cls.__new__(cls)
+        try:
+            parts, tensors = saved.settings, saved.tensors
+            weights = tensors["policy"]
+            spaces = (space_from_json(parts["observation_space"]), space_from_json(parts["action_space"]))
+            settings = Settings(**parts["settings"])
+            statistics = _saved_statistics(spaces[0], weights) if settings.normalize_observations else None
+            backbone = BackboneConfig.from_dict(parts["backbone"])
+            self._build(settings, backbone, spaces, DataSummary(**parts["summary"]), statistics, device)
+            self.policy.load_state_dict(weights)
+            self._optimizer.load_state_dict(tensors["optimizer"])
+            self.num_timesteps = int(tensors["updates"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"checkpoint {path} does not describe a {KIND}: {error}") from error
+        self.policy.eval()
+        data = None
+        if dataset is not None:
+            data = _training_data(load_trajectories(dataset), settings)
+            for role, ours, theirs in (
+                ("observation", spaces[0], data.observation_space),
+                ("action", spaces[1], data.action_space),
+            ):
+                if _outline(ours) != _outline(theirs):
+                    raise ConfigError(
+                        f"the {role} space of the dataset ({theirs}) is not the one of the model ({ours})"
+                    )
+        self._attach(data, tensorboard_log, verbose)
+        return self
+
+
+# ------------------------------------------------------------------------------------------------------ helpers
+
+
+def _require(holds: bool, name: str, value: object, rule: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name} must be {rule}, got {value!r}")
+
+
+def _step_seed(seed: int, step: int, purpose: str) -> int:
+    """An independent seed for every step and purpose, so that nothing but the step count has to be saved to resume."""
+    words = [seed, step, *purpose.encode()]
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
+
+
+def _backbone_config(policy_kwargs: Mapping[str, Any] | None, mode: str, context_length: int) -> BackboneConfig:
+    """The backbone for windows of G tokens a step."""
+    options = dict(policy_kwargs or {})
+    unknown = set(options) - {"backbone"}
+    if unknown:
+        name = sorted(unknown)[0]
+        raise ConfigError(f"policy_kwargs has the unknown key {name!r}; {did_you_mean(name, ['backbone'])}")
+    values: dict[str, Any] = {"preset": "decision_transformer", "memory": max(context_length - 1, 0)}
+    chosen = options.get("backbone") or {}
+    values |= chosen.to_dict() if isinstance(chosen, BackboneConfig) else dict(chosen)
+    tokens_per_step = 2 if mode == "bc" else 3
+    if values.setdefault("tokens_per_step", tokens_per_step) != tokens_per_step:
+        raise ConfigError(
+            f"mode {mode!r} has {tokens_per_step} tokens per step, the backbone says {values['tokens_per_step']};"
+            " leave tokens_per_step out"
+        )
+    return BackboneConfig.from_dict(values)
+
+
+def _training_data(data: Trajectories, settings: Settings) -> Trajectories:
+    """The episodes to train on, with their rewards as the agent is to see them."""
+    if settings.top_fraction < 1:
+        data = data.top_fraction(settings.top_fraction)
+    return data.delayed_rewards() if settings.delayed_reward else data
+
+
+def _summarise(data: Trajectories, settings: Settings, return_scale: float | None) -> DataSummary:
+    if return_scale is None:
+        return_to_go = data.return_to_go(settings.discount).astype(np.float64)
+        return_scale = float(np.sqrt(np.mean(np.square(return_to_go)))) or 1.0
+    if isinstance(return_scale, bool) or not (math.isfinite(return_scale) and return_scale > 0):
+        raise ConfigError(f"return_scale must be a positive number, got {return_scale!r}; None takes one from the data")
+    first_steps = data.return_to_go(settings.discount)[data.offsets[:-1]]
+    return DataSummary(return_scale, float(first_steps.max()), data.env_id)
+
+
+def _statistics(data: Trajectories) -> dict[str, tuple[Tensor, Tensor]]:
+    """Mean and standard deviation of the leaves that are standardised; 1 where a number never changes."""
+    means, deviations = data.observation_statistics()
+    return {
+        path: (
+            torch.as_tensor(means[path]),
+            torch.as_tensor(np.where(deviations[path] > 1e-6, deviations[path], 1.0).astype(np.float32)),
+        )
+        for path in normalised_leaves(data.observation_space)
+    }
+
+
+def _saved_statistics(space: gym.Space[Any], weights: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    names = ("observation_mean", "observation_deviation")
+    return {
+        path: (weights[f"{names[0]}_{index}"], weights[f"{names[1]}_{index}"])
+        for index, path in enumerate(normalised_leaves(space))
+    }
+
+
+def _outline(space: gym.Space[Any]) -> dict[str, str]:
+    """What two spaces must share: leaf paths, kinds and sizes. Bounds of continuous observations may differ."""
+    outline = {}
+    for path, leaf in leaf_spaces(space).items():
+        match leaf:
+            case gym.spaces.Discrete():
+                outline[path] = f"Discrete({leaf.n}, start={leaf.start})"
+            case gym.spaces.MultiDiscrete():
+                outline[path] = f"MultiDiscrete({leaf.nvec.tolist()}, start={leaf.start.tolist()})"
+            case _:
+                outline[path] = f"{type(leaf).__name__}{leaf.shape}"
+    return outline
+
+
+def _make_envs(
+    env_id: str, num_envs: int, env_kwargs: Mapping[str, Any] | None, wrappers: Sequence[WrapperConfig | EnvWrapper]
+) -> VectorEnv[Any, Any, Any]:
+    """Copies that stop at the end of an episode; our own tasks as one numpy program."""
+    spec, options = find_spec(env_id), dict(env_kwargs or {})
+    if not wrappers and str(spec.vector_entry_point).startswith("rltransformers."):
+        options["autoreset_mode"] = AutoresetMode.DISABLED.value
+        return gym.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **options)
+
+    def build() -> gym.Env[Any, Any]:
+        named = [wrapper for wrapper in wrappers if not callable(wrapper)]
+        env = make_env(spec, env_kwargs=options, wrappers=named)
+        env = env.env if isinstance(env, FlatDict) and "FlatDict" not in named else env
+        for wrapper in wrappers:
+            env = wrapper(env) if callable(wrapper) else env
+        return env
+
+    return gym.vector.SyncVectorEnv([build] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+
+
+def _reset(envs: VectorEnv[Any, Any, Any], seeds: list[int | None], options: dict[str, Any] | None = None) -> Any:
+    """The observations after a reset with one seed per environment (the signature of the base class knows only one)."""
+    return cast(Any, envs).reset(seed=seeds, options=options)[0]
+
+
+def _check_vector_env(
+    envs: VectorEnv[Any, Any, Any], env_kwargs: Mapping[str, Any] | None, wrappers: Sequence[Any]
+) -> VectorEnv[Any, Any, Any]:
+    if env_kwargs or wrappers:
+        raise ConfigError("env_kwargs and wrappers belong to an environment id; a vector environment brings its own")
+    mode = envs.metadata.get("autoreset_mode")
+    if mode is not AutoresetMode.DISABLED:
+        raise ConfigError(
+            f"evaluate seeds every episode, so it needs a vector environment with AutoresetMode.DISABLED, got {mode};"
+            " make it with autoreset_mode=AutoresetMode.DISABLED, or pass the environment id"
+        )
+    return envs
+
+
+class _IntervalLog:
+    """Means of the metrics of an interval of updates, kept on the device until they are written."""
+
+    def __init__(self, logger: Logger, updates: int) -> None:
+        self._logger, self._first, self._started = logger, updates, time.perf_counter()
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, metrics: Mapping[str, Tensor]) -> None:
+        for name, value in metrics.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+            self._counts[name] = self._counts.get(name, 0) + 1
+
+    def write(self, updates: int, learning_rate: float) -> None:
+        """Write and forget the means.
+
+        Raises:
+            DataError: when the loss is not finite.
+        """
+        for name, total in self._sums.items():
+            mean = float(total) / self._counts[name]
+            if name == "train/loss" and not math.isfinite(mean):
+                raise DataError(
+                    f"the loss is {mean} after {updates} updates; lower the learning rate,"
+                    " or look for extreme values in the data"
+                )
+            self._logger.record(name, mean)
+        seconds = time.perf_counter() - self._started
+        self._logger.record("train/learning_rate", learning_rate)
+        self._logger.record("time/updates_per_second", (updates - self._first) / max(seconds, 1e-9))
+        self._logger.record("time/updates", updates, exclude="tensorboard")
+        self._logger.dump(updates)
+        self._sums, self._counts = {}, {}
+        self._first, self._started = updates, time.perf_counter()
+
+
+class _ProgressBar(BaseCallback):
+    """A bar over the updates of one ``learn`` (that of Stable-Baselines3 needs an environment)."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__()
+        self._total = total
+
+    def _on_training_start(self) -> None:
+        self._bar = tqdm(total=self._total, initial=self.num_timesteps, unit="update")
+
+    def _on_step(self) -> bool:
+        self._bar.update(1)
+        return True
+
+    def _on_training_end(self) -> None:
+        self._bar.close()
+
+
+@dataclass
+class _Job:
+    """One episode to play: what was asked for, its seed, and what came of it."""
+
+    target: float | None
+    seed: int
+    total: float = 0.0
+    length: int = 0
+    success: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.noise = np.random.default_rng(self.seed)
+
+    def add(self, row: int, reward: float, ended: bool, infos: Mapping[str, Any]) -> None:
+        """Count one step."""
+        if not math.isfinite(reward):
+            raise DataError(f"reward of environment {row} at step {self.length} is {reward}; check the environment")
+        self.total += reward
+        self.length += 1
+        if ended:
+            for key in ("is_success", "success"):
+                if key in infos and np.all(infos.get(f"_{key}", np.ones(row + 1, bool))[row]):
+                    self.success = bool(infos[key][row])
+                    break
+
+
+def _result(target: float | None, jobs: Sequence[_Job], environment: str | None) -> EvaluationResult:
+    returns = tuple(job.total for job in jobs)
+    successes = tuple(job.success for job in jobs if job.success is not None)
+    scores = normalized_score(environment, returns) if environment else None
+    return EvaluationResult(
+        target,
+        tuple(job.seed for job in jobs),
+        returns,
+        tuple(job.length for job in jobs),
+        successes if len(successes) == len(jobs) else None,
+        None if scores is None else tuple(scores.tolist()),
+    )

@@ -1,0 +1,65 @@
+"""Losses of the Decision Transformer (arXiv 2106.01345, section 3): predicted against recorded actions, no padding.
+
+B batch, K steps of context; "..." stands for any leading axes.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from rltransformers.policies.action_heads import ActionHead, ActionLeaf, CategoricalAction, ContinuousAction
+
+
+def masked_mean(values: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"]) -> Float[Tensor, ""]:
+    """Sum over valid entries divided by their number, so every valid step of a batch has the same weight.
+
+    Invalid entries may hold anything, NaN included; 0 when nothing is valid.
+    """
+    return torch.where(valid, values, 0.0).sum() / valid.sum().clamp(min=1)
+
+
+def squared_error(prediction: Float[Tensor, "... A"], target: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+    """Squared difference, averaged over the components of the action."""
+    return (prediction - target).square().mean(-1)
+
+
+def cross_entropy(logits: Float[Tensor, "... N"], target: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Negative log-probability of the recorded class."""
+    return -logits.log_softmax(-1).gather(-1, target[..., None])[..., 0]
+
+
+def binary_cross_entropy(logits: Float[Tensor, "... A"], bits: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+    """Negative log-probability of the recorded bits, summed over them."""
+    return F.binary_cross_entropy_with_logits(logits, bits, reduction="none").sum(-1)
+
+
+def leaf_loss(leaf: ActionLeaf, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
+    """Loss of one leaf at every step: mean squared error in head units, or a sum of cross-entropies."""
+    if isinstance(leaf, ContinuousAction):
+        return squared_error(leaf.squash(output), leaf.normalise(action))
+    if isinstance(leaf, CategoricalAction):
+        classes = leaf.classes(action).unbind(-1)
+        parts = [cross_entropy(logits, target) for logits, target in zip(leaf.logits(output), classes, strict=True)]
+        return torch.stack(parts).sum(0)
+    return binary_cross_entropy(output, leaf.bits(action))
+
+
+def action_loss(
+    head: ActionHead, outputs: Float[Tensor, "B K A"], actions: Mapping[str, Tensor], valid: Bool[Tensor, "B K"]
+) -> Float[Tensor, ""]:
+    """Mean over valid steps of the loss of the recorded action, summed over the leaves of the action space.
+
+    Args:
+        actions: by leaf path, [B, K, *leaf shape]; rows where ``valid`` is False must hold legal actions.
+    """
+    parts = head.split(outputs)
+    losses = [leaf_loss(leaf, parts[path], actions[path]) for path, leaf in head.named_leaves()]
+    return masked_mean(torch.stack(losses).sum(0), valid)
+
+
+def learning_rate_factor(step: int, warmup_steps: int) -> float:
+    """Linear warm-up: (step + 1) / warmup_steps, then 1; ``step`` counts finished updates."""
+    return min(1.0, (step + 1) / max(1, warmup_steps))

@@ -1,0 +1,320 @@
+"""The Decision Transformer as a module, and its cached, batched acting (arXiv 2106.01345, sections 3 and 5.1).
+
+One environment step is a group of tokens in this order: return-to-go (absent in behaviour cloning), observation,
+action. B batch or environments, K steps of context, G tokens per step, W model width, A head outputs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from rltransformers.backbone import Backbone, BackboneConfig, Record, State
+from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.spaces import leaf_spaces
+from rltransformers.policies.action_heads import ActionHead, blank_invalid
+from rltransformers.policies.encoders import ObservationEncoder
+
+ActingMode = Literal["refresh", "banded", "recompute"]
+ACTING_MODES: tuple[str, ...] = get_args(ActingMode)
+
+
+def normalised_leaves(space: gym.Space[Any]) -> list[str]:
+    """Paths of the observation leaves that are standardised: floating-point Boxes."""
+    return [
+        path
+        for path, leaf in leaf_spaces(space).items()
+        if isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating)
+    ]
+
+
+class DecisionPolicy(nn.Module):
+    """Predicts every recorded action from the tokens before it, read at the observation token of its step.
+
+    Args:
+        return_conditioned: whether a return-to-go token opens every step (G = 3) or not (G = 2, behaviour cloning).
+        return_scale: return-to-go is divided by this before it becomes a token.
+        statistics: mean and standard deviation of the floating-point observation leaves by path; others pass as they
+            are.
+
+    Raises:
+        ConfigError: for a space with an unsupported leaf.
+    """
+
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        backbone: BackboneConfig,
+        *,
+        return_conditioned: bool = True,
+        return_scale: float = 1.0,
+        statistics: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        super().__init__()
+        self.observation_leaves = leaf_spaces(observation_space)
+        self.return_conditioned, self.return_scale = return_conditioned, return_scale
+        self.backbone = Backbone(backbone)
+        self.width = self.backbone.width
+        self.encoder = ObservationEncoder(observation_space, self.width)
+        self.head = ActionHead(action_space, self.width)
+        self.embed_return = nn.Linear(1, self.width) if return_conditioned else None
+        self.normalised = normalised_leaves(observation_space) if statistics is not None else []
+        for index, path in enumerate(self.normalised):
+            mean, deviation = (statistics or {})[path]
+            self.register_buffer(f"observation_mean_{index}", mean)
+            self.register_buffer(f"observation_deviation_{index}", deviation)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """G: 3 with return-to-go, 2 without."""
+        return 3 if self.return_conditioned else 2
+
+    def embed_step(
+        self, observations: Mapping[str, Tensor], return_to_go: Float[Tensor, "..."]
+    ) -> Float[Tensor, "... G-1 W"]:
+        """The tokens of a step that are known before its action: return-to-go (in reward units) and observation."""
+        values = dict(observations)
+        for index, path in enumerate(self.normalised):
+            mean, deviation = (
+                getattr(self, f"observation_mean_{index}"),
+                getattr(self, f"observation_deviation_{index}"),
+            )
+            values[path] = (values[path].to(mean.dtype) - mean) / deviation
+        tokens = [self.encoder(values)]
+        if self.embed_return is not None:
+            scaled = (return_to_go / self.return_scale).to(self.embed_return.weight.dtype)
+            tokens.insert(0, self.embed_return(scaled[..., None]))
+        return torch.stack(tokens, -2)
+
+    def embed_action(self, actions: Mapping[str, Tensor]) -> Float[Tensor, "... W"]:
+        """The token of an executed action."""
+        return self.head.embed(actions)
+
+    def forward(
+        self,
+        observations: Mapping[str, Tensor],
+        actions: Mapping[str, Tensor],
+        return_to_go: Float[Tensor, "B K"],
+        timestep: Int[Tensor, "B K"],
+        valid: Bool[Tensor, "B K"],
+        record: Record | None = None,
+    ) -> Float[Tensor, "B K A"]:
+        """Head outputs for the action of every step, from windows of K steps; what stands in padding is never read.
+
+        Args:
+            timestep: number of the step inside its episode, 0 at the first.
+            valid: False for padding, anywhere in the window.
+        """
+        observations = blank_invalid(self.observation_leaves, observations, valid)
+        known = self.embed_step(observations, torch.where(valid, return_to_go, 0.0))
+        taken = self.embed_action(self.head.blank(actions, valid))
+        tokens = torch.cat([known, taken[..., None, :]], -2).flatten(1, 2)
+        group = self.tokens_per_step
+        features, _ = self.backbone(  # nothing is predicted from the last action
+            tokens[:, :-1],
+            valid=valid.repeat_interleave(group, 1)[:, :-1],
+            timestep=torch.where(valid, timestep, 0).repeat_interleave(group, 1)[:, :-1],
+            record=record,
+        )
+        outputs: Tensor = self.head(features[:, group - 2 :: group])
+        return outputs
+
+
+@dataclass(frozen=True)
+class ActingState:
+    """What acting remembers of B environments; every tensor is batch first.
+
+    Attributes:
+        memory: cached backbone state; None in the mode ``recompute``.
+        tokens: embedded tokens of the newest steps, newest last, as far back as the mode needs [B, N, G, W].
+        action: token of the action decided last [B, W].
+        return_to_go: what was asked for in the last step, in reward units [B], float64.
+        step: number of the last step inside its episode [B].
+        window: steps the last decision looked back on, itself included [B]; grows for ever in the mode ``banded``.
+    """
+
+    memory: State | None
+    tokens: Float[Tensor, "B N G W"]
+    action: Float[Tensor, "B W"]
+    return_to_go: Float[Tensor, " B"]
+    step: Int[Tensor, " B"]
+    window: Int[Tensor, " B"]
+
+    def __getitem__(self, rows: Int[Tensor, " R"]) -> "ActingState":
+        """The given environments, in the given order."""
+        memory = None if self.memory is None else self.memory[rows]
+        tensors = (self.tokens, self.action, self.return_to_go, self.step, self.window)
+        return ActingState(memory, *(tensor[rows] for tensor in tensors))
+
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        return len(self.step)
+
+
+@dataclass(frozen=True)
+class Actor:
+    """How a trained policy acts; holds no state of its own.
+
+    Attributes:
+        context_length: K, the steps of a training window.
+        mode: ``refresh`` lets a cache grow until it holds K steps, then restarts it from the newest K - K // 2 finished
+            steps: every decision equals an uncached model on a window of at most K steps, and as long as an episode is
+                shorter than
+            K, on the whole of it. ``banded`` never restarts: the backbone's own memory limits the view, equal to one
+            forward over the whole episode; for policies trained on windows longer than that memory. ``recompute`` runs
+            the newest K steps anew for every decision, as published; the reference, and about K times slower.
+        discount: of the return-to-go, 1 in the paper.
+        delayed_reward: rewards are held back until the episode ends, so the return-to-go is not reduced by them.
+    """
+
+    policy: DecisionPolicy
+    context_length: int
+    mode: ActingMode = "refresh"
+    discount: float = 1.0
+    delayed_reward: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in ACTING_MODES:
+            raise ConfigError(f"acting mode {self.mode!r} is unknown; {did_you_mean(self.mode, ACTING_MODES)}")
+
+    @property
+    def refreshed_window(self) -> int:
+        """Steps in view, the current one included, right after a restart of the cache."""
+        return self.context_length - max(1, self.context_length // 2) + 1
+
+    @property
+    def history(self) -> int:
+        """N: embedded steps that have to be kept."""
+        return {"refresh": self.refreshed_window, "banded": 0, "recompute": self.context_length}[self.mode]
+
+    def initial_state(self, batch_size: int) -> ActingState:
+        """A state before any step; the first call of ``act`` must say that every episode starts."""
+        policy = self.policy
+        weight = policy.head.linear.weight
+        memory = None
+        if self.mode != "recompute":
+            memory = policy.backbone.initial_state(batch_size=batch_size, cached=True)
+            memory = memory.to(device=weight.device, dtype=weight.dtype)
+        return ActingState(
+            memory,
+            weight.new_zeros(batch_size, self.history, policy.tokens_per_step, policy.width),
+            weight.new_zeros(batch_size, policy.width),
+            torch.zeros(batch_size, dtype=torch.float64, device=weight.device),
+            torch.zeros(batch_size, dtype=torch.long, device=weight.device),
+            torch.zeros(batch_size, dtype=torch.long, device=weight.device),
+        )
+
+    @torch.no_grad()
+    def act(
+        self,
+        observations: Mapping[str, Tensor],
+        state: ActingState,
+        *,
+        start: Bool[Tensor, " B"],
+        reward: Float[Tensor, " B"],
+        target_return: Float[Tensor, " B"],
+        uniform: Float[Tensor, "B U"] | None = None,
+    ) -> tuple[dict[str, Tensor], ActingState]:
+        """One decision for every environment, and the state after it.
+
+        Args:
+            observations: by leaf path, [B, *leaf shape].
+            start: True where this observation is the first of an episode; what ``state`` held there is forgotten.
+            reward: of the previous step; not read where an episode starts.
+            target_return: what an episode that starts here is asked to return; not read elsewhere.
+            uniform: numbers in [0, 1) to sample discrete actions with; None takes the most probable action.
+        """
+        policy = self.policy
+        earned = torch.zeros_like(state.return_to_go) if self.delayed_reward else reward.to(state.return_to_go)
+        remaining = (state.return_to_go - earned) / self.discount
+        asked = torch.where(start, target_return.to(remaining), remaining)
+        known = policy.embed_step(observations, asked)
+        now = replace(
+            state,
+            tokens=self._shift(state, known),
+            return_to_go=asked,
+            step=torch.where(start, 0, state.step + 1),
+            window=torch.where(start, 1, state.window + 1),
+        )
+        features, now = self._recompute(now) if self.mode == "recompute" else self._cached(now, known, start)
+        actions = policy.head.decode(policy.head(features), uniform)
+        return actions, replace(now, action=policy.embed_action(actions))
+
+    def _shift(self, state: ActingState, known: Float[Tensor, "B G-1 W"]) -> Float[Tensor, "B N G W"]:
+        """The kept steps with the last action filled in, and behind them the current one, whose action is open."""
+        if self.history == 0:
+            return state.tokens
+        finished = torch.cat([state.tokens[:, -1:, :-1], state.action[:, None, None]], 2)
+        current = torch.cat([known, torch.zeros_like(known[:, :1])], 1)[:, None]
+        return torch.cat([state.tokens[:, 1:-1], finished, current], 1)[:, -self.history :]
+
+    def _cached(
+        self, now: ActingState, known: Float[Tensor, "B G-1 W"], start: Bool[Tensor, " B"]
+    ) -> tuple[Float[Tensor, "B W"], ActingState]:
+        """Features of the observation token by feeding only new tokens, apart from rows whose cache is restarted."""
+        before = now.memory
+        assert before is not None
+        due = now.window > self.context_length if self.mode == "refresh" else torch.zeros_like(start)
+        if not due.any():
+            features, memory = self._feed(before, now, known, start)
+            return features, replace(now, memory=memory)
+        window = torch.where(due, self.refreshed_window, now.window)
+        now = replace(now, window=window)
+        restarted, going_on = due.nonzero()[:, 0], (~due).nonzero()[:, 0]
+        features, memory = self._prefill(before[restarted], now[restarted])
+        if len(going_on):
+            others, others_memory = self._feed(before[going_on], now[going_on], known[going_on], start[going_on])
+            order = torch.cat([restarted, going_on]).argsort()
+            features = torch.cat([features, others])[order]
+            memory = State.cat([memory, others_memory])[order]
+        return features, replace(now, memory=memory)
+
+    def _feed(
+        self, memory: State, now: ActingState, known: Float[Tensor, "B G-1 W"], start: Bool[Tensor, " B"]
+    ) -> tuple[Float[Tensor, "B W"], State]:
+        """One call with the previous action and the known tokens; an episode starts without a previous action."""
+        tokens = torch.cat([now.action[:, None], known], 1)
+        timestep = now.step[:, None].repeat(1, tokens.shape[1])
+        timestep[:, 0] -= 1
+        reset = torch.zeros_like(timestep, dtype=torch.bool)
+        reset[:, 1] = start
+        valid = None
+        if start.all():
+            tokens, timestep, reset = tokens[:, 1:], timestep[:, 1:], reset[:, 1:]
+        elif start.any():
+            valid = torch.ones_like(reset)
+            valid[:, 0] = ~start
+            timestep = timestep.clamp(min=0)
+        features, memory = self.policy.backbone(tokens, memory, reset, valid=valid, timestep=timestep)
+        return features[:, -1], memory
+
+    def _prefill(self, memory: State, now: ActingState) -> tuple[Float[Tensor, "B W"], State]:
+        """One call with the newest steps, which the backbone takes for the beginning of an episode."""
+        tokens, timestep = self._window(now, self.refreshed_window)
+        reset = torch.zeros_like(timestep, dtype=torch.bool)
+        reset[:, 0] = True
+        features, memory = self.policy.backbone(tokens, memory, reset, timestep=timestep)
+        return features[:, -1], memory
+
+    def _recompute(self, now: ActingState) -> tuple[Float[Tensor, "B W"], ActingState]:
+        steps = min(self.context_length, int(now.window.max()))
+        tokens, timestep = self._window(now, steps)
+        age = torch.arange(steps - 1, -1, -1, device=tokens.device).repeat_interleave(self.policy.tokens_per_step)[:-1]
+        valid = age < now.window[:, None]
+        features, _ = self.policy.backbone(tokens, valid=valid, timestep=timestep.clamp(min=0))
+        return features[:, -1], replace(now, window=now.window.clamp(max=self.context_length))
+
+    def _window(self, now: ActingState, steps: int) -> tuple[Float[Tensor, "B T W"], Int[Tensor, "B T"]]:
+        """Tokens and timesteps of the newest steps, without the action that is still open."""
+        tokens = now.tokens[:, -steps:].flatten(1, 2)[:, :-1]
+        ago = torch.arange(steps - 1, -1, -1, device=tokens.device)
+        timestep = (now.step[:, None] - ago).repeat_interleave(self.policy.tokens_per_step, 1)[:, :-1]
+        return tokens, timestep
