@@ -10,6 +10,7 @@ from rltransformers.envs.vector import GymnasiumVecEnv
 from rltransformers.envs.wrappers import (
     VELOCITY_INDICES,
     WRAPPERS,
+    CopyObservation,
     DropIndices,
     DropUnsupported,
     FlatDict,
@@ -21,6 +22,7 @@ __all__ = [
     "TASKS",
     "VELOCITY_INDICES",
     "WRAPPERS",
+    "CopyObservation",
     "DropIndices",
     "DropUnsupported",
     "FiniteVecEnv",

@@ -12,10 +12,10 @@ from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor
 
 from rltransformers.core.errors import ConfigError, MissingExtraError, did_you_mean, require
-from rltransformers.core.spaces import check_supported, leaf_spaces
+from rltransformers.core.spaces import check_supported
 from rltransformers.envs.guard import FiniteVecEnv
 from rltransformers.envs.vector import GymnasiumVecEnv
-from rltransformers.envs.wrappers import WRAPPERS, FlatDict
+from rltransformers.envs.wrappers import WRAPPERS, CopyObservation, FlatDict, check_observation_space, is_nested
 
 Env = gymnasium.Env[Any, Any]
 WrapperConfig = str | Mapping[str, Any]
@@ -85,17 +85,14 @@ def make_env(
 ) -> Env:
     """One environment with its wrappers and, where observations are nested, ``FlatDict``; see ``make_vec_env``.
 
-    Gymnasium's passive checker is off: some popular suites do not pass it.
+    Observations are copied first (``CopyObservation``). Gymnasium's passive checker is off: some suites do not pass it.
     """
     spec = find_spec(env) if isinstance(env, str) else env
-    made = _made(spec, dict(env_kwargs or {}))
+    made: Env = CopyObservation(_made(spec, dict(env_kwargs or {})))
     for wrapper in wrappers:
         made = _wrapped(made, wrapper)
-    if _nested(made.observation_space):
-        _check_spaces(spec.id, made)
-        made = FlatDict(made)
     _check_spaces(spec.id, made)
-    return made
+    return FlatDict(made) if is_nested(made.observation_space) else made
 
 
 def find_spec(env_id: str) -> EnvSpec:
@@ -172,24 +169,14 @@ def _wrapper_type(name: str) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
     return found
 
 
-def _nested(space: gymnasium.Space[Any]) -> bool:
-    """Whether the space is a Tuple, or a Dict that holds a Dict or a Tuple."""
-    if isinstance(space, spaces.Dict):
-        return set(leaf_spaces(space)) != set(space.spaces)
-    return isinstance(space, spaces.Tuple)
-
-
 def _check_spaces(env_id: str, env: Env) -> None:
     try:
-        check_supported(env.observation_space, "observation")
-    except ConfigError as error:
-        raise ConfigError(f"{env_id}: {error}; the wrapper DropUnsupported drops such fields") from error
-    try:
+        check_observation_space(env.observation_space)
         check_supported(env.action_space, "action")
-        if isinstance(env.action_space, spaces.Dict | spaces.Tuple):
-            raise ConfigError(
-                f"action space is {type(env.action_space).__name__}; Stable-Baselines3 takes Box, Discrete, "
-                f"MultiDiscrete and MultiBinary: join the parts in an action wrapper"
-            )
     except ConfigError as error:
         raise ConfigError(f"{env_id}: {error}") from error
+    if isinstance(env.action_space, spaces.Dict | spaces.Tuple):
+        raise ConfigError(
+            f"{env_id}: action space is {type(env.action_space).__name__}; Stable-Baselines3 takes Box, Discrete, "
+            f"MultiDiscrete and MultiBinary: join the parts in an action wrapper"
+        )

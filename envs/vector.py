@@ -16,8 +16,9 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spaces import check_supported, leaf_spaces, leaf_values
+from rltransformers.core.spaces import check_supported, leaf_values
 from rltransformers.envs.memory_tasks import MemoryTaskVector
+from rltransformers.envs.wrappers import check_observation_space, observation_leaves
 
 Infos = list[dict[str, Any]]
 
@@ -48,10 +49,10 @@ class GymnasiumVecEnv(VecEnv):
         self.mode = _mode(env)
         self.partial_reset = supports_partial_reset(env)
         self._single = env.single_observation_space
-        check_supported(self._single, "observation")
+        check_observation_space(self._single)
         check_supported(env.single_action_space, "action")
-        nested = isinstance(self._single, spaces.Dict | spaces.Tuple)
-        observation_space = spaces.Dict(leaf_spaces(self._single)) if nested else self._single
+        leaves = observation_leaves(self._single)
+        observation_space = leaves.get("", spaces.Dict(leaves))
         super().__init__(env.num_envs, observation_space, env.single_action_space)
         self._actions: np.ndarray | None = None
         self._resets_next = np.zeros(env.num_envs, bool)  # sub-environments whose next row is a reset row

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
 from rltransformers.core.errors import ConfigError, did_you_mean
-from rltransformers.core.spaces import SUPPORTED_LEAVES, leaf_spaces, leaf_values
+from rltransformers.core.spaces import SUPPORTED_LEAVES, check_supported, leaf_spaces, leaf_values
 
 Env = gymnasium.Env[Any, Any]
 Space = gymnasium.Space[Any]
@@ -153,6 +153,21 @@ class DropUnsupported(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstru
         return _supported_part(self.env.observation_space, observation)
 
 
+class CopyObservation(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
+    """Observations that the environment will not write into again.
+
+    Some environments return the same arrays at every step; then a last observation that is kept over a reset, as for
+    bootstrapping at a truncation, turns into the first of the next episode.
+    """
+
+    def __init__(self, env: Env) -> None:
+        RecordConstructorArgs.__init__(self)
+        gymnasium.ObservationWrapper.__init__(self, env)
+
+    def observation(self, observation: Any) -> Any:
+        return _copied(observation)
+
+
 class FlatDict(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
     """A nested Dict or Tuple observation as one flat Dict, keyed by path: "camera/left", "0", "1/position".
 
@@ -165,16 +180,42 @@ class FlatDict(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArg
         gymnasium.ObservationWrapper.__init__(self, env)
         if not isinstance(env.observation_space, spaces.Dict | spaces.Tuple):
             raise ConfigError(f"only Dict and Tuple observations can be flattened, got {env.observation_space}")
-        self.observation_space = spaces.Dict(leaf_spaces(env.observation_space))
+        self.observation_space = spaces.Dict(observation_leaves(env.observation_space))
 
     def observation(self, observation: Any) -> dict[str, Any]:
         return leaf_values(self.env.observation_space, observation)
 
 
 WRAPPERS: dict[str, type[gymnasium.Wrapper[Any, Any, Any, Any]]] = {
-    wrapper.__name__: wrapper for wrapper in (KeepIndices, DropIndices, History, DropUnsupported, FlatDict)
+    wrapper.__name__: wrapper
+    for wrapper in (KeepIndices, DropIndices, History, DropUnsupported, CopyObservation, FlatDict)
 }
 """The wrappers that a configuration can name."""
+
+
+def observation_leaves(space: Space) -> dict[str, Space]:
+    """``leaf_spaces(space)``, but a flat Dict is taken as it is, so that the keys ``FlatDict`` makes may hold a "/"."""
+    return dict(space.spaces) if isinstance(space, spaces.Dict) and not is_nested(space) else leaf_spaces(space)
+
+
+def is_nested(space: Space) -> bool:
+    """Whether the space is a Tuple, or a Dict that holds a Dict or a Tuple; Stable-Baselines3 refuses those."""
+    if isinstance(space, spaces.Dict):
+        return any(isinstance(member, spaces.Dict | spaces.Tuple) for member in space.values())
+    return isinstance(space, spaces.Tuple)
+
+
+def check_observation_space(space: Space) -> None:
+    """Nothing when every leaf has an encoder.
+
+    Raises:
+        ConfigError: names the first leaf that has none, and the way out.
+    """
+    for path, leaf in observation_leaves(space).items():
+        try:
+            check_supported(leaf, f"observation {path!r}" if path else "observation")
+        except ConfigError as error:
+            raise ConfigError(f"{error}; the wrapper DropUnsupported drops such fields") from error
 
 
 def _vector_space(env: Env) -> spaces.Box:
@@ -231,6 +272,14 @@ def _action_or_none(space: Space, action: Any) -> Any:
         return np.clip(np.zeros(space.shape) if action is None else action, space.low, space.high).astype(space.dtype)
     assert isinstance(space, spaces.MultiBinary)
     return np.zeros(space.shape, space.dtype) if action is None else np.array(action, space.dtype)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {key: _copied(part) for key, part in value.items()}
+    return tuple(_copied(part) for part in value) if isinstance(value, tuple) else value
 
 
 def _supported(space: Space) -> Space | None:

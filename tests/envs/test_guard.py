@@ -1,0 +1,83 @@
+"""Numbers that are not finite stop the run, with the place where they came from."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from rltransformers.core.errors import DataError
+from rltransformers.envs import FiniteVecEnv, make_vec_env
+
+
+class Breaking(gymnasium.Env[Any, Any]):
+    """Shows a bad number at one step, in the observation, in the reward, or only in the terminal observation."""
+
+    def __init__(self, where: str = "nowhere", step: int = 2, bad: float = np.nan) -> None:
+        floats = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.observation_space = spaces.Dict({"count": spaces.Discrete(9), "floats": floats})
+        self.action_space = spaces.Discrete(2)
+        self.where, self.at, self.bad, self.t = where, step, bad, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.t = 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        reward = self.bad if self.where == "reward" and self.t == self.at else 0.0
+        return self._observation(), reward, self.where == "end" and self.t == self.at, False, {}
+
+    def _observation(self) -> Any:
+        floats = np.zeros(3, np.float32)
+        if self.where in ("observation", "end") and self.t == self.at:
+            floats[1] = self.bad
+        return {"count": self.t, "floats": floats}
+
+
+def guarded(**options: Any) -> FiniteVecEnv:
+    """Three copies; only the last is broken."""
+    return FiniteVecEnv(DummyVecEnv([Breaking, Breaking, lambda: Breaking(**options)]))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"where": "observation"}, r"observation 'floats' of environment 2 is nan at entry \[1\] in step 2"),
+        ({"where": "observation", "bad": np.inf}, r"observation 'floats' of environment 2 is inf"),
+        ({"where": "reward"}, "reward of environment 2 is nan in step 2"),
+        ({"where": "reward", "bad": -np.inf, "step": 1}, "reward of environment 2 is -inf in step 1"),
+        ({"where": "end"}, r"terminal observation 'floats' of environment 2 is nan at entry \[1\] in step 2"),
+        ({"where": "observation", "step": 0}, r"observation 'floats' of environment 2 .* in step 0"),
+    ],
+)
+def test_a_bad_number_is_named_with_its_environment_and_step(options: dict[str, Any], words: str) -> None:
+    env = guarded(**options)
+    with pytest.raises(DataError, match=words):
+        env.reset()
+        for _ in range(5):
+            env.step(np.zeros(3, np.int64))
+
+
+def test_finite_numbers_pass_unchanged() -> None:
+    plain, watched = DummyVecEnv([Breaking] * 2), FiniteVecEnv(DummyVecEnv([Breaking] * 2))
+    np.testing.assert_equal(watched.reset(), plain.reset())
+    for _ in range(3):
+        np.testing.assert_equal(watched.step(np.zeros(2, np.int64)), plain.step(np.zeros(2, np.int64)))
+
+
+def test_bare_observations_are_watched_as_well() -> None:
+    env = FiniteVecEnv(DummyVecEnv([lambda: gymnasium.make("Pendulum-v1", disable_env_checker=True)]))
+    env.seed(0)
+    env.reset()
+    env.env_method("set_wrapper_attr", "state", np.array([np.nan, 0.0]))
+    with pytest.raises(DataError, match="reward of environment 0 is nan in step 1"):
+        env.step(np.zeros((1, 1), np.float32))
+
+
+def test_make_vec_env_is_guarded() -> None:
+    inner: Any = make_vec_env("CartPole-v1")
+    while not isinstance(inner, FiniteVecEnv):
+        inner = inner.venv

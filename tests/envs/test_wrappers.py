@@ -1,0 +1,208 @@
+"""Observation wrappers: what they show, what they refuse, and that a spec can store and rebuild them."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils.env_checker import data_equivalence
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.envs import (
+    VELOCITY_INDICES,
+    CopyObservation,
+    DropIndices,
+    DropUnsupported,
+    FlatDict,
+    History,
+    KeepIndices,
+)
+
+
+class Shown(gymnasium.Env[Any, Any]):
+    """Shows samples of any observation space; ends after four steps."""
+
+    def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any] | None = None) -> None:
+        self.observation_space = observation_space
+        self.action_space = spaces.Discrete(3) if action_space is None else action_space
+        self.shown: Any = None
+        self.t = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.t = 0
+        self.shown = self.observation_space.sample()
+        return self.shown, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        self.shown = self.observation_space.sample()
+        return self.shown, 0.5 * self.t, self.t == 4, False, {}
+
+
+VECTOR = spaces.Box(np.arange(-5, 0, dtype=np.float64), np.arange(5, dtype=np.float64), dtype=np.float64)
+NESTED = spaces.Dict(
+    {
+        "said": spaces.Text(5),
+        "pair": spaces.Tuple([spaces.Discrete(3), spaces.Text(2)]),
+        "deep": spaces.Dict({"only": spaces.Text(3)}),
+        "image": spaces.Box(0, 255, (4, 4, 3), np.uint8),
+    }
+)
+
+
+def run(env: gymnasium.Env[Any, Any], actions: int = 4) -> list[Any]:
+    """Observations of one episode; each lies in the space."""
+    seen = [env.reset(seed=0)[0]]
+    for _ in range(actions):
+        seen.append(env.step(env.action_space.sample())[0])
+    assert all(observation in env.observation_space for observation in seen)
+    return seen
+
+
+def test_kept_indices_come_in_the_given_order() -> None:
+    env = Shown(VECTOR)
+    wrapped = KeepIndices(env, [3, 0])
+    observation, _ = wrapped.reset()
+    np.testing.assert_array_equal(observation, env.shown[[3, 0]])
+    assert wrapped.observation_space == spaces.Box(np.array([-2.0, -5.0]), np.array([3.0, 0.0]), dtype=np.float64)
+    run(wrapped)
+
+
+def test_dropped_indices_leave_the_rest() -> None:
+    env = Shown(VECTOR)
+    wrapped = DropIndices(env, [4, 1])
+    observation, _ = wrapped.reset()
+    np.testing.assert_array_equal(observation, env.shown[[0, 2, 3]])
+    run(wrapped)
+
+
+def test_velocities_of_known_environments_can_be_dropped_by_name() -> None:
+    full = gymnasium.make("CartPole-v1")
+    masked = DropIndices(gymnasium.make("CartPole-v1"), "velocities")
+    np.testing.assert_array_equal(masked.reset(seed=1)[0], full.reset(seed=1)[0][[0, 2]])
+
+
+@pytest.mark.parametrize("env_id", ["Hopper-v5", "HalfCheetah-v5", "Walker2d-v5"])
+def test_the_velocity_table_lists_what_velocities_alone_change(env_id: str) -> None:
+    pytest.importorskip("mujoco")
+    env = gymnasium.make(env_id)
+    env.reset(seed=0)
+    simulator: Any = env.unwrapped
+    position = simulator.data.qpos.copy()
+    views = []
+    for speed in (0.0, 1.0):
+        simulator.set_state(position, np.full_like(simulator.data.qvel, speed))
+        views.append(simulator._get_obs())
+    np.testing.assert_array_equal(np.flatnonzero(views[0] != views[1]), VELOCITY_INDICES[env_id])
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: KeepIndices(Shown(VECTOR), [5]), r"0\.\.4"),
+        (lambda: KeepIndices(Shown(VECTOR), [-1]), r"0\.\.4"),
+        (lambda: KeepIndices(Shown(VECTOR), [1, 1]), "different"),
+        (lambda: KeepIndices(Shown(VECTOR), []), "at least one"),
+        (lambda: DropIndices(Shown(VECTOR), range(5)), "leave at least one"),
+        (lambda: DropIndices(Shown(VECTOR), "velocity"), "'velocities'"),
+        (lambda: DropIndices(Shown(VECTOR), "velocities"), "not known"),
+        (lambda: KeepIndices(Shown(NESTED), [0]), "vector observation"),
+        (lambda: FlatDict(Shown(VECTOR)), "only Dict and Tuple"),
+        (lambda: DropUnsupported(Shown(spaces.Text(4))), "no field"),
+        (lambda: History(Shown(VECTOR), False, False, False), "adds nothing"),
+        (lambda: History(Shown(VECTOR, spaces.Tuple([spaces.Discrete(2)]))), "previous_action=False"),
+    ],
+)
+def test_impossible_wrappings_are_refused(build: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build()
+
+
+def test_history_shows_the_last_action_and_reward_and_marks_the_first_step() -> None:
+    env = History(Shown(VECTOR))
+    first, _ = env.reset()
+    assert (first["previous_action"], first["previous_reward"][0], first["first_step"][0]) == (0, 0, 1)
+    for t, action in enumerate([0, 2], start=1):
+        later, reward, *_ = env.step(action)
+        assert (later["previous_action"], later["previous_reward"][0]) == (action + 1, reward)
+        assert reward == 0.5 * t and later["first_step"][0] == 0
+    assert env.reset()[0]["first_step"][0] == 1
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        spaces.Discrete(3, start=5),
+        spaces.MultiDiscrete([2, 4]),
+        spaces.MultiDiscrete([2, 4], start=[3, 1]),
+        spaces.MultiBinary(3),
+        spaces.Box(-2.0, 2.0, (2,)),
+        spaces.Box(1.0, 2.0, (2,)),
+    ],
+)
+def test_every_previous_action_lies_in_its_space_and_none_is_told_apart(actions: spaces.Space[Any]) -> None:
+    env = History(Shown(VECTOR, actions), previous_reward=False, first_step=False)
+    first, *later = run(env)
+    assert set(first) == {"observation", "previous_action"}
+    if isinstance(actions, spaces.Discrete | spaces.MultiDiscrete):
+        assert not np.any(first["previous_action"]) and all(np.all(row["previous_action"]) for row in later)
+
+
+def test_the_previous_action_is_not_a_view_of_the_callers_array() -> None:
+    env = History(Shown(VECTOR, spaces.Box(-1.0, 1.0, (2,))))
+    env.reset()
+    action = np.full(2, 0.5, np.float32)
+    observation, *_ = env.step(action)
+    action[:] = 0
+    np.testing.assert_array_equal(observation["previous_action"], 0.5)
+
+
+def test_unsupported_fields_are_dropped_at_any_depth() -> None:
+    env = DropUnsupported(Shown(NESTED))
+    image = spaces.Box(0, 255, (4, 4, 3), np.uint8)
+    assert env.observation_space == spaces.Dict({"pair": spaces.Tuple([spaces.Discrete(3)]), "image": image})
+    run(env)
+
+
+def test_a_nested_observation_becomes_a_flat_dict_by_path() -> None:
+    env = FlatDict(DropUnsupported(Shown(NESTED)))
+    assert set(env.observation_space) == {"pair/0", "image"}  # type: ignore[call-overload]  # a Dict iterates its keys
+    run(env)
+    again = FlatDict(env)  # its own keys hold a "/", which is fine
+    assert again.observation_space == env.observation_space
+
+
+def test_copied_observations_survive_later_steps() -> None:
+    space = spaces.Dict({"a": VECTOR, "b": spaces.Tuple([VECTOR])})
+    shown = Shown(space)
+    observation, _ = CopyObservation(shown).reset()
+    kept = {"a": observation["a"].copy(), "b": (observation["b"][0].copy(),)}
+    shown.shown["a"][:], shown.shown["b"][0][:] = 0, 0
+    assert data_equivalence(observation, kept, exact=True)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "options"),
+    [
+        (KeepIndices, {"indices": [0, 2]}),
+        (DropIndices, {"indices": [1, 3]}),
+        (DropIndices, {"indices": "velocities"}),
+        (History, {"previous_reward": False}),
+        (CopyObservation, {}),
+    ],
+)
+def test_a_spec_stores_and_rebuilds_the_wrapped_environment(wrapper: Any, options: dict[str, Any]) -> None:
+    """The way in which Minari keeps the environment of a dataset: through JSON."""
+    wrapped = wrapper(gymnasium.make("CartPole-v1"), **options)
+    rebuilt = gymnasium.make(EnvSpec.from_json(wrapped.spec.to_json()))
+    assert rebuilt.observation_space == wrapped.observation_space
+    assert data_equivalence(rebuilt.reset(seed=4)[0], wrapped.reset(seed=4)[0], exact=True)
+
+
+def test_a_spec_stores_nested_wrappers() -> None:
+    wrapped = FlatDict(History(DropIndices(gymnasium.make("CartPole-v1"), [1, 3])))
+    rebuilt = gymnasium.make(EnvSpec.from_json(wrapped.spec.to_json()))  # type: ignore[union-attr]  # made by id
+    assert rebuilt.observation_space == wrapped.observation_space
