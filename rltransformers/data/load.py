@@ -5,7 +5,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -68,8 +69,8 @@ def load_trajectories(
         dataset = os.fspath(dataset)
     if time_limit is not None and time_limit < 1:
         raise ConfigError(f"time_limit must be at least 1, got {time_limit}")
-    spaces_given: dict[str, Any] = {"observation_space": observation_space, "action_space": action_space}
-    options = {"time_limit": time_limit, "split_on_discontinuity": split_on_discontinuity, **spaces_given}
+    options: dict[str, Any] = {"time_limit": time_limit, "split_on_discontinuity": split_on_discontinuity}
+    options |= {"observation_space": observation_space, "action_space": action_space}
 
     if isinstance(dataset, str) and (Path(dataset) / DESCRIPTION).is_file():
         dataset = Trajectories.open(dataset)
@@ -88,17 +89,19 @@ def load_trajectories(
         data = _cached(reader, cache, _minari_key(minari_dataset), key)
         return _checked(data, observation_space, action_space)
     _refuse(cache is not None, "cache", "data in memory; call .save(folder) on the result")
+    if observation_leaves is not None and observation_space is not None:
+        options["observation_space"] = _prune(observation_space, observation_leaves)
     if isinstance(dataset, Mapping):
-        data = trajectories_from_d4rl(dataset, name=name or "dict", **options)
-    elif isinstance(dataset, Iterable):
+        return trajectories_from_d4rl(_pick(dataset, observation_leaves), name=name or "dict", **options)
+    if isinstance(dataset, Iterable):
         _refuse(split_on_discontinuity, "split_on_discontinuity", "episodes, which are split already")
-        data = trajectories_from_episodes(dataset, name=name or "episodes", time_limit=time_limit, **spaces_given)
-    else:
-        raise DataError(
-            f"cannot read a dataset from {type(dataset).__name__}; pass a Minari id or object, a path to a D4RL .hdf5 "
-            f"file or to saved trajectories, a D4RL-style dict, or a list of episode dicts"
-        )
-    return _keep_leaves(data, observation_leaves)
+        options.pop("split_on_discontinuity")
+        episodes = [_pick(episode, observation_leaves) for episode in dataset]
+        return trajectories_from_episodes(episodes, name=name or "episodes", **options)
+    raise DataError(
+        f"cannot read a dataset from {type(dataset).__name__}; pass a Minari id or object, a path to a D4RL .hdf5 file "
+        f"or to saved trajectories, a D4RL-style dict, or a list of episode dicts"
+    )
 
 
 def trajectories_from_episodes(
@@ -178,7 +181,7 @@ def _append_last(space: Space, observations: Any, following: Any, writer: Trajec
         raise DataError(f"{writer.name}: next_observations do not fit the observations ({error})") from error
 
 
-# Minari ---------------------------------------------------------------------------------------------------------------
+# Minari ------------------------------------------------------------
 
 
 def open_minari(dataset: str) -> Any:
@@ -233,7 +236,8 @@ def _from_minari(
     raw = dataset.storage.read_raw_metadata(dataset.storage.data_path)
     full_space = dataset.observation_space
     kept = _prune(full_space, leaves)
-    lengths = [int(metadata["total_steps"]) for metadata in dataset.storage.get_episode_metadata(indices)]
+    with _damage(name):
+        lengths = [int(metadata["total_steps"]) for metadata in dataset.storage.get_episode_metadata(indices)]
     writer = TrajectoryWriter(lengths, kept, dataset.action_space, name=name, allocate=allocate)
     read = 0
     for index, length, episode in zip(indices, lengths, _episodes(dataset, name), strict=True):
@@ -265,18 +269,27 @@ def _from_minari(
     )
 
 
-def _episodes(dataset: Any, name: str) -> Iterable[Any]:
+def _episodes(dataset: Any, name: str) -> Iterator[Any]:
+    iterator = iter(dataset.iterate_episodes())
+    while True:
+        with _damage(name):
+            episode = next(iterator, None)
+        if episode is None:
+            return
+        yield episode
+
+
+@contextmanager
+def _damage(name: str) -> Iterator[None]:
     try:
-        yield from dataset.iterate_episodes()
-    except DataError:
-        raise
-    except (OSError, KeyError, ValueError) as error:
+        yield
+    except (OSError, KeyError, ValueError) as error:  # what h5py and pyarrow raise for broken files
         raise DataError(
             f"{name}: the stored episodes are damaged ({error}); download or record the set again"
         ) from error
 
 
-# Leaves, spaces, cache ------------------------------------------------------------------------------------------------
+# Leaves, spaces, cache ------------------------------------------------------------
 
 
 def _prune(space: Space, leaves: Sequence[str] | None) -> Space:
@@ -287,6 +300,30 @@ def _prune(space: Space, leaves: Sequence[str] | None) -> Space:
         if path not in known:
             raise ConfigError(f"observation_leaves names {path!r}: {did_you_mean(path, known)}")
     return space_from_leaves({path: leaf for path, leaf in known.items() if path in leaves})
+
+
+def _pick(arrays: Any, leaves: Sequence[str] | None) -> Any:
+    """The dict with only these leaves in its observations, as nested dicts."""
+    if leaves is None or not isinstance(arrays, Mapping):
+        return arrays
+
+    def chosen(observations: Any) -> dict[str, Any]:
+        picked: dict[str, Any] = {}
+        for path in leaves:
+            *parents, name = path.split("/")
+            value, place = observations, picked
+            for key in (*parents, name):
+                known = value if isinstance(value, Mapping) else list(map(str, range(len(value))))
+                if key not in known:
+                    raise ConfigError(f"observation_leaves names {path!r}: {did_you_mean(key, known)}")
+                value = value[key] if isinstance(value, Mapping) else value[int(key)]
+            for key in parents:
+                place = place.setdefault(key, {})
+            place[name] = value
+        return picked
+
+    kinds = ("observations", "next_observations")
+    return {key: chosen(value) if key in kinds else value for key, value in arrays.items()}
 
 
 def _keep_leaves(data: Trajectories, leaves: Sequence[str] | None) -> Trajectories:

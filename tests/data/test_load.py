@@ -1,0 +1,422 @@
+"""Every source of episodes gives the same, aligned trajectories; what is wrong is named."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import h5py
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.spaces import leaf_spaces, nest_leaves
+from rltransformers.data import Trajectories, load_trajectories, write_minari
+from rltransformers.data.spaces import infer_space
+from rltransformers.data.trajectories import stored_dtype
+from tests.data.coded import LENGTHS, coded_episodes, flat, wrong_pairs
+
+BOX = {"observation_space": spaces.Box(-np.inf, np.inf, (2,)), "action_space": spaces.Box(-1, 1, (1,))}
+
+
+@pytest.fixture(autouse=True)
+def minari_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    return tmp_path / "minari"
+
+
+def write_hdf5(path: Path, arrays: dict[str, Any]) -> Path:
+    with h5py.File(path, "w") as file:
+        for key, value in arrays.items():
+            file[key] = value
+    return path
+
+
+# Alignment ------------------------------------------------------------
+
+
+def test_no_pair_of_episode_dicts_is_wrong() -> None:
+    data = load_trajectories(coded_episodes())
+    assert wrong_pairs(data) == 0
+    assert data.final_observations
+    assert data.steps == sum(LENGTHS) and len(data.observations[""]) == sum(LENGTHS) + len(LENGTHS)
+
+
+def test_no_pair_is_wrong_without_last_observations() -> None:
+    data = load_trajectories(iter(coded_episodes(final=False)))
+    assert wrong_pairs(data) == 0
+    assert not data.final_observations
+
+
+def test_no_pair_of_a_d4rl_dict_is_wrong() -> None:
+    assert wrong_pairs(load_trajectories(flat(coded_episodes()))) == 0
+    without = load_trajectories(flat(coded_episodes(), next_observations=False))
+    assert wrong_pairs(without) == 0 and not without.final_observations
+
+
+def test_no_pair_of_a_d4rl_file_is_wrong_whatever_its_layout(tmp_path: Path) -> None:
+    arrays = flat(coded_episodes())
+    columns = arrays | {"rewards": arrays["rewards"][:, None], "terminals": arrays["terminals"][:, None]}
+    assert wrong_pairs(load_trajectories(write_hdf5(tmp_path / "flat.hdf5", arrays))) == 0
+    assert wrong_pairs(load_trajectories(str(write_hdf5(tmp_path / "columns.h5", columns)))) == 0
+    parts = {f"virtual/{i}/{key}": value[10 * i : 10 * i + 10] for i in range(3) for key, value in arrays.items()}
+    assert wrong_pairs(load_trajectories(write_hdf5(tmp_path / "virtual.hdf5", parts))) == 0
+
+
+def test_no_pair_of_a_minari_set_is_wrong() -> None:
+    written = write_minari(load_trajectories(coded_episodes()), "coded/pairs-v0")
+    assert [len(episode.observations) - len(episode.rewards) for episode in written] == [1] * len(LENGTHS)
+    assert wrong_pairs(load_trajectories("coded/pairs-v0")) == 0
+    assert wrong_pairs(load_trajectories(written)) == 0
+    assert wrong_pairs(load_trajectories(Path(written.spec.data_path).parent)) == 0
+
+
+def test_a_filtered_minari_set_keeps_its_own_episodes() -> None:
+    written = write_minari(load_trajectories(coded_episodes()), "coded/filter-v0")
+    kept = load_trajectories(written.filter_episodes(lambda episode: len(episode.rewards) > 4))
+    assert list(kept.lengths) == [length for length in LENGTHS if length > 4]
+    assert kept.episode(1).observations[""][0, 0] == 2000
+
+
+def test_trajectories_and_their_folder_load_as_they_are(tmp_path: Path) -> None:
+    data = load_trajectories(coded_episodes())
+    assert load_trajectories(data) is data
+    assert wrong_pairs(load_trajectories(data.save(tmp_path / "own"))) == 0
+
+
+def test_the_worst_episode_is_not_dropped() -> None:
+    data = load_trajectories(flat(coded_episodes()))
+    assert data.returns.min() == 11.0 and len(data) == len(LENGTHS)
+
+
+# Ends of episodes -----------------------------------------------------
+
+
+def test_without_timeouts_a_time_limit_cuts_every_episode_at_its_own_age() -> None:
+    arrays = flat(coded_episodes((4, 4, 2, 4, 3)), timeouts=False)
+    arrays["terminals"] = np.zeros(17, bool)
+    arrays["terminals"][9] = True  # the third episode terminates early; counters start anew behind it
+    data = load_trajectories(arrays, time_limit=4)
+    assert list(data.lengths) == [4, 4, 2, 4, 3]
+    assert list(data.terminations[data.offsets[1:] - 1]) == [False, False, True, False, False]
+
+
+def test_without_timeouts_and_limit_an_unfinished_end_warns_and_is_kept_as_truncated() -> None:
+    arrays = flat(coded_episodes(), timeouts=False)
+    with pytest.warns(UserWarning, match="time_limit"):
+        data = load_trajectories(arrays)
+    assert list(data.lengths) == [6, 12, 12]
+    assert data.truncations[-1] and not data.terminations[-1]
+
+
+def test_an_unfinished_last_episode_of_a_file_with_timeouts_is_kept() -> None:
+    arrays = {key: value[:-2] for key, value in flat(coded_episodes()).items()}
+    data = load_trajectories(arrays)
+    assert list(data.lengths) == [5, 1, 9, 3, 10]
+    assert data.truncations[-1]
+
+
+def test_jumps_between_rows_can_end_episodes() -> None:
+    arrays = flat(coded_episodes())
+    arrays["timeouts"] = np.zeros(sum(LENGTHS), bool)
+    arrays["terminals"] = np.zeros(sum(LENGTHS), bool)
+    assert len(load_trajectories(arrays)) == 1
+    assert tuple(load_trajectories(arrays, split_on_discontinuity=True).lengths) == LENGTHS
+    with pytest.raises(DataError, match="next_observations"):
+        load_trajectories(flat(coded_episodes(), next_observations=False), split_on_discontinuity=True)
+
+
+def test_a_stated_time_limit_turns_false_terminations_into_truncations() -> None:
+    episodes = coded_episodes((4, 2, 4))
+    for episode in episodes:
+        episode["terminations"][-1], episode["truncations"][-1] = True, False
+    data = load_trajectories(episodes, time_limit=4)
+    assert list(data.terminations[data.offsets[1:] - 1]) == [False, True, False]
+    assert list(data.truncations[data.offsets[1:] - 1]) == [True, False, True]
+
+
+def test_flags_may_be_named_as_d4rl_does_be_scalar_or_missing() -> None:
+    episode = {"observations": np.zeros((3, 2)), "actions": np.zeros((3, 1)), "rewards": [1, 2, 3]}
+    data = load_trajectories([episode | {"terminals": True}, episode | {"terminals": [0, 0, 1]}, episode])
+    assert list(data.terminations[data.offsets[1:] - 1]) == [True, True, False]
+    assert list(data.truncations[data.offsets[1:] - 1]) == [False, False, True]
+
+
+def test_next_observations_of_episode_dicts_give_the_last_observation() -> None:
+    episodes = coded_episodes()
+    for episode in episodes:
+        episode["next_observations"] = episode["observations"][1:]
+        episode["observations"] = episode["observations"][:-1]
+    data = load_trajectories(episodes)
+    assert data.final_observations and wrong_pairs(data) == 0
+
+
+# Spaces ---------------------------------------------------------------
+
+
+def test_spaces_are_inferred_by_the_stated_rules() -> None:
+    floats, counts = np.array([[0.5, -3.0], [0.1, 2.0]], np.float32), np.array([[1, 4], [0, 2]])
+    assert infer_space(floats, "observations", "x") == spaces.Box(-np.inf, np.inf, (2,))
+    assert infer_space(floats, "actions", "x") == spaces.Box(np.float32([-1, -3]), np.float32([1, 3]))
+    assert infer_space(counts[:, 1], "actions", "x") == spaces.Discrete(5)
+    assert infer_space(counts, "actions", "x") == spaces.MultiDiscrete([2, 5])
+    assert infer_space(counts > 0, "observations", "x") == spaces.MultiBinary(2)
+    assert infer_space(np.zeros((2, 4, 5), np.uint8), "observations", "x") == spaces.Box(0, 255, (4, 5), np.uint8)
+    nested = {"a": floats, "b": (counts[:, 0],)}
+    assert list(leaf_spaces(infer_space(nested, "observations", "x"))) == ["a", "b/0"]
+    with pytest.raises(DataError, match="pass action_space"):
+        infer_space(-counts, "actions", "x")
+
+
+def test_given_spaces_are_checked_against_the_data() -> None:
+    assert load_trajectories(coded_episodes(), **BOX).action_space == BOX["action_space"]
+    with pytest.raises(DataError, match=r"observations of episode 0 has rows of shape \(2,\).*\(3,\)"):
+        load_trajectories(coded_episodes(), observation_space=spaces.Box(-1, 1, (3,)))
+    with pytest.raises(DataError, match="not integers"):
+        load_trajectories(flat(coded_episodes()), action_space=spaces.Discrete(3))
+    with pytest.raises(DataError, match="action space of the data"):
+        load_trajectories(load_trajectories(coded_episodes()), action_space=spaces.Discrete(3))
+
+
+def test_actions_outside_a_discrete_space_are_named() -> None:
+    episodes = coded_episodes()
+    for episode in episodes:
+        episode["actions"] = np.full(len(episode["rewards"]), 5)
+    data = load_trajectories(episodes, action_space=spaces.Discrete(3, start=4))
+    assert set(data.actions[""]) == {5}
+    episodes[2]["actions"][3] = 7
+    with pytest.raises(DataError, match=r"actions of episode 2, step 3 is 7, outside Discrete\(3, start=4\)"):
+        load_trajectories(episodes, action_space=spaces.Discrete(3, start=4))
+
+
+SPACES = {
+    "discrete": spaces.Discrete(6),
+    "discrete_from_5": spaces.Discrete(3, start=5),
+    "box": spaces.Box(-np.inf, np.inf, (3,), np.float64),
+    "multi_discrete": spaces.MultiDiscrete([3, 5, 2]),
+    "multi_binary": spaces.MultiBinary(4),
+    "tuple": spaces.Tuple([spaces.Discrete(4), spaces.Box(-1, 1, (2,))]),
+    "dict": spaces.Dict({"goal": spaces.Box(-1, 1, (2,)), "arm": spaces.Dict({"grip": spaces.Discrete(2)})}),
+    "image": spaces.Box(0, 255, (33, 35, 3), np.uint8),
+    "stack": spaces.Box(0, 255, (4, 36, 34), np.uint8),
+}
+
+
+def sampled(space: gym.Space[Any], rows: int, rng: np.random.Generator) -> Any:
+    def leaf(node: gym.Space[Any]) -> np.ndarray:
+        node.seed(int(rng.integers(2**31)))
+        return np.array([node.sample() for _ in range(rows)], stored_dtype(node)).astype(node.dtype)
+
+    return nest_leaves(space, {path: leaf(node) for path, node in leaf_spaces(space).items()})
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_every_space_survives_a_round_trip_through_minari_exactly(name: str) -> None:
+    rng = np.random.default_rng(3)
+    actions = spaces.MultiDiscrete([2, 3]) if name in {"image", "stack"} else SPACES[name]
+    episodes = [
+        {
+            "observations": sampled(SPACES[name], length + 1, rng),
+            "actions": sampled(actions, length, rng),
+            "rewards": rng.normal(size=length),
+            "terminations": np.arange(length) == length - 1,
+        }
+        for length in (4, 1, 3)
+    ]
+    data = load_trajectories(episodes, observation_space=SPACES[name], action_space=actions)
+    write_minari(data, f"round-trip/{name.replace('_', '-')}-v0")
+    again = load_trajectories(f"round-trip/{name.replace('_', '-')}-v0")
+    assert again.observation_space == data.observation_space and again.action_space == data.action_space
+    for kind in ("observations", "actions"):
+        for path, leaf in getattr(data, kind).items():
+            np.testing.assert_array_equal(getattr(again, kind)[path], leaf)
+    for kind in ("rewards", "terminations", "truncations", "offsets"):
+        np.testing.assert_array_equal(getattr(again, kind), getattr(data, kind))
+
+
+def test_leaves_can_be_left_out_before_they_are_checked() -> None:
+    space = spaces.Dict({"image": spaces.Box(0, 255, (7, 7, 3), np.uint8), "mission": spaces.Text(20)})
+    episode = {
+        "observations": {"image": np.zeros((3, 7, 7, 3), np.uint8), "mission": ["go", "go", "go"]},
+        "actions": [0, 1],
+        "rewards": [0, 1],
+    }
+    with pytest.raises(ConfigError, match="'mission' is Text"):
+        load_trajectories([episode], observation_space=space)
+    data = load_trajectories([episode], observation_space=space, observation_leaves=["image"])
+    assert list(data.observations) == ["image"]
+    with pytest.raises(ConfigError, match="did you mean 'image'"):
+        load_trajectories([episode], observation_space=space, observation_leaves=["imagen"])
+
+
+# What is wrong is named -----------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["observations", "actions", "rewards"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_are_named_with_episode_and_step(kind: str, value: float) -> None:
+    episodes = coded_episodes()
+    episodes[2][kind][4] = value
+    with pytest.raises(DataError, match=rf"coded: {kind} of episode 2, step 4 is .*NaN or infinity; drop that episode"):
+        load_trajectories(episodes, name="coded")
+    with pytest.raises(DataError, match=rf"{kind} of episode 2, step 4"):
+        load_trajectories(flat(episodes, next_observations=False))
+
+
+def test_missing_keys_are_named() -> None:
+    with pytest.raises(DataError, match=r"episode 1 lacks 'rewards'.*did you mean 'reward'"):
+        episodes = coded_episodes()
+        episodes[1]["reward"] = episodes[1].pop("rewards")
+        load_trajectories(episodes)
+    arrays = flat(coded_episodes())
+    arrays.pop("terminals")
+    with pytest.raises(DataError, match=r"keys \['terminals'\] are missing"):
+        load_trajectories(arrays)
+
+
+def test_empty_data_and_empty_episodes_are_named() -> None:
+    with pytest.raises(DataError, match="holds no episode"):
+        load_trajectories([])
+    with pytest.raises(DataError, match="episode 1 is empty"):
+        load_trajectories(coded_episodes((3, 0, 2)))
+    with pytest.raises(DataError, match="holds no rows"):
+        load_trajectories({key: value[:0] for key, value in flat(coded_episodes()).items()}, **BOX)
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("observations", 3), ("actions", 8), ("terminations", 4)])
+def test_arrays_of_another_length_are_named(kind: str, rows: int) -> None:
+    episodes = coded_episodes()
+    episodes[2][kind] = episodes[2][kind][:rows]
+    with pytest.raises(DataError, match=rf"{kind} of episode 2|{kind}.*episode 2"):
+        load_trajectories(episodes)
+    arrays = flat(coded_episodes())
+    key = "terminals" if kind == "terminations" else kind
+    arrays[key] = arrays[key][:-1]
+    with pytest.raises(DataError, match=f"{key} has 29 rows, rewards have 30"):
+        load_trajectories(arrays)
+
+
+def test_an_end_inside_an_episode_is_named() -> None:
+    episodes = coded_episodes()
+    episodes[2]["terminations"][3] = True
+    with pytest.raises(DataError, match="episode 2 is terminated or truncated at step 3 but has 9 steps"):
+        load_trajectories(episodes)
+
+
+def test_ragged_and_textual_leaves_are_refused() -> None:
+    episode = {"actions": [0, 1], "rewards": [0.0, 1.0]}
+    with pytest.raises(DataError, match=r"not rows of numbers|do not fit"):
+        load_trajectories([episode | {"observations": ["a", "b"]}])
+    with pytest.raises(DataError, match="do not fit"):
+        load_trajectories([episode | {"observations": [[1.0], [1.0, 2.0]]}])
+
+
+def test_a_missing_minari_set_is_refused_at_once_with_the_command_that_fetches_it(monkeypatch: Any) -> None:
+    monkeypatch.setattr("socket.socket", None)  # nothing may even try the network
+    with pytest.raises(DataError, match="minari download mujoco/hopper/medium-v0"):
+        load_trajectories("mujoco/hopper/medium-v0")
+    write_minari(load_trajectories(coded_episodes()), "mujoco/hopper/medium-v1")
+    with pytest.raises(DataError, match="did you mean 'mujoco/hopper/medium-v1'"):
+        load_trajectories("mujoco/hopper/medium-v2")
+
+
+def test_a_missing_or_truncated_or_foreign_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no file .*gone\.hdf5"):
+        load_trajectories(tmp_path / "gone.hdf5")
+    whole = write_hdf5(tmp_path / "whole.hdf5", flat(coded_episodes())).read_bytes()
+    (tmp_path / "half.hdf5").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"half\.hdf5 is truncated or no HDF5 file"):
+        load_trajectories(tmp_path / "half.hdf5")
+    (tmp_path / "text.hdf5").write_text("hello")
+    with pytest.raises(DataError, match="truncated or no HDF5 file"):
+        load_trajectories(tmp_path / "text.hdf5")
+    with pytest.raises(DataError, match="neither a D4RL file"):
+        load_trajectories(str(tmp_path / "data.pkl"))
+    written = write_minari(load_trajectories(coded_episodes()), "coded/foreign-v0")
+    with pytest.raises(DataError, match="belongs to a Minari data set"):
+        load_trajectories(Path(written.spec.data_path) / "main_data.hdf5")
+
+
+def test_a_minari_set_whose_episodes_are_shorter_than_announced_is_refused(minari_root: Path) -> None:
+    write_minari(load_trajectories(coded_episodes()), "coded/cut-v0")
+    with h5py.File(minari_root / "coded/cut-v0/data/main_data.hdf5", "a") as file:
+        file["episode_2"].attrs["total_steps"] = 40_000
+    with pytest.raises(DataError, match="episode 2 has 9 steps on reading, its metadata say 40000"):
+        load_trajectories("coded/cut-v0")
+    description = minari_root / "coded/cut-v0/data/metadata.json"
+    with h5py.File(minari_root / "coded/cut-v0/data/main_data.hdf5", "a") as file:
+        file["episode_2"].attrs["total_steps"] = 9
+    description.write_text(json.dumps(json.loads(description.read_text()) | {"total_steps": 31}))
+    with pytest.raises(DataError, match="hold 30 steps, the metadata say 31"):
+        load_trajectories("coded/cut-v0")
+
+
+def test_a_damaged_minari_set_is_named(minari_root: Path) -> None:
+    write_minari(load_trajectories(coded_episodes()), "coded/damaged-v0")
+    main = minari_root / "coded/damaged-v0/data/main_data.hdf5"
+    main.write_bytes(main.read_bytes()[:2000])
+    with pytest.raises(DataError, match="damaged"):
+        load_trajectories("coded/damaged-v0")
+
+
+def test_other_objects_are_refused_with_the_list_of_sources() -> None:
+    with pytest.raises(DataError, match="cannot read a dataset from int"):
+        load_trajectories(3)
+    with pytest.raises(ConfigError, match="cache does not apply to data in memory"):
+        load_trajectories(coded_episodes(), cache="somewhere")
+
+
+# Cache and Minari writing ---------------------------------------------
+
+
+def test_the_cache_is_memory_mapped_and_follows_the_source(tmp_path: Path) -> None:
+    path = write_hdf5(tmp_path / "flat.hdf5", flat(coded_episodes()))
+    first = load_trajectories(path, cache=tmp_path / "cache")
+    again = load_trajectories(path, cache=tmp_path / "cache")
+    assert wrong_pairs(first) == wrong_pairs(again) == 0
+    assert isinstance(again.observations[""], np.memmap)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    write_hdf5(path, flat(coded_episodes((2, 6, 1))))
+    assert wrong_pairs(load_trajectories(path, cache=tmp_path / "cache"), (2, 6, 1)) == 0
+    write_minari(load_trajectories(coded_episodes()), "coded/cached-v0")
+    for _ in range(2):
+        assert wrong_pairs(load_trajectories("coded/cached-v0", cache=tmp_path / "cache")) == 0
+    assert len(list((tmp_path / "cache").iterdir())) == 3
+
+
+def test_an_existing_minari_set_is_replaced_only_when_asked(minari_root: Path) -> None:
+    write_minari(load_trajectories(coded_episodes()), "coded/twice-v0", ref_min_score=0.0, ref_max_score=10.0)
+    short = load_trajectories(coded_episodes((2,)))
+    with pytest.raises(DataError, match="exists"):
+        write_minari(short, "coded/twice-v0")
+    assert len(load_trajectories("coded/twice-v0")) == 5
+    assert load_trajectories("coded/twice-v0").metadata["ref_max_score"] == 10.0
+    write_minari(short, "coded/twice-v0", overwrite=True)
+    assert len(load_trajectories("coded/twice-v0")) == 1
+    with pytest.raises(ConfigError, match="is no Minari id"):
+        write_minari(short, "coded/unversioned")
+    with pytest.raises(ConfigError, match="both reference scores"):
+        write_minari(short, "coded/one-v0", ref_min_score=0.0)
+
+
+def test_an_interrupted_writing_leaves_nothing(minari_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> io.BytesIO:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rltransformers.data.minari._in_types_of", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_minari(load_trajectories(coded_episodes()), "coded/broken-v0")
+    assert list(minari_root.iterdir()) == []
+    shutil.rmtree(minari_root)
+
+
+def test_data_without_last_observations_are_not_written_as_minari() -> None:
+    with pytest.raises(DataError, match="observations after the last actions are unknown"):
+        write_minari(load_trajectories(coded_episodes(final=False)), "coded/none-v0")
+
+
+def test_trajectories_can_be_made_from_episodes_directly() -> None:
+    assert wrong_pairs(Trajectories.from_episodes(coded_episodes(), **BOX)) == 0
