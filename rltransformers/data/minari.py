@@ -50,7 +50,7 @@ def write_minari(
         raise ConfigError(f"give both reference scores or neither, got {ref_min_score} and {ref_max_score}")
     if not trajectories.final_observations:
         raise DataError(
-        raise DataError(f"{dataset_id!r} exists in {target}; raise its version or pass overwrite=True")
+            f"{trajectories.name}: the last observations of episodes are unknown and Minari stores them; keep the "
             f"data with Trajectories.save(folder)"
         )
     import minari  # slow to import and needed for Minari data only

@@ -414,7 +414,7 @@ def test_an_interrupted_writing_leaves_nothing(minari_root: Path, monkeypatch: p
 
 
 def test_data_without_last_observations_are_not_written_as_minari() -> None:
-    with pytest.raises(DataError, match="observations after the last actions are unknown"):
+    with pytest.raises(DataError, match="last observations of episodes are unknown"):
         write_minari(load_trajectories(coded_episodes(final=False)), "coded/none-v0")
 
 
