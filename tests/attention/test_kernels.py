@@ -383,6 +383,10 @@ def test_nystrom_needs_no_rows_that_do_not_exist() -> None:
     p = episode_positions(torch.full((B,), -1), resets())
     tokens = Tokens(p, p, resets().cumsum(1) == 0, torch.full((B,), -1))
     torch.testing.assert_close(mixer(x, mixer.keys(x), tokens)[0], expected)
+    late = torch.full((B, 1), 7)  # an older episode whose rows are lost: only the token itself is left to see
+    tokens = Tokens(late, late, torch.ones(B, 1, dtype=torch.bool), late[:, 0] - 1)
+    alone = mixer.out(torch.stack([heads_of(mixer, row)[2].flatten() for row in x[:, :1]]))
+    torch.testing.assert_close(mixer(x[:, :1], mixer.keys(x[:, :1]), tokens)[0][:, 0], alone)
 
 
 def test_performer_error_falls_with_the_square_root_of_the_features() -> None:
