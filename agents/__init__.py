@@ -3,6 +3,7 @@
 if __name__ != "rltransformers.agents":
     raise ImportError("import this folder as rltransformers.agents")
 
+from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.gtrxl_ppo import GTrXLPPO
 
-__all__ = ["GTrXLPPO"]
+__all__ = ["DecisionTransformer", "GTrXLPPO"]

@@ -70,6 +70,7 @@ class Settings:
     normalize_observations: bool
     mode: Mode
     top_fraction: float
+    whole_episodes: bool
     acting: ActingMode
     seed: int
 
@@ -180,6 +181,8 @@ class DecisionTransformer:
         mode: "dt", or "bc" for behaviour cloning: the same network without return tokens.
         top_fraction: train only on this fraction of the episodes, those of highest return (at least one); with mode
             "bc" and 0.1 this is the 10 % behaviour cloning of the paper.
+        whole_episodes: every window is a whole episode (context_length must cover the longest) instead of a stretch
+            that may begin anywhere; wastes less on padding when episodes are about as long as the context.
         acting: what happens when an episode outgrows the context, see ``Actor``; "auto" is "banded" when the backbone's
             memory is shorter than the training window, else "refresh".
         policy_kwargs: {"backbone": {...}} as for ``BackboneConfig.from_dict``, by default the preset
@@ -211,6 +214,7 @@ class DecisionTransformer:
         normalize_observations: bool = True,
         mode: Mode = "dt",
         top_fraction: float = 1.0,
+        whole_episodes: bool = False,
         acting: ActingMode | Literal["auto"] = "auto",
         policy_kwargs: Mapping[str, Any] | None = None,
         tensorboard_log: str | os.PathLike[str] | None = None,
@@ -233,6 +237,7 @@ class DecisionTransformer:
             normalize_observations=normalize_observations,
             mode=mode,
             top_fraction=top_fraction,
+            whole_episodes=whole_episodes,
             acting=("banded" if backbone.memory < context_length - 1 else "refresh") if acting == "auto" else acting,
             seed=int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed,
         )
@@ -272,6 +277,7 @@ class DecisionTransformer:
                 return_scale=summary.return_scale,
                 statistics=statistics,
             ).to(self.device)
+        self.policy.eval()
         self._optimizer = torch.optim.AdamW(
             self.policy.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
@@ -281,7 +287,12 @@ class DecisionTransformer:
         settings = self.settings
         self._sampler: ContextSampler | None = None
         if data is not None:
-            self._sampler = ContextSampler(data, settings.context_length, discount=settings.discount)
+            self._sampler = ContextSampler(
+                data,
+                settings.context_length,
+                discount=settings.discount,
+                whole_episodes=settings.whole_episodes,
+            )
         self.tensorboard_log = None if tensorboard_log is None else os.fspath(tensorboard_log)
         self.verbose = verbose
 
@@ -319,6 +330,7 @@ class DecisionTransformer:
                 log.add(metrics)
                 if logs:
                     log.write(self.num_timesteps, self._optimizer.param_groups[0]["lr"])
+                callback.update_locals(locals())
                 if not callback.on_step():
                     break
         callback.on_training_end()
@@ -343,7 +355,7 @@ class DecisionTransformer:
         generator = torch.Generator().manual_seed(_step_seed(self.seed, self.num_timesteps, "batch"))
         torch.manual_seed(_step_seed(self.seed, self.num_timesteps, "dropout"))
         batch = sampler.sample(settings.batch_size, generator)
-        record = Record(weights=with_panel)
+        record = Record()
         self.policy.train()
         loss = self.loss(batch, record)
         self._optimizer.zero_grad(set_to_none=True)
@@ -355,29 +367,28 @@ class DecisionTransformer:
         self._optimizer.step()
         self.policy.backbone.constrain_()
         self.policy.eval()
-        panel = {f"memory/{name}": value.detach() for name, value in record.metrics.items()}
+        panel = self._panel(batch) if with_panel else {}
         auxiliary = {f"train/{name}_loss": value.detach() for name, value in record.losses.items()}
         return {"train/loss": loss.detach(), "train/grad_norm": norm.detach(), **auxiliary, **panel}
 
     def loss(self, batch: ContextBatch, record: Record | None = None) -> Tensor:
         """Mean loss of the recorded actions over the valid steps of a batch, plus the backbone's auxiliary losses."""
         record = record or Record()
-        to = self.device
-        actions = {path: value.to(to) for path, value in batch.actions.items()}
-        valid = batch.valid.to(to)
+        batch, head = batch.to(self.device), self.policy.head
         outputs = self.policy(
-            {path: value.to(to) for path, value in batch.observations.items()},
-            actions,
-            batch.return_to_go.to(to),
-            batch.timestep.to(to),
-            valid,
-            record=record,
+            batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid, record=record
         )
-        head = self.policy.head
-        loss = action_loss(head, outputs, head.blank(actions, valid), valid)
+        loss = action_loss(head, outputs, head.blank(batch.actions, batch.valid), batch.valid)
         for name, weight in self.policy.backbone.aux_weights.items():
             loss = loss + weight * record.losses[name]
         return loss
+
+    @torch.no_grad()
+    def _panel(self, batch: ContextBatch) -> dict[str, Tensor]:
+        """How far attention looks back and the like; a forward of its own, so that looking never changes an update."""
+        record = Record(weights=True)
+        self.loss(batch, record)
+        return {f"memory/{name}": value for name, value in record.metrics.items()}
 
     @property
     def logger(self) -> Logger:
@@ -403,7 +414,6 @@ class DecisionTransformer:
     def actor(self, mode: ActingMode | None = None) -> Actor:
         """The trained policy as something that acts, in the model's acting mode or the one given."""
         settings = self.settings
-        self.policy.eval()
         return Actor(
             self.policy, settings.context_length, mode or settings.acting, settings.discount, settings.delayed_reward
         )
@@ -703,7 +713,6 @@ class DecisionTransformer:
             self.num_timesteps = int(tensors["updates"])
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"checkpoint {path} does not describe a {KIND}: {error}") from error
-        self.policy.eval()
         data = None
         if dataset is not None:
             data = _training_data(load_trajectories(dataset), settings)

@@ -17,7 +17,7 @@ from rltransformers.policies.decision import ActingState, Actor, DecisionPolicy
 OBSERVATION = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTION = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
 # float64: sums of a few hundred terms of order 1, reordered between kernels of different shape
-EXACT = {"atol": 1e-12, "rtol": 0.0}
+EXACT: dict[str, Any] = {"atol": 1e-12, "rtol": 0.0}
 
 
 def config(**backbone: Any) -> BackboneConfig:

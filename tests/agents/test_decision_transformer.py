@@ -1,0 +1,624 @@
+"""Behaviour of the Decision Transformer agent on tiny data. E episodes, N environments."""
+
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, ConvertCallback
+from stable_baselines3.common.logger import configure
+from torch import Tensor
+
+from rltransformers.agents import DecisionTransformer
+from rltransformers.core.errors import CheckpointError, ConfigError, DataError
+from rltransformers.data import ContextBatch, Trajectories
+from rltransformers.training.checkpoint import save_checkpoint
+
+TINY = {"backbone": {"width": 16, "layers": 2, "heads": 2, "dropout": 0.1}}
+
+
+class Drift(gym.Env[Any, Any]):
+    """Episodes of 3 to 14 steps whose start and length come from the seed; the reward likes actions near the state."""
+
+    def __init__(self, observation: str = "vector", action: str = "box", broken: str = "") -> None:
+        self.kind, self.broken = observation, broken
+        vector = spaces.Box(-10, 10, (2,), np.float32)
+        image = spaces.Box(0, 255, (6, 6, 1), np.uint8)
+        index = spaces.Discrete(4, start=1)
+        several = spaces.MultiDiscrete([2, 3])
+        nested = spaces.Tuple((spaces.Dict({"a": vector, "b": index}), several))
+        observations: dict[str, spaces.Space[Any]] = {
+            "vector": vector,
+            "image": image,
+            "index": index,
+            "several": several,
+            "dict": spaces.Dict({"v": vector, "i": image}),
+            "nested": nested,
+        }
+        actions: dict[str, spaces.Space[Any]] = {
+            "box": spaces.Box(-2, 2, (1,), np.float32),
+            "discrete": spaces.Discrete(3, start=-1),
+            "multi": spaces.MultiDiscrete([3, 2]),
+            "binary": spaces.MultiBinary(2),
+            "mixed": spaces.Dict({"go": spaces.Box(-1, 1, (2,), np.float32), "what": spaces.Discrete(3)}),
+        }
+        self.observation_space, self.action_space = observations[observation], actions[action]
+
+    def _observe(self) -> Any:
+        vector = np.array([self.x, self.t], np.float32)
+        image = np.full((6, 6, 1), int(20 * abs(self.x)) % 256, np.uint8)
+        index, several = 1 + self.t % 4, np.array([self.t % 2, self.t % 3])
+        if self.broken == "observation" and self.t == 2:
+            vector[0] = np.nan
+        return {
+            "vector": vector,
+            "image": image,
+            "index": index,
+            "several": several,
+            "dict": {"v": vector, "i": image},
+            "nested": ({"a": vector, "b": index}, several),
+        }[self.kind]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.x, self.t = float(self.np_random.normal()), 0
+        self.limit = int(self.np_random.integers(3, 15))
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        flat = float(np.sum([np.sum(part) for part in (action.values() if isinstance(action, dict) else [action])]))
+        reward = 1.0 - abs(self.x - flat)
+        if self.broken == "reward" and self.t == 3:
+            reward = float("nan")
+        self.x, self.t = 0.8 * self.x - 0.3 * flat, self.t + 1
+        done = self.t >= self.limit
+        return self._observe(), reward, False, done, {"is_success": abs(self.x) < 0.5} if done else {}
+
+
+gym.register("test/Drift-v0", entry_point=lambda **options: Drift(**options))
+
+
+def record(episodes: int = 12, **options: Any) -> Trajectories:
+    """Random episodes of ``Drift``."""
+    env = Drift(**options)
+    env.action_space.seed(0)
+    recorded = []
+    for seed in range(episodes):
+        observation, _ = env.reset(seed=seed)
+        steps: dict[str, list[Any]] = {name: [] for name in ("observations", "actions", "rewards", "truncations")}
+        steps["observations"].append(observation)
+        while not steps["truncations"] or not steps["truncations"][-1]:
+            action = env.action_space.sample()
+            observation, reward, _, truncated, _ = env.step(action)
+            for name, value in zip(steps, (observation, action, reward, truncated), strict=True):
+                steps[name].append(value)
+        whole: dict[str, Any] = {name: _stacked(values) for name, values in steps.items()}
+        recorded.append({**whole, "terminations": np.zeros(len(steps["rewards"]), bool)})
+    return Trajectories.from_episodes(
+        recorded, observation_space=env.observation_space, action_space=env.action_space, name="drift"
+    )
+
+
+def _stacked(values: list[Any]) -> Any:
+    if isinstance(values[0], dict):
+        return {key: _stacked([value[key] for value in values]) for key in values[0]}
+    if isinstance(values[0], tuple):
+        return tuple(_stacked([value[index] for value in values]) for index in range(len(values[0])))
+    return np.array(values)
+
+
+@pytest.fixture(scope="module")
+def data() -> Trajectories:
+    return record()
+
+
+def make(dataset: Any, **settings: Any) -> DecisionTransformer:
+    values = {
+        "context_length": 5,
+        "batch_size": 8,
+        "warmup_steps": 10,
+        "seed": 3,
+        "policy_kwargs": TINY,
+        "device": "cpu",
+    }
+    return DecisionTransformer("DTPolicy", dataset, **{**values, **settings})
+
+
+@pytest.fixture(scope="module")
+def trained(data: Trajectories) -> DecisionTransformer:
+    return make(data, learning_rate=1e-2).learn(30)
+
+
+class Losses(BaseCallback):
+    """Collects the loss of every update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[float] = []
+        self.updates: list[int] = []
+
+    def _on_step(self) -> bool:
+        self.values.append(float(self.locals["metrics"]["train/loss"]))
+        self.updates.append(self.num_timesteps)
+        return True
+
+
+def weights(model: DecisionTransformer) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.policy.parameters()])
+
+
+# ----------------------------------------------------------------------------------------------------- learning
+
+
+def test_observation_action_and_return_of_a_batch_belong_to_the_same_step() -> None:
+    lengths = (3, 7, 1, 12)
+    episodes = [
+        {
+            "observations": (1000 * e + np.arange(n + 1))[:, None].astype(np.float32),
+            "actions": (1000 * e + np.arange(n))[:, None].astype(np.float32),
+            "rewards": np.full(n, 0.25),
+            "terminations": np.arange(n) == n - 1,
+            "truncations": np.zeros(n, bool),
+        }
+        for e, n in enumerate(lengths)
+    ]
+    model = make(episodes, normalize_observations=False)
+    assert model._sampler is not None
+    batch = model._sampler.sample(500, torch.Generator().manual_seed(0))
+    code = batch.observations[""][..., 0][batch.valid].long()
+    torch.testing.assert_close(batch.actions[""][..., 0][batch.valid].long(), code)
+    torch.testing.assert_close(batch.timestep[batch.valid].long(), code % 1000)
+    remaining = torch.tensor(lengths)[code // 1000] - code % 1000
+    torch.testing.assert_close(batch.return_to_go[batch.valid], 0.25 * remaining)
+    assert set(code.tolist()) == {1000 * e + t for e, n in enumerate(lengths) for t in range(n)}  # worst episode too
+
+
+@pytest.mark.slow
+def test_an_action_that_is_a_function_of_its_observation_is_learnt() -> None:
+    generator = np.random.default_rng(0)
+    observations = generator.uniform(-1, 1, (40, 9, 1)).astype(np.float32)
+    episodes = [
+        {
+            "observations": o,
+            "actions": 0.9 * o[:-1],
+            "rewards": np.ones(8),
+            "terminations": np.arange(8) == 7,
+            "truncations": np.zeros(8, bool),
+        }
+        for o in observations
+    ]
+    space = spaces.Box(-1, 1, (1,), np.float32)
+    data = Trajectories.from_episodes(episodes, observation_space=space, action_space=space)
+    losses = Losses()
+    make(
+        data, learning_rate=5e-3, policy_kwargs={"backbone": {"width": 16, "layers": 1, "heads": 1, "dropout": 0.0}}
+    ).learn(250, callback=losses)
+    assert np.mean(losses.values[-20:]) < 0.02  # predicting the mean gives 0.27
+
+
+def test_stopping_and_resuming_gives_the_losses_and_weights_of_not_stopping(data: Trajectories, tmp_path: Path) -> None:
+    whole, first, second = Losses(), Losses(), Losses()
+    straight = make(data).learn(9, callback=whole)
+    torch.rand(7)  # the global generator must not matter
+    half = make(data).learn(4, callback=first)
+    half.save(tmp_path / "half")
+    torch.rand(5)
+    resumed = DecisionTransformer.load(tmp_path / "half", data, device="cpu").learn(5, callback=second)
+    assert first.values + second.values == whole.values
+    assert second.updates == [5, 6, 7, 8, 9]
+    assert torch.equal(weights(resumed), weights(straight))
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(data: Trajectories) -> None:
+    one, same, other = (make(data, seed=seed).learn(3) for seed in (5, 5, 6))
+    assert torch.equal(weights(one), weights(same))
+    assert not torch.equal(weights(one), weights(other))
+    assert make(data, seed=None).seed != make(data, seed=None).seed
+
+
+def test_learning_leaves_the_global_generator_alone(data: Trajectories) -> None:
+    before = torch.random.get_rng_state()
+    make(data).learn(2)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_learning_rate_rises_over_the_warm_up_and_stays(data: Trajectories) -> None:
+    model = make(data, learning_rate=0.4, warmup_steps=4, weight_decay=0.0)
+    rates = []
+    for _ in range(6):
+        model.learn(1)
+        rates.append(model._optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+
+
+def test_callbacks_of_stable_baselines3_work(data: Trajectories, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def stop_at_seven(locals_: dict[str, Any], globals_: dict[str, Any]) -> bool:
+        seen.append(locals_["self"].num_timesteps)
+        return len(seen) < 7
+
+    checkpoint = CheckpointCallback(save_freq=3, save_path=str(tmp_path), name_prefix="dt")
+    model = make(data).learn(20, callback=[checkpoint, ConvertCallback(stop_at_seven)])
+    assert model.num_timesteps == 7
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dt_3_steps.zip", "dt_6_steps.zip"]
+    assert DecisionTransformer.load(tmp_path / "dt_6_steps", device="cpu").num_timesteps == 6
+
+
+def test_tensorboard_counts_updates_on_its_x_axis(data: Trajectories, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model = make(data, tensorboard_log=tmp_path).learn(4, log_interval=2, tb_log_name="run")
+    model.learn(2, log_interval=2)
+    events = EventAccumulator(str(tmp_path / "run_1"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6]
+    assert {"train/learning_rate", "train/grad_norm", "memory/layer0/lookback"} <= set(events.Tags()["scalars"])
+
+
+def test_a_logger_can_be_set(data: Trajectories, tmp_path: Path) -> None:
+    model = make(data)
+    model.set_logger(configure(str(tmp_path), ["csv"]))
+    model.learn(2, log_interval=1, progress_bar=True)
+    model.logger.close()
+    assert (tmp_path / "progress.csv").read_text().count("\n") == 3
+
+
+def test_a_loss_that_is_not_finite_stops_training(data: Trajectories) -> None:
+    model = make(data)
+    with torch.no_grad():
+        model.policy.head.linear.weight.fill_(float("nan"))
+    with pytest.raises(DataError, match="loss is nan after 1 updates"):
+        model.learn(3, log_interval=1)
+
+
+def test_filtered_cloning_trains_on_the_best_episodes_only(data: Trajectories) -> None:
+    model = make(data, mode="bc", top_fraction=0.25)
+    assert model._sampler is not None
+    assert model._sampler.windows == make(data.top_fraction(0.25), mode="bc")._sampler.windows  # type: ignore[union-attr]
+    assert model.summary.best_return == pytest.approx(data.returns.max(), rel=1e-5)
+
+
+def test_delayed_rewards_show_the_return_of_the_episode_at_every_step(data: Trajectories) -> None:
+    model = make(data, delayed_reward=True)
+    assert model._sampler is not None
+    batch = model._sampler.sample(100, torch.Generator().manual_seed(0))
+    known = torch.tensor(data.returns, dtype=torch.float32)
+    gap = (batch.return_to_go[batch.valid][:, None] - known).abs().min(1).values
+    assert gap.max() < 1e-5
+    _, state = model.predict(np.zeros(2, np.float32), target_return=4.0)
+    _, state = model.predict(np.zeros(2, np.float32), state)  # no reward needed
+    assert state.return_to_go.tolist() == [4.0]
+
+
+def test_returns_are_scaled_to_unit_mean_square_and_the_scale_is_saved(data: Trajectories, tmp_path: Path) -> None:
+    model = make(data)
+    scaled = data.return_to_go() / model.summary.return_scale
+    assert np.mean(np.square(scaled)) == pytest.approx(1.0, rel=1e-4)
+    model.save(tmp_path / "m")
+    assert DecisionTransformer.load(tmp_path / "m", device="cpu").policy.return_scale == model.summary.return_scale
+    assert make(data, return_scale=50.0).policy.return_scale == 50.0
+
+
+def test_statistics_of_observations_are_saved_and_numbers_that_never_change_stay_finite(tmp_path: Path) -> None:
+    data = record()
+    data.observations[""][:, 1] = 7.0
+    model = make(data)
+    mean = model.policy.get_buffer("observation_mean_0")
+    assert mean[1] == 7.0
+    assert model.policy.get_buffer("observation_deviation_0")[1] == 1.0
+    model.save(tmp_path / "m")
+    loaded = DecisionTransformer.load(tmp_path / "m", device="cpu")
+    torch.testing.assert_close(loaded.policy.get_buffer("observation_mean_0"), mean)
+    assert not make(data, normalize_observations=False).policy.normalised
+
+
+def test_whole_episodes_can_be_the_windows(data: Trajectories) -> None:
+    model = make(data, whole_episodes=True, context_length=14).learn(1)
+    assert model._sampler is not None
+    batch = model._sampler.sample(50, torch.Generator().manual_seed(0))
+    assert torch.all(batch.timestep[:, 0] == 0)
+    assert set(batch.valid.sum(1).tolist()) <= set(data.lengths.tolist())
+
+
+# ------------------------------------------------------------------------------------------ acting, evaluation
+
+
+def test_results_do_not_depend_on_how_many_environments_run_at_once(trained: DecisionTransformer) -> None:
+    def run(**options: Any) -> list[Any]:
+        return trained.evaluate("test/Drift-v0", [-3.0, 5.0], episodes=9, seed=40, **options)
+
+    one_by_one = run(num_envs=1)
+    for options in ({"num_envs": 4}, {"num_envs": 100}):
+        for ours, theirs in zip(run(**options), one_by_one, strict=True):
+            assert ours.seeds == theirs.seeds == tuple(range(40, 49))
+            assert ours.lengths == theirs.lengths
+            assert ours.successes == theirs.successes
+            np.testing.assert_allclose(ours.returns, theirs.returns, atol=1e-4)  # float32 kernels of other shapes
+    assert len(set(one_by_one[0].lengths)) > 3
+    assert one_by_one[0].mean != one_by_one[1].mean
+    assert trained.evaluate("test/Drift-v0", 5.0, episodes=9, seed=40)[0].returns == pytest.approx(
+        one_by_one[1].returns, abs=1e-4
+    )
+
+
+def test_evaluation_equals_a_plain_loop_of_predict(trained: DecisionTransformer) -> None:
+    result = trained.evaluate("test/Drift-v0", [2.0], episodes=3, seed=7)[0]
+    env = Drift()
+    for seed, expected in zip(result.seeds, result.returns, strict=True):
+        observation, _ = env.reset(seed=seed)
+        state, reward, total, done = None, 0.0, 0.0, False
+        while not done:
+            action, state = trained.predict(observation, state, target_return=2.0, reward=reward, deterministic=True)
+            observation, reward, _, done, _ = env.step(action)
+            total += reward
+        assert total == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_return_asked_for_falls_by_every_reward_received(
+    trained: DecisionTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    embed = trained.policy.embed_step
+
+    def spy(observations: Any, return_to_go: Tensor) -> Tensor:
+        asked.append(float(return_to_go))
+        return embed(observations, return_to_go)
+
+    monkeypatch.setattr(trained.policy, "embed_step", spy)
+    result = trained.evaluate("test/Drift-v0", [6.0], episodes=1, seed=3)[0]
+    env = Drift()
+    rewards: list[float] = []
+    observation, _ = env.reset(seed=3)
+    state = None
+    for t in range(result.lengths[0]):
+        previous = rewards[-1] if rewards else None
+        action, state = trained.predict(observation, state, target_return=6.0, reward=previous, deterministic=True)
+        observation, reward, *_ = env.step(action)
+        rewards.append(reward)
+        assert asked[t] == pytest.approx(6.0 - sum(rewards[:-1]), abs=1e-4)
+    assert len(asked) == 2 * result.lengths[0]
+
+
+def test_a_vector_environment_that_never_resets_by_itself_gives_the_same_results(trained: DecisionTransformer) -> None:
+    envs = SyncVectorEnv([Drift] * 3, autoreset_mode=AutoresetMode.DISABLED)
+    ours = trained.evaluate(envs, [1.0], episodes=7, seed=2)[0]
+    theirs = trained.evaluate("test/Drift-v0", [1.0], episodes=7, seed=2, num_envs=3)[0]
+    assert ours == theirs
+    assert trained.evaluate(envs, [1.0], episodes=2, seed=2)[0].returns == pytest.approx(ours.returns[:2], abs=1e-4)
+    with pytest.raises(ConfigError, match="DISABLED"):
+        trained.evaluate(SyncVectorEnv([Drift] * 3), [1.0])
+
+
+def test_sampled_actions_follow_the_seed_of_the_episode() -> None:
+    model = make(record(action="multi"))
+    options: Any = {"episodes": 5, "seed": 3, "env_kwargs": {"action": "multi"}, "deterministic": False}
+    one, several = (model.evaluate("test/Drift-v0", [1.0], num_envs=n, **options)[0] for n in (1, 3))
+    np.testing.assert_allclose(one.returns, several.returns, atol=1e-4)
+    greedy = model.evaluate("test/Drift-v0", [1.0], **{**options, "deterministic": True})[0]
+    assert one.returns != greedy.returns
+
+
+def test_scores_are_normalised_where_the_data_name_a_known_task(data: Trajectories) -> None:
+    model = make(replace(data, env_id="Hopper-v5"))
+    result = model.evaluate("test/Drift-v0", [1.0], episodes=2)[0]
+    expected = [100 * (value + 20.272305) / (3234.3 + 20.272305) for value in result.returns]
+    assert result.normalized_scores == pytest.approx(expected)
+    assert result.to_dict()["normalized_mean"] == pytest.approx(np.mean(expected))
+    assert make(data).evaluate("test/Drift-v0", [1.0], episodes=2)[0].normalized_scores is None
+
+
+@pytest.mark.parametrize("targets", [["high"], "high", [float("nan")], [float("inf")], [None], [True], []])
+def test_a_target_return_that_is_not_a_number_is_refused(trained: DecisionTransformer, targets: Any) -> None:
+    with pytest.raises(ConfigError, match="target"):
+        trained.evaluate("test/Drift-v0", targets)
+
+
+def test_behaviour_cloning_takes_no_target(data: Trajectories) -> None:
+    model = make(data, mode="bc")
+    with pytest.raises(ConfigError, match="no target"):
+        model.evaluate("test/Drift-v0", [1.0])
+    assert model.evaluate("test/Drift-v0", episodes=3)[0].target_return is None
+
+
+def test_predict_takes_batches_and_single_observations_and_starts_episodes_anew(trained: DecisionTransformer) -> None:
+    generator = np.random.default_rng(0)
+    observations = generator.normal(size=(4, 3, 2)).astype(np.float32)
+    state = None
+    for observation in observations:
+        action, state = trained.predict(observation, state, target_return=[1.0, 2.0, 3.0], reward=np.zeros(3))
+    assert action.shape == (3, 1)
+    single, fresh = trained.predict(observations[0, 1], target_return=2.0)
+    assert single.shape == (1,)
+    restart = np.array([False, True, False])
+    again, state = trained.predict(observations[0], state, restart, target_return=2.0, reward=np.zeros(3))
+    np.testing.assert_allclose(again[1], single, atol=1e-5)
+    assert state.step.tolist() == [4, 0, 4]
+    assert fresh.batch_size == 1
+
+
+def test_predict_asks_for_what_it_needs(trained: DecisionTransformer) -> None:
+    observation = np.zeros((2, 2), np.float32)
+    _, state = trained.predict(observation)
+    with pytest.raises(ConfigError, match="reward"):
+        trained.predict(observation, state)
+    with pytest.raises(ConfigError, match="holds 2 environments"):
+        trained.predict(np.zeros(2, np.float32), state, reward=0.0)
+    with pytest.raises(ConfigError, match="target_return"):
+        trained.predict(observation, target_return="much")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="shape"):
+        trained.predict(np.zeros((2, 3), np.float32))
+    with pytest.raises(DataError, match="environment 1 holds NaN"):
+        trained.predict(np.array([[0.0, 0.0], [np.nan, 0.0]], np.float32))
+
+
+@pytest.mark.parametrize(("broken", "message"), [("observation", "at step 2"), ("reward", "at step 3")])
+def test_an_environment_that_breaks_is_named_with_its_step(
+    trained: DecisionTransformer, broken: str, message: str
+) -> None:
+    with pytest.raises(DataError, match=f"environment [0-3] .*{message}"):
+        trained.evaluate("test/Drift-v0", [1.0], episodes=4, num_envs=4, env_kwargs={"broken": broken})
+
+
+@pytest.mark.parametrize(
+    ("observation", "action"),
+    [
+        ("vector", "discrete"),
+        ("vector", "binary"),
+        ("image", "multi"),
+        ("index", "box"),
+        ("several", "discrete"),
+        ("dict", "box"),
+        ("nested", "multi"),
+    ],
+)
+def test_every_kind_of_space_trains_and_acts(observation: str, action: str) -> None:
+    model = make(record(6, observation=observation, action=action)).learn(2)
+    options = {"observation": observation, "action": action}
+    result = model.evaluate("test/Drift-v0", [1.0], episodes=3, env_kwargs=options)[0]
+    assert len(result.returns) == 3
+
+
+def test_actions_of_several_kinds_at_once_train_and_act() -> None:
+    model = make(record(6, action="mixed")).learn(2)
+    envs = SyncVectorEnv([lambda: Drift(action="mixed")] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    assert len(model.evaluate(envs, [1.0], episodes=3)[0].returns) == 3
+
+
+def test_an_environment_with_other_spaces_than_the_data_is_refused(trained: DecisionTransformer) -> None:
+    with pytest.raises(ConfigError, match="observation space"):
+        trained.evaluate("test/Drift-v0", [1.0], env_kwargs={"observation": "image"})
+    with pytest.raises(ConfigError, match="action space"):
+        trained.evaluate("test/Drift-v0", [1.0], env_kwargs={"action": "discrete"})
+
+
+def test_wrappers_are_applied(data: Trajectories) -> None:
+    first = replace(
+        data,
+        observations={"": data.observations[""][:, :1].copy()},
+        observation_space=spaces.Box(-10, 10, (1,), np.float32),
+    )
+    keep = {"name": "KeepIndices", "indices": [0]}
+    assert len(make(first).evaluate("test/Drift-v0", [1.0], episodes=2, wrappers=[keep])[0].returns) == 2
+
+
+# ------------------------------------------------------------------------------------------------------- memory
+
+
+def test_windows_longer_than_the_memory_train_it_and_are_acted_on_without_restarts(data: Trajectories) -> None:
+    backbone = {"width": 16, "layers": 2, "heads": 2, "memory": 3, "position": "rope"}
+    model = make(data, context_length=12, policy_kwargs={"backbone": backbone}).learn(2)
+    assert model.settings.acting == "banded"
+    assert make(data).settings.acting == "refresh"
+    first = model.evaluate("test/Drift-v0", [1.0], episodes=5)[0]
+    whole = model.evaluate("test/Drift-v0", [1.0], episodes=5, acting="recompute")[0]  # episodes of at most 14 steps
+    short = [i for i, length in enumerate(first.lengths) if length <= 12]
+    assert [first.returns[i] for i in short] == pytest.approx([whole.returns[i] for i in short], abs=1e-4)
+
+
+@pytest.mark.parametrize("preset", ["gtrxl", "gpt", "linear_transformer"])
+def test_any_backbone_can_be_chosen(data: Trajectories, preset: str) -> None:
+    model = make(data, policy_kwargs={"backbone": {"preset": preset, "width": 16, "layers": 1, "heads": 2}}).learn(2)
+    cached, whole = (
+        model.evaluate("test/Drift-v0", [1.0], episodes=4, acting=mode)[0] for mode in ("refresh", "recompute")
+    )
+    # episodes no longer than the context are seen whole in both modes
+    short = [i for i, length in enumerate(cached.lengths) if length <= 5]
+    assert [cached.returns[i] for i in short] == pytest.approx([whole.returns[i] for i in short], abs=1e-4)
+
+
+def test_data_with_more_steps_than_the_timestep_table_are_refused(data: Trajectories) -> None:
+    backbone = {**TINY["backbone"], "position": {"name": "timestep", "max_len": 8}}
+    with pytest.raises(DataError, match="max_len"):
+        make(data, batch_size=64, policy_kwargs={"backbone": backbone}).learn(3)
+
+
+# -------------------------------------------------------------------------------------------------- checkpoints
+
+
+def test_a_loaded_model_acts_like_the_saved_one(trained: DecisionTransformer, tmp_path: Path) -> None:
+    trained.save(tmp_path / "model")
+    loaded = DecisionTransformer.load(tmp_path / "model", device="cpu")
+    options: Any = {"target_returns": [2.0], "episodes": 4}
+    assert loaded.evaluate("test/Drift-v0", **options) == trained.evaluate("test/Drift-v0", **options)
+    assert loaded.settings == trained.settings
+    assert loaded.backbone_config == trained.backbone_config
+    with pytest.raises(ConfigError, match="dataset"):
+        loaded.learn(1)
+    with pytest.raises(ConfigError, match="action space"):
+        DecisionTransformer.load(tmp_path / "model", record(3, action="discrete"), device="cpu")
+
+
+def test_checkpoints_of_other_agents_and_damaged_ones_are_refused(trained: DecisionTransformer, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "other", "GTrXLPPO", {}, {})
+    with pytest.raises(CheckpointError, match="GTrXLPPO"):
+        DecisionTransformer.load(tmp_path / "other")
+    save_checkpoint(tmp_path / "empty", "DecisionTransformer", {}, {})
+    with pytest.raises(CheckpointError, match="does not describe"):
+        DecisionTransformer.load(tmp_path / "empty")
+    trained.save(tmp_path / "cut")
+    whole = (tmp_path / "cut.zip").read_bytes()
+    (tmp_path / "cut.zip").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match="corrupt"):
+        DecisionTransformer.load(tmp_path / "cut")
+
+
+def test_loading_never_runs_code_from_the_file(trained: DecisionTransformer, tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+            return Path.touch, (tmp_path / "touched",)
+
+    trained.save(tmp_path / "model")
+    with zipfile.ZipFile(tmp_path / "model.zip") as archive:
+        header = archive.read("header.json")
+    torch.save({"policy": Payload()}, tmp_path / "tensors.pt")
+    with zipfile.ZipFile(tmp_path / "evil.zip", "w") as archive:
+        archive.writestr("header.json", header)
+        archive.write(tmp_path / "tensors.pt", "tensors.pt")
+    with pytest.raises(CheckpointError, match="refused"):
+        DecisionTransformer.load(tmp_path / "evil.zip")
+    assert not (tmp_path / "touched").exists()
+
+
+# ----------------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"policy_kwargs": {"backbon": {}}}, "did you mean 'backbone'"),
+        ({"policy_kwargs": {"backbone": {"wdth": 3}}}, "did you mean 'width'"),
+        ({"policy_kwargs": {"backbone": {"tokens_per_step": 2}}}, "tokens_per_step"),
+        ({"mode": "db"}, "mode 'db'"),
+        ({"acting": "refesh"}, "did you mean 'refresh'"),
+        ({"mode": "bc", "delayed_reward": True}, "no effect"),
+        ({"context_length": 0}, "context_length"),
+        ({"learning_rate": -1.0}, "learning_rate"),
+        ({"top_fraction": 0.0}, "top_fraction"),
+        ({"discount": 1.5}, "discount"),
+        ({"return_scale": 0.0}, "return_scale"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_impossible_settings_are_refused(data: Trajectories, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(data, **settings)
+
+
+def test_an_unknown_policy_is_refused(data: Trajectories) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'DTPolicy'"):
+        DecisionTransformer("DTPolcy", data)
+
+
+def test_a_batch_can_be_moved_and_gives_the_loss_that_learning_uses(data: Trajectories) -> None:
+    model = make(data)
+    assert model._sampler is not None
+    batch: ContextBatch = model._sampler.sample(4, torch.Generator().manual_seed(0))
+    assert torch.equal(model.loss(batch), model.loss(batch.to("cpu")))
