@@ -338,7 +338,8 @@ class _Vector(Protocol):
 
 class _GymnasiumVector:
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
-        self.env, self.num_envs, self.spec = env, env.num_envs, env.spec
+        self.env, self.num_envs = env, env.num_envs
+        self.spec = env.spec or getattr(env.unwrapped, "envs", [env])[0].spec
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._none = np.zeros(env.num_envs, bool)
@@ -427,6 +428,7 @@ def _single_spec(spec: Any) -> Any:
     single = copy.deepcopy(spec)
     for key in ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers"):
         single.kwargs.pop(key, None)
+    single.max_episode_steps = single.kwargs.pop("max_episode_steps", single.max_episode_steps)
     return single
 
 

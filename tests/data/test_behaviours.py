@@ -1,0 +1,225 @@
+"""Behaviours named by a text: random actions, Stable-Baselines3 files old and new, functions and objects."""
+
+import base64
+import io
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from sb3_contrib import RecurrentPPO
+from stable_baselines3 import A2C, DQN, PPO, SAC
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.spaces import leaf_spaces, leaf_values
+from rltransformers.data import load_behaviour, mixture, record, register_behaviour
+from rltransformers.data.behaviours import Random
+
+OBSERVATIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+STARTS = np.ones(3, bool)
+BATCH = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def cart_pole(text: str, **options: Any) -> Any:
+    return load_behaviour(text, OBSERVATIONS, spaces.Discrete(2), **options)
+
+
+@pytest.fixture(scope="module")
+def ppo_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ppo") / "CartPole-v1.zip"
+    PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, policy_kwargs={"net_arch": [4]}, device="cpu").save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3, start=-1),
+        spaces.MultiDiscrete([2, 5], start=[1, 0]),
+        spaces.MultiBinary(3),
+        spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([-1.0, 9.0], np.float32)),
+        spaces.Box(0, 255, (2, 2), np.uint8),
+        spaces.Dict({"move": spaces.Discrete(2), "aim": spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(3)])}),
+    ],
+    ids=str,
+)
+def test_random_actions_cover_their_space_evenly(space: gym.Space[Any]) -> None:
+    actions = Random(space).act(None, np.zeros(4000, bool), rng())
+    for path, leaf in leaf_spaces(space).items():
+        rows = np.asarray(leaf_values(space, actions)[path])
+        assert rows.shape == (4000, *leaf.shape) and all(leaf.contains(row) for row in rows[:50])
+        low = getattr(leaf, "low", getattr(leaf, "start", 0))
+        high = leaf.high if isinstance(leaf, spaces.Box) else low + getattr(leaf, "nvec", getattr(leaf, "n", 2)) - 1
+        high = np.ones(leaf.shape) if isinstance(leaf, spaces.MultiBinary) else high
+        middle, width = (np.asarray(low, float) + high) / 2, np.asarray(high, float) - low
+        # a uniform mean has deviation at most 0.5 * width / sqrt(4000) = 0.008 widths; five of them
+        assert (np.abs(rows.mean(axis=0) - middle) <= 0.04 * width + 1e-9).all()
+
+
+def test_unbounded_actions_are_standard_normal() -> None:
+    actions = Random(spaces.Box(-np.inf, np.inf, (2,))).act(None, np.zeros(4000, bool), rng())
+    assert abs(actions.mean()) < 0.06 and abs(actions.std() - 1) < 0.06  # five standard errors of 8000 draws
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "make"),
+    [
+        ("ppo", lambda: PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu")),
+        ("a2c", lambda: A2C("MlpPolicy", "CartPole-v1", device="cpu")),
+        ("dqn", lambda: DQN("MlpPolicy", "CartPole-v1", buffer_size=8, device="cpu")),
+        ("recurrentppo", lambda: RecurrentPPO("MlpLstmPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu")),
+    ],
+)
+def test_a_saved_policy_acts_as_its_model_does(algorithm: str, make: Any, tmp_path: Path) -> None:
+    model = make()
+    model.save(tmp_path / "model.zip")
+    behaviour = cart_pole(f"sb3:{algorithm}:{tmp_path / 'model.zip'}", deterministic=True)
+    expected, state = model.predict(BATCH, episode_start=STARTS, deterministic=True)
+    np.testing.assert_array_equal(behaviour.act(BATCH, STARTS, rng()), expected)
+    later, _ = model.predict(-BATCH, state=state, episode_start=~STARTS, deterministic=True)
+    np.testing.assert_array_equal(behaviour.act(-BATCH, ~STARTS, rng()), later)
+
+
+def test_sampled_actions_follow_the_generator_and_leave_the_global_ones_alone(ppo_zip: Path) -> None:
+    behaviour = cart_pole(f"sb3:ppo:{ppo_zip}")
+    many = np.repeat(BATCH, 30, axis=0)
+    torch.manual_seed(3)
+    np.random.seed(3)
+    before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
+    draws = [behaviour.act(many, np.ones(90, bool), rng(seed)) for seed in (0, 0, 1)]
+    assert (draws[0] == draws[1]).all() and not (draws[0] == draws[2]).all()
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()
+
+
+def test_state_dependent_exploration_draws_noise_for_every_environment(tmp_path: Path) -> None:
+    model = SAC("MlpPolicy", "Pendulum-v1", use_sde=True, buffer_size=8, policy_kwargs={"net_arch": [4]}, device="cpu")
+    model.save(tmp_path / "sac.zip")
+    env = gym.make("Pendulum-v1")
+    behaviour = load_behaviour(f"sb3:sac:{tmp_path / 'sac.zip'}", env.observation_space, env.action_space)
+    actions = behaviour.act(np.ones((5, 3), np.float32), np.ones(5, bool), rng())
+    assert len(np.unique(actions)) == 5
+
+
+def old_pickle(value: Any) -> bytes:
+    """The pickle of ``value`` as a version that used ``gym`` wrote it; protocol 2 spells module names as lines."""
+    return pickle.dumps(value, protocol=2).replace(b"cgymnasium.spaces", b"cgym.spaces")
+
+
+def test_files_that_name_the_package_gym_and_hold_old_code_load(ppo_zip: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old.zip"
+    with zipfile.ZipFile(ppo_zip) as source, zipfile.ZipFile(old, "w") as target:
+        for item in source.namelist():
+            content = source.read(item)
+            if item == "data":
+                data = json.loads(content)
+                for key, value in (("observation_space", OBSERVATIONS), ("action_space", spaces.Discrete(2))):
+                    data[key][":serialized:"] = base64.b64encode(old_pickle(value)).decode()
+                data["some_box"] = {
+                    ":type:": "Box",
+                    ":serialized:": base64.b64encode(old_pickle(OBSERVATIONS)).decode(),
+                }
+                # what a Python 3.7 function looks like to a later one: an unreadable code object
+                broken = base64.b64encode(b"\x80\x02c__builtin__\ngetattr\n(K\x01K\x02tR.").decode()
+                data["lr_schedule"] = {":type:": "function", ":serialized:": broken}
+                data["clip_range"] = {":type:": "function", ":serialized:": broken}
+                content = json.dumps(data).encode()
+            target.writestr(item, content)
+    behaviour = cart_pole(f"sb3:ppo:{old}", deterministic=True)
+    expected = cart_pole(f"sb3:ppo:{ppo_zip}", deterministic=True).act(BATCH, STARTS, rng())
+    np.testing.assert_array_equal(behaviour.act(BATCH, STARTS, rng()), expected)
+    assert isinstance(behaviour.model.some_box, spaces.Box)
+    with pytest.raises(ImportError):
+        __import__("gym")  # the alias lasts for the loading alone
+
+
+def statistics(tmp_path: Path) -> tuple[Path, Path, np.ndarray]:
+    normalize = VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")]), clip_obs=1.5)
+    normalize.obs_rms.mean, normalize.obs_rms.var = np.arange(4.0), np.arange(4.0) + 0.5
+    normalize.save(str(tmp_path / "vecnormalize.pkl"))
+    arrays = {"mean": np.arange(4.0), "var": np.arange(4.0) + 0.5, "epsilon": 1e-8, "clip_obs": 1.5, "norm_obs": True}
+    np.savez(tmp_path / "obs_norm.npz", **arrays)
+    expected = np.clip((BATCH - np.arange(4.0)) / np.sqrt(np.arange(4.0) + 0.5 + 1e-8), -1.5, 1.5)
+    return tmp_path / "vecnormalize.pkl", tmp_path / "obs_norm.npz", expected
+
+
+def test_observation_statistics_come_from_a_pickle_or_from_arrays(ppo_zip: Path, tmp_path: Path) -> None:
+    *files, expected = statistics(tmp_path)
+    for file in files:
+        behaviour = cart_pole(f"sb3:ppo:{ppo_zip}:{file}")
+        np.testing.assert_allclose(behaviour.normalize(BATCH), expected, rtol=1e-6)  # float32
+    assert cart_pole(f"sb3:ppo:{ppo_zip}").normalize is None
+
+
+def test_statistics_beside_the_policy_are_found_and_named(ppo_zip: Path, tmp_path: Path) -> None:
+    zoo = tmp_path / "CartPole-v1.zip"
+    zoo.write_bytes(ppo_zip.read_bytes())
+    zoo.with_suffix("").mkdir()
+    *_, expected = statistics(zoo.with_suffix(""))
+    behaviour = cart_pole(f"sb3:ppo:{zoo}")
+    np.testing.assert_allclose(behaviour.normalize(BATCH), expected, rtol=1e-6)
+    assert behaviour.name == "sb3:ppo:CartPole-v1.zip:obs_norm.npz"
+
+
+def test_functions_classes_and_registered_kinds_are_found_by_name() -> None:
+    assert list(cart_pole("tests.data.behaviours_for_tests:zeros").act(BATCH, STARTS, rng())) == [0, 0, 0]
+    assert list(cart_pole("tests.data.behaviours_for_tests:Constant").act(BATCH, STARTS, rng())) == [1, 1, 1]
+    data = record("CartPole-v1", "tests.data.behaviours_for_tests:zeros", 20)
+    assert data.metadata["behaviours"][0]["name"] == "tests.data.behaviours_for_tests:zeros"
+    seen: list[Any] = []
+
+    def loader(*arguments: Any) -> Random:
+        seen.extend(arguments)
+        return Random(arguments[2])
+
+    register_behaviour("own", loader)
+    assert isinstance(cart_pole("own:a:b", deterministic=True), Random)
+    assert seen == ["a:b", OBSERVATIONS, spaces.Discrete(2), True]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("randm", "is none of: random, sb3"),
+        ("sb3:pop:x.zip", "did you mean 'ppo'"),
+        ("sb3:ppo", "should read sb3:<algorithm>:<zip>"),
+        ("tests.data.behaviours_for_tests:zero", "did you mean 'zeros'"),
+        ("tests.data.behaviours_for_tests:not_a_behaviour", "got int"),
+        ("no_such_module:thing", "cannot import 'no_such_module'"),
+    ],
+)
+def test_texts_that_name_nothing_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        cart_pole(text)
+
+
+def test_files_that_cannot_be_used_are_named(ppo_zip: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no policy file gone\.zip"):
+        cart_pole("sb3:ppo:gone.zip")
+    (tmp_path / "text.zip").write_text("hello")
+    with pytest.raises(DataError, match=r"text\.zip could not be loaded as PPO"):
+        cart_pole(f"sb3:ppo:{tmp_path / 'text.zip'}")
+    with pytest.raises(DataError, match="could not be loaded as PPO for observations"):
+        load_behaviour(f"sb3:ppo:{ppo_zip}", spaces.Box(-1, 1, (7,)), spaces.Discrete(2))
+    (tmp_path / "statistics.pkl").write_bytes(io.BytesIO(b"no").getvalue())
+    with pytest.raises(DataError, match="no readable observation statistics"):
+        cart_pole(f"sb3:ppo:{ppo_zip}:{tmp_path / 'statistics.pkl'}")
+
+
+def test_mixtures_need_positive_weights() -> None:
+    with pytest.raises(ConfigError, match="at least one"):
+        mixture([])
+    for weight in (0.0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match="must be positive"):
+            mixture([(1.0, "random"), (weight, "random")])

@@ -1,0 +1,237 @@
+"""Recording gives what stepping by hand gives, in every kind of vector environment."""
+
+import itertools
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.seeding import generators
+from rltransformers.data import ObservationView, load_trajectories, mixture, record, write_minari
+from tests.data.coded import code
+
+LENGTHS = (3, 7, 1, 5)
+
+
+class Coded(gym.Env[Any, Any]):
+    """Episode k of environment i takes LENGTHS[(k + i) % 4] steps; numbers tell environment, episode and step.
+
+    Odd episodes terminate, even ones are truncated.
+    """
+
+    observation_space = spaces.Dict(
+        {"code": spaces.Box(-np.inf, np.inf, (3,), np.float64), "parity": spaces.Discrete(2)}
+    )
+    action_space = spaces.Discrete(50, start=-3)
+
+    def __init__(self, index: int = 0, ends: bool = True) -> None:
+        self.index, self.ends, self.episode = index, ends, -1
+
+    def _observation(self) -> dict[str, Any]:
+        number = code(100 * self.index + self.episode, self.step_count)
+        return {"code": np.array([number, -number, 7.0]), "parity": self.step_count % 2}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.episode, self.step_count = self.episode + 1, 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.step_count += 1
+        end = self.ends and self.step_count == LENGTHS[(self.episode + self.index) % 4]
+        odd = self.episode % 2 == 1
+        return self._observation(), float(action) + 0.5, end and odd, end and not odd, {}
+
+
+def act(observations: Any, starts: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """The step within the episode, which tells whether the action belongs to its observation."""
+    return observations["code"][:, 0].astype(np.int64) % 1000
+
+
+def vector(kind: str, count: int = 3, ends: bool = True) -> Any:
+    makers = [lambda index=index: Coded(index, ends) for index in range(count)]
+    if kind == "sb3":
+        return DummyVecEnv([lambda make=make: TimeLimit(make(), 10_000) for make in makers])
+    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode(kind))
+
+
+KINDS = ["NextStep", "SameStep", "Disabled", "sb3"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_pair_end_and_last_observation_is_right(kind: str) -> None:
+    data = record(vector(kind), act, 40)
+    assert data.steps >= 40 and data.final_observations
+    for index in range(len(data)):
+        episode = data.episode(index)
+        numbers = episode.observations["code"][:, 0].astype(int)
+        environment, number = divmod(numbers[0] // 1000, 100)
+        assert list(numbers % 1000) == list(range(len(episode) + 1))
+        assert (numbers // 1000 == numbers[0] // 1000).all()
+        assert len(episode) == LENGTHS[(number + environment) % 4]
+        assert list(episode.observations["parity"]) == [step % 2 for step in range(len(episode) + 1)]
+        assert list(episode.actions[""]) == list(range(len(episode)))
+        np.testing.assert_array_equal(episode.rewards, np.arange(len(episode)) + 0.5)
+        assert episode.terminations[-1] == (number % 2 == 1)
+        # SB3's VecEnv marks truncations of TimeLimit's kind alone, as Monitor and TimeLimit set them
+        assert episode.truncations[-1] == (number % 2 == 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_kinds_of_vector_environments_record_the_same(kind: str) -> None:
+    reference = record(vector("NextStep"), act, episodes=11)
+    data = record(vector(kind), act, episodes=11)
+    assert len(data) == 11
+    np.testing.assert_array_equal(data.observations["code"], reference.observations["code"])
+    np.testing.assert_array_equal(data.rewards, reference.rewards)
+
+
+def test_every_started_episode_is_finished_so_that_no_length_is_favoured() -> None:
+    data = record(vector("NextStep"), act, 10)
+    # 4 rows bring 10 counted steps; the environments finish the episodes they are in: 3, then 7, then 1 and 5 long
+    assert sorted(data.lengths) == [1, 3, 5, 7]
+    assert data.truncations.sum() + data.terminations.sum() == len(data)
+
+
+def test_episodes_are_spread_over_the_environments_beforehand() -> None:
+    data = record(vector("NextStep"), act, episodes=7)
+    environments = [int(data.episode(index).observations["code"][0, 0]) // 100_000 for index in range(7)]
+    assert environments == [0, 0, 0, 1, 1, 2, 2]
+
+
+def test_what_never_ends_is_cut_and_marked_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rltransformers.data.recorder.LONGEST_FINISH", 20)
+    data = record(vector("NextStep", ends=False), act, 30)
+    assert list(data.lengths) == [30, 30, 30]  # 10 rows for the 30 steps, then 20 more
+    assert data.truncations[data.offsets[1:] - 1].all()
+    assert list(data.episode(1).observations["code"][:, 0]) == list(code(100, np.arange(31)))
+
+
+def test_returns_equal_stepping_by_hand() -> None:
+    actions = np.random.default_rng(0).integers(0, 2, 1000)
+    clocks = itertools.count()
+
+    def scripted(observations: Any, starts: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        return actions[None, next(clocks)]
+
+    data = record(gym.make("CartPole-v1"), scripted, 100, seed=5)
+    env = gym.make("CartPole-v1")
+    observation, _ = env.reset(seed=int(generators(5).environment.numpy.integers(2**31 - 1)))
+    clock = 0
+    for index in range(len(data)):
+        observations, rewards, ended = [observation], [], False
+        while not ended:
+            observation, reward, terminated, truncated, _ = env.step(actions[clock])
+            observations.append(observation)
+            rewards.append(reward)
+            ended, clock = terminated or truncated, clock + 1
+        np.testing.assert_array_equal(data.episode(index).observations[""], np.array(observations, np.float32))
+        assert data.returns[index] == sum(rewards)
+        observation, _ = env.reset()
+        clock += 1  # next-step autoreset asks for an action that it ignores
+    assert data.env_id == "CartPole-v1"
+
+
+def test_the_same_seed_gives_the_same_data() -> None:
+    one, again, other = (record("CartPole-v1", "random", 200, num_envs=3, seed=seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one.observations[""], again.observations[""])
+    np.testing.assert_array_equal(one.actions[""], again.actions[""])
+    assert one.observations[""].shape != other.observations[""].shape or not np.array_equal(
+        one.observations[""], other.observations[""]
+    )
+
+
+def test_a_random_policy_lasts_about_22_steps_in_cart_pole() -> None:
+    data = record("CartPole-v1", "random", 20_000, num_envs=16)
+    # 900 episodes of mean 22 and deviation 12: standard error 0.4, five of them
+    assert abs(data.returns.mean() - 22.2) < 2.0
+    assert data.terminations.sum() == len(data)
+
+
+def test_recorded_arrays_grow_beyond_their_first_size() -> None:
+    data = record(vector("NextStep", 1), act, episodes=700)  # 4 lengths of 16 steps and 4 resets: 3500 rows
+    assert len(data) == 700 and data.steps == 16 * 175
+
+
+def test_a_part_of_the_observation_is_recorded_while_the_behaviour_sees_all() -> None:
+    def needs_all(observations: Any, starts: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        assert set(observations) == {"code", "parity"} and observations["code"].shape == (3, 3)
+        return act(observations, starts, generator)
+
+    data = record(vector("SameStep"), needs_all, episodes=6, recorded={"code": [2, 0]})
+    assert data.observation_space == spaces.Dict({"code": spaces.Box(-np.inf, np.inf, (2,), np.float64)})
+    assert (data.observations["code"][:, 0] == 7.0).all()
+    assert data.metadata["recorded"] == {"code": [2, 0]}
+    whole = record(vector("SameStep"), act, episodes=6, recorded={"parity": None})
+    assert whole.observation_space == spaces.Dict({"parity": spaces.Discrete(2)})
+    view = ObservationView(lambda observations: observations["code"][:, :1] / 2, spaces.Box(-np.inf, np.inf, (1,)))
+    halved = record(vector("SameStep"), act, episodes=6, recorded=view)
+    np.testing.assert_array_equal(halved.observations[""][:, 0] * 2, data.observations["code"][:, 1])
+    for wrong, message in (
+        ({"cod": [0]}, "did you mean 'code'"),
+        ({"code": [3]}, r"0\.\.2"),
+        ({"parity": [0]}, "parity"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            record(vector("SameStep"), act, episodes=1, recorded=wrong)
+
+
+def test_cart_pole_positions_alone_are_recorded_by_indices() -> None:
+    data = record("CartPole-v1", "random", 50, num_envs=2, recorded=[0, 2])
+    assert data.observation_space.shape == (2,)
+    assert data.metadata["recorded"] == {"": [0, 2]}
+
+
+def test_a_mixture_gives_every_part_its_exact_share_of_episodes_or_steps() -> None:
+    def left(observations: Any, starts: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        return np.zeros(len(starts), np.int64)
+
+    parts = mixture([(3, left), (1, "random"), (2, left)])
+    data = record("CartPole-v1", parts, episodes=12, num_envs=2)
+    assert [part["episodes"] for part in data.metadata["behaviours"]] == [6, 2, 4]
+    assert len(data) == 12
+    steps = record("CartPole-v1", parts, 600, num_envs=1)
+    for part, share in zip(steps.metadata["behaviours"], (300, 100, 200), strict=True):
+        assert share <= part["steps"] < share + 100  # the last episode is finished
+    assert parts.shares(10) == [5, 2, 3] and sum(parts.shares(7)) == 7
+
+
+def test_recorded_data_write_and_read_as_minari(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    data = record("CartPole-v1", "random", 60, num_envs=2)
+    written = write_minari(data, "cartpole/random-v0")
+    assert written.spec.env_spec.id == "CartPole-v1" and "num_envs" not in written.spec.env_spec.kwargs
+    env = written.recover_environment()
+    env.close()
+    again = load_trajectories("cartpole/random-v0")
+    np.testing.assert_array_equal(again.observations[""], data.observations[""])
+    assert again.env_id == "CartPole-v1"
+
+
+class Broken(Coded):
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, np.nan if self.step_count == 2 else reward, terminated, truncated, info
+
+
+def test_a_reward_that_is_not_a_number_is_named() -> None:
+    with pytest.raises(DataError, match="rewards of episode 0, step 1 is nan"):
+        record(Broken, act, 10)
+
+
+def test_wrong_requests_are_refused() -> None:
+    for request in ({}, {"steps": 5, "episodes": 5}, {"steps": 0}):
+        with pytest.raises(ConfigError, match="give steps or episodes"):
+            record("CartPole-v1", "random", **request)
+    with pytest.raises(ConfigError, match="num_envs"):
+        record("CartPole-v1", "random", 5, num_envs=0)
+    with pytest.raises(ConfigError, match=r"returned actions of shape \(1,\) for 2 environments"):
+        record("CartPole-v1", lambda observations, starts, generator: np.zeros(1, np.int64), 5, num_envs=2)
+    with pytest.raises(ConfigError, match="cannot record in int"):
+        record(3, "random", 5)  # type: ignore[arg-type]

@@ -1,0 +1,198 @@
+"""Returns, selections, statistics and the memory-mapped folder of trajectories."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.data import Trajectories, load_trajectories
+from rltransformers.data.trajectories import concatenate
+from tests.data.coded import LENGTHS, coded_episodes, wrong_pairs
+
+
+@pytest.fixture
+def data() -> Trajectories:
+    return load_trajectories(coded_episodes())
+
+
+def random_data(lengths: list[int], seed: int = 0) -> Trajectories:
+    rng = np.random.default_rng(seed)
+    episodes = coded_episodes(tuple(lengths))
+    for episode in episodes:
+        episode["rewards"] = rng.normal(size=len(episode["rewards"])).astype(np.float32)
+    return load_trajectories(episodes)
+
+
+# Few long episodes and many short ones take different paths through the code.
+@pytest.mark.parametrize("lengths", [[40, 7, 23], [1, 2, 3, 1, 5, 2, 2, 1, 4]], ids=["long", "short"])
+@pytest.mark.parametrize("discount", [1.0, 0.9, 0.0])
+def test_return_to_go_is_the_discounted_sum_of_what_is_still_to_come(lengths: list[int], discount: float) -> None:
+    data = random_data(lengths)
+    result = data.return_to_go(discount)
+    for index in range(len(data)):
+        rewards = data.episode(index).rewards.astype(np.float64)
+        by_hand = [sum(discount**k * rewards[t + k] for k in range(len(rewards) - t)) for t in range(len(rewards))]
+        got = result[data.offsets[index] : data.offsets[index + 1]]
+        np.testing.assert_allclose(got, by_hand, rtol=1e-6, atol=1e-6)  # float32 of sums made in float64
+        steps = got - discount * np.append(got[1:], 0.0)
+        np.testing.assert_allclose(steps, rewards, atol=2e-6)  # R_t - discount R_{t+1} = r_t up to float32 rounding
+
+
+def test_a_long_episode_loses_no_small_rewards() -> None:
+    rewards = np.full(200_000, 0.1, np.float32)
+    data = load_trajectories(
+        [{"observations": np.zeros((200_000, 1)), "actions": np.zeros((200_000, 1)), "rewards": rewards}]
+    )
+    assert data.return_to_go()[0] == pytest.approx(200_000 * float(np.float32(0.1)), rel=1e-7)
+    assert data.returns[0] == pytest.approx(200_000 * float(np.float32(0.1)), rel=1e-9)
+
+
+def test_a_discount_outside_the_unit_interval_is_refused(data: Trajectories) -> None:
+    with pytest.raises(ConfigError, match=r"1\.5"):
+        data.return_to_go(1.5)
+
+
+def test_selected_episodes_keep_their_pairs_and_order(data: Trajectories) -> None:
+    selected = data.select([4, 0])
+    assert list(selected.lengths) == [12, 5]
+    np.testing.assert_array_equal(selected.episode(0).observations[""][:, 0], 4000 + np.arange(13))
+    np.testing.assert_array_equal(selected.episode(1).observations[""][:, 0], np.arange(6))
+    np.testing.assert_array_equal(selected.episode(-1).actions[""][:, 0], np.arange(5, dtype=np.float32) / 10_000)
+    with pytest.raises(DataError, match="no episode is left"):
+        data.select([])
+    with pytest.raises(DataError, match=r"0\.\.4 exist"):
+        data.select([5])
+
+
+def test_the_top_fraction_holds_the_best_episodes_and_at_least_one(data: Trajectories) -> None:
+    assert list(data.returns) == [15.0, 11.0, 225.0, 96.0, 558.0]
+    assert list(data.top_fraction(0.4).returns) == [225.0, 558.0]
+    assert list(data.top_fraction(0.01).returns) == [558.0]
+    assert wrong_pairs(data.top_fraction(1.0)) == 0
+    for fraction in (0.0, 1.1):
+        with pytest.raises(ConfigError, match=r"\(0, 1\]"):
+            data.top_fraction(fraction)
+
+
+def test_a_tenth_of_a_thousand_episodes_is_a_hundred() -> None:
+    assert len(random_data([1] * 1000).top_fraction(0.1)) == 100  # 0.1 * 1000 is slightly more than 100 in floats
+
+
+def test_delayed_rewards_keep_the_returns(data: Trajectories) -> None:
+    delayed = data.delayed_rewards()
+    np.testing.assert_array_equal(delayed.returns, data.returns)
+    assert np.count_nonzero(delayed.rewards) == len(data)
+    assert delayed.return_to_go()[0] == data.returns[0] == delayed.return_to_go()[4]
+
+
+def test_statistics_cover_the_observations_that_saw_an_action(data: Trajectories) -> None:
+    mean, deviation = data.observation_statistics()
+    acted = np.concatenate([data.episode(index).observations[""][:-1] for index in range(len(data))]).astype(np.float64)
+    np.testing.assert_allclose(mean[""], acted.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(deviation[""], acted.std(axis=0), rtol=1e-6)
+    without = load_trajectories(coded_episodes(final=False)).observation_statistics()
+    np.testing.assert_array_equal(without[0][""], mean[""])  # the filler rows are not counted
+
+
+def test_statistics_skip_classes_and_bytes() -> None:
+    episode = {"observations": {"image": np.zeros((2, 4, 5), np.uint8), "at": [0, 1], "speed": [0.5, 1.5]}}
+    mean, _ = load_trajectories([episode | {"actions": [0, 1], "rewards": [0, 0]}]).observation_statistics()
+    assert {path: float(value) for path, value in mean.items()} == {"speed": 1.0}
+
+
+def test_a_saved_folder_opens_memory_mapped_and_equal(data: Trajectories, tmp_path: Path) -> None:
+    data = replace(data, env_id="CartPole-v1", metadata={"note": [1, "two"]})
+    opened = Trajectories.open(data.save(tmp_path / "a" / "folder"))
+    assert wrong_pairs(opened) == 0
+    assert isinstance(opened.observations[""], np.memmap) and isinstance(opened.rewards, np.memmap)
+    assert opened.observation_space == data.observation_space and opened.action_space == data.action_space
+    assert (opened.name, opened.env_id, dict(opened.metadata)) == (data.name, "CartPole-v1", {"note": [1, "two"]})
+    np.testing.assert_array_equal(opened.return_to_go(), data.return_to_go())
+    assert type(Trajectories.open(tmp_path / "a" / "folder", mmap=False).rewards) is np.ndarray
+
+
+def test_changing_opened_arrays_leaves_the_files_alone(data: Trajectories, tmp_path: Path) -> None:
+    folder = data.save(tmp_path / "folder")
+    Trajectories.open(folder).rewards[:] = 7.0
+    np.testing.assert_array_equal(Trajectories.open(folder).rewards, data.rewards)
+
+
+def test_saving_twice_needs_permission_and_never_touches_other_folders(data: Trajectories, tmp_path: Path) -> None:
+    data.save(tmp_path / "folder")
+    with pytest.raises(DataError, match="overwrite=True"):
+        data.save(tmp_path / "folder")
+    data.select([1]).save(tmp_path / "folder", overwrite=True)
+    assert len(Trajectories.open(tmp_path / "folder")) == 1
+    (tmp_path / "other").mkdir()
+    with pytest.raises(DataError, match="not overwritten"):
+        data.save(tmp_path / "other", overwrite=True)
+
+
+def test_an_interrupted_save_leaves_the_old_folder(
+    data: Trajectories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data.save(tmp_path / "folder")
+
+    def fail(self: Trajectories, folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trajectories, "_describe", fail)
+    with pytest.raises(KeyboardInterrupt):
+        data.select([1]).save(tmp_path / "folder", overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert wrong_pairs(Trajectories.open(tmp_path / "folder")) == 0
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "pickled", "foreign", "newer", "no description"])
+def test_a_damaged_folder_is_named(data: Trajectories, tmp_path: Path, damage: str) -> None:
+    folder = data.save(tmp_path / "folder")
+    array, description = folder / "observations.0.npy", folder / "trajectories.json"
+    if damage == "truncated":
+        array.write_bytes(array.read_bytes()[:-40])
+    elif damage == "missing":
+        array.unlink()
+    elif damage == "pickled":
+        np.save(array, np.array([{"a": 1}], object), allow_pickle=True)
+    elif damage == "foreign":
+        description.write_text("{}")
+    elif damage == "newer":
+        description.write_text(description.read_text().replace('"version": 1', '"version": 99'))
+    else:
+        description.unlink()
+    with pytest.raises(DataError, match=r"observations\.0\.npy|trajectories|version 99"):
+        Trajectories.open(folder)
+
+
+def test_parts_join_one_after_the_other(data: Trajectories) -> None:
+    joined = concatenate([data, data.select([2])], "both")
+    assert tuple(joined.lengths) == (*LENGTHS, 9)
+    np.testing.assert_array_equal(joined.episode(5).observations[""], data.episode(2).observations[""])
+    with pytest.raises(DataError, match="different spaces"):
+        concatenate(
+            [
+                data,
+                random_data([2]).select([0]),
+                load_trajectories([{"observations": [1.0], "actions": [1], "rewards": [1]}]),
+            ],
+            "x",
+        )
+
+
+def test_the_layout_is_checked_on_construction(data: Trajectories) -> None:
+    with pytest.raises(DataError, match="episode 1 is empty"):
+        replace(data, offsets=np.array([0, 5, 5, 30]))
+    with pytest.raises(DataError, match="observations is float32"):
+        replace(data, observations={"": data.observations[""][:-1]})
+    with pytest.raises(DataError, match="rewards are float64"):
+        replace(data, rewards=data.rewards.astype(np.float64))
+    with pytest.raises(DataError, match="have leaves"):
+        replace(data, actions={"arm": data.actions[""]})
+
+
+def test_the_summary_counts_ends_and_is_json(data: Trajectories) -> None:
+    summary = data.summary()
+    assert (summary["episodes"], summary["steps"]) == (5, 30)
+    assert (summary["terminated_episodes"], summary["truncated_episodes"]) == (2, 3)
+    assert summary["return"]["max"] == 558.0 and summary["length"]["min"] == 1.0
