@@ -12,7 +12,10 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, ConvertCallback
+from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import Tensor
 
 from rltransformers.agents import DecisionTransformer
@@ -426,6 +429,16 @@ def test_behaviour_cloning_takes_no_target(data: Trajectories) -> None:
     with pytest.raises(ConfigError, match="no target"):
         model.evaluate("test/Drift-v0", [1.0])
     assert model.evaluate("test/Drift-v0", episodes=3)[0].target_return is None
+
+
+def test_evaluate_policy_of_stable_baselines3_drives_behaviour_cloning_and_delayed_rewards(data: Trajectories) -> None:
+    for model in (make(data, mode="bc"), make(data, delayed_reward=True)):
+        venv = DummyVecEnv([lambda: Monitor(Drift())] * 3)
+        returns, lengths = evaluate_policy(model, venv, n_eval_episodes=5, return_episode_rewards=True)  # type: ignore[arg-type]
+        assert isinstance(returns, list)
+        assert isinstance(lengths, list)
+        assert len(returns) == 5
+        assert all(3 <= length <= 14 for length in lengths)
 
 
 def test_predict_takes_batches_and_single_observations_and_starts_episodes_anew(trained: DecisionTransformer) -> None:
