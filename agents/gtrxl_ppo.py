@@ -249,9 +249,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
             actions, values, log_probs, state = policy.step(leaves, state, first, generator=self._action_generator)
             clipped_actions = policy.environment_actions(actions)
             new_obs, rewards, dones, infos = env.step(clipped_actions)
-            self._refuse_not_finite_rewards(rewards)
             resets = np.array([info.get("reset_row", False) for info in infos], dtype=bool)
             self.num_timesteps += env.num_envs - int(resets.sum())
+            self._refuse_not_finite_rewards(rewards)
             earned = self._to_device(rewards)
             self._acting = state = rewarded(state, earned)
             self._last_obs = cast(Any, new_obs)  # may be a tuple here, which SB3's declaration leaves out
@@ -442,7 +442,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         if self.clip_range_vf is not None:
             record("train/clip_range_vf", self.clip_range_vf(progress))
         if hasattr(self.policy, "log_std"):
-            record("train/std", float(self.policy.log_std.exp().mean()))
+            record("train/std", float(self.policy.log_std.detach().exp().mean()))
         record("train/n_updates", self._n_updates, exclude="tensorboard")
 
     # Use

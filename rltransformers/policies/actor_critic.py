@@ -164,10 +164,8 @@ class GTrXLPolicy(BasePolicy):
         self.value_hidden, _ = _hidden(width, head_width)
         self.action_net: nn.Module
         if isinstance(action_space, spaces.Box):
-            net, self.log_std = self.action_distribution.proba_distribution_net(
-                latent_dim=latent, log_std_init=log_std_init
-            )
-            self.action_net = net
+            heads: Any = self.action_distribution
+            self.action_net, self.log_std = heads.proba_distribution_net(latent_dim=latent, log_std_init=log_std_init)
         else:
             self.action_net = cast(nn.Module, self.action_distribution.proba_distribution_net(latent_dim=latent))
         self.value_net = nn.Linear(latent, 1)
@@ -175,9 +173,8 @@ class GTrXLPolicy(BasePolicy):
         self.init_weights(self.action_net, gain=0.01)
         self.init_weights(self.value_net, gain=1.0)
         self._lay_out_actions(action_space)
-        self.optimizer = torch.optim.Adam(
-            self.parameters(), lr=lr_schedule(1.0), **{"eps": 1e-5, **dict(optimizer_kwargs or {})}
-        )
+        adam = {"eps": 1e-5, "fused": True} | dict(optimizer_kwargs or {})
+        self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), **adam)
 
     def _lay_out_actions(self, action_space: Space) -> None:
         self.action_shape, self.action_dtype = stored_action(action_space)
@@ -416,7 +413,7 @@ class GTrXLPolicy(BasePolicy):
                 raise ConfigError(
                     "this policy was built with previous_reward=True and needs predict(..., reward=...) from the "
                     "second step on; loops that cannot pass it (evaluate_policy, EvalCallback) need the reward in the "
-                    "observation: train with the wrapper rltransformers.envs.wrappers.History in place of previous_reward=True"
+                    "observation: train with the wrapper History of rltransformers.envs and previous_reward=False"
                 )
             state = rewarded(state, np.zeros(n) if reward is None else reward)
         return state, first

@@ -1,6 +1,7 @@
 """The clipped objective, worked out by hand and against Stable-Baselines3's formulas."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -34,8 +35,9 @@ def test_rows_that_do_not_count_change_nothing() -> None:
     inputs = [torch.randn(2, 3, requires_grad=i < 3) for i in range(7)]
 
     def total(fill: float) -> torch.Tensor:
-        filled = [torch.where(counts, x, torch.full_like(x, fill)) for x in inputs]
-        return ppo_loss(*filled, counts, clip_range=0.2, clip_range_vf=None, ent_coef=0.1, vf_coef=0.5).total  # type: ignore[arg-type]
+        filled: list[Any] = [torch.where(counts, x, torch.full_like(x, fill)) for x in inputs]
+        settings: Any = {"clip_range": 0.2, "clip_range_vf": None, "ent_coef": 0.1, "vf_coef": 0.5}
+        return ppo_loss(*filled, counts=counts, **settings).total
 
     torch.testing.assert_close(total(0.0), total(3.0))
     gradient = torch.autograd.grad(total(3.0), inputs[0])[0]
@@ -51,7 +53,9 @@ def test_equal_policies_have_ratio_one_and_no_divergence() -> None:
 
 def test_the_divergence_estimate_is_that_of_schulman() -> None:
     old, new, counts = torch.zeros(1, 1), torch.full((1, 1), 0.3), torch.ones(1, 1, dtype=torch.bool)
-    loss = ppo_loss(new, old, old, old, old, old, old, counts, clip_range=0.2, clip_range_vf=None, ent_coef=0, vf_coef=0)
+    loss = ppo_loss(
+        new, old, old, old, old, old, old, counts, clip_range=0.2, clip_range_vf=None, ent_coef=0, vf_coef=0
+    )
     assert float(loss.approx_kl) == pytest.approx(math.exp(0.3) - 1 - 0.3, rel=1e-5)
     assert float(loss.ratio_error) == pytest.approx(math.exp(0.3) - 1, rel=1e-5)
     assert float(loss.clip_fraction) == 1.0

@@ -78,7 +78,8 @@ def test_advantages_equal_the_sum_written_out() -> None:
     ends = torch.rand(2, 7) < 0.3
     advantages = generalised_advantage(rewards, values, next_values, ends, 0.9, 0.7)
     for row in range(2):
-        expected = by_hand(*(x[row].tolist() for x in (rewards, values, next_values, ends)), 0.9, 0.7)
+        r, v, following, over = (x[row].tolist() for x in (rewards, values, next_values, ends))
+        expected = by_hand(r, v, following, over, 0.9, 0.7)
         # float64 sums of seven terms
         torch.testing.assert_close(advantages[row], torch.tensor(expected, dtype=torch.float64), atol=1e-12, rtol=0)
 

@@ -1,0 +1,178 @@
+"""Saving, loading, resuming and repeating runs of GTrXLPPO."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
+
+from rltransformers.agents import GTrXLPPO
+from rltransformers.backbone import BackboneConfig
+from rltransformers.core.errors import CheckpointError, ConfigError
+from rltransformers.training.checkpoint import load_checkpoint, save_checkpoint
+from tests.agents.tiny_envs import AnySpace, Walk
+
+BACKBONE = {"preset": "gtrxl", "width": 8, "layers": 1, "heads": 2, "memory": 4}
+STEPS = 2 * 12
+
+
+def walks() -> VecEnv:
+    env = DummyVecEnv([partial(Walk, (5, 30)), partial(Walk, (7,), True)])
+    env.seed(0)
+    return env
+
+
+def agent(env: Any = None, policy: dict[str, Any] | None = None, **settings: Any) -> GTrXLPPO:
+    chosen: dict[str, Any] = {"n_steps": 12, "seed": 0, "device": "cpu", "n_epochs": 2, "batch_size": 12} | settings
+    kwargs = {"backbone": BACKBONE} | (policy or {})
+    return GTrXLPPO("GTrXLPolicy", walks() if env is None else env, policy_kwargs=kwargs, **chosen)
+
+
+def weights(model: GTrXLPPO) -> torch.Tensor:
+    return torch.nn.utils.parameters_to_vector(model.policy.parameters()).detach()
+
+
+@pytest.mark.parametrize("memory_refresh", ["never", "update"])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_stopping_and_resuming_is_the_same_run_as_not_stopping(
+    tmp_path: Path, memory_refresh: str, normalised: bool
+) -> None:
+    def env() -> VecEnv:
+        return VecNormalize(walks()) if normalised else walks()
+
+    policy = {"previous_action": True, "previous_reward": True}
+    straight = agent(env(), policy, memory_refresh=memory_refresh).learn(2 * STEPS)
+    straight.learn(2 * STEPS, reset_num_timesteps=False)
+    kept = env()
+    stopped = agent(kept, policy, memory_refresh=memory_refresh).learn(2 * STEPS)
+    stopped.save(tmp_path / "half")
+    np.random.rand(3), torch.rand(3)  # whatever happens in between
+    resumed = GTrXLPPO.load(tmp_path / "half", env=kept, device="cpu", force_reset=False)
+    assert resumed.num_timesteps == 2 * STEPS
+    resumed.learn(2 * STEPS, reset_num_timesteps=False)
+    assert torch.equal(weights(resumed), weights(straight))
+    assert resumed.num_timesteps == straight.num_timesteps == 4 * STEPS
+    assert resumed._n_updates == straight._n_updates
+
+
+def test_the_same_seed_is_the_same_run_and_another_seed_is_another() -> None:
+    first, second, other = (agent(seed=seed).learn(STEPS) for seed in (3, 3, 4))
+    assert torch.equal(weights(first), weights(second))
+    assert not torch.equal(weights(first), weights(other))
+
+
+def test_predicting_in_between_does_not_change_a_run() -> None:
+    quiet, busy = agent(), agent()
+    quiet.learn(STEPS).learn(STEPS, reset_num_timesteps=False)
+    busy.learn(STEPS)
+    for _ in range(5):
+        busy.predict(np.zeros(3, np.float32), deterministic=False)
+    busy.learn(STEPS, reset_num_timesteps=False)
+    assert torch.equal(weights(quiet), weights(busy))
+
+
+def test_a_loaded_agent_needs_no_environment_to_predict(tmp_path: Path) -> None:
+    model = agent(policy={"shared_backbone": False, "first_step": True}).learn(STEPS)
+    model.save(tmp_path / "model")
+    loaded = GTrXLPPO.load(tmp_path / "model.zip", device="cpu")
+    observations = torch.randn(6, 3).numpy()
+    states: list[Any] = [None, None]
+    for observation in observations:
+        actions = []
+        for i, one in enumerate((model, loaded)):
+            action, states[i] = one.predict(observation, states[i], deterministic=True)
+            actions.append(action)
+        assert np.array_equal(actions[0], actions[1])
+
+
+def test_settings_and_spaces_come_back(tmp_path: Path) -> None:
+    nested = spaces.Dict({"a": spaces.Dict({"b": spaces.Discrete(3)}), "c": spaces.Box(0, 255, (7, 7, 3), np.uint8)})
+    env = AnySpace(nested, spaces.MultiDiscrete([2, 3]))
+    config = BackboneConfig.from_dict(BACKBONE)
+    model = agent(
+        env,
+        {"backbone": config},
+        learning_rate=LinearSchedule(1e-3, 1e-4, 0.5),
+        clip_range={"start": 0.2, "end": 0.1},
+        clip_range_vf=0.3,
+        target_kl=0.05,
+        gradient_window=3,
+    )
+    model.save(tmp_path / "model")
+    loaded = GTrXLPPO.load(tmp_path / "model", env=AnySpace(nested, spaces.MultiDiscrete([2, 3])))
+    for left in (1.0, 0.6, 0.2):
+        assert loaded.lr_schedule(left) == model.lr_schedule(left)
+        assert loaded.clip_range(left) == model.clip_range(left)
+    assert loaded.clip_range_vf is not None and loaded.clip_range_vf(1.0) == 0.3
+    assert (loaded.target_kl, loaded.gradient_window, loaded.batch_size) == (0.05, 3, 12)
+    assert loaded.policy.config == config
+    assert loaded.learn(12).num_timesteps == 12
+
+
+def test_an_override_replaces_what_was_stored(tmp_path: Path) -> None:
+    agent().save(tmp_path / "model")
+    assert GTrXLPPO.load(tmp_path / "model", ent_coef=0.5).ent_coef == 0.5
+    with pytest.raises(ConfigError, match="did you mean 'ent_coef'"):
+        GTrXLPPO.load(tmp_path / "model", ent_coeff=0.5)
+
+
+def test_another_number_of_environments_begins_new_episodes(tmp_path: Path) -> None:
+    agent().learn(STEPS).save(tmp_path / "model")
+    single = GTrXLPPO.load(tmp_path / "model", env=Walk())
+    assert single.learn(12, reset_num_timesteps=False).num_timesteps == STEPS + 12
+    with pytest.raises(ConfigError, match="saved with 2 environments, this one has 1"):
+        GTrXLPPO.load(tmp_path / "model", env=Walk(), force_reset=False)
+
+
+def test_normalisation_statistics_travel_with_the_agent(tmp_path: Path) -> None:
+    model = agent(VecNormalize(walks(), clip_obs=3.0)).learn(STEPS)
+    model.save(tmp_path / "model")
+    loaded = GTrXLPPO.load(tmp_path / "model", env=walks())
+    mine, theirs = model.get_vec_normalize_env(), loaded.get_vec_normalize_env()
+    assert mine is not None and theirs is not None and theirs.clip_obs == 3.0
+    one: Any = mine.obs_rms
+    two: Any = theirs.obs_rms
+    np.testing.assert_array_equal(one.mean, two.mean)
+    assert mine.ret_rms.var == theirs.ret_rms.var
+
+
+def test_other_spaces_are_refused(tmp_path: Path) -> None:
+    agent().save(tmp_path / "model")
+    with pytest.raises(ConfigError, match="trained with action space"):
+        GTrXLPPO.load(tmp_path / "model", env=Walk(bound=1.0))
+
+
+def test_a_damaged_or_foreign_file_is_named_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "model.zip"
+    agent().save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match="corrupt or truncated"):
+        GTrXLPPO.load(path)
+    save_checkpoint(path, "DecisionTransformer", {}, {})
+    with pytest.raises(CheckpointError, match="is a DecisionTransformer checkpoint"):
+        GTrXLPPO.load(path)
+    save_checkpoint(path, "GTrXLPPO", {}, {})
+    with pytest.raises(CheckpointError, match="does not hold a complete GTrXLPPO"):
+        GTrXLPPO.load(path)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        GTrXLPPO.load(tmp_path / "nothing")
+
+
+def test_a_checkpoint_of_another_size_is_named_as_such(tmp_path: Path) -> None:
+    agent().save(tmp_path / "model")
+    with pytest.raises(CheckpointError, match="does not hold a complete GTrXLPPO"):
+        GTrXLPPO.load(tmp_path / "model", policy_kwargs={"backbone": {**BACKBONE, "width": 16}})
+
+
+def test_a_checkpoint_holds_data_only(tmp_path: Path) -> None:
+    agent(learning_rate=lambda left: 1e-3 * left).save(tmp_path / "model")
+    checkpoint = load_checkpoint(tmp_path / "model", "GTrXLPPO")  # reads JSON and tensors, refuses everything else
+    assert checkpoint.settings["learning_rate"] == 1e-3  # a function of one's own: its present value
+    with pytest.raises(ConfigError, match="always complete"):
+        agent().save(tmp_path / "model", exclude=["policy"])

@@ -1,0 +1,328 @@
+"""GTrXLPPO among the tools of Stable-Baselines3 and Gymnasium: spaces, vector environments, callbacks, bad input."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback, StopTrainingOnMaxEpisodes
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor, VecNormalize
+
+from rltransformers.agents import GTrXLPPO
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.envs import FlatDict, GymnasiumVecEnv
+from tests.agents.tiny_envs import AnySpace, PixelCue, Poisoned, Walk
+
+BACKBONE = {"preset": "gtrxl", "width": 8, "layers": 1, "heads": 2, "memory": 4}
+VECTOR = spaces.Box(-1.0, 1.0, (3,))
+CHOICE = spaces.Discrete(3)
+OBSERVATIONS: dict[str, gym.Space[Any]] = {
+    "vector": VECTOR,
+    "double": spaces.Box(-1.0, 1.0, (2, 2), np.float64),
+    "image": spaces.Box(0, 255, (7, 7, 3), np.uint8),
+    "channels first": spaces.Box(0, 255, (3, 8, 9), np.uint8),
+    "discrete": spaces.Discrete(5, start=2),
+    "multi-discrete": spaces.MultiDiscrete([3, 4]),
+    "multi-binary": spaces.MultiBinary(4),
+    "dict": spaces.Dict({"image": spaces.Box(0, 255, (7, 7, 3), np.uint8), "vector": VECTOR}),
+    "tuple": spaces.Tuple((CHOICE, VECTOR)),
+    "nested": spaces.Dict({"camera": spaces.Dict({"left": VECTOR, "index": CHOICE}), "rest": spaces.Tuple((VECTOR,))}),
+}
+ACTIONS: dict[str, gym.Space[Any]] = {
+    "discrete": CHOICE,
+    "discrete from 5": spaces.Discrete(2, start=5),
+    "multi-discrete": spaces.MultiDiscrete([2, 3]),
+    "multi-discrete from 1": spaces.MultiDiscrete([2, 3], start=[1, 1]),
+    "multi-binary": spaces.MultiBinary(3),
+    "box": spaces.Box(-0.5, 0.5, (2,)),
+    "box of two axes": spaces.Box(np.array([[-1.0, 0.0]]), np.array([[1.0, 0.1]]), dtype=np.float64),
+}
+HISTORY = {"previous_action": True, "previous_reward": True, "first_step": True}
+
+
+def agent(env: Any, policy: dict[str, Any] | None = None, **settings: Any) -> GTrXLPPO:
+    chosen: dict[str, Any] = {"n_steps": 8, "seed": 0, "device": "cpu", "n_epochs": 1} | settings
+    return GTrXLPPO("GTrXLPolicy", env, policy_kwargs={"backbone": BACKBONE} | (policy or {}), **chosen)
+
+
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_every_observation_space_is_learned_from_and_predicted_on(name: str) -> None:
+    env = AnySpace(OBSERVATIONS[name], CHOICE)
+    model = agent(env, HISTORY).learn(16)
+    raw = OBSERVATIONS[name].sample()
+    action, _ = model.predict(raw)
+    assert np.shape(action) == () and CHOICE.contains(int(action))
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_every_action_space_is_acted_in(name: str) -> None:
+    space = ACTIONS[name]
+    env = DummyVecEnv([partial(AnySpace, VECTOR, space)] * 2)
+    model = agent(env, HISTORY).learn(32)  # the environment asserts that it is given members of its space
+    action, state = model.predict(VECTOR.sample())
+    assert space.contains(action[()] if isinstance(space, spaces.Discrete) else action)
+    actions, _ = model.predict(np.stack([VECTOR.sample()] * 3))
+    assert actions.shape == (3, *(space.shape or ()))
+    assert state.batch_size == 1
+
+
+def test_an_environment_id_is_enough() -> None:
+    model = agent("CartPole-v1").learn(8)
+    assert model.get_env() is not None and model.num_timesteps == 8
+
+
+def test_a_flat_dict_and_a_nested_observation_mean_the_same() -> None:
+    env = AnySpace(OBSERVATIONS["nested"], CHOICE)
+    model = agent(env)
+    raw = OBSERVATIONS["nested"].sample()
+    flat = FlatDict(env).observation(raw)
+    assert set(flat) == {"camera/left", "camera/index", "rest/0"}
+    one, two = (model.policy.values(*first_step(model, x)) for x in (raw, flat))
+    assert torch.equal(one, two)
+
+
+def first_step(model: GTrXLPPO, observation: Any) -> tuple[Any, Any, Any]:
+    from rltransformers.policies.actor_critic import fit_observation
+
+    leaves, _ = fit_observation(model.policy.tree, observation)
+    return model.policy.leaves_to_tensors(leaves), model.policy.initial_state(1), torch.ones(1, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("name", ["dict", "image"])
+def test_eval_callback_and_evaluate_policy_drive_dict_and_image_environments(name: str, tmp_path: Path) -> None:
+    def make() -> gym.Env[Any, Any]:
+        return Monitor(PixelCue() if name == "image" else AnySpace(OBSERVATIONS["dict"], CHOICE))
+
+    callback = EvalCallback(
+        DummyVecEnv([make] * 3), n_eval_episodes=5, eval_freq=4, best_model_save_path=str(tmp_path), verbose=0
+    )
+    model = agent(DummyVecEnv([make] * 2)).learn(32, callback=callback)
+    assert callback.last_mean_reward > -np.inf
+    mean, _ = evaluate_policy(model, DummyVecEnv([make] * 2), 4)
+    single, _ = evaluate_policy(model, make(), 2)
+    assert np.isfinite([mean, single]).all()
+    assert GTrXLPPO.load(tmp_path / "best_model").observation_space == model.observation_space
+
+
+def test_checkpoint_callback_progress_bar_and_stopping_callbacks_work(tmp_path: Path) -> None:
+    callbacks = [
+        CheckpointCallback(4, str(tmp_path), name_prefix="walk", verbose=0),
+        StopTrainingOnMaxEpisodes(3, verbose=0),
+    ]
+    model = agent(Walk((5,))).learn(1000, callback=callbacks, progress_bar=True)
+    assert model.num_timesteps == 15
+    assert (tmp_path / "walk_12_steps.zip").is_file()
+
+
+def test_vec_normalize_and_its_statistics_are_used_in_training() -> None:
+    env = VecNormalize(DummyVecEnv([partial(Walk, (5,))] * 2))
+    model = agent(env).learn(32)
+    assert model.get_vec_normalize_env() is env
+    assert env.ret_rms.count > 30
+    segment = model._segment
+    assert segment is not None and float(segment.observations[""].abs().max()) <= 10.0
+
+
+@pytest.mark.slow
+def test_environments_in_other_processes_give_the_same_run() -> None:
+    def weights(env: VecEnv) -> torch.Tensor:
+        model = agent(env).learn(32)
+        env.close()
+        return torch.nn.utils.parameters_to_vector(model.policy.parameters()).detach()
+
+    make = [partial(gym.make, "CartPole-v1")] * 2
+    assert torch.equal(weights(SubprocVecEnv(make)), weights(DummyVecEnv(make)))  # type: ignore[arg-type]
+
+
+def test_images_may_come_in_either_order_of_axes() -> None:
+    model = agent(AnySpace(OBSERVATIONS["image"], CHOICE))
+    picture = OBSERVATIONS["image"].sample()
+    one = model.predict(picture, deterministic=True)[1]
+    two = model.predict(picture.transpose(2, 0, 1), deterministic=True)[1]
+    assert all(torch.equal(a, b) for a, b in zip(one.actor.tensors.values(), two.actor.tensors.values(), strict=True))
+
+
+# Gymnasium's own vector environments
+
+
+def vector_env(mode: AutoresetMode) -> VectorEnv[Any, Any, Any]:
+    return SyncVectorEnv([partial(Walk, (5, 3)), partial(Walk, (4,))], autoreset_mode=mode)
+
+
+def episode_returns(model: GTrXLPPO, episodes: int) -> list[list[float]]:
+    """Returns per environment of the deterministic policy, first episodes."""
+    env = model.get_env()
+    assert env is not None
+    env.seed(3)
+    observation, state, start = env.reset(), None, np.ones(env.num_envs, dtype=bool)
+    totals, found = np.zeros(env.num_envs), [[] for _ in range(env.num_envs)]  # type: ignore[var-annotated]
+    while min(map(len, found)) < episodes:
+        action, state = model.predict(observation, state, start, deterministic=True)
+        observation, reward, start, infos = env.step(action)
+        totals += reward
+        for i in np.flatnonzero(start):
+            found[i].append(round(float(totals[i]), 4))
+            totals[i] = 0.0
+        start = start | np.array([info.get("reset_row", False) for info in infos])
+    return [returns[:episodes] for returns in found]
+
+
+def test_all_autoreset_modes_give_the_same_returns() -> None:
+    modes = [vector_env(mode) for mode in (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED)]
+    reference: list[list[float]] | None = None
+    for env in modes:
+        returns = episode_returns(agent(env), 5)
+        assert all(len(set(row)) > 1 for row in returns)
+        reference = returns if reference is None else reference
+        assert returns == reference
+
+
+def test_asynchronous_vector_environments_train() -> None:
+    env = AsyncVectorEnv([partial(Walk, (5, 3)), partial(Walk, (4,))])
+    model = agent(env).learn(32)
+    assert model.num_timesteps == 32 and len(model.ep_info_buffer or ()) >= 6
+    env.close()
+
+
+class ResetRows(VecEnv):
+    """Two copies of ``Walk`` whose resets take a row of their own, as foreign next-step environments do."""
+
+    def __init__(self) -> None:
+        self.envs = [Walk((5, 3)), Walk((4,))]
+        self.over = np.zeros(2, dtype=bool)
+        super().__init__(2, self.envs[0].observation_space, self.envs[0].action_space)
+
+    def reset(self) -> Any:
+        return np.stack([env.reset(seed=seed)[0] for env, seed in zip(self.envs, self._seeds, strict=True)])
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self.actions = actions
+
+    def step_wait(self) -> Any:
+        rows, rewards, dones, infos = [], np.zeros(2, np.float32), np.zeros(2, dtype=bool), []
+        for i, env in enumerate(self.envs):
+            if self.over[i]:
+                rows.append(env.reset()[0])
+                infos.append({"reset_row": True})
+                continue
+            observation, rewards[i], terminated, truncated, _ = env.step(self.actions[i])
+            dones[i] = terminated or truncated
+            rows.append(observation)
+            infos.append({"terminal_observation": observation, "TimeLimit.truncated": truncated} if dones[i] else {})
+        self.over = dones.copy()
+        return np.stack(rows), rewards, dones, infos
+
+    def close(self) -> None: ...
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        return [None, None]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None: ...
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        return []
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        return [False, False]
+
+
+def test_reset_rows_are_no_steps_and_start_no_memory() -> None:
+    model = agent(ResetRows(), n_steps=20).learn(32)
+    segment = model._segment
+    assert segment is not None
+    ends = {row: np.flatnonzero(~segment.counts[row].numpy()).tolist() for row in range(2)}
+    # lengths 5, 3, 5 and 4, 4, 4, 4, each followed by one row that only resets
+    assert ends == {0: [5, 9, 15, 19], 1: [4, 9, 14, 19]}
+    for row, rows in ends.items():
+        firsts = np.flatnonzero(segment.first[row].numpy()).tolist()
+        assert firsts == sorted({0, *rows, *(at + 1 for at in rows if at < 19)})
+    assert model.num_timesteps == 40 - 8  # eight rows only reset
+    # the steps themselves are those of the environment without reset rows
+    plain = agent(GymnasiumVecEnv(vector_env(AutoresetMode.SAME_STEP)), n_steps=16)
+    plain.learn(32)
+    reference = plain._segment
+    assert reference is not None
+    kept = segment.observations[""][1][segment.counts[1]][:, 0]
+    torch.testing.assert_close(kept, reference.observations[""][1][:, 0])
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("reward", [False, True])
+def test_a_number_that_is_not_finite_names_environment_and_step(reward: bool, normalised: bool) -> None:
+    env: VecEnv = DummyVecEnv([Poisoned, partial(Poisoned, 6, reward), Poisoned])
+    env = VecNormalize(env) if normalised else env
+    what = "reward" if reward else "observation"
+    with pytest.raises(DataError, match=rf"{what} of environment 1 at step 6 of this run is not finite"):
+        agent(env).learn(100)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 12}, "multiple of n_steps .8.*nearest that is: 16"),
+        ({"memory_refresh": "updates"}, "did you mean 'update'"),
+        ({"n_steps": 0}, "n_steps must be at least 1"),
+        ({"gradient_window": 0}, "gradient_window must be at least 1"),
+        ({"gamma": 1.5}, r"gamma must lie in \[0, 1\]"),
+        ({"learning_rate": "fast"}, "learning_rate must be a number"),
+        ({"learning_rate": {"start": 1.0, "stop": 0.0}}, "learning_rate as a dictionary"),
+        ({"clip_range": -0.1}, "clip_range must be finite and not negative"),
+        ({"policy": {"bakbone": {}}}, "did you mean 'backbone'"),
+        ({"policy": {"backbone": {"preset": "gtrxl", "dropout": 0.1}}}, "dropout is 0.1, but must be 0 online"),
+        ({"policy": {"head_width": -1}}, "head_width must be 0"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_with_the_way_out(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        agent(Walk(), **settings)
+
+
+def test_another_policy_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="policy must be 'GTrXLPolicy', got 'MlpPolicy'"):
+        GTrXLPPO("MlpPolicy", Walk())
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "message"),
+    [
+        (spaces.Text(5), CHOICE, "observation space is Text"),
+        (VECTOR, spaces.Tuple((CHOICE,)), "supported are Discrete, Box"),
+        (VECTOR, spaces.Box(-np.inf, np.inf, (2,)), "needs finite bounds"),
+        (VECTOR, spaces.MultiBinary([2, 2]), "supported are Discrete, Box"),
+    ],
+)
+def test_an_unsupported_space_is_refused(observation: Any, action: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        agent(AnySpace(observation, action))
+
+
+def test_an_observation_of_the_wrong_shape_is_refused() -> None:
+    model = agent(Walk())
+    with pytest.raises(DataError, match=r"has shape \(4,\), the space has \(3,\)"):
+        model.predict(np.zeros(4, np.float32))
+    with pytest.raises(DataError, match="not finite"):
+        model.predict(np.full(3, np.nan, np.float32))
+
+
+def test_a_policy_that_needs_rewards_says_so_when_none_is_given() -> None:
+    model = agent(Walk(), {"previous_reward": True})
+    _, state = model.predict(np.zeros(3, np.float32))
+    with pytest.raises(ConfigError, match="needs predict"):
+        model.predict(np.zeros(3, np.float32), state)
+    model.predict(np.zeros(3, np.float32), state, reward=0.5)
+    model.predict(np.zeros(3, np.float32), state, episode_start=np.array([True]))
+
+
+def test_monitored_environments_are_not_monitored_twice() -> None:
+    model = agent(Monitor(Walk((4,))), n_steps=8).learn(16)
+    assert [info["l"] for info in model.ep_info_buffer or ()] == [4] * 4
+    model = agent(VecMonitor(DummyVecEnv([partial(Walk, (4,))])), n_steps=8).learn(16)
+    assert [info["l"] for info in model.ep_info_buffer or ()] == [4] * 4

@@ -1,0 +1,157 @@
+"""The policy module: optional inputs, heads, sampling, state records, separate value backbone."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState, fit_observation, rewarded, sample
+
+VECTOR = spaces.Box(-1.0, 1.0, (3,))
+ACTIONS: dict[str, gym.Space[Any]] = {
+    "discrete": spaces.Discrete(3),
+    "multi-discrete": spaces.MultiDiscrete([2, 3]),
+    "multi-binary": spaces.MultiBinary(2),
+    "box": spaces.Box(-9.0, 9.0, (2,)),
+}
+BACKBONE = {"preset": "gtrxl", "width": 8, "layers": 1, "heads": 2, "memory": 4}
+
+
+def policy(action_space: gym.Space[Any] = ACTIONS["discrete"], **kwargs: Any) -> GTrXLPolicy:
+    return GTrXLPolicy(VECTOR, action_space, lambda _: 1e-3, **{"backbone": BACKBONE, **kwargs})
+
+
+def act(model: GTrXLPolicy, seed: int = 0, rows: int = 4, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor, PolicyState]:
+    observation = torch.arange(rows * 3).reshape(rows, 3) / 10
+    state = kwargs.pop("state", model.initial_state(rows))
+    first = kwargs.pop("first", torch.ones(rows, dtype=torch.bool))
+    return model.step({"": observation}, state, first, generator=torch.Generator().manual_seed(seed), **kwargs)
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_samples_follow_the_distribution_and_their_own_generator(name: str) -> None:
+    model = policy(ACTIONS[name])
+    global_state = torch.get_rng_state()
+    actions, values, log_probs, _ = act(model, rows=4)
+    again = act(model, rows=4)[0]
+    assert torch.equal(actions, again) and not torch.equal(torch.cat([act(model, s)[0] for s in range(1, 9)]),
+                                                          actions.repeat(8, *[1] * (actions.dim() - 1)))  # fmt: skip
+    assert torch.equal(torch.get_rng_state(), global_state)
+    assert values.shape == log_probs.shape == (4,)
+    result = model._one_step({"": torch.zeros(2000, 3)}, model.initial_state(2000), torch.ones(2000, dtype=torch.bool))
+    drawn = sample(result.distribution, torch.Generator().manual_seed(1)).float().mean(0)
+    theirs = result.distribution.sample().float().mean(0)
+    # two means of 2,000 draws with deviation at most 1: their difference has a standard error of 0.032
+    torch.testing.assert_close(drawn, theirs, atol=0.13, rtol=0)
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_the_deterministic_action_is_the_most_likely_one(name: str) -> None:
+    model = policy(ACTIONS[name])
+    actions, _, log_probs, _ = act(model, deterministic=True)
+    for seed in range(20):
+        other = act(model, seed)[2]
+        assert bool((other <= log_probs + 1e-6).all())
+    assert torch.equal(actions, act(model, seed=7, deterministic=True)[0])
+
+
+@pytest.mark.parametrize("option", ["previous_action", "previous_reward", "first_step"])
+def test_an_optional_input_is_seen_and_only_after_the_first_step(option: str) -> None:
+    model, plain = policy(ACTIONS["discrete"], **{option: True}), policy()
+    observation = {"": torch.zeros(2, 1, 3)}
+    actions, rewards = torch.tensor([[0], [2]]), torch.tensor([[0.0], [5.0]])
+
+    def values(model: GTrXLPolicy, first: bool) -> Tensor:
+        flags = torch.tensor([[first], [first]])
+        with torch.no_grad():
+            return model.evaluate(observation, actions, rewards, flags, model.initial_state(2)).values[:, 0]
+
+    assert float((values(plain, False)[0] - values(plain, False)[1]).abs()) == 0.0
+    later, first = values(model, False), values(model, True)
+    assert float((first[0] - first[1]).abs()) == 0.0
+    if option == "first_step":
+        assert float((later - first).abs().min()) > 1e-4
+    else:
+        assert float((later[0] - later[1]).abs()) > 1e-4
+
+
+def test_a_separate_value_backbone_shares_nothing_with_the_actor() -> None:
+    model = policy(shared_backbone=False)
+    result = model._one_step({"": torch.randn(2, 3)}, model.initial_state(2), torch.ones(2, dtype=torch.bool))
+    result.values.sum().backward()
+    assert all(parameter.grad is None for parameter in model.actor.parameters())
+    assert model.critic is not None
+    assert any(parameter.grad is not None for parameter in model.critic.parameters())
+
+
+def test_a_hidden_layer_in_front_of_the_heads_is_used() -> None:
+    model = policy(head_width=5)
+    assert model.value_net.in_features == 5
+    result = model._one_step({"": torch.randn(2, 3)}, model.initial_state(2), torch.ones(2, dtype=torch.bool))
+    (result.values.sum() + result.entropy().sum()).backward()
+    assert all(
+        parameter.grad is not None
+        for parameter in (*model.value_hidden.parameters(), *model.action_hidden.parameters())
+    )
+
+
+def test_first_action_probabilities_are_nearly_equal() -> None:
+    model = policy()
+    result = model._one_step({"": torch.randn(50, 3)}, model.initial_state(50), torch.ones(50, dtype=torch.bool))
+    assert float(result.entropy().detach().min()) > np.log(3) - 1e-2  # gain 0.01 leaves logits of about 0.01
+
+
+def test_state_rows_can_be_chosen_and_survive_storage() -> None:
+    model = policy(shared_backbone=False, previous_action=True)
+    state = rewarded(act(model)[3], np.arange(4.0))
+    rows = state[torch.tensor([2, 0])]
+    assert rows.batch_size == 2 and rows.previous_reward.tolist() == [2.0, 0.0]
+    copied = PolicyState.from_tensors(state.tensors())
+    no = torch.zeros(4, dtype=torch.bool)
+    for a, b in zip(act(model, state=state, first=no)[:3], act(model, state=copied, first=no)[:3], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_acting_on_and_recomputing_the_cache_agree() -> None:
+    model = policy()
+    state = act(model)[3]
+    renewed = model.with_cache(model.without_cache(state))
+    no = torch.zeros(4, dtype=torch.bool)
+    expected, found = (model.values({"": torch.ones(4, 3)}, s, no) for s in (state, renewed))
+    torch.testing.assert_close(found, expected)
+
+
+def test_auxiliary_losses_are_weighted_and_reach_their_parameters() -> None:
+    adaptive = {**BACKBONE, "preset": "adaptive_span", "losses": {"span": 0.5}}
+    model = policy(backbone=adaptive)
+    result = model._one_step({"": torch.randn(2, 3)}, model.initial_state(2), torch.ones(2, dtype=torch.bool))
+    assert result.auxiliary_loss is not None and result.auxiliary_loss.requires_grad
+    doubled = policy(backbone={**adaptive, "losses": {"span": 1.0}})
+    doubled.load_state_dict(model.state_dict())
+    again = doubled._one_step({"": torch.randn(2, 3)}, model.initial_state(2), torch.ones(2, dtype=torch.bool))
+    assert again.auxiliary_loss is not None
+    torch.testing.assert_close(again.auxiliary_loss, 2 * result.auxiliary_loss)
+
+
+def test_observations_are_taken_with_and_without_a_batch_axis() -> None:
+    space = spaces.Dict({"x": VECTOR, "n": spaces.Discrete(4)})
+    single, batched = fit_observation(space, {"x": np.zeros(3), "n": 2})
+    assert not batched and single["x"].shape == (1, 3) and single["n"].shape == (1,)
+    many, batched = fit_observation(space, {"x": np.zeros((5, 3)), "n": np.zeros(5, int)})
+    assert batched and many["n"].shape == (5,)
+    with pytest.raises(DataError, match="some leaves of the observation have a batch axis"):
+        fit_observation(space, {"x": np.zeros((5, 3)), "n": 2})
+    with pytest.raises(DataError, match="lacks 'n'"):
+        fit_observation(space, {"x": np.zeros(3)})
+
+
+def test_a_policy_without_state_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs a state"):
+        policy()._predict(np.zeros(3))
+    with pytest.raises(DataError, match="state must be what predict returned"):
+        policy().predict(np.zeros(3, np.float32), state=(1, 2))
