@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_nor
 from torch import nn
 
 from rltransformers.agents.decision_transformer import DecisionTransformer
-from rltransformers.agents.gtrxl_ppo import GTrXLPPO
+from rltransformers.agents.gtrxl_ppo import GTrXLPPO, as_schedule
 from rltransformers.core.errors import CheckpointError, ConfigError, did_you_mean
 from rltransformers.envs.make import make_vec_env
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
@@ -104,8 +104,12 @@ class OnlineAgent(Agent):
             beside = _normalization_path(checkpoint)
             return RecurrentPPO.load(checkpoint, env=load_normalization(beside, env, True) if beside.is_file() else env)
         policy = POLICY_OF_LSTM[_kind(env.observation_space)]
+        algorithm = {
+            key: as_schedule(value, key) if isinstance(value, Mapping) else value
+            for key, value in config.algorithm.items()
+        }
         normalized = self._normalized(env)
-        return RecurrentPPO(policy, normalized, policy_kwargs=config.policy, seed=config.seed, **config.algorithm)
+        return RecurrentPPO(policy, normalized, policy_kwargs=config.policy, seed=config.seed, **algorithm)
 
     def _normalized(self, env: VecEnv) -> VecEnv:
         settings = self.config.environment

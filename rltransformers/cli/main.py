@@ -12,7 +12,7 @@ from rltransformers import __version__
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, MissingExtraError
 
 OUR_ERRORS = (ConfigError, DataError, CheckpointError, MissingExtraError)
-_TRAIN_FLAGS = ("--resume", "--verbose", "--json", "--debug", "--help")
+_TRAIN_FLAGS = ("--resume", "--name", "--verbose", "--json", "--debug", "--help")
 Parsers = Any  # argparse keeps the type of its sub-parsers private
 
 
@@ -69,7 +69,7 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[tuple[str, st
         key, separator, value = word.partition("=")
         if key in _TRAIN_FLAGS or not key.startswith("--"):
             kept.append(word)
-            if key == "--resume" and not separator and remaining:
+            if key in ("--resume", "--name") and not separator and remaining:
                 kept.append(remaining.pop(0))
             continue
         if not separator:
@@ -104,6 +104,7 @@ A run that was stopped goes on with:
     )
     parser.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file or name of a packaged config")
     parser.add_argument("--resume", metavar="RUN", help="run folder to go on with, in place of CONFIG")
+    parser.add_argument("--name", help="name of the run folder in place of <config>-seed<seed>")
     parser.add_argument("--verbose", action="store_true", help="print every logged metric in place of a progress bar")
     parser.add_argument("--json", action="store_true", help="print the final evaluation as JSON")
     parser.set_defaults(run=_train)
@@ -121,7 +122,7 @@ def _train(arguments: argparse.Namespace) -> None:
         folder, results = runs.resume(arguments.resume, arguments.overrides, arguments.verbose)
     else:
         name, config = runs.find_config(arguments.config, arguments.overrides)
-        folder, results = runs.train(name, config, arguments.verbose)
+        folder, results = runs.train(arguments.name or f"{name}-seed{config.seed}", config, arguments.verbose)
     if arguments.json:
         _print_json({"run": str(folder.path), "results": [result.to_dict() for result in results]})
         return

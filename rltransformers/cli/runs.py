@@ -47,10 +47,10 @@ def find_config(name: str, overrides: Overrides) -> tuple[str, ExperimentConfig]
 
 
 def train(name: str, config: ExperimentConfig, verbose: bool = False) -> tuple[RunFolder, list[EvaluationResult]]:
-    """Train a new run of a config and evaluate it; returns its folder and final results."""
+    """Train a config in a new folder ``name`` and evaluate it; returns the folder and the final results."""
     agent = build_agent(config)  # before the folder is made: a config that cannot work leaves nothing behind
     try:
-        folder = RunFolder.create(config.output, f"{name}-seed{config.seed}")
+        folder = RunFolder.create(config.output, name)
         folder.write_config(config.to_dict())
         return folder, _run(agent, config, folder, verbose)
     finally:
@@ -95,7 +95,7 @@ def _run(agent: Agent, config: ExperimentConfig, folder: RunFolder, verbose: boo
     try:
         agent.learn(config.steps, callback, progress=_interactive() and not verbose)
         callback.init_callback(agent.model)
-        results = list(callback.evaluate())
+        results = list(callback.finish())
         folder.write_final(results)
     except KeyboardInterrupt:
         say(f"interrupted; go on with: rltransformers train --resume {folder.path}")

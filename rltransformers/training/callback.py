@@ -37,10 +37,12 @@ class RunCallback(BaseCallback):
         super().__init__()
         self.folder, self.every, self.steps, self.online = folder, every, steps, online
         self._evaluate, self._save, self._report = evaluate, save, report
+        self._evaluated_at, self._best, self._saved_at = 0, -np.inf, 0.0
+        self._results: Sequence[EvaluationResult] = []
 
     def _on_training_start(self) -> None:
         step = self.model.num_timesteps
-        self._evaluated_at = step
+        self._evaluated_at, self._results = step, []
         past = [score(results) for at, results in self.folder.read_evaluations() if at <= step]
         self._best = max(past, default=-np.inf)
         self._save_last()
@@ -61,11 +63,17 @@ class RunCallback(BaseCallback):
         elif time.monotonic() - self._saved_at > SAVE_SECONDS:
             self._save_last()
 
+    def finish(self) -> Sequence[EvaluationResult]:
+        """The evaluation of the finished run: a new one, unless the last update was evaluated already."""
+        if self._results and self._evaluated_at == self.model.num_timesteps:
+            return self._results
+        return self.evaluate()
+
     def evaluate(self) -> Sequence[EvaluationResult]:
-        """Evaluate, log, save and draw now; also called once at the end of a run."""
+        """Evaluate, log, save and draw now."""
         step = self.model.num_timesteps
         results = self._evaluate()
-        self._evaluated_at = step
+        self._evaluated_at, self._results = step, results
         self.folder.append_evaluation(step, results)
         self._log(step, results)
         if score(results) > self._best:

@@ -1,0 +1,333 @@
+"""Runs from the command line, in process: train, evaluate, resume, compare; and everything that must be refused."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rltransformers.backbone import BackboneConfig
+from rltransformers.cli.agents import check_keywords
+from rltransformers.cli.main import main, split_overrides
+from rltransformers.cli.runs import find_config, packaged_configs
+from rltransformers.core.errors import ConfigError
+from rltransformers.training import callback
+from rltransformers.training.checkpoint import load_checkpoint
+from rltransformers.training.evaluation import read_results
+from rltransformers.training.run_folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+BACKBONE = {"width": 8, "layers": 2, "heads": 2}
+ONLINE = {
+    "agent": "gtrxl_ppo",
+    "environment": {"id": "rltransformers/CueRecall-v0", "num_envs": 3, "kwargs": {"delay": 2}},
+    "backbone": {"preset": "gtrxl", "memory": 5, **BACKBONE},
+    "algorithm": {"n_steps": 8, "n_epochs": 1, "device": "cpu"},
+    "train": {"total_timesteps": 48},
+    "evaluation": {"episodes": 4, "every": 24},
+}
+OFFLINE = {
+    "agent": "decision_transformer",
+    "environment": {"id": "rltransformers/KeyToDoor-v0", "num_envs": 2},
+    "dataset": {"collect": {"episodes": 10}},
+    "backbone": {"preset": "decision_transformer", **BACKBONE, "heads": 1},
+    "algorithm": {"context_length": 5, "batch_size": 4, "device": "cpu"},
+    "train": {"gradient_steps": 4},
+    "evaluation": {"episodes": 3, "every": 2, "target_returns": [0, 1]},
+}
+LSTM = {
+    "agent": "recurrent_ppo",
+    "environment": {
+        "id": "CartPole-v1",
+        "num_envs": 2,
+        "wrappers": [{"name": "DropIndices", "indices": "velocities"}],
+        "normalize_observation": True,
+    },
+    "policy": {"lstm_hidden_size": 4},
+    "algorithm": {"n_steps": 8, "batch_size": 8, "n_epochs": 1, "learning_rate": {"start": 0.01, "end": 0.0}},
+    "train": {"total_timesteps": 32},
+    "evaluation": {"episodes": 3},
+}
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to run in, with the three configs and a Minari folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    (tmp_path / "minari").mkdir()
+    for name, config in (("online", ONLINE), ("offline", OFFLINE), ("lstm", LSTM)):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Standard output of a command that must succeed."""
+    capsys.readouterr()
+    code = main(words)
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return str(out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one message of a command that must be refused."""
+    capsys.readouterr()
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "Traceback" not in err
+    return str(err)
+
+
+@pytest.mark.parametrize("name", ["online", "offline", "lstm"])
+def test_a_run_leaves_everything_it_promises_and_evaluates_again_to_the_same_episodes(
+    work: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    out = run(capsys, "train", f"{name}.yaml", "--seed", "3")
+    folder = RunFolder.open(f"runs/{name}-seed3")
+    assert "return, mean" in out and str(folder.learning_curve) in out
+    files = {path.name for path in folder.path.iterdir()}
+    assert {"config.yaml", "progress.csv", "last.zip", "best.zip", "evaluation.json", "learning_curve.png"} <= files
+    assert any(file.startswith("events.out.tfevents") for file in files)
+    steps = [step for step, _ in folder.read_evaluations()]
+    assert steps == {"online": [24, 48], "offline": [2, 4], "lstm": [32]}[name]
+    again = json.loads(run(capsys, "evaluate", str(folder.path), "--json"))
+    final = json.loads(folder.evaluation.read_text())
+    assert again == final
+    assert [len(result["returns"]) for result in final] == {"online": [4], "offline": [3, 3], "lstm": [3]}[name]
+    other = json.loads(run(capsys, "evaluate", str(folder.path), "--json", "--episodes", "2", "--seed", "9"))
+    assert other[0]["seeds"] == [9, 10]
+
+
+@pytest.mark.parametrize("name", ["online", "offline"])
+def test_the_same_seed_gives_the_same_run(work: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    runs = [json.loads(run(capsys, "train", f"{name}.yaml", "--json", "--seed", seed)) for seed in ("0", "0", "1")]
+    weights = [load_checkpoint(f"{each['run']}/last.zip").tensors["policy"] for each in runs]
+    assert runs[0]["results"] == runs[1]["results"]
+    assert all(weights[0][key].equal(weights[1][key]) for key in weights[0])
+    assert not all(weights[0][key].equal(weights[2][key]) for key in weights[0])
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Stop the next run as Ctrl-C does, right before its update after ``step``."""
+    between = callback.RunCallback._between_updates
+
+    def stopping(self: callback.RunCallback) -> None:
+        if self.model.num_timesteps >= step:
+            raise KeyboardInterrupt
+        between(self)
+
+    monkeypatch.setattr(callback.RunCallback, "_between_updates", stopping)
+
+
+def test_an_interrupted_offline_run_goes_on_as_if_it_had_not_been(
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(capsys, "train", "offline.yaml", "--name", "whole")
+    with monkeypatch.context() as patched:
+        interrupt_at(patched, 3)
+        assert main(["train", "offline.yaml", "--name", "stopped"]) == 130
+        assert "--resume runs/stopped" in capsys.readouterr().err
+    assert load_checkpoint("runs/stopped/last.zip").tensors["updates"] == 2
+    run(capsys, "train", "--resume", "runs/stopped")
+    whole, resumed = RunFolder("runs/whole"), RunFolder("runs/stopped")
+    assert read_results(whole.evaluation) == read_results(resumed.evaluation)
+    assert whole.read_evaluations() == resumed.read_evaluations()
+    a, b = (load_checkpoint(folder.last).tensors["policy"] for folder in (whole, resumed))
+    assert all(a[key].equal(b[key]) for key in a)
+
+
+@pytest.mark.parametrize(("name", "done"), [("online", 72), ("lstm", 64)])
+def test_a_finished_online_run_can_be_made_longer(
+    work: Path, capsys: pytest.CaptureFixture[str], name: str, done: int
+) -> None:
+    run(capsys, "train", f"{name}.yaml")
+    folder = RunFolder(f"runs/{name}-seed0")
+    rows = len(folder.metrics.read_text().splitlines())
+    run(capsys, "train", "--resume", str(folder.path), "--train.total_timesteps", str(done))
+    assert folder.read_evaluations()[-1][0] == done
+    assert len(folder.metrics.read_text().splitlines()) > rows
+    assert yaml.safe_load(folder.config.read_text())["train"]["total_timesteps"] == done
+
+
+def test_normalised_inputs_come_back_with_the_checkpoint(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "--environment.id",
+        "CartPole-v1",
+        "--environment.kwargs",
+        "{}",
+        "--environment.normalize_observation",
+        "true",
+    ]
+    run(capsys, "train", "online.yaml", *words, "--policy.previous_reward", "true")
+    again = json.loads(run(capsys, "evaluate", "runs/online-seed0", "--json"))
+    assert again == json.loads(Path("runs/online-seed0/evaluation.json").read_text())
+
+
+def test_pictures_are_drawn_for_either_agent(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "train", "online.yaml")
+    run(capsys, "train", "offline.yaml")
+    run(capsys, "evaluate", "runs/online-seed0", "--episodes", "2", "--plot", "lookback", "--checkpoint", "best")
+    words = ("--target-return", "0.5", "--target-return", "2", "--plot", "target", "--plot", "lookback", "--json")
+    results = json.loads(run(capsys, "evaluate", "runs/offline-seed0", *words))
+    assert [result["target_return"] for result in results] == [0.5, 2.0]
+    for picture in (
+        "online-seed0/lookback.png",
+        "offline-seed0/lookback.png",
+        "offline-seed0/return_versus_target.png",
+    ):
+        assert (Path("runs") / picture).read_bytes().startswith(b"\x89PNG")
+    assert "LSTM" in refused_lookback(capsys)
+
+
+def refused_lookback(capsys: pytest.CaptureFixture[str]) -> str:
+    run(capsys, "train", "lstm.yaml", "--train.total_timesteps", "16")
+    return refused(capsys, "evaluate", "runs/lstm-seed0", "--plot", "lookback")
+
+
+def test_a_dataset_is_collected_inspected_and_learnt_from(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    collect = ["collect", "--env", "rltransformers/KeyToDoor-v0", "--steps", "100", "--dataset", "key/random-v0"]
+    collected = json.loads(run(capsys, *collect, "--behaviour", "random=3", "--behaviour", "random", "--json"))
+    assert collected["steps"] >= 100
+    assert "exists" in refused(capsys, *collect, "--behaviour", "random")
+    run(capsys, *collect, "--behaviour", "random", "--overwrite")
+    inspected = json.loads(run(capsys, "inspect", "key/random-v0", "--json"))
+    assert inspected["env_id"] == "rltransformers/KeyToDoor-v0" and inspected["length"]["max"] == 24
+    assert "episodes" in run(capsys, "inspect", "key/random-v0")
+    run(capsys, "train", "offline.yaml", "--dataset", "key/random-v0")
+
+
+def test_a_part_of_the_observation_is_recorded(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["collect", "--env", "CartPole-v1", "--behaviour", "random", "--steps", "30", "--json", "--dataset"]
+    dropped = json.loads(run(capsys, *words, "cart/dropped-v0", "--drop-indices", "1", "3"))
+    kept = json.loads(run(capsys, *words, "cart/kept-v0", "--keep-indices", "0", "2"))
+    assert dropped["observations"] == kept["observations"] and "(2,)" in dropped["observations"][""]
+    assert "0..3" in refused(capsys, *words, "cart/x-v0", "--drop-indices", "4")
+    assert "vector observation" in refused(
+        capsys, *words[:2], "FrozenLake-v1", *words[3:], "frozen/x-v0", "--drop-indices", "0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train"], "needs either CONFIG or --resume"),
+        (["train", "online.yaml", "--resume", "x"], "needs either CONFIG or --resume"),
+        (["train", "gtrxl_cue_recal"], "did you mean 'gtrxl_cue_recall'"),
+        (["train", "online.yaml", "--seed"], "--seed needs a value"),
+        (["train", "online.yaml", "--sed", "1"], "unknown key 'sed'; did you mean 'seed'"),
+        (["train", "online.yaml", "--algorithm.learning_rat", "1"], "'learning_rat'; did you mean 'learning_rate'"),
+        (["train", "online.yaml", "--algorithm.seed", "1"], "algorithm.seed is set elsewhere in a config: seed"),
+        (["train", "online.yaml", "--backbone.widht", "8"], "did you mean 'width'"),
+        (["train", "online.yaml", "--backbone.heads", "3"], "heads"),
+        (["train", "online.yaml", "--policy.hed", "3"], "policy_kwargs has no 'hed'"),
+        (["train", "online.yaml", "--environment.id", "CueRecal-v0"], "did you mean 'rltransformers/CueRecall-v0'"),
+        (["train", "online.yaml", "--environment.wrappers", "[Drop]"], "unknown wrapper 'Drop'"),
+        (["train", "offline.yaml", "--dataset", "nobody/nothing-v0"], "nobody/nothing-v0"),
+        (["train", "offline.yaml", "--dataset", "null"], "learns from data"),
+        (["train", "offline.yaml", "--algorithm.mode", "bc"], "has no target return"),
+        (["train", "offline.yaml", "--dataset.collect.behaviours", "[rando]"], "'rando' is none of"),
+        (["train", "offline.yaml", "--environment.processes", "true"], "leave out processes"),
+        (["train", "--resume", "runs/none"], "not a run folder"),
+        (["evaluate", "runs/none"], "not a run folder"),
+        (["evaluate", "runs/none", "--target-return", "high"], "must be a finite number, got 'high'"),
+        (["evaluate", "runs/none", "--target-return", "nan"], "must be a finite number, got 'nan'"),
+        (["inspect", "nobody/nothing-v0"], "nobody/nothing-v0"),
+        (["collect", "--env", "Nope-v0", "--behaviour", "random", "--steps", "9", "--dataset", "a-v0"], "Nope-v0"),
+        (["collect", "--env", "CartPole-v1", "--behaviour", "random=x", "--steps", "9", "--dataset", "a-v0"], "weight"),
+        (["collect", "--env", "CartPole-v1", "--behaviour", "rndm", "--steps", "9", "--dataset", "a-v0"], "'rndm' is"),
+        (["collect", "--env", "CartPole-v1", "--behaviour", "random", "--steps", "9", "--dataset", "a"], "'a'"),
+        (["collect", "--env", "CartPole-v1", "--env-kwargs", "{", "--behaviour", "random", "--steps", "9",
+          "--dataset", "a-v0"], "must be JSON"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_with_one_message(
+    work: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert message in refused(capsys, *words)
+    assert not Path("runs").exists()
+
+
+def test_a_corrupt_or_foreign_checkpoint_and_a_wrong_resume_are_named(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, "train", "online.yaml")
+    folder = RunFolder("runs/online-seed0")
+    assert "--seed cannot change when a run is resumed" in refused(
+        capsys, "train", "--resume", str(folder.path), "--seed", "1"
+    )
+    assert "target_returns are for agent decision_transformer" in refused(
+        capsys, "evaluate", str(folder.path), "--target-return", "1"
+    )
+    content = folder.last.read_bytes()
+    folder.last.write_bytes(content[:-200])
+    assert "corrupt or truncated" in refused(capsys, "evaluate", str(folder.path))
+    run(capsys, "train", "offline.yaml", "--train.gradient_steps", "1")
+    folder.last.write_bytes(RunFolder("runs/offline-seed0").last.read_bytes())
+    assert "is a DecisionTransformer checkpoint" in refused(capsys, "evaluate", str(folder.path))
+    folder.last.unlink()
+    assert "does not exist" in refused(capsys, "evaluate", str(folder.path))
+
+
+def test_debug_shows_the_error_itself(work: Path) -> None:
+    with pytest.raises(ConfigError):
+        main(["train", "nothing", "--debug"])
+
+
+def test_list_prints_what_a_config_can_name(capsys: pytest.CaptureFixture[str]) -> None:
+    contents = json.loads(run(capsys, "list", "--json"))
+    assert set(contents) == {"axes", "presets", "agents", "configs"}
+    assert {"gtrxl", "decision_transformer"} <= set(contents["presets"])
+    assert {"gtrxl_ppo", "decision_transformer"} <= set(contents["agents"])
+    for entries in contents["axes"].values():
+        assert entries and all({"id", "name", "paper", "traits"} <= set(entry) for entry in entries)
+    plain = run(capsys, "list")
+    assert all(entry["name"] in plain for entries in contents["axes"].values() for entry in entries)
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "collect", "list", "inspect"])
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"\n  rltransformers {command}" in capsys.readouterr().out
+
+
+def test_overrides_are_told_apart_from_words_of_the_command() -> None:
+    words = ["train", "--a.b", "-1", "file.yaml", "--c=x=y", "--resume", "run", "--json", "--name=n"]
+    assert split_overrides(words) == (
+        ["train", "file.yaml", "--resume", "run", "--json", "--name=n"],
+        [("a.b", "-1"), ("c", "x=y")],
+    )
+
+
+@pytest.mark.parametrize("name", packaged_configs())
+def test_packaged_configs_are_valid_and_say_how_they_are_run(name: str) -> None:
+    stem, config = find_config(name, [])
+    check_keywords(config.agent, config.algorithm)
+    if config.backbone:
+        BackboneConfig.from_dict(config.backbone)
+    header = (ROOT / "configs" / f"{name}.yaml").read_text().split("\nagent:")[0]
+    assert stem == name and f"rltransformers train {name}" in header
+    assert all(line.startswith("#") for line in header.splitlines())
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "collect"])
+def test_scripts_are_the_same_commands(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{command}.py", "--help"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(ROOT / "scripts" / f"{command}.py"), run_name="__main__")
+    assert f"rltransformers {command}" in capsys.readouterr().out
+
+
+def test_values_of_a_config_are_not_changed_by_building(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written: dict[str, Any] = {}
+    for name in ("first", "second"):
+        run(capsys, "train", "runs/first/config.yaml" if name == "second" else "online.yaml", "--name", name)
+        written[name] = Path(f"runs/{name}/config.yaml").read_text()
+    assert written["first"] == written["second"]
