@@ -104,7 +104,7 @@ class OnlineAgent(Agent):
             beside = _normalization_path(checkpoint)
             return RecurrentPPO.load(checkpoint, env=load_normalization(beside, env, True) if beside.is_file() else env)
         policy = POLICY_OF_LSTM[_kind(env.observation_space)]
-        algorithm = {
+        algorithm: dict[str, Any] = {
             key: as_schedule(value, key) if isinstance(value, Mapping) else value
             for key, value in config.algorithm.items()
         }
