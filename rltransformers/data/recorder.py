@@ -422,11 +422,11 @@ def _vector_env(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str |
 
 
 def _single_spec(spec: Any) -> Any:
-    """The spec of one environment: ``make_vec`` adds its own arguments to it."""
+    """The spec of one environment: ``make_vec`` adds its own arguments, and those of vectors written as one program."""
     if spec is None:
         return None
     single = copy.deepcopy(spec)
-    for key in ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers"):
+    for key in ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "autoreset_mode"):
         single.kwargs.pop(key, None)
     single.max_episode_steps = single.kwargs.pop("max_episode_steps", single.max_episode_steps)
     return single

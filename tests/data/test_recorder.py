@@ -214,6 +214,18 @@ def test_recorded_data_write_and_read_as_minari(tmp_path: Any, monkeypatch: pyte
     assert again.env_id == "CartPole-v1"
 
 
+def test_the_recorded_spec_makes_one_environment_whatever_vector_was_used() -> None:
+    same_step = {"vector_kwargs": {"autoreset_mode": AutoresetMode.SAME_STEP}, "vectorization_mode": "sync"}
+    vectors = [gym.make_vec("CartPole-v1", 2, sutton_barto_reward=True), gym.make_vec("CartPole-v1", 2, **same_step)]
+    vectors[0].unwrapped.spec.kwargs["autoreset_mode"] = "NextStep"  # what vectors written as one program may take
+    for vector_env, options in zip(vectors, ({"sutton_barto_reward": True}, {}), strict=True):
+        data = record(vector_env, "random", episodes=1)
+        spec = gym.envs.registration.EnvSpec.from_json(data.env_spec)
+        assert spec.kwargs == options and spec.max_episode_steps == 500
+        gym.make(spec).close()
+        vector_env.close()
+
+
 class Broken(Coded):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = super().step(action)
