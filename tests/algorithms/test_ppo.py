@@ -15,6 +15,8 @@ from rltransformers.algorithms.ppo import (
     value_error,
 )
 
+NAMES = ("log_probs", "values", "entropy", "old_log_probs", "old_values", "advantages", "returns")
+
 
 def test_the_surrogate_is_clipped_only_where_that_is_the_smaller_gain() -> None:
     log_ratio = torch.tensor([[1.5, 0.5, 1.5, 0.5, 1.1]]).log()
@@ -35,9 +37,9 @@ def test_rows_that_do_not_count_change_nothing() -> None:
     inputs = [torch.randn(2, 3, requires_grad=i < 3) for i in range(7)]
 
     def total(fill: float) -> torch.Tensor:
-        filled: list[Any] = [torch.where(counts, x, torch.full_like(x, fill)) for x in inputs]
-        settings: Any = {"clip_range": 0.2, "clip_range_vf": None, "ent_coef": 0.1, "vf_coef": 0.5}
-        return ppo_loss(*filled, counts=counts, **settings).total
+        filled = [torch.where(counts, x, torch.full_like(x, fill)) for x in inputs]
+        named: dict[str, Any] = dict(zip(NAMES, filled, strict=True))
+        return ppo_loss(**named, counts=counts, clip_range=0.2, clip_range_vf=None, ent_coef=0.1, vf_coef=0.5).total
 
     torch.testing.assert_close(total(0.0), total(3.0))
     gradient = torch.autograd.grad(total(3.0), inputs[0])[0]
