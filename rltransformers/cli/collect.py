@@ -6,6 +6,7 @@ from typing import Any
 from gymnasium import spaces
 from tqdm import tqdm
 
+from rltransformers.cli import behaviours as checkpoints
 from rltransformers.cli.agents import make_environment
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data.behaviours import Mixture, mixture
@@ -77,6 +78,7 @@ def _advance(bar: Any, done: int) -> None:
 
 def parse_behaviours(texts: Sequence[str]) -> Mixture:
     """A mixture of behaviour texts, each with an optional ``=weight`` behind it (1 when absent)."""
+    checkpoints.register()
     return mixture([_weighted(text) for text in texts])
 
 

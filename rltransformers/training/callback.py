@@ -48,8 +48,7 @@ class RunCallback(BaseCallback):
         self._save_last()
 
     def _on_rollout_start(self) -> None:
-        if self.online:
-            self._between_updates()
+        self._between_updates()
 
     def _on_step(self) -> bool:
         if not self.online:

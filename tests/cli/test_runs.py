@@ -6,17 +6,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from rltransformers.backbone import BackboneConfig
-from rltransformers.cli.agents import check_keywords
+from rltransformers.cli.agents import build_agent, check_keywords
+from rltransformers.cli.behaviours import CheckpointBehaviour
 from rltransformers.cli.main import main, split_overrides
 from rltransformers.cli.runs import find_config, packaged_configs
 from rltransformers.core.errors import ConfigError
+from rltransformers.data import load_trajectories
 from rltransformers.training import callback
 from rltransformers.training.checkpoint import load_checkpoint
 from rltransformers.training.evaluation import read_results
+from rltransformers.training.experiment import read_experiment
 from rltransformers.training.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -198,6 +202,33 @@ def test_a_dataset_is_collected_inspected_and_learnt_from(work: Path, capsys: py
     assert inspected["env_id"] == "rltransformers/KeyToDoor-v0" and inspected["length"]["max"] == 24
     assert "episodes" in run(capsys, "inspect", "key/random-v0")
     run(capsys, "train", "offline.yaml", "--dataset", "key/random-v0")
+
+
+def test_trained_agents_are_behaviours(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cartpole = ["--environment.id", "CartPole-v1", "--environment.kwargs", "{}"]
+    run(capsys, "train", "online.yaml", *cartpole, "--environment.normalize_observation", "true", "--name", "agent")
+    words = ["collect", "--env", "CartPole-v1", "--num-envs", "1", "--steps", "1", "--json", "--dataset"]
+    collected = json.loads(
+        run(capsys, *words, "cart/own-v0", "--deterministic", "--behaviour", "checkpoint:runs/agent")
+    )
+    # One episode from a seed that recording draws; the same agent evaluated on its own acts the same way.
+    behaviour = CheckpointBehaviour("runs/agent", deterministic=True)
+    data = load_trajectories("cart/own-v0")
+    episode = data.episode(0)
+    starts = [True] + [False] * (len(episode) - 1)
+    again = [
+        behaviour.act(episode.observations[""][step : step + 1], np.array([start]), np.random.default_rng(0))[0]
+        for step, start in enumerate(starts)
+    ]
+    assert collected["episodes"] == 1 and again == episode.actions[""].tolist()
+    agent = build_agent(read_experiment("runs/agent/config.yaml"), Path("runs/agent/last.zip"), training=False)
+    normalized = agent.model.get_vec_normalize_env().normalize_obs(episode.observations[""][:5])
+    np.testing.assert_allclose(behaviour._normalized(episode.observations[""][:5]), normalized, rtol=1e-6)
+    agent.close()
+    run(capsys, "train", "online.yaml", *cartpole, "--policy.previous_reward", "true", "--name", "greedy")
+    assert "acts on rewards" in refused(capsys, *words, "cart/no-v0", "--behaviour", "checkpoint:runs/greedy")
+    run(capsys, "train", "offline.yaml", "--name", "dt", "--train.gradient_steps", "1")
+    assert "acts on rewards" in refused(capsys, *words, "cart/no-v0", "--behaviour", "checkpoint:runs/dt/last.zip")
 
 
 def test_a_part_of_the_observation_is_recorded(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
