@@ -162,8 +162,9 @@ def test_a_damaged_folder_is_named(data: Trajectories, tmp_path: Path, damage: s
         description.write_text(description.read_text().replace('"version": 1', '"version": 99'))
     else:
         description.unlink()
-    with pytest.raises(DataError, match=r"observations\.0\.npy|trajectories|version 99"):
-        Trajectories.open(folder)
+    for mmap in (True, False):
+        with pytest.raises(DataError, match=r"observations\.0\.npy|trajectories|version 99"):
+            Trajectories.open(folder, mmap=mmap)
 
 
 def test_parts_join_one_after_the_other(data: Trajectories) -> None:
