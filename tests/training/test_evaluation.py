@@ -66,6 +66,33 @@ def test_monitored_returns_are_counted_below_the_normalisation() -> None:
     assert list(result.returns) == [by_hand(seed)[0] for seed in range(3, 7)]
 
 
+class Lives(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Ends the learner's episode every second step, as Atari wrappers do at a lost life; the game goes on."""
+
+    @property
+    def game(self) -> Countdown:
+        assert isinstance(self.env.unwrapped, Countdown)
+        return self.env.unwrapped
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is None and self.game.t < self.game.length:
+            return np.full(1, self.game.t, np.float32), {}
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, reward, terminated or self.game.t % 2 == 0, truncated, info
+
+
+def test_a_lost_life_starts_the_memory_anew_and_does_not_end_the_game() -> None:
+    env = DummyVecEnv([lambda: Lives(Monitor(Countdown()))] * 2)
+    result = evaluate_online(Counter(), env, "Countdown", episodes=4, seed=40)
+    lengths = [by_hand(seed)[1] for seed in range(40, 44)]
+    assert list(result.lengths) == lengths
+    # The counter never reaches its third step, so it always acts 0.
+    assert list(result.returns) == [sum(range(1, length + 1)) for length in lengths]
+
+
 def test_an_environment_that_would_falsify_the_result_is_refused() -> None:
     with pytest.raises(ConfigError, match="training=False"):
         evaluate_online(Counter(), VecNormalize(VecMonitor(vector(1))), "Countdown")
