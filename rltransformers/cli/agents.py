@@ -90,7 +90,7 @@ class OnlineAgent(Agent):
     def _gtrxl(self, env: VecEnv, checkpoint: Path | None) -> GTrXLPPO:
         config = self.config
         if checkpoint is not None:
-            return GTrXLPPO.load(checkpoint, env=env)
+            return GTrXLPPO.load(checkpoint, env=env, device=self._device)
         policy = {"backbone": config.backbone} | config.policy
         return GTrXLPPO(
             "GTrXLPolicy", self._normalized(env), policy_kwargs=policy, seed=config.seed, **config.algorithm
@@ -99,10 +99,7 @@ class OnlineAgent(Agent):
     def _lstm(self, env: VecEnv, checkpoint: Path | None) -> RecurrentPPO:
         config = self.config
         if checkpoint is not None:
-            if not checkpoint.is_file():
-                raise CheckpointError(f"checkpoint {checkpoint} does not exist")
-            beside = _normalization_path(checkpoint)
-            return RecurrentPPO.load(checkpoint, env=load_normalization(beside, env, True) if beside.is_file() else env)
+            return self._loaded_lstm(env, checkpoint)
         policy = POLICY_OF_LSTM[_kind(env.observation_space)]
         algorithm: dict[str, Any] = {
             key: as_schedule(value, key) if isinstance(value, Mapping) else value
@@ -110,6 +107,21 @@ class OnlineAgent(Agent):
         }
         normalized = self._normalized(env)
         return RecurrentPPO(policy, normalized, policy_kwargs=config.policy, seed=config.seed, **algorithm)
+
+    def _loaded_lstm(self, env: VecEnv, checkpoint: Path) -> RecurrentPPO:
+        if not checkpoint.is_file():
+            raise CheckpointError(f"checkpoint {checkpoint} does not exist")
+        statistics = _normalization_path(checkpoint)
+        if statistics.is_file():
+            env = load_normalization(statistics, env, training=True)
+        try:
+            return RecurrentPPO.load(checkpoint, env=env, device=self._device)
+        except (ValueError, AssertionError, KeyError, EOFError, RuntimeError) as error:
+            raise CheckpointError(f"checkpoint {checkpoint} is corrupt or not of a RecurrentPPO ({error})") from error
+
+    @property
+    def _device(self) -> str:
+        return str(self.config.algorithm.get("device", "auto"))
 
     def _normalized(self, env: VecEnv) -> VecEnv:
         settings = self.config.environment

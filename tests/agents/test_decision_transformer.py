@@ -612,6 +612,7 @@ def test_loading_never_runs_code_from_the_file(trained: DecisionTransformer, tmp
         ({"mode": "db"}, "mode 'db'"),
         ({"acting": "refesh"}, "did you mean 'refresh'"),
         ({"mode": "bc", "delayed_reward": True}, "no effect"),
+        ({"mode": "bc", "return_scale": 2.0}, "no effect"),
         ({"context_length": 0}, "context_length"),
         ({"learning_rate": -1.0}, "learning_rate"),
         ({"top_fraction": 0.0}, "top_fraction"),

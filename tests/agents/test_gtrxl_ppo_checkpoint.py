@@ -90,6 +90,12 @@ def test_a_loaded_agent_needs_no_environment_to_predict(tmp_path: Path) -> None:
         assert np.array_equal(actions[0], actions[1])
 
 
+def test_learning_without_an_environment_is_refused(tmp_path: Path) -> None:
+    agent().save(tmp_path / "model")
+    with pytest.raises(ConfigError, match="no environment to learn in"):
+        GTrXLPPO.load(tmp_path / "model").learn(10)
+
+
 def test_settings_and_spaces_come_back(tmp_path: Path) -> None:
     nested = spaces.Dict({"a": spaces.Dict({"b": spaces.Discrete(3)}), "c": spaces.Box(0, 255, (7, 7, 3), np.uint8)})
     env = AnySpace(nested, spaces.MultiDiscrete([2, 3]))

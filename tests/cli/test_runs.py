@@ -301,6 +301,11 @@ def test_a_corrupt_or_foreign_checkpoint_and_a_wrong_resume_are_named(
     assert "is a DecisionTransformer checkpoint" in refused(capsys, "evaluate", str(folder.path))
     folder.last.unlink()
     assert "does not exist" in refused(capsys, "evaluate", str(folder.path))
+    run(capsys, "train", "lstm.yaml", "--train.total_timesteps", "16")
+    baseline = RunFolder("runs/lstm-seed0")
+    for content in (b"no zip", RunFolder("runs/offline-seed0").last.read_bytes()):
+        baseline.last.write_bytes(content)
+        assert "is corrupt or not of a RecurrentPPO" in refused(capsys, "evaluate", str(baseline.path))
 
 
 def test_debug_shows_the_error_itself(work: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_folder_without_config_is_not_a_run(tmp_path: Path) -> None:
 
 
 def test_metrics_of_a_resumed_run_follow_the_old_ones(tmp_path: Path) -> None:
-    for start, keys in ((0, ["train/loss"]), (2, ["train/loss", "train/extra"])):
+    for start, keys in ((0, ["train/loss"]), (2, ["train/loss"]), (4, ["train/loss", "train/extra"])):
         logger = RunFolder(tmp_path).logger(stdout=False)
         for step in (start, start + 1):
             for key in keys:
@@ -45,9 +45,9 @@ def test_metrics_of_a_resumed_run_follow_the_old_ones(tmp_path: Path) -> None:
         logger.close()
     with open(tmp_path / "progress.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["train/loss"] for row in rows] == ["0.0", "1.0", "2.0", "3.0"]
-    assert [row["train/extra"] for row in rows] == ["", "", "2.0", "3.0"]
-    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 2
+    assert [row["train/loss"] for row in rows] == ["0.0", "1.0", "2.0", "3.0", "4.0", "5.0"]
+    assert [row["train/extra"] for row in rows] == ["", "", "", "", "4.0", "5.0"]
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 3
 
 
 def test_an_evaluation_that_a_resumed_run_repeats_replaces_the_old_ones(tmp_path: Path) -> None:
