@@ -95,6 +95,15 @@ Any setting in it can be changed on the command line with its dotted name:
   rltransformers train gtrxl_cue_recall
   rltransformers train configs/gtrxl_cue_recall.yaml --seed 1 --algorithm.learning_rate 3e-4 --backbone.memory 0
 
+Settings:
+  agent, seed, output     which agent, the seed of everything, the folder for run folders
+  environment.*           id, num_envs, kwargs, wrappers, processes, normalize_observation, normalize_reward
+  dataset.*               id, or collect.episodes and collect.behaviours (decision_transformer)
+  backbone.*              preset and what `rltransformers list` shows
+  algorithm.*, policy.*   keywords of the agent and of its policy
+  train.*                 total_timesteps, or gradient_steps (decision_transformer)
+  evaluation.*            episodes, every, target_returns, seed, deterministic
+
 A run folder runs/<config>-seed<seed> receives the resolved config, metrics (CSV and TensorBoard), checkpoints
 (last.zip, best.zip), the final evaluation (evaluation.json) and a learning curve (learning_curve.png).
 A run that was stopped goes on with:
@@ -434,7 +443,7 @@ def _print_tree(values: dict[str, Any], indent: str = "") -> None:
             shown = (
                 f"{value:.6g}" if isinstance(value, float) else json.dumps(value) if isinstance(value, list) else value
             )
-            print(f"{indent}{key:<22} {shown}")
+            print(f"{indent}{key or '(whole)':<22} {shown}")
 
 
 def _print_json(value: Any) -> None:

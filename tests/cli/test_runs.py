@@ -1,8 +1,10 @@
 """Runs from the command line, in process: train, evaluate, resume, compare; and everything that must be refused."""
 
 import json
+import re
 import runpy
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,15 @@ from rltransformers.data import load_trajectories
 from rltransformers.training import callback
 from rltransformers.training.checkpoint import load_checkpoint
 from rltransformers.training.evaluation import read_results
-from rltransformers.training.experiment import read_experiment
+from rltransformers.training.experiment import (
+    CollectConfig,
+    DatasetConfig,
+    EnvironmentConfig,
+    EvaluationConfig,
+    ExperimentConfig,
+    TrainConfig,
+    read_experiment,
+)
 from rltransformers.training.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -104,6 +114,17 @@ def test_a_run_leaves_everything_it_promises_and_evaluates_again_to_the_same_epi
     assert [len(result["returns"]) for result in final] == {"online": [4], "offline": [3, 3], "lstm": [3]}[name]
     other = json.loads(run(capsys, "evaluate", str(folder.path), "--json", "--episodes", "2", "--seed", "9"))
     assert other[0]["seeds"] == [9, 10]
+
+
+def test_sampled_actions_differ_from_the_most_likely_ones(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "train", "online.yaml")
+    evaluations = [
+        json.loads(run(capsys, "evaluate", "runs/online-seed0", "--json", "--episodes", "40", *words))[0]["returns"]
+        for words in ([], ["--sample"])
+    ]
+    assert (
+        evaluations[0] != evaluations[1]
+    )  # equal by chance once in 2^40: the answers of an untrained policy are coins
 
 
 @pytest.mark.parametrize("name", ["online", "offline"])
@@ -301,6 +322,7 @@ def test_a_corrupt_or_foreign_checkpoint_and_a_wrong_resume_are_named(
     assert "is a DecisionTransformer checkpoint" in refused(capsys, "evaluate", str(folder.path))
     folder.last.unlink()
     assert "does not exist" in refused(capsys, "evaluate", str(folder.path))
+    run(capsys, "evaluate", str(folder.path), "--checkpoint", "best")
     run(capsys, "train", "lstm.yaml", "--train.total_timesteps", "16")
     baseline = RunFolder("runs/lstm-seed0")
     for content in (b"no zip", RunFolder("runs/offline-seed0").last.read_bytes()):
@@ -330,6 +352,14 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str], command: str)
         main([command, "--help"])
     assert stop.value.code == 0
     assert f"\n  rltransformers {command}" in capsys.readouterr().out
+
+
+def test_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    words = set(re.findall(r"\w+", capsys.readouterr().out))
+    parts = (ExperimentConfig, EnvironmentConfig, DatasetConfig, CollectConfig, TrainConfig, EvaluationConfig)
+    assert {each.name for part in parts for each in fields(part)} <= words
 
 
 def test_overrides_are_told_apart_from_words_of_the_command() -> None:
