@@ -460,7 +460,10 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
         Raises:
             DataError: when an observation or reward is not finite; names the environment and the step.
+            ConfigError: when the agent was loaded without an environment.
         """
+        if self.env is None:
+            raise ConfigError("this agent has no environment to learn in; load it with GTrXLPPO.load(path, env=env)")
         return super().learn(
             total_timesteps,
             callback=callback,
@@ -599,7 +602,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             setattr(self, name, value)
         for name, value in tensors["generators"].items():
             generator = getattr(self, name)
-            if generator.device.type == "cpu" or len(value) == len(generator.get_state()):
+            if len(value) == len(generator.get_state()):  # a run that moves to another device gets new streams there
                 generator.set_state(value)
         self.ep_info_buffer = deque(tensors["episodes"], maxlen=self._stats_window_size)
         self.ep_success_buffer = deque(tensors["successes"], maxlen=self._stats_window_size)
