@@ -32,15 +32,8 @@ from rltransformers.core.spaces import check_supported, nest_leaves, space_from_
 from rltransformers.data.rollout import RolloutBuffer, Segment, minibatches
 from rltransformers.envs.vector import GymnasiumVecEnv
 from rltransformers.envs.wrappers import FlatDict
-from rltransformers.policies.actor_critic import (
-    GTrXLPolicy,
-    PolicyState,
-    check_action_space,
-    nested_leaves,
-    refuse_not_finite,
-    rewarded,
-    tree_space,
-)
+from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState, check_action_space, rewarded
+from rltransformers.policies.observations import nested_leaves, refuse_not_finite, tree_space
 from rltransformers.training.checkpoint import load_checkpoint, save_checkpoint
 
 MEMORY_REFRESH = ("never", "update", "epoch")

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
-from rltransformers.core.spaces import channels_first, check_supported, is_image, leaf_spaces, space_from_leaves
+from rltransformers.core.spaces import check_supported, leaf_spaces
 from rltransformers.data.rollout import Segment, observation_dtype, stored_action
 from rltransformers.policies.encoders import ObservationEncoder
+from rltransformers.policies.observations import fit_observation, tree_space
 
 Space = gym.Space[Any]
 
@@ -546,84 +547,3 @@ def check_action_space(space: Space) -> None:
     stored_action(space)
     if isinstance(space, spaces.Box) and not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         raise ConfigError(f"a Box action space needs finite bounds, got {space}; rescale the action with a wrapper")
-
-
-def tree_space(space: Space) -> Space:
-    """A flat Dict keyed by paths ("camera/left") as the nested Dict it stands for; every other space as it is."""
-    if isinstance(space, spaces.Dict) and any("/" in str(key) for key in space.spaces):
-        return space_from_leaves(dict(space.spaces))
-    return space
-
-
-def fit_observation(space: Space, observation: Any) -> tuple[dict[str, np.ndarray], bool]:
-    """Leaves by path with a batch axis in front, and whether the observation came as a batch.
-
-    Images may come with channels last where the space has them first, and the other way round, as in Stable-Baselines3.
-
-    Raises:
-        DataError: when a leaf is missing, has another shape than the space, or is not finite.
-    """
-    found = nested_leaves(observation)
-    arrays: dict[str, np.ndarray] = {}
-    batched: set[bool] = set()
-    for path, leaf in leaf_spaces(space).items():
-        if path not in found:
-            raise DataError(f"the observation lacks {path or 'a bare value'!r}; it has {sorted(found)}")
-        array, is_batch = _fit_leaf(leaf, path, np.asarray(found[path]))
-        arrays[path] = array
-        batched.add(is_batch)
-    if len(batched) > 1:
-        raise DataError("some leaves of the observation have a batch axis and some have none")
-    for path, array in arrays.items():
-        refuse_not_finite(array, f"observation {path!r}" if path else "observation")
-    return arrays, batched.pop()
-
-
-def _fit_leaf(leaf: Space, path: str, array: np.ndarray) -> tuple[np.ndarray, bool]:
-    shape = tuple(leaf.shape or ())
-    for candidate in _layouts(leaf, array):
-        if candidate.shape == shape:
-            return candidate[None], False
-        if candidate.shape[1:] == shape and candidate.ndim == len(shape) + 1:
-            return candidate, True
-    where = f"at {path!r} " if path else ""
-    raise DataError(
-        f"the observation {where}has shape {array.shape}, the space has {shape} (with or without a batch axis)"
-    )
-
-
-def _layouts(leaf: Space, array: np.ndarray) -> list[np.ndarray]:
-    if not is_image(leaf) or len(leaf.shape or ()) != 3:
-        return [array]
-    source, target = (-1, -3) if channels_first(leaf) else (-3, -1)
-    return [array, np.moveaxis(array, source, target)] if array.ndim >= 3 else [array]
-
-
-def nested_leaves(value: Any, path: str = "") -> dict[str, Any]:
-    """The leaves of nested dictionaries and tuples by path, whatever space they came from."""
-    if isinstance(value, Mapping):
-        items = [(str(name), part) for name, part in value.items()]
-    elif isinstance(value, tuple):
-        items = [(str(index), part) for index, part in enumerate(value)]
-    else:
-        return {path: value}
-    leaves: dict[str, Any] = {}
-    for name, part in items:
-        leaves |= nested_leaves(part, f"{path}/{name}" if path else name)
-    return leaves
-
-
-def refuse_not_finite(array: np.ndarray, what: str, when: str = "") -> None:
-    """Nothing when all numbers of a batch are finite.
-
-    Raises:
-        DataError: names the first environment with NaN or infinity.
-    """
-    if array.dtype.kind != "f" or bool(np.isfinite(array).all()):
-        return
-    bad = ~np.isfinite(array).reshape(len(array), -1).all(1)
-    index = int(np.flatnonzero(bad)[0])
-    raise DataError(
-        f"{what} of environment {index}{when} is not finite ({array[index]!r}); look for a division by zero or an "
-        "overflow in the environment or its wrappers"
-    )

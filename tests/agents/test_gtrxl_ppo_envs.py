@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 from rltransformers.agents import GTrXLPPO
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.envs import FlatDict, GymnasiumVecEnv
+from rltransformers.policies.observations import fit_observation
 from tests.agents.tiny_envs import AnySpace, PixelCue, Poisoned, Walk
 
 BACKBONE = {"preset": "gtrxl", "width": 8, "layers": 1, "heads": 2, "memory": 4}
@@ -89,8 +90,6 @@ def test_a_flat_dict_and_a_nested_observation_mean_the_same() -> None:
 
 
 def first_step(model: GTrXLPPO, observation: Any) -> tuple[Any, Any, Any]:
-    from rltransformers.policies.actor_critic import fit_observation
-
     leaves, _ = fit_observation(model.policy.tree, observation)
     return model.policy.leaves_to_tensors(leaves), model.policy.initial_state(1), torch.ones(1, dtype=torch.bool)
 

@@ -10,7 +10,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState, fit_observation, rewarded, sample
+from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState, rewarded, sample
+from rltransformers.policies.observations import fit_observation
 
 VECTOR = spaces.Box(-1.0, 1.0, (3,))
 ACTIONS: dict[str, gym.Space[Any]] = {
