@@ -147,7 +147,7 @@ class OnlineAgent(Agent):
         return [
             evaluate_online(
                 self.model,
-                self._evaluation_environment(),
+                self.evaluation_environment(),
                 environment.id,
                 evaluation.episodes,
                 evaluation.seed,
@@ -156,7 +156,7 @@ class OnlineAgent(Agent):
             )
         ]
 
-    def _evaluation_environment(self) -> VecEnv:
+    def evaluation_environment(self) -> VecEnv:
         """Environments of their own, so that evaluating leaves the episodes of training alone."""
         statistics = self.model.get_vec_normalize_env()
         if self._evaluation_env is None:

@@ -6,14 +6,16 @@ import runpy
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import yaml
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecNormalize
 
 from rltransformers.backbone import BackboneConfig
-from rltransformers.cli.agents import build_agent, check_keywords
+from rltransformers.cli.agents import OnlineAgent, build_agent, check_keywords
 from rltransformers.cli.behaviours import CheckpointBehaviour
 from rltransformers.cli.main import main, split_overrides
 from rltransformers.cli.runs import find_config, packaged_configs
@@ -178,7 +180,10 @@ def test_a_finished_online_run_can_be_made_longer(
     assert yaml.safe_load(folder.config.read_text())["train"]["total_timesteps"] == done
 
 
-def test_normalised_inputs_come_back_with_the_checkpoint(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["online", "lstm"])
+def test_normalised_inputs_come_back_with_the_checkpoint(
+    work: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     words = [
         "--environment.id",
         "CartPole-v1",
@@ -187,9 +192,20 @@ def test_normalised_inputs_come_back_with_the_checkpoint(work: Path, capsys: pyt
         "--environment.normalize_observation",
         "true",
     ]
-    run(capsys, "train", "online.yaml", *words, "--policy.previous_reward", "true")
-    again = json.loads(run(capsys, "evaluate", "runs/online-seed0", "--json"))
-    assert again == json.loads(Path("runs/online-seed0/evaluation.json").read_text())
+    run(capsys, "train", f"{name}.yaml", *(words if name == "online" else []))
+    agent = build_agent(read_experiment(f"runs/{name}-seed0/config.yaml"), Path(f"runs/{name}-seed0/last.zip"), False)
+    assert isinstance(agent, OnlineAgent)
+    trained, evaluated = agent.model.get_vec_normalize_env(), agent.evaluation_environment()
+    assert isinstance(evaluated, VecNormalize) and not evaluated.training
+    assert trained.obs_rms.count > 32  # the steps of the training, not those of a fresh environment
+    ours, theirs = cast(RunningMeanStd, evaluated.obs_rms), cast(RunningMeanStd, trained.obs_rms)
+    np.testing.assert_array_equal(ours.mean, theirs.mean)
+    np.testing.assert_array_equal(ours.var, theirs.var)
+    agent.close()
+
+
+def test_a_policy_that_reads_rewards_is_evaluated_with_them(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "train", "online.yaml", "--policy.previous_reward", "true")
 
 
 def test_pictures_are_drawn_for_either_agent(work: Path, capsys: pytest.CaptureFixture[str]) -> None:

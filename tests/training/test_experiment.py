@@ -11,7 +11,7 @@ from rltransformers.training.experiment import CollectConfig, build_experiment, 
 ONLINE = """
 agent: gtrxl_ppo
 environment: {id: CartPole-v1, num_envs: 3, kwargs: {delay: 7}, wrappers: [{name: DropIndices, indices: [1, 3]}]}
-backbone: {preset: gtrxl, width: 16}
+backbone: {preset: gtrxl, width: 16, losses: {span: 2e-6}}
 algorithm: {learning_rate: 3e-4, n_steps: 5}
 train: {total_timesteps: 100}
 """
@@ -41,7 +41,8 @@ def offline(tmp_path: Path) -> Path:
 def test_values_arrive_with_their_types_and_defaults(online: Path, offline: Path) -> None:
     config = read_experiment(online)
     assert (config.environment.num_envs, config.environment.kwargs, config.seed) == (3, {"delay": 7}, 0)
-    assert config.algorithm == {"learning_rate": 0.0003, "n_steps": 5}  # YAML 1.1 would read 3e-4 as a string
+    assert config.algorithm == {"learning_rate": 0.0003, "n_steps": 5}
+    assert config.backbone["losses"] == {"span": 0.000002}  # YAML 1.1 would read 2e-6 as a string
     config = read_experiment(offline)
     assert config.evaluation.target_returns == [1.0, 2.5]
     assert config.dataset is not None and config.dataset.collect == CollectConfig(episodes=4)
@@ -61,7 +62,13 @@ def test_overrides_reach_every_depth_and_leave_their_neighbours(online: Path) ->
     )
     assert config.seed == 5
     assert config.algorithm == {"learning_rate": 0.001, "n_steps": 5}
-    assert config.backbone == {"preset": "gtrxl", "width": 16, "memory": 8, "ff": {"name": "glu"}}
+    assert config.backbone == {
+        "preset": "gtrxl",
+        "width": 16,
+        "losses": {"span": 2e-6},
+        "memory": 8,
+        "ff": {"name": "glu"},
+    }
     assert config.environment.processes is True and config.environment.wrappers == []
 
 
