@@ -1,0 +1,537 @@
+"""One row per catalogue entry: the settings to test it with, what it becomes at a limit, tolerances.
+
+The naive twin of all rows is ``backbone_reference`` in tests/attention/references.py.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rltransformers.backbone import Backbone, BackboneConfig, catalogue
+from tests.backbone.laws import EXACT
+
+Edit = Callable[[Backbone, Backbone], None]
+
+BASE: dict[str, Any] = {
+    "width": 15,
+    "heads": 3,
+    "layers": 2,
+    "memory": 6,
+    "ff_width": 22,
+    "position": "trxl",
+    "residual": "gru",
+}
+# The twins of the recurrent mixers in tests/attention/test_kernels.py are written for these widths.
+KERNEL: dict[str, Any] = {"width": 12, "heads": 4, "position": "sinusoidal"}
+GROUPED_SIZES: dict[str, Any] = {"width": 12, "heads": 4, "kv_heads": 2, "value_dim": 5}
+GROUPED = {**KERNEL, **GROUPED_SIZES}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """``special`` and ``plain`` give equal outputs once ``edit`` has put the special one at its limit.
+
+    Parameters of equal name and shape are copied from special to plain first.
+    """
+
+    special: Mapping[str, Any]
+    plain: Mapping[str, Any]
+    edit: Edit = lambda special, plain: None
+    tolerance: float = EXACT
+
+
+@dataclass(frozen=True)
+class Row:
+    """How one catalogue entry is tested.
+
+    Attributes:
+        config: overrides of ``BASE``; the entry's own example comes in between.
+        limits: equal backbones, or "file::test" where the limit is not an equality of two backbones.
+        tolerance: of outputs and states in float64.
+        float32: largest error of float32, relative to the largest output.
+        bfloat16: the same for bfloat16, which rounds to 8 bits, 0.4 %, in every operation.
+        why: reason of a tolerance that is not the usual one.
+    """
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    limits: tuple[Limit | str, ...] = ()
+    tolerance: float = EXACT
+    float32: float = 1e-5
+    bfloat16: float = 0.1
+    why: str = ""
+
+
+def zero(*names: str) -> Edit:
+    """Set the parameters of the special backbone whose names end so to zero."""
+
+    def edit(special: Backbone, plain: Backbone) -> None:
+        found = [value for name, value in special.named_parameters() if name.endswith(names)]
+        assert found, names
+        for value in found:
+            value.data.zero_()
+
+    return edit
+
+
+def fill(name: str, number: float) -> Edit:
+    """Set one parameter of every layer of the special backbone to a number."""
+
+    def edit(special: Backbone, plain: Backbone) -> None:
+        found = [value for key, value in special.named_parameters() if key.endswith(name)]
+        assert found, name
+        for value in found:
+            value.data.fill_(number)
+
+    return edit
+
+
+def both(*edits: Edit) -> Edit:
+    """One after the other."""
+
+    def edit(special: Backbone, plain: Backbone) -> None:
+        for each in edits:
+            each(special, plain)
+
+    return edit
+
+
+def table_of_sinusoids(special: Backbone, plain: Backbone) -> None:
+    """A learned table that holds the sinusoidal encoding."""
+    table = special.get_parameter("input_positions.0.table.weight")
+    rows, width = table.shape
+    for p in range(rows):
+        for f in range(width):
+            angle = torch.tensor(p / 10_000 ** (2 * (f // 2) / (width + width % 2)), dtype=torch.float64)
+            table.data[p, f] = torch.sin(angle) if f % 2 == 0 else torch.cos(angle)
+
+
+def identity_heads(special: Backbone, plain: Backbone) -> None:
+    """Talking heads that do not talk."""
+    for name, value in special.named_parameters():
+        if name.endswith(("head_mixing.before", "head_mixing.after")):
+            value.data.copy_(torch.eye(len(value)))
+
+
+def tie_keys(special: Backbone, plain: Backbone) -> None:
+    """Give every head of the plain backbone the one key/value head of the special one."""
+    for index in range(len(special.layers)):
+        name = f"layers.{index}.mixing.mixer.key_value.weight"
+        shared = special.get_parameter(name).data
+        heads = plain.config.heads
+        key, value = shared.chunk(2)
+        plain.get_parameter(name).data.copy_(torch.cat([key.repeat(heads, 1), value.repeat(heads, 1)]))
+
+
+def mean_by_softmax(special: Backbone, plain: Backbone) -> None:
+    """Kernels with zero queries and keys, and softmax attention with zero queries: both average the values."""
+    for index in range(len(special.layers)):
+        mine, other = (backbone.get_submodule(f"layers.{index}.mixing.mixer") for backbone in (special, plain))
+        project, out = (mine.get_parameter(name).data for name in ("project.weight", "out.weight"))
+        queries_and_keys = 2 * other.get_parameter("query.weight").shape[0]
+        project[:queries_and_keys] = 0
+        other.get_parameter("query.weight").data.zero_()
+        values = len(project) - queries_and_keys
+        other.get_parameter("key_value.weight").data[-values:] = project[-values:]
+        other.get_parameter("output.weight").data.copy_(out)
+
+
+def tie_projections(special: Backbone, plain: Backbone) -> None:
+    """One projection for queries, keys and values against two."""
+    for index in range(len(special.layers)):
+        mine, other = (backbone.get_submodule(f"layers.{index}.mixing.mixer") for backbone in (special, plain))
+        project = mine.get_parameter("project.weight").data
+        queries = len(other.get_parameter("query.weight"))
+        other.get_parameter("query.weight").data.copy_(project[:queries])
+        other.get_parameter("key_value.weight").data.copy_(project[queries:])
+        other.get_parameter("output.weight").data.copy_(mine.get_parameter("out.weight").data)
+
+
+def span_of_bias(special: Backbone, plain: Backbone) -> None:
+    """A predicted span that does not read the token."""
+    for index in range(len(special.layers)):
+        span, other = (backbone.get_submodule(f"layers.{index}.mixing.mixer.span") for backbone in (special, plain))
+        span.get_parameter("predict.weight").data.zero_()
+        other.get_parameter("fraction").data.copy_(span.get_parameter("predict.bias").data.sigmoid())
+
+
+def same_layer_everywhere(special: Backbone, plain: Backbone) -> None:
+    """Copies of the one layer of a universal backbone, whose step signal is switched off."""
+    for layer in plain.layers:
+        layer.load_state_dict(special.layers[0].state_dict())
+    special.step_signal = lambda x, index: x  # type: ignore[method-assign] # an instance of this test only
+
+
+def flat_slopes(special: Backbone, plain: Backbone) -> None:
+    """ALiBi that subtracts nothing."""
+    for name, value in special.named_buffers():
+        if name.endswith("slopes"):
+            value.zero_()
+
+
+NONE = {"position": "none"}
+SHORT = {"position": "none", "memory": 3}
+KEEP_ALL = {"position": "none", "memory": 30}
+FULL_SPAN = {"name": "adaptive", "ramp": 2.0, "initial": 1.0}
+BLOCKS = "tests/blocks/test_blocks.py::"
+KERNELS = "tests/attention/test_kernels.py::"
+PARTS = "tests/attention/test_parts.py::"
+GATE_LIMIT = f"{BLOCKS}test_a_gate_that_is_shut_leaves_the_stream_alone"
+PSEUDO_INVERSE = "the inverse of a softmax matrix amplifies rounding by its condition, about 1e4 here"
+HALTING = "a token whose total lies near the threshold may halt one step earlier after rounding"
+CHOICE = "rounding changes which of two nearly equal keys is kept"
+EPSILON = "linear attention adds 1e-6 to its denominator"
+
+ROWS: dict[tuple[str, str], Row] = {
+    ("position", "none"): Row(
+        limits=(Limit({"position": "trxl"}, NONE, zero("content_bias", "position_bias", "position.project.weight")),)
+    ),
+    ("position", "sinusoidal"): Row(
+        limits=(
+            Limit({"position": {"name": "learned", "max_len": 24}}, {"position": "sinusoidal"}, table_of_sinusoids),
+        )
+    ),
+    ("position", "learned"): Row(
+        limits=(Limit({"position": {"name": "learned", "max_len": 24}}, NONE, zero("table.weight")),)
+    ),
+    ("position", "shaw"): Row(limits=(Limit({"position": "shaw"}, NONE, zero("position.keys", "position.values")),)),
+    ("position", "t5"): Row(limits=(Limit({"position": "t5"}, NONE, fill("position.table", 0.7)),)),
+    ("position", "trxl"): Row(
+        limits=(Limit({"position": "trxl"}, NONE, zero("content_bias", "position_bias", "position.project.weight")),)
+    ),
+    ("position", "rope"): Row(
+        limits=(
+            Limit({"position": "rope", "memory": 0}, {"position": "none", "memory": 0}),
+            "tests/positions/test_positions.py::test_rotary_scores_depend_on_the_distance_only",
+        )
+    ),
+    ("position", "alibi"): Row(
+        limits=(
+            Limit(
+                {"position": "alibi"},
+                NONE,
+                flat_slopes,
+            ),
+        )
+    ),
+    ("position", "timestep"): Row(
+        config={"tokens_per_step": 3, "memory": 2},
+        limits=(
+            Limit({"position": {"name": "timestep", "max_len": 24}}, {"position": {"name": "learned", "max_len": 24}}),
+        ),
+    ),
+    ("pattern", "full"): Row(limits=(Limit({"pattern": {"name": "band", "window": 7}}, {"pattern": "full"}),)),
+    ("pattern", "band"): Row(
+        limits=(
+            Limit({"pattern": {"name": "band", "window": 4}}, {"memory": 3}),
+            Limit({"pattern": {"name": "band", "window": 4}}, {"pattern": [[{"name": "band", "window": 4}] * 3]}),
+        )
+    ),
+    ("pattern", "dilated"): Row(
+        limits=(
+            Limit(
+                {"pattern": {"name": "dilated", "window": 4, "dilation": 1}}, {"pattern": {"name": "band", "window": 4}}
+            ),
+        )
+    ),
+    ("pattern", "longformer"): Row(
+        limits=(
+            Limit(
+                {"memory": 30, "pattern": {"name": "longformer", "window": 31, "sinks": 2}},
+                {"memory": 30, "pattern": "full"},
+            ),
+            Limit(
+                {"position": "none", "pattern": {"name": "longformer", "window": 2, "sinks": 21}},
+                {"position": "none", "memory": 30},
+            ),
+        )
+    ),
+    ("selection", "none"): Row(limits=(Limit({"selection": {"name": "topk", "k": 7}}, {}),)),
+    ("selection", "topk"): Row(limits=(Limit({"selection": {"name": "topk", "k": 7}}, {}),), bfloat16=0.4, why=CHOICE),
+    ("mixer", "softmax"): Row(limits=(f"{PARTS}test_softmax_attention_equals_the_one_of_torch",)),
+    ("mixer", "linear"): Row(
+        config=GROUPED,
+        limits=(
+            Limit({"mixer": "linear", **KEEP_ALL}, KEEP_ALL, mean_by_softmax, tolerance=1e-5),
+            f"{KERNELS}test_outputs_gradients_and_state_equal_the_twin_of_every_episode",
+        ),
+        why=EPSILON,
+    ),
+    ("mixer", "performer"): Row(
+        config={**GROUPED, "mixer": {"name": "performer", "features": 7}},
+        limits=(
+            Limit({"mixer": "performer", **KEEP_ALL}, KEEP_ALL, mean_by_softmax),
+            f"{KERNELS}test_performer_error_falls_with_the_square_root_of_the_features",
+        ),
+        float32=1e-4,
+        bfloat16=0.3,
+        why="features are exponentials: an error of the exponent becomes a relative error of the weight",
+    ),
+    ("mixer", "nystrom"): Row(
+        config={**GROUPED, "mixer": {"name": "nystrom", "block": 3, "landmarks": 2, "conv": 4}, "memory": 9},
+        limits=(
+            Limit(
+                {"memory": 47, "position": "none", "mixer": {"name": "nystrom", "block": 24, "landmarks": 1}},
+                {"memory": 47, "position": "none"},
+                tie_projections,
+            ),
+            f"{KERNELS}test_nystrom_with_blocks_of_one_token_is_full_attention",
+        ),
+        tolerance=1e-8,
+        float32=1e-2,
+        bfloat16=float("inf"),
+        why=PSEUDO_INVERSE,
+    ),
+    ("mixer", "average"): Row(
+        config=KERNEL,
+        limits=(
+            f"{KERNELS}test_linear_and_average_of_a_constant_stream_are_constant",
+            f"{PARTS}test_average_attention_without_its_network_is_the_mean_of_the_episode",
+        ),
+    ),
+    ("mixer", "light_conv"): Row(
+        config={**KERNEL, "mixer": {"name": "light_conv", "taps": 4}},
+        limits=(f"{PARTS}test_a_convolution_of_one_tap_mixes_no_tokens",),
+    ),
+    ("prior", "none"): Row(
+        limits=(
+            Limit({"prior": "gaussian_transformer"}, {}, both(fill("prior.width", -1e3), fill("prior.offset", -1e3))),
+        )
+    ),
+    ("prior", "gaussian_transformer"): Row(
+        limits=(
+            Limit({"prior": "gaussian_transformer"}, {}, both(fill("prior.width", -1e3), fill("prior.offset", -1e3))),
+            f"{PARTS}test_the_gaussian_prior_is_highest_at_its_distance",
+        )
+    ),
+    ("prior", "realformer"): Row(
+        limits=(
+            Limit({"prior": "realformer", "layers": 1}, {"layers": 1}),
+            f"{PARTS}test_a_layer_without_queries_takes_over_the_weights_of_the_layer_below",
+        )
+    ),
+    ("head_mixing", "mha"): Row(limits=(Limit({"head_mixing": "talking"}, {}, identity_heads),)),
+    ("head_mixing", "mqa"): Row(limits=(Limit({"kv_heads": 1}, {}, tie_keys),)),
+    ("head_mixing", "decoupled"): Row(limits=(Limit({"head_dim": 5, "value_dim": 5}, {}),)),
+    ("head_mixing", "talking"): Row(limits=(Limit({"head_mixing": "talking"}, {}, identity_heads),)),
+    ("span", "full"): Row(limits=(Limit({"span": FULL_SPAN}, {}, fill("span.fraction", 1.0), tolerance=1e-7),)),
+    ("span", "adaptive"): Row(
+        limits=(
+            Limit({"span": FULL_SPAN}, {}, fill("span.fraction", 1.0), tolerance=1e-7),
+            Limit(
+                {"span": {"name": "adaptive", "ramp": 1e-9, "initial": 0.5}},
+                {"pattern": {"name": "band", "window": 4}},
+                fill("span.fraction", 0.5),
+                tolerance=1e-7,
+            ),
+        ),
+        why="1e-8 is added to the sum of the weights",
+    ),
+    ("span", "adaptive_dynamic"): Row(
+        limits=(
+            Limit(
+                {"span": {"name": "adaptive_dynamic", "ramp": 2.0}},
+                {"span": {"name": "adaptive", "ramp": 2.0}},
+                span_of_bias,
+            ),
+        )
+    ),
+    ("memory_kind", "cache"): Row(limits=(Limit({"memory_kind": "cache"}, {}),)),
+    ("memory_kind", "transformer_xl"): Row(
+        limits=(Limit({}, {"pattern": {"name": "band", "window": 7}, "memory": 20}),)
+    ),
+    ("memory_kind", "compressive"): Row(
+        limits=(
+            Limit({"memory": 4, "memory_kind": {"name": "compressive", "slots": 2, "rate": 1, "function": "mean"}}, {}),
+            Limit({"memory": 4, "memory_kind": {"name": "compressive", "slots": 2, "rate": 1, "function": "max"}}, {}),
+        )
+    ),
+    ("depth", "fixed"): Row(limits=(Limit({"depth": "universal", **NONE}, NONE, same_layer_everywhere),)),
+    ("depth", "universal"): Row(limits=(Limit({"depth": "universal", **NONE}, NONE, same_layer_everywhere),)),
+    ("depth", "universal_act"): Row(
+        config={"layers": 4},
+        limits=(
+            Limit(
+                {"depth": "universal_act", "layers": 3},
+                {"depth": "universal", "layers": 1},
+                both(fill("halt.bias", 50.0), zero("halt.weight")),
+            ),
+            Limit(
+                {"depth": "universal_act", "layers": 3},
+                {"depth": "universal", "layers": 3},
+                both(fill("halt.bias", -50.0), zero("halt.weight")),
+            ),
+        ),
+        bfloat16=1.0,
+        why=HALTING,
+    ),
+    ("residual", "post_ln"): Row(limits=(f"{BLOCKS}test_without_submodules_only_the_norms_remain",)),
+    ("residual", "pre_ln"): Row(limits=(f"{BLOCKS}test_without_submodules_only_the_norms_remain",)),
+    ("residual", "pre_ln_relu"): Row(limits=(f"{BLOCKS}test_without_submodules_only_the_norms_remain",)),
+    ("residual", "gru"): Row(limits=(GATE_LIMIT, f"{BLOCKS}test_gates_start_nearly_shut")),
+    ("residual", "input"): Row(limits=(f"{BLOCKS}test_an_input_gate_halves_the_stream_when_its_matrix_is_zero",)),
+    ("residual", "output"): Row(limits=(GATE_LIMIT,)),
+    ("residual", "highway"): Row(limits=(GATE_LIMIT,)),
+    ("residual", "sigtanh"): Row(limits=(GATE_LIMIT,)),
+    ("residual", "reversible"): Row(
+        limits=(f"{BLOCKS}test_reversible_gradients_equal_those_of_the_stored_forward_pass",)
+    ),
+    ("ff", "ffn"): Row(limits=(f"{BLOCKS}test_feed_forward_treats_every_token_alike",)),
+    ("ff", "glu"): Row(limits=(f"{BLOCKS}test_a_glu_without_gate_weights_is_half_a_linear_map",)),
+    ("losses", "span"): Row(limits=(f"{PARTS}test_the_span_loss_is_the_mean_span_of_the_heads",)),
+    ("losses", "ponder"): Row(
+        config={"layers": 4},
+        limits=(f"{BLOCKS}test_halting_follows_the_numbers_of_the_paper",),
+        bfloat16=1.0,
+        why=HALTING,
+    ),
+    ("losses", "compression"): Row(
+        limits=(
+            "tests/memory/test_memories.py::test_the_task_does_not_train_the_compression_and_its_loss_trains_nothing_else",
+        )
+    ),
+}
+
+# Options of the same entries that take another path through the code.
+VARIANTS: dict[str, Row] = {
+    "shaw without values": Row({"position": {"name": "shaw", "max_distance": 4, "values": False}, "value_dim": 4}),
+    "rope on some channels": Row({"position": {"name": "rope", "dims": 2}}),
+    "rope with sinks": Row({"position": "rope", "pattern": {"name": "longformer", "window": 3, "sinks": 2}}),
+    "rope with slots": Row(
+        {"position": "rope", "memory": 3, "memory_kind": {"name": "compressive", "slots": 2, "rate": 3}}
+    ),
+    "two positions": Row({"position": [{"name": "learned", "max_len": 24}, "rope"]}),
+    "scaled sinusoid": Row({"position": {"name": "sinusoidal", "scale_input": True}}),
+    "pattern per head": Row(
+        {
+            "pattern": [
+                [
+                    {"name": "band", "window": 2},
+                    {"name": "dilated", "window": 3, "dilation": 2},
+                    {"name": "longformer", "window": 3, "sinks": 2},
+                ]
+            ]
+        }
+    ),
+    "pattern per layer": Row({"layers": 3, "pattern": [{"name": "band", "window": 3}, "full"]}),
+    "pattern per head in one layer": Row({"pattern": ["full", [{"name": "band", "window": 3}, "full", "full"]]}),
+    "mixer per layer": Row(
+        {**GROUPED, "layers": 3, "mixer": ["softmax", "linear", {"name": "nystrom", "block": 2, "landmarks": 1}]},
+        tolerance=1e-8,
+        float32=1e-2,
+        bfloat16=float("inf"),
+        why=PSEUDO_INVERSE,
+    ),
+    "attention, mean and convolution": Row(
+        {**KERNEL, "layers": 3, "mixer": ["softmax", "average", {"name": "light_conv", "taps": 3}]}
+    ),
+    "sinks kept as keys": Row(
+        {"memory_kind": "cache", "pattern": {"name": "longformer", "window": 3, "sinks": 2}, "kv_heads": 1}
+    ),
+    "mean compression": Row(
+        {"memory": 4, "memory_kind": {"name": "compressive", "slots": 2, "rate": 3, "function": "mean"}}
+    ),
+    "max compression": Row(
+        {
+            "memory": 3,
+            "position": "alibi",
+            "memory_kind": {"name": "compressive", "slots": 3, "rate": 2, "function": "max"},
+        }
+    ),
+    "compression with shaw": Row(
+        {
+            "memory": 3,
+            "position": "shaw",
+            "span": {"name": "adaptive", "ramp": 3.0, "initial": 0.5},
+            "memory_kind": {"name": "compressive", "slots": 2, "rate": 2},
+        }
+    ),
+    "three tokens a step": Row(
+        {
+            "memory": 2,
+            "tokens_per_step": 3,
+            "pattern": ["full", {"name": "band", "window": 2}],
+            "final_norm": True,
+            "input_norm": True,
+        }
+    ),
+    "sinks among steps": Row(
+        {
+            "memory": 2,
+            "tokens_per_step": 2,
+            "pattern": {"name": "longformer", "window": 2, "sinks": 3},
+            "position": "t5",
+        }
+    ),
+    "talking sinks": Row({"head_mixing": "talking", "pattern": {"name": "longformer", "window": 3, "sinks": 2}}),
+    "layered logits with slots": Row(
+        {"prior": "realformer", "memory": 3, "memory_kind": {"name": "compressive", "slots": 2, "rate": 2}}
+    ),
+    "talking realformer with spans": Row(
+        {
+            "prior": "realformer",
+            "head_mixing": "talking",
+            "span": {"name": "adaptive", "ramp": 3.0, "initial": 0.4},
+            "layers": 3,
+        }
+    ),
+    "universal with positions": Row({"depth": "universal", "position": ["sinusoidal", "trxl"], "layers": 3}),
+    "halting with post norm": Row(
+        {"depth": "universal_act", "residual": "post_ln", "position": "sinusoidal", "layers": 4},
+        bfloat16=1.0,
+        why=HALTING,
+    ),
+    "convolution padded with zeros": Row({**KERNEL, "mixer": {"name": "light_conv", "taps": 4, "pad": "zero"}}),
+    "memoryless": Row({"memory": 0}),
+    "other activations": Row({"ff": {"name": "glu", "activation": "silu"}, "residual": "pre_ln"}),
+    "bilinear": Row({"ff": {"name": "glu", "activation": "identity"}, "residual": "reversible", "layers": 3}),
+    "gelu": Row({"ff": {"name": "ffn", "activation": "gelu"}, "residual": {"name": "gru", "bias": 0.5}}),
+}
+
+# Sizes that make a preset small; everything else is the preset's own.
+SMALL: dict[str, Any] = {"width": 15, "heads": 3, "layers": 2, "memory": 6, "ff_width": 22}
+PRESET_ROWS: dict[str, Row] = {
+    "decision_transformer": Row({"heads": 1, "memory": 2, "layers": 3}),
+    "compressive": Row({"memory_kind": {"name": "compressive", "slots": 3, "rate": 2}}),
+    "adaptive_span": Row({"span": {"name": "adaptive", "ramp": 3.0, "initial": 0.3}}),
+    "linear_transformer": Row(GROUPED_SIZES),
+    "average": Row({"width": 12, "heads": 4}),
+    "nystromformer": Row(
+        {**GROUPED_SIZES, "mixer": {"name": "nystrom", "block": 2, "landmarks": 2}},
+        tolerance=1e-8,
+        float32=1e-2,
+        bfloat16=float("inf"),
+        why=PSEUDO_INVERSE,
+    ),
+    "topk": Row({"selection": {"name": "topk", "k": 3}}, bfloat16=0.4, why=CHOICE),
+    "universal_act": Row({"layers": 4}, bfloat16=1.0, why=HALTING),
+    "performer": Row(GROUPED_SIZES, float32=1e-4, bfloat16=0.3, why="see the row of the mixer"),
+}
+
+
+def examples() -> dict[tuple[str, str], Mapping[str, Any]]:
+    """The catalogue's own example of every entry."""
+    return {(axis, spec.name): spec.example for axis, specs in catalogue().items() for spec in specs}
+
+
+def entry_config(key: tuple[str, str], **overrides: Any) -> BackboneConfig:
+    """The settings a catalogue entry is tested with."""
+    return config_of({**examples()[key], **ROWS[key].config, **overrides})
+
+
+def config_of(values: Mapping[str, Any]) -> BackboneConfig:
+    """``BASE`` with overrides."""
+    return BackboneConfig(**{**BASE, **values})
+
+
+def preset_config(name: str, **overrides: Any) -> BackboneConfig:
+    """A preset at a small size."""
+    row = PRESET_ROWS.get(name, Row())
+    return BackboneConfig.preset(name, **{**SMALL, **row.config, **overrides})
+
+
+def cases() -> dict[str, tuple[BackboneConfig, Row]]:
+    """Everything the laws are held against: catalogue entries and their variants."""
+    found = {f"{axis}:{name}": (entry_config((axis, name)), row) for (axis, name), row in ROWS.items()}
+    return found | {name: (config_of(row.config), row) for name, row in VARIANTS.items()}
