@@ -290,7 +290,7 @@ def test_memory_refresh_never_keeps_what_was_written_and_measures_its_age() -> N
 
 
 def test_memory_refresh_epoch_renews_the_memory_at_the_segment_start() -> None:
-    model = agent(walks(2, (60,)), memory_refresh="epoch", n_epochs=3)
+    model = agent(walks(1, (60,)), memory_refresh="epoch", n_epochs=3)
     rollout(model)
     model.train()
     rollout(model)
@@ -302,7 +302,6 @@ def test_memory_refresh_epoch_renews_the_memory_at_the_segment_start() -> None:
         return loss(batch)
 
     model._loss = watch  # type: ignore[method-assign]
-    model.batch_size = 24
     model.train()
     assert len(seen) == 3
     assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
