@@ -193,6 +193,8 @@ def test_l7_every_parameter_receives_a_gradient_and_the_given_state_none(name: s
     floats = [value for value in state.tensors.values() if value.is_floating_point() and value.numel()]
     gradients = torch.autograd.grad(loss, [*parameters, *floats], allow_unused=True)
     for label, gradient in zip(names, gradients, strict=False):
+        if backbone.config.memory == 0 and ("query" in label or "position" in label):
+            continue  # the weight of the only key is 1, whatever its score
         assert gradient is not None, label
         assert gradient.ne(0).any(), label
         assert gradient.isfinite().all(), label
@@ -252,7 +254,7 @@ def examples_with_traits() -> dict[tuple[str, str], str]:
 
 
 @every_case
-def test_l8_a_step_costs_the_same_after_500_steps_as_after_10(name: str) -> None:
+def test_l8_a_step_costs_the_same_after_492_steps_as_after_12(name: str) -> None:
     config = window_of_16(CASES[name][0])
     backbone = Backbone(config).eval()
     x = torch.randn(2, 501, backbone.width)
@@ -260,14 +262,13 @@ def test_l8_a_step_costs_the_same_after_500_steps_as_after_10(name: str) -> None
     shapes = {key: value.shape for key, value in state.tensors.items()}
     flops, first = [], 0
     with torch.no_grad():
-        for steps in (10, 500):
+        for steps in (12, 492):  # a compressive memory squeezes a block every 2 or 3 steps: compare steps that do
             _, state = backbone(x[:, first:steps], state)
             with FlopCounterMode(display=False) as counter:
                 backbone(x[:, steps : steps + 1], state)
             flops.append(counter.get_total_flops())
             first = steps
             assert {key: value.shape for key, value in state.tensors.items()} == shapes
-    # A compressive memory squeezes a block in one of `rate` steps.
     assert flops[0] == flops[1] > 0
 
 
