@@ -41,6 +41,7 @@ def test_metrics_of_a_resumed_run_follow_the_old_ones(tmp_path: Path) -> None:
         for step in (start, start + 1):
             for key in keys:
                 logger.record(key, float(step))
+            logger.record("note", "x" * 5000, exclude="tensorboard")  # a file larger than any read buffer
             logger.dump(step)
         logger.close()
     with open(tmp_path / "progress.csv", newline="") as file:
