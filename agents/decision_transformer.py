@@ -63,6 +63,7 @@ class Settings:
     learning_rate: float
     weight_decay: float
     warmup_steps: int
+    decay_steps: int | None
     batch_size: int
     max_grad_norm: float
     discount: float
@@ -83,6 +84,10 @@ class Settings:
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or larger")
         for name in ("discount", "top_fraction"):
             _require(0 < getattr(self, name) <= 1, name, getattr(self, name), "in (0, 1]")
+        if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
+            raise ConfigError(
+                f"decay_steps ({self.decay_steps}) must lie beyond warmup_steps ({self.warmup_steps}), or be None"
+            )
         if self.mode not in get_args(Mode):
             raise ConfigError(f"mode {self.mode!r} is unknown; {did_you_mean(self.mode, get_args(Mode))}")
         if self.acting not in ACTING_MODES:
@@ -168,8 +173,10 @@ class DecisionTransformer:
             list of trajectory dicts, ``Trajectories``.
         context_length: K, steps of a training window; windows longer than the backbone's memory train that memory.
         learning_rate, weight_decay: of AdamW.
-        warmup_steps: updates over which the learning rate rises linearly; constant afterwards (the paper: 10,000 of
+        warmup_steps: updates over which the learning rate rises linearly (the paper: 10,000 of
             100,000).
+        decay_steps: update at which a cosine that follows the warm-up has brought the learning rate to a tenth, where
+            it stays; None keeps it constant.
         batch_size: windows per update.
         max_grad_norm: larger gradients are scaled down to this norm.
         return_scale: return-to-go is divided by it before the network sees it; None takes the root mean square of
@@ -206,6 +213,7 @@ class DecisionTransformer:
         learning_rate: float = 1e-4,
         weight_decay: float = 1e-4,
         warmup_steps: int = 1_000,
+        decay_steps: int | None = None,
         batch_size: int = 64,
         max_grad_norm: float = 0.25,
         return_scale: float | None = None,
@@ -224,12 +232,15 @@ class DecisionTransformer:
     ) -> None:
         if policy not in POLICIES:
             raise ConfigError(f"policy {policy!r} is unknown; {did_you_mean(policy, POLICIES)}")
+        if mode == "bc" and return_scale is not None:
+            raise ConfigError("mode 'bc' has no return tokens, so return_scale has no effect; leave it at None")
         backbone = _backbone_config(policy_kwargs, mode, context_length)
         settings = Settings(
             context_length=context_length,
             learning_rate=learning_rate,
             weight_decay=weight_decay,
             warmup_steps=warmup_steps,
+            decay_steps=decay_steps,
             batch_size=batch_size,
             max_grad_norm=max_grad_norm,
             discount=discount,
@@ -318,11 +329,12 @@ class DecisionTransformer:
         """
         if self._sampler is None:
             raise ConfigError(f"this model has no dataset to learn from; give one to {KIND}.load(path, dataset=...)")
+        _require(log_interval >= 1, "log_interval", log_interval, "at least 1")
         total_timesteps = self.num_timesteps + gradient_steps
         callback = self._start_learning(callback, tb_log_name, progress_bar, total_timesteps)
         callback.on_training_start(locals(), globals())
         log = _IntervalLog(self.logger, self.num_timesteps)
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             while self.num_timesteps < total_timesteps:
                 logs = (self.num_timesteps + 1) % log_interval == 0 or self.num_timesteps + 1 == total_timesteps
                 metrics = self._update(self._sampler, with_panel=logs)
@@ -361,7 +373,9 @@ class DecisionTransformer:
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), settings.max_grad_norm)
-        learning_rate = settings.learning_rate * learning_rate_factor(self.num_timesteps, settings.warmup_steps)
+        learning_rate = settings.learning_rate * learning_rate_factor(
+            self.num_timesteps, settings.warmup_steps, settings.decay_steps
+        )
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()

@@ -3,6 +3,7 @@
 B batch, K steps of context; "..." stands for any leading axes.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -60,6 +61,15 @@ def action_loss(
     return masked_mean(torch.stack(losses).sum(0), valid)
 
 
-def learning_rate_factor(step: int, warmup_steps: int) -> float:
-    """Linear warm-up: (step + 1) / warmup_steps, then 1; ``step`` counts finished updates."""
-    return min(1.0, (step + 1) / max(1, warmup_steps))
+def learning_rate_factor(step: int, warmup_steps: int, decay_steps: int | None = None) -> float:
+    """Linear warm-up, (step + 1) / warmup_steps, then 1; ``step`` counts finished updates.
+
+    With ``decay_steps`` a cosine takes it from 1 after the warm-up to 0.1 at that step, where it stays (the schedule of
+    the paper's Atari experiments, there counted in tokens).
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if decay_steps is None:
+        return 1.0
+    progress = min(1.0, (step - warmup_steps) / max(1, decay_steps - warmup_steps))
+    return max(0.1, 0.5 * (1.0 + math.cos(math.pi * progress)))

@@ -232,13 +232,14 @@ def test_learning_leaves_the_global_generator_alone(data: Trajectories) -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_the_learning_rate_rises_over_the_warm_up_and_stays(data: Trajectories) -> None:
-    model = make(data, learning_rate=0.4, warmup_steps=4, weight_decay=0.0)
-    rates = []
-    for _ in range(6):
-        model.learn(1)
-        rates.append(model._optimizer.param_groups[0]["lr"])
-    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+def test_the_learning_rate_rises_over_the_warm_up_and_then_stays_or_decays(data: Trajectories) -> None:
+    def rates(**settings: Any) -> list[float]:
+        model = make(data, learning_rate=0.4, warmup_steps=4, weight_decay=0.0, **settings)
+        return [model.learn(1)._optimizer.param_groups[0]["lr"] for _ in range(10)]
+
+    assert rates() == pytest.approx([0.1, 0.2, 0.3, *[0.4] * 7])
+    decayed = [0.1, 0.2, 0.3, 0.4, 0.4, 0.2 + 0.2 * np.sqrt(0.5), 0.2, 0.2 - 0.2 * np.sqrt(0.5), 0.04, 0.04]
+    assert rates(decay_steps=8) == pytest.approx(decayed)
 
 
 def test_callbacks_of_stable_baselines3_work(data: Trajectories, tmp_path: Path) -> None:
@@ -613,6 +614,7 @@ def test_loading_never_runs_code_from_the_file(trained: DecisionTransformer, tmp
         ({"acting": "refesh"}, "did you mean 'refresh'"),
         ({"mode": "bc", "delayed_reward": True}, "no effect"),
         ({"mode": "bc", "return_scale": 2.0}, "no effect"),
+        ({"warmup_steps": 9, "decay_steps": 9}, "decay_steps"),
         ({"context_length": 0}, "context_length"),
         ({"learning_rate": -1.0}, "learning_rate"),
         ({"top_fraction": 0.0}, "top_fraction"),
