@@ -401,7 +401,7 @@ VARIANTS: dict[str, Row] = {
     "rope with slots": Row(
         {"position": "rope", "memory": 3, "memory_kind": {"name": "compressive", "slots": 2, "rate": 3}}
     ),
-    "two positions": Row({"position": [{"name": "learned", "max_len": 24}, "rope"]}),
+    "two positions": Row({"position": [{"name": "learned", "max_len": 64}, "rope"]}),
     "scaled sinusoid": Row({"position": {"name": "sinusoidal", "scale_input": True}}),
     "pattern per head": Row(
         {

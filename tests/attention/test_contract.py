@@ -202,7 +202,7 @@ def test_l7_every_parameter_receives_a_gradient_and_the_given_state_none(name: s
 
 
 def cost(backbone: Backbone, time: int) -> tuple[int, int]:
-    """FLOPs of forward and backward, and bytes of the tensors that the backward pass keeps."""
+    """FLOPs of the forward pass, and bytes of the tensors that it keeps for the backward pass."""
     x = torch.randn(1, time, backbone.width)
     storages: dict[int, int] = {}
 
@@ -210,10 +210,11 @@ def cost(backbone: Backbone, time: int) -> tuple[int, int]:
         storages[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
         return saved
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
+    with (
+        FlopCounterMode(display=False) as counter,
+        torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved),
+    ):
         y, _ = backbone(x)
-    with FlopCounterMode(display=False) as counter:
-        backbone(x)[0].sum().backward()
     del y
     return counter.get_total_flops(), sum(storages.values())
 
@@ -235,7 +236,7 @@ def test_l8_work_and_kept_memory_grow_with_the_tokens_as_declared(name: str) -> 
     config = window_of_16(CASES[name][0])
     backbone = Backbone(config)
     squared = config.choice("memory_kind").name == "compressive"
-    lengths = (256, 512, 1024)
+    lengths = (256, 1024)
     for values in zip(*(cost(backbone, time) for time in lengths), strict=True):
         growth = math.log(values[-1] / values[0]) / math.log(lengths[-1] / lengths[0])
         assert growth <= (2.1 if squared else 1.15)
