@@ -236,17 +236,25 @@ def check_sizes(config: BackboneConfig) -> None:
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name} must be a whole number of at least 1 or null, got {value!r}")
     if config.head_dim is None and config.width % config.heads:
-        nearest = sorted(
-            (h for h in range(1, config.width + 1) if config.width % h == 0), key=lambda h: abs(h - config.heads)
-        )
         raise ConfigError(
             f"heads ({config.heads}) must divide width ({config.width}); nearest that do: "
-            f"{', '.join(map(str, sorted(nearest[:2])))}; or set head_dim"
+            f"{nearest_divisors(config.width, config.heads)}; or set head_dim"
         )
     if config.kv_heads is not None and config.heads % config.kv_heads:
-        raise ConfigError(f"kv_heads ({config.kv_heads}) must divide heads ({config.heads})")
+        raise ConfigError(
+            f"kv_heads ({config.kv_heads}) must divide heads ({config.heads}); nearest that do: "
+            f"{nearest_divisors(config.heads, config.kv_heads)}"
+        )
     if not 0 <= config.dropout < 1:
         raise ConfigError(f"dropout must be in [0, 1), got {config.dropout}")
+
+
+def nearest_divisors(number: int, wanted: int) -> str:
+    """The divisors of ``number`` next to ``wanted`` on either side."""
+    divisors = [each for each in range(1, number + 1) if number % each == 0]
+    below = [each for each in divisors if each < wanted][-1:]
+    above = [each for each in divisors if each > wanted][:1]
+    return ", ".join(map(str, below + above))
 
 
 def check_names(config: BackboneConfig) -> None:

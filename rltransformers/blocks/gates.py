@@ -32,7 +32,7 @@ class GRUGate(Gate):
         x_r, x_z = self.from_x(x).chunk(2, -1)
         z = torch.sigmoid(y_z + x_z - self.bias)
         h = torch.tanh(y_g + self.candidate(torch.sigmoid(y_r + x_r) * x))
-        return torch.lerp(x, h, z), z
+        return x + z * (h - x), z
 
 
 class InputGate(Gate):
@@ -72,7 +72,7 @@ class HighwayGate(Gate):
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Openness is what is not carried."""
         openness = 1 - torch.sigmoid(self.linear(x) + self.bias)
-        return torch.lerp(x, y, openness), openness
+        return x + openness * (y - x), openness
 
 
 class SigTanhGate(Gate):

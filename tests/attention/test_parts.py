@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from rltransformers.attention.selections.topk import TopK
 from rltransformers.attention.spans.interface import soft_mask
-from rltransformers.backbone import Backbone, Record
+from rltransformers.backbone import Backbone, BackboneConfig, Record
 from rltransformers.functional.windows import by_key, distances
 from tests.attention.rows import ROWS, config_of, entry_config
 from tests.backbone.laws import perturbed
@@ -236,3 +236,13 @@ def test_dropout_acts_in_training_only() -> None:
     assert not torch.equal(backbone(x)[0], backbone(x)[0])
     backbone.eval()
     assert torch.equal(backbone(x)[0], backbone(x)[0])
+
+
+@pytest.mark.parametrize("residual", ["gru", "input", "output", "highway", "sigtanh", "pre_ln"])
+def test_autocast_trains_every_gate(residual: str) -> None:
+    backbone = Backbone(BackboneConfig.preset("gtrxl", width=16, heads=2, memory=4, residual=residual))
+    x = torch.randn(2, 5, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, _ = backbone(x)
+    y.float().square().sum().backward()
+    assert torch.isfinite(y).all() and all(parameter.grad is not None for parameter in backbone.parameters())
