@@ -23,7 +23,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tokens_per_step": 0}, "tokens_per_step must be a whole number"),
     ({"kv_heads": 0}, "kv_heads must be a whole number of at least 1 or null, got 0"),
     ({"head_dim": "8"}, "head_dim must be a whole number"),
-    ({"width": 64, "heads": 5}, r"heads \(5\) must divide width \(64\); nearest that do: 2, 4; or set head_dim"),
+    ({"width": 64, "heads": 5}, r"heads \(5\) must divide width \(64\); nearest that do: 4, 8; or set head_dim"),
     ({"heads": 4, "kv_heads": 3}, r"kv_heads \(3\) must divide heads \(4\)"),
     ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     ({"position": "rotary"}, "unknown position 'rotary'"),
