@@ -131,8 +131,8 @@ class ExperimentConfig:
         environment = self.environment
         if offline and (environment.processes or environment.normalize_observation or environment.normalize_reward):
             raise ConfigError(
-                "agent decision_transformer only evaluates in its environment: leave out processes, normalize_observation"
-                " and normalize_reward (algorithm.normalize_observations standardises the data)"
+                "agent decision_transformer only evaluates in its environment: leave out processes, "
+                "normalize_observation and normalize_reward (algorithm.normalize_observations standardises the data)"
             )
         if not offline and self.evaluation.target_returns:
             raise ConfigError("evaluation.target_returns are for agent decision_transformer")
