@@ -25,7 +25,7 @@ NESTED = spaces.Dict(
     [
         ("view", spaces.Box(0, 255, (5, 7, 3), np.uint8)),
         ("arm", spaces.Tuple([spaces.Discrete(4, start=-1), spaces.Dict({"grip": spaces.MultiBinary(3)})])),
-        ("counts", spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [0, 2]])),
+        ("counts", spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]), start=np.array([[0, 1], [0, 2]]))),
     ]
 )
 SUPPORTED = [
@@ -37,7 +37,7 @@ SUPPORTED = [
     spaces.Box(-np.inf, np.inf, (3,), np.float64),
     spaces.Box(np.array([-1.5, 0.1], np.float32), np.array([np.inf, 0.7], np.float32)),
     spaces.Box(-2.0, 2.0, (), np.float32),
-    spaces.Box(0, 1, (4,), np.bool_),
+    spaces.Box(0, 1, (4,), np.bool_),  # type: ignore[arg-type]  # gymnasium takes bool_ but does not annotate it
 ]
 REFUSED = [
     spaces.Text(8),

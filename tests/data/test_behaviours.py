@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import A2C, DQN, PPO, SAC
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rltransformers.core.errors import ConfigError, DataError
@@ -58,6 +59,7 @@ def test_random_actions_cover_their_space_evenly(space: gym.Space[Any]) -> None:
     actions = Random(space).act(None, np.zeros(4000, bool), rng())
     for path, leaf in leaf_spaces(space).items():
         rows = np.asarray(leaf_values(space, actions)[path])
+        assert leaf.shape is not None
         assert rows.shape == (4000, *leaf.shape) and all(leaf.contains(row) for row in rows[:50])
         low = getattr(leaf, "low", getattr(leaf, "start", 0))
         high = leaf.high if isinstance(leaf, spaces.Box) else low + getattr(leaf, "nvec", getattr(leaf, "n", 2)) - 1
@@ -96,11 +98,11 @@ def test_sampled_actions_follow_the_generator_and_leave_the_global_ones_alone(pp
     many = np.repeat(BATCH, 30, axis=0)
     torch.manual_seed(3)
     np.random.seed(3)
-    before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
+    before = torch.random.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].copy()
     draws = [behaviour.act(many, np.ones(90, bool), rng(seed)) for seed in (0, 0, 1)]
     assert (draws[0] == draws[1]).all() and not (draws[0] == draws[2]).all()
     assert torch.equal(torch.random.get_rng_state(), before[0])
-    assert (np.random.get_state()[1] == before[1]).all()
+    assert (np.random.get_state(legacy=False)["state"]["key"] == before[1]).all()
 
 
 def test_state_dependent_exploration_draws_noise_for_every_environment(tmp_path: Path) -> None:
@@ -146,9 +148,16 @@ def test_files_that_name_the_package_gym_and_hold_old_code_load(ppo_zip: Path, t
 
 def statistics(tmp_path: Path) -> tuple[Path, Path, np.ndarray]:
     normalize = VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")]), clip_obs=1.5)
+    assert isinstance(normalize.obs_rms, RunningMeanStd)
     normalize.obs_rms.mean, normalize.obs_rms.var = np.arange(4.0), np.arange(4.0) + 0.5
     normalize.save(str(tmp_path / "vecnormalize.pkl"))
-    arrays = {"mean": np.arange(4.0), "var": np.arange(4.0) + 0.5, "epsilon": 1e-8, "clip_obs": 1.5, "norm_obs": True}
+    arrays: dict[str, Any] = {
+        "mean": np.arange(4.0),
+        "var": np.arange(4.0) + 0.5,
+        "epsilon": 1e-8,
+        "clip_obs": 1.5,
+        "norm_obs": True,
+    }
     np.savez(tmp_path / "obs_norm.npz", **arrays)
     expected = np.clip((BATCH - np.arange(4.0)) / np.sqrt(np.arange(4.0) + 0.5 + 1e-8), -1.5, 1.5)
     return tmp_path / "vecnormalize.pkl", tmp_path / "obs_norm.npz", expected

@@ -19,7 +19,7 @@ from rltransformers.data.spaces import infer_space
 from rltransformers.data.trajectories import stored_dtype
 from tests.data.coded import LENGTHS, coded_episodes, flat, wrong_pairs
 
-BOX = {"observation_space": spaces.Box(-np.inf, np.inf, (2,)), "action_space": spaces.Box(-1, 1, (1,))}
+BOX: dict[str, Any] = {"observation_space": spaces.Box(-np.inf, np.inf, (2,)), "action_space": spaces.Box(-1, 1, (1,))}
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +160,9 @@ def test_next_observations_of_episode_dicts_give_the_last_observation() -> None:
 def test_spaces_are_inferred_by_the_stated_rules() -> None:
     floats, counts = np.array([[0.5, -3.0], [0.1, 2.0]], np.float32), np.array([[1, 4], [0, 2]])
     assert infer_space(floats, "observations", "x") == spaces.Box(-np.inf, np.inf, (2,))
-    assert infer_space(floats, "actions", "x") == spaces.Box(np.float32([-1, -3]), np.float32([1, 3]))
+    assert infer_space(floats, "actions", "x") == spaces.Box(
+        np.array([-1, -3], np.float32), np.array([1, 3], np.float32)
+    )
     assert infer_space(counts[:, 1], "actions", "x") == spaces.Discrete(5)
     assert infer_space(counts, "actions", "x") == spaces.MultiDiscrete([2, 5])
     assert infer_space(counts > 0, "observations", "x") == spaces.MultiBinary(2)

@@ -1,6 +1,8 @@
 """Recording gives what stepping by hand gives, in every kind of vector environment."""
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -54,10 +56,14 @@ def act(observations: Any, starts: np.ndarray, generator: np.random.Generator) -
     return observations["code"][:, 0].astype(np.int64) % 1000
 
 
+def limited(make: Callable[[], Coded]) -> gym.Env[Any, Any]:
+    return TimeLimit(make(), 10_000)
+
+
 def vector(kind: str, count: int = 3, ends: bool = True) -> Any:
-    makers = [lambda index=index: Coded(index, ends) for index in range(count)]
+    makers = [partial(Coded, index, ends) for index in range(count)]
     if kind == "sb3":
-        return DummyVecEnv([lambda make=make: TimeLimit(make(), 10_000) for make in makers])
+        return DummyVecEnv([partial(limited, make) for make in makers])
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode(kind))
 
 
@@ -125,11 +131,12 @@ def test_returns_equal_stepping_by_hand() -> None:
     observation, _ = env.reset(seed=int(generators(5).environment.numpy.integers(2**31 - 1)))
     clock = 0
     for index in range(len(data)):
-        observations, rewards, ended = [observation], [], False
+        observations, ended = [observation], False
+        rewards: list[float] = []
         while not ended:
             observation, reward, terminated, truncated, _ = env.step(actions[clock])
             observations.append(observation)
-            rewards.append(reward)
+            rewards.append(float(reward))
             ended, clock = terminated or truncated, clock + 1
         np.testing.assert_array_equal(data.episode(index).observations[""], np.array(observations, np.float32))
         assert data.returns[index] == sum(rewards)
@@ -215,11 +222,17 @@ def test_recorded_data_write_and_read_as_minari(tmp_path: Any, monkeypatch: pyte
 
 
 def test_the_recorded_spec_makes_one_environment_whatever_vector_was_used() -> None:
-    same_step = {"vector_kwargs": {"autoreset_mode": AutoresetMode.SAME_STEP}, "vectorization_mode": "sync"}
+    same_step: dict[str, Any] = {
+        "vector_kwargs": {"autoreset_mode": AutoresetMode.SAME_STEP},
+        "vectorization_mode": "sync",
+    }
     vectors = [gym.make_vec("CartPole-v1", 2, sutton_barto_reward=True), gym.make_vec("CartPole-v1", 2, **same_step)]
-    vectors[0].unwrapped.spec.kwargs["autoreset_mode"] = "NextStep"  # what vectors written as one program may take
+    written = vectors[0].unwrapped.spec
+    assert written is not None
+    written.kwargs["autoreset_mode"] = "NextStep"  # what vectors written as one program may take
     for vector_env, options in zip(vectors, ({"sutton_barto_reward": True}, {}), strict=True):
         data = record(vector_env, "random", episodes=1)
+        assert data.env_spec is not None
         spec = gym.envs.registration.EnvSpec.from_json(data.env_spec)
         assert spec.kwargs == options and spec.max_episode_steps == 500
         gym.make(spec).close()
@@ -238,7 +251,8 @@ def test_a_reward_that_is_not_a_number_is_named() -> None:
 
 
 def test_wrong_requests_are_refused() -> None:
-    for request in ({}, {"steps": 5, "episodes": 5}, {"steps": 0}):
+    requests: list[dict[str, Any]] = [{}, {"steps": 5, "episodes": 5}, {"steps": 0}]
+    for request in requests:
         with pytest.raises(ConfigError, match="give steps or episodes"):
             record("CartPole-v1", "random", **request)
     with pytest.raises(ConfigError, match="num_envs"):
