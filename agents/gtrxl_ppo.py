@@ -18,10 +18,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.type_aliases import MaybeCallback, Schedule
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor
 from torch import Tensor
 
 from rltransformers.algorithms.ppo import PPOLoss, explained_variance, normalised, ppo_loss
@@ -35,6 +34,7 @@ from rltransformers.envs.wrappers import FlatDict
 from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState, check_action_space, rewarded
 from rltransformers.policies.observations import nested_leaves, refuse_not_finite, tree_space
 from rltransformers.training.checkpoint import load_checkpoint, save_checkpoint
+from rltransformers.training.normalization import pack_normalization, with_normalization
 
 MEMORY_REFRESH = ("never", "update", "epoch")
 SETTINGS = (
@@ -522,7 +522,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             "acting": self._acting.tensors(),
             "last_observation": None if observed is None else {k: torch.as_tensor(v) for k, v in observed.items()},
             "last_episode_starts": None if observed is None else torch.as_tensor(self._last_episode_starts),
-            "normalisation": None if self._vec_normalize_env is None else normalisation(self._vec_normalize_env),
+            "normalisation": None if self._vec_normalize_env is None else pack_normalization(self._vec_normalize_env),
         }
 
     @classmethod
@@ -578,7 +578,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         env = cls._wrap_env(env)
         if stored is None:
             return env
-        return with_normalisation(env, stored)
+        return with_normalization(env, stored)
 
     def _refuse_other_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
         for what, mine, theirs in (
@@ -683,50 +683,6 @@ def distance(stored: PolicyState, renewed: PolicyState) -> float:
                 difference += float((old.tensors[name] - tensor).square().sum())
                 size += float(tensor.square().sum())
     return (difference / size) ** 0.5 if size else 0.0
-
-
-def normalisation(env: VecNormalize) -> dict[str, Any]:
-    """Settings and running statistics of ``VecNormalize``."""
-    named = env.obs_rms if isinstance(env.obs_rms, dict) else {"": env.obs_rms}
-    return {
-        "settings": {
-            "norm_obs": env.norm_obs,
-            "norm_reward": env.norm_reward,
-            "clip_obs": env.clip_obs,
-            "clip_reward": env.clip_reward,
-            "gamma": env.gamma,
-            "epsilon": env.epsilon,
-            "norm_obs_keys": env.norm_obs_keys,
-        },
-        "observations": {path: _moments(rms) for path, rms in named.items()} if env.norm_obs else {},
-        "returns": _moments(env.ret_rms),
-        "running_returns": torch.as_tensor(env.returns),
-    }
-
-
-def _moments(rms: RunningMeanStd) -> dict[str, Any]:
-    return {"mean": torch.as_tensor(rms.mean), "var": torch.as_tensor(rms.var), "count": float(rms.count)}
-
-
-def with_normalisation(env: VecEnv, stored: Mapping[str, Any]) -> VecEnv:
-    """``env`` with a ``VecNormalize`` (its own or a new one) that has the stored statistics."""
-    wrapper = env
-    while isinstance(wrapper, VecEnv) and not isinstance(wrapper, VecNormalize) and hasattr(wrapper, "venv"):
-        wrapper = wrapper.venv
-    if not isinstance(wrapper, VecNormalize):
-        env = wrapper = VecNormalize(env, **stored["settings"])
-    if wrapper.norm_obs:
-        targets = wrapper.obs_rms if isinstance(wrapper.obs_rms, dict) else {"": wrapper.obs_rms}
-        for path, moments in stored["observations"].items():
-            _set_moments(targets[path], moments)
-    _set_moments(wrapper.ret_rms, stored["returns"])
-    if len(stored["running_returns"]) == wrapper.num_envs:
-        wrapper.returns = stored["running_returns"].numpy().copy()
-    return env
-
-
-def _set_moments(rms: RunningMeanStd, moments: Mapping[str, Any]) -> None:
-    rms.mean, rms.var, rms.count = moments["mean"].numpy().copy(), moments["var"].numpy().copy(), moments["count"]
 
 
 def _moved(value: Any, device: torch.device) -> Any:

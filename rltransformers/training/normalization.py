@@ -1,6 +1,7 @@
-"""The running statistics of Stable-Baselines3's ``VecNormalize`` in a checkpoint file instead of a pickle."""
+"""Running statistics of Stable-Baselines3's ``VecNormalize`` as plain tensors: no checkpoint needs a pickle for them."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,31 +11,45 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from rltransformers.training.checkpoint import load_checkpoint, save_checkpoint
 
 _KIND = "VecNormalize"
+_SETTINGS = ("norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
+
+
+def pack_normalization(env: VecNormalize) -> dict[str, Any]:
+    """Settings and running statistics of ``env``, as tensors and JSON values."""
+    named = env.obs_rms if isinstance(env.obs_rms, dict) else {"": env.obs_rms}
+    return {
+        "settings": {name: getattr(env, name) for name in _SETTINGS},
+        "observations": {path: _moments(rms) for path, rms in named.items()} if env.norm_obs else {},
+        "returns": _moments(env.ret_rms),
+        "running_returns": torch.as_tensor(env.returns),
+    }
+
+
+def with_normalization(env: VecEnv, packed: Mapping[str, Any]) -> VecEnv:
+    """``env`` with a ``VecNormalize`` (its own or a new one) that has the packed statistics."""
+    wrapper = env
+    while isinstance(wrapper, VecEnv) and not isinstance(wrapper, VecNormalize) and hasattr(wrapper, "venv"):
+        wrapper = wrapper.venv
+    if not isinstance(wrapper, VecNormalize):
+        env = wrapper = VecNormalize(env, **packed["settings"])
+    if wrapper.norm_obs:
+        targets = wrapper.obs_rms if isinstance(wrapper.obs_rms, dict) else {"": wrapper.obs_rms}
+        for path, moments in packed["observations"].items():
+            _set_moments(targets[path], moments)
+    _set_moments(wrapper.ret_rms, packed["returns"])
+    if len(packed["running_returns"]) == wrapper.num_envs:
+        wrapper.returns = packed["running_returns"].numpy().copy()
+    return env
 
 
 def save_normalization(path: str | os.PathLike[str], env: VecNormalize) -> None:
-    """Write settings and running moments of ``env`` as one checkpoint file."""
-    settings = {
-        "norm_obs": env.norm_obs,
-        "norm_reward": env.norm_reward,
-        "clip_obs": env.clip_obs,
-        "clip_reward": env.clip_reward,
-        "gamma": env.gamma,
-        "epsilon": env.epsilon,
-        "norm_obs_keys": env.norm_obs_keys,
-    }
-    moments: dict[str, Any] = {"reward": _pack(env.ret_rms)}
-    if env.norm_obs:
-        observation: Any = env.obs_rms
-        nested = isinstance(observation, dict)
-        moments["observation"] = {
-            key: _pack(rms) for key, rms in (observation if nested else {"": observation}).items()
-        }
-    save_checkpoint(path, _KIND, settings, moments)
+    """Write settings and statistics of ``env`` as one checkpoint file."""
+    packed = pack_normalization(env)
+    save_checkpoint(path, _KIND, packed.pop("settings"), packed)
 
 
 def load_normalization(path: str | os.PathLike[str], env: VecEnv, training: bool) -> VecNormalize:
-    """``env`` wrapped with the settings and moments of the file; ``training`` lets the moments move on.
+    """``env`` wrapped with the settings and statistics of the file; ``training`` lets the statistics move on.
 
     Outside training rewards pass unchanged.
 
@@ -43,20 +58,15 @@ def load_normalization(path: str | os.PathLike[str], env: VecEnv, training: bool
     """
     checkpoint = load_checkpoint(path, _KIND)
     normalized = VecNormalize(env, training=training, **checkpoint.settings)
-    normalized.ret_rms = _unpack(checkpoint.tensors["reward"])
-    if normalized.norm_obs:
-        moments: Any = {key: _unpack(packed) for key, packed in checkpoint.tensors["observation"].items()}
-        normalized.obs_rms = moments[""] if list(moments) == [""] else moments
+    with_normalization(normalized, {"settings": checkpoint.settings, **checkpoint.tensors})
     if not training:
         normalized.norm_reward = False
     return normalized
 
 
-def _pack(rms: RunningMeanStd) -> dict[str, Any]:
+def _moments(rms: RunningMeanStd) -> dict[str, Any]:
     return {"mean": torch.as_tensor(rms.mean), "var": torch.as_tensor(rms.var), "count": float(rms.count)}
 
 
-def _unpack(packed: dict[str, Any]) -> RunningMeanStd:
-    rms = RunningMeanStd(shape=tuple(packed["mean"].shape))
-    rms.mean, rms.var, rms.count = packed["mean"].numpy(), packed["var"].numpy(), packed["count"]
-    return rms
+def _set_moments(rms: RunningMeanStd, moments: Mapping[str, Any]) -> None:
+    rms.mean, rms.var, rms.count = moments["mean"].numpy().copy(), moments["var"].numpy().copy(), moments["count"]
