@@ -43,39 +43,46 @@ REFERENCE_SCORES: dict[str, tuple[float, float]] = {
     "maze2d-medium": (13.13, 277.39),
     "maze2d-large": (6.7, 273.99),
     "maze2d-open": (0.01, 20.66),
+    "maze2d-open-dense": (11.17817, 27.166538620695782),
     "maze2d-umaze-dense": (68.537689, 193.66285642381482),
     "maze2d-medium-dense": (44.264742, 297.4552547777125),
     "maze2d-large-dense": (30.569041, 303.4857382709002),
     "minigrid-fourrooms": (0.01442, 2.89685),
 }
-# Maintained environments that stand for the task of a score; v5 physics differ slightly from those of the data.
-_ALIASES = {
-    "adroithandpen": "pen",
-    "adroithanddoor": "door",
-    "adroithandhammer": "hammer",
-    "adroithandrelocate": "relocate",
-    "frankakitchen": "kitchen",
-}
+
+# Names of tasks: a pattern for the whole name, as words without namespace and version, and the key of its scores.
+# They are the ids of D4RL (and its file names), of Minari, and of environments in Gymnasium, Gymnasium-Robotics and
+# Minigrid. Whole names, because a first word alone says little: "door-key" is no task of D4RL.
+_QUALITIES = "random|medium|expert|simple|mixed|(medium|full) replay|(medium|random) expert"
+_DEXTROUS = "human|cloned|expert|(demos|expert) clipped|demos bc combined"
+_NAMES = [
+    (rf"(?P<key>hopper|halfcheetah|walker2d|ant)( ({_QUALITIES}))?", r"\g<key>"),
+    ("walker mixed", "walker2d"),
+    (rf"(?P<key>pen|door|hammer|relocate)( ({_DEXTROUS}))?", r"\g<key>"),
+    (r"adroithand(?P<key>pen|door|hammer|relocate)", r"\g<key>"),
+    ("kitchen (complete|partial|mixed)|frankakitchen", "kitchen"),
+    ("(mini )?kitchen microwave kettle (light slider|bottomburner light)", "kitchen"),
+    (r"maze2d (?P<key>open|umaze|medium|large)( sparse)?", r"maze2d-\g<key>"),
+    (r"maze2d (?P<key>open|umaze|medium|large) dense", r"maze2d-\g<key>-dense"),
+    ("antmaze (open|umaze|medium|large|bigmaze|hardestmaze)( (play|diverse( gr?)?|dgr?))?", "antmaze"),
+    ("ant maze (u|big|hardest) maze noisy multistart (true|false) multigoal (true|false) sparse( fixed)?", "antmaze"),
+    ("minigrid fourrooms( random)?", "minigrid-fourrooms"),
+]
 
 
 def reference_scores(task: str) -> tuple[float, float] | None:
     """(random, expert) return of an environment or data set id, or None where D4RL has no reference.
 
     Takes D4RL ids ("hopper-medium-v2"), Minari ids ("D4RL/pen/human-v2", "mujoco/hopper/expert-v0") and Gymnasium ids
-    in any version ("Hopper-v5", "AdroitHandPen-v1").
+    in any version ("Hopper-v5", "AdroitHandPen-v1"), and the names of D4RL's files ("hopper_medium-v2"). The whole name
+    decides: "door-key-v0" has none. v5 physics differ slightly from those of the data.
     """
-    words = [word for word in re.split(r"[^a-z0-9]+", task.lower()) if word not in {"d4rl", "mujoco", "gym"}]
-    words = [word for word in words if not re.fullmatch(r"v\d+", word)]
-    if not words:
-        return None
-    head = _ALIASES.get(words[0], words[0])
-    if head == "maze2d" and len(words) > 1:
-        head = f"maze2d-{words[1]}" + ("-dense" if "dense" in words[2:] else "")
-    elif head == "minigrid" and words[1:2] == ["fourrooms"]:
-        head = "minigrid-fourrooms"
-    elif head not in REFERENCE_SCORES and head.startswith("antmaze"):
-        head = "antmaze"
-    return REFERENCE_SCORES.get(head)
+    name = re.sub(r"^(d4rl|mujoco|gym)/", "", task.lower())
+    name = " ".join(word for word in re.split(r"[^a-z0-9]+", name) if not re.fullmatch(r"(v\d+)?", word))
+    for pattern, key in _NAMES:
+        if match := re.fullmatch(pattern, name):
+            return REFERENCE_SCORES[match.expand(key)]
+    return None
 
 
 def normalized_score(task: str, returns: npt.ArrayLike) -> npt.NDArray[np.float64] | None:
