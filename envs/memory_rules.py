@@ -200,9 +200,9 @@ class KeyToDoor:
     Each of the three ``size`` x ``size`` rooms lasts ``phase_steps`` steps; the agent starts each in a random cell, key
     and door in a random other cell. Actions: Discrete(4), right, up, left, down; a move into a wall stays. Reward 1 on
     first standing on the door with the key, else 0; every episode lasts 3 x phase_steps steps, so its length tells
-    nothing. Observation: Box [8] in [0, 1]: room one-hot (3), row and column of the agent, whether an object is in
-    view, its row and column (zeros when not). A key that is taken leaves the view; whether it is held is not shown in
-    the later rooms. With 5 x 5 rooms of 8 steps every object can be reached (best return 1) and a uniformly random
+    nothing. Observation: Box [6] in [-1, 1], as the agent sees it: room one-hot (3), whether an object is in view, rows
+    and columns from the agent to it (zeros when not). A key that is taken leaves the view; whether it is held is not
+    shown in the later rooms. With 5 x 5 rooms of 8 steps every object can be reached (best return 1) and a uniformly random
     walk succeeds in 3.15 % of the episodes.
 
     Source: the Key-to-Door task of Decision Transformer (arXiv 2106.01345, section 5.4), after Mesnard et al. 2021
@@ -227,7 +227,8 @@ class KeyToDoor:
 
     @property
     def observation_space(self) -> spaces.Box:
-        return spaces.Box(0.0, 1.0, (8,), np.float32)
+        low = np.array([0, 0, 0, 0, -1, -1], np.float32)
+        return spaces.Box(low, np.ones(6, np.float32), dtype=np.float32)
 
     @property
     def action_space(self) -> spaces.Discrete:
@@ -252,11 +253,11 @@ class KeyToDoor:
         room = self._room(state["t"])
         target = np.where(room == 0, state["key"], state["door"])
         in_view = np.where(room == 0, ~state["has_key"], room == 2)
-        observation = np.zeros((len(room), 8), np.float32)
+        observation = np.zeros((len(room), 6), np.float32)
         observation[np.arange(len(room)), room] = 1.0
-        observation[:, 3], observation[:, 4] = self._coordinates(state["cell"])
-        observation[:, 5] = in_view
-        observation[:, 6], observation[:, 7] = np.where(in_view, self._coordinates(target), 0.0)
+        observation[:, 3] = in_view
+        away = self._coordinates(target) - self._coordinates(state["cell"])
+        observation[:, 4], observation[:, 5] = np.where(in_view, away, 0.0)
         return observation
 
     def step(self, state: State, action: Array) -> Outcome:

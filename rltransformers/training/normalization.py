@@ -1,4 +1,4 @@
-"""Running statistics of Stable-Baselines3's ``VecNormalize`` as plain tensors: no checkpoint needs a pickle for them."""
+"""Running statistics of Stable-Baselines3's ``VecNormalize`` as plain tensors, so that no checkpoint is a pickle."""
 
 import os
 from collections.abc import Mapping
