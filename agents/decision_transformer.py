@@ -29,7 +29,7 @@ from rltransformers.algorithms.decision import action_loss, learning_rate_factor
 from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from rltransformers.core.spaces import leaf_spaces, leaf_values, nest_leaves, space_from_json, space_to_json
-from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories, normalized_score
+from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories
 from rltransformers.envs.make import WrapperConfig, find_spec, make_env
 from rltransformers.envs.wrappers import FlatDict
 from rltransformers.policies.decision import (
@@ -41,6 +41,7 @@ from rltransformers.policies.decision import (
     normalised_leaves,
 )
 from rltransformers.training.checkpoint import load_checkpoint, save_checkpoint
+from rltransformers.training.evaluation import EvaluationResult
 
 if __name__ != "rltransformers.agents.decision_transformer":
     raise ImportError("import this file as rltransformers.agents.decision_transformer")
@@ -113,52 +114,6 @@ class DataSummary:
     return_scale: float
     best_return: float
     environment: str | None
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """Episodes under one target return, in the order of their seeds; every episode that was started is here.
-
-    Attributes:
-        target_return: what was asked for, in reward units; None for behaviour cloning.
-        successes: by ``is_success`` (or ``success``) of the last info of each episode; None where the environment has
-            none.
-        normalized_scores: 0 for a random and 100 for an expert policy; None where no reference is known.
-    """
-
-    target_return: float | None
-    seeds: tuple[int, ...]
-    returns: tuple[float, ...]
-    lengths: tuple[int, ...]
-    successes: tuple[bool, ...] | None
-    normalized_scores: tuple[float, ...] | None
-
-    @property
-    def mean(self) -> float:
-        """Mean return."""
-        return float(np.mean(self.returns))
-
-    @property
-    def std(self) -> float:
-        """Standard deviation of the returns over episodes (not of their mean)."""
-        return float(np.std(self.returns))
-
-    @property
-    def success_rate(self) -> float | None:
-        """Share of successful episodes."""
-        return None if self.successes is None else float(np.mean(self.successes))
-
-    @property
-    def normalized_mean(self) -> float | None:
-        """Mean normalised score."""
-        return None if self.normalized_scores is None else float(np.mean(self.normalized_scores))
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields and means as JSON values."""
-        means = {name: getattr(self, name) for name in ("mean", "std", "success_rate", "normalized_mean")}
-        return {
-            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()
-        } | means
 
 
 class DecisionTransformer:
@@ -584,7 +539,8 @@ class DecisionTransformer:
         finally:
             if envs is not env:
                 envs.close()
-        name = self.summary.environment or (env if isinstance(env, str) else None)
+        spec = envs.spec
+        name = self.summary.environment or (None if spec is None else spec.id)
         return [_result(target, jobs[i * episodes : (i + 1) * episodes], name) for i, target in enumerate(targets)]
 
     def _targets(self, target_returns: Sequence[float] | float | None) -> list[float | None]:
@@ -946,14 +902,12 @@ class _Job:
 
 
 def _result(target: float | None, jobs: Sequence[_Job], environment: str | None) -> EvaluationResult:
-    returns = tuple(job.total for job in jobs)
     successes = tuple(job.success for job in jobs if job.success is not None)
-    scores = normalized_score(environment, returns) if environment else None
     return EvaluationResult(
-        target,
-        tuple(job.seed for job in jobs),
-        returns,
-        tuple(job.length for job in jobs),
-        successes if len(successes) == len(jobs) else None,
-        None if scores is None else tuple(scores.tolist()),
+        env_id=environment,
+        returns=tuple(job.total for job in jobs),
+        lengths=tuple(job.length for job in jobs),
+        seeds=tuple(job.seed for job in jobs),
+        successes=successes if len(successes) == len(jobs) else None,
+        target_return=target,
     )

@@ -239,7 +239,7 @@ class OfflineAgent(Agent):
 
     def evaluate(self, evaluation: EvaluationConfig, progress: bool = False) -> list[EvaluationResult]:
         environment = self.config.environment
-        results = self.model.evaluate(
+        results: list[EvaluationResult] = self.model.evaluate(
             environment.id,
             target_returns=evaluation.target_returns or None,
             episodes=evaluation.episodes,
@@ -249,17 +249,7 @@ class OfflineAgent(Agent):
             wrappers=environment.wrappers,
             deterministic=evaluation.deterministic,
         )
-        return [
-            EvaluationResult(
-                env_id=environment.id,
-                returns=tuple(result.returns),
-                lengths=tuple(result.lengths),
-                seeds=tuple(result.seeds),
-                successes=result.successes,
-                target_return=result.target_return,
-            )
-            for result in results
-        ]
+        return results
 
     @property
     def backbone(self) -> nn.Module:

@@ -38,9 +38,15 @@ class Predictor(Protocol):
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """One entry per episode; ``successes`` is None where the environment does not say, ``target_return`` outside DT."""
+    """Every episode that was started, in the order of the seeds.
 
-    env_id: str
+    Attributes:
+        env_id: names the reference scores; None when unknown.
+        successes: by ``is_success`` of the last info of each episode; None where the environment has none.
+        target_return: what a Decision Transformer was asked for, in reward units; None otherwise.
+    """
+
+    env_id: str | None
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     seeds: tuple[int, ...]
@@ -55,6 +61,27 @@ class EvaluationResult:
             if values is not None and len(values) != len(self.returns):
                 raise ConfigError(f"{name} has {len(values)} entries for {len(self.returns)} episodes")
 
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the returns over episodes (not of their mean)."""
+        return float(np.std(self.returns))
+
+    @property
+    def success_rate(self) -> float | None:
+        """Share of successful episodes."""
+        return None if self.successes is None else float(np.mean(self.successes))
+
+    @property
+    def normalized_scores(self) -> tuple[float, ...] | None:
+        """Per episode, 0 for a random and 100 for an expert policy; None where no reference is known."""
+        scores = None if self.env_id is None else normalized_score(self.env_id, np.asarray(self.returns))
+        return None if scores is None else tuple(float(score) for score in scores)
+
     def summary(self) -> dict[str, Any]:
         """Mean, standard deviation, IQM with its 95 % bootstrap interval, episode length; success rate and normalised
         score (mean, 100 = the expert of D4RL) where they are defined.
@@ -64,19 +91,18 @@ class EvaluationResult:
         low, high = stratified_bootstrap([self.returns], np.random.default_rng(0))
         summary: dict[str, Any] = {
             "episodes": len(self.returns),
-            "return_mean": float(np.mean(self.returns)),
-            "return_std": float(np.std(self.returns)),
+            "return_mean": self.mean,
+            "return_std": self.std,
             "return_iqm": float(iqm(self.returns)),
             "return_iqm_interval": [low, high],
             "length_mean": float(np.mean(self.lengths)),
         }
         if self.target_return is not None:
             summary = {"target_return": self.target_return} | summary
-        if self.successes is not None:
-            summary["success_rate"] = float(np.mean(self.successes))
-        scores = normalized_score(self.env_id, np.asarray(self.returns))
-        if scores is not None:
-            summary["normalized_score"] = float(np.mean(scores))
+        if self.success_rate is not None:
+            summary["success_rate"] = self.success_rate
+        if self.normalized_scores is not None:
+            summary["normalized_score"] = float(np.mean(self.normalized_scores))
         return summary
 
     def to_dict(self) -> dict[str, Any]:

@@ -415,7 +415,7 @@ def test_scores_are_normalised_where_the_data_name_a_known_task(data: Trajectori
     result = model.evaluate("test/Drift-v0", [1.0], episodes=2)[0]
     expected = [100 * (value + 20.272305) / (3234.3 + 20.272305) for value in result.returns]
     assert result.normalized_scores == pytest.approx(expected)
-    assert result.to_dict()["normalized_mean"] == pytest.approx(np.mean(expected))
+    assert result.summary()["normalized_score"] == pytest.approx(np.mean(expected))
     assert make(data).evaluate("test/Drift-v0", [1.0], episodes=2)[0].normalized_scores is None
 
 
