@@ -200,10 +200,10 @@ class KeyToDoor:
     Each of the three ``size`` x ``size`` rooms lasts ``phase_steps`` steps; the agent starts each in a random cell, key
     and door in a random other cell. Actions: Discrete(4), right, up, left, down; a move into a wall stays. Reward 1 on
     first standing on the door with the key, else 0; every episode lasts 3 x phase_steps steps, so its length tells
-    nothing. Observation: Box [6] in [-1, 1], as the agent sees it: room one-hot (3), whether an object is in view, rows
-    and columns from the agent to it (zeros when not). A key that is taken leaves the view; whether it is held is not
-    shown in the later rooms. With 5 x 5 rooms of 8 steps every object can be reached (best return 1) and a uniformly random
-    walk succeeds in 3.15 % of the episodes.
+    nothing. Observation: Box [6] in [-1, 1], as the agent sees it: room one-hot (3), whether an object is in view,
+    rows and columns from the agent to it (zeros when not). A key that is taken leaves the view; whether it is held is
+    not shown in the later rooms. With 5 x 5 rooms of 8 steps every object can be reached (best return 1) and a
+    uniformly random walk succeeds in 3.15 % of the episodes.
 
     Source: the Key-to-Door task of Decision Transformer (arXiv 2106.01345, section 5.4), after Mesnard et al. 2021
     (arXiv 2011.09464); its sizes were not published, ours reproduce its random rate of 3.1 %.
