@@ -111,8 +111,15 @@ print(sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".y
 
 
 def test_the_command_lists_the_catalogue(installed: Installed) -> None:
-    if not (ROOT / "rltransformers" / "cli" / "main.py").is_file():
-        pytest.skip("the command line does not exist yet")
     listed = json.loads(installed.run("rltransformers", "list", "--json"))
     assert {"axes", "presets", "agents", "configs"} <= set(listed)
     assert listed["axes"] and listed["presets"]
+
+
+def test_the_wheel_trains_and_evaluates_from_a_packaged_config(installed: Installed) -> None:
+    small = ("--environment.num_envs", "2", "--algorithm.n_steps", "32", "--evaluation.episodes", "2")
+    installed.run(
+        "rltransformers", "train", "gtrxl_cue_recall", "--name", "wheel", "--train.total_timesteps", "128", *small
+    )
+    results = json.loads(installed.run("rltransformers", "evaluate", "runs/wheel", "--episodes", "3", "--json"))
+    assert [len(result["returns"]) for result in results] == [3]
