@@ -56,7 +56,7 @@ LOSSES = {
         ),
         Spec(
             "X6", "compression", "losses", "Rae et al. 2019, arXiv 1911.05507, section 3.2",
-            "Squared error of decoding compressed memories.", None,
+            "Squared error of decoding compressed memories, or of what attention reads from them.", None,
             {"losses": {"compression": 1.0}, "memory": 5,
              "memory_kind": {"name": "compressive", "slots": 3, "rate": 2}},
             Traits(causality="N/A"),

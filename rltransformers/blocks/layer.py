@@ -42,7 +42,7 @@ class Layer(nn.Module):
         self, x: Tensor, state: LayerState, tokens: Tokens, carry: Tensor | None, record: Record | None, name: str
     ) -> tuple[Tensor, LayerState, Tensor | None]:
         """The mixing submodule alone, not yet joined."""
-        y, after, carry = self.mixing(x, state, tokens, self.join_mixing.prepare, carry, record, name)
+        y, after, carry = self.mixing(x, state, tokens, self.join_mixing, carry, record, name)
         return F.dropout(y, self.dropout, self.training), after, carry
 
     def transform(self, x: Tensor) -> Tensor:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from rltransformers.attention.interface import Slots, StateMixer, WindowMixer
+from rltransformers.attention.kernels.softmax import SoftmaxAttention
+from rltransformers.blocks.residual import Residual
 from rltransformers.core.record import Record
 from rltransformers.functional.windows import Tokens
-from rltransformers.memory.interface import LayerState, Memory
+from rltransformers.memory.interface import Compressed, LayerState, Memory
 
 Prepare = Callable[[Tensor], Tensor]
 
@@ -34,19 +36,21 @@ class WindowMixing(nn.Module):
         x: Tensor,
         state: LayerState,
         tokens: Tokens,
-        prepare: Prepare,
+        join: Residual,
         carry: Tensor | None,
         record: Record | None,
         name: str,
     ) -> tuple[Tensor, LayerState, Tensor | None]:
         """Mixed tokens, state after them, logits for the next layer."""
         mixer = cast(WindowMixer, self.mixer)
-        past, after = self.memory(x, state, tokens, lambda rows: mixer.keys(prepare(rows)), record)
+        past, after = self.memory(x, state, tokens, lambda rows: mixer.keys(join.prepare(rows)), record)
         slots = None
         if past.slots is not None:
-            slots = Slots(mixer.keys(prepare(past.slots)), past.slot_distance, past.slot_visible)
+            slots = Slots(mixer.keys(join.prepare(past.slots)), past.slot_distance, past.slot_visible)
+        if record is not None and past.compressed is not None:
+            record.add_loss("compression", attention_difference(self.mixer, join, x, past.compressed, tokens))
         out, carry = mixer(
-            prepare(x), past.rows, tokens, slots=slots, sinks=past.sinks, carry=carry, record=record, name=name
+            join.prepare(x), past.rows, tokens, slots=slots, sinks=past.sinks, carry=carry, record=record, name=name
         )
         return out, after, carry
 
@@ -89,13 +93,13 @@ class StateMixing(nn.Module):
         x: Tensor,
         state: LayerState,
         tokens: Tokens,
-        prepare: Prepare,
+        join: Residual,
         carry: Tensor | None,
         record: Record | None,
         name: str,
     ) -> tuple[Tensor, LayerState, Tensor | None]:
         """Mixed tokens, state after them, nothing for the next layer."""
-        out, after = self.mixer(prepare(x), state, tokens, record=record, name=name)
+        out, after = self.mixer(join.prepare(x), state, tokens, record=record, name=name)
         return out, after, None
 
     def with_keys(self, state: LayerState, prepare: Prepare) -> LayerState:
@@ -111,6 +115,24 @@ class StateMixing(nn.Module):
 
 
 Mixing = WindowMixing | StateMixing
+
+
+def attention_difference(mixer: nn.Module, join: Residual, x: Tensor, compressed: Compressed, tokens: Tokens) -> Tensor:
+    """Mean squared difference of what tokens read from raw and from compressed inputs (X6, attention reconstruction).
+
+    Rae et al. 2019 (arXiv 1911.05507, algorithm 2): content only; queries, weights and norms are constants, so that
+    only the compression learns from it.
+    """
+    assert isinstance(mixer, SoftmaxAttention)
+    rate = compressed.blocks.shape[2]
+    exists = compressed.exists
+    if not exists.any():
+        return x.new_zeros(())
+    h, raw = join.prepare_frozen(x.detach()), join.prepare_frozen(compressed.blocks.flatten(1, 2))
+    old = mixer.content(h, raw, exists.repeat_interleave(rate, 1))
+    new = mixer.content(h, join.prepare_frozen(compressed.vectors), exists)
+    weight = (tokens.valid() & exists.any(1, keepdim=True)).to(x.dtype)
+    return ((old - new).square().mean(-1) * weight).sum() / weight.sum().clamp(min=1)
 
 
 def detached(state: LayerState) -> LayerState:

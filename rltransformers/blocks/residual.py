@@ -20,6 +20,10 @@ class Residual(nn.Module):
         """Submodule input."""
         raise NotImplementedError("a residual scheme defines prepare")
 
+    def prepare_frozen(self, x: Tensor) -> Tensor:
+        """Submodule input, with gradient for x only."""
+        raise NotImplementedError("a residual scheme defines prepare_frozen")
+
     def combine(self, x: Tensor, y: Tensor, record: Record | None, name: str) -> Tensor:
         """Stream after the submodule."""
         raise NotImplementedError("a residual scheme defines combine")
@@ -33,6 +37,10 @@ class PostNorm(Residual):
         self.norm = nn.LayerNorm(width)
 
     def prepare(self, x: Tensor) -> Tensor:
+        """The stream itself."""
+        return x
+
+    def prepare_frozen(self, x: Tensor) -> Tensor:
         """The stream itself."""
         return x
 
@@ -53,6 +61,10 @@ class PreNorm(Residual):
         """Normalised stream."""
         return self.norm(x)
 
+    def prepare_frozen(self, x: Tensor) -> Tensor:
+        """Normalised stream; the norm learns nothing from it."""
+        return normalise_frozen(self.norm, x)
+
     def combine(self, x: Tensor, y: Tensor, record: Record | None, name: str) -> Tensor:
         """Sum."""
         return x + (F.relu(y) if self.relu else y)
@@ -70,12 +82,21 @@ class Gated(Residual):
         """Normalised stream."""
         return self.norm(x)
 
+    def prepare_frozen(self, x: Tensor) -> Tensor:
+        """Normalised stream; the norm learns nothing from it."""
+        return normalise_frozen(self.norm, x)
+
     def combine(self, x: Tensor, y: Tensor, record: Record | None, name: str) -> Tensor:
         """Gated stream; records the mean openness."""
         out, openness = self.gate(x, F.relu(y))
         if record is not None:
             record.metrics[f"{name}/gate_openness"] = openness.detach().mean()
         return out
+
+
+def normalise_frozen(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    """``norm(x)`` with its scale and shift as constants."""
+    return F.layer_norm(x, norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps)
 
 
 def build_post_ln(width: int) -> Residual:

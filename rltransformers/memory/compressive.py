@@ -18,27 +18,32 @@ from rltransformers.core.spec import Spec, Traits
 from rltransformers.functional import windows
 from rltransformers.functional.windows import Tokens, compressed_blocks
 from rltransformers.memory import interface
-from rltransformers.memory.interface import LayerState, Past, Project
+from rltransformers.memory.interface import Compressed, LayerState, Past, Project
 
 Function = Literal["mean", "max", "conv"]
+Objective = Literal["autoencode", "attention"]
 
 
 class CompressiveMemory(nn.Module):
     """``recent`` + ``rate`` raw inputs and ``slots`` compressed ones.
 
-    The compression is trained by its own loss only (record.losses["compression"]: squared error of decoding the raw
-    inputs again), the task's gradient stops at the memory.
+    A learned compression is trained by its own loss only (record.losses["compression"]), the task's gradient stops at
+    the memory. The loss is the squared error of decoding the raw inputs again, or of what content attention of the
+    current tokens makes of the compressed inputs in place of the raw ones; the mixer computes the second one.
     """
 
     stores_inputs = True
 
-    def __init__(self, recent: int, slots: int, rate: int, function: Function, width: int, key_width: int) -> None:
+    def __init__(
+        self, recent: int, slots: int, rate: int, function: Function, objective: Objective, width: int, key_width: int
+    ) -> None:
         super().__init__()
         self.recent, self.slots, self.rate, self.function = recent, slots, rate, function
         self.rows = recent + rate
         self.width, self.key_width = width, key_width
         self.encode = nn.Linear(rate * width, width) if function == "conv" else None
-        self.decode = nn.Linear(width, rate * width) if function == "conv" else None
+        decodes = function == "conv" and objective == "autoencode"
+        self.decode = nn.Linear(width, rate * width) if decodes else None
 
     def shapes(self, cached: bool) -> dict[str, tuple[int, ...]]:
         """Raw inputs, compressed inputs, and keys of the raw ones while acting."""
@@ -62,8 +67,10 @@ class CompressiveMemory(nn.Module):
         rows = end[..., None] - torch.arange(self.rate - 1, -1, -1, device=x.device)
         blocks = windows.take_rows(inputs, rows.flatten(1)).unflatten(1, rows.shape[1:])
         compressed = self.compress(blocks)
-        if record is not None and self.decode is not None:
-            record.add_loss("compression", self.reconstruction(blocks, compressed, number))
+        made = Compressed(blocks, compressed, number >= 0) if self.encode is not None else None
+        if record is not None and made is not None and self.decode is not None:
+            record.add_loss("compression", reconstruction(self.decode(compressed), made))
+            made = None
         old = compressed_blocks(tokens.before, self.recent, self.rate)[:, None] - self.slots
         old = old + torch.arange(self.slots, device=x.device)
         old_end = memory - 1 - (tokens.before[:, None] - (old + 1) * self.rate + 1)
@@ -78,7 +85,7 @@ class CompressiveMemory(nn.Module):
         k = block[:, None]
         visible = own & (k >= 0) & (k >= done - self.slots) & (k < done)
         after["slots"] = self.keep(hidden, block, row, from_state, tokens, memory)
-        return Past(past.rows, None, hidden, distance, visible), after
+        return Past(past.rows, None, hidden, distance, visible, made), after
 
     def new_blocks(self, tokens: Tokens, memory: int) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B N"]]:
         """Last row and number of every block that is complete in the rows and not yet a slot; number -1 fills up."""
@@ -108,28 +115,37 @@ class CompressiveMemory(nn.Module):
         index = torch.where(match.any(-1), match.to(torch.uint8).argmax(-1), -1)
         return windows.take_rows(hidden, index)
 
-    def reconstruction(self, blocks: Tensor, compressed: Tensor, number: Tensor) -> Tensor:
-        """Mean squared error of decoding the blocks (X6, auto-encoding)."""
-        if self.decode is None:
-            raise AssertionError("only a learned compression is trained")
-        exists = (number >= 0).to(blocks.dtype)
-        error = F.mse_loss(self.decode(compressed), blocks.flatten(2), reduction="none").mean(-1)
-        return (error * exists).sum() / exists.sum().clamp(min=1)
+
+def reconstruction(decoded: Float[Tensor, "B N cD"], compressed: Compressed) -> Float[Tensor, ""]:
+    """Mean squared error of decoding the blocks (X6, auto-encoding)."""
+    exists = compressed.exists.to(decoded.dtype)
+    error = F.mse_loss(decoded, compressed.blocks.flatten(2), reduction="none").mean(-1)
+    return (error * exists).sum() / exists.sum().clamp(min=1)
 
 
 def build(
-    rows: int, width: int, key_width: int, sinks: int, *, slots: int = 16, rate: int = 4, function: Function = "conv"
+    rows: int,
+    width: int,
+    key_width: int,
+    sinks: int,
+    *,
+    slots: int = 16,
+    rate: int = 4,
+    function: Function = "conv",
+    objective: Objective = "autoencode",
 ) -> CompressiveMemory:
     """M2: ``rows`` recent tokens, ``slots`` compressed blocks of ``rate`` tokens.
 
     Raises:
-        ConfigError: a size below 1, or an unknown compression function.
+        ConfigError: a size below 1, an unknown compression function or objective.
     """
+    if objective not in ("autoencode", "attention"):
+        raise ConfigError(f"compressive objective {objective!r} is unknown; known: autoencode, attention")
     if slots < 1 or rate < 1:
         raise ConfigError(f"compressive memory needs slots >= 1 and rate >= 1, got {slots} and {rate}")
     if function not in ("mean", "max", "conv"):
         raise ConfigError(f"compressive function {function!r} is unknown; known: mean, max, conv")
-    return CompressiveMemory(rows, slots, rate, function, width, key_width)
+    return CompressiveMemory(rows, slots, rate, function, objective, width, key_width)
 
 
 SPEC = Spec(

@@ -23,6 +23,21 @@ LayerState = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
+class Compressed:
+    """Blocks that were compressed in this call, for losses that compare what attention makes of both.
+
+    Attributes:
+        blocks: raw layer inputs [B, N, c, D], no gradient.
+        vectors: what they became [B, N, D], with the gradient of the compression.
+        exists: False where a row has fewer blocks than N.
+    """
+
+    blocks: Float[Tensor, "B N c D"]
+    vectors: Float[Tensor, "B N D"]
+    exists: Bool[Tensor, "B N"]
+
+
+@dataclass(frozen=True)
 class Past:
     """All that a layer may look at.
 
@@ -30,6 +45,7 @@ class Past:
         rows: key rows of ``[memory ; tokens]``, [B, S, E].
         sinks: key rows of the first tokens of each token's episode, [B, T, n, E], or None.
         slots: compressed layer inputs [B, N, D], or None; with their distances and visibility [B, T, N].
+        compressed: what attention should not notice the difference of, or None.
     """
 
     rows: Float[Tensor, "B S E"]
@@ -37,6 +53,7 @@ class Past:
     slots: Float[Tensor, "B N D"] | None = None
     slot_distance: Int[Tensor, "B T N"] | None = None
     slot_visible: Bool[Tensor, "B T N"] | None = None
+    compressed: Compressed | None = None
 
 
 class Memory(Protocol):

@@ -149,3 +149,38 @@ def test_a_state_has_the_size_the_readme_promises() -> None:
     assert training.tensors["layer0.hidden"].shape == (2, 6, 15)
     assert acting.tensors["layer0.keys"].shape == (2, 6, 4 + 7)
     assert isinstance(training, State) and training.batch_size == 2
+
+
+@pytest.mark.parametrize("objective", ["autoencode", "attention"])
+@pytest.mark.parametrize("residual", ["post_ln", "gru"])
+def test_only_the_compression_learns_from_its_loss(objective: str, residual: str) -> None:
+    kind = {"name": "compressive", "slots": 3, "rate": 2, "objective": objective}
+    backbone = Backbone(
+        BackboneConfig.preset("compressive", width=12, heads=2, memory=3, memory_kind=kind, residual=residual)
+    )
+    record = Record()
+    backbone(torch.randn(2, 11, 12), record=record)
+    record.losses["compression"].backward()
+    learning = {name for name, parameter in backbone.named_parameters() if parameter.grad is not None}
+    assert learning and all(".memory." in name for name in learning)
+
+
+def test_attention_does_not_notice_a_compression_that_keeps_everything() -> None:
+    kind = {"name": "compressive", "slots": 3, "rate": 1, "objective": "attention"}
+    backbone = Backbone(BackboneConfig.preset("compressive", width=12, heads=2, memory=3, memory_kind=kind))
+    x = torch.randn(2, 11, 12)
+    with torch.no_grad():
+        for name, parameter in backbone.named_parameters():
+            if ".memory.encode.weight" in name:
+                parameter.copy_(torch.eye(12))
+            elif ".memory.encode.bias" in name:
+                parameter.zero_()
+    record, changed = Record(), Record()
+    backbone(x, record=record)
+    assert record.losses["compression"] < 1e-10  # float32 rounding of two equal sums
+    with torch.no_grad():
+        for name, parameter in backbone.named_parameters():
+            if ".memory.encode.weight" in name:
+                parameter.mul_(0.5)
+    backbone(x, record=changed)
+    assert changed.losses["compression"] > 1e-4

@@ -95,6 +95,14 @@ class SoftmaxAttention(nn.Module):
         """Keys and values side by side, not rotated."""
         return self.key_value(h)
 
+    def content(self, h: Float[Tensor, "B T D"], rows: Float[Tensor, "B S D"], seen: Tensor) -> Float[Tensor, "B T O"]:
+        """What the queries ``h`` read from ``rows`` where ``seen`` [B, S], by content alone and with frozen weights."""
+        q = F.linear(h, self.query.weight.detach()).unflatten(-1, (self.dims.heads, -1)).transpose(1, 2)
+        k, v = (self.all_heads(part) for part in self.split(F.linear(rows, self.key_value.weight.detach())))
+        logits = q @ k.transpose(-1, -2) / math.sqrt(self.dims.head_dim)
+        weights = logits.masked_fill(~seen[:, None, None], torch.finfo(logits.dtype).min).softmax(-1)
+        return (weights @ v).transpose(1, 2).flatten(2)
+
     def forward(
         self,
         h: Float[Tensor, "B T D"],
