@@ -17,10 +17,10 @@ from torch import nn
 
 from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.gtrxl_ppo import GTrXLPPO, as_schedule
+from rltransformers.cli.collect import collect_episodes, make_environment
 from rltransformers.core.errors import CheckpointError, ConfigError, did_you_mean
-from rltransformers.envs.make import make_vec_env
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
-from rltransformers.training.experiment import EnvironmentConfig, EvaluationConfig, ExperimentConfig
+from rltransformers.training.experiment import EvaluationConfig, ExperimentConfig
 from rltransformers.training.normalization import load_normalization, save_normalization
 
 POLICY_OF_LSTM = {"vector": "MlpLstmPolicy", "image": "CnnLstmPolicy", "dict": "MultiInputLstmPolicy"}
@@ -224,8 +224,6 @@ class OfflineAgent(Agent):
         self.evaluate(replace(config.evaluation, episodes=1))
 
     def _dataset(self) -> Any:
-        from rltransformers.cli.collect import collect_episodes
-
         dataset = self.config.dataset
         assert dataset is not None  # ExperimentConfig checks it
         if dataset.collect is None:
@@ -298,18 +296,6 @@ def check_keywords(agent: str, algorithm: Mapping[str, Any]) -> None:
         if _SET_ELSEWHERE.get(key):
             raise ConfigError(f"algorithm.{key} is set elsewhere in a config: {_SET_ELSEWHERE[key]}")
         raise ConfigError(f"algorithm: agent {agent} has no keyword {key!r}; {did_you_mean(key, known)}")
-
-
-def make_environment(config: EnvironmentConfig, seed: int) -> VecEnv:
-    """The vector environment that a config describes, without normalisation."""
-    return make_vec_env(
-        config.id,
-        config.num_envs,
-        seed=seed,
-        env_kwargs=config.kwargs,
-        wrappers=config.wrappers,
-        processes=config.processes,
-    )
 
 
 def _normalization_path(checkpoint: Path) -> Path:

@@ -4,16 +4,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv
 from tqdm import tqdm
 
 from rltransformers.cli import behaviours as checkpoints
-from rltransformers.cli.agents import make_environment
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data.behaviours import Mixture, mixture
 from rltransformers.data.minari import write_minari
 from rltransformers.data.recorder import record
 from rltransformers.data.trajectories import Trajectories
+from rltransformers.envs.make import make_vec_env
 from rltransformers.training.experiment import CollectConfig, EnvironmentConfig
+
+
+def make_environment(config: EnvironmentConfig, seed: int) -> VecEnv:
+    """The vector environment that a config describes, without normalisation."""
+    return make_vec_env(
+        config.id,
+        config.num_envs,
+        seed=seed,
+        env_kwargs=config.kwargs,
+        wrappers=config.wrappers,
+        processes=config.processes,
+    )
 
 
 def collect_episodes(environment: EnvironmentConfig, collect: CollectConfig, seed: int) -> Trajectories:
