@@ -48,7 +48,7 @@ def updated(text: str) -> str:
 def tables() -> str:
     """One table over all axes, one of the presets."""
     rows = [row(spec) for specs in catalogue().values() for spec in specs]
-    variants = ["| axis | value | id | what it does | source |", "|---|---|---|---|---|", *rows]
+    variants = ["| axis | value | id | what it does | options | source |", "|---|---|---|---|---|---|", *rows]
     named = ["| preset | source | differs from the source |", "|---|---|---|"]
     named += [f"| `{name}` | {preset.paper} | {preset.deviation or '-'} |" for name, preset in PRESETS.items()]
     return "\n".join(["", *variants, "", *named, ""])
@@ -58,7 +58,8 @@ def row(spec: Spec) -> str:
     """One mechanism."""
     summary = spec.summary[:1].upper() + spec.summary[1:].rstrip(".")
     form = f"; here: {spec.traits.causal_form}" if spec.traits.causal_form else ""
-    cells = (f"`{spec.axis}`", f"`{spec.name}`", spec.id, summary + form, spec.paper)
+    options = ", ".join(f"`{option}`" for option in spec.options_text()) or "-"
+    cells = (f"`{spec.axis}`", f"`{spec.name}`", spec.id, summary + form, options, spec.paper)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

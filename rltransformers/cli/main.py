@@ -310,7 +310,9 @@ def _list(arguments: argparse.Namespace) -> None:
     for axis, entries in contents["axes"].items():
         print(f"backbone.{axis}")
         for entry in entries:
-            print(f"  {entry['name']:<18} {entry['id']:<5} {entry['summary']} [{entry['paper']}]")
+            print(f"  {entry['name']:<20} {entry['id']:<11} {entry['summary'].rstrip('.')}. [{entry['paper']}]")
+            if entry["options"]:
+                print(f"{'':35}options: {', '.join(entry['options'])}")
         print()
 
 
@@ -327,6 +329,7 @@ def list_contents() -> dict[str, Any]:
                 "name": spec.name,
                 "paper": spec.paper,
                 "summary": spec.summary,
+                "options": spec.options_text(),
                 "traits": asdict(spec.traits),
             }
             for spec in entries

@@ -61,6 +61,11 @@ class Spec:
         parameters = inspect.signature(self.build).parameters.values()
         return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
 
+    def options_text(self) -> list[str]:
+        """Options for people: ``name=default``, or the bare name of a required one."""
+        required = inspect.Parameter.empty
+        return [name if default is required else f"{name}={default}" for name, default in self.options().items()]
+
 
 @dataclass(frozen=True)
 class Choice:

@@ -46,3 +46,11 @@ def test_a_choice_is_written_as_it_was_read(value: Any) -> None:
 def test_a_choice_that_is_not_in_the_table_is_refused(value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Choice.parse(value, "pattern", TABLE)
+
+
+def test_options_are_shown_with_their_defaults_and_required_ones_bare() -> None:
+    def build(dims: int, *, window: int, sinks: int = 1) -> None: ...
+
+    spec = Spec("T1", "toy", "pattern", "-", "A toy.", build)
+    assert spec.options_text() == ["window", "sinks=1"]
+    assert Spec("T2", "plain", "pattern", "-", "No builder.").options_text() == []
