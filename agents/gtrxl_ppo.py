@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
@@ -30,7 +31,7 @@ from rltransformers.core.seeding import generators
 from rltransformers.core.spaces import check_supported, nest_leaves, space_from_json, space_to_json
 from rltransformers.data.rollout import RolloutBuffer, Segment, minibatches
 from rltransformers.envs.vector import GymnasiumVecEnv
-from rltransformers.envs.wrappers import FlatDict
+from rltransformers.envs.wrappers import FlatDict, is_nested
 from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState, check_action_space, rewarded
 from rltransformers.policies.observations import nested_leaves, refuse_not_finite, tree_space
 from rltransformers.training.checkpoint import load_checkpoint, save_checkpoint
@@ -218,7 +219,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             check_supported(env.observation_space, "observation")
             if is_nested(env.observation_space):
                 env = FlatDict(env)
-            if monitor_wrapper and not _has_monitor(env):
+            if monitor_wrapper and not is_wrapped(env, Monitor):
                 env = Monitor(env)
             single = env
             env = DummyVecEnv([lambda: single])
@@ -618,21 +619,6 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
 COUNTERS = ("num_timesteps", "_total_timesteps", "_episode_num", "_n_updates", "_current_progress_remaining")
 GENERATORS = ("_action_generator", "_batch_generator", "_predict_generator")
-
-
-def is_nested(space: gym.Space[Any]) -> bool:
-    """Whether Stable-Baselines3 refuses the space: a Tuple, or a Dict that holds a Dict or a Tuple."""
-    if isinstance(space, spaces.Dict):
-        return any(isinstance(child, spaces.Dict | spaces.Tuple) for child in space.spaces.values())
-    return isinstance(space, spaces.Tuple)
-
-
-def _has_monitor(env: gym.Env[Any, Any]) -> bool:
-    while isinstance(env, gym.Wrapper):
-        if isinstance(env, Monitor):
-            return True
-        env = env.env
-    return False
 
 
 def as_schedule(value: float | Schedule | Mapping[str, float], name: str) -> FloatSchedule:

@@ -17,8 +17,6 @@ from rltransformers.training.plots import plot_lookback, plot_return_versus_targ
 from rltransformers.training.run_folder import RunFolder
 
 Overrides = Sequence[tuple[str, str]]
-CHECKPOINTS = ("last", "best")
-PLOTS = ("target", "lookback")
 _RESUMABLE = ("train", "evaluation")
 
 

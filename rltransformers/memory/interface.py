@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from rltransformers.core.record import Record
 from rltransformers.functional import windows
@@ -68,6 +68,26 @@ class Memory(Protocol):
         self, x: Tensor, state: LayerState, tokens: Tokens, project: Project, record: Record | None
     ) -> tuple[Past, LayerState]:
         """What the tokens see, and the state after them."""
+
+
+class RowMemory(nn.Module):
+    """The last ``rows`` rows: layer inputs (and their keys while acting), or, without ``stores_inputs``, keys only."""
+
+    def __init__(self, rows: int, width: int, key_width: int, sinks: int, stores_inputs: bool) -> None:
+        super().__init__()
+        self.rows, self.width, self.key_width, self.sinks = rows, width, key_width, sinks
+        self.stores_inputs = stores_inputs
+
+    def shapes(self, cached: bool) -> dict[str, tuple[int, ...]]:
+        """State tensors without the batch axis."""
+        keys = cached or not self.stores_inputs
+        return shapes(self.rows, self.width, self.key_width, self.sinks, inputs=self.stores_inputs, keys=keys)
+
+    def forward(
+        self, x: Tensor, state: LayerState, tokens: Tokens, project: Project, record: Record | None
+    ) -> tuple[Past, LayerState]:
+        """Rows seen and state after."""
+        return advance(state, x, project(x), tokens, project, self.rows)
 
 
 def shapes(rows: int, width: int, key_width: int, sinks: int, inputs: bool, keys: bool) -> dict[str, tuple[int, ...]]:

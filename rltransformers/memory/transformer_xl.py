@@ -1,37 +1,15 @@
 """Transformer-XL memory: layer inputs of the newest tokens, projected with today's weights (Dai et al. 2019)."""
 
-from torch import Tensor, nn
-
-from rltransformers.core.record import Record
 from rltransformers.core.spec import Spec, Traits
-from rltransformers.functional.windows import Tokens
-from rltransformers.memory import interface
-from rltransformers.memory.interface import LayerState, Past, Project
+from rltransformers.memory.interface import RowMemory
 
 
-class TransformerXLMemory(nn.Module):
-    """The last ``rows`` layer inputs. Gradient reaches the key projection through them, but not their own past."""
+def build(rows: int, width: int, key_width: int, sinks: int) -> RowMemory:
+    """M1 in its window form: every token sees the same number of rows, whatever the split into calls.
 
-    stores_inputs = True
-
-    def __init__(self, rows: int, width: int, key_width: int, sinks: int) -> None:
-        super().__init__()
-        self.rows, self.width, self.key_width, self.sinks = rows, width, key_width, sinks
-
-    def shapes(self, cached: bool) -> dict[str, tuple[int, ...]]:
-        """Inputs, and keys while acting."""
-        return interface.shapes(self.rows, self.width, self.key_width, self.sinks, inputs=True, keys=cached)
-
-    def forward(
-        self, x: Tensor, state: LayerState, tokens: Tokens, project: Project, record: Record | None
-    ) -> tuple[Past, LayerState]:
-        """Rows seen and state after."""
-        return interface.advance(state, x, project(x), tokens, project, self.rows)
-
-
-def build(rows: int, width: int, key_width: int, sinks: int) -> TransformerXLMemory:
-    """M1 in its window form: every token sees the same number of rows, whatever the split into calls."""
-    return TransformerXLMemory(rows, width, key_width, sinks)
+    Gradient reaches the key projection through the rows, but not their own past.
+    """
+    return RowMemory(rows, width, key_width, sinks, stores_inputs=True)
 
 
 SPEC = Spec(
