@@ -58,10 +58,11 @@ class Slots:
 class WindowMixer(Protocol):
     """Mixes the rows of the last ``horizon`` tokens.
 
-    ``keys(h)`` projects normalised layer inputs [B, S, D] to what is cached while acting [B, S, E].
-    ``forward`` takes the normalised inputs of the current tokens and the key rows of ``[memory ; tokens]``; there may
-    be fewer than ``horizon`` memory rows, and rows further away than p_t tokens belong to other episodes or do not
-    exist.
+    ``keys(h)`` projects normalised layer inputs [B, S, D] to what is cached while acting [B, S, E];
+    ``queries_and_keys(h)`` gives the queries of the current tokens as well, in one product.
+    ``forward`` takes the normalised inputs of the current tokens, their queries, and the key rows of
+    ``[memory ; tokens]``; there may be fewer than ``horizon`` memory rows, and rows further away than p_t tokens belong
+    to other episodes or do not exist.
     """
 
     horizon: int
@@ -71,9 +72,13 @@ class WindowMixer(Protocol):
     def keys(self, h: Float[Tensor, "B S D"]) -> Float[Tensor, "B S E"]:
         """Project layer inputs to key rows."""
 
+    def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
+        """Queries and key rows of the same tokens."""
+
     def __call__(
         self,
         h: Float[Tensor, "B T D"],
+        query: Float[Tensor, "B T Q"],
         keys: Float[Tensor, "B S E"],
         tokens: Tokens,
         *,

@@ -99,7 +99,7 @@ def build_layer(config: BackboneConfig, layer: int, position: Position) -> Layer
     residual = config.choice("residual")
     return Layer(
         build_mixing(config, layer, position),
-        make(config.choice("ff"), FEED_FORWARDS, config.width, hidden, config.dropout),  # type: ignore[arg-type]
+        make(config.choice("ff"), FEED_FORWARDS, config.width, hidden),  # type: ignore[arg-type]
         make(residual, RESIDUALS, config.width),  # type: ignore[arg-type]
         make(residual, RESIDUALS, config.width),  # type: ignore[arg-type]
         config.dropout,

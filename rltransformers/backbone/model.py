@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rltransformers.backbone.build import build_layer, build_positions
 from rltransformers.backbone.config import BackboneConfig
@@ -20,8 +19,9 @@ from rltransformers.blocks.mixing import detached
 from rltransformers.blocks.reversible import ReversibleLayer
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.record import Record
+from rltransformers.functional.dropout import dropout
 from rltransformers.functional.sinusoids import sinusoid
-from rltransformers.functional.windows import Tokens, episode_positions
+from rltransformers.functional.windows import Tokens, episode_positions, places
 from rltransformers.memory.interface import LayerState
 from rltransformers.positions.interface import Position
 
@@ -115,7 +115,7 @@ class Backbone(nn.Module):
         tokens = self.locate(x, state, reset, timestep, None if valid is None else valid.sum(1))
         states = [self.layer_state(index, state, x) for index in range(self.config.layers)]
         x = self.input_norm(self.embed(x, tokens)) if not self.universal else self.input_norm(x)
-        x = F.dropout(x, self.config.dropout, self.training)
+        x = dropout(x, self.config.dropout, self.training)
         if self.halts:
             x, after = self.run_halting(x, states, tokens, record)
         elif self.reversible:
@@ -135,13 +135,14 @@ class Backbone(nn.Module):
     ) -> Tokens:
         """Where every token stands."""
         batch, time = x.shape[:2]
-        index = torch.arange(time, device=x.device).expand(batch, -1)
+        index = places(time, x.device)
         before = torch.full((batch,), -1, device=x.device) if state is None else state.tensors["position"]
         p = before[:, None] + 1 + index if reset is None else episode_positions(before, reset)
         if length is not None:
             p = torch.where(index < length[:, None], p, 0)
         live = p > index
-        step = p // self.config.tokens_per_step if timestep is None else timestep
+        group = self.config.tokens_per_step
+        step = timestep if timestep is not None else (p if group == 1 else p // group)
         return Tokens(p, step, live, before, length)
 
     def embed(self, x: Tensor, tokens: Tokens) -> Tensor:

@@ -29,42 +29,40 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 class FeedForward(nn.Module):
     """W_2 act(W_1 x + b_1) + b_2, on [..., D]."""
 
-    def __init__(self, width: int, hidden: int, act: Callable[[Tensor], Tensor], dropout: float) -> None:
+    def __init__(self, width: int, hidden: int, act: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.into = nn.Linear(width, hidden)
         self.out = nn.Linear(hidden, width)
         self.act = act
-        self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
         """Transformed tokens."""
-        return self.out(F.dropout(self.act(self.into(x)), self.dropout, self.training))
+        return self.out(self.act(self.into(x)))
 
 
 class GatedLinearUnit(nn.Module):
     """W (act(U_1 x) * U_2 x), on [..., D]."""
 
-    def __init__(self, width: int, hidden: int, act: Callable[[Tensor], Tensor], dropout: float) -> None:
+    def __init__(self, width: int, hidden: int, act: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.into = nn.Linear(width, 2 * hidden)
         self.out = nn.Linear(hidden, width)
         self.act = act
-        self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
         """Transformed tokens."""
         gate, value = self.into(x).chunk(2, -1)
-        return self.out(F.dropout(self.act(gate) * value, self.dropout, self.training))
+        return self.out(self.act(gate) * value)
 
 
-def build_ffn(width: int, hidden: int, dropout: float, *, activation: Activation = "relu") -> nn.Module:
+def build_ffn(width: int, hidden: int, *, activation: Activation = "relu") -> nn.Module:
     """F0."""
-    return FeedForward(width, hidden, _act(activation), dropout)
+    return FeedForward(width, hidden, _act(activation))
 
 
-def build_glu(width: int, hidden: int, dropout: float, *, activation: Activation = "sigmoid") -> nn.Module:
+def build_glu(width: int, hidden: int, *, activation: Activation = "sigmoid") -> nn.Module:
     """F1."""
-    return GatedLinearUnit(width, hidden, _act(activation), dropout)
+    return GatedLinearUnit(width, hidden, _act(activation))
 
 
 _act = activation

@@ -28,11 +28,12 @@ class GRUGate(Gate):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Openness is z."""
-        y_r, y_z, y_g = self.from_y(y).chunk(3, -1)
-        x_r, x_z = self.from_x(x).chunk(2, -1)
-        z = torch.sigmoid(y_z + x_z - self.bias)
-        h = torch.tanh(y_g + self.candidate(torch.sigmoid(y_r + x_r) * x))
-        return x + z * (h - x), z
+        width = x.shape[-1]
+        from_y, y_g = self.from_y(y).split_with_sizes([2 * width, width], -1)
+        r, z = (from_y + self.from_x(x)).split_with_sizes([width, width], -1)
+        z = torch.sigmoid(z - self.bias)
+        h = torch.tanh(y_g + self.candidate(torch.sigmoid(r) * x))
+        return torch.lerp(x, h, z), z
 
 
 class InputGate(Gate):

@@ -4,11 +4,11 @@ Axes: B batch, T tokens, D model width.
 """
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rltransformers.blocks.mixing import Mixing
 from rltransformers.blocks.residual import Residual
 from rltransformers.core.record import Record
+from rltransformers.functional.dropout import dropout
 from rltransformers.functional.windows import Tokens
 from rltransformers.memory.interface import LayerState
 
@@ -43,8 +43,8 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, LayerState, Tensor | None]:
         """The mixing submodule alone, not yet joined."""
         y, after, carry = self.mixing(x, state, tokens, self.join_mixing, carry, record, name)
-        return F.dropout(y, self.dropout, self.training), after, carry
+        return dropout(y, self.dropout, self.training), after, carry
 
     def transform(self, x: Tensor) -> Tensor:
         """The position-wise submodule alone, not yet joined."""
-        return F.dropout(self.ff(self.join_ff.prepare(x)), self.dropout, self.training)
+        return dropout(self.ff(self.join_ff.prepare(x)), self.dropout, self.training)

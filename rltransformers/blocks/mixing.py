@@ -6,7 +6,6 @@ Axes: B batch, T tokens, D model width.
 from collections.abc import Callable
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from rltransformers.attention.interface import Slots, StateMixer, WindowMixer
@@ -43,14 +42,16 @@ class WindowMixing(nn.Module):
     ) -> tuple[Tensor, LayerState, Tensor | None]:
         """Mixed tokens, state after them, logits for the next layer."""
         mixer = cast(WindowMixer, self.mixer)
-        past, after = self.memory(x, state, tokens, lambda rows: mixer.keys(join.prepare(rows)), record)
+        h = join.prepare(x)
+        query, keys = mixer.queries_and_keys(h)
+        past, after = self.memory(x, keys, state, tokens, lambda rows: mixer.keys(join.prepare(rows)), record)
         slots = None
         if past.slots is not None:
             slots = Slots(mixer.keys(join.prepare(past.slots)), past.slot_distance, past.slot_visible)
         if record is not None and past.compressed is not None:
             record.add_loss("compression", attention_difference(self.mixer, join, x, past.compressed, tokens))
         out, carry = mixer(
-            join.prepare(x), past.rows, tokens, slots=slots, sinks=past.sinks, carry=carry, record=record, name=name
+            h, query, past.rows, tokens, slots=slots, sinks=past.sinks, carry=carry, record=record, name=name
         )
         return out, after, carry
 
@@ -137,4 +138,4 @@ def attention_difference(mixer: nn.Module, join: Residual, x: Tensor, compressed
 
 def detached(state: LayerState) -> LayerState:
     """The gradient stops where a call begins."""
-    return {name: value.detach() if torch.is_floating_point(value) else value for name, value in state.items()}
+    return {name: value.detach() if value.requires_grad else value for name, value in state.items()}

@@ -6,12 +6,17 @@ the episode of token t exactly when d <= p_t (p = position inside the episode), 
 borders, empty memory slots and the start of the stream.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,7 @@ class Tokens:
         live: no episode started in this call up to and including the token, so carried state is its own past.
         before: position of the token before the call, -1 when there is none.
         length: number of valid tokens per row (the valid ones come first); None when all are valid.
+        made: what layers have derived from the places of these tokens, see ``once``.
     """
 
     p: Int[Tensor, "B T"]
@@ -31,12 +37,25 @@ class Tokens:
     live: Bool[Tensor, "B T"]
     before: Int[Tensor, " B"]
     length: Int[Tensor, " B"] | None = None
+    made: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What ``make`` returns, computed by the first layer that asks for ``key`` and shared by the others."""
+        if key not in self.made:
+            self.made[key] = make()
+        found: Made = self.made[key]
+        return found
 
     def valid(self) -> Bool[Tensor, "B T"]:
         """True for tokens that are not padding."""
         if self.length is None:
             return torch.ones_like(self.live)
         return torch.arange(self.p.shape[1], device=self.p.device) < self.length[:, None]
+
+    def cut(self, block: int) -> "Tokens":
+        """Blocks of ``block`` tokens as batch rows of their own, the last one filled up with padding."""
+        p, valid = fold(self.p, block), fold(self.valid(), block)
+        return Tokens(p, fold(self.timestep, block), fold(self.live, block), p[:, 0] - 1, valid.sum(1))
 
     def last_position(self) -> Int[Tensor, " B"]:
         """Position of the last valid token, or of the one before the call."""
@@ -60,9 +79,9 @@ class Tokens:
 
 def episode_positions(before: Int[Tensor, " B"], reset: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     """Position of every token inside its episode; ``before`` is that of the last token already seen (-1: none)."""
-    index = torch.arange(reset.shape[1], device=reset.device).expand_as(reset)
-    start = torch.where(reset, index, -1).cummax(dim=1).values
-    return torch.where(start >= 0, index - start, before[:, None] + 1 + index)
+    index = places(reset.shape[1], reset.device)
+    start = torch.where(reset, index, -1 - before[:, None]).cummax(dim=1).values
+    return index - start
 
 
 def last_rows(rows: Tensor, count: int, tokens: Tokens) -> Tensor:
@@ -87,23 +106,41 @@ def take_rows(rows: Tensor, index: Int[Tensor, "B N"]) -> Tensor:
     return taken.masked_fill(absent, 0.0)
 
 
+@lru_cache(maxsize=64)  # acting and updates ask for the same few sizes all the time
 def distances(time: int, rows: int, device: torch.device) -> Int[Tensor, "T S"]:
-    """d = M + t - s; negative for the future."""
-    t = torch.arange(time, device=device)
-    s = torch.arange(rows, device=device)
-    return rows - time + t[:, None] - s
+    """d = M + t - s; negative for the future. Shared by all callers, not to be changed."""
+    with torch.inference_mode(False):
+        t = torch.arange(time, device=device)
+        s = torch.arange(rows, device=device)
+        return rows - time + t[:, None] - s
+
+
+@lru_cache(maxsize=64)
+def places(count: int, device: torch.device) -> Int[Tensor, " T"]:
+    """0 .. count - 1. Shared by all callers, not to be changed."""
+    with torch.inference_mode(False):
+        return torch.arange(count, device=device)
+
+
+@lru_cache(maxsize=64)
+def oldest_first(length: int, device: torch.device) -> Int[Tensor, " L"]:
+    """The distances L - 1 .. 0. Shared by all callers, not to be changed."""
+    with torch.inference_mode(False):
+        return torch.arange(length - 1, -1, -1, device=device)
 
 
 def by_key(per_distance: Float[Tensor, "*n T L"], rows: int) -> Float[Tensor, "*n T S"]:
-    """out[t, s] = per_distance[t, M + t - s], 0 where that distance is negative or not listed.
+    """out[t, s] = per_distance[t, L - 1 - (M + t - s)], 0 where that distance is negative or not listed.
 
-    The relative shift of Transformer-XL (arXiv 1901.02860, appendix B): pad, then read the same numbers with rows one
-    shorter; no gather.
+    Distances are listed from the oldest, L - 1, to the token itself, 0. The relative shift of Transformer-XL (arXiv
+    1901.02860, appendix B): pad, then read the same numbers with rows one shorter; no gather.
     """
     time, length = per_distance.shape[-2:]
+    if time == 1 and length == rows:
+        return per_distance
     if length > rows:
-        per_distance, length = per_distance[..., :rows], rows
-    padded = F.pad(per_distance.flip(-1), (rows - length, time - 1))
+        per_distance, length = per_distance[..., -rows:], rows
+    padded = F.pad(per_distance, (rows - length, time - 1))
     width = rows + time - 1
     flat = padded.flatten(-2)[..., time - 1 : time - 1 + time * (width - 1)] if time > 1 else padded.flatten(-2)
     if time == 1:
@@ -121,10 +158,17 @@ def fold(tokens: Tensor, block: int) -> Tensor:
 
 def fold_keys(keys: Float[Tensor, "B S E"], memory: int, block: int) -> Float[Tensor, "Bn R E"]:
     """Give every block of ``fold`` its own ``memory`` rows in front: [B * n, memory + block, E]."""
+    older = -(-memory // block)  # blocks that hold the memory of one block, the oldest in part
+    spare = older * block - memory
     missing = -(keys.shape[1] - memory) % block
-    if missing:
-        keys = torch.cat([keys, keys.new_zeros(len(keys), missing, keys.shape[2])], 1)
-    return keys.unfold(1, memory + block, block).transpose(2, 3).flatten(0, 1)
+    if spare or missing:
+        keys = F.pad(keys, (0, 0, spare, missing))
+    blocks = keys.unflatten(1, (-1, block))
+    count = blocks.shape[1] - older
+    parts = [blocks[:, first : first + count] for first in range(older + 1)]
+    if spare:
+        parts[0] = parts[0][:, :, spare:]
+    return torch.cat(parts, 2).flatten(0, 1)
 
 
 def unfold_tokens(folded: Tensor, time: int, batch: int) -> Tensor:

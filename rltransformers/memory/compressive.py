@@ -57,10 +57,10 @@ class CompressiveMemory(nn.Module):
         return blocks.mean(2) if self.function == "mean" else blocks.amax(2)
 
     def forward(
-        self, x: Tensor, state: LayerState, tokens: Tokens, project: Project, record: Record | None
+        self, x: Tensor, keys: Tensor, state: LayerState, tokens: Tokens, project: Project, record: Record | None
     ) -> tuple[Past, LayerState]:
         """Rows and slots seen, and state after."""
-        past, after = interface.advance(state, x, project(x), tokens, project, self.rows)
+        past, after = interface.advance(state, x, keys, tokens, project, self.rows)
         inputs = torch.cat([state["hidden"], x], 1).detach()
         memory = inputs.shape[1] - x.shape[1]
         end, number = self.new_blocks(tokens, memory)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rltransformers.core.record import Record
 from rltransformers.functional import windows
 from rltransformers.functional.windows import Tokens
+from rltransformers.memory.room import append
 
 Project = Callable[[Tensor], Tensor]
 """Layer inputs [B, S, D] to key rows [B, S, E], with today's weights (normalisation included)."""
@@ -65,9 +66,9 @@ class Memory(Protocol):
         """State tensors without the batch axis; ``cached`` adds projected keys to the inputs."""
 
     def __call__(
-        self, x: Tensor, state: LayerState, tokens: Tokens, project: Project, record: Record | None
+        self, x: Tensor, keys: Tensor, state: LayerState, tokens: Tokens, project: Project, record: Record | None
     ) -> tuple[Past, LayerState]:
-        """What the tokens see, and the state after them."""
+        """What the tokens with inputs ``x`` and key rows ``keys`` see, and the state after them."""
 
 
 class RowMemory(nn.Module):
@@ -84,10 +85,10 @@ class RowMemory(nn.Module):
         return shapes(self.rows, self.width, self.key_width, self.sinks, inputs=self.stores_inputs, keys=keys)
 
     def forward(
-        self, x: Tensor, state: LayerState, tokens: Tokens, project: Project, record: Record | None
+        self, x: Tensor, keys: Tensor, state: LayerState, tokens: Tokens, project: Project, record: Record | None
     ) -> tuple[Past, LayerState]:
         """Rows seen and state after."""
-        return advance(state, x, project(x), tokens, project, self.rows)
+        return advance(state, x, keys, tokens, project, self.rows)
 
 
 def shapes(rows: int, width: int, key_width: int, sinks: int, inputs: bool, keys: bool) -> dict[str, tuple[int, ...]]:
@@ -129,18 +130,17 @@ def advance(
 ) -> tuple[Past, LayerState]:
     """Key rows of memory and tokens, and the state with the tokens appended."""
     if "keys" in state:
-        all_keys = torch.cat([state["keys"], keys], 1)
+        all_keys, kept_keys = joined(state["keys"], keys, tokens, rows)
     else:
         all_keys = torch.cat([project(state["hidden"]), keys], 1) if state["hidden"].shape[1] else keys
     after: LayerState = {}
     memory = all_keys.shape[1] - x.shape[1]
     if "hidden" in state:
-        inputs = torch.cat([state["hidden"], x], 1)
-        after["hidden"] = windows.last_rows(inputs, rows, tokens)
+        inputs, after["hidden"] = joined(state["hidden"], x, tokens, rows)
         if "sinks" in state:
             after["sinks"] = keep_sinks(state["sinks"], inputs, tokens)
     if "keys" in state:
-        after["keys"] = windows.last_rows(all_keys, rows, tokens)
+        after["keys"] = kept_keys
     sinks = None
     if "sinks" in state or "sink_keys" in state:
         first = state["sink_keys"] if "sink_keys" in state else project(state["sinks"])
@@ -149,3 +149,11 @@ def advance(
         index = sink_index(tokens, memory, first.shape[1])
         sinks = windows.take_rows(torch.cat([first, all_keys], 1), index.flatten(1)).unflatten(1, index.shape[1:])
     return Past(all_keys, sinks), after
+
+
+def joined(past: Tensor, rows: Tensor, tokens: Tokens, keep: int) -> tuple[Tensor, Tensor]:
+    """``[past ; rows]`` and the newest ``keep`` valid rows of it."""
+    if tokens.length is None and past.shape[1] == keep:
+        return append(past, rows)
+    whole = torch.cat([past, rows], 1)
+    return whole, windows.last_rows(whole, keep, tokens)

@@ -13,10 +13,11 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.distributions import Distribution, make_proba_distribution
+from stable_baselines3.common.distributions import CategoricalDistribution, Distribution, make_proba_distribution
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
+from torch.distributions import Categorical
 
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
@@ -232,20 +233,20 @@ class GTrXLPolicy(BasePolicy):
         ignored where ``first``. The returned state holds the memory after the last step and the previous action and
         reward that were passed in; the caller puts those of the last step there.
         """
-        actor_record = record if record is not None else Record()
-        features, memory = self.actor(
-            observations, previous_actions, previous_rewards, first, state.actor, actor_record
-        )
-        auxiliary = _weighted_losses(self.actor.backbone, actor_record)
-        metrics = dict(actor_record.metrics)
+        if record is None and self.actor.backbone.aux_weights:
+            record = Record()  # the auxiliary losses are needed even when nobody looks
+        features, memory = self.actor(observations, previous_actions, previous_rewards, first, state.actor, record)
+        auxiliary = _weighted_losses(self.actor.backbone, record)
+        metrics = {} if record is None else dict(record.metrics)
         value_features, value_memory = features, state.critic
         if self.critic is not None:
-            critic_record = Record(weights=actor_record.weights)
+            critic_record = None if record is None else Record(weights=record.weights)
             value_features, value_memory = self.critic(
                 observations, previous_actions, previous_rewards, first, state.critic, critic_record
             )
             auxiliary = _add(auxiliary, _weighted_losses(self.critic.backbone, critic_record))
-            metrics |= {f"value_{name}": value for name, value in critic_record.metrics.items()}
+            if critic_record is not None:
+                metrics |= {f"value_{name}": value for name, value in critic_record.metrics.items()}
         values = self.value_net(self.value_hidden(value_features)).squeeze(-1)
         after = PolicyState(memory, value_memory, state.previous_action, state.previous_reward)
         return Evaluation(self._distribution(features), values, after, auxiliary, metrics)
@@ -253,6 +254,9 @@ class GTrXLPolicy(BasePolicy):
     def _distribution(self, features: Tensor) -> Distribution:
         logits = self.action_net(self.action_hidden(features.flatten(0, 1)))
         distribution = make_proba_distribution(self.action_space)
+        if isinstance(distribution, CategoricalDistribution):  # as SB3 does, without its checks of values at every step
+            distribution.distribution = Categorical(logits=logits, validate_args=False)
+            return distribution
         if isinstance(self.action_space, spaces.Box):
             return distribution.proba_distribution(logits, self.log_std)
         return distribution.proba_distribution(logits)
@@ -448,6 +452,8 @@ class TokenBackbone(nn.Module):
     ) -> Tensor:
         """Tokens [B, T, W]."""
         tokens: Tensor = self.observation(observations)
+        if self.previous_action is None and self.previous_reward is None and self.first_step is None:
+            return tokens
         later = (~first).unsqueeze(-1).to(tokens.dtype)
         if self.previous_action is not None:
             tokens = tokens + later * self.previous_action(previous_actions)
@@ -491,7 +497,9 @@ def _hidden(width: int, head_width: int) -> tuple[nn.Module, int]:
     return nn.Sequential(hidden, nn.Tanh()), head_width
 
 
-def _weighted_losses(backbone: Backbone, record: Record) -> Tensor | None:
+def _weighted_losses(backbone: Backbone, record: Record | None) -> Tensor | None:
+    if record is None:
+        return None
     weighted = [
         backbone.aux_weights[name] * loss for name, loss in record.losses.items() if name in backbone.aux_weights
     ]

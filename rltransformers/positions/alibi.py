@@ -27,10 +27,9 @@ class Alibi(Position):
         super().__init__()
         self.register_buffer("slopes", torch.tensor(slopes(heads)), persistent=False)
 
-    def logits(self, q: Tensor, length: int) -> Tensor:
+    def logits(self, q: Tensor, distance: Tensor) -> Tensor:
         """[H, L]."""
-        d = torch.arange(length, device=q.device, dtype=q.dtype)
-        return -self.slopes.to(q.dtype)[:, None] * d
+        return -self.slopes.to(q.dtype)[:, None] * distance.to(q.dtype)
 
 
 def build(width: int, heads: int, head_dim: int) -> Position:

@@ -34,8 +34,8 @@ class Position(nn.Module):
         """Queries or keys turned by the place of their row; only differences of places matter."""
         return heads
 
-    def logits(self, q: Float[Tensor, "B H T K"], length: int) -> Float[Tensor, "..."] | None:
-        """Additive score for distances 0 .. length-1: [B, H, T, L], or [H, L] when queries do not matter."""
+    def logits(self, q: Float[Tensor, "B H T K"], distance: Int[Tensor, " L"]) -> Float[Tensor, "..."] | None:
+        """Additive score for the listed distances: [B, H, T, L], or [H, L] when queries do not matter."""
         return None
 
     def value_table(self, length: int) -> Float[Tensor, "L V"] | None:

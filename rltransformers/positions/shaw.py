@@ -18,18 +18,16 @@ class Shaw(Position):
         self.keys = nn.Parameter(torch.randn(max_distance + 1, head_dim) * 0.02)
         self.values = nn.Parameter(torch.randn(max_distance + 1, head_dim) * 0.02) if values else None
 
-    def rows(self, length: int) -> Tensor:
-        """Table row per distance."""
-        return torch.arange(length, device=self.keys.device).clamp(max=self.max_distance)
-
-    def logits(self, q: Tensor, length: int) -> Tensor:
+    def logits(self, q: Tensor, distance: Tensor) -> Tensor:
         """[B, H, T, L]: one product per table row, then one row per distance; never [T, S, Dh]."""
-        per_row = q @ self.keys[: min(length, self.max_distance + 1)].T / q.shape[-1] ** 0.5
-        return per_row[..., self.rows(length)]
+        per_row = q @ self.keys.T / q.shape[-1] ** 0.5
+        return per_row[..., distance.clamp(max=self.max_distance)]
 
     def value_table(self, length: int) -> Tensor | None:
         """[L, V] or None."""
-        return None if self.values is None else self.values[self.rows(length)]
+        if self.values is None:
+            return None
+        return self.values[torch.arange(length, device=self.values.device).clamp(max=self.max_distance)]
 
 
 def build(width: int, heads: int, head_dim: int, *, max_distance: int = 16, values: bool = True) -> Position:

@@ -31,10 +31,9 @@ class T5Bias(Position):
         self.max_distance = max_distance
         self.table = nn.Parameter(torch.randn(heads, buckets) * 0.02)
 
-    def logits(self, q: Tensor, length: int) -> Tensor:
+    def logits(self, q: Tensor, distance: Tensor) -> Tensor:
         """[H, L]."""
-        d = torch.arange(length, device=self.table.device)
-        return self.table[:, bucket(d, self.table.shape[1], self.max_distance)]
+        return self.table[:, bucket(distance, self.table.shape[1], self.max_distance)]
 
 
 def build(width: int, heads: int, head_dim: int, *, buckets: int = 32, max_distance: int = 128) -> Position:

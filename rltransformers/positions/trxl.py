@@ -18,18 +18,26 @@ class TransformerXLRelative(Position):
         self.content_bias = nn.Parameter(torch.zeros(heads, 1, head_dim))
         self.position_bias = nn.Parameter(torch.zeros(heads, 1, head_dim))
         self.project = nn.Linear(width, heads * head_dim, bias=False)
-        self.heads = heads
+        self._distance: Tensor | None = None
+        self._encoded = torch.empty(0)
 
     def content_query(self, q: Tensor) -> Tensor:
         """q + u."""
         return q + self.content_bias
 
-    def logits(self, q: Tensor, length: int) -> Tensor:
-        """[B, H, T, L]."""
-        place = torch.arange(length, device=q.device)
-        r = self.project(sinusoid(place, self.project.in_features, q))
-        r = r.unflatten(-1, (self.heads, -1)).permute(1, 2, 0)
-        return (q + self.position_bias) @ r / q.shape[-1] ** 0.5
+    def logits(self, q: Tensor, distance: Tensor) -> Tensor:
+        """[B, H, T, L]: one product per head, for all streams and tokens at once."""
+        batch, heads, time, width = q.shape
+        r = self.project(self.encoded(distance, q)).view(-1, heads, width)
+        biased = ((q + self.position_bias) / width**0.5).transpose(0, 1).reshape(heads, batch * time, width)
+        return torch.bmm(biased, r.permute(1, 2, 0)).view(heads, batch, time, -1).transpose(0, 1)
+
+    def encoded(self, distance: Tensor, like: Tensor) -> Tensor:
+        """PE(d) [L, D]; kept while the same list of distances comes again, as it does in acting."""
+        if self._distance is not distance or self._encoded.dtype != like.dtype:
+            with torch.inference_mode(False):
+                self._distance, self._encoded = distance, sinusoid(distance, self.project.in_features, like)
+        return self._encoded
 
 
 def build(width: int, heads: int, head_dim: int) -> Position:

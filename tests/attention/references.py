@@ -38,6 +38,11 @@ class Reader:
         """None where the parameter does not exist."""
         return self.tensors.get(self.at + name)
 
+    def projections(self) -> tuple[Tensor, Tensor]:
+        """What makes queries, and what makes keys and values."""
+        whole, queries = self["mixing.mixer.project.weight"], self.heads * self.head_dim
+        return whole[:queries], whole[queries:]
+
     def projected(self, distance: int) -> Tensor:
         """W_R PE(d) of every head, computed once."""
         if distance not in self.distances:
@@ -220,7 +225,7 @@ def mix(reader: Reader, tokens: Rows, below: Any, state: dict[str, Tensor]) -> t
     if name == "softmax":
         kept, names = tokens, ("hidden", "sinks")
         if reader.config.choice("memory_kind").name == "cache":
-            kept, names = [reader["mixing.mixer.key_value.weight"] @ row for row in prepared], ("keys", "sink_keys")
+            kept, names = [reader.projections()[1] @ row for row in prepared], ("keys", "sink_keys")
         state |= {f"layer{reader.layer}.{each}": torch.stack(kept) for each in names}
         return softmax_attention(reader, tokens, prepared, below, state)
     module = reader.backbone.get_submodule(f"{reader.at}mixing.mixer")
@@ -335,7 +340,7 @@ def softmax_attention(
     slots = compressed(reader, tokens, state)
 
     def key_of(row: Tensor) -> list[tuple[Tensor, Tensor]]:
-        both = reader["mixing.mixer.key_value.weight"] @ row
+        both = reader.projections()[1] @ row
         k, v = both[: groups * width].view(groups, width), both[groups * width :].view(groups, value_width)
         return [(k[head // (heads // groups)], v[head // (heads // groups)]) for head in range(heads)]
 
@@ -344,7 +349,7 @@ def softmax_attention(
     talking = reader.config.choice("head_mixing").name == "talking"
     table = reader.get("mixing.mixer.position.values")
     for t, query_row in enumerate(prepared):
-        q = (reader["mixing.mixer.query.weight"] @ query_row).view(heads, width)
+        q = (reader.projections()[0] @ query_row).view(heads, width)
         seen = [visible(reader, head, t, len(slots)) for head in range(heads)]
         own: list[list[Tensor]] = []
         for head in range(heads):

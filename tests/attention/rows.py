@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from rltransformers.attention.kernels.softmax import SoftmaxAttention
 from rltransformers.backbone import Backbone, BackboneConfig, catalogue
 from tests.backbone.laws import EXACT
 
@@ -114,14 +116,21 @@ def identity_heads(special: Backbone, plain: Backbone) -> None:
             value.data.copy_(torch.eye(len(value)))
 
 
+def projections(mixer: nn.Module) -> tuple[Tensor, Tensor]:
+    """Views of the weights that make queries, and of those that make keys and values."""
+    assert isinstance(mixer, SoftmaxAttention)
+    queries, keys = mixer.project.weight.data.split([mixer.query_width, mixer.key_width])
+    return queries, keys
+
+
 def tie_keys(special: Backbone, plain: Backbone) -> None:
     """Give every head of the plain backbone the one key/value head of the special one."""
     for index in range(len(special.layers)):
-        name = f"layers.{index}.mixing.mixer.key_value.weight"
-        shared = special.get_parameter(name).data
+        mine, other = (backbone.get_submodule(f"layers.{index}.mixing.mixer") for backbone in (special, plain))
         heads = plain.config.heads
-        key, value = shared.chunk(2)
-        plain.get_parameter(name).data.copy_(torch.cat([key.repeat(heads, 1), value.repeat(heads, 1)]))
+        key, value = projections(mine)[1].chunk(2)
+        projections(other)[0].copy_(projections(mine)[0])
+        projections(other)[1].copy_(torch.cat([key.repeat(heads, 1), value.repeat(heads, 1)]))
 
 
 def mean_by_softmax(special: Backbone, plain: Backbone) -> None:
@@ -129,11 +138,12 @@ def mean_by_softmax(special: Backbone, plain: Backbone) -> None:
     for index in range(len(special.layers)):
         mine, other = (backbone.get_submodule(f"layers.{index}.mixing.mixer") for backbone in (special, plain))
         project, out = (mine.get_parameter(name).data for name in ("project.weight", "out.weight"))
-        queries_and_keys = 2 * other.get_parameter("query.weight").shape[0]
+        queries, keys = projections(other)
+        queries_and_keys = 2 * len(queries)
         project[:queries_and_keys] = 0
-        other.get_parameter("query.weight").data.zero_()
+        queries.zero_()
         values = len(project) - queries_and_keys
-        other.get_parameter("key_value.weight").data[-values:] = project[-values:]
+        keys[-values:] = project[-values:]
         other.get_parameter("output.weight").data.copy_(out)
 
 
@@ -141,10 +151,7 @@ def tie_projections(special: Backbone, plain: Backbone) -> None:
     """One projection for queries, keys and values against two."""
     for index in range(len(special.layers)):
         mine, other = (backbone.get_submodule(f"layers.{index}.mixing.mixer") for backbone in (special, plain))
-        project = mine.get_parameter("project.weight").data
-        queries = len(other.get_parameter("query.weight"))
-        other.get_parameter("query.weight").data.copy_(project[:queries])
-        other.get_parameter("key_value.weight").data.copy_(project[queries:])
+        other.get_parameter("project.weight").data.copy_(mine.get_parameter("project.weight").data)
         other.get_parameter("output.weight").data.copy_(mine.get_parameter("out.weight").data)
 
 

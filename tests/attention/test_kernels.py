@@ -69,7 +69,7 @@ def call(
         out, state = mixer(x, state, tokens, **record)
     else:
         rows = torch.cat([state, x], 1)
-        out, _ = mixer(x, mixer.keys(rows), tokens, **record)
+        out, _ = mixer(x, mixer.queries_and_keys(x)[0], mixer.keys(rows), tokens, **record)
         state = last_rows(rows, mixer.horizon, tokens)
     return out, state, tokens.last_position()
 
@@ -384,11 +384,11 @@ def test_nystrom_needs_no_rows_that_do_not_exist() -> None:
     expected, _ = stream(mixer, x, resets(), [T])
     p = episode_positions(torch.full((B,), -1), resets())
     tokens = Tokens(p, p, resets().cumsum(1) == 0, torch.full((B,), -1))
-    torch.testing.assert_close(mixer(x, mixer.keys(x), tokens)[0], expected)
+    torch.testing.assert_close(mixer(x, *mixer.queries_and_keys(x), tokens)[0], expected)
     late = torch.full((B, 1), 7)  # an older episode whose rows are lost: only the token itself is left to see
     tokens = Tokens(late, late, torch.ones(B, 1, dtype=torch.bool), late[:, 0] - 1)
     alone = mixer.out(torch.stack([heads_of(mixer, row)[2].flatten() for row in x[:, :1]]))
-    torch.testing.assert_close(mixer(x[:, :1], mixer.keys(x[:, :1]), tokens)[0][:, 0], alone)
+    torch.testing.assert_close(mixer(x[:, :1], *mixer.queries_and_keys(x[:, :1]), tokens)[0][:, 0], alone)
 
 
 def test_performer_error_falls_with_the_square_root_of_the_features() -> None:

@@ -13,7 +13,7 @@ from rltransformers.attention.selections.topk import TopK
 from rltransformers.attention.spans.interface import soft_mask
 from rltransformers.backbone import Backbone, BackboneConfig, Record
 from rltransformers.functional.windows import by_key, distances
-from tests.attention.rows import ROWS, config_of, entry_config
+from tests.attention.rows import ROWS, config_of, entry_config, projections
 from tests.backbone.laws import perturbed
 
 
@@ -47,9 +47,8 @@ def test_softmax_attention_equals_the_one_of_torch() -> None:
                      backbone.get_parameter("layers.0.join_mixing.norm.bias"))  # fmt: skip
     attention = part(backbone, "")
     other = nn.MultiheadAttention(15, 3, bias=False, batch_first=True)
-    query, key_value, output = (attention.get_parameter(f"{n}.weight") for n in ("query", "key_value", "output"))
-    other.in_proj_weight.data.copy_(torch.cat([query, key_value]))
-    other.out_proj.weight.data.copy_(output)
+    other.in_proj_weight.data.copy_(attention.get_parameter("project.weight"))
+    other.out_proj.weight.data.copy_(attention.get_parameter("output.weight"))
     expected, _ = other(h, h, h, attn_mask=torch.ones(11, 11, dtype=torch.bool).triu(1), need_weights=False)
     torch.testing.assert_close(mixed(backbone, x), expected)
 
@@ -106,14 +105,14 @@ def test_the_gaussian_prior_is_highest_at_its_distance() -> None:
     w, b = 0.5, 0.5 * 9  # softplus(width) = 0.5, softplus(offset) = 4.5: highest at d = sqrt(9)
     prior.get_parameter("width").data.fill_(math.log(math.expm1(w)))
     prior.get_parameter("offset").data.fill_(math.log(math.expm1(b)))
-    logits = prior.logits(8)  # type: ignore[operator] # modules are not typed by name
+    logits = prior.logits(torch.arange(8))  # type: ignore[operator] # modules are not typed by name
     assert logits.argmax(1).tolist() == [3, 3, 3]
     torch.testing.assert_close(logits[0], -(w * torch.arange(8.0) ** 2 - b).abs())
 
 
 def test_a_layer_without_queries_takes_over_the_weights_of_the_layer_below() -> None:
     backbone = perturbed(config_of({"prior": "realformer", "position": "none", "layers": 2}))
-    backbone.get_parameter("layers.1.mixing.mixer.query.weight").data.zero_()
+    projections(backbone.get_submodule("layers.1.mixing.mixer"))[0].zero_()
     record = Record(weights=True)
     backbone(torch.randn(2, 13, 15), record=record)
     torch.testing.assert_close(record.lookback["layer0"], record.lookback["layer1"])
@@ -154,7 +153,7 @@ def test_spans_are_clamped_after_an_optimiser_step() -> None:
 
 
 def test_a_soft_mask_falls_along_its_ramp() -> None:
-    mask = soft_mask(torch.tensor([0.0, 3.0]), 8, 4.0)
+    mask = soft_mask(torch.tensor([0.0, 3.0]), torch.arange(8), 4.0)
     assert mask[0].tolist() == [1, 0.75, 0.5, 0.25, 0, 0, 0, 0]
     assert mask[1].tolist() == [1, 1, 1, 1, 0.75, 0.5, 0.25, 0]
 
@@ -174,12 +173,12 @@ def test_scores_by_distance_are_shifted_as_a_gather_would(time: int, rows: int, 
     d = distances(time, rows, scores.device)
     listed = (d >= 0) & (d < length)
     expected = torch.where(listed, scores.gather(-1, d.clamp(0, length - 1).expand(2, -1, -1)), 0.0)
-    torch.testing.assert_close(by_key(scores, rows) * (d >= 0), expected, rtol=0, atol=0)
+    torch.testing.assert_close(by_key(scores.flip(-1), rows) * (d >= 0), expected, rtol=0, atol=0)
 
 
 def test_metrics_of_uniform_attention_are_known() -> None:
     backbone = plain(memory=4)
-    part(backbone, "query").get_parameter("weight").data.zero_()
+    projections(part(backbone, ""))[0].zero_()
     record = Record(weights=True)
     backbone(torch.randn(3, 8, 15), record=record)
     seen = [min(t, 4) + 1 for t in range(8)]
@@ -217,12 +216,12 @@ def test_metrics_leave_the_outputs_alone() -> None:
 
 def test_a_bias_that_peaks_at_a_distance_makes_a_head_an_exact_shift() -> None:
     backbone = plain(heads=1, position={"name": "t5", "buckets": 16, "max_distance": 64})
-    part(backbone, "query").get_parameter("weight").data.zero_()
+    projections(part(backbone, ""))[0].zero_()
     table = part(backbone, "position").get_parameter("table").data
     table.zero_()
     table[0, 3] = 1e4
     attention = part(backbone, "")
-    attention.get_parameter("key_value.weight").data[15:] = torch.eye(15)
+    projections(attention)[1][15:] = torch.eye(15)
     attention.get_parameter("output.weight").data.copy_(torch.eye(15))
     norm = "layers.0.join_mixing.norm."
     x = torch.randn(1, 10, 15)

@@ -14,6 +14,7 @@ from rltransformers.blocks.gates import Gate, GRUGate, HighwayGate, InputGate, O
 from rltransformers.blocks.halting import Halting
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.record import Record
+from rltransformers.functional.dropout import dropout as apply_dropout
 from tests.attention.rows import config_of
 from tests.backbone.laws import perturbed
 
@@ -145,13 +146,13 @@ def test_the_openness_of_gates_is_recorded() -> None:
 def test_feed_forward_treats_every_token_alike(name: str) -> None:
     build = FEED_FORWARDS[name].build
     assert build is not None
-    module = build(6, 9, 0.0)
+    module = build(6, 9)
     x, order = torch.randn(2, 5, 6), torch.tensor([3, 0, 4, 1, 2])
     torch.testing.assert_close(module(x[:, order]), module(x)[:, order])
 
 
 def test_a_glu_without_gate_weights_is_half_a_linear_map() -> None:
-    module = build_glu(6, 9, 0.0)
+    module = build_glu(6, 9)
     module.get_parameter("into.weight").data[:9] = 0
     module.get_parameter("into.bias").data[:9] = 0
     x = torch.randn(4, 6)
@@ -161,7 +162,7 @@ def test_a_glu_without_gate_weights_is_half_a_linear_map() -> None:
 
 def test_an_unknown_activation_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown activation 'tanhh'; known: relu, gelu"):
-        build_ffn(4, 8, 0.0, activation="tanhh")  # type: ignore[arg-type] # a wrong value from a config
+        build_ffn(4, 8, activation="tanhh")  # type: ignore[arg-type] # a wrong value from a config
 
 
 def halted(probabilities: list[float]) -> tuple[list[float], Halting]:
@@ -232,7 +233,7 @@ def test_reversible_gradients_equal_those_of_the_stored_forward_pass(dropout: fl
     def outcome(function: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
         torch.manual_seed(5)
         if function is stored:
-            entered = torch.nn.functional.dropout(x, dropout, backbone.training)
+            entered = apply_dropout(x, dropout, backbone.training)
             y = stored(backbone, entered)
         else:
             y = backbone(x)[0]

@@ -99,7 +99,7 @@ def test_rotary_dims_that_do_not_fit_are_refused(dims: int) -> None:
 def test_shaw_distances_are_clipped_at_the_last_row() -> None:
     encoding = shaw.build(0, 2, 4, max_distance=3)
     q = torch.randn(1, 2, 5, 4)
-    logits = encoding.logits(q, 9)
+    logits = encoding.logits(q, torch.arange(9))
     assert logits is not None
     naive = torch.stack([q @ encoding.get_parameter("keys")[min(d, 3)] for d in range(9)], -1) / 2
     torch.testing.assert_close(logits, naive)
@@ -108,7 +108,7 @@ def test_shaw_distances_are_clipped_at_the_last_row() -> None:
 def test_one_vector_on_all_distances_shifts_all_scores_of_a_query_alike() -> None:
     encoding = trxl.build(6, 2, 3)
     q = torch.randn(1, 2, 4, 3)
-    scores = encoding.logits(q, 5)
+    scores = encoding.logits(q, torch.arange(5))
     assert scores is not None
     matrix = encoding.get_parameter("project.weight")
     r = matrix @ pe(torch.arange(5), 6).T

@@ -162,9 +162,15 @@ class Nystrom(nn.Module):
         """Queries, keys and values side by side: a landmark averages the queries of its block, too."""
         return self.project(h)
 
+    def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T E"], Float[Tensor, "B T E"]]:
+        """The key rows hold the queries."""
+        rows = self.keys(h)
+        return rows, rows
+
     def forward(
         self,
         h: Float[Tensor, "B T D"],
+        query: Float[Tensor, "B T E"],
         keys: Float[Tensor, "B S E"],
         tokens: Tokens,
         *,

@@ -2,11 +2,12 @@
 
 Axes: B batch, H heads, G kv heads, T tokens, S key rows, L distances, K head width, V value width, E = G (K + V).
 Logits are indexed by key; whatever depends on distance is computed once per distance and shifted (``windows.by_key``).
-Long calls are cut into blocks as long as the window, each with its own memory rows, so work grows linearly with T.
+Long calls are cut into blocks, each with its own memory rows, so work grows linearly with T.
 """
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,12 +16,14 @@ from torch.nn import functional as F
 
 from rltransformers.attention.heads.interface import HeadMixing
 from rltransformers.attention.interface import Dims, Record, Slots
-from rltransformers.attention.patterns.interface import Pattern
+from rltransformers.attention.patterns.interface import Pattern, reachable
 from rltransformers.attention.priors.interface import Prior
 from rltransformers.attention.selections.interface import Selection
 from rltransformers.attention.spans.interface import Span
 from rltransformers.core.spec import Spec, Traits
 from rltransformers.functional import windows
+from rltransformers.functional.banded import banded_attention
+from rltransformers.functional.dropout import dropout
 from rltransformers.functional.windows import Tokens
 from rltransformers.positions.interface import Position
 
@@ -47,7 +50,7 @@ class Keys:
     Attributes:
         distance: [B or 1, T, N] distance of the sink and slot columns, clipped to the listed distances.
         visible: [B, H or 1, T, S_all].
-        length: distances that are listed, L.
+        length: distances that are listed, L: from the oldest, L - 1, to 0.
     """
 
     distance: Int[Tensor, "b T N"] | None
@@ -55,17 +58,27 @@ class Keys:
     rows: int
     length: int
 
+    @cached_property
+    def listed(self) -> Int[Tensor, " L"]:
+        """The distances L - 1 .. 0."""
+        return windows.oldest_first(self.length, self.visible.device)
+
+    @cached_property
+    def mask(self) -> Float[Tensor, "B h T S"]:
+        """0 where visible, minus infinity elsewhere, in the default precision."""
+        return torch.where(self.visible, 0.0, -math.inf)
+
     def spread(self, per_distance: Tensor, time: int) -> Tensor:
-        """[..., H, L] or [B, H, T, L] by distance to [.., H, T, S_all] by key."""
+        """[..., H, L] or [B, H, T, L] by listed distance to [.., H, T, S_all] by key."""
         if per_distance.dim() == 2:
             d = windows.distances(time, self.rows, per_distance.device).clamp(0, self.length - 1)
-            by_row = per_distance[:, d][None]
+            by_row = per_distance[:, self.length - 1 - d][None]
         else:
             by_row = windows.by_key(per_distance, self.rows)
         if self.distance is None:
             return by_row
         table = per_distance[None, :, None, :] if per_distance.dim() == 2 else per_distance
-        index = self.distance[:, None].expand(-1, table.shape[1], -1, -1)
+        index = (self.length - 1 - self.distance)[:, None].expand(-1, table.shape[1], -1, -1)
         table = table.expand(len(index), -1, time, -1)
         columns = table.gather(-1, index)
         return torch.cat([columns, by_row.expand(len(columns), -1, -1, -1)], -1)
@@ -86,19 +99,33 @@ class SoftmaxAttention(nn.Module):
         self.dropout = parts.dropout
         self.horizon = parts.pattern.horizon
         self.sinks = parts.pattern.sinks
+        self.needs_weights = (
+            parts.head_mixing.mixes
+            or parts.selection.selects
+            or parts.prior.residual
+            or type(parts.span) is not Span
+            or parts.position.value_table(1) is not None
+        )
+        self.query_width = dims.heads * dims.head_dim
         self.key_width = dims.kv_heads * (dims.head_dim + dims.value_dim)
-        self.query = nn.Linear(dims.width, dims.heads * dims.head_dim, bias=False)
-        self.key_value = nn.Linear(dims.width, self.key_width, bias=False)
+        # rows of the weight: queries, keys, values
+        self.project = nn.Linear(dims.width, self.query_width + self.key_width, bias=False)
         self.output = nn.Linear(dims.heads * dims.value_dim, dims.width, bias=False)
+
+    def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
+        """Queries, and keys and values side by side, not rotated; one product."""
+        query, keys = self.project(h).split_with_sizes([self.query_width, self.key_width], -1)
+        return query, keys
 
     def keys(self, h: Float[Tensor, "B S D"]) -> Float[Tensor, "B S E"]:
         """Keys and values side by side, not rotated."""
-        return self.key_value(h)
+        return F.linear(h, self.project.weight[self.query_width :])
 
     def content(self, h: Float[Tensor, "B T D"], rows: Float[Tensor, "B S D"], seen: Tensor) -> Float[Tensor, "B T O"]:
         """What the queries ``h`` read from ``rows`` where ``seen`` [B, S], by content alone and with frozen weights."""
-        q = F.linear(h, self.query.weight.detach()).unflatten(-1, (self.dims.heads, -1)).transpose(1, 2)
-        k, v = (self.all_heads(part) for part in self.split(F.linear(rows, self.key_value.weight.detach())))
+        for_query, for_keys = self.project.weight.detach().split([self.query_width, self.key_width])
+        q = self.split_queries(F.linear(h, for_query))
+        k, v = (self.all_heads(part) for part in self.split(F.linear(rows, for_keys)))
         logits = q @ k.transpose(-1, -2) / math.sqrt(self.dims.head_dim)
         weights = logits.masked_fill(~seen[:, None, None], torch.finfo(logits.dtype).min).softmax(-1)
         return (weights @ v).transpose(1, 2).flatten(2)
@@ -106,6 +133,7 @@ class SoftmaxAttention(nn.Module):
     def forward(
         self,
         h: Float[Tensor, "B T D"],
+        query: Float[Tensor, "B T Q"],
         keys: Float[Tensor, "B S E"],
         tokens: Tokens,
         *,
@@ -116,35 +144,35 @@ class SoftmaxAttention(nn.Module):
         name: str = "",
     ) -> tuple[Float[Tensor, "B T D"], Tensor | None]:
         """Mixed tokens [B, T, D], and the unmasked logits when a prior of the next layer builds on them."""
-        batch, time = h.shape[:2]
+        batch, time = query.shape[:2]
         block = max(self.horizon, SMALLEST_BLOCK)
-        if slots is None and time > block:
-            h, keys, tokens, sinks = self.cut(h, keys, tokens, sinks, block)
-        out, carry = self.attend(h, keys, tokens, slots, sinks, carry, record, name)
+        cut = slots is None and time > block
+        if cut:
+            h, query, keys, tokens, sinks = self.cut(h, query, keys, tokens, sinks, block)
+        mixed, carry = self.attend(h, query, keys, tokens, slots, sinks, carry, record, name)
         if record is not None:
             self.record_penalty(h, tokens, record, name)
-        return windows.unfold_tokens(out, time, batch) if len(out) != batch or out.shape[1] != time else out, carry
+        mixed = mixed.transpose(1, 2).flatten(2)
+        return self.output(windows.unfold_tokens(mixed, time, batch) if cut else mixed), carry
 
     def cut(
-        self, h: Tensor, keys: Tensor, tokens: Tokens, sinks: Tensor | None, block: int
-    ) -> tuple[Tensor, Tensor, Tokens, Tensor | None]:
+        self, h: Tensor, query: Tensor, keys: Tensor, tokens: Tokens, sinks: Tensor | None, block: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tokens, Tensor | None]:
         """Blocks of ``block`` tokens as further batch rows, each with ``horizon`` rows of its own past in front."""
-        missing = self.horizon - (keys.shape[1] - h.shape[1])
+        missing = self.horizon - (keys.shape[1] - query.shape[1])
         if missing > 0:
             keys = F.pad(keys, (0, 0, missing, 0))
         elif missing < 0:
             keys = keys[:, -missing:]
-        valid = windows.fold(tokens.valid(), block)
-        p = windows.fold(tokens.p, block)
-        folded = Tokens(
-            p, windows.fold(tokens.timestep, block), windows.fold(tokens.live, block), p[:, 0] - 1, valid.sum(1)
-        )
+        folded = tokens.once(("blocks", block), lambda: tokens.cut(block))
         sinks = None if sinks is None else windows.fold(sinks, block)
-        return windows.fold(h, block), windows.fold_keys(keys, self.horizon, block), folded, sinks
+        query = windows.fold(query, block)
+        return windows.fold(h, block), query, windows.fold_keys(keys, self.horizon, block), folded, sinks
 
     def attend(
         self,
         h: Tensor,
+        query: Tensor,
         key_rows: Tensor,
         tokens: Tokens,
         slots: Slots | None,
@@ -152,71 +180,66 @@ class SoftmaxAttention(nn.Module):
         carry: Tensor | None,
         record: Record | None,
         name: str,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Float[Tensor, "B H T V"], Tensor | None]:
         """One block: all logits at once."""
-        time = h.shape[1]
-        q = self.query(h).unflatten(-1, (self.dims.heads, -1)).transpose(1, 2)
-        columns = self.columns(tokens, key_rows.shape[1], slots, sinks)
+        q = self.split_queries(query)
+        time = q.shape[2]
+        if slots is None and sinks is None:
+            key = ("keys", self.pattern, key_rows.shape[1])
+            columns = tokens.once(key, lambda: self.columns(tokens, key_rows.shape[1], None, None))
+        else:
+            columns = self.columns(tokens, key_rows.shape[1], slots, sinks)
         row_k, row_v = self.split(key_rows)
-        place = torch.arange(key_rows.shape[1], device=h.device, dtype=torch.float32)
+        place = -windows.oldest_first(key_rows.shape[1], q.device)
         q_place = place[-time:]
         row_k = self.position.rotate(row_k, place)
-        shared_k, shared_v = [row_k], [row_v]
         if slots is not None:
             slot_k, slot_v = self.split(slots.keys)
-            slot_place = q_place[-1] - slots.distance[:, -1].to(q_place.dtype)
-            shared_k.insert(0, self.position.rotate(slot_k, slot_place[:, None]))
-            shared_v.insert(0, slot_v)
-        k, v = (self.all_heads(torch.cat(parts, 2)) for parts in (shared_k, shared_v))
+            row_k = torch.cat([self.position.rotate(slot_k, -slots.distance[:, None, -1]), row_k], 2)
+            row_v = torch.cat([slot_v, row_v], 2)
+        k, v = self.all_heads(row_k), self.all_heads(row_v)
         turned = self.position.rotate(self.position.content_query(q), q_place)
-        additive = self.additive(q, columns, time)
-        explicit = self.explicit(additive, record) or sinks is not None
-        if not explicit:
-            bias = columns.visible
-            if additive is not None:
-                bias = additive.masked_fill(~columns.visible, torch.finfo(additive.dtype).min)
-            dropout = self.dropout if self.training else 0.0
-            o = F.scaled_dot_product_attention(turned, k, v, attn_mask=bias, dropout_p=dropout)
-            return self.output(o.transpose(1, 2).flatten(2)), None
+        by_distance = self.by_distance(q, columns)
+        if sinks is None and not self.explicit(record):
+            rate = self.dropout if self.training else 0.0
+            learns = torch.is_grad_enabled() and by_distance is not None and q.requires_grad
+            if not learns and (rate == 0.0 or q.device.type != "cpu"):
+                bias = columns.visible
+                if by_distance is not None:
+                    bias = columns.spread(by_distance, time) + columns.mask.to(q.dtype)
+                return F.scaled_dot_product_attention(turned, k, v, attn_mask=bias, dropout_p=rate), None
+            if by_distance is None or (columns.distance is None and columns.length <= columns.rows - time + 1):
+                return banded_attention(turned, k, v, by_distance, columns.mask.to(q.dtype), rate), None
         logits = turned @ k.transpose(-1, -2) / math.sqrt(self.dims.head_dim)
         sink_v = None
         if sinks is not None and columns.distance is not None:
             sink_k, sink_v = self.split_sinks(sinks)
-            sink_place = q_place[:, None] - columns.distance[..., : sinks.shape[2]].to(q_place.dtype)
+            sink_place = q_place[:, None] - columns.distance[..., : sinks.shape[2]]
             sink_k = self.position.rotate(sink_k, sink_place[:, None])
             sink_logits = (turned[..., None, :] * sink_k).sum(-1) / math.sqrt(self.dims.head_dim)
             logits = torch.cat([sink_logits, logits], -1)
-        if additive is not None:
-            logits = logits + additive
+        if by_distance is not None:
+            logits = logits + columns.spread(by_distance, time)
         logits = self.head_mixing.logits(logits)
         if carry is not None:
             logits = logits + carry
         weights = self.weigh(logits, columns, h, time)
         if record is not None and record.weights:
             self.record_weights(weights, columns, tokens, record, name)
-        weights = F.dropout(self.head_mixing.weights(weights), self.dropout, self.training)
-        o = self.mix(weights, v, sink_v, columns, time)
-        return self.output(o.transpose(1, 2).flatten(2)), logits if self.prior.residual else None
+        weights = dropout(self.head_mixing.weights(weights), self.dropout, self.training)
+        return self.mix(weights, v, sink_v, columns, time), logits if self.prior.residual else None
 
-    def explicit(self, additive: Tensor | None, record: Record | None) -> bool:
-        """The one rule between the fused kernel and explicit weights."""
-        return (
-            self.head_mixing.mixes
-            or self.selection.selects
-            or self.prior.residual
-            or type(self.span) is not Span
-            or self.position.value_table(1) is not None
-            or (record is not None and record.weights)
-            or (additive is not None and additive.requires_grad)
-        )
+    def explicit(self, record: Record | None) -> bool:
+        """Whether weights or logits have to be seen or changed; otherwise a fused form computes the same."""
+        return self.needs_weights or (record is not None and record.weights)
 
     def columns(self, tokens: Tokens, rows: int, slots: Slots | None, sinks: Tensor | None) -> Keys:
         """Distance and visibility of every key column."""
         p, time, device = tokens.p, tokens.p.shape[1], tokens.p.device
-        limit = torch.minimum(self.pattern.limits(p), p[:, None])
-        d = windows.distances(time, rows, device)
-        tables = self.pattern.tables(max(rows, 1), device)
-        visible = tables[:, d.clamp(min=0)] & (d >= 0) & (d <= limit[..., None])
+        limit = torch.minimum(self.pattern.limits(p), p[:, None]) if self.pattern.anchored else p[:, None]
+        visible = reachable(self.pattern, time, rows, device) & (
+            windows.distances(time, rows, device) <= limit[..., None]
+        )
         farthest = self.horizon
         distance: Tensor | None = None
         if sinks is not None:
@@ -234,11 +257,14 @@ class SoftmaxAttention(nn.Module):
         length = farthest + 1 if distance is not None else min(self.horizon + 1, rows)
         return Keys(distance, visible, rows, length)
 
-    def additive(self, q: Tensor, columns: Keys, time: int) -> Tensor | None:
-        """Position and prior scores per key, None when there are none."""
-        terms = [self.position.logits(q, columns.length), self.prior.logits(columns.length)]
-        spread = [columns.spread(term, time) for term in terms if term is not None]
-        return sum(spread[1:], spread[0]).to(q.dtype) if spread else None
+    def by_distance(self, q: Tensor, columns: Keys) -> Tensor | None:
+        """Position and prior scores per listed distance, [B, H, T, L] or [H, L]; None when there are none."""
+        position, prior = self.position.logits(q, columns.listed), self.prior.logits(columns.listed)
+        if position is None or prior is None:
+            scores = prior if position is None else position
+        else:
+            scores = position + (prior[:, None] if position.dim() == 4 else prior)
+        return None if scores is None else scores.to(q.dtype)
 
     def weigh(self, logits: Tensor, columns: Keys, h: Tensor, time: int) -> Tensor:
         """Mask, select, normalise, apply the span."""
@@ -248,7 +274,7 @@ class SoftmaxAttention(nn.Module):
         if kept is not None:
             logits = logits.masked_fill(~kept, lowest)
         weights = logits.softmax(-1)
-        mask = self.span.mask(h, columns.length)
+        mask = self.span.mask(h, columns.listed)
         if mask is None:
             return weights
         weights = weights * columns.spread(mask, time)
@@ -271,11 +297,15 @@ class SoftmaxAttention(nn.Module):
             extra = extra + torch.einsum("bhtn,btnv->bhtv", weights[..., : -columns.rows], table[columns.distance])
         return o + extra
 
+    def split_queries(self, query: Float[Tensor, "B T Q"]) -> Float[Tensor, "B H T K"]:
+        """Queries head by head."""
+        return query.view(*query.shape[:2], self.dims.heads, self.dims.head_dim).transpose(1, 2)
+
     def split(self, rows: Float[Tensor, "B S E"]) -> tuple[Tensor, Tensor]:
         """Keys [B, G, S, K] and values [B, G, S, V]."""
-        k, v = rows.split([self.dims.kv_heads * self.dims.head_dim, self.dims.kv_heads * self.dims.value_dim], -1)
-        groups = self.dims.kv_heads
-        return k.unflatten(-1, (groups, -1)).transpose(1, 2), v.unflatten(-1, (groups, -1)).transpose(1, 2)
+        groups, lead = self.dims.kv_heads, rows.shape[:2]
+        k, v = rows.split_with_sizes([groups * self.dims.head_dim, groups * self.dims.value_dim], -1)
+        return k.view(*lead, groups, -1).transpose(1, 2), v.view(*lead, groups, -1).transpose(1, 2)
 
     def split_sinks(self, sinks: Float[Tensor, "B T n E"]) -> tuple[Tensor, Tensor]:
         """Keys [B, H, T, n, K] and values [B, H, T, n, V]."""

@@ -15,6 +15,11 @@ class RawPart(Reach):
     recent: int = 0
     rate: int = 1
 
+    @property
+    def anchored(self) -> bool:
+        """The edge is the end of the newest block."""
+        return True
+
     def limit(self, p: Tensor) -> Tensor:
         """p - c F(p)."""
         return p - self.rate * compressed_blocks(p, self.recent, self.rate)

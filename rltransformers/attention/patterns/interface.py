@@ -4,12 +4,14 @@ Axes: B batch, H heads (1 where heads agree), T tokens, L distances.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
+from rltransformers.functional.windows import distances
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,11 @@ class Reach:
         """Largest distance inside the window: steps are whole, so later tokens of a step reach further."""
         return (self.window - 1) * self.tokens_per_step + p % self.tokens_per_step
 
+    @property
+    def anchored(self) -> bool:
+        """Whether the edge depends on the place of the token; otherwise it is always the horizon."""
+        return self.tokens_per_step > 1
+
 
 @dataclass(frozen=True)
 class Pattern:
@@ -67,9 +74,25 @@ class Pattern:
         """Window edge per head and token."""
         return torch.stack([reach.limit(p) for reach in self.heads], 1)
 
+    @property
+    def anchored(self) -> bool:
+        """Whether the window edge of any head depends on the place of the token."""
+        return any(reach.anchored for reach in self.heads)
+
     def sink_counts(self, device: torch.device) -> Int[Tensor, " H"]:
         """Sinks per head."""
         return torch.tensor([reach.sinks for reach in self.heads], device=device)
+
+
+@lru_cache(maxsize=64)  # the same for every call of one size
+def reachable(pattern: Pattern, time: int, rows: int, device: torch.device) -> Bool[Tensor, "H T S"]:
+    """Keys at an allowed distance, wherever the token stands in its episode. Shared by all callers, not to be changed.
+
+    The keys are rows of ``[memory ; tokens]``.
+    """
+    with torch.inference_mode(False):
+        d = distances(time, rows, device)
+        return pattern.tables(max(rows, 1), device)[:, d.clamp(min=0)] & (d >= 0)
 
 
 def check_window(name: str, window: int, memory: int) -> None:

@@ -17,9 +17,9 @@ class Gaussian(Prior):
         self.width = nn.Parameter(torch.full((heads, 1), -4.0))
         self.offset = nn.Parameter(torch.full((heads, 1), -4.0))
 
-    def logits(self, length: int) -> Tensor:
+    def logits(self, distance: Tensor) -> Tensor:
         """[H, L]."""
-        d = torch.arange(length, device=self.width.device, dtype=self.width.dtype)
+        d = distance.to(self.width.dtype)
         return -(F.softplus(self.width) * d**2 - F.softplus(self.offset)).abs()
 
 

@@ -3,7 +3,7 @@
 Axes: H heads, L distances, T tokens, S keys.
 """
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 
@@ -16,6 +16,6 @@ class Prior(nn.Module):
 
     residual = False
 
-    def logits(self, length: int) -> Float[Tensor, "H L"] | None:
-        """Additive score by distance."""
+    def logits(self, distance: Int[Tensor, " L"]) -> Float[Tensor, "H L"] | None:
+        """Additive score for the listed distances."""
         return None

@@ -18,9 +18,9 @@ class AdaptiveSpan(Span):
         self.maximum = maximum
         self.ramp = ramp
 
-    def mask(self, h: Tensor, length: int) -> Tensor:
+    def mask(self, h: Tensor, distance: Tensor) -> Tensor:
         """[H, L]."""
-        return soft_mask(self.fraction * self.maximum, length, self.ramp)
+        return soft_mask(self.fraction * self.maximum, distance, self.ramp)
 
     def penalty(self, h: Tensor, valid: Tensor) -> Tensor:
         """Mean of z over heads."""

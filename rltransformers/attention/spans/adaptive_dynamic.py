@@ -23,9 +23,9 @@ class DynamicSpan(Span):
         """[B, H, T] in tokens."""
         return self.maximum * torch.sigmoid(self.predict(h)).transpose(1, 2)
 
-    def mask(self, h: Tensor, length: int) -> Tensor:
+    def mask(self, h: Tensor, distance: Tensor) -> Tensor:
         """[B, H, T, L]."""
-        return soft_mask(self.spans(h), length, self.ramp)
+        return soft_mask(self.spans(h), distance, self.ramp)
 
     def penalty(self, h: Tensor, valid: Tensor) -> Tensor:
         """Mean of z over heads and valid tokens."""

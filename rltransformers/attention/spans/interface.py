@@ -3,22 +3,20 @@
 Axes: B batch, H heads, T tokens, L distances, D model width.
 """
 
-import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 
-def soft_mask(span: Float[Tensor, "*n"], length: int, ramp: float) -> Float[Tensor, "*n L"]:
-    """m_z(d) = clip((ramp + z - d) / ramp, 0, 1) for d = 0 .. length-1."""
-    d = torch.arange(length, device=span.device, dtype=span.dtype)
-    return ((ramp + span[..., None] - d) / ramp).clamp(0.0, 1.0)
+def soft_mask(span: Float[Tensor, "*n"], distance: Int[Tensor, " L"], ramp: float) -> Float[Tensor, "*n L"]:
+    """m_z(d) = clip((ramp + z - d) / ramp, 0, 1) for the listed distances."""
+    return ((ramp + span[..., None] - distance.to(span.dtype)) / ramp).clamp(0.0, 1.0)
 
 
 class Span(nn.Module):
     """Full span: no mask."""
 
-    def mask(self, h: Float[Tensor, "B T D"], length: int) -> Float[Tensor, "..."] | None:
-        """Multiplier by distance, [H, L] or [B, H, T, L]; self (d = 0) always has 1."""
+    def mask(self, h: Float[Tensor, "B T D"], distance: Int[Tensor, " L"]) -> Float[Tensor, "..."] | None:
+        """Multiplier for the listed distances, [H, L] or [B, H, T, L]; self (d = 0) always has 1."""
         return None
 
     def penalty(self, h: Float[Tensor, "B T D"], valid: Tensor) -> Tensor | None:
