@@ -25,7 +25,8 @@ Array = npt.NDArray[Any]
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 _OPTIONAL = ("timeouts", "next_observations")
 _JUMP = 1e-6  # largest difference between a next observation and the observation stored after it, within an episode
-_CHUNK_ROWS = 65_536
+_CHUNK_ROWS = 32_768
+_CACHE_BYTES = 0  # HDF5's 8 MiB per array stay full of chunks that are read once
 
 # Returns of a random and of an expert policy: D4RL's normalised score is 0 at the first and 100 at the second.
 REFERENCE_SCORES: dict[str, tuple[float, float]] = {
@@ -108,7 +109,7 @@ def read_d4rl_file(path: str | os.PathLike[str], **options: Any) -> Trajectories
     if not file_path.is_file():
         raise DataError(f"there is no file {file_path}; download the D4RL file first and pass its path")
     try:
-        file = h5py.File(file_path, "r")
+        file = h5py.File(file_path, "r", rdcc_nbytes=_CACHE_BYTES)
     except OSError as error:
         raise DataError(f"{file_path} is truncated or no HDF5 file ({error}); download it again") from error
     with file:
@@ -170,14 +171,14 @@ def trajectories_from_d4rl(
         )
     observation_space = observation_space or infer_space(arrays["observations"], "observations", name)
     action_space = action_space or infer_space(arrays["actions"], "actions", name)
-    rewards, terminals = _column(arrays["rewards"]), _column(arrays["terminals"]).astype(bool)
+    rewards, terminals = _array(arrays["rewards"]), _column(arrays["terminals"]).astype(bool, copy=False)
     rows = len(rewards)
     if rows == 0:
         raise DataError(f"{name}: holds no rows")
-    observations = leaf_values(observation_space, arrays["observations"])
-    actions = leaf_values(action_space, arrays["actions"])
-    following = leaf_values(observation_space, arrays["next_observations"]) if "next_observations" in arrays else None
-    timeouts = _column(arrays["timeouts"]).astype(bool) if "timeouts" in arrays else None
+    observations = _leaves(observation_space, arrays["observations"])
+    actions = _leaves(action_space, arrays["actions"])
+    following = _leaves(observation_space, arrays["next_observations"]) if "next_observations" in arrays else None
+    timeouts = _column(arrays["timeouts"]).astype(bool, copy=False) if "timeouts" in arrays else None
     columns = {"terminals": terminals} | ({} if timeouts is None else {"timeouts": timeouts})
     columns |= {f"observations {path}": leaf for path, leaf in observations.items()}
     columns |= {f"actions {path}": leaf for path, leaf in actions.items()}
@@ -215,33 +216,43 @@ def trajectories_from_d4rl(
     return writer.finish(final_observations=following is not None, metadata={"format": "d4rl"})
 
 
+def _leaves(space: gym.Space[Any], values: Any) -> dict[str, Any]:
+    return {path: _array(leaf) for path, leaf in leaf_values(space, values).items()}
+
+
 def _fill(
     writer: TrajectoryWriter,
     observations: Mapping[str, Any],
     actions: Mapping[str, Any],
     following: Mapping[str, Any] | None,
-    rewards: Array,
+    rewards: Any,
 ) -> None:
-    """Copies the flat arrays chunk by chunk, so that a file larger than memory passes through."""
-    offsets = writer.offsets
-    for chunk in _chunks(len(rewards)):
-        steps = np.arange(chunk.start, chunk.stop)
-        episode = np.searchsorted(offsets, steps, side="right") - 1
-        ends = np.flatnonzero(steps == offsets[episode + 1] - 1)
-        for path, leaf in leaf_spaces(writer.spaces[0]).items():
-            target, place = writer.observations[path], steps + episode
+    """Copies one flat array after the other, chunk by chunk, so that a file larger than memory passes through."""
+    offsets, lasts = writer.offsets, writer.offsets[1:] - 1
+    for path, leaf in leaf_spaces(writer.spaces[0]).items():
+        target = writer.observations[path]
+        for chunk in _chunks(observations[path]):
             values = _fit(writer.name, "observations", path, leaf, observations[path][chunk])
-            target[place] = values
-            last = (
-                values
-                if following is None
-                else _fit(writer.name, "next_observations", path, leaf, following[path][chunk])
-            )
-            target[place[ends] + 1] = last[ends]
-        for path, leaf in leaf_spaces(writer.spaces[1]).items():
+            steps = np.arange(chunk.start, chunk.stop)
+            target[steps + np.searchsorted(offsets, steps, side="right") - 1] = values
+            if following is None:
+                _fill_last(target, lasts, chunk, values)
+        if following is not None:
+            for chunk in _chunks(following[path]):
+                values = _fit(writer.name, "next_observations", path, leaf, following[path][chunk])
+                _fill_last(target, lasts, chunk, values)
+    for path, leaf in leaf_spaces(writer.spaces[1]).items():
+        for chunk in _chunks(actions[path]):
             writer.actions[path][chunk] = _fit(writer.name, "actions", path, leaf, actions[path][chunk])
-        writer.rewards[chunk] = rewards[chunk]
-    writer._next = len(offsets) - 1
+    for chunk in _chunks(rewards):
+        writer.rewards[chunk] = _column(rewards[chunk])
+    writer._next = len(lasts)
+
+
+def _fill_last(target: Array, lasts: npt.NDArray[np.int64], chunk: slice, values: Array) -> None:
+    """The rows behind the last steps that lie in the chunk, from the values of those steps."""
+    episodes = np.arange(*np.searchsorted(lasts, [chunk.start, chunk.stop]))
+    target[lasts[episodes] + episodes + 1] = values[lasts[episodes] - chunk.start]
 
 
 def _fit(name: str, kind: str, path: str, space: gym.Space[Any], rows: Any) -> Array:
@@ -251,8 +262,16 @@ def _fit(name: str, kind: str, path: str, space: gym.Space[Any], rows: Any) -> A
         raise DataError(f"{name}: {kind}{f'[{path!r}]' if path else ''} {error}") from error
 
 
-def _chunks(rows: int) -> Iterator[slice]:
-    return (slice(start, min(start + _CHUNK_ROWS, rows)) for start in range(0, rows, _CHUNK_ROWS))
+def _chunks(array: Any, rows: int | None = None) -> Iterator[slice]:
+    """The first rows, all by default, some at a time: whole chunks of HDF5 arrays, to decompress each of them once."""
+    rows, stored = len(array) if rows is None else rows, (getattr(array, "chunks", None) or (1,))[0]
+    step = max(_CHUNK_ROWS // stored, 1) * stored
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def _array(values: Any) -> Any:
+    """Numpy and HDF5 arrays as they are, so that the latter are read in chunks."""
+    return values if hasattr(values, "shape") and hasattr(values, "dtype") else np.asarray(values)
 
 
 def _column(values: Any) -> Array:
@@ -265,7 +284,7 @@ def _discontinuities(observations: Mapping[str, Any], following: Mapping[str, An
     rows = len(next(iter(observations.values())))
     jumps = np.zeros(rows, bool)
     for path, leaf in observations.items():
-        for chunk in _chunks(rows - 1):
+        for chunk in _chunks(leaf, rows - 1):
             after = np.asarray(leaf[chunk.start + 1 : chunk.stop + 1], np.float64)
             difference = np.abs(np.asarray(following[path][chunk], np.float64) - after)
             jumps[chunk] |= difference.reshape(len(difference), -1).max(axis=1) > _JUMP

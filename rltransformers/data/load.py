@@ -26,6 +26,8 @@ Space = gym.Space[Any]
 Dataset: TypeAlias = Any
 """A Minari id or dataset object, a path, a D4RL dict, an iterable of episode dicts, or Trajectories."""
 
+_EPISODES_AT_ONCE = 32
+"""Minari episodes read while their file is open, for HDF5 keeps some 30 KB about each of them until the file closes."""
 _TERMINATIONS = ("terminations", "terminals")
 _TRUNCATIONS = ("truncations", "timeouts")
 
@@ -237,10 +239,14 @@ def _from_minari(
     full_space = dataset.observation_space
     kept = _prune(full_space, leaves)
     with _damage(name):
-        lengths = [int(metadata["total_steps"]) for metadata in dataset.storage.get_episode_metadata(indices)]
+        lengths = [
+            int(metadata["total_steps"])
+            for some in _batches(indices)
+            for metadata in dataset.storage.get_episode_metadata(some)
+        ]
     writer = TrajectoryWriter(lengths, kept, dataset.action_space, name=name, allocate=allocate)
     read = 0
-    for index, length, episode in zip(indices, lengths, _episodes(dataset, name), strict=True):
+    for index, length, episode in zip(indices, lengths, _episodes(dataset, indices, name), strict=True):
         if len(episode.rewards) != length:
             raise DataError(
                 f"{name}: episode {index} has {len(episode.rewards)} steps on reading, its metadata say {length}; "
@@ -269,14 +275,19 @@ def _from_minari(
     )
 
 
-def _episodes(dataset: Any, name: str) -> Iterator[Any]:
-    iterator = iter(dataset.iterate_episodes())
-    while True:
-        with _damage(name):
-            episode = next(iterator, None)
-        if episode is None:
-            return
-        yield episode
+def _batches(indices: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (indices[start : start + _EPISODES_AT_ONCE] for start in range(0, len(indices), _EPISODES_AT_ONCE))
+
+
+def _episodes(dataset: Any, indices: Sequence[int], name: str) -> Iterator[Any]:
+    for some in _batches(indices):
+        iterator = iter(dataset.iterate_episodes(some))
+        while True:
+            with _damage(name):
+                episode = next(iterator, None)
+            if episode is None:
+                break
+            yield episode
 
 
 @contextmanager

@@ -1,13 +1,15 @@
 """Trajectories written as Minari data sets; reading them is in ``rltransformers.data.load``.
 
-Minari's own collector needs jax and records one environment at a time; here whole episodes go straight to its storage.
+Minari's own collector needs jax and records one environment at a time; here whole episodes go straight to the file of
+its storage, in the layout that its ``update_episodes`` gives them.
 """
 
 import importlib.metadata
+import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
+from rltransformers.data.hdf5 import HDF5Writer, Tree
 from rltransformers.data.trajectories import Leaves, Space, Trajectories
 
 
@@ -80,7 +83,9 @@ def write_minari(
         version = importlib.metadata.version("minari")
         known = {key: value for key, value in facts.items() if value is not None}
         storage.update_metadata({"dataset_id": dataset_id, "minari_version": version, **known})
-        storage.update_episodes(_episode_buffers(trajectories))
+        _write_episodes(trajectories, next((temporary / "data").glob("*.hdf5")))
+        totals = {"total_steps": trajectories.steps, "total_episodes": len(trajectories)}
+        storage.update_metadata({**totals, "dataset_size": storage.get_size()})
         _make_namespaces(dataset_id)
         if target.exists():
             shutil.rmtree(target)
@@ -114,21 +119,31 @@ def _env_spec(trajectories: Trajectories) -> EnvSpec | None:
     return EnvSpec.from_json(trajectories.env_spec) if trajectories.env_spec else None
 
 
-def _episode_buffers(trajectories: Trajectories) -> Iterator[Any]:
-    from minari.data_collector.episode_buffer import EpisodeBuffer
+def _write_episodes(trajectories: Trajectories, path: Path) -> None:
+    """One group per episode, as ``MinariDataset`` reads them; arrays are contiguous, for episodes never grow."""
+    observation_spaces, action_spaces = map(leaf_spaces, (trajectories.observation_space, trajectories.action_space))
+    with path.open("wb") as file:
+        writer, groups = HDF5Writer(file), {}
+        for index, (start, end) in enumerate(itertools.pairwise(trajectories.offsets.tolist())):
+            episode = trajectories.episode(index)
+            arrays = {
+                "observations": _nested(trajectories.observation_space, observation_spaces, episode.observations),
+                "actions": _nested(trajectories.action_space, action_spaces, episode.actions),
+                "rewards": np.asarray(episode.rewards, np.float64),
+                "terminations": episode.terminations,
+                "truncations": episode.truncations,
+            }
+            groups[f"episode_{index}"] = writer.tree(arrays, {"id": index, "total_steps": end - start})
+        writer.finish(writer.group(groups))
 
-    for index in range(len(trajectories)):
-        episode = trajectories.episode(index)
-        yield EpisodeBuffer(
-            id=index,
-            observations=_in_types_of(trajectories.observation_space, episode.observations),
-            actions=_in_types_of(trajectories.action_space, episode.actions),
-            rewards=np.asarray(episode.rewards, np.float64),
-            terminations=np.asarray(episode.terminations),
-            truncations=np.asarray(episode.truncations),
-        )
+
+def _nested(space: Space, leaves_of_space: Mapping[str, Space], leaves: Leaves) -> Tree:
+    """The leaves in the types of the space, nested as Minari stores them: Tuples are groups of _index_0, _index_1."""
+    typed = {path: np.asarray(leaves[path], leaf.dtype) for path, leaf in leaves_of_space.items()}
+    return _groups(nest_leaves(space, typed))
 
 
-def _in_types_of(space: Space, leaves: Leaves) -> Any:
-    typed = {path: np.asarray(leaves[path], leaf.dtype) for path, leaf in leaf_spaces(space).items()}
-    return nest_leaves(space, typed)
+def _groups(node: Any) -> Tree:
+    if isinstance(node, tuple):
+        return {f"_index_{index}": _groups(child) for index, child in enumerate(node)}
+    return {key: _groups(child) for key, child in node.items()} if isinstance(node, dict) else node

@@ -380,9 +380,9 @@ class _SB3Vector:
     def step(self, actions: Any) -> _Step:
         observations, rewards, ended, infos = self.env.step(actions)
         ended = np.asarray(ended, bool)
-        truncated = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos]) & ended
-        last = observations
+        truncated, last = self._none, observations
         if ended.any():
+            truncated = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos]) & ended
             finals = [info.get("terminal_observation") for info in infos]
             last = _replaced(self.observation_space, observations, ended, finals)
         return _Step(observations, last, rewards, ended & ~truncated, truncated, self._none, starts=ended)

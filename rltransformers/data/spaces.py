@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from rltransformers.core.errors import DataError
 
-_CHUNK_ROWS = 65_536
+_CHUNK_ROWS = 32_768
 
 
 def infer_space(values: Any, role: str, name: str) -> gym.Space[Any]:

@@ -34,7 +34,7 @@ Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
 FORMAT = "rltransformers-trajectories"
 FORMAT_VERSION = 1
 DESCRIPTION = "trajectories.json"
-_CHUNK_ROWS = 65_536  # checks and statistics of a memory-mapped set touch this many rows at a time
+_CHUNK_ROWS = 32_768  # checks and statistics of a memory-mapped set touch this many rows at a time
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,22 @@
 import io
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import h5py
+import minari
 import numpy as np
 import pytest
 from gymnasium import spaces
+from minari.data_collector import EpisodeBuffer
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
 from rltransformers.data import Trajectories, load_trajectories, write_minari
+from rltransformers.data.load import _EPISODES_AT_ONCE
 from rltransformers.data.spaces import infer_space
 from rltransformers.data.trajectories import stored_dtype
 from tests.data.coded import LENGTHS, coded_episodes, flat, wrong_pairs
@@ -239,6 +243,88 @@ def test_every_space_survives_a_round_trip_through_minari_exactly(name: str) -> 
         np.testing.assert_array_equal(getattr(again, kind), getattr(data, kind))
 
 
+def contents(file: h5py.File) -> dict[str, Any]:
+    """Of every group its attributes, of every array its type, its shape and its numbers."""
+    found: dict[str, Any] = {}
+
+    def note(name: str, node: Any) -> None:
+        attributes = {key: (value.dtype, value) for key, value in node.attrs.items()}
+        if isinstance(node, h5py.Group):
+            found[name] = attributes, sorted(node)
+        else:
+            found[name] = attributes, h5py.check_enum_dtype(node.dtype), node.dtype, node.shape, node[()].tobytes()
+
+    file.visititems(note)
+    return found
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_files_hold_what_minari_itself_writes(name: str, minari_root: Path) -> None:
+    rng = np.random.default_rng(5)
+    space = SPACES[name]
+    episodes = [
+        {"observations": sampled(space, length + 1, rng), "actions": sampled(space, length, rng)}
+        | {"rewards": rng.integers(-9, 9, length) / 4, "truncations": np.arange(length) == length - 1}
+        for length in (4, 1, 3, 2, 7, 1, 1, 5, 2, 3)
+    ]
+    data = load_trajectories(episodes, observation_space=space, action_space=space)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about an author, code and environment that nobody named
+        minari.create_dataset_from_buffers(
+            "their/own-v0",
+            [
+                EpisodeBuffer(i, None, None, **episode, terminations=np.zeros(len(episode["rewards"]), bool))
+                for i, episode in enumerate(episodes)
+            ],
+            observation_space=space,
+            action_space=space,
+            jpeg_encoding=False,
+        )
+    write_minari(data, "our/own-v0")
+    folders = [minari_root / f"{which}/own-v0/data" for which in ("our", "their")]
+    ours, theirs = (json.loads((folder / "metadata.json").read_text()) for folder in folders)
+    for description in (ours, theirs):
+        del description["dataset_id"], description["dataset_size"]
+    assert ours == theirs
+    with h5py.File(folders[0] / "main_data.hdf5") as one, h5py.File(folders[1] / "main_data.hdf5") as other:
+        ours, theirs = contents(one), contents(other)
+    assert ours.keys() == theirs.keys()
+    for path, facts in theirs.items():
+        assert ours[path] == facts, path
+
+
+def test_minari_can_add_episodes_to_a_written_set() -> None:
+    written = write_minari(load_trajectories(coded_episodes()), "coded/longer-v0")
+    first = written[0]
+    more = EpisodeBuffer(
+        None, None, None, first.observations, first.actions, first.rewards, first.terminations, first.truncations
+    )
+    written.update_dataset_from_buffer([more, more])
+    again = load_trajectories("coded/longer-v0")
+    assert tuple(again.lengths) == (*LENGTHS, LENGTHS[0], LENGTHS[0])
+    np.testing.assert_array_equal(again.episode(-1).observations[""], first.observations)
+
+
+def test_many_episodes_are_read_a_few_at_a_time() -> None:
+    lengths = tuple(1 + i % 4 for i in range(2 * _EPISODES_AT_ONCE + 3))
+    write_minari(load_trajectories(coded_episodes(lengths)), "coded/many-v0")
+    assert wrong_pairs(load_trajectories("coded/many-v0"), lengths) == 0
+
+
+def test_flat_files_are_read_in_pieces_of_their_own_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rltransformers.data.d4rl._CHUNK_ROWS", 8)
+    for following in (True, False):
+        arrays = flat(coded_episodes(), next_observations=following)
+        for rows in (3, 5, 8, 20):
+            with h5py.File(tmp_path / "chunked.hdf5", "w") as file:
+                for key, value in arrays.items():
+                    file.create_dataset(key, data=value, chunks=(rows, *value.shape[1:]), compression="gzip")
+            assert wrong_pairs(load_trajectories(tmp_path / "chunked.hdf5")) == 0
+        assert wrong_pairs(load_trajectories(arrays)) == 0
+    split = load_trajectories(flat(coded_episodes()), split_on_discontinuity=True)
+    assert tuple(split.lengths) == LENGTHS
+
+
 def test_leaves_can_be_left_out_before_they_are_checked() -> None:
     space = spaces.Dict({"image": spaces.Box(0, 255, (7, 7, 3), np.uint8), "mission": spaces.Text(20)})
     episode = {
@@ -408,7 +494,7 @@ def test_an_interrupted_writing_leaves_nothing(minari_root: Path, monkeypatch: p
     def interrupt(*_: object) -> io.BytesIO:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rltransformers.data.minari._in_types_of", interrupt)
+    monkeypatch.setattr("rltransformers.data.minari._nested", interrupt)
     with pytest.raises(KeyboardInterrupt):
         write_minari(load_trajectories(coded_episodes()), "coded/broken-v0")
     assert list(minari_root.iterdir()) == []
