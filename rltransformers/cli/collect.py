@@ -1,5 +1,6 @@
 """Records behaviours as datasets: for ``rltransformers collect``, and for runs that collect before they train."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,10 +50,12 @@ def collect_dataset(
     deterministic: bool = False,
     overwrite: bool = False,
     progress: bool = False,
+    notice: str | None = None,
 ) -> dict[str, Any]:
     """Record at least ``steps`` steps, write them as the Minari dataset ``dataset`` and describe them as JSON values.
 
     ``keep`` or ``drop`` are indices of a vector observation: what is recorded; behaviours always see all of it.
+    ``notice`` is printed to standard error when recording starts.
     """
     parts = parse_behaviours(behaviours)
     _refuse_existing(dataset, overwrite)
@@ -60,6 +63,8 @@ def collect_dataset(
     try:
         if drop is not None:
             keep = _others(env.observation_space, drop)
+        if notice is not None:
+            print(notice, file=sys.stderr, flush=True)
         with tqdm(total=steps, desc="recording", unit="step", disable=not progress) as bar:
             data = record(
                 env,

@@ -103,6 +103,7 @@ Settings:
   algorithm.*, policy.*   keywords of the agent and of its policy
   train.*                 total_timesteps, or gradient_steps (decision_transformer)
   evaluation.*            episodes, every, target_returns, seed, deterministic
+  threads                 threads of torch (default: 1, or OMP_NUM_THREADS where it is set)
 
 A run folder runs/<config>-seed<seed> receives the resolved config, metrics (CSV and TensorBoard), checkpoints
 (last.zip, best.zip), the final evaluation (evaluation.json) and a learning curve (learning_curve.png).
@@ -177,6 +178,7 @@ interval over episodes, episode length, and success rate and normalised score wh
         default="last",
         help="which weights (default: last, the honest choice)",
     )
+    _add_threads(parser, "of the config, else 1, or OMP_NUM_THREADS where it is set")
     parser.add_argument("--sample", action="store_true", help="sample actions instead of taking the most likely ones")
     parser.add_argument(
         "--plot",
@@ -201,6 +203,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         arguments.checkpoint,
         arguments.sample,
         arguments.plot,
+        arguments.threads,
     )
     if arguments.json:
         _print_json([result.to_dict() for result in results])
@@ -247,6 +250,7 @@ Several behaviours make a mixture; =WEIGHT behind one sets its share of the step
     parser.add_argument("--dataset", required=True, metavar="NAME-vN", help="id of the new Minari dataset")
     parser.add_argument("--num-envs", type=int, default=8, metavar="N", help="environments at once (default: 8)")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same dataset (default: 0)")
+    _add_threads(parser, "1, or OMP_NUM_THREADS where it is set")
     parser.add_argument("--deterministic", action="store_true", help="most likely actions in place of sampled ones")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing dataset of that id")
     part = parser.add_mutually_exclusive_group()
@@ -260,6 +264,7 @@ Several behaviours make a mixture; =WEIGHT behind one sets its share of the step
 def _collect(arguments: argparse.Namespace) -> None:
     from rltransformers.cli.collect import collect_dataset
     from rltransformers.training.experiment import EnvironmentConfig
+    from rltransformers.training.threads import use_threads
 
     environment = EnvironmentConfig(arguments.env, arguments.num_envs, _mapping(arguments.env_kwargs, "--env-kwargs"))
     summary = collect_dataset(
@@ -273,6 +278,7 @@ def _collect(arguments: argparse.Namespace) -> None:
         deterministic=arguments.deterministic,
         overwrite=arguments.overwrite,
         progress=sys.stderr.isatty(),
+        notice=use_threads(arguments.threads),
     )
     if arguments.json:
         _print_json(summary)
@@ -389,6 +395,10 @@ def _command(commands: Parsers, name: str, summary: str, text: str) -> argparse.
     )
     assert isinstance(parser, argparse.ArgumentParser)
     return parser
+
+
+def _add_threads(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument("--threads", type=int, metavar="N", help=f"threads of torch (default: {default})")
 
 
 def _number(text: str, name: str) -> float:

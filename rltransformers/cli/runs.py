@@ -15,9 +15,10 @@ from rltransformers.training.experiment import EvaluationConfig, ExperimentConfi
 from rltransformers.training.lookback import lookback_of
 from rltransformers.training.plots import plot_lookback, plot_return_versus_target
 from rltransformers.training.run_folder import RunFolder
+from rltransformers.training.threads import use_threads
 
 Overrides = Sequence[tuple[str, str]]
-_RESUMABLE = ("train", "evaluation")
+_RESUMABLE = ("train", "evaluation", "threads")
 
 
 def packaged_configs() -> list[str]:
@@ -46,10 +47,12 @@ def find_config(name: str, overrides: Overrides) -> tuple[str, ExperimentConfig]
 
 def train(name: str, config: ExperimentConfig, verbose: bool = False) -> tuple[RunFolder, list[EvaluationResult]]:
     """Train a config in a new folder ``name`` and evaluate it; returns the folder and the final results."""
+    threads = use_threads(config.threads)
     agent = build_agent(config)  # before the folder is made: a config that cannot work leaves nothing behind
     try:
         folder = RunFolder.create(config.output, name)
         folder.write_config(config.to_dict())
+        say(threads)
         return folder, _run(agent, config, folder, verbose)
     finally:
         agent.close()
@@ -61,16 +64,18 @@ def resume(path: str, overrides: Overrides, verbose: bool = False) -> tuple[RunF
     Offline runs go on exactly as if they had not stopped. Online, environments begin new episodes.
 
     Raises:
-        ConfigError: for an override of anything but the length of training and the evaluation.
+        ConfigError: for an override of anything but the length of training, the evaluation and the threads.
     """
     folder = RunFolder.open(path)
     for key, _ in overrides:
         if key.split(".")[0] not in _RESUMABLE:
-            raise ConfigError(f"--{key} cannot change when a run is resumed; only {' and '.join(_RESUMABLE)} can")
+            raise ConfigError(f"--{key} cannot change when a run is resumed; these can: {', '.join(_RESUMABLE)}")
     config = read_experiment(folder.config, overrides)
+    threads = use_threads(config.threads)
     agent = build_agent(config, folder.last)
     try:
         folder.write_config(config.to_dict())
+        say(threads)
         return folder, _run(agent, config, folder, verbose)
     finally:
         agent.close()
@@ -111,6 +116,7 @@ def evaluate(
     checkpoint: str = "last",
     sample: bool = False,
     plots: Sequence[str] = (),
+    threads: int | None = None,
 ) -> tuple[list[EvaluationResult], list[Path]]:
     """Evaluate a checkpoint of a run; values that are not given are those of its config. Returns results and pictures.
 
@@ -128,7 +134,9 @@ def evaluate(
         changes["target_returns"] = list(target_returns)
     evaluation = replace(config.evaluation, **changes)
     config = replace(config, evaluation=evaluation)  # checks target returns against the agent
+    chosen = use_threads(config.threads if threads is None else threads)
     agent = build_agent(config, getattr(folder, checkpoint), training=False)
+    say(chosen)
     try:
         return _evaluate(agent, evaluation, folder, plots)
     finally:

@@ -10,6 +10,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.training.threads import check_threads
 
 AgentName = Literal["gtrxl_ppo", "decision_transformer", "recurrent_ppo"]
 AGENTS: tuple[str, ...] = get_args(AgentName)
@@ -105,6 +106,7 @@ class ExperimentConfig:
         policy: other policy keywords of the agent.
         algorithm: constructor keywords of the agent.
         output: folder that run folders are made in.
+        threads: threads of torch; ``None``: ``OMP_NUM_THREADS`` where it is set, else 1.
     """
 
     agent: AgentName
@@ -117,9 +119,12 @@ class ExperimentConfig:
     algorithm: dict[str, Any] = field(default_factory=dict)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     output: str = "runs"
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         _at_least("seed", self.seed, 0)
+        if self.threads is not None:
+            check_threads(self.threads)
         self._check_length()
         offline = self.agent == "decision_transformer"
         if offline and self.dataset is None:
@@ -256,6 +261,12 @@ def _reason(error: BaseException) -> str:
     text = re.sub(r"<class '([\w.]+)'>", lambda match: match.group(1).rpartition(".")[2], text)
     text = re.sub(r"typing\.Literal\[(.*?)\]", r"one of \1", text)
     text = re.sub(r"the following arguments are required:", "missing:", text)
+    text = re.sub(
+        r'^Parser key "([^"]*)": Does not validate .* Subtypes: \[(int|float|str), NoneType\] '
+        r"Errors: - Expected an? \w+ - Expected a NoneType Given value type: \w+ Given value: (.*)$",
+        r"\1: expected \2 or null, got \3",
+        text,
+    )
     return re.sub(r'Parser key "([^"]*)": Expected an? (.*?)\. Got value: ', r"\1: expected \2, got ", text)
 
 

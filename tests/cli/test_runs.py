@@ -4,12 +4,14 @@ import json
 import re
 import runpy
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
@@ -274,6 +276,56 @@ def test_trained_agents_are_behaviours(work: Path, capsys: pytest.CaptureFixture
     assert "acts on rewards" in refused(capsys, *words, "cart/no-v0", "--behaviour", "checkpoint:runs/dt/last.zip")
 
 
+@pytest.fixture
+def own_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No number of threads in the environment; torch gets back what it had."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def threads_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The line in which a command says how many threads torch has; it must come once."""
+    capsys.readouterr()
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if line.startswith("torch: ")]
+    assert len(lines) == 1 and "torch: " not in out
+    count = torch.get_num_threads()
+    assert lines[0].startswith(f"torch: {count} thread{'' if count == 1 else 's'} (")
+    return lines[0]
+
+
+def test_every_command_says_once_how_many_threads_it_uses(
+    work: Path, capsys: pytest.CaptureFixture[str], own_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lstm = ("train", "lstm.yaml", "--train.total_timesteps")
+    collect = ("collect", "--env", "CartPole-v1", "--behaviour", "random", "--steps", "1", "--dataset")
+    assert "1 thread (" in threads_of(capsys, *lstm, "16")
+    evaluate = ("evaluate", "runs/lstm-seed0", "--episodes", "1")
+    assert "1 thread (" in threads_of(capsys, *evaluate)
+    assert "2 threads (" in threads_of(capsys, *evaluate, "--threads", "2")
+    assert "1 thread (" in threads_of(capsys, *collect, "cart/one-v0")
+    assert "2 threads (" in threads_of(capsys, *collect, "cart/two-v0", "--threads", "2")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert "from OMP_NUM_THREADS" in threads_of(capsys, *evaluate)
+    assert "1 thread (" in threads_of(capsys, *evaluate, "--threads", "1")
+
+
+def test_a_resumed_run_keeps_its_threads_unless_told_otherwise(
+    work: Path, capsys: pytest.CaptureFixture[str], own_threads: None
+) -> None:
+    threads_of(capsys, "train", "lstm.yaml", "--train.total_timesteps", "16", "--threads", "2")
+    resume = ("train", "--resume", "runs/lstm-seed0", "--train.total_timesteps")
+    assert "2 threads (" in threads_of(capsys, *resume, "32")
+    assert "2 threads (" in threads_of(capsys, "evaluate", "runs/lstm-seed0", "--episodes", "1")
+    assert "1 thread (" in threads_of(capsys, *resume, "48", "--threads", "1")
+    assert read_experiment("runs/lstm-seed0/config.yaml").threads == 1
+    assert "threads must lie in 1..1024, got 0" in refused(capsys, "evaluate", "runs/lstm-seed0", "--threads", "0")
+
+
 def test_a_part_of_the_observation_is_recorded(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["collect", "--env", "CartPole-v1", "--behaviour", "random", "--steps", "30", "--json", "--dataset"]
     dropped = json.loads(run(capsys, *words, "cart/dropped-v0", "--drop-indices", "1", "3"))
@@ -293,6 +345,8 @@ def test_a_part_of_the_observation_is_recorded(work: Path, capsys: pytest.Captur
         (["train", "gtrxl_cue_recal"], "did you mean 'gtrxl_cue_recall'"),
         (["train", "online.yaml", "--seed"], "--seed needs a value"),
         (["train", "online.yaml", "--sed", "1"], "unknown key 'sed'; did you mean 'seed'"),
+        (["train", "online.yaml", "--threads", "0"], "threads must lie in 1..1024, got 0; leave it out"),
+        (["train", "online.yaml", "--thread", "2"], "unknown key 'thread'; did you mean 'threads'"),
         (["train", "online.yaml", "--algorithm.learning_rat", "1"], "'learning_rat'; did you mean 'learning_rate'"),
         (["train", "online.yaml", "--algorithm.seed", "1"], "algorithm.seed is set elsewhere in a config: seed"),
         (["train", "online.yaml", "--backbone.widht", "8"], "did you mean 'width'"),
@@ -314,6 +368,8 @@ def test_a_part_of_the_observation_is_recorded(work: Path, capsys: pytest.Captur
         (["collect", "--env", "CartPole-v1", "--behaviour", "random=x", "--steps", "9", "--dataset", "a-v0"], "weight"),
         (["collect", "--env", "CartPole-v1", "--behaviour", "rndm", "--steps", "9", "--dataset", "a-v0"], "'rndm' is"),
         (["collect", "--env", "CartPole-v1", "--behaviour", "random", "--steps", "9", "--dataset", "a"], "'a'"),
+        (["collect", "--env", "CartPole-v1", "--behaviour", "random", "--steps", "9", "--dataset", "a-v0",
+          "--threads", "-1"], "threads must lie in 1..1024, got -1"),
         (["collect", "--env", "CartPole-v1", "--env-kwargs", "{", "--behaviour", "random", "--steps", "9",
           "--dataset", "a-v0"], "must be JSON"),
     ],

@@ -79,6 +79,12 @@ def test_a_written_config_reads_back_as_itself(online: Path, offline: Path, tmp_
         assert read_experiment(tmp_path / "copy.yaml") == config
 
 
+def test_threads_are_left_open_or_a_number(online: Path) -> None:
+    assert read_experiment(online).threads is None
+    assert read_experiment(online, [("threads", "2")]).threads == 2
+    assert read_experiment(online, [("threads", "null")]).threads is None
+
+
 def test_a_dataset_may_be_just_its_id(offline: Path) -> None:
     config = read_experiment(offline, [("dataset", "hopper/mixture-v0")])
     assert config.dataset is not None and config.dataset.id == "hopper/mixture-v0"
@@ -92,6 +98,11 @@ def test_a_dataset_may_be_just_its_id(offline: Path) -> None:
         (("seed", "x"), "seed: expected int, got x"),
         (("seed", "-1"), "seed must be 0 or larger, got -1"),
         (("seed.x", "1"), "seed: expected int"),
+        (("threads", "0"), r"threads must lie in 1\.\.1024, got 0; leave it out"),
+        (("threads", "1.5"), r"threads: expected int or null, got 1\.5"),
+        (("threads", "true"), "threads: expected int or null, got True"),
+        (("train.total_timesteps", "x"), r"train\.total_timesteps: expected int or null, got x"),
+        (("thread", "2"), "unknown key 'thread'; did you mean 'threads'"),
         (("agent.x", "1"), "agent is 'gtrxl_ppo', which has no keys"),
         (("environment.num_envs", "1.5"), "environment.num_envs: expected int, got 1.5"),
         (("environment.num_envs", "0"), "num_envs must be 1 or larger, got 0"),

@@ -1,0 +1,55 @@
+"""How many threads torch computes with: one, unless the user says otherwise."""
+
+import os
+
+import torch
+
+from rltransformers.core.errors import ConfigError
+
+VARIABLE = "OMP_NUM_THREADS"
+MOST = 1024  # more is a slip of the finger, which OpenMP answers by ending the process
+
+
+def use_threads(threads: int | None) -> str:
+    """Give torch ``threads`` threads in this process, or ``OMP_NUM_THREADS``, or 1; returns the choice in words.
+
+    Only the command line calls this. Agents leave torch as they find it: its threads belong to the whole program.
+
+    Raises:
+        ConfigError: for a number outside 1..1024, given or in ``OMP_NUM_THREADS``.
+    """
+    variable = os.environ.get(VARIABLE, "").strip()
+    if threads is not None:
+        check_threads(threads)
+        reason = "as asked"
+    elif variable:
+        threads = _from_variable(variable)
+        reason = f"from {VARIABLE}"
+    else:
+        threads = 1
+        reason = f"--threads N for more, {VARIABLE} is respected"
+    torch.set_num_threads(threads)
+    return f"torch: {_count(threads, 'thread')} ({_count(_cores(), 'core')}; {reason})"
+
+
+def check_threads(threads: int) -> None:
+    """Raise ConfigError for a number of threads that cannot be meant."""
+    if not 1 <= threads <= MOST:
+        raise ConfigError(f"threads must lie in 1..{MOST}, got {threads}; leave it out for 1 thread or {VARIABLE}")
+
+
+def _from_variable(text: str) -> int:
+    """The first number of a list such as ``4,2``: the later ones are for threads inside threads."""
+    first = text.split(",")[0].strip()
+    if not (first.isascii() and first.isdigit() and 1 <= int(first) <= MOST):
+        raise ConfigError(f"{VARIABLE} must lie in 1..{MOST}, got {text!r}; unset it or use --threads N")
+    return int(first)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
