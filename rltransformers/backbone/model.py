@@ -14,7 +14,7 @@ from rltransformers.backbone.build import build_layer, build_positions
 from rltransformers.backbone.config import BackboneConfig
 from rltransformers.backbone.state import State
 from rltransformers.blocks.halting import Halting
-from rltransformers.blocks.layer import Layer
+from rltransformers.blocks.layer import EVERY, Layer
 from rltransformers.blocks.mixing import detached
 from rltransformers.blocks.reversible import ReversibleLayer
 from rltransformers.core.errors import ConfigError
@@ -86,6 +86,7 @@ class Backbone(nn.Module):
         *,
         valid: Bool[Tensor, "B T"] | None = None,
         timestep: Int[Tensor, "B T"] | None = None,
+        wanted: slice = EVERY,
         record: Record | None = None,
     ) -> tuple[Float[Tensor, "B T D"], State]:
         """Outputs and the state after the last token.
@@ -97,6 +98,8 @@ class Backbone(nn.Module):
             valid: False for padding, anywhere; padding changes nothing and its outputs are zero.
             timestep: environment step of every token, read by the position "timestep"; default: its position inside the
                 episode divided by ``tokens_per_step``.
+            wanted: tokens whose outputs are needed, the only ones that are returned; what the last layer would do for
+                the others alone is left out.
             record: collects auxiliary losses and metrics.
 
         Raises:
@@ -109,22 +112,30 @@ class Backbone(nn.Module):
                 f"state is for {state.batch_size} streams, x has {len(x)}; pass initial_state({len(x)}) or None"
             )
         order = None
-        if valid is not None:
+        if valid is not None and bool(
+            (valid[:, 1:] & ~valid[:, :-1]).any()
+        ):  # not yet: valid tokens first, then padding
             order = torch.argsort((~valid).to(torch.uint8), dim=1, stable=True)
             x, reset, timestep = (None if part is None else _take(part, order) for part in (x, reset, timestep))  # type: ignore[assignment]
         tokens = self.locate(x, state, reset, timestep, None if valid is None else valid.sum(1))
         states = [self.layer_state(index, state, x) for index in range(self.config.layers)]
         x = self.input_norm(self.embed(x, tokens)) if not self.universal else self.input_norm(x)
         x = dropout(x, self.config.dropout, self.training)
+        choose = wanted
         if self.halts:
             x, after = self.run_halting(x, states, tokens, record)
         elif self.reversible:
             x, after = self.run_reversible(x, states, tokens, record)
+        elif order is not None:  # sorted tokens go back to their places before any is left out
+            x, after = self.run(x, states, tokens, record, EVERY)
         else:
-            x, after = self.run(x, states, tokens, record)
-        x = self.final_norm(x)
-        if order is not None and valid is not None:
-            x = torch.zeros_like(x).scatter(1, order[..., None].expand_as(x), x) * valid[..., None]
+            x, after = self.run(x, states, tokens, record, wanted)
+            choose = EVERY
+        if order is not None:
+            x = torch.zeros_like(x).scatter(1, order[..., None].expand_as(x), x)
+        x = self.final_norm(x[:, choose])
+        if valid is not None:
+            x = x * valid[:, wanted, None]
         tensors = {"position": tokens.last_position()}
         for index, layer_state in enumerate(after):
             tensors |= {f"layer{index}.{name}": value for name, value in layer_state.items()}
@@ -147,9 +158,10 @@ class Backbone(nn.Module):
 
     def embed(self, x: Tensor, tokens: Tokens) -> Tensor:
         """Input with the encodings that act on it."""
+        timestep = tokens.timestep if tokens.length is None else torch.where(tokens.valid(), tokens.timestep, 0)
         for position in self.input_positions:
             assert isinstance(position, Position)
-            x = position.embed(x, tokens.p, torch.where(tokens.valid(), tokens.timestep, 0))
+            x = position.embed(x, tokens.p, timestep)
         return x
 
     def layer_state(self, index: int, state: State | None, x: Tensor) -> LayerState:
@@ -163,14 +175,15 @@ class Backbone(nn.Module):
         }
 
     def run(
-        self, x: Tensor, states: list[LayerState], tokens: Tokens, record: Record | None
+        self, x: Tensor, states: list[LayerState], tokens: Tokens, record: Record | None, wanted: slice
     ) -> tuple[Tensor, list[LayerState]]:
-        """All layers in turn."""
+        """All layers in turn; the last one gives the ``wanted`` tokens."""
         after, carry = [], None
         for index, state in enumerate(states):
             if self.universal:
                 x = self.step_signal(self.embed(x, tokens), index)
-            x, new, carry = self.layer(index)(x, state, tokens, carry, record, f"layer{index}")
+            last = wanted if index == len(states) - 1 else EVERY
+            x, new, carry = self.layer(index)(x, state, tokens, carry, record, f"layer{index}", last)
             after.append(new)
         return x, after
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -37,7 +38,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Transformed tokens."""
-        return self.out(self.act(self.into(x)))
+        hidden = self.act(F.linear(x, self.into.weight, self.into.bias))
+        return F.linear(hidden, self.out.weight, self.out.bias)
 
 
 class GatedLinearUnit(nn.Module):
@@ -57,7 +59,8 @@ class GatedLinearUnit(nn.Module):
 
 def build_ffn(width: int, hidden: int, *, activation: Activation = "relu") -> nn.Module:
     """F0."""
-    return FeedForward(width, hidden, _act(activation))
+    # The first linear map needs its output no more: the ReLU may overwrite it.
+    return FeedForward(width, hidden, torch.relu_ if activation == "relu" else _act(activation))
 
 
 def build_glu(width: int, hidden: int, *, activation: Activation = "sigmoid") -> nn.Module:

@@ -6,6 +6,7 @@ closes the gates at the start, so that the stack begins close to the identity.
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class Gate(nn.Module):
@@ -29,10 +30,10 @@ class GRUGate(Gate):
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Openness is z."""
         width = x.shape[-1]
-        from_y, y_g = self.from_y(y).split_with_sizes([2 * width, width], -1)
-        r, z = (from_y + self.from_x(x)).split_with_sizes([width, width], -1)
+        from_y, y_g = F.linear(y, self.from_y.weight).split_with_sizes([2 * width, width], -1)
+        r, z = (from_y + F.linear(x, self.from_x.weight)).split_with_sizes([width, width], -1)
         z = torch.sigmoid(z - self.bias)
-        h = torch.tanh(y_g + self.candidate(torch.sigmoid(r) * x))
+        h = torch.tanh(y_g + F.linear(torch.sigmoid(r) * x, self.candidate.weight))
         return torch.lerp(x, h, z), z
 
 

@@ -12,6 +12,9 @@ from rltransformers.functional.dropout import dropout
 from rltransformers.functional.windows import Tokens
 from rltransformers.memory.interface import LayerState
 
+EVERY = slice(None)
+"""All tokens."""
+
 
 class Layer(nn.Module):
     """The order of the parts; everything else is passed in."""
@@ -32,9 +35,12 @@ class Layer(nn.Module):
         carry: Tensor | None,
         record: Record | None,
         name: str,
+        wanted: slice = EVERY,
     ) -> tuple[Tensor, LayerState, Tensor | None]:
-        """Stream after the layer, its state, logits for the next layer."""
+        """Stream after the layer (of the ``wanted`` tokens only), its state, logits for the next layer."""
         y, after, carry = self.mix(x, state, tokens, carry, record, name)
+        if wanted is not EVERY:
+            x, y = x[:, wanted], y[:, wanted]
         x = self.join_mixing.combine(x, y, record, name)
         return self.join_ff.combine(x, self.transform(x), record, f"{name}/ff"), after, carry
 

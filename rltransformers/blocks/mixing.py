@@ -6,6 +6,7 @@ Axes: B batch, T tokens, D model width.
 from collections.abc import Callable
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from rltransformers.attention.interface import Slots, StateMixer, WindowMixer
@@ -137,5 +138,7 @@ def attention_difference(mixer: nn.Module, join: Residual, x: Tensor, compressed
 
 
 def detached(state: LayerState) -> LayerState:
-    """The gradient stops where a call begins."""
+    """The gradient stops where a call begins; what acting left behind becomes fit for a call that has a gradient."""
+    if torch.is_grad_enabled():
+        state = {name: value.clone() if value.is_inference() else value for name, value in state.items()}
     return {name: value.detach() if value.requires_grad else value for name, value in state.items()}

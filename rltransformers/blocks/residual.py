@@ -5,6 +5,7 @@ Every scheme prepares the submodule's input and combines its output with the str
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -29,6 +30,11 @@ class Residual(nn.Module):
         raise NotImplementedError("a residual scheme defines combine")
 
 
+def normalised(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    """``norm(x)``; a step of acting is so short that the call of a module shows."""
+    return torch.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+
 class PostNorm(Residual):
     """LN(x + f(x))."""
 
@@ -46,7 +52,7 @@ class PostNorm(Residual):
 
     def combine(self, x: Tensor, y: Tensor, record: Record | None, name: str) -> Tensor:
         """Normalised sum."""
-        return self.norm(x + y)
+        return normalised(self.norm, x + y)
 
 
 class PreNorm(Residual):
@@ -59,7 +65,7 @@ class PreNorm(Residual):
 
     def prepare(self, x: Tensor) -> Tensor:
         """Normalised stream."""
-        return self.norm(x)
+        return normalised(self.norm, x)
 
     def prepare_frozen(self, x: Tensor) -> Tensor:
         """Normalised stream; the norm learns nothing from it."""
@@ -80,7 +86,7 @@ class Gated(Residual):
 
     def prepare(self, x: Tensor) -> Tensor:
         """Normalised stream."""
-        return self.norm(x)
+        return normalised(self.norm, x)
 
     def prepare_frozen(self, x: Tensor) -> Tensor:
         """Normalised stream; the norm learns nothing from it."""

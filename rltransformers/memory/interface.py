@@ -155,5 +155,7 @@ def joined(past: Tensor, rows: Tensor, tokens: Tokens, keep: int) -> tuple[Tenso
     """``[past ; rows]`` and the newest ``keep`` valid rows of it."""
     if tokens.length is None and past.shape[1] == keep:
         return append(past, rows)
-    whole = torch.cat([past, rows], 1)
+    # Inside the forward pass of a reversible layer the rows must not leave as a view of its input.
+    alone = past.shape[1] == 0 and torch.is_grad_enabled()
+    whole = rows if alone else torch.cat([past, rows], 1)
     return whole, windows.last_rows(whole, keep, tokens)

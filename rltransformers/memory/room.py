@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 SMALLEST_ROOM = 32
 """Rows; larger windows get a quarter of their size, so that a window moves four rows for one that is appended."""
@@ -26,10 +25,10 @@ SMALLEST_ROOM = 32
 class _Storage:
     rows: Tensor
     end: int  # rows written
-    newest: "weakref.ref[Tensor]"  # the window that may be extended in place
+    newest: "weakref.ref[Tensor]"  # forgets the storage when the window is dropped
 
 
-_storages = WeakIdKeyDictionary()  # by window
+_storages: dict[int, _Storage] = {}  # by identity of the one window that may be extended in place
 
 
 def append(
@@ -41,8 +40,8 @@ def append(
     if needs_gradient or count == 0 or torch.promote_types(past.dtype, rows.dtype) != past.dtype:
         joined = torch.cat([past, rows], 1)
         return joined, joined[:, time:]
-    storage = _storages.get(past)
-    if storage is None or storage.newest() is not past or storage.end + time > storage.rows.shape[1]:
+    storage = _storages.pop(id(past), None)
+    if storage is None or storage.end + time > storage.rows.shape[1]:
         room = time + max(SMALLEST_ROOM, count // 4)
         storage = _Storage(past.new_empty(len(past), count + room, past.shape[2]), count, weakref.ref(past))
         storage.rows.narrow(1, 0, count).copy_(past)
@@ -50,6 +49,7 @@ def append(
     storage.end += time
     joined = storage.rows.narrow(1, storage.end - time - count, count + time)
     kept = joined.narrow(1, time, count)
-    storage.newest = weakref.ref(kept)
-    _storages[kept] = storage
+    name = id(kept)
+    storage.newest = weakref.ref(kept, lambda _: _storages.pop(name, None))
+    _storages[name] = storage
     return joined, kept

@@ -53,6 +53,11 @@ class PolicyState:
             self.previous_reward[rows],
         )
 
+    def clone(self) -> "PolicyState":
+        """A copy that shares no memory with this state."""
+        critic = None if self.critic is None else self.critic.clone()
+        return PolicyState(self.actor.clone(), critic, self.previous_action.clone(), self.previous_reward.clone())
+
     def tensors(self) -> dict[str, Any]:
         """Every tensor by name, for checkpoints."""
         return {
@@ -299,17 +304,13 @@ class GTrXLPolicy(BasePolicy):
         """The memory at the end of a segment, every step of it encoded again with today's weights; training form."""
         previous_actions, previous_rewards = previous_steps(segment)
         state: PolicyState = segment.memory
-        _, actor = self.actor(
-            segment.observations, previous_actions, previous_rewards, segment.first, state.actor, None
-        )
-        critic = state.critic
+        steps = (segment.observations, previous_actions, previous_rewards, segment.first)
+        actor, critic = self.actor.remember(*steps, state.actor), state.critic
         if self.critic is not None:
-            _, critic = self.critic(
-                segment.observations, previous_actions, previous_rewards, segment.first, state.critic, None
-            )
+            critic = self.critic.remember(*steps, state.critic)
         return PolicyState(actor, critic, segment.actions[:, -1], segment.rewards[:, -1])
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def step(
         self,
         observations: Mapping[str, Tensor],
@@ -329,7 +330,7 @@ class GTrXLPolicy(BasePolicy):
         after = PolicyState(result.state.actor, result.state.critic, actions, state.previous_reward)
         return actions, result.values[:, 0], log_probs, after
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def values(self, observations: Mapping[str, Tensor], state: PolicyState, first: Tensor) -> Tensor:
         """Values [B] of observations that would come next; the state is left as it is."""
         return self._one_step(observations, state, first).values[:, 0]
@@ -347,9 +348,8 @@ class GTrXLPolicy(BasePolicy):
 
     def leaves_to_tensors(self, leaves: Mapping[str, Any]) -> dict[str, Tensor]:
         """Numpy leaves as stored: float32 for floats, integers as they are."""
-        return {
-            path: torch.as_tensor(leaves[path], device=self.device).to(dtype) for path, dtype in self.leaf_types.items()
-        }
+        device = self.value_net.weight.device  # SB3's property walks through all modules
+        return {path: torch.as_tensor(leaves[path], device=device).to(dtype) for path, dtype in self.leaf_types.items()}
 
     def environment_actions(self, actions: Tensor) -> np.ndarray:
         """Actions as the environment takes them: clipped into a Box, shifted by the start of a Discrete."""
@@ -475,6 +475,19 @@ class TokenBackbone(nn.Module):
         tokens = self.tokens(observations, previous_actions, previous_rewards, first)
         features, memory = self.backbone(tokens, state, first, record=record)
         return features, memory
+
+    def remember(
+        self,
+        observations: Mapping[str, Tensor],
+        previous_actions: Tensor,
+        previous_rewards: Tensor,
+        first: Tensor,
+        state: State | None,
+    ) -> State:
+        """The memory after the steps, without their features."""
+        tokens = self.tokens(observations, previous_actions, previous_rewards, first)
+        _, memory = self.backbone(tokens, state, first, wanted=slice(0, 0))
+        return memory
 
 
 def _stored_action_encoder(action_space: Space, width: int) -> ObservationEncoder:

@@ -22,6 +22,7 @@ from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.encoders import ObservationEncoder
 
 ActingMode = Literal["refresh", "banded", "recompute"]
+NEWEST = slice(-1, None)
 ACTING_MODES: tuple[str, ...] = get_args(ActingMode)
 
 
@@ -117,13 +118,17 @@ class DecisionPolicy(nn.Module):
         taken = self.embed_action(self.head.blank(actions, valid))
         tokens = torch.cat([known, taken[..., None, :]], -2).flatten(1, 2)
         group = self.tokens_per_step
+        # Padding behind the valid steps is never looked at; only what averages over tokens has to know of it.
+        averages = record is not None and (record.weights or bool(self.backbone.aux_weights))
+        told = averages or bool((valid[:, 1:] & ~valid[:, :-1]).any())
         features, _ = self.backbone(  # nothing is predicted from the last action
             tokens[:, :-1],
-            valid=valid.repeat_interleave(group, 1)[:, :-1],
+            valid=valid.repeat_interleave(group, 1)[:, :-1] if told else None,
             timestep=torch.where(valid, timestep, 0).repeat_interleave(group, 1)[:, :-1],
+            wanted=slice(group - 2, None, group),
             record=record,
         )
-        outputs: Tensor = self.head(features[:, group - 2 :: group])
+        outputs: Tensor = self.head(features)
         return outputs
 
 
@@ -212,7 +217,7 @@ class Actor:
             torch.zeros(batch_size, dtype=torch.long, device=weight.device),
         )
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def act(
         self,
         observations: Mapping[str, Tensor],
@@ -232,19 +237,22 @@ class Actor:
             target_return: what an episode that starts here is asked to return; not read elsewhere.
             uniform: numbers in [0, 1) to sample discrete actions with; None takes the most probable action.
         """
-        policy = self.policy
-        earned = torch.zeros_like(state.return_to_go) if self.delayed_reward else reward.to(state.return_to_go)
-        remaining = (state.return_to_go - earned) / self.discount
-        asked = torch.where(start, target_return.to(remaining), remaining)
+        policy, starts = self.policy, bool(start.any())
+        asked = state.return_to_go
+        if not self.delayed_reward:
+            asked = asked - reward.to(asked)
+        if self.discount != 1.0:
+            asked = asked / self.discount
+        step, window = state.step + 1, state.window + 1
+        if starts:
+            asked = torch.where(start, target_return.to(asked), asked)
+            step, window = torch.where(start, 0, step), torch.where(start, 1, window)
         known = policy.embed_step(observations, asked)
-        now = replace(
-            state,
-            tokens=self._shift(state, known),
-            return_to_go=asked,
-            step=torch.where(start, 0, state.step + 1),
-            window=torch.where(start, 1, state.window + 1),
-        )
-        features, now = self._recompute(now) if self.mode == "recompute" else self._cached(now, known, start)
+        now = ActingState(state.memory, self._shift(state, known), state.action, asked, step, window)
+        if self.mode == "recompute":
+            features, now = self._recompute(now)
+        else:
+            features, now = self._cached(now, known, start if starts else None)
         actions = policy.head.decode(policy.head(features), uniform)
         return actions, replace(now, action=policy.embed_action(actions))
 
@@ -252,18 +260,22 @@ class Actor:
         """The kept steps with the last action filled in, and behind them the current one, whose action is open."""
         if self.history == 0:
             return state.tokens
-        finished = torch.cat([state.tokens[:, -1:, :-1], state.action[:, None, None]], 2)
-        current = torch.cat([known, torch.zeros_like(known[:, :1])], 1)[:, None]
-        return torch.cat([state.tokens[:, 1:-1], finished, current], 1)[:, -self.history :]
+        newest = torch.cat([state.action[:, None], known], 1)  # fills the place that the last step left open
+        tokens = torch.cat([state.tokens.flatten(1, 2)[:, :-1], newest, newest[:, :1]], 1)
+        group = state.tokens.shape[2]
+        return tokens[:, -self.history * group :].unflatten(1, (self.history, group))
 
     def _cached(
-        self, now: ActingState, known: Float[Tensor, "B G-1 W"], start: Bool[Tensor, " B"]
+        self, now: ActingState, known: Float[Tensor, "B G-1 W"], start: Bool[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B W"], ActingState]:
-        """Features of the observation token by feeding only new tokens, apart from rows whose cache is restarted."""
+        """Features of the observation token by feeding only new tokens, apart from rows whose cache is restarted.
+
+        ``start`` is None when no episode starts.
+        """
         before = now.memory
         assert before is not None
-        due = now.window > self.context_length if self.mode == "refresh" else torch.zeros_like(start)
-        if not due.any():
+        due = now.window > self.context_length
+        if self.mode != "refresh" or not due.any():
             features, memory = self._feed(before, now, known, start)
             return features, replace(now, memory=memory)
         window = torch.where(due, self.refreshed_window, now.window)
@@ -271,29 +283,31 @@ class Actor:
         restarted, going_on = due.nonzero()[:, 0], (~due).nonzero()[:, 0]
         features, memory = self._prefill(before[restarted], now[restarted])
         if len(going_on):
-            others, others_memory = self._feed(before[going_on], now[going_on], known[going_on], start[going_on])
+            starting = None if start is None else start[going_on]
+            others, others_memory = self._feed(before[going_on], now[going_on], known[going_on], starting)
             order = torch.cat([restarted, going_on]).argsort()
             features = torch.cat([features, others])[order]
             memory = State.cat([memory, others_memory])[order]
         return features, replace(now, memory=memory)
 
     def _feed(
-        self, memory: State, now: ActingState, known: Float[Tensor, "B G-1 W"], start: Bool[Tensor, " B"]
+        self, memory: State, now: ActingState, known: Float[Tensor, "B G-1 W"], start: Bool[Tensor, " B"] | None
     ) -> tuple[Float[Tensor, "B W"], State]:
         """One call with the previous action and the known tokens; an episode starts without a previous action."""
         tokens = torch.cat([now.action[:, None], known], 1)
         timestep = now.step[:, None].repeat(1, tokens.shape[1])
         timestep[:, 0] -= 1
-        reset = torch.zeros_like(timestep, dtype=torch.bool)
-        reset[:, 1] = start
-        valid = None
-        if start.all():
-            tokens, timestep, reset = tokens[:, 1:], timestep[:, 1:], reset[:, 1:]
-        elif start.any():
-            valid = torch.ones_like(reset)
-            valid[:, 0] = ~start
-            timestep = timestep.clamp(min=0)
-        features, memory = self.policy.backbone(tokens, memory, reset, valid=valid, timestep=timestep)
+        reset = valid = None
+        if start is not None:
+            reset = torch.zeros_like(timestep, dtype=torch.bool)
+            reset[:, 1] = start
+            if start.all():
+                tokens, timestep, reset = tokens[:, 1:], timestep[:, 1:], reset[:, 1:]
+            else:
+                valid = torch.ones_like(reset)
+                valid[:, 0] = ~start
+                timestep = timestep.clamp(min=0)
+        features, memory = self.policy.backbone(tokens, memory, reset, valid=valid, timestep=timestep, wanted=NEWEST)
         return features[:, -1], memory
 
     def _prefill(self, memory: State, now: ActingState) -> tuple[Float[Tensor, "B W"], State]:
@@ -301,7 +315,7 @@ class Actor:
         tokens, timestep = self._window(now, self.refreshed_window)
         reset = torch.zeros_like(timestep, dtype=torch.bool)
         reset[:, 0] = True
-        features, memory = self.policy.backbone(tokens, memory, reset, timestep=timestep)
+        features, memory = self.policy.backbone(tokens, memory, reset, timestep=timestep, wanted=NEWEST)
         return features[:, -1], memory
 
     def _recompute(self, now: ActingState) -> tuple[Float[Tensor, "B W"], ActingState]:
@@ -309,7 +323,7 @@ class Actor:
         tokens, timestep = self._window(now, steps)
         age = torch.arange(steps - 1, -1, -1, device=tokens.device).repeat_interleave(self.policy.tokens_per_step)[:-1]
         valid = age < now.window[:, None]
-        features, _ = self.policy.backbone(tokens, valid=valid, timestep=timestep.clamp(min=0))
+        features, _ = self.policy.backbone(tokens, valid=valid, timestep=timestep.clamp(min=0), wanted=NEWEST)
         return features[:, -1], replace(now, window=now.window.clamp(max=self.context_length))
 
     def _window(self, now: ActingState, steps: int) -> tuple[Float[Tensor, "B T W"], Int[Tensor, "B T"]]:

@@ -1,6 +1,7 @@
 """Learned absolute encoding of the episode position: a finite table."""
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rltransformers.core.errors import DataError
 from rltransformers.core.spec import Spec
@@ -26,13 +27,14 @@ class LearnedTable(Position):
         """
         index = timestep if self.by_timestep else p
         rows = self.table.num_embeddings
-        if int(index.max()) >= rows:
+        largest = int(index.max())
+        if largest >= rows:
             what = "environment step" if self.by_timestep else "episode position"
             raise DataError(
-                f"{what} {int(index.max())} is outside the position table of {rows} rows; "
+                f"{what} {largest} is outside the position table of {rows} rows; "
                 f"raise max_len of the position, or choose a relative position (trxl, rope, alibi)"
             )
-        return x + self.table(index)
+        return x + F.embedding(index, self.table.weight)
 
 
 def build_learned(width: int, heads: int, head_dim: int, *, max_len: int = 1024) -> Position:

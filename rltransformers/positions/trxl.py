@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rltransformers.core.spec import Spec
 from rltransformers.functional.sinusoids import sinusoid
@@ -28,15 +29,16 @@ class TransformerXLRelative(Position):
     def logits(self, q: Tensor, distance: Tensor) -> Tensor:
         """[B, H, T, L]: one product per head, for all streams and tokens at once."""
         batch, heads, time, width = q.shape
-        r = self.project(self.encoded(distance, q)).view(-1, heads, width)
-        biased = ((q + self.position_bias) / width**0.5).transpose(0, 1).reshape(heads, batch * time, width)
+        r = F.linear(self.encoded(distance, q), self.project.weight).view(-1, heads, width)
+        biased = (q + self.position_bias).transpose(0, 1).reshape(heads, batch * time, width)
         return torch.bmm(biased, r.permute(1, 2, 0)).view(heads, batch, time, -1).transpose(0, 1)
 
     def encoded(self, distance: Tensor, like: Tensor) -> Tensor:
-        """PE(d) [L, D]; kept while the same list of distances comes again, as it does in acting."""
+        """PE(d) / sqrt(Dh) [L, D]; kept while the same list of distances comes again, as it does in acting."""
         if self._distance is not distance or self._encoded.dtype != like.dtype:
             with torch.inference_mode(False):
-                self._distance, self._encoded = distance, sinusoid(distance, self.project.in_features, like)
+                scale = like.shape[-1] ** -0.5
+                self._distance, self._encoded = distance, sinusoid(distance, self.project.in_features, like) * scale
         return self._encoded
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from rltransformers.attention.kernels import softmax
 from rltransformers.backbone import PRESETS, Backbone, BackboneConfig, Record, State
+from scripts.benchmarks import counting
 from tests.attention.references import backbone_reference
 from tests.attention.rows import PRESET_ROWS, ROWS, Limit, Row, cases, config_of, entry_config, examples, preset_config
 from tests.backbone import laws
@@ -75,6 +75,18 @@ def test_l2_cutting_a_call_into_blocks_changes_nothing(name: str, monkeypatch: p
     whole, after = case.backbone(case.x, None, case.reset)
     case.close(folded, whole)
     case.close_states(state, after)
+
+
+@every_case
+def test_l2_leaving_out_outputs_changes_neither_the_others_nor_the_state(name: str) -> None:
+    case = case_of(name)
+    valid = torch.rand(case.x.shape[:2], generator=torch.Generator().manual_seed(2)) > 0.2
+    for padding in (None, valid, torch.arange(case.x.shape[1]).expand_as(valid) < 17):
+        whole, state = case.backbone(case.x, None, case.reset, valid=padding)
+        for wanted in (slice(1, None, 3), slice(-1, None), slice(0, 0)):
+            part, after = case.backbone(case.x, None, case.reset, valid=padding, wanted=wanted)
+            case.close(part, whole[:, wanted])
+            case.close_states(after, state)
 
 
 @every_case
@@ -201,19 +213,7 @@ def test_l7_every_parameter_receives_a_gradient_and_the_given_state_none(name: s
 def cost(backbone: Backbone, time: int) -> tuple[int, int]:
     """FLOPs of the forward pass, and bytes of the tensors that it keeps for the backward pass."""
     x = torch.randn(1, time, backbone.width)
-    storages: dict[int, int] = {}
-
-    def note(saved: Tensor) -> Tensor:
-        storages[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
-        return saved
-
-    with (
-        FlopCounterMode(display=False) as counter,
-        torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved),
-    ):
-        y, _ = backbone(x)
-    del y
-    return counter.get_total_flops(), sum(storages.values())
+    return counting.cost(lambda: backbone(x)[0])
 
 
 def window_of_16(values: BackboneConfig) -> BackboneConfig:
@@ -262,7 +262,7 @@ def test_l8_a_step_costs_the_same_after_492_steps_as_after_12(name: str) -> None
     with torch.no_grad():
         for steps in (12, 492):  # a compressive memory squeezes a block every 2 or 3 steps: compare steps that do
             _, state = backbone(x[:, first:steps], state)
-            with FlopCounterMode(display=False) as counter:
+            with FlopCounterMode(display=False, custom_mapping=counting.UNCOUNTED) as counter:
                 backbone(x[:, steps : steps + 1], state)
             flops.append(counter.get_total_flops())
             first = steps

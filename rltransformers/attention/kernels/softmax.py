@@ -27,7 +27,10 @@ from rltransformers.functional.dropout import dropout
 from rltransformers.functional.windows import Tokens
 from rltransformers.positions.interface import Position
 
-SMALLEST_BLOCK = 32  # below this, cutting a call into blocks costs more in small products than it saves
+FEW_QUERIES = (
+    8  # up to here the fused kernel is faster: it reads keys where they lie instead of moving them head by head
+)
+SMALLEST_BLOCK = 32  # tokens; smaller blocks cost more in small products than they save in keys outside the window
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,8 @@ class SoftmaxAttention(nn.Module):
             or type(parts.span) is not Span
             or parts.position.value_table(1) is not None
         )
+        self.turns = _defines(parts.position, Position, "rotate")
+        self.scored = _defines(parts.position, Position, "logits") or _defines(parts.prior, Prior, "logits")
         self.query_width = dims.heads * dims.head_dim
         self.key_width = dims.kv_heads * (dims.head_dim + dims.value_dim)
         # rows of the weight: queries, keys, values
@@ -114,7 +119,7 @@ class SoftmaxAttention(nn.Module):
 
     def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
         """Queries, and keys and values side by side, not rotated; one product."""
-        query, keys = self.project(h).split_with_sizes([self.query_width, self.key_width], -1)
+        query, keys = F.linear(h, self.project.weight).split_with_sizes([self.query_width, self.key_width], -1)
         return query, keys
 
     def keys(self, h: Float[Tensor, "B S D"]) -> Float[Tensor, "B S E"]:
@@ -145,15 +150,15 @@ class SoftmaxAttention(nn.Module):
     ) -> tuple[Float[Tensor, "B T D"], Tensor | None]:
         """Mixed tokens [B, T, D], and the unmasked logits when a prior of the next layer builds on them."""
         batch, time = query.shape[:2]
-        block = max(self.horizon, SMALLEST_BLOCK)
-        cut = slots is None and time > block
+        block = max(-(-self.horizon // 4), SMALLEST_BLOCK)  # a quarter of the window: few keys stand outside it
+        cut = slots is None and self.horizon + block < keys.shape[1]
         if cut:
             h, query, keys, tokens, sinks = self.cut(h, query, keys, tokens, sinks, block)
         mixed, carry = self.attend(h, query, keys, tokens, slots, sinks, carry, record, name)
         if record is not None:
             self.record_penalty(h, tokens, record, name)
         mixed = mixed.transpose(1, 2).flatten(2)
-        return self.output(windows.unfold_tokens(mixed, time, batch) if cut else mixed), carry
+        return F.linear(windows.unfold_tokens(mixed, time, batch) if cut else mixed, self.output.weight), carry
 
     def cut(
         self, h: Tensor, query: Tensor, keys: Tensor, tokens: Tokens, sinks: Tensor | None, block: int
@@ -190,23 +195,23 @@ class SoftmaxAttention(nn.Module):
         else:
             columns = self.columns(tokens, key_rows.shape[1], slots, sinks)
         row_k, row_v = self.split(key_rows)
-        place = -windows.oldest_first(key_rows.shape[1], q.device)
-        q_place = place[-time:]
-        row_k = self.position.rotate(row_k, place)
+        turned = self.position.content_query(q)
+        if self.turns:
+            place = -windows.oldest_first(key_rows.shape[1], q.device)
+            row_k, turned = self.position.rotate(row_k, place), self.position.rotate(turned, place[-time:])
         if slots is not None:
             slot_k, slot_v = self.split(slots.keys)
             row_k = torch.cat([self.position.rotate(slot_k, -slots.distance[:, None, -1]), row_k], 2)
             row_v = torch.cat([slot_v, row_v], 2)
         k, v = self.all_heads(row_k), self.all_heads(row_v)
-        turned = self.position.rotate(self.position.content_query(q), q_place)
         by_distance = self.by_distance(q, columns)
         if sinks is None and not self.explicit(record):
             rate = self.dropout if self.training else 0.0
-            learns = torch.is_grad_enabled() and by_distance is not None and q.requires_grad
-            if not learns and (rate == 0.0 or q.device.type != "cpu"):
-                bias = columns.visible
+            learns = torch.is_grad_enabled() and q.requires_grad
+            if self.fused(by_distance is not None, learns, time, rate if q.device.type == "cpu" else 0.0):
+                bias = columns.mask.to(q.dtype)
                 if by_distance is not None:
-                    bias = columns.spread(by_distance, time) + columns.mask.to(q.dtype)
+                    bias = columns.spread(by_distance, time) + bias
                 return F.scaled_dot_product_attention(turned, k, v, attn_mask=bias, dropout_p=rate), None
             if by_distance is None or (columns.distance is None and columns.length <= columns.rows - time + 1):
                 return banded_attention(turned, k, v, by_distance, columns.mask.to(q.dtype), rate), None
@@ -214,8 +219,9 @@ class SoftmaxAttention(nn.Module):
         sink_v = None
         if sinks is not None and columns.distance is not None:
             sink_k, sink_v = self.split_sinks(sinks)
-            sink_place = q_place[:, None] - columns.distance[..., : sinks.shape[2]]
-            sink_k = self.position.rotate(sink_k, sink_place[:, None])
+            if self.turns:
+                sink_place = place[-time:, None] - columns.distance[..., : sinks.shape[2]]
+                sink_k = self.position.rotate(sink_k, sink_place[:, None])
             sink_logits = (turned[..., None, :] * sink_k).sum(-1) / math.sqrt(self.dims.head_dim)
             logits = torch.cat([sink_logits, logits], -1)
         if by_distance is not None:
@@ -228,6 +234,10 @@ class SoftmaxAttention(nn.Module):
             self.record_weights(weights, columns, tokens, record, name)
         weights = dropout(self.head_mixing.weights(weights), self.dropout, self.training)
         return self.mix(weights, v, sink_v, columns, time), logits if self.prior.residual else None
+
+    def fused(self, scored: bool, learns: bool, time: int, rate: float) -> bool:
+        """The one rule between the kernel of PyTorch and ``banded_attention``, both of which compute the same."""
+        return rate == 0.0 and (not scored or (time <= FEW_QUERIES and not learns))
 
     def explicit(self, record: Record | None) -> bool:
         """Whether weights or logits have to be seen or changed; otherwise a fused form computes the same."""
@@ -259,6 +269,8 @@ class SoftmaxAttention(nn.Module):
 
     def by_distance(self, q: Tensor, columns: Keys) -> Tensor | None:
         """Position and prior scores per listed distance, [B, H, T, L] or [H, L]; None when there are none."""
+        if not self.scored:
+            return None
         position, prior = self.position.logits(q, columns.listed), self.prior.logits(columns.listed)
         if position is None or prior is None:
             scores = prior if position is None else position
@@ -349,6 +361,11 @@ class SoftmaxAttention(nn.Module):
             record.lookback[name] = mass.scatter_add_(
                 1, index.transpose(0, 1).flatten(1), weighted
             ) / valid.sum().clamp(min=1)
+
+
+def _defines(part: nn.Module, base: type[nn.Module], method: str) -> bool:
+    """Whether a part does anything where its base does nothing."""
+    return getattr(type(part), method) is not getattr(base, method)
 
 
 def build(dims: Dims, parts: Parts) -> nn.Module:
