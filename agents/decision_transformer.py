@@ -245,7 +245,7 @@ class DecisionTransformer:
             ).to(self.device)
         self.policy.eval()
         self._optimizer = torch.optim.AdamW(
-            self.policy.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+            self.policy.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
 
     def _attach(self, data: Trajectories | None, tensorboard_log: str | os.PathLike[str] | None, verbose: int) -> None:

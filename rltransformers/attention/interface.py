@@ -14,7 +14,11 @@ from torch import Tensor
 from rltransformers.core.record import Record
 from rltransformers.functional.windows import Tokens
 
-__all__ = ["Dims", "Record", "Slots", "StateMixer", "Tokens", "WindowMixer"]
+__all__ = ["EVERY", "Dims", "Record", "Slots", "StateMixer", "Tokens", "WindowMixer"]
+
+
+EVERY = slice(None)
+"""All tokens."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +89,11 @@ class WindowMixer(Protocol):
         slots: Slots | None = None,
         sinks: Tensor | None = None,
         carry: Tensor | None = None,
+        wanted: slice = EVERY,
         record: Record | None = None,
         name: str = "",
     ) -> tuple[Float[Tensor, "B T D"], Tensor | None]:
-        """Mixed tokens, and the logits that the next layer may build on."""
+        """The ``wanted`` ones of the mixed tokens, and the logits that the next layer may build on."""
 
 
 class StateMixer(Protocol):

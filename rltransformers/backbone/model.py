@@ -10,11 +10,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from rltransformers.attention.interface import EVERY
 from rltransformers.backbone.build import build_layer, build_positions
 from rltransformers.backbone.config import BackboneConfig
 from rltransformers.backbone.state import State
 from rltransformers.blocks.halting import Halting
-from rltransformers.blocks.layer import EVERY, Layer
+from rltransformers.blocks.layer import Layer
 from rltransformers.blocks.mixing import detached
 from rltransformers.blocks.reversible import ReversibleLayer
 from rltransformers.core.errors import ConfigError

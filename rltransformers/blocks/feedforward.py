@@ -38,8 +38,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Transformed tokens."""
-        hidden = self.act(F.linear(x, self.into.weight, self.into.bias))
-        return F.linear(hidden, self.out.weight, self.out.bias)
+        # Flat, because an activation that overwrites its input would copy it back and forth through a view.
+        hidden = self.act(F.linear(x.reshape(-1, x.shape[-1]), self.into.weight, self.into.bias))
+        return F.linear(hidden, self.out.weight, self.out.bias).view(x.shape)
 
 
 class GatedLinearUnit(nn.Module):

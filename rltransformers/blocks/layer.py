@@ -5,15 +5,13 @@ Axes: B batch, T tokens, D model width.
 
 from torch import Tensor, nn
 
+from rltransformers.attention.interface import EVERY
 from rltransformers.blocks.mixing import Mixing
 from rltransformers.blocks.residual import Residual
 from rltransformers.core.record import Record
 from rltransformers.functional.dropout import dropout
 from rltransformers.functional.windows import Tokens
 from rltransformers.memory.interface import LayerState
-
-EVERY = slice(None)
-"""All tokens."""
 
 
 class Layer(nn.Module):
@@ -38,17 +36,24 @@ class Layer(nn.Module):
         wanted: slice = EVERY,
     ) -> tuple[Tensor, LayerState, Tensor | None]:
         """Stream after the layer (of the ``wanted`` tokens only), its state, logits for the next layer."""
-        y, after, carry = self.mix(x, state, tokens, carry, record, name)
+        y, after, carry = self.mix(x, state, tokens, carry, record, name, wanted)
         if wanted is not EVERY:
-            x, y = x[:, wanted], y[:, wanted]
+            x = x[:, wanted]
         x = self.join_mixing.combine(x, y, record, name)
         return self.join_ff.combine(x, self.transform(x), record, f"{name}/ff"), after, carry
 
     def mix(
-        self, x: Tensor, state: LayerState, tokens: Tokens, carry: Tensor | None, record: Record | None, name: str
+        self,
+        x: Tensor,
+        state: LayerState,
+        tokens: Tokens,
+        carry: Tensor | None,
+        record: Record | None,
+        name: str,
+        wanted: slice = EVERY,
     ) -> tuple[Tensor, LayerState, Tensor | None]:
         """The mixing submodule alone, not yet joined."""
-        y, after, carry = self.mixing(x, state, tokens, self.join_mixing, carry, record, name)
+        y, after, carry = self.mixing(x, state, tokens, self.join_mixing, carry, record, name, wanted)
         return dropout(y, self.dropout, self.training), after, carry
 
     def transform(self, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from rltransformers.attention.interface import Slots, StateMixer, WindowMixer
+from rltransformers.attention.interface import EVERY, Slots, StateMixer, WindowMixer
 from rltransformers.attention.kernels.softmax import SoftmaxAttention
 from rltransformers.blocks.residual import Residual
 from rltransformers.core.record import Record
@@ -40,8 +40,9 @@ class WindowMixing(nn.Module):
         carry: Tensor | None,
         record: Record | None,
         name: str,
+        wanted: slice = EVERY,
     ) -> tuple[Tensor, LayerState, Tensor | None]:
-        """Mixed tokens, state after them, logits for the next layer."""
+        """Mixed tokens (of the ``wanted`` ones only), state after them, logits for the next layer."""
         mixer = cast(WindowMixer, self.mixer)
         h = join.prepare(x)
         query, keys = mixer.queries_and_keys(h)
@@ -52,7 +53,16 @@ class WindowMixing(nn.Module):
         if record is not None and past.compressed is not None:
             record.add_loss("compression", attention_difference(self.mixer, join, x, past.compressed, tokens))
         out, carry = mixer(
-            h, query, past.rows, tokens, slots=slots, sinks=past.sinks, carry=carry, record=record, name=name
+            h,
+            query,
+            past.rows,
+            tokens,
+            slots=slots,
+            sinks=past.sinks,
+            carry=carry,
+            wanted=wanted,
+            record=record,
+            name=name,
         )
         return out, after, carry
 
@@ -99,10 +109,11 @@ class StateMixing(nn.Module):
         carry: Tensor | None,
         record: Record | None,
         name: str,
+        wanted: slice = EVERY,
     ) -> tuple[Tensor, LayerState, Tensor | None]:
-        """Mixed tokens, state after them, nothing for the next layer."""
+        """Mixed tokens (of the ``wanted`` ones only), state after them, nothing for the next layer."""
         out, after = self.mixer(join.prepare(x), state, tokens, record=record, name=name)
-        return out, after, None
+        return out[:, wanted], after, None
 
     def with_keys(self, state: LayerState, prepare: Prepare) -> LayerState:
         """The state itself."""

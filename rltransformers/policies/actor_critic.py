@@ -326,7 +326,7 @@ class GTrXLPolicy(BasePolicy):
         """
         result = self._one_step(observations, state, first)
         actions = most_likely(result.distribution) if deterministic else sample(result.distribution, generator)
-        log_probs = result.distribution.log_prob(actions)
+        log_probs = log_prob(result.distribution, actions)
         after = PolicyState(result.state.actor, result.state.critic, actions, state.previous_reward)
         return actions, result.values[:, 0], log_probs, after
 
@@ -548,6 +548,15 @@ def sample(distribution: Distribution, generator: torch.Generator | None) -> Ten
         return torch.bernoulli(parts.probs, generator=generator)
     noise = torch.randn(parts.mean.shape, generator=generator, device=parts.mean.device, dtype=parts.mean.dtype)
     return parts.mean + parts.stddev * noise
+
+
+def log_prob(distribution: Distribution, actions: Tensor) -> Tensor:
+    """Of one action per row; the short way where there is one, because acting asks at every step."""
+    parts: Any = distribution.distribution
+    if isinstance(parts, torch.distributions.Categorical):
+        chosen: Tensor = parts.logits.gather(1, actions[:, None])
+        return chosen[:, 0]
+    return distribution.log_prob(actions)
 
 
 def _draw(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:

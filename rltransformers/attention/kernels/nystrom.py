@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.attention.interface import Dims, Slots
+from rltransformers.attention.interface import EVERY, Dims, Slots
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.record import Record
 from rltransformers.core.spec import Spec, Traits
@@ -177,6 +177,7 @@ class Nystrom(nn.Module):
         slots: Slots | None = None,
         sinks: Tensor | None = None,
         carry: Tensor | None = None,
+        wanted: slice = EVERY,
         record: Record | None = None,
         name: str = "",
     ) -> tuple[Float[Tensor, "B T D"], None]:
@@ -193,7 +194,7 @@ class Nystrom(nn.Module):
         mixed = take_rows(grid, blocks.of_token * self.block + blocks.place)
         if self.kernel is not None:
             mixed = mixed + past_convolution(self._heads(keys)[2], self.kernel, tokens.p)
-        return self.out(mixed.flatten(2)), None
+        return self.out(mixed.flatten(2)[:, wanted]), None
 
     def _heads(self, rows: Float[Tensor, "*n E"]) -> list[Tensor]:
         """Queries, keys and values [*n, H, Dh]; shared key and value heads are repeated."""

@@ -7,7 +7,6 @@ Long calls are cut into blocks, each with its own memory rows, so work grows lin
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.attention.heads.interface import HeadMixing
-from rltransformers.attention.interface import Dims, Record, Slots
+from rltransformers.attention.interface import EVERY, Dims, Record, Slots
 from rltransformers.attention.patterns.interface import Pattern, reachable
 from rltransformers.attention.priors.interface import Prior
 from rltransformers.attention.selections.interface import Selection
@@ -53,23 +52,20 @@ class Keys:
     Attributes:
         distance: [B or 1, T, N] distance of the sink and slot columns, clipped to the listed distances.
         visible: [B, H or 1, T, S_all].
+        mask: 0 where visible, minus infinity elsewhere, in the default precision.
         length: distances that are listed, L: from the oldest, L - 1, to 0.
     """
 
     distance: Int[Tensor, "b T N"] | None
     visible: Bool[Tensor, "B h T S"]
+    mask: Float[Tensor, "B h T S"]
     rows: int
     length: int
 
-    @cached_property
+    @property
     def listed(self) -> Int[Tensor, " L"]:
         """The distances L - 1 .. 0."""
         return windows.oldest_first(self.length, self.visible.device)
-
-    @cached_property
-    def mask(self) -> Float[Tensor, "B h T S"]:
-        """0 where visible, minus infinity elsewhere, in the default precision."""
-        return torch.where(self.visible, 0.0, -math.inf)
 
     def spread(self, per_distance: Tensor, time: int) -> Tensor:
         """[..., H, L] or [B, H, T, L] by listed distance to [.., H, T, S_all] by key."""
@@ -111,6 +107,7 @@ class SoftmaxAttention(nn.Module):
         )
         self.turns = _defines(parts.position, Position, "rotate")
         self.scored = _defines(parts.position, Position, "logits") or _defines(parts.prior, Prior, "logits")
+        self.ordered = self.needs_weights or self.scored or self.turns or self.sinks > 0
         self.query_width = dims.heads * dims.head_dim
         self.key_width = dims.kv_heads * (dims.head_dim + dims.value_dim)
         # rows of the weight: queries, keys, values
@@ -145,20 +142,28 @@ class SoftmaxAttention(nn.Module):
         slots: Slots | None = None,
         sinks: Float[Tensor, "B T n E"] | None = None,
         carry: Tensor | None = None,
+        wanted: slice = EVERY,
         record: Record | None = None,
         name: str = "",
     ) -> tuple[Float[Tensor, "B T D"], Tensor | None]:
-        """Mixed tokens [B, T, D], and the unmasked logits when a prior of the next layer builds on them."""
+        """Mixed tokens [B, T, D], and the unmasked logits when a prior of the next layer builds on them.
+
+        Of tokens that are not ``wanted`` only the keys count; where nothing depends on the order of queries, theirs are
+        not even compared.
+        """
         batch, time = query.shape[:2]
         block = max(-(-self.horizon // 4), SMALLEST_BLOCK)  # a quarter of the window: few keys stand outside it
         cut = slots is None and self.horizon + block < keys.shape[1]
         if cut:
             h, query, keys, tokens, sinks = self.cut(h, query, keys, tokens, sinks, block)
-        mixed, carry = self.attend(h, query, keys, tokens, slots, sinks, carry, record, name)
+        few = EVERY if cut or record is not None or self.ordered else wanted
+        mixed, carry = self.attend(h, query[:, few], keys, tokens, slots, sinks, carry, few, record, name)
         if record is not None:
             self.record_penalty(h, tokens, record, name)
         mixed = mixed.transpose(1, 2).flatten(2)
-        return F.linear(windows.unfold_tokens(mixed, time, batch) if cut else mixed, self.output.weight), carry
+        if cut:
+            mixed = windows.unfold_tokens(mixed, time, batch)
+        return F.linear(mixed if few is wanted else mixed[:, wanted], self.output.weight), carry
 
     def cut(
         self, h: Tensor, query: Tensor, keys: Tensor, tokens: Tokens, sinks: Tensor | None, block: int
@@ -183,10 +188,11 @@ class SoftmaxAttention(nn.Module):
         slots: Slots | None,
         sinks: Tensor | None,
         carry: Tensor | None,
+        few: slice,
         record: Record | None,
         name: str,
     ) -> tuple[Float[Tensor, "B H T V"], Tensor | None]:
-        """One block: all logits at once."""
+        """One block: all logits at once, of the queries of the tokens ``few``."""
         q = self.split_queries(query)
         time = q.shape[2]
         if slots is None and sinks is None:
@@ -209,12 +215,12 @@ class SoftmaxAttention(nn.Module):
             rate = self.dropout if self.training else 0.0
             learns = torch.is_grad_enabled() and q.requires_grad
             if self.fused(by_distance is not None, learns, time, rate if q.device.type == "cpu" else 0.0):
-                bias = columns.mask.to(q.dtype)
+                bias = columns.mask[:, :, few].to(q.dtype)
                 if by_distance is not None:
                     bias = columns.spread(by_distance, time) + bias
                 return F.scaled_dot_product_attention(turned, k, v, attn_mask=bias, dropout_p=rate), None
             if by_distance is None or (columns.distance is None and columns.length <= columns.rows - time + 1):
-                return banded_attention(turned, k, v, by_distance, columns.mask.to(q.dtype), rate), None
+                return banded_attention(turned, k, v, by_distance, columns.mask[:, :, few].to(q.dtype), rate), None
         logits = turned @ k.transpose(-1, -2) / math.sqrt(self.dims.head_dim)
         sink_v = None
         if sinks is not None and columns.distance is not None:
@@ -265,7 +271,7 @@ class SoftmaxAttention(nn.Module):
             farthest = max(self.horizon, int(distance.max())) if distance.numel() else self.horizon
             visible = torch.cat([slots.visible[:, None].expand(-1, visible.shape[1], -1, -1), visible], -1)
         length = farthest + 1 if distance is not None else min(self.horizon + 1, rows)
-        return Keys(distance, visible, rows, length)
+        return Keys(distance, visible, torch.where(visible, 0.0, -math.inf), rows, length)
 
     def by_distance(self, q: Tensor, columns: Keys) -> Tensor | None:
         """Position and prior scores per listed distance, [B, H, T, L] or [H, L]; None when there are none."""
