@@ -235,8 +235,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         policy = self.policy
         policy.set_training_mode(False)
         state = self._acting
-        start = policy.without_cache(state).clone()  # the acting memory has spare room behind its rows
-        buffer.reset(start, start.previous_action, start.previous_reward)
+        buffer.reset(policy.without_cache(state), state.previous_action, state.previous_reward)
         callback.on_rollout_start()
         leaves = self._observed(self._last_obs)
         while not buffer.full:

@@ -122,17 +122,32 @@ def run_all(repetitions: int, threads: int | None) -> int:
 def summary(folder: Path) -> list[str]:
     """Lines of a Markdown table of what the commands wrote to ``folder``, in the order of the commands."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
-    for name in COMMANDS:
-        path = folder / f"{name}.csv"
-        if path.is_file():
-            with path.open(newline="") as file:
-                lines += [table_line(row) for row in csv.DictReader(file)]
+    lines += [f"| {' | '.join(table_cells(row))} |" for row in measured(folder)]
     if len(lines) == 2:
         raise SystemExit(f"no figures in {folder}; run python scripts/benchmark.py all")
     return lines
 
 
-def table_line(row: Mapping[str, Any]) -> str:
+def targets(folder: Path) -> list[str]:
+    """Lines of a short Markdown table: the rows that have a target, without their settings."""
+    lines = ["| what | ours | peer | ratio [range] | aim | reached |", "|---|---|---|---|---|---|"]
+    for row in measured(folder):
+        if row["target"]:
+            cells = table_cells(row)
+            lines.append(f"| {' | '.join([cells[0], *cells[2:]])} |")
+    return lines
+
+
+def measured(folder: Path) -> Iterator[dict[str, str]]:
+    """Rows of all CSV files, in the order of the commands."""
+    for name in COMMANDS:
+        path = folder / f"{name}.csv"
+        if path.is_file():
+            with path.open(newline="") as file:
+                yield from csv.DictReader(file)
+
+
+def table_cells(row: Mapping[str, Any]) -> list[str]:
     """One measurement. Without a peer the range is that of the value itself."""
     spread = f" [{row['low']}, {row['high']}]" if row["low"] and row["low"] != row["high"] else ""
     compared = bool(row["peer_name"])
@@ -145,7 +160,7 @@ def table_line(row: Mapping[str, Any]) -> str:
         row["target"],
         VERDICTS[row["met"]],
     )
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+    return [cell.replace("|", "/") for cell in cells]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Writes what the catalogue says into README.md and docs/backbone.md, between the catalogue markers.
+"""Writes into the documents what is known elsewhere: the catalogue, and the figures of docs/benchmarks/*.csv.
+
+A table stands between the markers of its name, `<!-- catalogue:start -->` and `<!-- catalogue:end -->`.
 
 python scripts/update_docs.py            # rewrite the files
 python scripts/update_docs.py --check    # exit 1 and name the files that differ
@@ -12,13 +14,16 @@ from rltransformers.backbone import PRESETS, catalogue
 from rltransformers.core.spec import Spec
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = (ROOT / "README.md", ROOT / "docs" / "backbone.md")
-START, END = "<!-- catalogue:start -->", "<!-- catalogue:end -->"
+sys.path.insert(0, str(ROOT))  # so that the benchmarks next to this file are found
+
+from scripts import benchmark  # noqa: E402
+
+FILES = (ROOT / "README.md", ROOT / "docs" / "backbone.md", ROOT / "docs" / "benchmarks" / "README.md")
 
 
 def main() -> int:
     """Exit status: 1 when ``--check`` finds a difference."""
-    parser = argparse.ArgumentParser(description="Write the catalogue tables into README.md and docs/backbone.md.")
+    parser = argparse.ArgumentParser(description="Write the generated tables into the documents.")
     parser.add_argument("--check", action="store_true", help="change nothing, fail when a file differs")
     check = parser.parse_args().check
     different = []
@@ -38,11 +43,13 @@ def main() -> int:
 
 def updated(text: str) -> str:
     """``text`` with everything between the markers replaced; unchanged where the markers are missing."""
-    if START not in text or END not in text:
-        return text
-    before, rest = text.split(START, 1)
-    _, after = rest.split(END, 1)
-    return f"{before}{START}\n{tables()}\n{END}{after}"
+    for name, table in TABLES.items():
+        start, end = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
+        if start in text and end in text:
+            before, rest = text.split(start, 1)
+            _, after = rest.split(end, 1)
+            text = f"{before}{start}\n{table()}\n{end}{after}"
+    return text
 
 
 def tables() -> str:
@@ -61,6 +68,19 @@ def row(spec: Spec) -> str:
     options = ", ".join(f"`{option}`" for option in spec.options_text()) or "-"
     cells = (f"`{spec.axis}`", f"`{spec.name}`", spec.id, summary + form, options, spec.paper)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def speed() -> str:
+    """The targets of speed and memory, with what was measured."""
+    return "\n".join(["", *benchmark.targets(benchmark.RESULTS), ""])
+
+
+def benchmarks() -> str:
+    """Every measured row."""
+    return "\n".join(["", *benchmark.summary(benchmark.RESULTS), ""])
+
+
+TABLES = {"catalogue": tables, "speed": speed, "benchmarks": benchmarks}
 
 
 if __name__ == "__main__":

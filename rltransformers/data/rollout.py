@@ -23,9 +23,11 @@ MemoryT = TypeVar("MemoryT", bound="Memory")
 
 
 class Memory(Protocol):
-    """What the buffer needs of a memory record: rows can be chosen."""
+    """What the buffer needs of a memory record: rows can be chosen, and it can be copied."""
 
     def __getitem__(self: MemoryT, rows: Tensor) -> MemoryT: ...
+
+    def clone(self: MemoryT) -> MemoryT: ...
 
 
 @dataclass(frozen=True)
@@ -99,15 +101,18 @@ class RolloutBuffer:
     def reset(
         self, memory: Any = None, previous_action: Tensor | None = None, previous_reward: Tensor | None = None
     ) -> None:
-        """Start a rollout whose first step sees ``memory`` (one row per environment)."""
+        """Start a rollout whose first step sees ``memory`` (one row per environment).
+
+        It is copied: what acting keeps is larger, because it has spare room for the steps to come.
+        """
         lead = (self.n_envs, self.n_steps)
         self.position = 0
-        self.memory = memory
+        self.memory = None if memory is None else memory.clone()
         self.previous_action = self._zeros((self.n_envs, *self.action_shape), self.action_dtype)
         if previous_action is not None:
-            self.previous_action = previous_action
+            self.previous_action = previous_action.clone()
         self.previous_reward = (
-            self._zeros((self.n_envs,), torch.float32) if previous_reward is None else previous_reward
+            self._zeros((self.n_envs,), torch.float32) if previous_reward is None else previous_reward.clone()
         )
         self.observations = {
             path: self._zeros((*lead, *shape), dtype) for path, (shape, dtype) in self.observation_leaves.items()

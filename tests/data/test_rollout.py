@@ -26,6 +26,9 @@ class Rows:
     def __getitem__(self, rows: Tensor) -> "Rows":
         return Rows(self.values[rows])
 
+    def clone(self) -> "Rows":
+        return Rows(self.values.clone())
+
 
 def filled(
     rewards: Tensor | None = None,
