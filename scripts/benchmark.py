@@ -10,7 +10,7 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,31 @@ class Command:
     function: str
     help: str
     threads: int = 1
+    laws: tuple[str, ...] = ()  # presets whose laws have to be green; attention commands check each variant themselves
 
 
+GTRXL, DECISION_TRANSFORMER = ("preset:gtrxl",), ("preset:decision_transformer",)
 COMMANDS = {
-    "gtrxl-loop": Command("online", "gtrxl_loop", "GTrXL: collecting and learning, against RecurrentPPO"),
-    "gtrxl-acting": Command("online", "gtrxl_acting", "GTrXL: one step of all environments with cached memory"),
-    "gtrxl-update": Command("online", "gtrxl_update", "GTrXL: segment updates, against one call per step"),
+    "gtrxl-loop": Command("online", "gtrxl_loop", "GTrXL: collecting and learning, against RecurrentPPO", laws=GTRXL),
+    "gtrxl-acting": Command(
+        "online", "gtrxl_acting", "GTrXL: one step of all environments with cached memory", laws=GTRXL
+    ),
+    "gtrxl-update": Command("online", "gtrxl_update", "GTrXL: segment updates, against one call per step", laws=GTRXL),
     "memory": Command("online", "memory", "GTrXL: bytes of memory per environment and of stored rollouts"),
     "dt-update": Command(
-        "offline", "dt_update", "Decision Transformer: training step, against transformers", threads=2
+        "offline",
+        "dt_update",
+        "Decision Transformer: training step, against transformers",
+        threads=2,
+        laws=DECISION_TRANSFORMER,
     ),
     "dt-sampling": Command("offline", "dt_sampling", "Decision Transformer: batches from a million steps"),
-    "dt-acting": Command("offline", "dt_acting", "Decision Transformer: playing episodes, against transformers"),
+    "dt-acting": Command(
+        "offline",
+        "dt_acting",
+        "Decision Transformer: playing episodes, against transformers",
+        laws=DECISION_TRANSFORMER,
+    ),
     "dt-load": Command("offline", "dt_load", "reading a million steps from D4RL and Minari: seconds and memory"),
     "recorder": Command("offline", "recorder", "steps per second of recording CartPole into Minari"),
     "windowed": Command("attention", "windowed", "windowed attention, against dense kernels and x-transformers"),
@@ -99,6 +112,9 @@ def run(name: str, repetitions: int, threads: int | None) -> int:
 
     torch.set_num_threads(threads)
     from scripts.benchmarks.harness import Row, report
+    from scripts.benchmarks.laws import require_green
+
+    require_green(command.laws)
 
     module = importlib.import_module(f"scripts.benchmarks.{command.module}")
     measure: Callable[..., Iterator[Row]] = getattr(module, command.function)
@@ -122,25 +138,31 @@ def run_all(repetitions: int, threads: int | None) -> int:
 def summary(folder: Path) -> list[str]:
     """Lines of a Markdown table of what the commands wrote to ``folder``, in the order of the commands."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
-    lines += [f"| {' | '.join(table_cells(row))} |" for row in measured(folder)]
+    lines += [f"| {' | '.join(table_cells(row))} |" for row in measured(folder, COMMANDS)]
     if len(lines) == 2:
         raise SystemExit(f"no figures in {folder}; run python scripts/benchmark.py all")
     return lines
 
 
 def targets(folder: Path) -> list[str]:
-    """Lines of a short Markdown table: the rows that have a target, without their settings."""
+    """Lines of a short Markdown table: the rows that have a target, without their settings; the catalogue in one."""
     lines = ["| what | ours | peer | ratio [range] | aim | reached |", "|---|---|---|---|---|---|"]
-    for row in measured(folder):
+    entries = list(measured(folder, ["catalogue"]))
+    for row in measured(folder, [name for name in COMMANDS if name != "catalogue"]):
         if row["target"]:
             cells = table_cells(row)
             lines.append(f"| {' | '.join([cells[0], *cells[2:]])} |")
+    if entries:
+        grown = sum(row["met"] == "True" for row in entries)
+        verdict = "yes" if grown == len(entries) else "**no**"
+        aim = "time, FLOPs and kept bytes grow as declared, T to 8192"
+        lines.append(f"| catalogue | {grown} of {len(entries)} entries | | | {aim} | {verdict} |")
     return lines
 
 
-def measured(folder: Path) -> Iterator[dict[str, str]]:
-    """Rows of all CSV files, in the order of the commands."""
-    for name in COMMANDS:
+def measured(folder: Path, commands: Iterable[str]) -> Iterator[dict[str, str]]:
+    """Rows of the CSV files of these commands."""
+    for name in commands:
         path = folder / f"{name}.csv"
         if path.is_file():
             with path.open(newline="") as file:
@@ -149,18 +171,27 @@ def measured(folder: Path) -> Iterator[dict[str, str]]:
 
 def table_cells(row: Mapping[str, Any]) -> list[str]:
     """One measurement. Without a peer the range is that of the value itself."""
-    spread = f" [{row['low']}, {row['high']}]" if row["low"] and row["low"] != row["high"] else ""
+    ours, peer, ratio, low, high = (short(row[name]) for name in ("ours", "peer", "ratio", "low", "high"))
+    spread = f" [{low}, {high}]" if row["low"] and row["low"] != row["high"] else ""
     compared = bool(row["peer_name"])
     cells = (
         row["name"],
         row["setting"],
-        f"{row['ours']} {row['unit']}{'' if compared else spread}",
-        f"{row['peer']} ({row['peer_name']})" if compared else "",
-        f"{row['ratio']}{spread}" if compared else "",
+        f"{ours} {row['unit']}{'' if compared else spread}",
+        f"{peer} ({row['peer_name']})" if compared else "",
+        f"{ratio}{spread}" if compared else "",
         row["target"],
         VERDICTS[row["met"]],
     )
     return [cell.replace("|", "/") for cell in cells]
+
+
+def short(number: str) -> str:
+    """Three digits, and no exponent for large numbers."""
+    if not number:
+        return ""
+    value = float(number)
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from rltransformers.envs.make import make_vec_env
 from rltransformers.training.experiment import CollectConfig, EnvironmentConfig
 
 
-def make_environment(config: EnvironmentConfig, seed: int) -> VecEnv:
+def make_environment(config: EnvironmentConfig, seed: int, monitor: bool = True) -> VecEnv:
     """The vector environment that a config describes, without normalisation."""
     return make_vec_env(
         config.id,
@@ -27,6 +27,7 @@ def make_environment(config: EnvironmentConfig, seed: int) -> VecEnv:
         env_kwargs=config.kwargs,
         wrappers=config.wrappers,
         processes=config.processes,
+        monitor=monitor,
     )
 
 
@@ -59,7 +60,7 @@ def collect_dataset(
     """
     parts = parse_behaviours(behaviours)
     _refuse_existing(dataset, overwrite)
-    env = make_environment(environment, seed)
+    env = make_environment(environment, seed, monitor=False)  # the recording holds returns and lengths itself
     try:
         if drop is not None:
             keep = _others(env.observation_space, drop)

@@ -470,19 +470,23 @@ def backward_of(forward: Callable[[], Tensor], parameters: Sequence[Tensor]) -> 
 
 
 def growth_row(costs: Sequence[Cost], declared: str, lengths: Sequence[int]) -> Row:
-    """Growth of work, kept memory and time between the two longest segments."""
-    last, largest = costs[-2], costs[-1]
+    """Growth of work and kept memory between the two longest segments, and of time over up to three doublings.
+
+    Two neighbouring times say little: one disturbed run among them moves the exponent by half.
+    """
+    first, last, largest = costs[max(0, len(costs) - 4)], costs[-2], costs[-1]
     expected = DECLARED[declared]
     flops, kept = growth(last.flops, largest.flops), growth(last.saved_bytes, largest.saved_bytes)
-    exponents = [growth(*pair) for pair in zip(last.runs, largest.runs, strict=True)]
+    ratio = largest.length / first.length
+    exponents = [growth(*pair, ratio) for pair in zip(first.runs, largest.runs, strict=True)]
     skipped = "" if largest.length == lengths[-1] else f"; longer segments exceed {MOST_SECONDS:g} s or 4 GB"
     row = absolute(
         largest.entry,
-        f"T {last.length} to {largest.length}, {SETTING}",
+        f"T {first.length} to {largest.length}, {SETTING}",
         "time exponent",
         exponents,
         f"<= {expected + 0.3:g}",
-        note=f"declared {declared}; exponents of FLOPs {flops:.2f} and kept bytes {kept:.2f} "
+        note=f"declared {declared}; from T {last.length} on exponents of FLOPs {flops:.2f} and kept bytes {kept:.2f} "
         f"(bound {expected + 0.15:g}); at T {largest.length}: {1e3 * largest.seconds:.1f} ms, "
         f"{largest.flops / 1e9:.3g} GFLOP forward, {largest.saved_bytes / 2**20:.1f} MB kept, "
         f"state {largest.state_bytes / 1024:.1f} kB{skipped}",

@@ -227,7 +227,7 @@ def dt_sampling(*, repetitions: int = 5) -> Iterator[Row]:
         seconds = repeat(sampling(sampler, batch, samples), repetitions)
         milliseconds = [1e3 * value / samples for value in seconds]
         setting = f"batch {batch}, K {CONTEXT}, 10^6 steps in 1,000 episodes, Box(11), Box(3)"
-        yield absolute("DT sampling", setting, "ms per batch", milliseconds, target)
+        yield absolute(f"DT sampling, batch {batch}", setting, "ms per batch", milliseconds, target)
 
 
 # --- dt-acting ---
