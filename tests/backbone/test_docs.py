@@ -39,7 +39,7 @@ def test_tables_name_every_entry_and_preset(update_docs: ModuleType) -> None:
 
 def test_text_without_markers_stays_as_it_is(update_docs: ModuleType) -> None:
     assert update_docs.updated("no markers") == "no markers"
-    old = f"a\n{update_docs.START}\nstale table\n{update_docs.END}\nb\n"
+    old = "a\n<!-- catalogue:start -->\nstale table\n<!-- catalogue:end -->\nb\n"
     new = update_docs.updated(old)
     assert new.startswith("a\n") and new.endswith("b\n") and "stale table" not in new
     assert update_docs.updated(new) == new
