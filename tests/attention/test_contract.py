@@ -78,15 +78,35 @@ def test_l2_cutting_a_call_into_blocks_changes_nothing(name: str, monkeypatch: p
 
 
 @every_case
-def test_l2_leaving_out_outputs_changes_neither_the_others_nor_the_state(name: str) -> None:
+def test_l2_acting_without_gradient_equals_the_segment_with_it(name: str) -> None:
+    """Other kernels and windows that are extended in place: the numbers have to be the same."""
+    case = case_of(name)
+    whole, _ = case.backbone(case.x.requires_grad_(), None, case.reset)
+    state, outputs = case.backbone.initial_state(len(case.x), cached=True), []
+    with torch.inference_mode():
+        for t in range(case.x.shape[1]):
+            case.backbone(case.x[:, t : t + 1] + 1, state, case.reset[:, t : t + 1])  # a path not taken
+            y, state = case.backbone(case.x[:, t : t + 1], state, case.reset[:, t : t + 1])
+            outputs.append(y)
+    case.close(torch.cat(outputs, 1), whole)
+    y, _ = case.backbone(case.x[:, :3], state, case.reset[:, :3])  # what acting leaves is fit for training
+    torch.autograd.grad(y.sum(), case.x)
+
+
+@every_case
+def test_l2_leaving_out_outputs_changes_neither_the_others_nor_the_state(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = case_of(name)
     valid = torch.rand(case.x.shape[:2], generator=torch.Generator().manual_seed(2)) > 0.2
-    for padding in (None, valid, torch.arange(case.x.shape[1]).expand_as(valid) < 17):
-        whole, state = case.backbone(case.x, None, case.reset, valid=padding)
-        for wanted in (slice(1, None, 3), slice(-1, None), slice(0, 0)):
-            part, after = case.backbone(case.x, None, case.reset, valid=padding, wanted=wanted)
-            case.close(part, whole[:, wanted])
-            case.close_states(after, state)
+    for smallest in (4, 1000):  # cut into blocks, and as a whole, where queries are left out as well
+        monkeypatch.setattr(softmax, "SMALLEST_BLOCK", smallest)
+        for padding in (None, valid, torch.arange(case.x.shape[1]).expand_as(valid) < 17):
+            whole, state = case.backbone(case.x, None, case.reset, valid=padding)
+            for wanted in (slice(1, None, 3), slice(-1, None), slice(0, 0)):
+                part, after = case.backbone(case.x, None, case.reset, valid=padding, wanted=wanted)
+                case.close(part, whole[:, wanted])
+                case.close_states(after, state)
 
 
 @every_case
