@@ -41,7 +41,7 @@ def append(
         joined = torch.cat([past, rows], 1)
         return joined, joined[:, time:]
     storage = _storages.pop(id(past), None)
-    if storage is None or storage.end + time > storage.rows.shape[1]:
+    if storage is None or storage.newest() is not past or storage.end + time > storage.rows.shape[1]:
         room = time + max(SMALLEST_ROOM, count // 4)
         storage = _Storage(past.new_empty(len(past), count + room, past.shape[2]), count, weakref.ref(past))
         storage.rows.narrow(1, 0, count).copy_(past)
