@@ -22,7 +22,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.record import Record
 from rltransformers.functional.dropout import dropout
 from rltransformers.functional.sinusoids import sinusoid
-from rltransformers.functional.windows import Tokens, episode_positions, places
+from rltransformers.functional.windows import Tokens, episode_positions, padded_behind, places
 from rltransformers.memory.interface import LayerState
 from rltransformers.positions.interface import Position
 
@@ -113,9 +113,7 @@ class Backbone(nn.Module):
                 f"state is for {state.batch_size} streams, x has {len(x)}; pass initial_state({len(x)}) or None"
             )
         order = None
-        if valid is not None and bool(
-            (valid[:, 1:] & ~valid[:, :-1]).any()
-        ):  # not yet: valid tokens first, then padding
+        if valid is not None and not padded_behind(valid):
             order = torch.argsort((~valid).to(torch.uint8), dim=1, stable=True)
             x, reset, timestep = (None if part is None else _take(part, order) for part in (x, reset, timestep))  # type: ignore[assignment]
         tokens = self.locate(x, state, reset, timestep, None if valid is None else valid.sum(1))

@@ -37,9 +37,7 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, LayerState, Tensor | None]:
         """Stream after the layer (of the ``wanted`` tokens only), its state, logits for the next layer."""
         y, after, carry = self.mix(x, state, tokens, carry, record, name, wanted)
-        if wanted is not EVERY:
-            x = x[:, wanted]
-        x = self.join_mixing.combine(x, y, record, name)
+        x = self.join_mixing.combine(x[:, wanted], y, record, name)
         return self.join_ff.combine(x, self.transform(x), record, f"{name}/ff"), after, carry
 
     def mix(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from rltransformers.core.errors import DataError, did_you_mean
 from rltransformers.core.spaces import leaf_spaces, leaf_values
-from rltransformers.data.spaces import infer_space
+from rltransformers.data.spaces import CHUNK_ROWS, infer_space
 from rltransformers.data.trajectories import Allocate, Trajectories, TrajectoryWriter, fit_leaf
 
 Array = npt.NDArray[Any]
@@ -25,7 +25,6 @@ Array = npt.NDArray[Any]
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 _OPTIONAL = ("timeouts", "next_observations")
 _JUMP = 1e-6  # largest difference between a next observation and the observation stored after it, within an episode
-_CHUNK_ROWS = 32_768
 _CACHE_BYTES = 0  # HDF5's 8 MiB per array stay full of chunks that are read once
 
 # Returns of a random and of an expert policy: D4RL's normalised score is 0 at the first and 100 at the second.
@@ -265,7 +264,7 @@ def _fit(name: str, kind: str, path: str, space: gym.Space[Any], rows: Any) -> A
 def _chunks(array: Any, rows: int | None = None) -> Iterator[slice]:
     """The first rows, all by default, some at a time: whole chunks of HDF5 arrays, to decompress each of them once."""
     rows, stored = len(array) if rows is None else rows, (getattr(array, "chunks", None) or (1,))[0]
-    step = max(_CHUNK_ROWS // stored, 1) * stored
+    step = max(CHUNK_ROWS // stored, 1) * stored
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from rltransformers.core.errors import DataError
 
-_CHUNK_ROWS = 32_768
+CHUNK_ROWS = 32_768  # checks, copies and statistics of a large array touch this many rows at a time
 
 
 def infer_space(values: Any, role: str, name: str) -> gym.Space[Any]:
@@ -52,7 +52,7 @@ def infer_space(values: Any, role: str, name: str) -> gym.Space[Any]:
 def _largest_magnitude(rows: Any) -> npt.NDArray[np.float64]:
     """Per component, over the finite rows: faulty rows are reported later, with their place."""
     largest = np.zeros(rows.shape[1:])
-    for start in range(0, len(rows), _CHUNK_ROWS):
-        chunk = np.abs(np.asarray(rows[start : start + _CHUNK_ROWS], np.float64))
+    for start in range(0, len(rows), CHUNK_ROWS):
+        chunk = np.abs(np.asarray(rows[start : start + CHUNK_ROWS], np.float64))
         largest = np.maximum(largest, np.where(np.isfinite(chunk), chunk, 0.0).max(axis=0))
     return largest

@@ -25,6 +25,7 @@ from scipy.signal import lfilter
 
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
 from rltransformers.core.spaces import check_supported, leaf_spaces, leaf_values, space_from_json, space_to_json
+from rltransformers.data.spaces import CHUNK_ROWS
 
 Array = npt.NDArray[Any]
 Space = gym.Space[Any]
@@ -34,7 +35,6 @@ Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
 FORMAT = "rltransformers-trajectories"
 FORMAT_VERSION = 1
 DESCRIPTION = "trajectories.json"
-_CHUNK_ROWS = 32_768  # checks and statistics of a memory-mapped set touch this many rows at a time
 
 
 @dataclass(frozen=True)
@@ -194,8 +194,8 @@ class Trajectories:
         acted = np.ones(len(leaf), bool)
         acted[self.offsets[1:] + np.arange(len(self))] = False
         total = np.zeros(leaf.shape[1:], np.float64)
-        for start in range(0, len(leaf), _CHUNK_ROWS):
-            chunk = slice(start, start + _CHUNK_ROWS)
+        for start in range(0, len(leaf), CHUNK_ROWS):
+            chunk = slice(start, start + CHUNK_ROWS)
             total += ((np.asarray(leaf[chunk], np.float64)[acted[chunk]] - centre) ** power).sum(axis=0)
         return np.asarray(total / self.steps)
 
@@ -625,8 +625,8 @@ def _check_contents(data: Trajectories) -> None:
 
 
 def _check_leaf(data: Trajectories, kind: str, path: str, space: Space, rows: Array, bounds: Array) -> None:
-    for start in range(0, len(rows), _CHUNK_ROWS):
-        chunk = np.asarray(rows[start : start + _CHUNK_ROWS])
+    for start in range(0, len(rows), CHUNK_ROWS):
+        chunk = np.asarray(rows[start : start + CHUNK_ROWS])
         good = _members(space, chunk)
         if good.all():
             continue

@@ -84,6 +84,11 @@ def episode_positions(before: Int[Tensor, " B"], reset: Bool[Tensor, "B T"]) -> 
     return index - start
 
 
+def padded_behind(valid: Bool[Tensor, "B T"]) -> bool:
+    """Whether all valid tokens come first and padding, if any, behind them."""
+    return not bool((valid[:, 1:] & ~valid[:, :-1]).any())
+
+
 def last_rows(rows: Tensor, count: int, tokens: Tokens) -> Tensor:
     """The newest ``count`` valid rows of ``[memory ; tokens]`` [B, S, ...]; zeros stand for rows that do not exist."""
     total, time = rows.shape[1], tokens.p.shape[1]

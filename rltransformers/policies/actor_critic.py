@@ -19,6 +19,7 @@ from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
+from rltransformers.attention.interface import EVERY
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
 from rltransformers.core.spaces import check_supported, leaf_spaces
@@ -27,6 +28,8 @@ from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.observations import fit_observation, tree_space
 
 Space = gym.Space[Any]
+NOTHING = slice(0, 0)
+"""No step: only the memory after them is asked for."""
 
 
 @dataclass(frozen=True)
@@ -305,9 +308,10 @@ class GTrXLPolicy(BasePolicy):
         previous_actions, previous_rewards = previous_steps(segment)
         state: PolicyState = segment.memory
         steps = (segment.observations, previous_actions, previous_rewards, segment.first)
-        actor, critic = self.actor.remember(*steps, state.actor), state.critic
+        _, actor = self.actor(*steps, state.actor, None, NOTHING)
+        critic = state.critic
         if self.critic is not None:
-            critic = self.critic.remember(*steps, state.critic)
+            _, critic = self.critic(*steps, state.critic, None, NOTHING)
         return PolicyState(actor, critic, segment.actions[:, -1], segment.rewards[:, -1])
 
     @torch.inference_mode()
@@ -471,23 +475,12 @@ class TokenBackbone(nn.Module):
         first: Tensor,
         state: State | None,
         record: Record | None,
+        wanted: slice = EVERY,
     ) -> tuple[Tensor, State]:
+        """Features of the ``wanted`` steps, and the memory after all of them."""
         tokens = self.tokens(observations, previous_actions, previous_rewards, first)
-        features, memory = self.backbone(tokens, state, first, record=record)
+        features, memory = self.backbone(tokens, state, first, wanted=wanted, record=record)
         return features, memory
-
-    def remember(
-        self,
-        observations: Mapping[str, Tensor],
-        previous_actions: Tensor,
-        previous_rewards: Tensor,
-        first: Tensor,
-        state: State | None,
-    ) -> State:
-        """The memory after the steps, without their features."""
-        tokens = self.tokens(observations, previous_actions, previous_rewards, first)
-        _, memory = self.backbone(tokens, state, first, wanted=slice(0, 0))
-        return memory
 
 
 def _stored_action_encoder(action_space: Space, width: int) -> ObservationEncoder:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.spaces import leaf_spaces
+from rltransformers.functional.windows import padded_behind
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.encoders import ObservationEncoder
 
@@ -120,7 +121,7 @@ class DecisionPolicy(nn.Module):
         group = self.tokens_per_step
         # Padding behind the valid steps is never looked at; only what averages over tokens has to know of it.
         averages = record is not None and (record.weights or bool(self.backbone.aux_weights))
-        told = averages or bool((valid[:, 1:] & ~valid[:, :-1]).any())
+        told = averages or not padded_behind(valid)
         features, _ = self.backbone(  # nothing is predicted from the last action
             tokens[:, :-1],
             valid=valid.repeat_interleave(group, 1)[:, :-1] if told else None,

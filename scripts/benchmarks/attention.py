@@ -26,7 +26,18 @@ from rltransformers.backbone import catalogue as entries
 from rltransformers.functional import recurrences
 from rltransformers.functional.windows import Tokens
 from scripts.benchmarks.counting import cost
-from scripts.benchmarks.harness import RESULTS, ROOT, Row, Timed, absolute, interleave, machine, meets, timed
+from scripts.benchmarks.harness import (
+    RESULTS,
+    ROOT,
+    Row,
+    Timed,
+    absolute,
+    interleave,
+    machine,
+    meets,
+    resident_bytes,
+    timed,
+)
 from scripts.benchmarks.laws import require_green
 
 HEADS, HEAD_DIM = 4, 32
@@ -315,19 +326,11 @@ def train_once(length: int, threads: int, settings: Mapping[str, Any]) -> dict[s
     backbone = Backbone(BackboneConfig(width=WIDTH, heads=HEADS, layers=2, memory=WINDOW - 1, **settings))
     optimizer = torch.optim.AdamW(backbone.parameters())
     x = torch.randn(1, length, WIDTH)
-    before, began = peak_mb(), time.perf_counter()
+    before, began = resident_bytes("VmHWM"), time.perf_counter()
     backbone(x)[0].square().mean().backward()
     optimizer.step()
-    return {"seconds": time.perf_counter() - began, "before_mb": before, "peak_mb": peak_mb()}
-
-
-def peak_mb() -> float:
-    """Largest resident memory of this process; ``ru_maxrss`` would count what a parent held before the start."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        raise SystemExit("peak memory is read from /proc/self/status, which this system lacks; run on Linux")
-    line = next(each for each in status.read_text().splitlines() if each.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
+    seconds, peak = time.perf_counter() - began, resident_bytes("VmHWM")
+    return {"seconds": seconds, "before_mb": before / 2**20, "peak_mb": peak / 2**20}
 
 
 # --- catalogue ---

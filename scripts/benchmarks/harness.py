@@ -158,6 +158,23 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def parameters(module: torch.nn.Module) -> int:
+    """Number of weights."""
+    return sum(weight.numel() for weight in module.parameters())
+
+
+def resident_bytes(kind: str) -> int:
+    """Memory of this process now ("VmRSS") or at its highest ("VmHWM").
+
+    ``ru_maxrss`` would count what a parent held before the start.
+    """
+    status = Path("/proc/self/status")
+    if not status.exists():
+        raise SystemExit("memory is read from /proc/self/status, which this system lacks; run on Linux")
+    line = next(each for each in status.read_text().splitlines() if each.startswith(kind))
+    return 1024 * int(line.split()[1])
+
+
 def report(name: str, rows: Iterable[Row]) -> list[Row]:
     """Print the table of ``rows`` as they come and write ``docs/benchmarks/<name>.csv`` and ``.json`` at the end."""
     facts = machine()
@@ -168,13 +185,12 @@ def report(name: str, rows: Iterable[Row]) -> list[Row]:
         done.append(row)
         print(line(row), flush=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
+    table = [{key: rounded(value) for key, value in asdict(row).items()} for row in done]
     with (RESULTS / f"{name}.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, [*Row.__dataclass_fields__, "device", "commit", "date"])
         writer.writeheader()
-        for row in done:
-            known = {key: rounded(value) for key, value in asdict(row).items()}
-            writer.writerow(known | {key: facts[key] for key in ("device", "commit", "date")})
-    whole = {"machine": facts, "rows": [{key: rounded(value) for key, value in asdict(row).items()} for row in done]}
+        writer.writerows(known | {key: facts[key] for key in ("device", "commit", "date")} for known in table)
+    whole = {"machine": facts, "rows": table}
     (RESULTS / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
     print(f"\nwritten: {RESULTS.relative_to(ROOT)}/{name}.csv and .json")
     return done

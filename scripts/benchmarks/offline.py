@@ -28,7 +28,7 @@ from rltransformers.cli.collect import collect_dataset
 from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories, record, write_minari
 from rltransformers.policies.decision import ActingMode
 from rltransformers.training.experiment import EnvironmentConfig
-from scripts.benchmarks.harness import ROOT, Row, absolute, interleave, repeat
+from scripts.benchmarks.harness import ROOT, Row, absolute, interleave, parameters, repeat, resident_bytes
 
 Floats = npt.NDArray[np.float32]
 
@@ -114,11 +114,6 @@ def peer_model() -> nn.Module:
     }
     model: nn.Module = DecisionTransformerModel(DecisionTransformerConfig(**options))
     return model
-
-
-def parameters(module: nn.Module) -> int:
-    """Number of weights."""
-    return sum(weight.numel() for weight in module.parameters())
 
 
 # --- dt-update ---
@@ -455,15 +450,6 @@ def cold(source: Path) -> float:
     began = time.perf_counter()
     load_trajectories(source)
     return time.perf_counter() - began
-
-
-def resident_bytes(kind: str) -> int:
-    """Memory of this process now ("VmRSS") or at its highest ("VmHWM")."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        raise SystemExit("memory is read from /proc/self/status, which this system lacks; run on Linux")
-    line = next(each for each in status.read_text().splitlines() if each.startswith(kind))
-    return 1024 * int(line.split()[1])
 
 
 def held_bytes(data: Trajectories) -> int:

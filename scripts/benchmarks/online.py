@@ -23,7 +23,7 @@ from rltransformers.agents import GTrXLPPO
 from rltransformers.algorithms.ppo import ppo_loss
 from rltransformers.data.rollout import RolloutBuffer, Segment, minibatches
 from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState
-from scripts.benchmarks.harness import Pair, Row, interleave, meets
+from scripts.benchmarks.harness import Pair, Row, interleave, meets, parameters
 
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (8,), np.float32)
 ACTIONS = spaces.Discrete(4)
@@ -187,11 +187,6 @@ def no_value(_: Any) -> None:
 def rest(whole: Sequence[float], part: Sequence[float]) -> list[float]:
     """Seconds of the whole without the part."""
     return [a - b for a, b in zip(whole, part, strict=True)]
-
-
-def parameters(module: nn.Module) -> int:
-    """Number of trainable numbers."""
-    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
 # Acting

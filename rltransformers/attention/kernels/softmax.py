@@ -26,9 +26,7 @@ from rltransformers.functional.dropout import dropout
 from rltransformers.functional.windows import Tokens
 from rltransformers.positions.interface import Position
 
-FEW_QUERIES = (
-    8  # up to here the fused kernel is faster: it reads keys where they lie instead of moving them head by head
-)
+FEW_QUERIES = 8  # up to here the fused kernel is faster: it reads keys where they lie, not moved head by head
 SMALLEST_BLOCK = 32  # tokens; smaller blocks cost more in small products than they save in keys outside the window
 
 
