@@ -14,6 +14,7 @@ from rltransformers.envs.wrappers import (
     DropIndices,
     DropUnsupported,
     FlatDict,
+    GridSymbols,
     History,
     KeepIndices,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "DropUnsupported",
     "FiniteVecEnv",
     "FlatDict",
+    "GridSymbols",
     "GymnasiumVecEnv",
     "History",
     "KeepIndices",

@@ -153,6 +153,37 @@ class DropUnsupported(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstru
         return _supported_part(self.env.observation_space, observation)
 
 
+class GridSymbols(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
+    """MiniGrid's view as what it is: H x W cells of three symbols (object, colour, state), not an image of bytes.
+
+    The observation is a Dict of ``symbols`` (MultiDiscrete, 3 H W indices) and ``direction`` (Discrete 4), without the
+    mission. An index goes through an embedding table here and through one-hot in Stable-Baselines3.
+
+    Raises:
+        ConfigError: for an environment whose observation has no ``image`` of three bytes per cell and no ``direction``.
+    """
+
+    SYMBOLS = (11, 6, 4)  # kinds of objects, of colours, and of states (an agent's state is its direction)
+
+    def __init__(self, env: Env) -> None:
+        RecordConstructorArgs.__init__(self)
+        gymnasium.ObservationWrapper.__init__(self, env)
+        fields = env.observation_space.spaces if isinstance(env.observation_space, spaces.Dict) else {}
+        shape = getattr(fields.get("image"), "shape", None) or ()
+        if len(shape) != 3 or shape[2] != len(self.SYMBOLS) or "direction" not in fields:
+            raise ConfigError(f"GridSymbols is for the views of MiniGrid and BabyAI, got {env.observation_space}")
+        choices = np.tile(self.SYMBOLS, shape[0] * shape[1])
+        self.observation_space = spaces.Dict(
+            {"direction": fields["direction"], "symbols": spaces.MultiDiscrete(choices)}
+        )
+
+    def observation(self, observation: Any) -> dict[str, Any]:
+        return {
+            "direction": observation["direction"],
+            "symbols": np.asarray(observation["image"], np.int64).reshape(-1),
+        }
+
+
 class CopyObservation(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
     """Observations that the environment will not write into again.
 
@@ -188,7 +219,7 @@ class FlatDict(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArg
 
 WRAPPERS: dict[str, type[gymnasium.Wrapper[Any, Any, Any, Any]]] = {
     wrapper.__name__: wrapper
-    for wrapper in (KeepIndices, DropIndices, History, DropUnsupported, CopyObservation, FlatDict)
+    for wrapper in (KeepIndices, DropIndices, History, DropUnsupported, GridSymbols, CopyObservation, FlatDict)
 }
 """The wrappers that a configuration can name."""
 

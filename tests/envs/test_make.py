@@ -213,4 +213,5 @@ def test_popgym_runs_when_installed() -> None:
 
 def test_minigrid_runs_when_installed() -> None:
     pytest.importorskip("minigrid")
-    rows(make_vec_env("MiniGrid-MemoryS7-v0", 2, seed=0, wrappers=["DropUnsupported"]))
+    for wrapper in ("DropUnsupported", "GridSymbols"):
+        rows(make_vec_env("MiniGrid-MemoryS7-v0", 2, seed=0, wrappers=[wrapper]))

@@ -16,6 +16,7 @@ from rltransformers.envs import (
     DropIndices,
     DropUnsupported,
     FlatDict,
+    GridSymbols,
     History,
     KeepIndices,
 )
@@ -42,6 +43,7 @@ class Shown(gymnasium.Env[Any, Any]):
 
 
 VECTOR = spaces.Box(np.arange(-5, 0, dtype=np.float64), np.arange(5, dtype=np.float64), dtype=np.float64)
+GRID = spaces.Box(np.zeros((2, 3, 3), np.uint8), np.tile(np.array([10, 5, 3], np.uint8), (2, 3, 1)), dtype=np.uint8)
 NESTED = spaces.Dict(
     {
         "said": spaces.Text(5),
@@ -112,6 +114,8 @@ def test_the_velocity_table_lists_what_velocities_alone_change(env_id: str) -> N
         (lambda: KeepIndices(Shown(NESTED), [0]), "vector observation"),
         (lambda: FlatDict(Shown(VECTOR)), "only Dict and Tuple"),
         (lambda: DropUnsupported(Shown(spaces.Text(4))), "no field"),
+        (lambda: GridSymbols(Shown(VECTOR)), "MiniGrid"),
+        (lambda: GridSymbols(Shown(spaces.Dict({"image": GRID}))), "MiniGrid"),
         (lambda: History(Shown(VECTOR), False, False, False), "adds nothing"),
         (lambda: History(Shown(VECTOR, spaces.Tuple([spaces.Discrete(2)]))), "previous_action=False"),
     ],
@@ -165,6 +169,16 @@ def test_unsupported_fields_are_dropped_at_any_depth() -> None:
     image = spaces.Box(0, 255, (4, 4, 3), np.uint8)
     assert env.observation_space == spaces.Dict({"pair": spaces.Tuple([spaces.Discrete(3)]), "image": image})
     run(env)
+
+
+def test_a_grid_of_symbols_keeps_every_symbol_of_every_cell() -> None:
+    env = Shown(spaces.Dict({"image": GRID, "direction": spaces.Discrete(4), "mission": spaces.Text(9)}))
+    wrapped = GridSymbols(env)
+    assert set(wrapped.observation_space) == {"direction", "symbols"}  # type: ignore[call-overload]  # a Dict iterates keys
+    observation, _ = wrapped.reset()
+    np.testing.assert_array_equal(observation["symbols"].reshape(2, 3, 3), env.shown["image"])
+    assert observation["direction"] == env.shown["direction"]
+    run(wrapped)
 
 
 def test_a_nested_observation_becomes_a_flat_dict_by_path() -> None:
