@@ -1,0 +1,278 @@
+"""Runs a suite of results and writes its CSV, table and pictures: `python scripts/reproduce.py SUITE`.
+
+A suite is a YAML in configs/suites/ (tasks x variants x seeds). Runs that stand in the CSV are skipped, killed ones go
+on from their last checkpoint. docs/results/README.md explains the figures.
+"""
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # so that the modules next to this file are found
+
+from rltransformers.core.errors import ConfigError, DataError  # noqa: E402
+from scripts.results import cell as cells  # noqa: E402
+from scripts.results import report  # noqa: E402
+from scripts.results.aims import number  # noqa: E402
+from scripts.results.suites import Cell, Suite, chosen, read_suite  # noqa: E402
+from scripts.results.table import Row, current, locked, matches, read_rows, record  # noqa: E402
+
+RESULTS = ROOT / "docs" / "results"
+RUNS = ROOT / "runs" / "results"
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+LOG_LINES = 15
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Exit status: 0 all there, 1 a run failed, 2 refused with a reason, 130 interrupted."""
+    arguments = parser().parse_args(words)
+    try:
+        suite = read_suite(arguments.suite)
+        work = Work(suite, *folders(arguments.results, arguments.runs), arguments.behaviours)
+        failed = 0
+        if not arguments.report:
+            wanted = chosen(list(suite.cells(arguments.seeds)), arguments.only)
+            failed = work.do(wanted, arguments.jobs, arguments.dry_run)
+        if not arguments.dry_run:
+            for path in report.write(suite, work.results):
+                print(f"written  {shown(path)}")
+        return 1 if failed else 0
+    except (ConfigError, DataError) as error:
+        print(f"reproduce: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("suite", metavar="SUITE", help="name in configs/suites, or a YAML file")
+    made.add_argument("--seeds", type=positive, metavar="N", help="seeds per variant (default: as the suite says)")
+    made.add_argument("--jobs", type=positive, default=cores(), metavar="J", help="runs at a time (default: the cores)")
+    made.add_argument(
+        "--only", nargs="+", action="extend", default=[], metavar="TASK[/VARIANT]", help="leave out others"
+    )
+    made.add_argument("--results", metavar="DIR", help="for CSV, table and pictures (default: docs/results)")
+    made.add_argument(
+        "--runs", metavar="DIR", help="for run folders (default: runs/results; with --results DIR: DIR/runs)"
+    )
+    made.add_argument("--behaviours", metavar="DIR", help="trained policies that missing datasets are recorded from")
+    made.add_argument("--dry-run", action="store_true", help="say what would run, and stop")
+    made.add_argument("--report", action="store_true", help="run nothing; table and pictures anew from the CSV")
+    return made
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1.
+
+    Raises:
+        ArgumentTypeError: for anything else.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def folders(results: str | None, runs: str | None) -> tuple[Path, Path]:
+    """Where results and runs go. Other results do not reuse the runs of the committed ones: they repeat them."""
+    if results is None:
+        return RESULTS, Path(runs).resolve() if runs else RUNS
+    return Path(results).resolve(), Path(runs or f"{results}/runs").resolve()
+
+
+@dataclass
+class Work:
+    """The runs of one suite, in one results folder."""
+
+    suite: Suite
+    results: Path
+    runs: Path
+    behaviours: str | None = None
+
+    @property
+    def csv(self) -> Path:
+        """The suite's figures."""
+        return self.results / f"{self.suite.name}.csv"
+
+    @property
+    def lock(self) -> Path:
+        """Held while the CSV is rewritten."""
+        return self.runs / f"{self.suite.name}.lock"
+
+    def folder(self, cell: Cell) -> Path:
+        """Run folder of a cell."""
+        return self.runs / self.suite.name / cell.task / cell.folder
+
+    def do(self, wanted: Sequence[Cell], jobs: int, dry_run: bool = False) -> int:
+        """Run what is missing, ``jobs`` at a time; the number of cells that failed."""
+        done = current(self.suite, read_rows(self.csv))
+        missing = [cell for cell in wanted if cell.key not in done]
+        if not dry_run:
+            missing = [cell for cell in missing if not self._collected(cell)]
+        seconds = remaining(missing, done.values(), jobs)
+        print(
+            f"{self.suite.text.title}: {len(wanted)} runs, {len(wanted) - len(missing)} done, {len(missing)} to do, "
+            f"{jobs} at a time{about(seconds)}; logs beside the run folders in {shown(self.runs / self.suite.name)}",
+            flush=True,
+        )
+        if dry_run:
+            for cell in missing:
+                print(f"  {cell}  {shown(self.folder(cell))}")
+            return 0
+        self._make_datasets(missing)
+        return self._run(missing, jobs)
+
+    def _collected(self, cell: Cell) -> bool:
+        """Record the row that a cell left when the process that ordered it was killed."""
+        row = cells.read_row(self.folder(cell))
+        if row is None or not matches(row, cell):
+            return False
+        record(self.csv, self.lock, self.suite, row)
+        return True
+
+    def _run(self, missing: Sequence[Cell], jobs: int) -> int:
+        waiting, failed, count = list(missing), 0, 0
+        running: dict[Cell, subprocess.Popen[str]] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    cell = waiting.pop(0)
+                    running[cell] = self._start(cell)
+                time.sleep(0.1)
+                for cell in [cell for cell, process in running.items() if process.poll() is not None]:
+                    status = running.pop(cell).returncode
+                    count += 1
+                    left = [*running, *waiting]
+                    failed += not self._finish(cell, status, f"[{count}/{len(missing)}]", left, jobs)
+        finally:
+            for process in running.values():
+                process.terminate()
+            for process in running.values():
+                process.wait()
+        return failed
+
+    def _start(self, cell: Cell) -> subprocess.Popen[str]:
+        folder, task = self.folder(cell), self.suite.tasks[cell.task]
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        with folder.with_name(f"{folder.name}.log").open("a") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "scripts.results.cell"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | ONE_THREAD | {"PYTHONPATH": path},
+                text=True,
+            )
+        assert process.stdin is not None  # stays open: the cell ends when it closes
+        process.stdin.write(cells.order_of(cell, folder, task.score, task.target, self.suite.text.metrics))
+        process.stdin.flush()
+        return process
+
+    def _finish(self, cell: Cell, status: int, place: str, left: Sequence[Cell], jobs: int) -> bool:
+        folder = self.folder(cell)
+        row = cells.read_row(folder) if status == 0 else None
+        if row is None or not matches(row, cell):
+            log = folder.with_name(f"{folder.name}.log")
+            print(f"{place} FAILED (status {status}): {cell}; the last lines of {shown(log)}:", flush=True)
+            print("\n".join(f"    {line}" for line in log.read_text().splitlines()[-LOG_LINES:]), flush=True)
+            return False
+        record(self.csv, self.lock, self.suite, row)
+        seconds = remaining(left, current(self.suite, read_rows(self.csv)).values(), jobs)
+        print(
+            f"{place} {cell}: {number(row.score)} after {row.wall_seconds / 60:.1f} min; "
+            f"{len(left)} left{about(seconds)}",
+            flush=True,
+        )
+        return True
+
+    def _make_datasets(self, missing: Sequence[Cell]) -> None:
+        """Record the datasets that these cells need and that are not on this machine."""
+        from minari.storage import get_dataset_path  # slow to import
+
+        needed = [cell.config.dataset.id for cell in missing if cell.config.dataset is not None]
+        for dataset, words in self.suite.text.datasets.items():
+            if dataset not in needed or (get_dataset_path(dataset) / "data").exists():
+                continue
+            command = [*shlex.split(with_behaviours(words, dataset, self.behaviours)), "--dataset", dataset]
+            with locked(self.runs / f"{self.suite.name}.datasets.lock"):
+                if (get_dataset_path(dataset) / "data").exists():
+                    continue  # another process has just recorded it
+                print(f"recording {dataset}: rltransformers collect {shlex.join(command)}", flush=True)
+                done = subprocess.run(
+                    [sys.executable, "-m", "rltransformers.cli.main", "collect", *command],
+                    env=os.environ | ONE_THREAD,
+                    stdout=subprocess.DEVNULL,
+                    check=False,
+                )
+            if done.returncode:
+                raise DataError(f"dataset {dataset} could not be recorded; the reason stands above")
+
+
+def with_behaviours(words: str, dataset: str, folder: str | None) -> str:
+    """The arguments of `collect` with the folder of trained policies.
+
+    Raises:
+        ConfigError: when it is needed and not given, or files are missing in it.
+    """
+    expected = re.findall(r"\{behaviours\}/([^\s:=]+)", words)
+    if not expected:
+        return words
+    if folder is None:
+        raise ConfigError(
+            f"dataset {dataset} is missing and recorded from trained policies: give --behaviours DIR, a folder that "
+            f"holds {', '.join(dict.fromkeys(expected))}"
+        )
+    lacking = [name for name in dict.fromkeys(expected) if not (Path(folder) / name).is_file()]
+    if lacking:
+        raise ConfigError(f"--behaviours {folder} lacks {', '.join(lacking)}, which dataset {dataset} is recorded from")
+    return words.replace("{behaviours}", shlex.quote(str(Path(folder).resolve())))
+
+
+def remaining(left: Sequence[Cell], rows: Iterable[Row], jobs: int) -> float | None:
+    """Seconds that these cells will take, from runs of the same variant, else task, else any; None without runs."""
+    known: dict[tuple[str, ...], list[float]] = {}
+    for row in rows:
+        if row.steps_per_second is not None:  # scoring a dataset says nothing about training
+            for key in ((row.task, row.variant), (row.task,), ()):
+                known.setdefault(key, []).append(row.wall_seconds)
+    if not known or not left:
+        return None
+    total = 0.0
+    for cell in left:
+        keys: list[tuple[str, ...]] = [(cell.task, cell.variant), (cell.task,), ()]
+        times = next(known[key] for key in keys if key in known)
+        total += 0.0 if cell.of_data else sum(times) / len(times)
+    return total / min(jobs, len(left))
+
+
+def about(seconds: float | None) -> str:
+    """A time in words, with a comma before it."""
+    if seconds is None:
+        return ""
+    minutes = max(1, round(seconds / 60))
+    return f", about {minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f", about {minutes} min"
+
+
+def shown(path: Path) -> Path:
+    """A path inside the project without the project."""
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,253 @@
+"""One cell in a process of its own: `python -m scripts.results.cell`, started by scripts/reproduce.py.
+
+The order stands in the first line of standard input; when the input ends, whoever ordered is gone, and so is this.
+Beside the run folder lie NAME.log, NAME.clock (seconds so far) and NAME.lock; the row is left in it as row.json.
+"""
+
+import csv
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sb3_contrib import RecurrentPPO
+from torch import Tensor
+
+from rltransformers.agents.decision_transformer import DecisionTransformer
+from rltransformers.cli import runs
+from rltransformers.cli.agents import build_agent
+from rltransformers.cli.collect import collect_episodes
+from rltransformers.core.errors import CheckpointError, ConfigError, DataError, MissingExtraError
+from rltransformers.data import load_trajectories
+from rltransformers.data.trajectories import Trajectories
+from rltransformers.training.evaluation import EvaluationResult
+from rltransformers.training.experiment import ExperimentConfig, build_experiment, read_experiment
+from rltransformers.training.run_folder import RunFolder
+from scripts.benchmarks import harness
+from scripts.results.suites import ROOT, Cell, config_hash
+from scripts.results.table import COLUMNS, Result, Row, locked, score_of
+
+CODE = ("rltransformers", "agents", "envs", "scripts/results", "scripts/reproduce.py")
+PACKAGES = ("torch", "stable-baselines3", "gymnasium", "rltransformers")
+
+
+def order_of(cell: Cell, folder: Path, score: str, target: float | None, metrics: Sequence[str]) -> str:
+    """What this module reads from standard input: one line of JSON."""
+    values = {name: getattr(cell, name) for name in ("task", "variant", "seed", "config_hash", "of_data")}
+    values |= {"config": cell.config.to_dict(), "folder": str(folder)}
+    return json.dumps(values | {"score": score, "target": target, "metrics": list(metrics)}) + "\n"
+
+
+def main() -> int:
+    """Do what is ordered; the exit status: 0 done, 2 refused with a reason."""
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    folder = Path(order["folder"])
+    try:
+        with locked(folder.with_name(f"{folder.name}.lock"), wait=False):
+            row = measure(order)
+            write_row(folder, row)
+    except BlockingIOError:
+        print(f"another process is at {folder}", file=sys.stderr)
+        return 2
+    except (ConfigError, DataError, CheckpointError, MissingExtraError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def measure(order: Mapping[str, Any]) -> Row:
+    """Train, or go on with training, or score the dataset; all there is to know about it."""
+    config = build_experiment(order["config"])
+    row = Row(
+        order["task"], order["variant"], order["seed"], 0.0, 0, 0, 0.0, config_hash=order["config_hash"],
+        commit=commit(), versions=versions(), machine=machine(), date=time.strftime("%Y-%m-%d"),
+    )  # fmt: skip
+    if order["of_data"]:
+        row = _data_row(row, config, order["score"])
+    else:
+        row = _run_row(row, config, Path(order["folder"]), order["score"], order["target"], order["metrics"])
+    return replace(row, score=score_of(row.results, order["score"], order["target"]))
+
+
+def read_row(folder: Path) -> Row | None:
+    """The row that a cell left in its folder."""
+    path = folder / "row.json"
+    return Row(**json.loads(path.read_text())) if path.is_file() else None
+
+
+def write_row(folder: Path, row: Row) -> None:
+    """Leave the row in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / "row.tmp"
+    temporary.write_text(json.dumps(asdict(row)))
+    os.replace(temporary, folder / "row.json")
+
+
+# Runs
+
+
+def _run_row(
+    row: Row, config: ExperimentConfig, path: Path, score: str, target: float | None, metrics: Sequence[str]
+) -> Row:
+    clock = path.with_name(f"{path.name}.clock")
+    before = _begin(clock, path, config)
+    began = time.time()
+    if before is None:
+        shutil.rmtree(path, ignore_errors=True)
+        config = replace(config, output=str(path.parent), seed=row.seed)
+        folder, results = runs.train(path.name, config)
+    else:
+        folder, results = runs.resume(str(path), [])
+    seconds = (before or 0.0) + time.time() - began
+    agent = build_agent(config, folder.last, training=False)
+    try:
+        steps = agent.steps_done
+        row = replace(row, parameters=harness.parameters(agent.model.policy), state_bytes=state_bytes(agent.model))
+    finally:
+        agent.close()
+    curve = [[step, score_of(shortened(each), score, target)] for step, each in folder.read_evaluations()]
+    return replace(
+        row, episodes=len(results[0].returns), steps=steps, wall_seconds=seconds, steps_per_second=steps / seconds,
+        results=shortened(results), curve=curve, metrics=last_metrics(folder.metrics, metrics),
+    )  # fmt: skip
+
+
+def _begin(clock: Path, path: Path, config: ExperimentConfig) -> float | None:
+    """Seconds that earlier processes spent on what ``last.zip`` holds; None when the run has to start anew."""
+    before = None
+    if resumable(path, config) and clock.is_file():
+        past = json.loads(clock.read_text())
+        before = past["before"] + max(0.0, (path / "last.zip").stat().st_mtime - past["began"])
+    temporary = clock.with_suffix(".clock-tmp")
+    temporary.write_text(json.dumps({"before": before or 0.0, "began": time.time()}))
+    os.replace(temporary, clock)
+    return before
+
+
+def resumable(path: Path, config: ExperimentConfig) -> bool:
+    """Whether the folder holds a checkpoint of a run with this config."""
+    folder = RunFolder(path)
+    if not (folder.config.is_file() and folder.last.is_file()):
+        return False
+    environment = config.environment
+    normalized = environment.normalize_observation or environment.normalize_reward
+    if config.agent == "recurrent_ppo" and normalized and not (path / "last.normalization.zip").is_file():
+        return False  # killed between the two files of its first checkpoint
+    try:
+        return config_hash(read_experiment(folder.config)) == config_hash(config)
+    except ConfigError:
+        return False
+
+
+def shortened(results: Sequence[EvaluationResult]) -> list[Result]:
+    """Results without their episodes."""
+    return [
+        {
+            "target_return": result.target_return,
+            "return_mean": result.mean,
+            "return_std": result.std,
+            "success_rate": result.success_rate,
+        }
+        for result in results
+    ]
+
+
+def last_metrics(path: Path, names: Sequence[str]) -> dict[str, float]:
+    """Last logged value of each metric; those that a run does not log are left out."""
+    wanted = [name for name in names if name not in COLUMNS]
+    if not wanted or not path.is_file():
+        return {}
+    found: dict[str, float] = {}
+    with path.open(newline="") as file:
+        for line in csv.DictReader(file):
+            found |= {name: float(line[name]) for name in wanted if line.get(name)}
+    return found
+
+
+def state_bytes(model: Any) -> int:
+    """Bytes that acting carries from step to step for one environment."""
+    if isinstance(model, RecurrentPPO):
+        shape: Any = model.policy.lstm_hidden_state_shape
+        return 2 * 4 * int(np.prod(list(shape)))  # hidden and cell of the actor, float32
+    if isinstance(model, DecisionTransformer):
+        return sum(tensor.nbytes for tensor in _tensors(vars(model.actor().initial_state(1))))
+    return sum(tensor.nbytes for tensor in _tensors(model.policy.initial_state(1).tensors()))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif value is not None:
+        for part in (value if isinstance(value, Mapping) else vars(value)).values():
+            yield from _tensors(part)
+
+
+# Data
+
+
+def _data_row(row: Row, config: ExperimentConfig, score: str) -> Row:
+    began = time.time()
+    assert config.dataset is not None
+    if config.dataset.collect is None:
+        data = load_trajectories(config.dataset.id)
+    else:
+        data = collect_episodes(config.environment, config.dataset.collect, row.seed)
+    success = float(np.mean(last_rewards(data) > 0)) if score == "success" else None
+    returns = data.returns
+    result: Result = {
+        "target_return": None,
+        "return_mean": float(np.mean(returns)),
+        "return_std": float(np.std(returns)),
+        "success_rate": success,
+    }
+    seconds = time.time() - began
+    return replace(row, episodes=len(data), steps=data.steps, wall_seconds=seconds, results=[result])
+
+
+def last_rewards(data: Trajectories) -> Any:
+    """Reward of the last step of every episode: positive where a memory task was solved."""
+    return np.asarray(data.rewards)[data.offsets[1:] - 1]
+
+
+# Facts
+
+
+def commit() -> str:
+    """Commit of the code, with -dirty behind it when the code (not the results) has changed since."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", *CODE)
+    return git("rev-parse", "--short=9", "HEAD") + ("-dirty" if changed else "")
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the packages that results depend on most."""
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def machine() -> str:
+    """Processor or GPU, and cores."""
+    facts = harness.machine()
+    return f"{facts['device']}, {facts['cores']} cores"
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""Tables of a suite from its CSV: docs/results/SUITE.md with its pictures, and the rows of the README."""
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from rltransformers.functional.statistics import iqm, probability_of_improvement
+from scripts.results import pictures
+from scripts.results.aims import Runs, interval, judge, number
+from scripts.results.suites import SUITES, Suite, Task, read_suite
+from scripts.results.table import Row, current, read_rows, score_of
+
+METRIC_NAMES = {"steps_per_second": "steps/s", "state_bytes": "state, bytes", "wall_seconds": "seconds"}
+SUMMARY = ("task", "ours", "beside it", "aim", "reached")
+
+
+def write(suite: Suite, results: Path) -> list[Path]:
+    """Write table and pictures of what the CSV in ``results`` holds; the paths that were written."""
+    rows = current(suite, read_rows(results / f"{suite.name}.csv")).values()
+    written = []
+    for name, task in suite.tasks.items():
+        path = results / f"{suite.name}-{name}.png"
+        if pictures.draw(path, task, runs_of(suite, name, rows)):
+            written.append(path)
+    if rows:
+        path = results / f"{suite.name}.md"
+        path.write_text("\n".join(document(suite, rows, {each.name for each in written})) + "\n")
+        written.append(path)
+    return written
+
+
+def runs_of(suite: Suite, task: str, rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Rows of a task by variant, in the order of the suite."""
+    runs: dict[str, list[Row]] = {variant: [] for variant in suite.tasks[task].variants}
+    for row in rows:
+        if row.task == task:
+            runs[row.variant].append(row)
+    return runs
+
+
+def document(suite: Suite, rows: Iterable[Row], drawn: Iterable[str]) -> Iterator[str]:
+    """Lines of docs/results/SUITE.md."""
+    rows = list(rows)
+    hours = sum(row.wall_seconds for row in rows) / 3600
+    yield f"# {suite.text.title}"
+    yield ""
+    yield f"`python scripts/reproduce.py {suite.name}` makes this page, its pictures and [the CSV]({suite.name}.csv)"
+    yield f"with one row per run: {len(rows)} runs, {hours:.1f} hours in all. How to read it: [README](README.md)."
+    yield ""
+    for label, values in _origin(rows):
+        yield f"- {label}: {', '.join(dict.fromkeys(values))}"
+    for name, task in suite.tasks.items():
+        runs = runs_of(suite, name, rows)
+        if any(runs.values()):
+            yield from ["", f"## {task.title}", ""]
+            yield from section(suite, name, runs, f"{suite.name}-{name}.png" in drawn)
+
+
+def section(suite: Suite, name: str, runs: Runs, drawn: bool) -> Iterator[str]:
+    """Scores, returns by target, aims and picture of one task."""
+    task = suite.tasks[name]
+    metrics = suite.text.metrics
+    against = task.compared_with
+    head = ["variant", f"{task.score}, IQM [95 %]", "every seed"]
+    head += [f"P(better than {against})"] if against else []
+    yield from table_head(
+        [*head, "parameters", "steps", "minutes", *(METRIC_NAMES.get(each, each) for each in metrics)]
+    )
+    for variant, rows in runs.items():
+        cells = [variant, estimate([row.score for row in rows]), each_seed(rows)]
+        cells += [_improvement(rows, runs[against], variant == against)] if against else []
+        cells += [number(_median(row.metric(column) for row in rows)) for column in ("parameters", "steps")]
+        seconds = _median(row.wall_seconds for row in rows if row.steps_per_second is not None)
+        cells += ["-" if seconds is None else f"{seconds / 60:.1f}"]
+        cells += [number(_median(row.metric(metric) for row in rows)) for metric in metrics]
+        yield line(cells)
+    yield from _by_target(task, runs)
+    verdicts = judge(suite, name, runs)
+    if verdicts:
+        yield ""
+        yield from table_head(["aim", "got", "reached"])
+        yield from (line([each.aim, each.reached, each.word]) for each in verdicts)
+    if task.note and any(each.met is False for each in verdicts):
+        yield from ["", task.note]
+    if drawn:
+        yield from ["", f"![{task.title}]({suite.name}-{name}.png)"]
+
+
+def summary(results: Path, suites: Path = SUITES) -> list[str]:
+    """Lines for the project's README: one table per suite that has results; links start at its folder."""
+    lines = []
+    for suite, rows in finished(results, suites):
+        lines += ["", f"**{suite.text.title}** ([all figures](docs/results/{suite.name}.md))", ""]
+        lines += [*table_head(SUMMARY), *summary_rows(suite, rows)]
+    return lines[1:] or ["No results yet: `python scripts/reproduce.py SUITE`."]
+
+
+def summary_rows(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
+    """One line per task: the method, what stands beside it, and whether the aims are met."""
+    for name, task in suite.tasks.items():
+        runs = runs_of(suite, name, rows)
+        ours = runs[task.method]
+        if not ours:
+            continue
+        beside = [f"{key} {number(float(iqm([r.score for r in each])))}" for key, each in runs.items() if each]
+        verdicts = judge(suite, name, runs)
+        yield line(
+            [
+                task.title,
+                f"{task.method} **{estimate([row.score for row in ours])}**, {_count(ours, 'seed')}",
+                ", ".join(beside[1:]),
+                "; ".join(each.aim for each in verdicts),
+                "; ".join(each.word for each in verdicts),
+            ]
+        )
+
+
+def index(results: Path, suites: Path = SUITES) -> list[str]:
+    """Lines for docs/results/README.md: the suites with their size."""
+    lines = list(table_head(["suite", "command", "runs", "hours", "aims reached"]))
+    for suite, rows in finished(results, suites):
+        verdicts = [each for name in suite.tasks for each in judge(suite, name, runs_of(suite, name, rows))]
+        met = sum(each.met is True for each in verdicts)
+        hours = sum(row.wall_seconds for row in rows) / 3600
+        command = f"`python scripts/reproduce.py {suite.name}`"
+        cells = [f"[{suite.text.title}]({suite.name}.md)", command, str(len(rows)), f"{hours:.1f}"]
+        lines.append(line([*cells, f"{met} of {len(verdicts)}"]))
+    return lines
+
+
+def finished(results: Path, suites: Path) -> Iterator[tuple[Suite, list[Row]]]:
+    """Suites that have rows, with those of today's configs."""
+    for path in sorted(suites.glob("*.yaml")):
+        if (results / f"{path.stem}.csv").is_file():
+            suite = read_suite(str(path))
+            rows = list(current(suite, read_rows(results / f"{path.stem}.csv")).values())
+            if rows:
+                yield suite, rows
+
+
+def estimate(scores: Sequence[float]) -> str:
+    """IQM with its interval over runs; one run has none."""
+    if not scores:
+        return "-"
+    middle = number(float(iqm(scores)))
+    if len(scores) == 1:
+        return middle
+    low, high = interval(scores)
+    return f"{middle} [{number(low)}, {number(high)}]"
+
+
+def each_seed(rows: Sequence[Row]) -> str:
+    """The score of every run, in the order of their seeds; the seeds where they are not 0, 1, 2, ..."""
+    scores = " / ".join(number(row.score) for row in rows)
+    seeds = [row.seed for row in rows]
+    return scores if seeds == list(range(len(seeds))) else f"{scores} (seeds {', '.join(map(str, seeds))})"
+
+
+def table_head(cells: Sequence[str]) -> list[str]:
+    """Head of a Markdown table."""
+    return [line(cells), "|" + "---|" * len(cells)]
+
+
+def line(cells: Sequence[str]) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def _by_target(task: Task, runs: Runs) -> Iterator[str]:
+    """What was achieved for every target return, IQM over runs."""
+    targets = pictures.targets_of(runs)
+    if len(targets) < 2:
+        return
+    yield ""
+    yield from table_head([f"{task.score} when asked for", *(number(target) for target in targets)])
+    for variant, rows in runs.items():
+        if rows and len(rows[0].results) > 1:
+            cells = [estimate([score_of(row.results, task.score, target) for row in rows]) for target in targets]
+            yield line([variant, *cells])
+
+
+def _origin(rows: Sequence[Row]) -> Iterator[tuple[str, list[str]]]:
+    """What the runs were made with and where."""
+    yield "commit", [row.commit for row in rows]
+    yield "machine", [row.machine for row in rows]
+    yield "versions", [" ".join(f"{name} {version}" for name, version in row.versions.items()) for row in rows]
+    yield "date", sorted(row.date for row in rows)
+
+
+def _improvement(rows: Sequence[Row], others: Sequence[Row], same: bool) -> str:
+    if same or not rows or not others:
+        return "-"
+    return f"{probability_of_improvement([[r.score for r in rows]], [[r.score for r in others]]):.2f}"
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _count(rows: Sequence[Row], noun: str) -> str:
+    return f"{len(rows)} {noun}{'' if len(rows) == 1 else 's'}"

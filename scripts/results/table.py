@@ -1,0 +1,166 @@
+"""The CSV of a suite: one row per run, rewritten after every run; several processes may add rows at a time."""
+
+import csv
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from rltransformers.core.errors import DataError
+from scripts.results.suites import Cell, Suite
+
+Result = dict[str, float | None]
+"""target_return, return_mean, return_std, success_rate of one evaluation; None where undefined."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run, or the mean of a dataset.
+
+    Attributes:
+        score: of the final weights, as the task defines it.
+        episodes: of the final evaluation, per target return; of the dataset.
+        steps: environment steps online, gradient steps offline; steps of the dataset.
+        wall_seconds: training and evaluation; after a kill, of the part that the last checkpoint kept.
+        state_bytes: what acting carries from step to step per environment.
+        results: one entry per target return.
+        curve: [step, score] of every evaluation on the way.
+        metrics: last value of the metrics that the suite names.
+    """
+
+    task: str
+    variant: str
+    seed: int
+    score: float
+    episodes: int
+    steps: int
+    wall_seconds: float
+    steps_per_second: float | None = None
+    parameters: int | None = None
+    state_bytes: int | None = None
+    results: list[Result] = field(default_factory=list)
+    curve: list[list[float]] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    config_hash: str = ""
+    commit: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    machine: str = ""
+    date: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What a row is found by."""
+        return self.task, self.variant, self.seed
+
+    def metric(self, name: str) -> float | None:
+        """A column or a logged metric."""
+        value = getattr(self, name) if name in COLUMNS else self.metrics.get(name)
+        return None if value is None else float(value)
+
+
+COLUMNS = tuple(each.name for each in fields(Row))
+_JSON = ("results", "curve", "metrics", "versions")
+_WHOLE = ("seed", "episodes", "steps", "parameters", "state_bytes")
+_REAL = ("score", "wall_seconds", "steps_per_second")
+
+
+def score_of(results: Sequence[Result], score: str, target: float | None = None) -> float:
+    """Mean return or success rate of the evaluation with this target return; of the only one where there is one.
+
+    Raises:
+        DataError: when there is no such result, or the environment does not tell success.
+    """
+    found = list(results) if len(results) == 1 else [each for each in results if each["target_return"] == target]
+    if not found:
+        asked = [each["target_return"] for each in results]
+        raise DataError(f"no result has the target return {target}; there are {asked}")
+    value = found[0]["return_mean" if score == "return" else "success_rate"]
+    if value is None:
+        raise DataError("score: success, but the environment does not report is_success; use score: return")
+    return float(value)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a CSV; none when it does not exist."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return [_parse(values) for values in csv.DictReader(file)]
+
+
+def current(suite: Suite, rows: Sequence[Row]) -> dict[tuple[str, str, int], Row]:
+    """Rows whose config is that of the suite today, in the order of the suite, their score by its present rule."""
+    kept = {}
+    for row in sorted(rows, key=_order(suite)):
+        variant = suite.variants.get(row.task, {}).get(row.variant)
+        if variant is not None and variant[1] == row.config_hash:
+            task = suite.tasks[row.task]
+            score = row.score if variant[2] else score_of(row.results, task.score, task.target)
+            kept[row.key] = Row(**{**vars(row), "score": score})
+    return kept
+
+
+def record(path: Path, lock: Path, suite: Suite, row: Row) -> None:
+    """Add ``row`` to the CSV, in place of an older one of the same cell; what others added meanwhile is kept."""
+    with locked(lock):
+        rows = [row, *(old for old in read_rows(path) if old.key != row.key)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(_cells(each) for each in sorted(rows, key=_order(suite)))
+        os.replace(temporary, path)
+
+
+@contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
+    """Hold the lock file ``path``; it is free again when the process ends, however it ends.
+
+    Raises:
+        BlockingIOError: when another process holds it and ``wait`` is False.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+
+
+def matches(row: Row, cell: Cell) -> bool:
+    """Whether ``row`` is of that run with its present config."""
+    return row.key == cell.key and row.config_hash == cell.config_hash
+
+
+def _order(suite: Suite) -> Callable[[Row], tuple[Any, ...]]:
+    """Sorting key: as in the YAML, what it does not name (any more) behind."""
+    tasks = list(suite.tasks)
+    places = {(task, name): place for task in tasks for place, name in enumerate(suite.tasks[task].variants)}
+
+    def key(row: Row) -> tuple[Any, ...]:
+        task = tasks.index(row.task) if row.task in tasks else len(tasks)
+        return task, places.get((row.task, row.variant), len(places)), row.task, row.variant, row.seed
+
+    return key
+
+
+def _cells(row: Row) -> dict[str, Any]:
+    values = asdict(row)
+    for name in _JSON:
+        values[name] = json.dumps(values[name]) if values[name] else ""
+    for name in _REAL:
+        values[name] = "" if values[name] is None else f"{values[name]:.6g}"
+    return {name: "" if value is None else value for name, value in values.items()}
+
+
+def _parse(values: dict[str, str]) -> Row:
+    read: dict[str, Any] = {name: value for name, value in values.items() if name in COLUMNS}
+    for name in _JSON:
+        read[name] = json.loads(values[name]) if values[name] else ([] if name in ("results", "curve") else {})
+    for names, kind in ((_WHOLE, int), (_REAL, float)):
+        for name in names:
+            read[name] = kind(values[name]) if values[name] else None
+    return Row(**read)
