@@ -77,27 +77,28 @@ class PreNorm(Residual):
 
 
 class Gated(Residual):
-    """gate(x, ReLU(f(LN(x))))."""
+    """gate(x, ReLU(f(LN(x)))); without identity map reordering LN(gate(x, f(x)))."""
 
-    def __init__(self, width: int, gate: Gate) -> None:
+    def __init__(self, width: int, gate: Gate, reordered: bool) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.gate = gate
+        self.reordered = reordered
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Normalised stream."""
-        return normalised(self.norm, x)
+        """Normalised stream, or the stream itself."""
+        return normalised(self.norm, x) if self.reordered else x
 
     def prepare_frozen(self, x: Tensor) -> Tensor:
-        """Normalised stream; the norm learns nothing from it."""
-        return normalise_frozen(self.norm, x)
+        """The same; a norm learns nothing from it."""
+        return normalise_frozen(self.norm, x) if self.reordered else x
 
     def combine(self, x: Tensor, y: Tensor, record: Record | None, name: str) -> Tensor:
         """Gated stream; records the mean openness."""
-        out, openness = self.gate(x, F.relu(y))
+        out, openness = self.gate(x, F.relu(y) if self.reordered else y)
         if record is not None:
             record.metrics[f"{name}/gate_openness"] = openness.detach().mean()
-        return out
+        return out if self.reordered else normalised(self.norm, out)
 
 
 def normalise_frozen(norm: nn.LayerNorm, x: Tensor) -> Tensor:
@@ -120,29 +121,29 @@ def build_pre_ln_relu(width: int) -> Residual:
     return PreNorm(width, relu=True)
 
 
-def build_gru(width: int, *, bias: float = 2.0) -> Residual:
+def build_gru(width: int, *, bias: float = 2.0, reordered: bool = True) -> Residual:
     """R2, GRU gate."""
-    return Gated(width, GRUGate(width, bias))
+    return Gated(width, GRUGate(width, bias), reordered)
 
 
-def build_input(width: int) -> Residual:
+def build_input(width: int, *, reordered: bool = True) -> Residual:
     """R2, input gate; it has no bias."""
-    return Gated(width, InputGate(width, 0.0))
+    return Gated(width, InputGate(width, 0.0), reordered)
 
 
-def build_output(width: int, *, bias: float = 1.0) -> Residual:
+def build_output(width: int, *, bias: float = 1.0, reordered: bool = True) -> Residual:
     """R2, output gate."""
-    return Gated(width, OutputGate(width, bias))
+    return Gated(width, OutputGate(width, bias), reordered)
 
 
-def build_highway(width: int, *, bias: float = 1.0) -> Residual:
+def build_highway(width: int, *, bias: float = 1.0, reordered: bool = True) -> Residual:
     """R2, highway gate."""
-    return Gated(width, HighwayGate(width, bias))
+    return Gated(width, HighwayGate(width, bias), reordered)
 
 
-def build_sigtanh(width: int, *, bias: float = 1.0) -> Residual:
+def build_sigtanh(width: int, *, bias: float = 1.0, reordered: bool = True) -> Residual:
     """R2, sigmoid-tanh gate."""
-    return Gated(width, SigTanhGate(width, bias))
+    return Gated(width, SigTanhGate(width, bias), reordered)
 
 
 GTRXL = "Parisotto et al. 2019, arXiv 1910.06764"

@@ -160,7 +160,7 @@ def layer_norm(row: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def prepare(reader: Reader, join: str, row: Tensor) -> Tensor:
-    if reader.config.choice("residual").name == "post_ln":
+    if reader.config.choice("residual").name == "post_ln" or not reader.option("residual", "reordered", True):
         return row
     return layer_norm(row, reader[f"{join}.norm.weight"], reader[f"{join}.norm.bias"])
 
@@ -168,13 +168,18 @@ def prepare(reader: Reader, join: str, row: Tensor) -> Tensor:
 def combine(reader: Reader, join: str, x: Tensor, y: Tensor) -> Tensor:
     """Residual or gate of one token."""
     name = reader.config.choice("residual").name
+    if name not in ("post_ln", "pre_ln", "pre_ln_relu") and not reader.option("residual", "reordered", True):
+        return layer_norm(gated(reader, join, x, y), reader[f"{join}.norm.weight"], reader[f"{join}.norm.bias"])
     if name == "post_ln":
         return layer_norm(x + y, reader[f"{join}.norm.weight"], reader[f"{join}.norm.bias"])
     if name == "pre_ln":
         return x + y
     y = y * (y > 0)
-    if name == "pre_ln_relu":
-        return x + y
+    return x + y if name == "pre_ln_relu" else gated(reader, join, x, y)
+
+
+def gated(reader: Reader, join: str, x: Tensor, y: Tensor) -> Tensor:
+    name = reader.config.choice("residual").name
     width = len(x)
     bias = reader.get(f"{join}.gate.bias")
 

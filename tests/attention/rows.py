@@ -491,6 +491,8 @@ VARIANTS: dict[str, Row] = {
     ),
     "convolution padded with zeros": Row({**KERNEL, "mixer": {"name": "light_conv", "taps": 4, "pad": "zero"}}),
     "memoryless": Row({"memory": 0}),
+    "GRU gates behind the norm": Row({"residual": {"name": "gru", "bias": 0.0, "reordered": False}, "layers": 3}),
+    "input gates behind the norm": Row({"residual": {"name": "input", "reordered": False}}),
     "other activations": Row({"ff": {"name": "glu", "activation": "silu"}, "residual": "pre_ln"}),
     "bilinear": Row({"ff": {"name": "glu", "activation": "identity"}, "residual": "reversible", "layers": 3}),
     "gelu": Row({"ff": {"name": "ffn", "activation": "gelu"}, "residual": {"name": "gru", "bias": 0.5}}),

@@ -134,6 +134,18 @@ def test_without_submodules_only_the_norms_remain() -> None:
     torch.testing.assert_close(backbone(x)[0], expected)
 
 
+@pytest.mark.parametrize("name", GATED_WITH_BIAS)
+def test_shut_gates_leave_the_stream_or_without_reordering_its_norms(name: str) -> None:
+    x = torch.randn(2, 7, 15)
+    for reordered in (True, False):
+        backbone = perturbed(config_of({"residual": {"name": name, "bias": 60.0, "reordered": reordered}}))
+        expected = x
+        for layer in backbone.layers:
+            for join in ("join_mixing", "join_ff"):
+                expected = expected if reordered else layer.get_submodule(f"{join}.norm")(expected)
+        torch.testing.assert_close(backbone(x)[0], expected)
+
+
 def test_the_openness_of_gates_is_recorded() -> None:
     backbone = perturbed(config_of({"residual": {"name": "gru", "bias": 60.0}}))
     record = Record()
