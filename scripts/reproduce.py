@@ -142,8 +142,12 @@ class Work:
         row = cells.read_row(self.folder(cell))
         if row is None or not matches(row, cell):
             return False
-        record(self.csv, self.lock, self.suite, row)
+        self._record(cell, row)
         return True
+
+    def _record(self, cell: Cell, row: Row) -> None:
+        record(self.csv, self.lock, self.suite, row)
+        cells.forget_row(self.folder(cell))
 
     def _run(self, missing: Sequence[Cell], jobs: int) -> int:
         waiting, failed, count = list(missing), 0, 0
@@ -192,7 +196,7 @@ class Work:
             print(f"{place} FAILED (status {status}): {cell}; the last lines of {shown(log)}:", flush=True)
             print("\n".join(f"    {line}" for line in log.read_text().splitlines()[-LOG_LINES:]), flush=True)
             return False
-        record(self.csv, self.lock, self.suite, row)
+        self._record(cell, row)
         seconds = remaining(left, current(self.suite, read_rows(self.csv)).values(), jobs)
         print(
             f"{place} {cell}: {number(row.score)} after {row.wall_seconds / 60:.1f} min; "

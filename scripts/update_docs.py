@@ -1,4 +1,5 @@
-"""Writes into the documents what is known elsewhere: the catalogue, and the figures of docs/benchmarks/*.csv.
+"""Writes into the documents what is known elsewhere: the catalogue, the figures of docs/benchmarks/*.csv
+and the results in docs/results/*.csv.
 
 A table stands between the markers of its name, `<!-- catalogue:start -->` and `<!-- catalogue:end -->`.
 
@@ -16,9 +17,15 @@ from rltransformers.core.spec import Spec
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that the benchmarks next to this file are found
 
-from scripts import benchmark  # noqa: E402
+from scripts import benchmark, reproduce  # noqa: E402
+from scripts.results import report  # noqa: E402
 
-FILES = (ROOT / "README.md", ROOT / "docs" / "backbone.md", ROOT / "docs" / "benchmarks" / "README.md")
+FILES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "backbone.md",
+    ROOT / "docs" / "benchmarks" / "README.md",
+    ROOT / "docs" / "results" / "README.md",
+)
 
 
 def main() -> int:
@@ -80,7 +87,17 @@ def benchmarks() -> str:
     return "\n".join(["", *benchmark.summary(benchmark.RESULTS), ""])
 
 
-TABLES = {"catalogue": tables, "speed": speed, "benchmarks": benchmarks}
+def results() -> str:
+    """What the agents reach, one line per task."""
+    return "\n".join(["", *report.summary(reproduce.RESULTS), ""])
+
+
+def suites() -> str:
+    """The suites that have results."""
+    return "\n".join(["", *report.index(reproduce.RESULTS), ""])
+
+
+TABLES = {"catalogue": tables, "speed": speed, "benchmarks": benchmarks, "results": results, "suites": suites}
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from scripts.results.suites import ROOT, Cell, config_hash
 from scripts.results.table import COLUMNS, Result, Row, locked, score_of
 
 CODE = ("rltransformers", "agents", "envs", "scripts/results", "scripts/reproduce.py")
+RECORDED = "recorded.json"
 PACKAGES = ("torch", "stable-baselines3", "gymnasium", "rltransformers")
 
 
@@ -86,6 +87,11 @@ def read_row(folder: Path) -> Row | None:
     return Row(**json.loads(path.read_text())) if path.is_file() else None
 
 
+def forget_row(folder: Path) -> None:
+    """Note that the row stands in the CSV: from now on only a new run can fill its place."""
+    os.replace(folder / "row.json", folder / RECORDED)
+
+
 def write_row(folder: Path, row: Row) -> None:
     """Leave the row in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +110,8 @@ def _run_row(
     before = _begin(clock, path, config)
     began = time.time()
     if before is None:
-        shutil.rmtree(path, ignore_errors=True)
+        if path.exists():
+            shutil.rmtree(path)
         config = replace(config, output=str(path.parent), seed=row.seed)
         folder, results = runs.train(path.name, config)
     else:
@@ -136,9 +143,9 @@ def _begin(clock: Path, path: Path, config: ExperimentConfig) -> float | None:
 
 
 def resumable(path: Path, config: ExperimentConfig) -> bool:
-    """Whether the folder holds a checkpoint of a run with this config."""
+    """Whether the folder holds a checkpoint of a run with this config that is not in the CSV yet."""
     folder = RunFolder(path)
-    if not (folder.config.is_file() and folder.last.is_file()):
+    if (path / RECORDED).exists() or not (folder.config.is_file() and folder.last.is_file()):
         return False
     environment = config.environment
     normalized = environment.normalize_observation or environment.normalize_reward
