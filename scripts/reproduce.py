@@ -27,7 +27,9 @@ from scripts.results.table import Row, current, locked, matches, read_rows, reco
 
 RESULTS = ROOT / "docs" / "results"
 RUNS = ROOT / "runs" / "results"
+SUITES = ROOT / "configs" / "suites"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+CELL = ("-m", "scripts.results.cell")
 LOG_LINES = 15
 
 
@@ -159,7 +161,7 @@ class Work:
                     running[cell] = self._start(cell)
                 time.sleep(0.1)
                 for cell in [cell for cell, process in running.items() if process.poll() is not None]:
-                    status = running.pop(cell).returncode
+                    status = ended(running.pop(cell))
                     count += 1
                     left = [*running, *waiting]
                     failed += not self._finish(cell, status, f"[{count}/{len(missing)}]", left, jobs)
@@ -167,7 +169,7 @@ class Work:
             for process in running.values():
                 process.terminate()
             for process in running.values():
-                process.wait()
+                ended(process)
         return failed
 
     def _start(self, cell: Cell) -> subprocess.Popen[str]:
@@ -176,7 +178,7 @@ class Work:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         with folder.with_name(f"{folder.name}.log").open("a") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "scripts.results.cell"],
+                [sys.executable, *CELL],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -226,6 +228,14 @@ class Work:
                 )
             if done.returncode:
                 raise DataError(f"dataset {dataset} could not be recorded; the reason stands above")
+
+
+def ended(process: subprocess.Popen[str]) -> int:
+    """Exit status of a process, whose input is closed then."""
+    status = process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
+    return status
 
 
 def with_behaviours(words: str, dataset: str, folder: str | None) -> str:

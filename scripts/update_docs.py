@@ -89,12 +89,12 @@ def benchmarks() -> str:
 
 def results() -> str:
     """What the agents reach, one line per task."""
-    return "\n".join(["", *report.summary(reproduce.RESULTS), ""])
+    return "\n".join(["", *report.summary(reproduce.RESULTS, reproduce.SUITES), ""])
 
 
 def suites() -> str:
     """The suites that have results."""
-    return "\n".join(["", *report.index(reproduce.RESULTS), ""])
+    return "\n".join(["", *report.index(reproduce.RESULTS, reproduce.SUITES), ""])
 
 
 TABLES = {"catalogue": tables, "speed": speed, "benchmarks": benchmarks, "results": results, "suites": suites}

@@ -7,7 +7,7 @@ from pathlib import Path
 from rltransformers.functional.statistics import iqm, probability_of_improvement
 from scripts.results import pictures
 from scripts.results.aims import Runs, interval, judge, number
-from scripts.results.suites import SUITES, Suite, Task, read_suite
+from scripts.results.suites import Suite, Task, read_suite
 from scripts.results.table import Row, current, read_rows, score_of
 
 METRIC_NAMES = {"steps_per_second": "steps/s", "state_bytes": "state, bytes", "wall_seconds": "seconds"}
@@ -86,7 +86,7 @@ def section(suite: Suite, name: str, runs: Runs, drawn: bool) -> Iterator[str]:
         yield from ["", f"![{task.title}]({suite.name}-{name}.png)"]
 
 
-def summary(results: Path, suites: Path = SUITES) -> list[str]:
+def summary(results: Path, suites: Path) -> list[str]:
     """Lines for the project's README: one table per suite that has results; links start at its folder."""
     lines = []
     for suite, rows in finished(results, suites):
@@ -115,7 +115,7 @@ def summary_rows(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def index(results: Path, suites: Path = SUITES) -> list[str]:
+def index(results: Path, suites: Path) -> list[str]:
     """Lines for docs/results/README.md: the suites with their size."""
     lines = list(table_head(["suite", "command", "runs", "hours", "aims reached"]))
     for suite, rows in finished(results, suites):
