@@ -132,12 +132,9 @@ def _band(scores: Array) -> tuple[Array, Array]:
 
 def _label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
     """Names at the right end of their lines, moved apart where they would cover each other."""
-    bottom, top = axes.get_ylim()
-    gap = 0.055 * (top - bottom)
-    places: list[float] = []
-    for height, name, colour in sorted(ends):
-        place = max(height, places[-1] + gap) if places else height
-        places.append(place)
+    ordered = sorted(ends)
+    places = apart([height for height, _, _ in ordered], *axes.get_ylim())
+    for place, (_, name, colour) in zip(places, ordered, strict=True):
         axes.annotate(
             name,
             (1.0, place),
@@ -149,6 +146,19 @@ def _label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
             va="center",
             annotation_clip=False,
         )
+
+
+def apart(heights: Sequence[float], bottom: float, top: float) -> list[float]:
+    """Rising heights, moved as little as needed to stand a line of text apart and below ``top``."""
+    gap = 0.055 * (top - bottom)
+    places: list[float] = []
+    for height in heights:
+        places.append(max(height, places[-1] + gap) if places else height)
+    ceiling = top
+    for place in reversed(range(len(places))):
+        places[place] = min(places[place], ceiling)
+        ceiling = places[place] - gap
+    return places
 
 
 def _canvas(title: str, height: float = 4.0) -> tuple[Figure, Any]:

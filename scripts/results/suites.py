@@ -214,6 +214,11 @@ def read_suite(name: str) -> Suite:
         seeds = suite.seeds(key)
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
             raise ConfigError(f"{path.name}: tasks.{key}: seeds must be at least 1, or a list without doubles")
+        for aim in suite.tasks[key].aims:
+            if aim.seeds is not None and aim.seeds > len(seeds):
+                raise ConfigError(
+                    f"{path.name}: tasks.{key}: an aim wants {aim.seeds} seeds, the task has {len(seeds)}"
+                )
     return suite
 
 
@@ -289,6 +294,8 @@ def _resolve(task: Task, place: str) -> dict[str, tuple[ExperimentConfig, str, b
         except ConfigError as error:
             raise ConfigError(f"{place}.variants.{name}: {error}") from error
         resolved[name] = (config, config_hash(config, "data" if of_data else "run"), of_data)
+    for aim in task.aims:
+        _check_targets(aim, resolved[aim.variant or task.method][0].evaluation.target_returns, place)
     folders = [slug(name) for name in resolved]
     for folder in folders:
         if folders.count(folder) > 1:
@@ -315,6 +322,15 @@ def _check_evaluation(task: Task, config: ExperimentConfig) -> None:
     targets = evaluation.target_returns
     if len(targets) > 1 and task.target not in targets:
         raise ConfigError(f"several target returns: set the task's target to one of {targets}, got {task.target}")
+
+
+def _check_targets(aim: Aim, asked: Sequence[float], place: str) -> None:
+    """Raise for an aim at target returns that the runs are not evaluated with: before they train, not after."""
+    missing = [target for target in (*aim.targets, aim.target) if target is not None and target not in asked]
+    if missing:
+        raise ConfigError(f"{place}: an aim is about target return {missing[0]}; evaluation.target_returns are {asked}")
+    if aim.score is not None and len(asked) < 2:
+        raise ConfigError(f"{place}: an aim with score {aim.score} needs several target returns, got {asked}")
 
 
 def _not_default(value: Any) -> Any:

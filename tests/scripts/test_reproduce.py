@@ -86,6 +86,9 @@ def row(suite: Suite, variant: str, seed: int, success: float | None, mean: floa
         ({"aims": [{"least": 1, "targets": [1, 2]}]}, "score spearman and rising"),
         ({"aims": [{"above": "no memry"}]}, "no variant 'no memry'; did you mean 'no memory'"),
         ({"aims": [{"least": "much"}]}, "expected float . None, got 'much'"),
+        ({"aims": [{"least": 1, "seeds": 3}]}, "an aim wants 3 seeds, the task has 2"),
+        ({"aims": [{"score": "rising"}]}, "score rising needs several target returns"),
+        ({"aims": [{"most": 1, "target": 30}]}, "about target return 30; evaluation.target_returns are"),
         ({"baseline": "LSTM"}, "no variant 'LSTM'"),
         ({"score": "sucess"}, "did you mean 'success'"),
         ({"variants": {}}, "at least one"),
@@ -353,6 +356,11 @@ def test_curves_of_runs_are_compared_at_common_steps() -> None:
     steps, scores = pictures.on_one_grid([first, second])
     assert steps.tolist() == [15, 20, 25]
     np.testing.assert_allclose(scores, [[0.5, 1.0, 1.0], [0.5, 0.25, 0.0]])
+
+
+def test_names_at_the_ends_of_lines_do_not_cover_each_other() -> None:
+    np.testing.assert_allclose(pictures.apart([0.1, 0.12, 0.9], 0.0, 1.0), [0.1, 0.155, 0.9])
+    np.testing.assert_allclose(pictures.apart([0.5, 1.0, 1.0], 0.0, 1.0), [0.5, 0.945, 1.0])
 
 
 @pytest.mark.parametrize("variants", [1, 2, 9])
