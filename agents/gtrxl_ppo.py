@@ -84,7 +84,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         clip_range: bound of the probability ratio; number or schedule.
         clip_range_vf: bound of the change of the value; None for none.
         normalize_advantage: bring the advantages of a whole rollout to mean 0 and standard deviation 1.
-        ent_coef: weight of the entropy bonus.
+        ent_coef: weight of the entropy bonus; number or schedule.
         vf_coef: weight of the value error.
         max_grad_norm: bound of the gradient norm.
         target_kl: stop an update when the approximate divergence exceeds 1.5 times this; None to never stop.
@@ -109,6 +109,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"GTrXLPolicy": GTrXLPolicy}
     policy: GTrXLPolicy  # type: ignore[assignment]  # SB3 declares its own policy without memory
+    ent_coef: float | Schedule | Mapping[str, float]  # type: ignore[assignment]  # always a number there
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         clip_range: float | Schedule | Mapping[str, float] = 0.2,
         clip_range_vf: float | Schedule | Mapping[str, float] | None = None,
         normalize_advantage: bool = True,
-        ent_coef: float = 0.0,
+        ent_coef: float | Schedule | Mapping[str, float] = 0.0,
         vf_coef: float = 0.5,
         max_grad_norm: float = 0.5,
         target_kl: float | None = None,
@@ -146,7 +147,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             n_steps=n_steps,
             gamma=gamma,
             gae_lambda=gae_lambda,
-            ent_coef=ent_coef,
+            ent_coef=0.0,
             vf_coef=vf_coef,
             max_grad_norm=max_grad_norm,
             use_sde=False,
@@ -163,6 +164,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self.n_epochs = n_epochs
         self.clip_range = as_schedule(clip_range, "clip_range")
         self.clip_range_vf = None if clip_range_vf is None else as_schedule(clip_range_vf, "clip_range_vf")
+        # As it was given: callbacks written for Stable-Baselines3 read and replace it as a number.
+        self.ent_coef = ent_coef
         self.normalize_advantage = normalize_advantage
         self.target_kl = target_kl
         self.gradient_window = gradient_window
@@ -188,6 +191,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self._segment_before: Segment | None = None
 
     def _check_settings(self) -> None:
+        as_schedule(self.ent_coef, "ent_coef")
         for name in ("n_steps", "n_epochs", "gradient_window", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -364,7 +368,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
             batch.counts,
             clip_range=self.clip_range(progress),
             clip_range_vf=None if self.clip_range_vf is None else self.clip_range_vf(progress),
-            ent_coef=self.ent_coef,
+            ent_coef=as_schedule(self.ent_coef, "ent_coef")(progress),
             vf_coef=self.vf_coef,
         )
         if result.auxiliary_loss is not None:
@@ -435,6 +439,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         record("train/clip_range", self.clip_range(progress))
         if self.clip_range_vf is not None:
             record("train/clip_range_vf", self.clip_range_vf(progress))
+        record("train/ent_coef", as_schedule(self.ent_coef, "ent_coef")(progress))
         if hasattr(self.policy, "log_std"):
             record("train/std", float(self.policy.log_std.detach().exp().mean()))
         record("train/n_updates", self._n_updates, exclude="tensorboard")
@@ -507,8 +512,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         if name == "stats_window_size":
             return self._stats_window_size
         value = getattr(self, name)
-        if name in ("learning_rate", "clip_range", "clip_range_vf") and value is not None:
-            return plain_schedule(value, self._current_progress_remaining)
+        if name in ("learning_rate", "clip_range", "clip_range_vf", "ent_coef") and value is not None:
+            return plain_schedule(as_schedule(value, name), self._current_progress_remaining)
         return os.fspath(value) if isinstance(value, os.PathLike) else value
 
     def _tensors(self) -> dict[str, Any]:

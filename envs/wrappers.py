@@ -169,10 +169,10 @@ class GridSymbols(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructor
         RecordConstructorArgs.__init__(self)
         gymnasium.ObservationWrapper.__init__(self, env)
         fields = env.observation_space.spaces if isinstance(env.observation_space, spaces.Dict) else {}
-        shape = getattr(fields.get("image"), "shape", None) or ()
+        shape: tuple[int, ...] = getattr(fields.get("image"), "shape", None) or ()
         if len(shape) != 3 or shape[2] != len(self.SYMBOLS) or "direction" not in fields:
             raise ConfigError(f"GridSymbols is for the views of MiniGrid and BabyAI, got {env.observation_space}")
-        choices = np.tile(self.SYMBOLS, shape[0] * shape[1])
+        choices = np.tile(np.array(self.SYMBOLS), shape[0] * shape[1])
         self.observation_space = spaces.Dict(
             {"direction": fields["direction"], "symbols": spaces.MultiDiscrete(choices)}
         )

@@ -106,6 +106,7 @@ def test_settings_and_spaces_come_back(tmp_path: Path) -> None:
         learning_rate=LinearSchedule(1e-3, 1e-4, 0.5),
         clip_range={"start": 0.2, "end": 0.1},
         clip_range_vf=0.3,
+        ent_coef={"start": 0.0, "end": 0.1, "fraction": 0.5},
         target_kl=0.05,
         gradient_window=3,
     )
@@ -115,6 +116,7 @@ def test_settings_and_spaces_come_back(tmp_path: Path) -> None:
         assert loaded.lr_schedule(left) == model.lr_schedule(left)
         assert loaded.clip_range(left) == model.clip_range(left)
     assert loaded.clip_range_vf is not None and loaded.clip_range_vf(1.0) == 0.3
+    assert loaded.ent_coef == {"start": 0.0, "end": 0.1, "fraction": 0.5}
     assert (loaded.target_kl, loaded.gradient_window, loaded.batch_size) == (0.05, 3, 12)
     assert loaded.policy.config == config
     assert loaded.learn(12).num_timesteps == 12

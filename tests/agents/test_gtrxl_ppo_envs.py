@@ -274,6 +274,7 @@ def test_a_number_that_is_not_finite_names_environment_and_step(reward: bool, no
         ({"learning_rate": "fast"}, "learning_rate must be a number"),
         ({"learning_rate": {"start": 1.0, "stop": 0.0}}, "learning_rate as a dictionary"),
         ({"clip_range": -0.1}, "clip_range must be finite and not negative"),
+        ({"ent_coef": {"start": 0.1}}, "ent_coef as a dictionary is"),
         ({"policy": {"bakbone": {}}}, "did you mean 'backbone'"),
         ({"policy": {"backbone": {"preset": "gtrxl", "dropout": 0.1}}}, "dropout is 0.1, but must be 0 online"),
         ({"policy": {"head_width": -1}}, "head_width must be 0"),

@@ -383,3 +383,19 @@ def test_a_constant_learning_rate_stays_constant() -> None:
 def test_a_linear_learning_rate_falls_from_start_to_end() -> None:
     model = agent(learning_rate={"start": 1.0, "end": 0.5})
     assert [model.lr_schedule(left) for left in (1.0, 0.5, 0.0)] == [1.0, 0.75, 0.5]
+
+
+def test_an_entropy_bonus_follows_its_schedule_and_gives_way_to_a_number() -> None:
+    model = agent(ent_coef={"start": 0.0, "end": 0.4})
+    model.learn(36)
+    assert model._segment is not None
+    segment = model._segment
+    totals = {}
+    for left in (1.0, 0.5, 0.0):
+        model._current_progress_remaining = left
+        totals[left] = model._loss(segment)
+    entropy = totals[1.0].entropy
+    for left, weight in ((0.5, 0.2), (0.0, 0.4)):
+        torch.testing.assert_close(totals[1.0].total - totals[left].total, weight * entropy, rtol=1e-3, atol=1e-6)
+    model.ent_coef = 0.1  # what callbacks for Stable-Baselines3 do
+    torch.testing.assert_close(totals[1.0].total - model._loss(segment).total, 0.1 * entropy, rtol=1e-3, atol=1e-6)
