@@ -122,7 +122,7 @@ def _within(aim: Aim, value: float) -> bool:
 
 def _below(one: float, other: float) -> bool:
     """Whether ``one`` is smaller by more than rounding: the mean of three times 0.95 is a little less than 0.95."""
-    return one < other and not math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
+    return one < other and not math.isclose(one, other, rel_tol=1e-9)
 
 
 def _score(task: Task, aim: Aim, row: Row) -> float:
