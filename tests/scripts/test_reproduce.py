@@ -437,7 +437,7 @@ def test_the_time_left_is_that_of_the_same_variant_or_the_nearest(suite: Suite) 
     rows = [replace(row(suite, "GTrXL", 0, 1.0), wall_seconds=100.0)]
     assert reproduce.remaining(cells, rows, jobs=2) == 200.0
     rows.append(replace(row(suite, "no memory", 0, 1.0), wall_seconds=40.0))
-    assert reproduce.remaining(cells[2:], rows, jobs=1) == 140.0
+    assert reproduce.remaining(cells[3:], rows, jobs=1) == 40.0
     assert reproduce.remaining(cells, [], jobs=1) is None
     assert reproduce.about(5400) == ", about 1 h 30 min" and reproduce.about(None) == ""
 
