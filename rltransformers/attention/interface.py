@@ -14,11 +14,16 @@ from torch import Tensor
 from rltransformers.core.record import Record
 from rltransformers.functional.windows import Tokens
 
-__all__ = ["EVERY", "Dims", "Record", "Slots", "StateMixer", "Tokens", "WindowMixer"]
+__all__ = ["EVERY", "Dims", "Record", "Slots", "StateMixer", "Tokens", "WindowMixer", "chosen"]
 
 
 EVERY = slice(None)
 """All tokens."""
+
+
+def chosen(x: Float[Tensor, "B T *n"], wanted: slice) -> Float[Tensor, "B t *n"]:
+    """The ``wanted`` tokens; all of them cost nothing."""
+    return x if wanted == EVERY else x[:, wanted]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rltransformers.attention.interface import EVERY
+from rltransformers.attention.interface import EVERY, chosen
 from rltransformers.backbone.build import build_layer, build_positions
 from rltransformers.backbone.config import BackboneConfig
 from rltransformers.backbone.state import State
@@ -21,9 +21,10 @@ from rltransformers.blocks.reversible import ReversibleLayer
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.record import Record
 from rltransformers.functional.dropout import dropout
+from rltransformers.functional.modules import normalised
 from rltransformers.functional.sinusoids import sinusoid
 from rltransformers.functional.windows import Tokens, episode_positions, padded_behind, places
-from rltransformers.memory.interface import LayerState
+from rltransformers.memory.interface import Cached, LayerState
 from rltransformers.positions.interface import Position
 
 
@@ -50,8 +51,8 @@ class Backbone(nn.Module):
         self.input_positions, at_score = build_positions(self.config)
         count = 1 if self.universal else self.config.layers
         self.layers = nn.ModuleList(build_layer(self.config, layer, at_score[layer]) for layer in range(count))
-        self.input_norm = nn.LayerNorm(self.width) if self.config.input_norm else nn.Identity()
-        self.final_norm = nn.LayerNorm(self.width) if self.config.final_norm else nn.Identity()
+        self.input_norm = nn.LayerNorm(self.width) if self.config.input_norm else None
+        self.final_norm = nn.LayerNorm(self.width) if self.config.final_norm else None
         if self.halts:
             self.halt = nn.Linear(self.width, 1)
             nn.init.ones_(self.halt.bias)
@@ -59,25 +60,39 @@ class Backbone(nn.Module):
 
     def layer(self, index: int) -> Layer:
         """The layer applied at ``index``; a universal backbone has only one."""
-        chosen = self.layers[0 if self.universal else index]
-        assert isinstance(chosen, Layer)
-        return chosen
+        found = self.layers[0 if self.universal else index]
+        assert isinstance(found, Layer)
+        return found
 
     def initial_state(
         self,
         batch_size: int,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        cached: bool = False,
+        cached: Cached = False,
+        rows: bool = True,
     ) -> State:
-        """Nothing seen yet; ``cached`` gives the acting form, which keeps keys and values beside layer inputs."""
+        """Nothing seen yet.
+
+        Args:
+            cached: True gives the acting form, which keeps keys and values beside layer inputs; "only" keeps them in
+                place of layer inputs, for acting that no training segment will start from.
+            rows: False leaves out the memory rows, which stand for nothing yet; the state after a call has them all.
+        """
         parameter = next(self.parameters())
         device, dtype = device or parameter.device, dtype or parameter.dtype
         tensors = {"position": torch.full((batch_size,), -1, dtype=torch.long, device=device)}
         for index in range(self.config.layers):
-            for name, shape in self.layer(index).mixing.shapes(cached).items():
+            for name, shape in self.state_shapes(index, cached, rows).items():
                 tensors[f"layer{index}.{name}"] = torch.zeros(batch_size, *shape, device=device, dtype=dtype)
         return State(tensors)
+
+    def state_shapes(self, index: int, cached: Cached, rows: bool) -> dict[str, tuple[int, ...]]:
+        """State tensors of one layer without the batch axis, with or without its memory rows."""
+        shapes = self.layer(index).mixing.shapes(cached)
+        return {
+            name: shape if rows or name not in ("hidden", "keys") else (0, *shape[1:]) for name, shape in shapes.items()
+        }
 
     def forward(
         self,
@@ -118,7 +133,7 @@ class Backbone(nn.Module):
             x, reset, timestep = (None if part is None else _take(part, order) for part in (x, reset, timestep))  # type: ignore[assignment]
         tokens = self.locate(x, state, reset, timestep, None if valid is None else valid.sum(1))
         states = [self.layer_state(index, state, x) for index in range(self.config.layers)]
-        x = self.input_norm(self.embed(x, tokens)) if not self.universal else self.input_norm(x)
+        x = normalised(self.input_norm, x if self.universal else self.embed(x, tokens))
         x = dropout(x, self.config.dropout, self.training)
         choose = wanted
         if self.halts:
@@ -132,7 +147,7 @@ class Backbone(nn.Module):
             choose = EVERY
         if order is not None:
             x = torch.zeros_like(x).scatter(1, order[..., None].expand_as(x), x)
-        x = self.final_norm(x[:, choose])
+        x = normalised(self.final_norm, chosen(x, choose))
         if valid is not None:
             x = x * valid[:, wanted, None]
         tensors = {"position": tokens.last_position()}
@@ -147,7 +162,7 @@ class Backbone(nn.Module):
         batch, time = x.shape[:2]
         index = places(time, x.device)
         before = torch.full((batch,), -1, device=x.device) if state is None else state.tensors["position"]
-        p = before[:, None] + 1 + index if reset is None else episode_positions(before, reset)
+        p = before[:, None] + places(1 + time, x.device)[1:] if reset is None else episode_positions(before, reset)
         if length is not None:
             p = torch.where(index < length[:, None], p, 0)
         live = p > index
@@ -167,11 +182,8 @@ class Backbone(nn.Module):
         """State of one layer; a stream that starts here has no memory rows at all."""
         if state is not None:
             return detached(state.layer(f"layer{index}"))
-        shapes = self.layer(index).mixing.shapes(cached=False)
-        return {
-            name: x.new_zeros(len(x), *((0, *shape[1:]) if name in ("hidden", "keys") else shape))
-            for name, shape in shapes.items()
-        }
+        shapes = self.state_shapes(index, cached=False, rows=False)
+        return {name: x.new_zeros(len(x), *shape) for name, shape in shapes.items()}
 
     def run(
         self, x: Tensor, states: list[LayerState], tokens: Tokens, record: Record | None, wanted: slice

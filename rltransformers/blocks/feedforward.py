@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Spec, Traits
+from rltransformers.functional.modules import linear
 
 Activation = Literal["relu", "gelu", "silu", "sigmoid", "identity"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -39,8 +40,8 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Transformed tokens."""
         # Flat, because an activation that overwrites its input would copy it back and forth through a view.
-        hidden = self.act(F.linear(x.reshape(-1, x.shape[-1]), self.into.weight, self.into.bias))
-        return F.linear(hidden, self.out.weight, self.out.bias).view(x.shape)
+        hidden = self.act(linear(self.into, x.reshape(-1, x.shape[-1])))
+        return linear(self.out, hidden).view(x.shape)
 
 
 class GatedLinearUnit(nn.Module):

@@ -6,7 +6,8 @@ closes the gates at the start, so that the stack begins close to the identity.
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from rltransformers.functional.modules import linear
 
 
 class Gate(nn.Module):
@@ -30,10 +31,10 @@ class GRUGate(Gate):
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Openness is z."""
         width = x.shape[-1]
-        from_y, y_g = F.linear(y, self.from_y.weight).split_with_sizes([2 * width, width], -1)
-        r, z = (from_y + F.linear(x, self.from_x.weight)).split_with_sizes([width, width], -1)
+        from_y, y_g = linear(self.from_y, y).split_with_sizes([2 * width, width], -1)
+        r, z = (from_y + linear(self.from_x, x)).split_with_sizes([width, width], -1)
         z = torch.sigmoid(z - self.bias)
-        h = torch.tanh(y_g + F.linear(torch.sigmoid(r) * x, self.candidate.weight))
+        h = torch.tanh(y_g + linear(self.candidate, torch.sigmoid(r) * x))
         return torch.lerp(x, h, z), z
 
 
@@ -46,7 +47,7 @@ class InputGate(Gate):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Openness is 1: y passes whole."""
-        return torch.sigmoid(self.linear(x)) * x + y, torch.ones_like(y)
+        return torch.sigmoid(linear(self.linear, x)) * x + y, torch.ones_like(y)
 
 
 class OutputGate(Gate):
@@ -59,7 +60,7 @@ class OutputGate(Gate):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Openness is the sigmoid."""
-        openness = torch.sigmoid(self.linear(x) - self.bias)
+        openness = torch.sigmoid(linear(self.linear, x) - self.bias)
         return x + openness * y, openness
 
 
@@ -73,7 +74,7 @@ class HighwayGate(Gate):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Openness is what is not carried."""
-        openness = 1 - torch.sigmoid(self.linear(x) + self.bias)
+        openness = 1 - torch.sigmoid(linear(self.linear, x) + self.bias)
         return x + openness * (y - x), openness
 
 
@@ -87,6 +88,6 @@ class SigTanhGate(Gate):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Openness is the sigmoid."""
-        gate, value = self.from_y(y).chunk(2, -1)
+        gate, value = linear(self.from_y, y).chunk(2, -1)
         openness = torch.sigmoid(gate - self.bias)
         return x + openness * torch.tanh(value), openness

@@ -5,7 +5,7 @@ Axes: B batch, T tokens, D model width.
 
 from torch import Tensor, nn
 
-from rltransformers.attention.interface import EVERY
+from rltransformers.attention.interface import EVERY, chosen
 from rltransformers.blocks.mixing import Mixing
 from rltransformers.blocks.residual import Residual
 from rltransformers.core.record import Record
@@ -37,7 +37,7 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, LayerState, Tensor | None]:
         """Stream after the layer (of the ``wanted`` tokens only), its state, logits for the next layer."""
         y, after, carry = self.mix(x, state, tokens, carry, record, name, wanted)
-        x = self.join_mixing.combine(x[:, wanted], y, record, name)
+        x = self.join_mixing.combine(chosen(x, wanted), y, record, name)
         return self.join_ff.combine(x, self.transform(x), record, f"{name}/ff"), after, carry
 
     def mix(

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from rltransformers.attention.interface import EVERY, Slots, StateMixer, WindowMixer
 from rltransformers.attention.kernels.softmax import SoftmaxAttention
 from rltransformers.blocks.residual import Residual
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.record import Record
 from rltransformers.functional.windows import Tokens
-from rltransformers.memory.interface import Compressed, LayerState, Memory
+from rltransformers.memory.interface import Cached, Compressed, LayerState, Memory
 
 Prepare = Callable[[Tensor], Tensor]
 
@@ -27,7 +28,7 @@ class WindowMixing(nn.Module):
         self.mixer = mixer
         self.memory = memory
 
-    def shapes(self, cached: bool) -> dict[str, tuple[int, ...]]:
+    def shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
         """State tensors without the batch axis."""
         return cast(Memory, self.memory).shapes(cached)
 
@@ -71,6 +72,7 @@ class WindowMixing(nn.Module):
         mixer = cast(WindowMixer, self.mixer)
         if not cast(Memory, self.memory).stores_inputs:
             return state
+        check_inputs(state)
         projected = {"keys": mixer.keys(prepare(state["hidden"]))}
         if "sinks" in state:
             projected["sink_keys"] = mixer.keys(prepare(state["sinks"]))
@@ -80,6 +82,7 @@ class WindowMixing(nn.Module):
         """Training form: layer inputs only."""
         if not cast(Memory, self.memory).stores_inputs:
             return state
+        check_inputs(state)
         return {name: value for name, value in state.items() if name not in ("keys", "sink_keys")}
 
     def constrain_(self) -> None:
@@ -96,7 +99,7 @@ class StateMixing(nn.Module):
         super().__init__()
         self.mixer = mixer
 
-    def shapes(self, cached: bool) -> dict[str, tuple[int, ...]]:
+    def shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
         """State tensors without the batch axis; the same in training and acting."""
         return cast(StateMixer, self.mixer).state_shapes()
 
@@ -128,6 +131,12 @@ class StateMixing(nn.Module):
 
 
 Mixing = WindowMixing | StateMixing
+
+
+def check_inputs(state: LayerState) -> None:
+    """Refuse a state that was begun with ``cached="only"`` where layer inputs are needed."""
+    if "hidden" not in state:
+        raise ConfigError('the state holds keys in place of layer inputs; begin with cached=True instead of "only"')
 
 
 def attention_difference(mixer: nn.Module, join: Residual, x: Tensor, compressed: Compressed, tokens: Tokens) -> Tensor:

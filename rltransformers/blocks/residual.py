@@ -5,13 +5,13 @@ Every scheme prepares the submodule's input and combines its output with the str
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.blocks.gates import Gate, GRUGate, HighwayGate, InputGate, OutputGate, SigTanhGate
 from rltransformers.core.record import Record
 from rltransformers.core.spec import Spec, Traits
+from rltransformers.functional.modules import normalised
 
 
 class Residual(nn.Module):
@@ -28,11 +28,6 @@ class Residual(nn.Module):
     def combine(self, x: Tensor, y: Tensor, record: Record | None, name: str) -> Tensor:
         """Stream after the submodule."""
         raise NotImplementedError("a residual scheme defines combine")
-
-
-def normalised(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    """``norm(x)``; a step of acting is so short that the call of a module shows."""
-    return torch.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
 class PostNorm(Residual):

@@ -18,7 +18,7 @@ from rltransformers.core.spec import Spec, Traits
 from rltransformers.functional import windows
 from rltransformers.functional.windows import Tokens, compressed_blocks
 from rltransformers.memory import interface
-from rltransformers.memory.interface import Compressed, LayerState, Past, Project
+from rltransformers.memory.interface import Cached, Compressed, LayerState, Past, Project
 
 Function = Literal["mean", "max", "conv"]
 Objective = Literal["autoencode", "attention"]
@@ -45,9 +45,9 @@ class CompressiveMemory(nn.Module):
         decodes = function == "conv" and objective == "autoencode"
         self.decode = nn.Linear(width, rate * width) if decodes else None
 
-    def shapes(self, cached: bool) -> dict[str, tuple[int, ...]]:
-        """Raw inputs, compressed inputs, and keys of the raw ones while acting."""
-        found = interface.shapes(self.rows, self.width, self.key_width, 0, inputs=True, keys=cached)
+    def shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
+        """Raw inputs, which are compressed later, compressed inputs, and keys of the raw ones while acting."""
+        found = interface.shapes(self.rows, self.width, self.key_width, 0, inputs=True, keys=bool(cached))
         return {**found, "slots": (self.slots, self.width)}
 
     def compress(self, blocks: Float[Tensor, "B N c D"]) -> Float[Tensor, "B N D"]:

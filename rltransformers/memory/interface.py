@@ -6,7 +6,7 @@ n sinks. A training state holds layer inputs ("hidden"); an acting state holds t
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,6 +21,9 @@ Project = Callable[[Tensor], Tensor]
 """Layer inputs [B, S, D] to key rows [B, S, E], with today's weights (normalisation included)."""
 
 LayerState = dict[str, Tensor]
+
+Cached = bool | Literal["only"]
+"""Whether a state holds key rows: not (training), beside layer inputs, or in place of them."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ class Memory(Protocol):
 
     stores_inputs: bool
 
-    def shapes(self, cached: bool) -> dict[str, tuple[int, ...]]:
-        """State tensors without the batch axis; ``cached`` adds projected keys to the inputs."""
+    def shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
+        """State tensors without the batch axis."""
 
     def __call__(
         self, x: Tensor, keys: Tensor, state: LayerState, tokens: Tokens, project: Project, record: Record | None
@@ -79,10 +82,11 @@ class RowMemory(nn.Module):
         self.rows, self.width, self.key_width, self.sinks = rows, width, key_width, sinks
         self.stores_inputs = stores_inputs
 
-    def shapes(self, cached: bool) -> dict[str, tuple[int, ...]]:
+    def shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
         """State tensors without the batch axis."""
-        keys = cached or not self.stores_inputs
-        return shapes(self.rows, self.width, self.key_width, self.sinks, inputs=self.stores_inputs, keys=keys)
+        inputs = self.stores_inputs and cached != "only"
+        keys = bool(cached) or not self.stores_inputs
+        return shapes(self.rows, self.width, self.key_width, self.sinks, inputs=inputs, keys=keys)
 
     def forward(
         self, x: Tensor, keys: Tensor, state: LayerState, tokens: Tokens, project: Project, record: Record | None

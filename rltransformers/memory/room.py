@@ -37,7 +37,7 @@ def append(
     """``[past ; rows]`` and its newest R rows; where a gradient is needed, by plain concatenation."""
     count, time = past.shape[1], rows.shape[1]
     needs_gradient = torch.is_grad_enabled() and (past.requires_grad or rows.requires_grad)
-    if needs_gradient or count == 0 or torch.promote_types(past.dtype, rows.dtype) != past.dtype:
+    if needs_gradient or count == 0 or past.dtype != rows.dtype:
         joined = torch.cat([past, rows], 1)
         return joined, joined[:, time:]
     storage = _storages.pop(id(past), None)

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rltransformers.core.spaces import check_supported, leaf_spaces
+from rltransformers.functional.modules import linear
 
 
 class ContinuousAction(nn.Module):
@@ -34,6 +35,7 @@ class ContinuousAction(nn.Module):
         centre[bounded] = (low[bounded] + high[bounded]) / 2
         scale[bounded] = (high[bounded] - low[bounded]) / 2
         self.shape, self.outputs, self.draws = space.shape, len(low), 0
+        self.all_bounded = bool(bounded.all())
         for name, values in {"centre": centre, "scale": scale, "low": low, "high": high}.items():
             self.register_buffer(name, torch.as_tensor(values, dtype=torch.float32), persistent=False)
         self.register_buffer("bounded", torch.as_tensor(bounded), persistent=False)
@@ -42,22 +44,21 @@ class ContinuousAction(nn.Module):
     def normalise(self, action: Tensor) -> Float[Tensor, "... A"]:
         """The action in head units, flat; data outside the bounds lands outside [-1, 1]."""
         lead = action.dim() - len(self.shape)
-        flat = action.reshape(*action.shape[:lead], self.outputs).to(self.centre.dtype)
-        return (flat - self.centre) / self.scale
+        flat = action if len(self.shape) == 1 else action.reshape(*action.shape[:lead], self.outputs)
+        return (flat.to(self.centre.dtype) - self.centre) / self.scale
 
     def squash(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "... A"]:
         """The predicted action in head units: tanh where both bounds are finite, the output itself elsewhere."""
-        return torch.where(self.bounded, output.tanh(), output)
+        return output.tanh() if self.all_bounded else torch.where(self.bounded, output.tanh(), output)
 
     def embed(self, action: Tensor) -> Float[Tensor, "... W"]:
-        embedded: Tensor = self.embedding(self.normalise(action))
-        return embedded
+        return linear(self.embedding, self.normalise(action))
 
     def decode(self, output: Float[Tensor, "... A"], uniform: Tensor | None = None) -> Tensor:
         """The executed action, inside the Box. The head is deterministic: ``uniform`` (no draws) changes nothing."""
-        action = self.squash(output) * self.scale + self.centre
-        action = torch.minimum(torch.maximum(action, self.low.to(action)), self.high.to(action))
-        return action.reshape(*output.shape[:-1], *self.shape)
+        action = torch.addcmul(self.centre, self.squash(output), self.scale)
+        action = action.clamp(self.low, self.high)
+        return action if len(self.shape) == 1 else action.reshape(*output.shape[:-1], *self.shape)
 
 
 class CategoricalAction(nn.Module):
@@ -144,19 +145,17 @@ class ActionHead(nn.Module):
         leaves = leaf_spaces(space)
         self.paths, self.spaces = list(leaves), list(leaves.values())
         self.leaves = nn.ModuleList(_leaf(leaf, width) for leaf in leaves.values())
-        self.linear = nn.Linear(width, sum(leaf.outputs for _, leaf in self.named_leaves()))
+        self.outputs = [leaf.outputs for _, leaf in self.named_leaves()]
+        self.linear = nn.Linear(width, sum(self.outputs))
         self.draws = sum(leaf.draws for _, leaf in self.named_leaves())
 
     def named_leaves(self) -> list[tuple[str, ActionLeaf]]:
         """Leaf paths with their parts, in the order of the space."""
-        return [
-            (path, leaf) for path, leaf in zip(self.paths, self.leaves, strict=True) if isinstance(leaf, ActionLeaf)
-        ]
+        return list(zip(self.paths, self.leaves, strict=True))  # type: ignore[arg-type]  # all made by _leaf
 
     def forward(self, features: Float[Tensor, "... W"]) -> Float[Tensor, "... A"]:
         """Outputs of all leaves, side by side."""
-        outputs: Tensor = self.linear(features)
-        return outputs
+        return linear(self.linear, features)
 
     def blank(self, actions: Mapping[str, Tensor], valid: Bool[Tensor, "..."]) -> dict[str, Tensor]:
         """The actions with a legal constant wherever ``valid`` is False, whatever stood there (NaN, -10)."""
@@ -164,7 +163,9 @@ class ActionHead(nn.Module):
 
     def split(self, outputs: Float[Tensor, "... A"]) -> dict[str, Tensor]:
         """The outputs of every leaf by path."""
-        parts = outputs.split([leaf.outputs for _, leaf in self.named_leaves()], dim=-1)
+        if len(self.paths) == 1:
+            return {self.paths[0]: outputs}
+        parts = outputs.split_with_sizes(self.outputs, -1)
         return dict(zip(self.paths, parts, strict=True))
 
     def embed(self, actions: Mapping[str, Tensor]) -> Float[Tensor, "... W"]:

@@ -5,7 +5,7 @@ action. B batch or environments, K steps of context, G tokens per step, W model 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import gymnasium as gym
@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.spaces import leaf_spaces
-from rltransformers.functional.windows import padded_behind
+from rltransformers.functional.modules import linear
+from rltransformers.functional.windows import oldest_first, padded_behind, places
+from rltransformers.memory.room import append
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.encoders import ObservationEncoder
 
@@ -78,21 +80,25 @@ class DecisionPolicy(nn.Module):
         """G: 3 with return-to-go, 2 without."""
         return 3 if self.return_conditioned else 2
 
+    def statistics(self) -> list[tuple[str, Tensor, Tensor]]:
+        """Path, mean and standard deviation of every standardised observation leaf."""
+        buffers = self._buffers
+        return [
+            (path, buffers[f"observation_mean_{index}"], buffers[f"observation_deviation_{index}"])  # type: ignore[misc]
+            for index, path in enumerate(self.normalised)
+        ]
+
     def embed_step(
         self, observations: Mapping[str, Tensor], return_to_go: Float[Tensor, "..."]
     ) -> Float[Tensor, "... G-1 W"]:
         """The tokens of a step that are known before its action: return-to-go (in reward units) and observation."""
         values = dict(observations)
-        for index, path in enumerate(self.normalised):
-            mean, deviation = (
-                getattr(self, f"observation_mean_{index}"),
-                getattr(self, f"observation_deviation_{index}"),
-            )
+        for path, mean, deviation in self.statistics():
             values[path] = (values[path].to(mean.dtype) - mean) / deviation
         tokens = [self.encoder(values)]
         if self.embed_return is not None:
             scaled = (return_to_go / self.return_scale).to(self.embed_return.weight.dtype)
-            tokens.insert(0, self.embed_return(scaled[..., None]))
+            tokens.insert(0, linear(self.embed_return, scaled.unsqueeze(-1)))
         return torch.stack(tokens, -2)
 
     def embed_action(self, actions: Mapping[str, Tensor]) -> Float[Tensor, "... W"]:
@@ -139,7 +145,8 @@ class ActingState:
 
     Attributes:
         memory: cached backbone state; None in the mode ``recompute``.
-        tokens: embedded tokens of the newest steps, newest last, as far back as the mode needs [B, N, G, W].
+        tokens: embedded tokens of the newest steps as far back as the mode needs, the last observation at the end
+            [B, N, W].
         action: token of the action decided last [B, W].
         return_to_go: what was asked for in the last step, in reward units [B], float64.
         step: number of the last step inside its episode [B].
@@ -147,7 +154,7 @@ class ActingState:
     """
 
     memory: State | None
-    tokens: Float[Tensor, "B N G W"]
+    tokens: Float[Tensor, "B N W"]
     action: Float[Tensor, "B W"]
     return_to_go: Float[Tensor, " B"]
     step: Int[Tensor, " B"]
@@ -198,20 +205,18 @@ class Actor:
 
     @property
     def history(self) -> int:
-        """N: embedded steps that have to be kept."""
-        return {"refresh": self.refreshed_window, "banded": 0, "recompute": self.context_length}[self.mode]
+        """N: embedded tokens that have to be kept, those of whole steps without the action that is still open."""
+        steps = {"refresh": self.refreshed_window, "banded": 0, "recompute": self.context_length}[self.mode]
+        return max(0, steps * self.policy.tokens_per_step - 1)
 
     def initial_state(self, batch_size: int) -> ActingState:
         """A state before any step; the first call of ``act`` must say that every episode starts."""
         policy = self.policy
         weight = policy.head.linear.weight
-        memory = None
-        if self.mode != "recompute":
-            memory = policy.backbone.initial_state(batch_size=batch_size, cached=True)
-            memory = memory.to(device=weight.device, dtype=weight.dtype)
+        memory = None if self.mode == "recompute" else policy.backbone.initial_state(batch_size, cached="only")
         return ActingState(
             memory,
-            weight.new_zeros(batch_size, self.history, policy.tokens_per_step, policy.width),
+            weight.new_zeros(batch_size, self.history, policy.width),
             weight.new_zeros(batch_size, policy.width),
             torch.zeros(batch_size, dtype=torch.float64, device=weight.device),
             torch.zeros(batch_size, dtype=torch.long, device=weight.device),
@@ -248,88 +253,91 @@ class Actor:
         if starts:
             asked = torch.where(start, target_return.to(asked), asked)
             step, window = torch.where(start, 0, step), torch.where(start, 1, window)
-        known = policy.embed_step(observations, asked)
-        now = ActingState(state.memory, self._shift(state, known), state.action, asked, step, window)
+        new = torch.cat([state.action[:, None], policy.embed_step(observations, asked)], 1)
+        kept = append(state.tokens, new)[1] if self.mode != "banded" else state.tokens
         if self.mode == "recompute":
-            features, now = self._recompute(now)
+            window = window.clamp(max=self.context_length)
+            features, memory = self._recompute(kept, step, window), None
         else:
-            features, now = self._cached(now, known, start if starts else None)
+            assert state.memory is not None
+            due = window > self.context_length if self.mode == "refresh" else None
+            if due is not None and not due.any():
+                due = None
+            if due is not None:
+                window = torch.where(due, self.refreshed_window, window)
+            timestep = torch.stack([state.step] + [step] * (policy.tokens_per_step - 1), 1)
+            features, memory = self._cached(state.memory, new, timestep, start if starts else None, due, kept, step)
         actions = policy.head.decode(policy.head(features), uniform)
-        return actions, replace(now, action=policy.embed_action(actions))
-
-    def _shift(self, state: ActingState, known: Float[Tensor, "B G-1 W"]) -> Float[Tensor, "B N G W"]:
-        """The kept steps with the last action filled in, and behind them the current one, whose action is open."""
-        if self.history == 0:
-            return state.tokens
-        newest = torch.cat([state.action[:, None], known], 1)  # fills the place that the last step left open
-        tokens = torch.cat([state.tokens.flatten(1, 2)[:, :-1], newest, newest[:, :1]], 1)
-        group = state.tokens.shape[2]
-        return tokens[:, -self.history * group :].unflatten(1, (self.history, group))
+        return actions, ActingState(memory, kept, policy.embed_action(actions), asked, step, window)
 
     def _cached(
-        self, now: ActingState, known: Float[Tensor, "B G-1 W"], start: Bool[Tensor, " B"] | None
-    ) -> tuple[Float[Tensor, "B W"], ActingState]:
-        """Features of the observation token by feeding only new tokens, apart from rows whose cache is restarted.
+        self,
+        memory: State,
+        new: Float[Tensor, "B G W"],
+        timestep: Int[Tensor, "B G"],
+        start: Bool[Tensor, " B"] | None,
+        due: Bool[Tensor, " B"] | None,
+        kept: Float[Tensor, "B N W"],
+        step: Int[Tensor, " B"],
+    ) -> tuple[Float[Tensor, "B W"], State]:
+        """Features of the observation token by feeding only new tokens, apart from rows whose cache is ``due``.
 
-        ``start`` is None when no episode starts.
+        ``start`` is None when no episode starts, ``due`` when no cache is.
         """
-        before = now.memory
-        assert before is not None
-        due = now.window > self.context_length
-        if self.mode != "refresh" or not due.any():
-            features, memory = self._feed(before, now, known, start)
-            return features, replace(now, memory=memory)
-        window = torch.where(due, self.refreshed_window, now.window)
-        now = replace(now, window=window)
-        restarted, going_on = due.nonzero()[:, 0], (~due).nonzero()[:, 0]
-        features, memory = self._prefill(before[restarted], now[restarted])
-        if len(going_on):
-            starting = None if start is None else start[going_on]
-            others, others_memory = self._feed(before[going_on], now[going_on], known[going_on], starting)
-            order = torch.cat([restarted, going_on]).argsort()
-            features = torch.cat([features, others])[order]
-            memory = State.cat([memory, others_memory])[order]
-        return features, replace(now, memory=memory)
+        if due is None:
+            return self._feed(memory, new, timestep, start, None)
+        if due.all():
+            return self._restart(kept, step)
+        rows = due.nonzero()[:, 0]
+        features, memory = self._feed(memory, new, timestep, start, due)
+        renewed, renewed_memory = self._restart(kept[rows], step[rows])
+        return features.index_copy(0, rows, renewed), memory.put(rows, renewed_memory)
 
     def _feed(
-        self, memory: State, now: ActingState, known: Float[Tensor, "B G-1 W"], start: Bool[Tensor, " B"] | None
+        self,
+        memory: State,
+        tokens: Float[Tensor, "B G W"],
+        timestep: Int[Tensor, "B G"],
+        start: Bool[Tensor, " B"] | None,
+        due: Bool[Tensor, " B"] | None,
     ) -> tuple[Float[Tensor, "B W"], State]:
-        """One call with the previous action and the known tokens; an episode starts without a previous action."""
-        tokens = torch.cat([now.action[:, None], known], 1)
-        timestep = now.step[:, None].repeat(1, tokens.shape[1])
-        timestep[:, 0] -= 1
+        """One call with the previous action and the known tokens; an episode starts without a previous action.
+
+        Rows that are ``due`` start anew, so that nothing grows beyond its bounds; what comes of them is replaced.
+        """
         reset = valid = None
-        if start is not None:
+        if start is not None or due is not None:
             reset = torch.zeros_like(timestep, dtype=torch.bool)
+            if due is not None:
+                reset[:, 0] = due
+        if start is not None and reset is not None:
             reset[:, 1] = start
             if start.all():
                 tokens, timestep, reset = tokens[:, 1:], timestep[:, 1:], reset[:, 1:]
             else:
                 valid = torch.ones_like(reset)
                 valid[:, 0] = ~start
-                timestep = timestep.clamp(min=0)
         features, memory = self.policy.backbone(tokens, memory, reset, valid=valid, timestep=timestep, wanted=NEWEST)
         return features[:, -1], memory
 
-    def _prefill(self, memory: State, now: ActingState) -> tuple[Float[Tensor, "B W"], State]:
+    def _restart(self, kept: Float[Tensor, "R N W"], step: Int[Tensor, " R"]) -> tuple[Float[Tensor, "R W"], State]:
         """One call with the newest steps, which the backbone takes for the beginning of an episode."""
-        tokens, timestep = self._window(now, self.refreshed_window)
-        reset = torch.zeros_like(timestep, dtype=torch.bool)
-        reset[:, 0] = True
-        features, memory = self.policy.backbone(tokens, memory, reset, timestep=timestep, wanted=NEWEST)
+        backbone = self.policy.backbone
+        nothing = backbone.initial_state(len(kept), cached="only", rows=False)
+        features, memory = backbone(kept, nothing, timestep=self._timesteps(kept, step), wanted=NEWEST)
         return features[:, -1], memory
 
-    def _recompute(self, now: ActingState) -> tuple[Float[Tensor, "B W"], ActingState]:
-        steps = min(self.context_length, int(now.window.max()))
-        tokens, timestep = self._window(now, steps)
-        age = torch.arange(steps - 1, -1, -1, device=tokens.device).repeat_interleave(self.policy.tokens_per_step)[:-1]
-        valid = age < now.window[:, None]
-        features, _ = self.policy.backbone(tokens, valid=valid, timestep=timestep.clamp(min=0), wanted=NEWEST)
-        return features[:, -1], replace(now, window=now.window.clamp(max=self.context_length))
+    def _recompute(
+        self, kept: Float[Tensor, "B N W"], step: Int[Tensor, " B"], window: Int[Tensor, " B"]
+    ) -> Float[Tensor, "B W"]:
+        """Features of the observation token from the newest ``window`` steps alone."""
+        group = self.policy.tokens_per_step
+        kept = kept[:, -(int(window.max()) * group - 1) :]
+        valid = places(kept.shape[1], kept.device) >= kept.shape[1] + 1 - group * window[:, None]
+        timestep = self._timesteps(kept, step).clamp(min=0)
+        features, _ = self.policy.backbone(kept, valid=valid, timestep=timestep, wanted=NEWEST)
+        return features[:, -1]
 
-    def _window(self, now: ActingState, steps: int) -> tuple[Float[Tensor, "B T W"], Int[Tensor, "B T"]]:
-        """Tokens and timesteps of the newest steps, without the action that is still open."""
-        tokens = now.tokens[:, -steps:].flatten(1, 2)[:, :-1]
-        ago = torch.arange(steps - 1, -1, -1, device=tokens.device)
-        timestep = (now.step[:, None] - ago).repeat_interleave(self.policy.tokens_per_step, 1)[:, :-1]
-        return tokens, timestep
+    def _timesteps(self, kept: Float[Tensor, "R N W"], step: Int[Tensor, " R"]) -> Int[Tensor, "R N"]:
+        """Environment step of the newest tokens; the last one belongs to ``step``."""
+        return step[:, None] - oldest_first(kept.shape[1] + 1, kept.device)[:-1] // self.policy.tokens_per_step

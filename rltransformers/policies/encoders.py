@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import channels_first, check_supported, is_image, leaf_spaces
+from rltransformers.functional.modules import linear
 
 Space = gym.Space[Any]
 
@@ -86,9 +87,8 @@ class VectorEncoder(nn.Module):
         nn.init.normal_(self.linear.weight, std=1.0 / math.sqrt(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = x.reshape(*x.shape[: x.dim() - self.axes], -1).to(self.linear.weight.dtype)
-        token: Tensor = self.linear(flat if self.largest == 1.0 else flat / self.largest)
-        return token
+        flat = (x if self.axes == 1 else x.reshape(*x.shape[: x.dim() - self.axes], -1)).to(self.linear.weight.dtype)
+        return linear(self.linear, flat if self.largest == 1.0 else flat / self.largest)
 
 
 class IndexEncoder(nn.Module):

@@ -1,7 +1,7 @@
 """Learned absolute encoding of the episode position: a finite table."""
 
+import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rltransformers.core.errors import DataError
 from rltransformers.core.spec import Spec
@@ -34,7 +34,7 @@ class LearnedTable(Position):
                 f"{what} {largest} is outside the position table of {rows} rows; "
                 f"raise max_len of the position, or choose a relative position (trxl, rope, alibi)"
             )
-        return x + F.embedding(index, self.table.weight)
+        return x + torch.embedding(self.table.weight, index)
 
 
 def build_learned(width: int, heads: int, head_dim: int, *, max_len: int = 1024) -> Position:

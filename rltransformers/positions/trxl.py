@@ -2,9 +2,9 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rltransformers.core.spec import Spec
+from rltransformers.functional.modules import linear
 from rltransformers.functional.sinusoids import sinusoid
 from rltransformers.positions.interface import Position
 
@@ -29,7 +29,7 @@ class TransformerXLRelative(Position):
     def logits(self, q: Tensor, distance: Tensor) -> Tensor:
         """[B, H, T, L]: one product per head, for all streams and tokens at once."""
         batch, heads, time, width = q.shape
-        r = F.linear(self.encoded(distance, q), self.project.weight).view(-1, heads, width)
+        r = linear(self.project, self.encoded(distance, q)).view(-1, heads, width)
         biased = (q + self.position_bias).transpose(0, 1).reshape(heads, batch * time, width)
         return torch.bmm(biased, r.permute(1, 2, 0)).view(heads, batch, time, -1).transpose(0, 1)
 

@@ -94,6 +94,23 @@ def test_l2_acting_without_gradient_equals_the_segment_with_it(name: str) -> Non
 
 
 @every_case
+def test_l2_keys_in_place_of_layer_inputs_and_memories_without_rows_act_alike(name: str) -> None:
+    case = case_of(name)
+    shapes = {
+        key: value.shape for key, value in case.backbone.initial_state(len(case.x), cached="only").tensors.items()
+    }
+    with torch.inference_mode():
+        whole, _ = case.backbone(case.x, None, case.reset)
+        for rows in (True, False):
+            state, outputs = case.backbone.initial_state(len(case.x), cached="only", rows=rows), []
+            for part, reset in zip(case.x.split(5, 1), case.reset.split(5, 1), strict=True):
+                y, state = case.backbone(part, state, reset)
+                outputs.append(y)
+                assert {key: value.shape for key, value in state.tensors.items()} == shapes
+            case.close(torch.cat(outputs, 1), whole)
+
+
+@every_case
 def test_l2_leaving_out_outputs_changes_neither_the_others_nor_the_state(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

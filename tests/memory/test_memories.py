@@ -65,6 +65,15 @@ def test_an_acting_state_is_refreshed_by_with_cache_after_an_update() -> None:
     assert all("keys" not in name for name in backbone.without_cache(state).tensors)
 
 
+def test_a_state_of_keys_alone_holds_no_layer_inputs_and_cannot_be_turned_into_any_other() -> None:
+    backbone = perturbed(config_of({"layers": 1}))
+    _, state = backbone(torch.randn(2, 9, 15), backbone.initial_state(2, cached="only"))
+    assert set(state.tensors) == {"position", "layer0.keys"}
+    for change in (backbone.with_cache, backbone.without_cache):
+        with pytest.raises(ConfigError, match="cached=True"):
+            change(state)
+
+
 @pytest.mark.parametrize(
     "overrides", [{}, {"memory_kind": "cache"}, {"pattern": {"name": "band", "window": 4}}], ids=str
 )

@@ -236,6 +236,15 @@ def test_cached_acting_equals_the_training_forward_on_the_window_it_reports(
     assert torch.all(window[age > context_length] > context_length // 2)
 
 
+def test_a_table_of_one_context_of_positions_serves_caches_that_restart_at_different_steps() -> None:
+    policy, stream = build(position={"name": "learned", "max_len": 15}, memory=5), Stream()
+    actions, states = stream.play(Actor(policy, 5, "refresh"))
+    window = torch.stack([state.window for state in states])
+    due = (window[1:] < window[:-1]) & ~stream.start[1:]
+    assert (due.any(1) & ~due.all(1)).any()  # some restart while others go on
+    torch.testing.assert_close(actions, rerun(policy, stream, actions, states), **EXACT)
+
+
 def test_a_restarted_cache_looks_back_on_at_least_half_the_context() -> None:
     stream = Stream()
     _, states = stream.play(Actor(build(), 6, "refresh"))

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.attention.heads.interface import HeadMixing
-from rltransformers.attention.interface import EVERY, Dims, Record, Slots
-from rltransformers.attention.patterns.interface import Pattern, reachable
+from rltransformers.attention.interface import EVERY, Dims, Record, Slots, chosen
+from rltransformers.attention.patterns.interface import Pattern, additive, reachable
 from rltransformers.attention.priors.interface import Prior
 from rltransformers.attention.selections.interface import Selection
 from rltransformers.attention.spans.interface import Span
@@ -23,6 +23,7 @@ from rltransformers.core.spec import Spec, Traits
 from rltransformers.functional import windows
 from rltransformers.functional.banded import banded_attention
 from rltransformers.functional.dropout import dropout
+from rltransformers.functional.modules import linear
 from rltransformers.functional.windows import Tokens
 from rltransformers.positions.interface import Position
 
@@ -49,21 +50,24 @@ class Keys:
 
     Attributes:
         distance: [B or 1, T, N] distance of the sink and slot columns, clipped to the listed distances.
-        visible: [B, H or 1, T, S_all].
-        mask: 0 where visible, minus infinity elsewhere, in the default precision.
+        mask: 0 where a key is visible, minus infinity elsewhere, in the default precision.
         length: distances that are listed, L: from the oldest, L - 1, to 0.
     """
 
     distance: Int[Tensor, "b T N"] | None
-    visible: Bool[Tensor, "B h T S"]
     mask: Float[Tensor, "B h T S"]
     rows: int
     length: int
 
     @property
+    def visible(self) -> Bool[Tensor, "B h T S"]:
+        """Where a query may look."""
+        return self.mask == 0
+
+    @property
     def listed(self) -> Int[Tensor, " L"]:
         """The distances L - 1 .. 0."""
-        return windows.oldest_first(self.length, self.visible.device)
+        return windows.oldest_first(self.length, self.mask.device)
 
     def spread(self, per_distance: Tensor, time: int) -> Tensor:
         """[..., H, L] or [B, H, T, L] by listed distance to [.., H, T, S_all] by key."""
@@ -114,7 +118,7 @@ class SoftmaxAttention(nn.Module):
 
     def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
         """Queries, and keys and values side by side, not rotated; one product."""
-        query, keys = F.linear(h, self.project.weight).split_with_sizes([self.query_width, self.key_width], -1)
+        query, keys = linear(self.project, h).split_with_sizes([self.query_width, self.key_width], -1)
         return query, keys
 
     def keys(self, h: Float[Tensor, "B S D"]) -> Float[Tensor, "B S E"]:
@@ -155,13 +159,13 @@ class SoftmaxAttention(nn.Module):
         if cut:
             h, query, keys, tokens, sinks = self.cut(h, query, keys, tokens, sinks, block)
         few = EVERY if cut or record is not None or self.ordered else wanted
-        mixed, carry = self.attend(h, query[:, few], keys, tokens, slots, sinks, carry, few, record, name)
+        mixed, carry = self.attend(h, chosen(query, few), keys, tokens, slots, sinks, carry, few, record, name)
         if record is not None:
             self.record_penalty(h, tokens, record, name)
         mixed = mixed.transpose(1, 2).flatten(2)
         if cut:
             mixed = windows.unfold_tokens(mixed, time, batch)
-        return F.linear(mixed if few is wanted else mixed[:, wanted], self.output.weight), carry
+        return linear(self.output, mixed if few is wanted else chosen(mixed, wanted)), carry
 
     def cut(
         self, h: Tensor, query: Tensor, keys: Tensor, tokens: Tokens, sinks: Tensor | None, block: int
@@ -212,13 +216,14 @@ class SoftmaxAttention(nn.Module):
         if sinks is None and not self.explicit(record):
             rate = self.dropout if self.training else 0.0
             learns = torch.is_grad_enabled() and q.requires_grad
+            mask = (columns.mask if few == EVERY else columns.mask[:, :, few]).to(q.dtype)
             if self.fused(by_distance is not None, learns, time, rate if q.device.type == "cpu" else 0.0):
-                bias = columns.mask[:, :, few].to(q.dtype)
+                bias = mask
                 if by_distance is not None:
                     bias = columns.spread(by_distance, time) + bias
                 return F.scaled_dot_product_attention(turned, k, v, attn_mask=bias, dropout_p=rate), None
             if by_distance is None or (columns.distance is None and columns.length <= columns.rows - time + 1):
-                return banded_attention(turned, k, v, by_distance, columns.mask[:, :, few].to(q.dtype), rate), None
+                return banded_attention(turned, k, v, by_distance, mask, rate), None
         logits = turned @ k.transpose(-1, -2) / math.sqrt(self.dims.head_dim)
         sink_v = None
         if sinks is not None and columns.distance is not None:
@@ -251,9 +256,8 @@ class SoftmaxAttention(nn.Module):
         """Distance and visibility of every key column."""
         p, time, device = tokens.p, tokens.p.shape[1], tokens.p.device
         limit = torch.minimum(self.pattern.limits(p), p[:, None]) if self.pattern.anchored else p[:, None]
-        visible = reachable(self.pattern, time, rows, device) & (
-            windows.distances(time, rows, device) <= limit[..., None]
-        )
+        beyond = windows.distances(time, rows, device) > limit[..., None]
+        mask = reachable(self.pattern, time, rows, device).masked_fill(beyond, -math.inf)
         farthest = self.horizon
         distance: Tensor | None = None
         if sinks is not None:
@@ -263,13 +267,13 @@ class SoftmaxAttention(nn.Module):
             owned = index < self.pattern.sink_counts(device)[:, None, None]
             farthest = self.horizon + 1
             distance = away.clamp(0, farthest)
-            visible = torch.cat([outside & owned, visible], -1)
+            mask = torch.cat([additive(outside & owned), mask], -1)
         if slots is not None:
             distance = slots.distance.clamp(min=0)
             farthest = max(self.horizon, int(distance.max())) if distance.numel() else self.horizon
-            visible = torch.cat([slots.visible[:, None].expand(-1, visible.shape[1], -1, -1), visible], -1)
+            mask = torch.cat([additive(slots.visible[:, None]).expand(-1, mask.shape[1], -1, -1), mask], -1)
         length = farthest + 1 if distance is not None else min(self.horizon + 1, rows)
-        return Keys(distance, visible, torch.where(visible, 0.0, -math.inf), rows, length)
+        return Keys(distance, mask, rows, length)
 
     def by_distance(self, q: Tensor, columns: Keys) -> Tensor | None:
         """Position and prior scores per listed distance, [B, H, T, L] or [H, L]; None when there are none."""

@@ -3,11 +3,12 @@
 Axes: B batch, H heads (1 where heads agree), T tokens, L distances.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
@@ -72,6 +73,8 @@ class Pattern:
 
     def limits(self, p: Int[Tensor, "B T"]) -> Int[Tensor, "B H T"]:
         """Window edge per head and token."""
+        if len(self.heads) == 1:
+            return self.heads[0].limit(p)[:, None]
         return torch.stack([reach.limit(p) for reach in self.heads], 1)
 
     @property
@@ -85,14 +88,19 @@ class Pattern:
 
 
 @lru_cache(maxsize=64)  # the same for every call of one size
-def reachable(pattern: Pattern, time: int, rows: int, device: torch.device) -> Bool[Tensor, "H T S"]:
-    """Keys at an allowed distance, wherever the token stands in its episode. Shared by all callers, not to be changed.
+def reachable(pattern: Pattern, time: int, rows: int, device: torch.device) -> Float[Tensor, "H T S"]:
+    """0 for keys at an allowed distance, wherever the token stands in its episode, minus infinity elsewhere.
 
-    The keys are rows of ``[memory ; tokens]``.
+    Shared by all callers, not to be changed. The keys are rows of ``[memory ; tokens]``.
     """
     with torch.inference_mode(False):
         d = distances(time, rows, device)
-        return pattern.tables(max(rows, 1), device)[:, d.clamp(min=0)] & (d >= 0)
+        return additive(pattern.tables(max(rows, 1), device)[:, d.clamp(min=0)] & (d >= 0))
+
+
+def additive(visible: Bool[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """0 where visible, minus infinity elsewhere."""
+    return torch.where(visible, 0.0, -math.inf)
 
 
 def check_window(name: str, window: int, memory: int) -> None:
