@@ -210,7 +210,7 @@ def _data_row(row: Row, config: ExperimentConfig, score: str) -> Row:
         data = load_trajectories(config.dataset.id)
     else:
         data = collect_episodes(config.environment, config.dataset.collect, row.seed)
-    success = float(np.mean(last_rewards(data) > 0)) if score == "success" else None
+    success = float(np.mean(succeeded(data))) if score == "success" else None
     returns = data.returns
     result: Result = {
         "target_return": None,
@@ -222,9 +222,9 @@ def _data_row(row: Row, config: ExperimentConfig, score: str) -> Row:
     return replace(row, episodes=len(data), steps=data.steps, wall_seconds=seconds, results=[result])
 
 
-def last_rewards(data: Trajectories) -> Any:
-    """Reward of the last step of every episode: positive where a memory task was solved."""
-    return np.asarray(data.rewards)[data.offsets[1:] - 1]
+def succeeded(data: Trajectories) -> Any:
+    """Whether any reward of an episode is positive: in the memory tasks only the goal pays."""
+    return np.maximum.reduceat(np.asarray(data.rewards), data.offsets[:-1]) > 0
 
 
 # Facts

@@ -559,3 +559,12 @@ def test_a_dataset_is_recorded_once_and_stands_beside_the_agents(write: Write, t
     suite = read_suite(str(path))
     reproduce.Work(suite, tmp_path, tmp_path)._make_datasets(list(suite.cells()))
     assert (get_dataset_path("tiny/cartpole-v0") / "data").stat().st_mtime_ns == made
+
+
+def test_an_episode_of_a_dataset_succeeds_when_any_of_its_steps_pays() -> None:
+    rewards: list[list[float]] = [[0.0, 1.0, 0.0], [-0.5], [0.0, 0.0, 1.0], [0.0, -1.0]]
+    episodes = [
+        {"observations": np.zeros((len(each) + 1, 1)), "actions": np.zeros(len(each), np.int64), "rewards": each}
+        for each in rewards
+    ]
+    assert cell.succeeded(load_trajectories(episodes)).tolist() == [True, False, True, False]
