@@ -177,11 +177,11 @@ def read_experiment(source: Path | str, overrides: Sequence[tuple[str, str]] = (
         text = Path(source).read_text()
     except OSError as error:
         raise ConfigError(f"config {source} cannot be read: {error}") from error
-    values = _parse_yaml(text, str(source))
+    values = parse_yaml(text, str(source))
     if not isinstance(values, dict):
         raise ConfigError(f"config {source} must be a mapping of keys, got {type(values).__name__}")
     for key, override in overrides:
-        _set(values, key.split("."), _parse_yaml(override, f"--{key}"), key)
+        _set(values, key.split("."), parse_yaml(override, f"--{key}"), key)
     return build_experiment(values, str(source))
 
 
@@ -210,10 +210,10 @@ def build_experiment(values: Mapping[str, Any], source: str = "config") -> Exper
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with two mends: 3e-4 is a number as in YAML 1.2, and a key given twice is an error."""
+    """YAML with two mends: 3e-4 is a number as in YAML 1.2, and a key given twice is an error; merges (`<<`) are not."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         for key in keys:
             if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
@@ -225,7 +225,12 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _parse_yaml(text: str, source: str) -> Any:
+def parse_yaml(text: str, source: str) -> Any:
+    """The values in a YAML text; ``source`` is named in errors.
+
+    Raises:
+        ConfigError: for text that is not YAML, and for a key that is given twice.
+    """
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:

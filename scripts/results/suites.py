@@ -16,8 +16,7 @@ import yaml
 
 from rltransformers.cli.runs import find_config
 from rltransformers.core.errors import ConfigError, did_you_mean
-from rltransformers.training.experiment import ExperimentConfig, read_experiment
-from rltransformers.training.experiment import _Loader as ConfigLoader
+from rltransformers.training.experiment import ExperimentConfig, parse_yaml, read_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = ROOT / "configs" / "suites"
@@ -203,10 +202,7 @@ def read_suite(name: str) -> Suite:
         ConfigError: when it is neither, for unknown keys and names, and for configs that cannot work.
     """
     path = find_suite(name)
-    try:
-        values = yaml.load(path.read_text(), Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    values = parse_yaml(path.read_text(), str(path))
     text = _read(SuiteText, values, path.name)
     variants = {key: _resolve(task, f"{path.name}: tasks.{key}") for key, task in text.tasks.items()}
     suite = Suite(path.stem, text, variants)
@@ -220,17 +216,6 @@ def read_suite(name: str) -> Suite:
                     f"{path.name}: tasks.{key}: an aim wants {aim.seeds} seeds, the task has {len(seeds)}"
                 )
     return suite
-
-
-class _Loader(ConfigLoader):
-    """YAML as in configs, in which a key given twice is an error too, and with merges (`<<: *anchor`)."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
-        return yaml.SafeLoader.construct_mapping(self, node, deep)  # the parent's would take `<<` for a key
 
 
 def find_suite(name: str) -> Path:
