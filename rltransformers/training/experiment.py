@@ -210,7 +210,7 @@ def build_experiment(values: Mapping[str, Any], source: str = "config") -> Exper
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with two mends: 3e-4 is a number as in YAML 1.2, and a key given twice is an error; merges (`<<`) are not."""
+    """YAML with two mends: 3e-4 is a number as in YAML 1.2, and a key given twice is an error. Merges work."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
