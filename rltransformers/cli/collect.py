@@ -11,7 +11,7 @@ from tqdm import tqdm
 from rltransformers.cli import behaviours as checkpoints
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data.behaviours import Mixture, mixture
-from rltransformers.data.minari import write_minari
+from rltransformers.data.minari import check_dataset_id, write_minari
 from rltransformers.data.recorder import record
 from rltransformers.data.trajectories import Trajectories
 from rltransformers.envs.make import make_vec_env
@@ -59,6 +59,7 @@ def collect_dataset(
     ``notice`` is printed to standard error when recording starts.
     """
     parts = parse_behaviours(behaviours)
+    check_dataset_id(dataset)
     _refuse_existing(dataset, overwrite)
     env = make_environment(environment, seed, monitor=False)  # the recording holds returns and lengths itself
     try:

@@ -48,7 +48,7 @@ def write_minari(
         DataError: when the id exists and ``overwrite`` is False, or the last observations of episodes are unknown,
             which Minari stores.
     """
-    _check_id(dataset_id)
+    check_dataset_id(dataset_id)
     if (ref_min_score is None) != (ref_max_score is None):
         raise ConfigError(f"give both reference scores or neither, got {ref_min_score} and {ref_max_score}")
     if not trajectories.final_observations:
@@ -95,7 +95,12 @@ def write_minari(
     return minari.load_dataset(dataset_id)
 
 
-def _check_id(dataset_id: str) -> None:
+def check_dataset_id(dataset_id: str) -> None:
+    """Raise unless ``dataset_id`` has the form of a Minari id.
+
+    Raises:
+        ConfigError: with the form.
+    """
     from minari.dataset.minari_dataset import parse_dataset_id
 
     try:

@@ -367,7 +367,8 @@ def test_a_part_of_the_observation_is_recorded(work: Path, capsys: pytest.Captur
         (["collect", "--env", "Nope-v0", "--behaviour", "random", "--steps", "9", "--dataset", "a-v0"], "Nope-v0"),
         (["collect", "--env", "CartPole-v1", "--behaviour", "random=x", "--steps", "9", "--dataset", "a-v0"], "weight"),
         (["collect", "--env", "CartPole-v1", "--behaviour", "rndm", "--steps", "9", "--dataset", "a-v0"], "'rndm' is"),
-        (["collect", "--env", "CartPole-v1", "--behaviour", "random", "--steps", "9", "--dataset", "a"], "'a'"),
+        (["collect", "--env", "CartPole-v1", "--behaviour", "random", "--steps", "1000000000", "--dataset", "a"],
+         "'a' is no Minari id"),  # before hours of recording
         (["collect", "--env", "CartPole-v1", "--behaviour", "random", "--steps", "9", "--dataset", "a-v0",
           "--threads", "-1"], "threads must lie in 1..1024, got -1"),
         (["collect", "--env", "CartPole-v1", "--env-kwargs", "{", "--behaviour", "random", "--steps", "9",
