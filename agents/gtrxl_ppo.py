@@ -368,12 +368,17 @@ class GTrXLPPO(OnPolicyAlgorithm):
             batch.counts,
             clip_range=self.clip_range(progress),
             clip_range_vf=None if self.clip_range_vf is None else self.clip_range_vf(progress),
-            ent_coef=as_schedule(self.ent_coef, "ent_coef")(progress),
+            ent_coef=self._entropy_weight,
             vf_coef=self.vf_coef,
         )
         if result.auxiliary_loss is not None:
             loss = replace(loss, total=loss.total + result.auxiliary_loss)
         return loss
+
+    @property
+    def _entropy_weight(self) -> float:
+        """The entropy bonus at this point of the run, whatever ``ent_coef`` is by now: number, dictionary, function."""
+        return as_schedule(self.ent_coef, "ent_coef")(self._current_progress_remaining)
 
     def _descend(self, loss: Tensor) -> None:
         if not torch.isfinite(loss):
@@ -439,7 +444,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         record("train/clip_range", self.clip_range(progress))
         if self.clip_range_vf is not None:
             record("train/clip_range_vf", self.clip_range_vf(progress))
-        record("train/ent_coef", as_schedule(self.ent_coef, "ent_coef")(progress))
+        record("train/ent_coef", self._entropy_weight)
         if hasattr(self.policy, "log_std"):
             record("train/std", float(self.policy.log_std.detach().exp().mean()))
         record("train/n_updates", self._n_updates, exclude="tensorboard")

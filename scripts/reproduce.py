@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that the modules next to this file are found
 
 from rltransformers.core.errors import ConfigError, DataError  # noqa: E402
+from scripts.benchmark import positive  # noqa: E402
 from scripts.results import cell as cells  # noqa: E402
 from scripts.results import report  # noqa: E402
 from scripts.results.aims import number  # noqa: E402
@@ -75,17 +76,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--dry-run", action="store_true", help="say what would run, and stop")
     made.add_argument("--report", action="store_true", help="run nothing; table and pictures anew from the CSV")
     return made
-
-
-def positive(text: str) -> int:
-    """A whole number of at least 1.
-
-    Raises:
-        ArgumentTypeError: for anything else.
-    """
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return int(text)
 
 
 def cores() -> int:
