@@ -33,7 +33,7 @@ class Verdict:
 def judge(suite: Suite, name: str, runs: Runs) -> list[Verdict]:
     """One verdict per aim of the task ``name``."""
     task = suite.tasks[name]
-    planned = {variant: len(suite.data_seeds(name, variant)) for variant in task.variants}
+    planned = {variant: len(suite.variant_seeds(name, variant)) for variant in task.variants}
     return [verdict(task, aim, runs, planned) for aim in task.aims]
 
 

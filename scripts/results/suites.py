@@ -73,7 +73,7 @@ class Task:
     Attributes:
         config: packaged config or path, the base of every variant.
         variants: name -> dotted overrides; ``config`` replaces the base, ``dataset: mean`` scores the episodes that
-            the base config learns from.
+            the base config learns from, ``seeds: N`` runs the first N seeds of the task only.
         overrides: dotted keys for every variant, below those of the variant.
         seeds: number (0, 1, ...) or list; default: the suite's.
         score: ``return`` or ``success``.
@@ -184,13 +184,14 @@ class Suite:
         for task in self.tasks:
             for seed in self.seeds(task, count):
                 for variant, (config, config_hash, of_data) in self.variants[task].items():
-                    if not of_data or seed in self.data_seeds(task, variant, count):
+                    if seed in self.variant_seeds(task, variant, count):
                         yield Cell(task, variant, seed, replace(config, seed=seed), config_hash, of_data)
 
-    def data_seeds(self, task: str, variant: str, count: int | None = None) -> list[int]:
+    def variant_seeds(self, task: str, variant: str, count: int | None = None) -> list[int]:
         """Seeds of a variant; a stored dataset is the same for every seed and has only the first."""
         config, _, of_data = self.variants[task][variant]
-        seeds = self.seeds(task, count)
+        own: int | None = self.tasks[task].variants[variant].get("seeds")
+        seeds = self.seeds(task, count)[:own]
         stored = config.dataset is not None and config.dataset.collect is None
         return seeds[:1] if of_data and stored else seeds
 
@@ -210,11 +211,15 @@ def read_suite(name: str) -> Suite:
         seeds = suite.seeds(key)
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
             raise ConfigError(f"{path.name}: tasks.{key}: seeds must be at least 1, or a list without doubles")
-        for aim in suite.tasks[key].aims:
-            if aim.seeds is not None and aim.seeds > len(seeds):
+        for variant, changes in suite.tasks[key].variants.items():
+            if changes.get("seeds", 1) > len(seeds):
                 raise ConfigError(
-                    f"{path.name}: tasks.{key}: an aim wants {aim.seeds} seeds, the task has {len(seeds)}"
+                    f"{path.name}: tasks.{key}.variants.{variant}: {changes['seeds']} seeds, the task has {len(seeds)}"
                 )
+        for aim in suite.tasks[key].aims:
+            runs = len(suite.variant_seeds(key, aim.variant or suite.tasks[key].method))
+            if aim.seeds is not None and aim.seeds > runs:
+                raise ConfigError(f"{path.name}: tasks.{key}: an aim wants {aim.seeds} seeds, its variant has {runs}")
     return suite
 
 
@@ -266,11 +271,14 @@ def _resolve(task: Task, place: str) -> dict[str, tuple[ExperimentConfig, str, b
     resolved = {}
     for name, overrides in task.variants.items():
         changes, base = dict(overrides), task.config
+        own_seeds = changes.pop("seeds", None)
         of_data = changes.get("dataset") == "mean"
         if of_data:
             del changes["dataset"]
         base = str(changes.pop("config", base))
         try:
+            if own_seeds is not None and (not _is(own_seeds, int) or own_seeds < 1):
+                raise ConfigError(f"seeds of a variant is how many of the task's seeds it runs, got {own_seeds!r}")
             config = _config(base, task.overrides | changes)
             if of_data and config.dataset is None:
                 raise ConfigError(f"dataset: mean needs a config with a dataset, {base} has none")

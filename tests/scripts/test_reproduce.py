@@ -86,7 +86,7 @@ def row(suite: Suite, variant: str, seed: int, success: float | None, mean: floa
         ({"aims": [{"least": 1, "targets": [1, 2]}]}, "score spearman and rising"),
         ({"aims": [{"above": "no memry"}]}, "no variant 'no memry'; did you mean 'no memory'"),
         ({"aims": [{"least": "much"}]}, "expected float . None, got 'much'"),
-        ({"aims": [{"least": 1, "seeds": 3}]}, "an aim wants 3 seeds, the task has 2"),
+        ({"aims": [{"least": 1, "seeds": 3}]}, "an aim wants 3 seeds, its variant has 2"),
         ({"aims": [{"score": "rising"}]}, "score rising needs several target returns"),
         ({"aims": [{"most": 1, "target": 30}]}, "about target return 30; evaluation.target_returns are"),
         ({"baseline": "LSTM"}, "no variant 'LSTM'"),
@@ -102,6 +102,9 @@ def row(suite: Suite, variant: str, seed: int, success: float | None, mean: floa
         ({"config": "offline.yaml"}, "set the task's target to one of"),
         ({"seeds": 0}, "seeds must be at least 1"),
         ({"seeds": [3, 3]}, "without doubles"),
+        ({"variants": {"x": {"seeds": 3}}}, "variants.x: 3 seeds, the task has 2"),
+        ({"variants": {"x": {"seeds": [0]}}}, r"how many of the task's seeds it runs, got \[0\]"),
+        ({"variants": {"x": {"seeds": 1}}, "aims": [{"least": 1, "seeds": 2}]}, "wants 2 seeds, its variant has 1"),
         ({"title": 3}, "title: expected str, got 3"),
     ],
 )
@@ -160,6 +163,14 @@ def test_cells_run_seed_by_seed_and_only_chosen_ones(suite: Suite) -> None:
 def test_a_list_of_seeds_is_taken_as_it_is(write: Write) -> None:
     suite = read_suite(str(write(seeds=[11, 10, 12])))
     assert suite.seeds("cue") == [11, 10, 12] and suite.seeds("cue", 2) == [11, 10]
+
+
+def test_a_variant_may_run_the_first_seeds_only(write: Write) -> None:
+    plain, fewer = {"backbone.memory": 0}, {"backbone.memory": 0, "seeds": 1}
+    suite = read_suite(str(write(seeds=[11, 10], variants={"GTrXL": {}, "all": plain, "one": fewer})))
+    assert [each.seed for each in suite.cells() if each.variant == "one"] == [11]
+    assert [each.seed for each in suite.cells() if each.variant == "all"] == [11, 10]
+    assert suite.variants["cue"]["one"] == suite.variants["cue"]["all"], "the settings are the same, and so is the hash"
 
 
 def test_a_stored_dataset_has_one_row_and_a_collected_one_a_row_per_seed(write: Write, tmp_path: Path) -> None:
