@@ -19,6 +19,7 @@ from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.gtrxl_ppo import GTrXLPPO, as_schedule
 from rltransformers.cli.collect import collect_episodes, make_environment
 from rltransformers.core.errors import CheckpointError, ConfigError, did_you_mean
+from rltransformers.core.spaces import is_image
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
 from rltransformers.training.experiment import EvaluationConfig, ExperimentConfig
 from rltransformers.training.normalization import load_normalization, save_normalization
@@ -130,7 +131,11 @@ class OnlineAgent(Agent):
         gamma = self.config.algorithm.get("gamma", 0.99)
         try:
             return VecNormalize(
-                env, norm_obs=settings.normalize_observation, norm_reward=settings.normalize_reward, gamma=gamma
+                env,
+                norm_obs=settings.normalize_observation,
+                norm_reward=settings.normalize_reward,
+                gamma=gamma,
+                norm_obs_keys=_vectors_of(env.observation_space) if settings.normalize_observation else None,
             )
         except ValueError as error:
             raise ConfigError(
@@ -306,3 +311,13 @@ def _kind(space: spaces.Space[Any]) -> str:
     if isinstance(space, spaces.Dict):
         return "dict"
     return "image" if isinstance(space, spaces.Box) and len(space.shape) == 3 else "vector"
+
+
+def _vectors_of(space: spaces.Space[Any]) -> list[str] | None:
+    """The keys of a Dict that ``VecNormalize`` is for: vectors, not images or indices. None for other spaces."""
+    if not isinstance(space, spaces.Dict):
+        return None
+    keys = [key for key, leaf in space.spaces.items() if isinstance(leaf, spaces.Box) and not is_image(leaf)]
+    if not keys:
+        raise ConfigError(f"environment.normalize_observation finds no vector to normalise in {space}; leave it off")
+    return keys

@@ -212,6 +212,24 @@ def test_normalised_inputs_come_back_with_the_checkpoint(
     agent.close()
 
 
+def test_in_a_dict_the_vectors_are_normalised_and_indices_are_not(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    normalise = ["--environment.normalize_observation", "true", "--environment.wrappers"]
+    for name in ("online", "lstm"):
+        run(capsys, "train", f"{name}.yaml", *normalise, "[{name: History}]", "--name", name)
+        folder = RunFolder(f"runs/{name}")
+        agent = build_agent(read_experiment(folder.config), folder.last, False)
+        assert isinstance(agent, OnlineAgent)
+        for env in (agent.model.get_vec_normalize_env(), agent.evaluation_environment()):
+            assert isinstance(env, VecNormalize)
+            assert sorted(cast(dict[str, Any], env.obs_rms)) == ["first_step", "observation", "previous_reward"]
+        agent.close()
+    indices = "[{name: History, previous_reward: false, first_step: false}]"
+    frozen = ["--environment.id", "FrozenLake-v1", "--environment.kwargs", "{}", *normalise, indices]
+    assert "finds no vector to normalise" in refused(capsys, "train", "online.yaml", *frozen, "--name", "frozen")
+
+
 def test_a_policy_that_reads_rewards_is_evaluated_with_them(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "train", "online.yaml", "--policy.previous_reward", "true")
 
