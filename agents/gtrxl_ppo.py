@@ -48,6 +48,7 @@ SETTINGS = (
     "clip_range",
     "clip_range_vf",
     "normalize_advantage",
+    "least_advantage_std",
     "ent_coef",
     "vf_coef",
     "max_grad_norm",
@@ -84,6 +85,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         clip_range: bound of the probability ratio; number or schedule.
         clip_range_vf: bound of the change of the value; None for none.
         normalize_advantage: bring the advantages of a whole rollout to mean 0 and standard deviation 1.
+        least_advantage_std: normalised advantages are divided by at least this much, so that the critic's noise is not
+            blown up once returns are foreseen; in units of the reward.
         ent_coef: weight of the entropy bonus; number or schedule.
         vf_coef: weight of the value error.
         max_grad_norm: bound of the gradient norm.
@@ -124,6 +127,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         clip_range: float | Schedule | Mapping[str, float] = 0.2,
         clip_range_vf: float | Schedule | Mapping[str, float] | None = None,
         normalize_advantage: bool = True,
+        least_advantage_std: float = 0.0,
         ent_coef: float | Schedule | Mapping[str, float] = 0.0,
         vf_coef: float = 0.5,
         max_grad_norm: float = 0.5,
@@ -167,6 +171,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         # As it was given: callbacks written for Stable-Baselines3 read and replace it as a number.
         self.ent_coef = ent_coef
         self.normalize_advantage = normalize_advantage
+        self.least_advantage_std = least_advantage_std
         self.target_kl = target_kl
         self.gradient_window = gradient_window
         self.memory_refresh = memory_refresh
@@ -209,6 +214,10 @@ class GTrXLPPO(OnPolicyAlgorithm):
         for name in ("gamma", "gae_lambda"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        if not 0.0 <= self.least_advantage_std < np.inf:
+            raise ConfigError(f"least_advantage_std must be finite and not negative, got {self.least_advantage_std}")
+        if self.least_advantage_std and not self.normalize_advantage:
+            raise ConfigError("least_advantage_std bounds what normalize_advantage divides by; set one of the two only")
         if self.n_steps == 1 and self.n_envs == 1 and self.normalize_advantage:
             raise ConfigError(
                 "one step of one environment has no advantages to normalise; raise n_steps or turn it off"
@@ -334,7 +343,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
     def _optimise(self, segment: Segment) -> list[PPOLoss]:
         if self.normalize_advantage:
-            segment = replace(segment, advantages=normalised(segment.advantages, segment.counts))
+            advantages = normalised(segment.advantages, segment.counts, self.least_advantage_std)
+            segment = replace(segment, advantages=advantages)
         losses: list[PPOLoss] = []
         for epoch in range(self.n_epochs):
             if epoch and self._segment_before is not None:
@@ -440,6 +450,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         record("train/approx_kl", mean("approx_kl"))
         record("train/clip_fraction", mean("clip_fraction"))
         record("train/loss", float(losses[-1].total.detach()))
+        record("train/advantage_std", float(segment.advantages[segment.counts].std(unbiased=False)))
         record("train/explained_variance", explained_variance(segment.values, segment.returns, segment.counts))
         record("train/clip_range", self.clip_range(progress))
         if self.clip_range_vf is not None:

@@ -75,11 +75,18 @@ def value_error(
     return (returns - values).square()
 
 
-def normalised(advantages: Float[Tensor, "B T"], counts: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Advantages with mean 0 and standard deviation 1 over the steps that count; the others become 0."""
+def normalised(
+    advantages: Float[Tensor, "B T"], counts: Bool[Tensor, "B T"], least_std: float = 0.0
+) -> Float[Tensor, "B T"]:
+    """Advantages with mean 0 and standard deviation 1 over the steps that count; the others become 0.
+
+    ``least_std``: what they are divided by at least. Where everything was foreseen, what is left is the error of the
+    critic, and dividing it by itself would make noise of unit size (Hafner et al. 2023, arXiv 2301.04104, bound the
+    scale of returns for the same reason).
+    """
     mean = mean_over(advantages, counts)
     centred = torch.where(counts, advantages - mean, torch.zeros_like(advantages))
-    return centred / (mean_over(centred.square(), counts).sqrt() + 1e-8)
+    return centred / (mean_over(centred.square(), counts).sqrt() + 1e-8).clamp(min=least_std)
 
 
 def mean_over(x: Float[Tensor, "B T"], counts: Bool[Tensor, "B T"]) -> Tensor:

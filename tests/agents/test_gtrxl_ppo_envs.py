@@ -271,6 +271,8 @@ def test_a_number_that_is_not_finite_names_environment_and_step(reward: bool, no
         ({"n_steps": 0}, "n_steps must be at least 1"),
         ({"gradient_window": 0}, "gradient_window must be at least 1"),
         ({"gamma": 1.5}, r"gamma must lie in \[0, 1\]"),
+        ({"least_advantage_std": -0.1}, "must be finite and not negative, got -0.1"),
+        ({"least_advantage_std": 0.1, "normalize_advantage": False}, "set one of the two only"),
         ({"learning_rate": "fast"}, "learning_rate must be a number"),
         ({"learning_rate": {"start": 1.0, "stop": 0.0}}, "learning_rate as a dictionary"),
         ({"clip_range": -0.1}, "clip_range must be finite and not negative"),

@@ -71,6 +71,15 @@ def test_normalised_advantages_have_mean_zero_and_deviation_one_over_what_counts
     assert float(result[~counts].abs().sum()) == 0.0
 
 
+def test_small_advantages_are_not_blown_up_beyond_the_bound() -> None:
+    advantages, counts = torch.randn(4, 6), torch.rand(4, 6) < 0.7
+    centred = torch.where(counts, advantages - advantages[counts].mean(), torch.zeros(()))
+    torch.testing.assert_close(normalised(advantages * 1e-3, counts, least_std=0.5), centred * 1e-3 / 0.5)
+    torch.testing.assert_close(
+        normalised(advantages * 1e3, counts, least_std=0.5), normalised(advantages * 1e3, counts)
+    )
+
+
 def test_the_mean_over_nothing_is_zero() -> None:
     assert float(mean_over(torch.full((1, 2), math.nan), torch.zeros(1, 2, dtype=torch.bool))) == 0.0
 
