@@ -26,8 +26,8 @@ class ObservationEncoder(nn.Module):
 
     Box vectors (any shape, flattened) and MultiBinary go through a linear map, Discrete and MultiDiscrete through
     embedding tables (the space's ``start`` is subtracted), images (uint8, [H,W], [H,W,C] or [C,H,W]) through a
-    convolutional network after division by 255. Integer Boxes are divided by their largest bound. Inputs of unit
-    variance give tokens of unit variance.
+    convolutional network after division by 255. Integer Boxes are divided by their largest bound. Numbers of
+    unit variance give tokens of unit variance.
 
     Args:
         space: observation space; Dict and Tuple may be nested.
@@ -92,7 +92,11 @@ class VectorEncoder(nn.Module):
 
 
 class IndexEncoder(nn.Module):
-    """The sum of one embedding per index: [..., shape] integers to [..., W]. One table holds all choices in a row."""
+    """The sum of one embedding per index: [..., shape] integers to [..., W]. One table holds all choices in a row.
+
+    Many indices stand for a picture of symbols, of which few change from step to step: n embeddings of variance
+    n^-1/2 make tokens of variance n^1/2, so that what changes is not lost beside what is always there.
+    """
 
     offsets: Tensor
 
@@ -100,7 +104,7 @@ class IndexEncoder(nn.Module):
         super().__init__()
         self.axes = len(shape)
         self.table = nn.Embedding(sum(sizes), width)
-        nn.init.normal_(self.table.weight, std=1.0 / math.sqrt(len(sizes)))
+        nn.init.normal_(self.table.weight, std=len(sizes) ** -0.25)
         rows_before = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         self.register_buffer("offsets", torch.as_tensor(rows_before - np.asarray(starts)), persistent=False)
 

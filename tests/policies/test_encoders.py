@@ -110,11 +110,17 @@ def test_images_and_bytes_are_scaled_to_one() -> None:
 
 def test_inputs_of_unit_variance_give_tokens_of_unit_variance() -> None:
     torch.manual_seed(0)
-    space = spaces.Dict({"x": spaces.Box(-np.inf, np.inf, (40,)), "choice": spaces.MultiDiscrete([9, 9, 9])})
+    space = spaces.Dict({"x": spaces.Box(-np.inf, np.inf, (40,)), "choice": spaces.Discrete(27)})
     encoder = ObservationEncoder(space, 256)
-    leaves = {"x": torch.randn(500, 40), "choice": torch.randint(0, 9, (500, 3))}
+    leaves = {"x": torch.randn(500, 40), "choice": torch.randint(0, 27, (500,))}
     # 256 x 500 numbers of 67 random rows: the variance has a standard error near 2 %, 15 % is far outside it
     assert float(encoder(leaves).detach().var()) == pytest.approx(1.0, rel=0.15)
+
+
+def test_many_indices_leave_more_room_for_the_few_that_change() -> None:
+    torch.manual_seed(0)
+    tokens = ObservationEncoder(spaces.MultiDiscrete([5] * 81), 256)(torch.randint(0, 5, (500, 81))).detach()
+    assert float(tokens.var()) == pytest.approx(9.0, rel=0.15)  # the square root of 81; 405 random rows as above
 
 
 def test_an_unsupported_leaf_is_refused_by_name() -> None:
