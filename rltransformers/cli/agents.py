@@ -19,7 +19,7 @@ from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.gtrxl_ppo import GTrXLPPO, as_schedule
 from rltransformers.cli.collect import collect_episodes, make_environment
 from rltransformers.core.errors import CheckpointError, ConfigError, did_you_mean
-from rltransformers.core.spaces import is_image
+from rltransformers.core.spaces import is_image, leaf_spaces
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
 from rltransformers.training.experiment import EvaluationConfig, ExperimentConfig
 from rltransformers.training.normalization import load_normalization, save_normalization
@@ -101,6 +101,10 @@ class OnlineAgent(Agent):
         config = self.config
         if checkpoint is not None:
             return self._loaded_lstm(env, checkpoint)
+        if any(isinstance(leaf, spaces.MultiDiscrete) for leaf in leaf_spaces(env.observation_space).values()):
+            raise ConfigError(
+                "RecurrentPPO of sb3-contrib takes no MultiDiscrete observations; add the wrapper FlattenObservation"
+            )
         policy = POLICY_OF_LSTM[_kind(env.observation_space)]
         algorithm: dict[str, Any] = {
             key: as_schedule(value, key) if isinstance(value, Mapping) else value

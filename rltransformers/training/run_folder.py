@@ -47,8 +47,15 @@ class RunFolder:
 
     @classmethod
     def create(cls, root: str | os.PathLike[str], name: str) -> "RunFolder":
-        """A new folder ``root/name``, or ``root/name-2``, ``-3``, ... when that exists: no run overwrites another."""
-        Path(root).mkdir(parents=True, exist_ok=True)
+        """A new folder ``root/name``, or ``root/name-2``, ``-3``, ... when that exists: no run overwrites another.
+
+        Raises:
+            ConfigError: when ``root`` cannot be a folder, because it or one above it is a file.
+        """
+        try:
+            Path(root).mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ConfigError(f"output {root} cannot be a folder: it, or what should hold it, is a file") from error
         number = 1
         while True:
             path = Path(root) / (name if number == 1 else f"{name}-{number}")

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -210,6 +211,30 @@ def test_normalised_inputs_come_back_with_the_checkpoint(
     np.testing.assert_array_equal(ours.mean, theirs.mean)
     np.testing.assert_array_equal(ours.var, theirs.var)
     agent.close()
+
+
+class Signs(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """The signs of a vector as a MultiDiscrete observation."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.observation_space = gymnasium.spaces.MultiDiscrete([2] * 4)
+
+    def observation(self, observation: Any) -> Any:
+        return (np.asarray(observation) > 0).astype(np.int64)
+
+
+def test_what_the_lstm_cannot_read_is_refused_with_the_way_out(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "lstm.yaml", "--environment.normalize_observation", "false", "--environment.wrappers"]
+    message = refused(capsys, *words, "['tests.cli.test_runs:Signs']", "--name", "signs")
+    assert "takes no MultiDiscrete observations; add the wrapper FlattenObservation" in message
+    run(capsys, *words, "['tests.cli.test_runs:Signs', FlattenObservation]", "--name", "flat")
+
+
+@pytest.mark.parametrize("output", ["taken", "taken/runs"])
+def test_an_output_that_is_a_file_is_refused(work: Path, capsys: pytest.CaptureFixture[str], output: str) -> None:
+    Path("taken").touch()
+    assert f"output {output} cannot be a folder" in refused(capsys, "train", "online.yaml", "--output", output)
 
 
 def test_in_a_dict_the_vectors_are_normalised_and_indices_are_not(
