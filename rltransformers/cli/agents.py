@@ -19,6 +19,7 @@ from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.gtrxl_ppo import GTrXLPPO, as_schedule
 from rltransformers.cli.collect import collect_episodes, make_environment
 from rltransformers.core.errors import CheckpointError, ConfigError, did_you_mean
+from rltransformers.core.files import replacing
 from rltransformers.core.spaces import is_image, leaf_spaces
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
 from rltransformers.training.experiment import EvaluationConfig, ExperimentConfig
@@ -197,9 +198,8 @@ class OnlineAgent(Agent):
     def save(self, path: str | os.PathLike[str]) -> None:
         statistics = self.model.get_vec_normalize_env()
         if isinstance(self.model, RecurrentPPO):
-            temporary = Path(path).with_suffix(".tmp.zip")
-            self.model.save(temporary)
-            os.replace(temporary, path)
+            with replacing(path) as temporary:
+                self.model.save(temporary)
             if statistics is not None:
                 save_normalization(_normalization_path(Path(path)), statistics)
         else:

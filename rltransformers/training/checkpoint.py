@@ -9,7 +9,6 @@ import io
 import json
 import os
 import pickle
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from rltransformers import __version__
 from rltransformers.core.errors import CheckpointError
+from rltransformers.core.files import replacing
 
 FORMAT = "rltransformers checkpoint"
 FORMAT_VERSION = 1
@@ -76,7 +76,9 @@ def save_checkpoint(
     payload = io.BytesIO()
     torch.save(_plain(tensors, kind), payload)
     try:
-        _write_atomically(path, {_HEADER: header_text.encode(), _TENSORS: payload.getvalue()})
+        with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+            archive.writestr(_HEADER, header_text)
+            archive.writestr(_TENSORS, payload.getvalue())
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint {path}: {error}") from error
     return path
@@ -128,41 +130,6 @@ def _plain(value: Any, key: str) -> Any:
         f"cannot save {key}: {type(value).__name__} is no tensor, number, string, boolean, None or nesting of these"
         "; convert numpy arrays with torch.as_tensor"
     )
-
-
-def _write_atomically(path: Path, entries: Mapping[str, bytes]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                for name, content in entries.items():
-                    archive.writestr(name, content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes private files; a checkpoint is an ordinary one
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable, where the system lets a folder be opened (not on Windows)."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _existing(path: Path) -> Path:

@@ -17,6 +17,7 @@ from stable_baselines3.common.logger import (
 )
 
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.files import replacing
 from rltransformers.training.evaluation import EvaluationResult, write_results
 from rltransformers.training.plots import plot_learning_curve
 
@@ -98,9 +99,8 @@ class RunFolder:
             json.dumps({"step": each, "results": [result.to_dict() for result in past]})
             for each, past in [*kept, (step, list(results))]
         ]
-        temporary = self.evaluations.with_suffix(".tmp")
-        temporary.write_text("\n".join(lines) + "\n")
-        os.replace(temporary, self.evaluations)
+        with replacing(self.evaluations) as temporary:
+            temporary.write_text("\n".join(lines) + "\n")
 
     def read_evaluations(self) -> list[tuple[int, list[EvaluationResult]]]:
         """(step, results) of every evaluation so far, in order."""

@@ -28,6 +28,7 @@ from rltransformers.cli import runs
 from rltransformers.cli.agents import build_agent
 from rltransformers.cli.collect import collect_episodes
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, MissingExtraError
+from rltransformers.core.files import replacing
 from rltransformers.data import load_trajectories
 from rltransformers.data.trajectories import Trajectories
 from rltransformers.training.evaluation import EvaluationResult
@@ -94,10 +95,8 @@ def forget_row(folder: Path) -> None:
 
 def write_row(folder: Path, row: Row) -> None:
     """Leave the row in the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / "row.tmp"
-    temporary.write_text(json.dumps(asdict(row)))
-    os.replace(temporary, folder / "row.json")
+    with replacing(folder / "row.json") as temporary:
+        temporary.write_text(json.dumps(asdict(row)))
 
 
 # Runs
@@ -136,9 +135,8 @@ def _begin(clock: Path, path: Path, config: ExperimentConfig) -> float | None:
     if resumable(path, config) and clock.is_file():
         past = json.loads(clock.read_text())
         before = past["before"] + max(0.0, (path / "last.zip").stat().st_mtime - past["began"])
-    temporary = clock.with_suffix(".clock-tmp")
-    temporary.write_text(json.dumps({"before": before or 0.0, "began": time.time()}))
-    os.replace(temporary, clock)
+    with replacing(clock) as temporary:
+        temporary.write_text(json.dumps({"before": before or 0.0, "began": time.time()}))
     return before
 
 

@@ -3,7 +3,6 @@
 import csv
 import fcntl
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rltransformers.core.errors import DataError
+from rltransformers.core.files import replacing
 from scripts.results.suites import Cell, Suite
 
 Result = dict[str, float | None]
@@ -108,13 +108,10 @@ def record(path: Path, lock: Path, suite: Suite, row: Row) -> None:
     """Add ``row`` to the CSV, in place of an older one of the same cell; what others added meanwhile is kept."""
     with locked(lock):
         rows = [row, *(old for old in read_rows(path) if old.key != row.key)]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("w", newline="") as file:
+        with replacing(path) as temporary, temporary.open("w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(_cells(each) for each in sorted(rows, key=_order(suite)))
-        os.replace(temporary, path)
 
 
 @contextmanager

@@ -1,0 +1,45 @@
+"""Files that are whole or absent, whenever the process that writes them is killed."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A file beside ``path`` to write to, which takes the place of ``path`` when the block ends without an error.
+
+    Its name begins with a dot and ends as that of ``path`` does. Readers see the old content or the new one, which has
+    reached the disk before it gets the name. Folders above ``path`` are made.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=f".tmp{path.suffix}", dir=path.parent)
+    os.close(descriptor)
+    temporary = Path(name)
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.chmod(0o666 & ~_umask())  # mkstemp makes private files; this one is to be an ordinary one
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if os.name != "nt":  # there a folder cannot be opened
+        _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
