@@ -287,6 +287,7 @@ def _resolve(task: Task, place: str) -> dict[str, tuple[ExperimentConfig, str, b
         except ConfigError as error:
             raise ConfigError(f"{place}.variants.{name}: {error}") from error
         resolved[name] = (config, config_hash(config, "data" if of_data else "run"), of_data)
+    _check_budgets(resolved, place)
     for aim in task.aims:
         _check_targets(aim, resolved[aim.variant or task.method][0].evaluation.target_returns, place)
     folders = [slug(name) for name in resolved]
@@ -315,6 +316,18 @@ def _check_evaluation(task: Task, config: ExperimentConfig) -> None:
     targets = evaluation.target_returns
     if len(targets) > 1 and task.target not in targets:
         raise ConfigError(f"several target returns: set the task's target to one of {targets}, got {task.target}")
+
+
+def _check_budgets(resolved: Mapping[str, tuple[ExperimentConfig, str, bool]], place: str) -> None:
+    """Raise when variants that learn online do so for different numbers of environment steps: no comparison then."""
+    budgets = {
+        name: config.train.total_timesteps
+        for name, (config, _, of_data) in resolved.items()
+        if config.dataset is None and not of_data
+    }
+    if len(set(budgets.values())) > 1:
+        told = ", ".join(f"{name} {steps}" for name, steps in budgets.items())
+        raise ConfigError(f"{place}: train.total_timesteps differs ({told}); set it in the overrides of the task")
 
 
 def _check_targets(aim: Aim, asked: Sequence[float], place: str) -> None:

@@ -97,6 +97,10 @@ def row(suite: Suite, variant: str, seed: int, success: float | None, mean: floa
         ({"variants": {"x": {"backbone.memory": 0, "seed": 3}}}, "seed is set by reproduce.py"),
         ({"variants": {"x": {"trian.total_timesteps": 3}}}, "unknown key 'trian'; did you mean 'train'"),
         ({"variants": {"x": {"dataset": "mean"}}}, "needs a config with a dataset"),
+        (
+            {"variants": {"x": {}, "y": {"train.total_timesteps": 5}}},
+            r"cue: train.total_timesteps differs \(x \d+, y 5\); set it in the overrides",
+        ),
         ({"overrides": {"output": "here"}}, "output is set by reproduce.py"),
         ({"config": "gtrxl_cue_recal"}, "did you mean 'gtrxl_cue_recall'"),
         ({"config": "offline.yaml"}, "set the task's target to one of"),
@@ -138,7 +142,12 @@ def test_errors_are_one_line_and_status_2(write: Write, capsys: pytest.CaptureFi
 
 
 def test_overrides_reach_the_config_with_their_type(write: Write) -> None:
-    overrides = {"algorithm.learning_rate": 1e-5, "environment.wrappers": [], "evaluation.every": 7}
+    overrides = {
+        "algorithm.learning_rate": 1e-5,
+        "environment.wrappers": [],
+        "evaluation.every": 7,
+        "train.total_timesteps": 9,
+    }
     variants = {"x": {"algorithm.target_kl": None, "evaluation.every": 9}, "y": {"config": "gtrxl_pendulum_masked"}}
     resolved = read_suite(str(write(overrides=overrides, variants=variants, score="return"))).variants["cue"]
     x, y = resolved["x"][0], resolved["y"][0]
