@@ -24,7 +24,7 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, Line
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor
 from torch import Tensor
 
-from rltransformers.algorithms.ppo import PPOLoss, explained_variance, normalised, ppo_loss
+from rltransformers.algorithms.ppo import PPOLoss, deviation_over, explained_variance, normalised, ppo_loss
 from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from rltransformers.core.seeding import generators
@@ -450,7 +450,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         record("train/approx_kl", mean("approx_kl"))
         record("train/clip_fraction", mean("clip_fraction"))
         record("train/loss", float(losses[-1].total.detach()))
-        record("train/advantage_std", float(segment.advantages[segment.counts].std(unbiased=False)))
+        record("train/advantage_std", float(deviation_over(segment.advantages, segment.counts)))
         record("train/explained_variance", explained_variance(segment.values, segment.returns, segment.counts))
         record("train/clip_range", self.clip_range(progress))
         if self.clip_range_vf is not None:

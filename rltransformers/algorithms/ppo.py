@@ -86,7 +86,12 @@ def normalised(
     """
     mean = mean_over(advantages, counts)
     centred = torch.where(counts, advantages - mean, torch.zeros_like(advantages))
-    return centred / (mean_over(centred.square(), counts).sqrt() + 1e-8).clamp(min=least_std)
+    return centred / (deviation_over(advantages, counts) + 1e-8).clamp(min=least_std)
+
+
+def deviation_over(x: Float[Tensor, "B T"], counts: Bool[Tensor, "B T"]) -> Tensor:
+    """The standard deviation of ``x`` over the steps that count; 0 when none does."""
+    return mean_over((x - mean_over(x, counts)).square(), counts).sqrt()
 
 
 def mean_over(x: Float[Tensor, "B T"], counts: Bool[Tensor, "B T"]) -> Tensor:

@@ -212,10 +212,11 @@ def read_suite(name: str) -> Suite:
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
             raise ConfigError(f"{path.name}: tasks.{key}: seeds must be at least 1, or a list without doubles")
         for variant, changes in suite.tasks[key].variants.items():
-            if changes.get("seeds", 1) > len(seeds):
-                raise ConfigError(
-                    f"{path.name}: tasks.{key}.variants.{variant}: {changes['seeds']} seeds, the task has {len(seeds)}"
-                )
+            own, place = changes.get("seeds", 1), f"{path.name}: tasks.{key}.variants.{variant}"
+            if not _is(own, int) or own < 1:
+                raise ConfigError(f"{place}: seeds of a variant is how many of the task's seeds it runs, got {own!r}")
+            if own > len(seeds):
+                raise ConfigError(f"{place}: {own} seeds, the task has {len(seeds)}")
         for aim in suite.tasks[key].aims:
             runs = len(suite.variant_seeds(key, aim.variant or suite.tasks[key].method))
             if aim.seeds is not None and aim.seeds > runs:
@@ -271,14 +272,12 @@ def _resolve(task: Task, place: str) -> dict[str, tuple[ExperimentConfig, str, b
     resolved = {}
     for name, overrides in task.variants.items():
         changes, base = dict(overrides), task.config
-        own_seeds = changes.pop("seeds", None)
+        changes.pop("seeds", None)
         of_data = changes.get("dataset") == "mean"
         if of_data:
             del changes["dataset"]
         base = str(changes.pop("config", base))
         try:
-            if own_seeds is not None and (not _is(own_seeds, int) or own_seeds < 1):
-                raise ConfigError(f"seeds of a variant is how many of the task's seeds it runs, got {own_seeds!r}")
             config = _config(base, task.overrides | changes)
             if of_data and config.dataset is None:
                 raise ConfigError(f"dataset: mean needs a config with a dataset, {base} has none")

@@ -8,6 +8,7 @@ import torch
 
 from rltransformers.algorithms.ppo import (
     clipped_surrogate,
+    deviation_over,
     explained_variance,
     mean_over,
     normalised,
@@ -82,6 +83,7 @@ def test_small_advantages_are_not_blown_up_beyond_the_bound() -> None:
 
 def test_the_mean_over_nothing_is_zero() -> None:
     assert float(mean_over(torch.full((1, 2), math.nan), torch.zeros(1, 2, dtype=torch.bool))) == 0.0
+    assert float(deviation_over(torch.full((1, 2), math.nan), torch.zeros(1, 2, dtype=torch.bool))) == 0.0
 
 
 def test_explained_variance_is_one_for_a_perfect_prediction_and_zero_for_a_constant() -> None:
