@@ -1,6 +1,7 @@
-"""Files that are whole or absent, whenever the process that writes them is killed."""
+"""Files and folders that are whole or absent, whenever the process that writes them is killed."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,11 +28,39 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if os.name != "nt":  # there a folder cannot be opened
-        _sync(path.parent)
+    _sync(path.parent)
+
+
+@contextmanager
+def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """An empty folder beside ``path`` to fill, which takes the place of ``path`` when the block ends without an error.
+
+    Its name begins with a dot. What ``path`` held before goes only when the new folder, all of whose files have reached
+    the disk, has its name. Folders above ``path`` are made.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    before = temporary.with_name(f"{temporary.name}.before")
+    try:
+        yield temporary
+        for each in temporary.rglob("*"):
+            _sync(each)
+        temporary.chmod(0o777 & ~_umask())  # mkdtemp makes private folders
+        if path.exists():
+            os.replace(path, before)
+        os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if before.exists() and not path.exists():
+            os.replace(before, path)
+        raise
+    shutil.rmtree(before, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():  # there a folder cannot be opened
+        return
     descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
     try:
         os.fsync(descriptor)

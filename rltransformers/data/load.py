@@ -3,8 +3,6 @@
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
+from rltransformers.core.files import replacing_folder
 from rltransformers.core.spaces import leaf_spaces, leaf_values, nest_leaves, space_from_leaves
 from rltransformers.data.d4rl import read_d4rl_file, trajectories_from_d4rl
 from rltransformers.data.spaces import infer_space
@@ -407,24 +406,19 @@ def _cached(
     target = Path(cache) / f"trajectories-{digest}"
     if (target / DESCRIPTION).is_file():
         return Trajectories.open(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
+        with replacing_folder(target) as temporary:
 
-        def allocate(file: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-            if 0 in shape:
-                return np.empty(shape, dtype)
-            return np.lib.format.open_memmap(temporary / file, mode="w+", dtype=dtype, shape=shape)
+            def allocate(file: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+                if 0 in shape:
+                    return np.empty(shape, dtype)
+                return np.lib.format.open_memmap(temporary / file, mode="w+", dtype=dtype, shape=shape)
 
-        filled = read(allocate=allocate)
-        np.save(temporary / "offsets.npy", filled.offsets, allow_pickle=False)
-        filled._describe(temporary)
-        del filled
-        temporary.chmod(0o755)
-        os.replace(temporary, target)
+            filled = read(allocate=allocate)
+            np.save(temporary / "offsets.npy", filled.offsets, allow_pickle=False)
+            filled._describe(temporary)
+            del filled
     except OSError:
         if not (target / DESCRIPTION).is_file():  # else another process finished the same copy first
             raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return Trajectories.open(target)

@@ -6,9 +6,6 @@ its storage, in the layout that its ``update_episodes`` gives them.
 
 import importlib.metadata
 import itertools
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.files import replacing_folder
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
 from rltransformers.data.hdf5 import HDF5Writer, Tree
 from rltransformers.data.trajectories import Leaves, Space, Trajectories
@@ -65,14 +63,11 @@ def write_minari(
         raise DataError(
             f"the Minari data set {dataset_id!r} exists in {target}; raise its version or pass overwrite=True"
         )
-    root = Path(get_dataset_path())
     facts: dict[str, Any] = {"algorithm_name": algorithm_name, "description": description}
     facts |= {"author": {author} if author else None, "code_permalink": code_permalink}
     facts |= {"ref_min_score": ref_min_score, "ref_max_score": ref_max_score}
     # Minari's listing skips hidden folders, so that an interrupted writing leaves nothing that looks like data
-    temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=root))
-    temporary.chmod(0o755)
-    try:
+    with replacing_folder(target) as temporary:
         storage = MinariStorage.new(
             temporary / "data",
             observation_space=trajectories.observation_space,
@@ -87,11 +82,6 @@ def write_minari(
         totals = {"total_steps": trajectories.steps, "total_episodes": len(trajectories)}
         storage.update_metadata({**totals, "dataset_size": storage.get_size()})
         _make_namespaces(dataset_id)
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return minari.load_dataset(dataset_id)
 
 

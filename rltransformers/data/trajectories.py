@@ -8,10 +8,7 @@ import itertools
 import json
 import math
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +21,7 @@ from gymnasium import spaces
 from scipy.signal import lfilter
 
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
+from rltransformers.core.files import replacing_folder
 from rltransformers.core.spaces import check_supported, leaf_spaces, leaf_values, space_from_json, space_to_json
 from rltransformers.data.spaces import CHUNK_ROWS
 
@@ -233,7 +231,11 @@ class Trajectories:
             DataError: when ``folder`` exists and ``overwrite`` is False, or holds something else than trajectories.
         """
         target = Path(folder)
-        with _new_folder(target, overwrite) as temporary:
+        if target.exists() and not overwrite:
+            raise DataError(f"{target} exists; pass overwrite=True or another folder")
+        if target.exists() and not (target / DESCRIPTION).is_file():
+            raise DataError(f"{target} exists and holds no trajectories; it is not overwritten: choose another folder")
+        with replacing_folder(target) as temporary:
             for file, array in self._files().items():
                 np.save(temporary / file, array, allow_pickle=False)
             self._describe(temporary)
@@ -546,26 +548,6 @@ def _spread(values: Array) -> dict[str, float]:
     names = ("min", "p10", "median", "p90", "max")
     spread = {name: float(value) for name, value in zip(names, quantiles, strict=True)}
     return {"mean": float(np.mean(values)), "std": float(np.std(values)), **spread}
-
-
-@contextmanager
-def _new_folder(target: Path, overwrite: bool) -> Iterator[Path]:
-    """A temporary sibling of ``target`` that takes its place when the block ends without an error."""
-    if target.exists() and not overwrite:
-        raise DataError(f"{target} exists; pass overwrite=True or another folder")
-    if target.exists() and not (target / DESCRIPTION).is_file():
-        raise DataError(f"{target} exists and holds no trajectories; it is not overwritten: choose another folder")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    temporary.chmod(0o755)
-    try:
-        yield temporary
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(temporary, target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def _check_layout(data: Trajectories) -> None:

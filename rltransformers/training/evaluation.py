@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecMonitor, is_vecenv_wrapp
 from tqdm import tqdm
 
 from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.files import replacing
 from rltransformers.data.d4rl import normalized_score
 from rltransformers.functional.statistics import iqm, stratified_bootstrap
 
@@ -119,7 +120,8 @@ class EvaluationResult:
 
 def write_results(path: str | os.PathLike[str], results: Sequence[EvaluationResult]) -> None:
     """Write a list of results as JSON, for people and for programs."""
-    Path(path).write_text(json.dumps([result.to_dict() for result in results], indent=1) + "\n")
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps([result.to_dict() for result in results], indent=1) + "\n")
 
 
 def read_results(path: str | os.PathLike[str]) -> list[EvaluationResult]:

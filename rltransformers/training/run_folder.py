@@ -83,7 +83,8 @@ class RunFolder:
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write the resolved config; ``rltransformers train RUN/config.yaml`` repeats the run."""
-        self.config.write_text(yaml.safe_dump(config, sort_keys=False))
+        with replacing(self.config) as temporary:
+            temporary.write_text(yaml.safe_dump(config, sort_keys=False))
 
     def logger(self, stdout: bool = True) -> Logger:
         """CSV, TensorBoard and, if wanted, console output; the CSV of a resumed run is continued."""

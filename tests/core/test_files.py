@@ -1,11 +1,11 @@
-"""Files that are whole or absent."""
+"""Files and folders that are whole or absent."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from rltransformers.core.files import replacing
+from rltransformers.core.files import replacing, replacing_folder
 
 
 def test_the_new_content_appears_when_the_block_ends(tmp_path: Path) -> None:
@@ -32,3 +32,47 @@ def test_others_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
         temporary.touch()
     (tmp_path / "plain").touch()
     assert (tmp_path / "shared").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_new_folder_appears_when_the_block_ends(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b"
+    with replacing_folder(path) as temporary:
+        (temporary / "c").mkdir()
+        (temporary / "c" / "d").write_text("new")
+        assert not path.exists()
+        assert temporary.parent == path.parent and temporary.name[0] == "."
+    assert (path / "c" / "d").read_text() == "new" and list(path.parent.iterdir()) == [path]
+    (tmp_path / "plain").mkdir()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_an_old_folder_goes_when_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "b"
+    path.mkdir()
+    (path / "old").touch()
+    with pytest.raises(KeyError), replacing_folder(path) as temporary:
+        (temporary / "half").touch()
+        raise KeyError
+    assert [each.name for each in path.iterdir()] == ["old"] and list(tmp_path.iterdir()) == [path]
+    with replacing_folder(path) as temporary:
+        (temporary / "new").touch()
+        assert [each.name for each in path.iterdir()] == ["old"]
+    assert [each.name for each in path.iterdir()] == ["new"] and list(tmp_path.iterdir()) == [path]
+
+
+def test_an_old_folder_comes_back_when_the_new_one_cannot_take_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, replace = tmp_path / "b", os.replace
+    path.mkdir()
+    (path / "old").touch()
+
+    def refusing(source: Path, target: Path) -> None:
+        if target == path and not source.name.endswith(".before"):
+            raise OSError("no space")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refusing)
+    with pytest.raises(OSError, match="no space"), replacing_folder(path) as temporary:
+        (temporary / "new").touch()
+    assert [each.name for each in path.iterdir()] == ["old"] and list(tmp_path.iterdir()) == [path]
