@@ -1,20 +1,18 @@
 """Performer: linear attention whose random features estimate the softmax.
 
-Axes: B batch, T tokens, D width, H heads, m features.
+Axes: n leading axes, Dh width of a head, m features.
 """
 
 import math
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from rltransformers.attention.interface import Dims
+from rltransformers.attention.kernels.interface import KernelAttention
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.record import Record
 from rltransformers.core.spec import Spec, Traits
-from rltransformers.functional.recurrences import kernel_attention
-from rltransformers.functional.windows import Tokens
 
 # Exponents of key features are held in [-60, 60], far inside float32 (88): a sum over a million tokens still fits.
 LARGEST = 60.0
@@ -57,42 +55,24 @@ def _projected(x: Tensor, directions: Tensor) -> Tensor:
         return x.to(kept) @ directions.to(kept).T / x.shape[-1] ** 0.25
 
 
-class Performer(nn.Module):
+class Performer(KernelAttention):
     """FAVOR+ with positive orthogonal features; ``directions`` is drawn once and saved with the weights."""
 
     directions: Tensor
 
     def __init__(self, dims: Dims, features: int, seed: int) -> None:
-        super().__init__()
-        self.dims = dims
-        self.widths = [dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.value_dim]
-        self.project = nn.Linear(dims.width, sum(self.widths), bias=False)
-        self.out = nn.Linear(dims.heads * dims.value_dim, dims.width, bias=False)
+        super().__init__(dims, features, 0.0)
         generator = torch.Generator().manual_seed(seed * 1_000_003 + dims.layer)
         drawn = orthogonal_directions(features, dims.head_dim, generator)
         self.register_buffer("directions", drawn.to(torch.get_default_dtype()))
 
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Feature-value products and features, summed over the episode."""
-        heads, features = self.dims.heads, len(self.directions)
-        return {"sum": (heads, features, self.dims.value_dim), "norm": (heads, features)}
+    def of_queries(self, q: Tensor) -> Tensor:
+        """``query_features``."""
+        return query_features(q, self.directions)
 
-    def forward(
-        self,
-        h: Float[Tensor, "B T D"],
-        state: dict[str, Tensor],
-        tokens: Tokens,
-        *,
-        record: Record | None = None,
-        name: str = "",
-    ) -> tuple[Float[Tensor, "B T D"], dict[str, Tensor]]:
-        """Mixed tokens and the new sums."""
-        counts = (self.dims.heads, self.dims.kv_heads, self.dims.kv_heads)
-        parts = self.project(h).split(self.widths, -1)
-        q, k, v = (part.unflatten(-1, (n, -1)).transpose(1, 2) for part, n in zip(parts, counts, strict=True))
-        phi_q, phi_k = query_features(q, self.directions), key_features(k, self.directions)
-        mixed, state = kernel_attention(phi_q, phi_k, v, state, tokens)
-        return self.out(mixed.transpose(1, 2).flatten(2).to(h.dtype)), state
+    def of_keys(self, k: Tensor) -> Tensor:
+        """``key_features``."""
+        return key_features(k, self.directions)
 
 
 def build(dims: Dims, *, features: int | None = None, seed: int = 0) -> Performer:
