@@ -255,7 +255,7 @@ def remaining(left: Sequence[Cell], rows: Iterable[Row], jobs: int) -> float | N
     """Seconds that these cells will take, from runs of the same variant, else task, else any; None without runs."""
     known: dict[tuple[str, ...], list[float]] = {}
     for row in rows:
-        if row.steps_per_second is not None:  # scoring a dataset says nothing about training
+        if row.parameters is not None:  # scoring a dataset says nothing about training
             for key in ((row.task, row.variant), (row.task,), ()):
                 known.setdefault(key, []).append(row.wall_seconds)
     if not known or not left:

@@ -107,7 +107,7 @@ def _run_row(
 ) -> Row:
     clock = path.with_name(f"{path.name}.clock")
     before = _begin(clock, path, config)
-    began = time.time()
+    began, processor = time.time(), time.process_time()
     if before is None:
         if path.exists():
             shutil.rmtree(path)
@@ -116,6 +116,7 @@ def _run_row(
     else:
         folder, results = runs.resume(str(path), [])
     seconds = (before or 0.0) + time.time() - began
+    processor = time.process_time() - processor
     agent = build_agent(config, folder.last, training=False)
     try:
         steps = agent.steps_done
@@ -124,9 +125,15 @@ def _run_row(
         agent.close()
     curve = [[step, score_of(shortened(each), score, target)] for step, each in folder.read_evaluations()]
     return replace(
-        row, episodes=len(results[0].returns), steps=steps, wall_seconds=seconds, steps_per_second=steps / seconds,
-        results=shortened(results), curve=curve, metrics=last_metrics(folder.metrics, metrics),
-    )  # fmt: skip
+        row,
+        episodes=len(results[0].returns),
+        steps=steps,
+        wall_seconds=seconds,
+        steps_per_cpu_second=steps / processor if before is None else None,
+        results=shortened(results),
+        curve=curve,
+        metrics=last_metrics(folder.metrics, metrics),
+    )
 
 
 def _begin(clock: Path, path: Path, config: ExperimentConfig) -> float | None:

@@ -10,7 +10,7 @@ from scripts.results.aims import Runs, interval, judge, number
 from scripts.results.suites import Suite, Task, read_suite
 from scripts.results.table import Row, current, read_rows, score_of
 
-METRIC_NAMES = {"steps_per_second": "steps/s", "state_bytes": "state, bytes", "wall_seconds": "seconds"}
+METRIC_NAMES = {"steps_per_cpu_second": "steps/CPU s", "state_bytes": "state, bytes", "wall_seconds": "seconds"}
 SUMMARY = ("task", "ours", "beside it", "aim", "reached")
 
 
@@ -70,7 +70,7 @@ def section(suite: Suite, name: str, runs: Runs, drawn: bool) -> Iterator[str]:
         cells = [variant, estimate([row.score for row in rows]), each_seed(rows)]
         cells += [_improvement(rows, runs[against], variant == against)] if against else []
         cells += [number(_median(row.metric(column) for row in rows)) for column in ("parameters", "steps")]
-        seconds = _median(row.wall_seconds for row in rows if row.steps_per_second is not None)
+        seconds = _median(row.wall_seconds for row in rows if row.parameters is not None)
         cells += ["-" if seconds is None else f"{seconds / 60:.1f}"]
         cells += [number(_median(row.metric(metric) for row in rows)) for metric in metrics]
         yield line(cells)

@@ -122,8 +122,8 @@ class SuiteText:
         seeds: of tasks without their own: number (0, 1, ...) or list.
         datasets: Minari id -> arguments of ``rltransformers collect``, run once where the dataset is missing;
             ``{behaviours}`` stands for the folder given as --behaviours.
-        metrics: shown beside the score: columns of the CSV such as ``steps_per_second`` and ``state_bytes``, or names
-            of metrics that runs log, of which the last value counts.
+        metrics: shown beside the score: columns of the CSV such as ``steps_per_cpu_second`` and ``state_bytes``, or
+            names of metrics that runs log, of which the last value counts.
     """
 
     title: str

@@ -26,6 +26,8 @@ class Row:
         episodes: of the final evaluation, per target return; of the dataset.
         steps: environment steps online, gradient steps offline; steps of the dataset.
         wall_seconds: training and evaluation; after a kill, of the part that the last checkpoint kept.
+        steps_per_cpu_second: ``steps`` by the processor time of training and evaluation, which hardly depends on what
+            else runs; None for a run that was killed and went on.
         state_bytes: what acting carries from step to step per environment.
         results: one entry per target return.
         curve: [step, score] of every evaluation on the way.
@@ -39,7 +41,7 @@ class Row:
     episodes: int
     steps: int
     wall_seconds: float
-    steps_per_second: float | None = None
+    steps_per_cpu_second: float | None = None
     parameters: int | None = None
     state_bytes: int | None = None
     results: list[Result] = field(default_factory=list)
@@ -65,7 +67,7 @@ class Row:
 COLUMNS = tuple(each.name for each in fields(Row))
 _JSON = ("results", "curve", "metrics", "versions")
 _WHOLE = ("seed", "episodes", "steps", "parameters", "state_bytes")
-_REAL = ("score", "wall_seconds", "steps_per_second")
+_REAL = ("score", "wall_seconds", "steps_per_cpu_second")
 
 
 def score_of(results: Sequence[Result], score: str, target: float | None = None) -> float:
@@ -159,5 +161,5 @@ def _parse(values: dict[str, str]) -> Row:
         read[name] = json.loads(values[name]) if values[name] else ([] if name in ("results", "curve") else {})
     for names, kind in ((_WHOLE, int), (_REAL, float)):
         for name in names:
-            read[name] = kind(values[name]) if values[name] else None
+            read[name] = kind(values[name]) if values.get(name) else None
     return Row(**read)

@@ -216,7 +216,7 @@ def test_a_csv_holds_what_was_written_in_the_order_of_the_suite(suite: Suite, tm
         suite, "no memory", 1, 0.5, curve=[[128, 0.25], [256, 0.5]], metrics={"memory/staleness": 0.125},
         commit="abc-dirty", versions={"python": "3.11"}, machine="CPU, 2 cores", date="2026-01-02",
     )  # fmt: skip
-    empty = replace(row(suite, "GTrXL", 1, 1.0), steps_per_second=None, parameters=None, state_bytes=None)
+    empty = replace(row(suite, "GTrXL", 1, 1.0), steps_per_cpu_second=None, parameters=None, state_bytes=None)
     gone = replace(full, task="former", seed=0)
     for each in (gone, full, empty, row(suite, "GTrXL", 0, 0.9)):
         record(path, lock, suite, each)
@@ -408,7 +408,7 @@ folder = pathlib.Path(order["folder"])
 folder.mkdir(parents=True)
 result = {"target_return": None, "return_mean": 0.0, "return_std": 0.0, "success_rate": 0.75}
 row = {key: order[key] for key in ("task", "variant", "seed", "config_hash")}
-row |= {"score": 0.75, "episodes": 50, "steps": 256, "wall_seconds": 90.0, "steps_per_second": 3.0, "results": [result]}
+row |= {"score": 0.75, "episodes": 50, "steps": 256, "wall_seconds": 90.0, "parameters": 9, "results": [result]}
 (folder / "row.json").write_text(json.dumps(row))
 """
 
@@ -550,6 +550,7 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_skipped(
     assert (only.steps, only.episodes, only.seed) == (2048, 50, 0)
     assert [step for step, _ in only.curve] == list(range(128, 2049, 128))
     assert only.score == only.curve[-1][1] and "memory/staleness" in only.metrics
+    assert only.wall_seconds > 0 and only.steps_per_cpu_second is None  # what was spent before the kill is not known
     assert only.config_hash == first.config_hash and set(only.versions) >= {"python", "torch", "rltransformers"}
     assert (
         only.parameters is not None and only.state_bytes is not None and only.parameters > only.state_bytes > 5 * 8 * 4
@@ -571,6 +572,8 @@ def test_a_dataset_is_recorded_once_and_stands_beside_the_agents(write: Write, t
     assert reproduce.main([str(path), "--results", str(tmp_path / "out"), "--jobs", "2"]) == 0
     agent, data = read_rows(tmp_path / "out" / "tiny.csv")
     assert [each["target_return"] for each in agent.results] == [10, 20]
+    assert agent.steps_per_cpu_second is not None and agent.steps_per_cpu_second > 0
+    assert data.steps_per_cpu_second is None
     assert agent.score == pytest.approx(agent.results[1]["return_mean"], rel=1e-5)  # six digits in the CSV
     recorded = load_trajectories("tiny/cartpole-v0")
     assert data.score == pytest.approx(float(np.mean(recorded.returns)), rel=1e-5)
