@@ -8,15 +8,16 @@ environments.
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from numbers import Real
 from typing import Any, Literal, Self, cast, get_args
 
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback
 from stable_baselines3.common.logger import Logger
@@ -28,10 +29,16 @@ from tqdm.auto import tqdm
 from rltransformers.algorithms.decision import action_loss, learning_rate_factor
 from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, did_you_mean
-from rltransformers.core.spaces import leaf_spaces, leaf_values, nest_leaves, space_from_json, space_to_json
+from rltransformers.core.spaces import (
+    leaf_spaces,
+    leaf_values,
+    nest_leaves,
+    space_from_json,
+    space_outline,
+    space_to_json,
+)
 from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories
-from rltransformers.envs.make import WrapperConfig, find_spec, make_env
-from rltransformers.envs.wrappers import FlatDict
+from rltransformers.envs.make import WrapperConfig
 from rltransformers.policies.decision import (
     ACTING_MODES,
     ActingMode,
@@ -41,13 +48,21 @@ from rltransformers.policies.decision import (
     normalised_leaves,
 )
 from rltransformers.training.checkpoint import load_checkpoint, save_checkpoint
+from rltransformers.training.episodes import (
+    EnvWrapper,
+    Episode,
+    check_spaces,
+    check_vector_env,
+    make_envs,
+    play,
+    result_of,
+)
 from rltransformers.training.evaluation import EvaluationResult
 
 if __name__ != "rltransformers.agents.decision_transformer":
     raise ImportError("import this file as rltransformers.agents.decision_transformer")
 
 Mode = Literal["dt", "bc"]
-EnvWrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
 POLICIES = ("DTPolicy",)
 KIND = "DecisionTransformer"
 
@@ -528,20 +543,22 @@ class DecisionTransformer:
         targets = self._targets(target_returns)
         if episodes < 1 or num_envs < 1:
             raise ConfigError(f"episodes ({episodes}) and num_envs ({num_envs}) must be at least 1")
-        jobs = [_Job(target, seed + episode) for target in targets for episode in range(episodes)]
+        played = [Episode(target, seed + episode) for target in targets for episode in range(episodes)]
         if isinstance(env, VectorEnv):
-            envs = _check_vector_env(env, env_kwargs, wrappers)
+            envs = check_vector_env(env, env_kwargs, wrappers)
         else:
-            envs = _make_envs(env, min(num_envs, len(jobs)), env_kwargs, wrappers)
+            envs = make_envs(env, min(num_envs, len(played)), env_kwargs, wrappers)
         try:
-            self._check_spaces(envs)
-            self._run(self.actor(acting), envs, jobs, deterministic)
+            check_spaces(envs, self.observation_space, self.action_space)
+            actor = self.actor(acting)
+            draws = None if deterministic else self.policy.head.draws
+            play(envs, played, partial(self._act, actor), actor.initial_state, draws)
         finally:
             if envs is not env:
                 envs.close()
         spec = envs.spec
         name = self.summary.environment or (None if spec is None else spec.id)
-        return [_result(target, jobs[i * episodes : (i + 1) * episodes], name) for i, target in enumerate(targets)]
+        return [result_of(played[i * episodes : (i + 1) * episodes], name) for i in range(len(targets))]
 
     def _targets(self, target_returns: Sequence[float] | float | None) -> list[float | None]:
         if self.settings.mode == "bc":
@@ -557,82 +574,6 @@ class DecisionTransformer:
         if not listed:
             raise ConfigError("target_returns is empty; pass at least one number, or None for the best of the dataset")
         return [float(target) for target in listed]
-
-    def _check_spaces(self, envs: VectorEnv[Any, Any, Any]) -> None:
-        pairs = (
-            ("observation", self.observation_space, envs.single_observation_space),
-            ("action", self.action_space, envs.single_action_space),
-        )
-        for role, ours, theirs in pairs:
-            expected, found = _outline(ours), _outline(theirs)
-            if expected != found:
-                raise ConfigError(
-                    f"the {role} space of the environment ({found}) is not that of the dataset ({expected});"
-                    " apply the wrappers that were applied when the data were recorded"
-                )
-
-    def _run(self, actor: Actor, envs: VectorEnv[Any, Any, Any], jobs: Sequence["_Job"], deterministic: bool) -> None:
-        """Play all jobs; an environment that ends an episode starts the next job, until none is left."""
-        count, waiting = envs.num_envs, list(jobs)[::-1]
-        playing: list[_Job | None] = [waiting.pop() if waiting else None for _ in range(count)]
-        observation = _reset(envs, [None if job is None else job.seed for job in playing])
-        rows = np.array([i for i, job in enumerate(playing) if job is not None])
-        state, start = actor.initial_state(len(rows)), np.ones(len(rows), bool)
-        reward = np.zeros(len(rows))
-        actions = {
-            path: np.broadcast_to(value, (count, *np.shape(value))).copy()
-            for path, value in leaf_values(envs.single_action_space, envs.single_action_space.sample()).items()
-        }
-        while len(rows):
-            running = [job for job in playing if job is not None]
-            leaves = self._running_leaves(envs, observation, rows, running)
-            uniform = None if deterministic else np.stack([job.noise.random(self.policy.head.draws) for job in running])
-            target = [0.0 if job.target is None else job.target for job in running]
-            chosen, state = self._act(actor, leaves, state, start, reward, target, uniform)
-            for path, value in chosen.items():
-                actions[path][rows] = value
-            observation, rewards, terminated, truncated, infos = envs.step(
-                nest_leaves(envs.single_action_space, actions)
-            )
-            ended = np.logical_or(terminated, truncated)
-            for row, job in zip(rows, running, strict=True):
-                job.add(int(row), float(rewards[row]), bool(ended[row]), infos)
-            if ended.any():
-                observation = self._restart(envs, ended, playing, waiting)
-            kept = np.array([playing[row] is not None for row in rows])
-            start, reward = ended[rows][kept], np.asarray(rewards)[rows][kept]
-            rows = rows[kept]
-            if not kept.all():
-                state = state[torch.as_tensor(np.flatnonzero(kept), device=self.device)]
-
-    def _restart(
-        self,
-        envs: VectorEnv[Any, Any, Any],
-        ended: np.ndarray,
-        playing: list["_Job | None"],
-        waiting: list["_Job"],
-    ) -> Any:
-        """Seeded episodes where one ended; without a job left an environment idles through episodes nobody counts."""
-        seeds: list[int | None] = [None] * envs.num_envs
-        for row in np.flatnonzero(ended):
-            playing[row] = waiting.pop() if playing[row] is not None and waiting else None
-            job = playing[row]
-            seeds[row] = None if job is None else job.seed
-        return _reset(envs, seeds, options={"reset_mask": ended})
-
-    def _running_leaves(
-        self, envs: VectorEnv[Any, Any, Any], observation: Any, rows: np.ndarray, running: Sequence["_Job"]
-    ) -> dict[str, np.ndarray]:
-        leaves = {}
-        for path, value in leaf_values(envs.single_observation_space, observation).items():
-            leaves[path] = np.asarray(value)[rows]
-            if np.issubdtype(leaves[path].dtype, np.floating) and not np.isfinite(leaves[path]).all():
-                bad = int(np.argwhere(~np.isfinite(leaves[path]))[0][0])
-                raise DataError(
-                    f"observation {path!r} of environment {rows[bad]} holds NaN or infinity"
-                    f" at step {running[bad].length}; check the environment"
-                )
-        return leaves
 
     # --------------------------------------------------------------------------------------------- save, load
 
@@ -690,7 +631,7 @@ class DecisionTransformer:
                 ("observation", spaces[0], data.observation_space),
                 ("action", spaces[1], data.action_space),
             ):
-                if _outline(ours) != _outline(theirs):
+                if space_outline(ours) != space_outline(theirs):
                     raise ConfigError(
                         f"the {role} space of the dataset ({theirs}) is not the one of the model ({ours})"
                     )
@@ -768,59 +709,6 @@ def _saved_statistics(space: gym.Space[Any], weights: Mapping[str, Tensor]) -> d
     }
 
 
-def _outline(space: gym.Space[Any]) -> dict[str, str]:
-    """What two spaces must share: leaf paths, kinds and sizes. Bounds of continuous observations may differ."""
-    outline = {}
-    for path, leaf in leaf_spaces(space).items():
-        match leaf:
-            case gym.spaces.Discrete():
-                outline[path] = f"Discrete({leaf.n}, start={leaf.start})"
-            case gym.spaces.MultiDiscrete():
-                outline[path] = f"MultiDiscrete({leaf.nvec.tolist()}, start={leaf.start.tolist()})"
-            case _:
-                outline[path] = f"{type(leaf).__name__}{leaf.shape}"
-    return outline
-
-
-def _make_envs(
-    env_id: str, num_envs: int, env_kwargs: Mapping[str, Any] | None, wrappers: Sequence[WrapperConfig | EnvWrapper]
-) -> VectorEnv[Any, Any, Any]:
-    """Copies that stop at the end of an episode; our own tasks as one numpy program."""
-    spec, options = find_spec(env_id), dict(env_kwargs or {})
-    if not wrappers and str(spec.vector_entry_point).startswith("rltransformers."):
-        options["autoreset_mode"] = AutoresetMode.DISABLED.value
-        return gym.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **options)
-
-    def build() -> gym.Env[Any, Any]:
-        named = [wrapper for wrapper in wrappers if not callable(wrapper)]
-        env = make_env(spec, env_kwargs=options, wrappers=named)
-        env = env.env if isinstance(env, FlatDict) and "FlatDict" not in named else env
-        for wrapper in wrappers:
-            env = wrapper(env) if callable(wrapper) else env
-        return env
-
-    return gym.vector.SyncVectorEnv([build] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
-
-
-def _reset(envs: VectorEnv[Any, Any, Any], seeds: list[int | None], options: dict[str, Any] | None = None) -> Any:
-    """The observations after a reset with one seed per environment (the signature of the base class knows only one)."""
-    return cast(Any, envs).reset(seed=seeds, options=options)[0]
-
-
-def _check_vector_env(
-    envs: VectorEnv[Any, Any, Any], env_kwargs: Mapping[str, Any] | None, wrappers: Sequence[Any]
-) -> VectorEnv[Any, Any, Any]:
-    if env_kwargs or wrappers:
-        raise ConfigError("env_kwargs and wrappers belong to an environment id; a vector environment brings its own")
-    mode = envs.metadata.get("autoreset_mode")
-    if mode is not AutoresetMode.DISABLED:
-        raise ConfigError(
-            f"evaluate seeds every episode, so it needs a vector environment with AutoresetMode.DISABLED, got {mode};"
-            " make it with autoreset_mode=AutoresetMode.DISABLED, or pass the environment id"
-        )
-    return envs
-
-
 class _IntervalLog:
     """Means of the metrics of an interval of updates, kept on the device until they are written."""
 
@@ -873,41 +761,3 @@ class _ProgressBar(BaseCallback):
 
     def _on_training_end(self) -> None:
         self._bar.close()
-
-
-@dataclass
-class _Job:
-    """One episode to play: what was asked for, its seed, and what came of it."""
-
-    target: float | None
-    seed: int
-    total: float = 0.0
-    length: int = 0
-    success: bool | None = None
-
-    def __post_init__(self) -> None:
-        self.noise = np.random.default_rng(self.seed)
-
-    def add(self, row: int, reward: float, ended: bool, infos: Mapping[str, Any]) -> None:
-        """Count one step."""
-        if not math.isfinite(reward):
-            raise DataError(f"reward of environment {row} at step {self.length} is {reward}; check the environment")
-        self.total += reward
-        self.length += 1
-        if ended:
-            for key in ("is_success", "success"):
-                if key in infos and np.all(infos.get(f"_{key}", np.ones(row + 1, bool))[row]):
-                    self.success = bool(infos[key][row])
-                    break
-
-
-def _result(target: float | None, jobs: Sequence[_Job], environment: str | None) -> EvaluationResult:
-    successes = tuple(job.success for job in jobs if job.success is not None)
-    return EvaluationResult(
-        env_id=environment,
-        returns=tuple(job.total for job in jobs),
-        lengths=tuple(job.length for job in jobs),
-        seeds=tuple(job.seed for job in jobs),
-        successes=successes if len(successes) == len(jobs) else None,
-        target_return=target,
-    )

@@ -165,6 +165,20 @@ def channels_first(space: Space) -> bool:
     return is_image(space) and len(space.shape or ()) == 3 and space.shape[0] < space.shape[2]  # type: ignore[index]
 
 
+def space_outline(space: Space) -> dict[str, str]:
+    """What two spaces must share: leaf paths, kinds and sizes. Bounds of continuous observations may differ."""
+    outline = {}
+    for path, leaf in leaf_spaces(space).items():
+        match leaf:
+            case spaces.Discrete():
+                outline[path] = f"Discrete({leaf.n}, start={leaf.start})"
+            case spaces.MultiDiscrete():
+                outline[path] = f"MultiDiscrete({leaf.nvec.tolist()}, start={leaf.start.tolist()})"
+            case _:
+                outline[path] = f"{type(leaf).__name__}{leaf.shape}"
+    return outline
+
+
 def space_to_json(space: Space) -> str:
     """The space as a JSON text that ``space_from_json`` reads back to an equal space.
 

@@ -1,0 +1,212 @@
+"""Episodes that a Decision Transformer plays: seeded one by one, several at a time, every started one counted.
+
+N environments, R of them running an episode that counts.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.spaces import leaf_values, nest_leaves, space_outline
+from rltransformers.envs.make import WrapperConfig, find_spec, make_env
+from rltransformers.envs.wrappers import FlatDict
+from rltransformers.policies.decision import ActingState
+from rltransformers.training.evaluation import EvaluationResult
+
+EnvWrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
+Leaves = dict[str, np.ndarray]
+Act = Callable[
+    [Leaves, ActingState, np.ndarray, np.ndarray, list[float], np.ndarray | None], tuple[Leaves, ActingState]
+]
+"""Observations [R, ...], state, episode starts [R], rewards [R], target returns (R) and random numbers [R, draws] or
+None to the actions [R, ...] and the next state."""
+
+
+@dataclass
+class Episode:
+    """One episode to play: the return asked for (None: none), its seed, and what came of it."""
+
+    target: float | None
+    seed: int
+    total: float = 0.0
+    length: int = 0
+    success: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.noise = np.random.default_rng(self.seed)
+
+    def add(self, row: int, reward: float, ended: bool, infos: Mapping[str, Any]) -> None:
+        """Count one step."""
+        if not math.isfinite(reward):
+            raise DataError(f"reward of environment {row} at step {self.length} is {reward}; check the environment")
+        self.total += reward
+        self.length += 1
+        if ended:
+            for key in ("is_success", "success"):
+                if key in infos and np.all(infos.get(f"_{key}", np.ones(row + 1, bool))[row]):
+                    self.success = bool(infos[key][row])
+                    break
+
+
+def play(
+    envs: VectorEnv[Any, Any, Any],
+    episodes: Sequence[Episode],
+    act: Act,
+    begin: Callable[[int], ActingState],
+    draws: int | None = None,
+) -> None:
+    """Play all episodes to their end; an environment that ends one starts the next, until none is left.
+
+    Args:
+        envs: of ``make_envs`` or ``check_vector_env``.
+        begin: number of environments to the state of as many fresh episodes.
+        draws: random numbers per action; None for deterministic actions.
+
+    Raises:
+        DataError: for an observation or a reward that is not finite; names environment and step.
+    """
+    count, waiting = envs.num_envs, list(episodes)[::-1]
+    playing: list[Episode | None] = [waiting.pop() if waiting else None for _ in range(count)]
+    observation = _reset(envs, [None if episode is None else episode.seed for episode in playing])
+    rows = np.array([row for row, episode in enumerate(playing) if episode is not None])
+    state, start = begin(len(rows)), np.ones(len(rows), bool)
+    reward = np.zeros(len(rows))
+    actions = {
+        path: np.broadcast_to(value, (count, *np.shape(value))).copy()
+        for path, value in leaf_values(envs.single_action_space, envs.single_action_space.sample()).items()
+    }
+    while len(rows):
+        running = [episode for episode in playing if episode is not None]
+        leaves = _running_leaves(envs, observation, rows, running)
+        uniform = None if draws is None else np.stack([episode.noise.random(draws) for episode in running])
+        targets = [0.0 if episode.target is None else episode.target for episode in running]
+        chosen, state = act(leaves, state, start, reward, targets, uniform)
+        for path, value in chosen.items():
+            actions[path][rows] = value
+        observation, rewards, terminated, truncated, infos = envs.step(nest_leaves(envs.single_action_space, actions))
+        ended = np.logical_or(terminated, truncated)
+        for row, episode in zip(rows, running, strict=True):
+            episode.add(int(row), float(rewards[row]), bool(ended[row]), infos)
+        if ended.any():
+            observation = _restart(envs, ended, playing, waiting)
+        kept = np.array([playing[row] is not None for row in rows])
+        start, reward = ended[rows][kept], np.asarray(rewards)[rows][kept]
+        rows = rows[kept]
+        if not kept.all():
+            state = state[torch.as_tensor(np.flatnonzero(kept))]
+
+
+def result_of(episodes: Sequence[Episode], env_id: str | None) -> EvaluationResult:
+    """The result of episodes that were played with one target return."""
+    successes = tuple(episode.success for episode in episodes if episode.success is not None)
+    return EvaluationResult(
+        env_id=env_id,
+        returns=tuple(episode.total for episode in episodes),
+        lengths=tuple(episode.length for episode in episodes),
+        seeds=tuple(episode.seed for episode in episodes),
+        successes=successes if len(successes) == len(episodes) else None,
+        target_return=episodes[0].target,
+    )
+
+
+def make_envs(
+    env_id: str, num_envs: int, env_kwargs: Mapping[str, Any] | None, wrappers: Sequence[WrapperConfig | EnvWrapper]
+) -> VectorEnv[Any, Any, Any]:
+    """Copies that stop at the end of an episode; our own tasks as one numpy program.
+
+    Raises:
+        ConfigError: for an id that is not registered, or wrappers that cannot be made.
+    """
+    spec, options = find_spec(env_id), dict(env_kwargs or {})
+    if not wrappers and str(spec.vector_entry_point).startswith("rltransformers."):
+        options["autoreset_mode"] = AutoresetMode.DISABLED.value
+        return gym.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **options)
+
+    def build() -> gym.Env[Any, Any]:
+        named = [wrapper for wrapper in wrappers if not callable(wrapper)]
+        env = make_env(spec, env_kwargs=options, wrappers=named)
+        env = env.env if isinstance(env, FlatDict) and "FlatDict" not in named else env
+        for wrapper in wrappers:
+            env = wrapper(env) if callable(wrapper) else env
+        return env
+
+    return gym.vector.SyncVectorEnv([build] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+
+
+def check_vector_env(
+    envs: VectorEnv[Any, Any, Any], env_kwargs: Mapping[str, Any] | None, wrappers: Sequence[Any]
+) -> VectorEnv[Any, Any, Any]:
+    """The vector environment of a caller.
+
+    Raises:
+        ConfigError: when it restarts episodes by itself, or keywords and wrappers come with it.
+    """
+    if env_kwargs or wrappers:
+        raise ConfigError("env_kwargs and wrappers belong to an environment id; a vector environment brings its own")
+    mode = envs.metadata.get("autoreset_mode")
+    if mode is not AutoresetMode.DISABLED:
+        raise ConfigError(
+            f"evaluate seeds every episode, so it needs a vector environment with AutoresetMode.DISABLED, got {mode};"
+            " make it with autoreset_mode=AutoresetMode.DISABLED, or pass the environment id"
+        )
+    return envs
+
+
+def check_spaces(
+    envs: VectorEnv[Any, Any, Any], observation_space: gym.Space[Any], action_space: gym.Space[Any]
+) -> None:
+    """Raise unless the environments have the spaces of the data.
+
+    Raises:
+        ConfigError: with both.
+    """
+    pairs = (
+        ("observation", observation_space, envs.single_observation_space),
+        ("action", action_space, envs.single_action_space),
+    )
+    for role, ours, theirs in pairs:
+        expected, found = space_outline(ours), space_outline(theirs)
+        if expected != found:
+            raise ConfigError(
+                f"the {role} space of the environment ({found}) is not that of the dataset ({expected});"
+                " apply the wrappers that were applied when the data were recorded"
+            )
+
+
+def _restart(
+    envs: VectorEnv[Any, Any, Any], ended: np.ndarray, playing: list[Episode | None], waiting: list[Episode]
+) -> Any:
+    """Seeded episodes where one ended; without one left an environment idles through episodes nobody counts."""
+    seeds: list[int | None] = [None] * envs.num_envs
+    for row in np.flatnonzero(ended):
+        playing[row] = waiting.pop() if playing[row] is not None and waiting else None
+        episode = playing[row]
+        seeds[row] = None if episode is None else episode.seed
+    return _reset(envs, seeds, options={"reset_mask": ended})
+
+
+def _running_leaves(
+    envs: VectorEnv[Any, Any, Any], observation: Any, rows: np.ndarray, running: Sequence[Episode]
+) -> Leaves:
+    leaves = {}
+    for path, value in leaf_values(envs.single_observation_space, observation).items():
+        leaves[path] = np.asarray(value)[rows]
+        if np.issubdtype(leaves[path].dtype, np.floating) and not np.isfinite(leaves[path]).all():
+            bad = int(np.argwhere(~np.isfinite(leaves[path]))[0][0])
+            raise DataError(
+                f"observation {path!r} of environment {rows[bad]} holds NaN or infinity"
+                f" at step {running[bad].length}; check the environment"
+            )
+    return leaves
+
+
+def _reset(envs: VectorEnv[Any, Any, Any], seeds: list[int | None], options: dict[str, Any] | None = None) -> Any:
+    """The observations after a reset with one seed per environment (the signature of the base class knows only one)."""
+    return cast(Any, envs).reset(seed=seeds, options=options)[0]
