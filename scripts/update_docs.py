@@ -8,6 +8,7 @@ python scripts/update_docs.py --check    # exit 1 and name the files that differ
 """
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
@@ -70,7 +71,9 @@ def tables() -> str:
 
 def row(spec: Spec) -> str:
     """One mechanism."""
-    summary = spec.summary[:1].upper() + spec.summary[1:].rstrip(".")
+    summary = spec.summary.rstrip(".")
+    if re.match(r"[a-z]+,? [a-zA-Z]{2,}", summary):  # words, not a formula
+        summary = summary[0].upper() + summary[1:]
     form = f"; here: {spec.traits.causal_form}" if spec.traits.causal_form else ""
     options = ", ".join(f"`{option}`" for option in spec.options_text()) or "-"
     cells = (f"`{spec.axis}`", f"`{spec.name}`", spec.id, summary + form, options, spec.paper)
