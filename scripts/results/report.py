@@ -11,6 +11,7 @@ from scripts.results.suites import Suite, Task, read_suite
 from scripts.results.table import Row, current, read_rows, score_of
 
 METRIC_NAMES = {"steps_per_cpu_second": "steps/CPU s", "state_bytes": "state, bytes", "wall_seconds": "seconds"}
+MOST_NAMED = 5  # variants in a cell of the README
 SUMMARY = ("task", "ours", "beside it", "aim", "reached")
 
 
@@ -80,7 +81,7 @@ def section(suite: Suite, name: str, runs: Runs, drawn: bool) -> Iterator[str]:
         yield ""
         yield from table_head(["aim", "got", "reached"])
         yield from (line([each.aim, each.reached, each.word]) for each in verdicts)
-    if task.note and any(each.met is False for each in verdicts):
+    if task.note and (not verdicts or any(each.met is False for each in verdicts)):
         yield from ["", task.note]
     if drawn:
         yield from ["", f"![{task.title}]({suite.name}-{name}.png)"]
@@ -102,17 +103,24 @@ def summary_rows(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
         ours = runs[task.method]
         if not ours:
             continue
-        beside = [f"{key} {number(float(iqm([r.score for r in each])))}" for key, each in runs.items() if each]
         verdicts = judge(suite, name, runs)
         yield line(
             [
                 task.title,
                 f"{task.method} **{estimate([row.score for row in ours])}**, {_count(ours, 'seed')}",
-                ", ".join(beside[1:]),
-                "; ".join(each.aim for each in verdicts),
-                "; ".join(each.word for each in verdicts),
+                _beside({key: each for key, each in runs.items() if each and key != task.method}),
+                "; ".join(each.aim for each in verdicts) or "-",
+                "; ".join(each.word for each in verdicts) or "-",
             ]
         )
+
+
+def _beside(runs: Runs) -> str:
+    """IQM of each other variant; of many only the span, as the suite's page has them all."""
+    scores = {variant: float(iqm([row.score for row in rows])) for variant, rows in runs.items()}
+    if len(scores) > MOST_NAMED:
+        return f"{len(scores)} variants: {number(min(scores.values()))} to {number(max(scores.values()))}"
+    return ", ".join(f"{variant} {number(score)}" for variant, score in scores.items())
 
 
 def index(results: Path, suites: Path) -> list[str]:
@@ -124,7 +132,7 @@ def index(results: Path, suites: Path) -> list[str]:
         hours = sum(row.wall_seconds for row in rows) / 3600
         command = f"`python scripts/reproduce.py {suite.name}`"
         cells = [f"[{suite.text.title}]({suite.name}.md)", command, str(len(rows)), f"{hours:.1f}"]
-        lines.append(line([*cells, f"{met} of {len(verdicts)}"]))
+        lines.append(line([*cells, f"{met} of {len(verdicts)}" if verdicts else "-"]))
     return lines
 
 

@@ -357,6 +357,17 @@ def test_the_page_of_a_suite_shows_scores_aims_and_metrics(write: Write, tmp_pat
     assert report.index(tmp_path, tmp_path)[-1].endswith("| 4 | 0.1 | 0 of 2 |")
 
 
+def test_many_variants_without_aims_are_summed_up(write: Write, tmp_path: Path) -> None:
+    variants: dict[str, dict[str, int]] = {"a": {}} | {f"b{i}": {"backbone.memory": i} for i in range(6)}
+    suite = read_suite(str(write(variants=variants, baseline=None, aims=[], note="All about the same.")))
+    for number_, variant in enumerate(variants):
+        record(tmp_path / "tiny.csv", tmp_path / "lock", suite, row(suite, variant, 0, number_ / 8))
+    report.write(suite, tmp_path)
+    assert "\nAll about the same.\n" in (tmp_path / "tiny.md").read_text()
+    assert report.summary(tmp_path, tmp_path)[-1] == ("| Cue | a **0**, 1 seed | 6 variants: 0.125 to 0.75 | - | - |")
+    assert report.index(tmp_path, tmp_path)[-1].endswith("| 7 | 0.1 | - |")
+
+
 def test_a_readme_that_differs_from_the_csv_is_found(
     suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
