@@ -10,7 +10,12 @@ from scripts.results.aims import Runs, interval, judge, number
 from scripts.results.suites import Suite, Task, read_suite
 from scripts.results.table import Row, current, read_rows, score_of
 
-METRIC_NAMES = {"steps_per_cpu_second": "steps/CPU s", "state_bytes": "state, bytes", "wall_seconds": "seconds"}
+METRIC_NAMES = {
+    "steps_per_cpu_second": "steps/CPU s",
+    "state_bytes": "state, bytes",
+    "wall_seconds": "seconds",
+    "curve_mean": "mean of the curve",
+}
 MOST_NAMED = 5  # variants in a cell of the README
 SUMMARY = ("task", "ours", "beside it", "aim", "reached")
 

@@ -123,7 +123,8 @@ class SuiteText:
         datasets: Minari id -> arguments of ``rltransformers collect``, run once where the dataset is missing;
             ``{behaviours}`` stands for the folder given as --behaviours.
         metrics: shown beside the score: columns of the CSV such as ``steps_per_cpu_second`` and ``state_bytes``, or
-            names of metrics that runs log, of which the last value counts.
+            names of metrics that runs log, of which the last value counts; ``curve_mean`` is the mean score over all
+            evaluations.
     """
 
     title: str

@@ -59,7 +59,9 @@ class Row:
         return self.task, self.variant, self.seed
 
     def metric(self, name: str) -> float | None:
-        """A column or a logged metric."""
+        """A column, a logged metric, or ``curve_mean``: mean score over the evaluations, higher for early learning."""
+        if name == "curve_mean":
+            return sum(score for _, score in self.curve) / len(self.curve) if self.curve else None
         value = getattr(self, name) if name in COLUMNS else self.metrics.get(name)
         return None if value is None else float(value)
 

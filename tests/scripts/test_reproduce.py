@@ -333,9 +333,7 @@ def test_numbers_are_short(value: float | None, text: str) -> None:
 
 def test_the_page_of_a_suite_shows_scores_aims_and_metrics(write: Write, tmp_path: Path) -> None:
     aims = [{"least": 0.95, "seeds": 2}, {"most": 0.7, "variant": "no memory"}]
-    suite = read_suite(
-        str(write({"metrics": ["memory/staleness", "state_bytes"]}, aims=aims, note="One seed is lost."))
-    )
+    suite = read_suite(str(write({"metrics": ["memory/staleness", "curve_mean"]}, aims=aims, note="One seed is lost.")))
     rows = [
         row(suite, "GTrXL", 0, 1.0, metrics={"memory/staleness": 0.25}, commit="abc", curve=[[1, 0.5], [2, 1.0]]),
         row(suite, "GTrXL", 1, 0.9, metrics={"memory/staleness": 0.5}, commit="abd"),
@@ -347,8 +345,8 @@ def test_the_page_of_a_suite_shows_scores_aims_and_metrics(write: Write, tmp_pat
     assert report.write(suite, tmp_path) == [tmp_path / "tiny-cue.png", tmp_path / "tiny.md"]
     text = (tmp_path / "tiny.md").read_text()
     assert "- commit: abc, abd" in text
-    assert "| GTrXL | 0.95 [0.9, 1] | 1 / 0.9 | 0.75 | 1,000 | 256 | 1.0 | 0.375 | 20 |" in text
-    assert "| no memory | 0.725 [0.5, 0.95] | 0.5 / 0.95 | - | 1,000 | 256 | 1.0 | - | 20 |" in text
+    assert "| GTrXL | 0.95 [0.9, 1] | 1 / 0.9 | 0.75 | 1,000 | 256 | 1.0 | 0.375 | 0.75 |" in text
+    assert "| no memory | 0.725 [0.5, 0.95] | 0.5 / 0.95 | - | 1,000 | 256 | 1.0 | - | - |" in text
     assert "| ≥ 0.95 in 2 of 2 seeds | 1 of 2 | **no** |" in text and "\nOne seed is lost.\n" in text
     assert report.summary(tmp_path, tmp_path)[-1] == (
         "| Cue | GTrXL **0.95 [0.9, 1]**, 2 seeds | no memory 0.725 | ≥ 0.95 in 2 of 2 seeds; no memory: ≤ 0.7 "
