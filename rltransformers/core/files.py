@@ -55,6 +55,7 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         if before.exists() and not path.exists():
             os.replace(before, path)
         raise
+    _sync(path.parent)
     shutil.rmtree(before, ignore_errors=True)
 
 
