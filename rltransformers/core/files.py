@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -36,9 +36,11 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """An empty folder beside ``path`` to fill, which takes the place of ``path`` when the block ends without an error.
 
     Its name begins with a dot. What ``path`` held before goes only when the new folder, all of whose files have reached
-    the disk, has its name. Folders above ``path`` are made.
+    the disk, has its name. Folders above ``path`` are made, and
+    go again after an error.
     """
     path = Path(path)
+    made = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     before = temporary.with_name(f"{temporary.name}.before")
@@ -54,6 +56,9 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         if before.exists() and not path.exists():
             os.replace(before, path)
+        with suppress(OSError):  # another process has put something there meanwhile
+            for parent in made:
+                parent.rmdir()
         raise
     _sync(path.parent)
     shutil.rmtree(before, ignore_errors=True)

@@ -497,8 +497,7 @@ def test_an_interrupted_writing_leaves_nothing(minari_root: Path, monkeypatch: p
     monkeypatch.setattr("rltransformers.data.minari._nested", interrupt)
     with pytest.raises(KeyboardInterrupt):
         write_minari(load_trajectories(coded_episodes()), "coded/broken-v0")
-    assert [path for path in minari_root.rglob("*") if path.is_file()] == []
-    assert minari.list_local_datasets() == {}
+    assert list(minari_root.iterdir()) == []
     shutil.rmtree(minari_root)
 
 
