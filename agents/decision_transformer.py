@@ -31,7 +31,6 @@ from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from rltransformers.core.spaces import (
     leaf_spaces,
-    leaf_values,
     nest_leaves,
     space_from_json,
     space_outline,
@@ -47,6 +46,7 @@ from rltransformers.policies.decision import (
     DecisionPolicy,
     normalised_leaves,
 )
+from rltransformers.policies.observations import fit_observation
 from rltransformers.training.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.training.episodes import (
     EnvWrapper,
@@ -428,8 +428,8 @@ class DecisionTransformer:
             ConfigError: for a target return that is not a number, or a missing reward.
             DataError: for observations that do not fit the space or are not finite.
         """
-        leaves, batch = self._observe(self.observation_space, observation)
-        rows = 1 if batch is None else batch
+        leaves, batched = fit_observation(self.observation_space, observation)
+        rows = len(next(iter(leaves.values())))
         needs_reward = self.settings.mode == "dt" and not self.settings.delayed_reward
         if state is None:
             state, start = self.actor().initial_state(rows), np.ones(rows, bool)
@@ -449,7 +449,7 @@ class DecisionTransformer:
         actions, state = self._act(
             self.actor(), leaves, state, start, 0.0 if reward is None else reward, target, uniform
         )
-        if batch is None:
+        if not batched:
             actions = {path: value[0] for path, value in actions.items()}
         return nest_leaves(self.action_space, actions), state
 
@@ -488,24 +488,6 @@ class DecisionTransformer:
         )
         spaces = leaf_spaces(self.action_space)
         return {path: value.cpu().numpy().astype(spaces[path].dtype) for path, value in actions.items()}, state
-
-    def _observe(self, space: gym.Space[Any], observation: Any) -> tuple[dict[str, np.ndarray], int | None]:
-        """Checked leaves with a batch axis, and B (None for a single observation)."""
-        leaves, batch = {}, None
-        for (path, value), leaf in zip(
-            leaf_values(space, observation).items(), leaf_spaces(space).values(), strict=True
-        ):
-            array, shape = np.asarray(value), leaf.shape or ()
-            if array.shape[array.ndim - len(shape) :] != shape or array.ndim - len(shape) not in (0, 1):
-                raise DataError(f"observation {path!r} has shape {array.shape}; expected {shape} or (B, *{shape})")
-            batch = len(array) if array.ndim > len(shape) else None
-            leaves[path] = array if batch is not None else array[None]
-            if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-                bad = int(np.argwhere(~np.isfinite(leaves[path]))[0][0])
-                raise DataError(
-                    f"observation {path!r} of environment {bad} holds NaN or infinity; check the environment"
-                )
-        return leaves, batch
 
     # -------------------------------------------------------------------------------------------- evaluation
 

@@ -33,7 +33,7 @@ from rltransformers.data.rollout import RolloutBuffer, Segment, minibatches
 from rltransformers.envs.vector import GymnasiumVecEnv
 from rltransformers.envs.wrappers import FlatDict, is_nested
 from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState, check_action_space, rewarded
-from rltransformers.policies.observations import nested_leaves, refuse_not_finite, tree_space
+from rltransformers.policies.observations import named, nested_leaves, refuse_not_finite, tree_space
 from rltransformers.training.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.training.normalization import pack_normalization, with_normalization
 
@@ -291,9 +291,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
         """Raise for the environment at fault: one NaN spreads to all of them inside ``VecNormalize``."""
         if self._vec_normalize_env is not None:
             for path, leaf in nested_leaves(self._vec_normalize_env.get_original_obs()).items():
-                refuse_not_finite(leaf, _named("observation", path), self._when())
+                refuse_not_finite(leaf, named("observation", path), self._when())
         for path, leaf in leaves.items():
-            refuse_not_finite(leaf, _named("observation", path), self._when())
+            refuse_not_finite(leaf, named("observation", path), self._when())
 
     def _refuse_not_finite_rewards(self, rewards: np.ndarray) -> None:
         if not np.isfinite(rewards).all():
@@ -323,7 +323,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         each = [nested_leaves(infos[index]["terminal_observation"]) for index in cut]
         leaves = {path: np.stack([np.asarray(one[path]) for one in each]) for path in each[0]}
         for path, leaf in leaves.items():
-            refuse_not_finite(leaf, _named("terminal observation", path), self._when())
+            refuse_not_finite(leaf, named("terminal observation", path), self._when())
         rows = torch.as_tensor(cut, device=self.device)
         goes_on = torch.zeros(len(cut), dtype=torch.bool, device=self.device)
         buffer.truncate(rows, self.policy.values(self.policy.leaves_to_tensors(leaves), state[rows], goes_on))
@@ -696,7 +696,3 @@ def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device)
     return {key: _moved(part, device) for key, part in value.items()} if isinstance(value, Mapping) else value
-
-
-def _named(what: str, path: str) -> str:
-    return f"{what} {path!r}" if path else what

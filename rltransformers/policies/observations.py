@@ -40,7 +40,7 @@ def fit_observation(space: Space, observation: Any) -> tuple[dict[str, np.ndarra
     if len(batched) > 1:
         raise DataError("some leaves of the observation have a batch axis and some have none")
     for path, array in arrays.items():
-        refuse_not_finite(array, f"observation {path!r}" if path else "observation")
+        refuse_not_finite(array, named("observation", path))
     return arrays, batched.pop()
 
 
@@ -92,3 +92,8 @@ def refuse_not_finite(array: np.ndarray, what: str, when: str = "") -> None:
         f"{what} of environment {index}{when} is not finite ({array[index]!r}); look for a division by zero or an "
         "overflow in the environment or its wrappers"
     )
+
+
+def named(what: str, path: str) -> str:
+    """``what`` with the path of the leaf it is, for messages; a space that is one leaf has the empty path."""
+    return f"{what} {path!r}" if path else what

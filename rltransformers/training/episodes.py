@@ -18,6 +18,7 @@ from rltransformers.core.spaces import leaf_values, nest_leaves, space_outline
 from rltransformers.envs.make import WrapperConfig, find_spec, make_env
 from rltransformers.envs.wrappers import FlatDict
 from rltransformers.policies.decision import ActingState
+from rltransformers.policies.observations import named
 from rltransformers.training.evaluation import EvaluationResult
 
 EnvWrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
@@ -201,8 +202,8 @@ def _running_leaves(
         if np.issubdtype(leaves[path].dtype, np.floating) and not np.isfinite(leaves[path]).all():
             bad = int(np.argwhere(~np.isfinite(leaves[path]))[0][0])
             raise DataError(
-                f"observation {path!r} of environment {rows[bad]} holds NaN or infinity"
-                f" at step {running[bad].length}; check the environment"
+                f"{named('observation', path)} of environment {rows[bad]} at step {running[bad].length} is not finite"
+                f" ({leaves[path][bad]!r}); look for a division by zero or an overflow in the environment"
             )
     return leaves
 
