@@ -109,18 +109,25 @@ def by_target(task: Task, runs: Runs) -> Figure:
 
 
 def finals(task: Task, runs: Runs) -> Figure:
-    """Final scores: every seed, and the IQM with its 95 % interval."""
-    figure, axes = _canvas(task.title, height=1.2 + 0.32 * len(runs))
-    for place, (_, rows) in enumerate(runs.items()):
-        scores = [row.score for row in rows]
-        colour = COLOURS[0] if place == 0 else "0.25"
-        axes.scatter(scores, np.full(len(scores), place), s=14, color=colour, alpha=0.35, linewidths=0)
-        low, high = interval(scores)
-        axes.plot([low, high], [place, place], color=colour, linewidth=2)
-        axes.plot(iqm(scores), place, "o", color=colour, markersize=6)
-    axes.set_yticks(range(len(runs)), list(runs))
-    axes.set_ylim(len(runs) - 0.4, -0.6)
-    axes.set_xlabel(f"{task.score}: every seed, IQM and 95 % interval")
+    """Final scores and, beside them, means of the curves: every seed, and the IQM with its 95 % interval."""
+    panels = {task.score: {variant: [row.score for row in rows] for variant, rows in runs.items()}}
+    means = {variant: [row.metric("curve_mean") for row in rows] for variant, rows in runs.items()}
+    learned = {variant: [mean for mean in each if mean is not None] for variant, each in means.items()}
+    if any(learned.values()):
+        panels["mean of the curve"] = learned
+    figure, first = _canvas(task.title, height=1.2 + 0.32 * len(runs), panels=len(panels))
+    for axes, (name, groups) in zip(figure.axes, panels.items(), strict=True):
+        for place, values in enumerate(groups.values()):
+            if not values:
+                continue
+            colour = COLOURS[0] if place == 0 else "0.25"
+            axes.scatter(values, np.full(len(values), place), s=14, color=colour, alpha=0.35, linewidths=0)
+            axes.plot(interval(values), [place, place], color=colour, linewidth=2)
+            axes.plot(iqm(values), place, "o", color=colour, markersize=6)
+        axes.set_xlabel(name)
+    first.set_yticks(range(len(runs)), list(runs))
+    first.set_ylim(len(runs) - 0.4, -0.6)
+    figure.supxlabel("every seed, IQM and 95 % interval", fontsize=9, color="0.35")
     return figure
 
 
@@ -161,11 +168,12 @@ def apart(heights: Sequence[float], bottom: float, top: float) -> list[float]:
     return places
 
 
-def _canvas(title: str, height: float = 4.0) -> tuple[Figure, Any]:
-    """A figure without pyplot: nothing global changes and no display is needed."""
+def _canvas(title: str, height: float = 4.0, panels: int = 1) -> tuple[Figure, Any]:
+    """A figure without pyplot (nothing global changes and no display is needed) and its first axes."""
     figure = Figure(figsize=(7.2, height), layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(title, fontsize=11, loc="left")
-    axes.grid(True, color="0.92", linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    first = figure.subplots(1, panels, sharey=True, squeeze=False)[0, 0]
+    first.set_title(title, fontsize=11, loc="left")
+    for axes in figure.axes:
+        axes.grid(True, color="0.92", linewidth=0.8)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, first
