@@ -28,6 +28,7 @@ class MemoryTask(gymnasium.Env[Array, Any]):
 
     Raises:
         ConfigError: for an unknown or impossible option.
+        TypeError: for a ``render_mode``.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
@@ -63,6 +64,7 @@ class MemoryTaskVector(VectorEnv[Array, Array, Array]):
 
     Raises:
         ConfigError: for an unknown or impossible option.
+        TypeError: for a ``render_mode``.
     """
 
     rules_type: ClassVar[Callable[..., Rules]]
@@ -167,6 +169,8 @@ class MemoryTaskVector(VectorEnv[Array, Array, Array]):
 def _rules(rules_type: Callable[..., Rules], options: dict[str, Any]) -> Rules:
     known = [field.name for field in fields(rules_type)]  # type: ignore[arg-type]  # every rules_type is a dataclass
     for name in options:
+        if name == "render_mode":  # ``make_vec_env`` of Stable-Baselines3 asks for one first, and reads TypeError as no
+            raise TypeError("memory tasks draw nothing; leave out render_mode")
         if name not in known:
             raise ConfigError(f"unknown option {name!r}; {did_you_mean(name, known)}")
     return rules_type(**options)

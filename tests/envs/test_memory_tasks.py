@@ -10,6 +10,7 @@ from gymnasium.error import InvalidAction, ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
+from stable_baselines3.common.env_util import make_vec_env
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.envs import TASKS
@@ -65,6 +66,15 @@ def random_policy(actions: int, seed: int = 1) -> Callable[[Array], Array]:
 @pytest.mark.parametrize("task", TASKS)
 def test_gymnasium_checker_passes_without_a_warning(task: str) -> None:
     check_env(make(task).unwrapped)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.filterwarnings("ignore:.*initialised with render_mode")
+def test_make_vec_env_of_stable_baselines3_takes_them(task: str) -> None:
+    envs = make_vec_env(f"rltransformers/{task}-v0", n_envs=2, seed=0)
+    assert envs.observation_space.contains(np.asarray(envs.reset())[0])
+    with pytest.raises(TypeError, match="leave out render_mode"):
+        make(task, render_mode="human")
 
 
 @pytest.mark.parametrize("task", TASKS)
