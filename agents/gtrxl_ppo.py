@@ -50,6 +50,7 @@ SETTINGS = (
     "normalize_advantage",
     "least_advantage_std",
     "ent_coef",
+    "barrier_coef",
     "vf_coef",
     "max_grad_norm",
     "target_kl",
@@ -62,6 +63,8 @@ SETTINGS = (
     "seed",
 )
 """Constructor arguments that a checkpoint stores and ``load`` may override."""
+SCHEDULED = ("learning_rate", "clip_range", "clip_range_vf", "ent_coef", "barrier_coef")
+"""Those of them that may be a schedule."""
 
 
 class GTrXLPPO(OnPolicyAlgorithm):
@@ -88,6 +91,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
         least_advantage_std: normalised advantages are divided by at least this much, so that the critic's noise is not
             blown up once returns are foreseen; in units of the reward.
         ent_coef: weight of the entropy bonus; number or schedule.
+        barrier_coef: weight of a log barrier, mean log-probability over all actions (Agarwal et al. 2021, arXiv
+            1908.00261, section 5); number or schedule. Its pull does not fade as an action becomes improbable, which
+            that of the entropy does, so no action is given up for good. Not for a Box of actions.
         vf_coef: weight of the value error.
         max_grad_norm: bound of the gradient norm.
         target_kl: stop an update when the approximate divergence exceeds 1.5 times this; None to never stop.
@@ -129,6 +135,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         normalize_advantage: bool = True,
         least_advantage_std: float = 0.0,
         ent_coef: float | Schedule | Mapping[str, float] = 0.0,
+        barrier_coef: float | Schedule | Mapping[str, float] = 0.0,
         vf_coef: float = 0.5,
         max_grad_norm: float = 0.5,
         target_kl: float | None = None,
@@ -170,6 +177,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         self.clip_range_vf = None if clip_range_vf is None else as_schedule(clip_range_vf, "clip_range_vf")
         # As it was given: callbacks written for Stable-Baselines3 read and replace it as a number.
         self.ent_coef = ent_coef
+        self.barrier_coef = barrier_coef
         self.normalize_advantage = normalize_advantage
         self.least_advantage_std = least_advantage_std
         self.target_kl = target_kl
@@ -197,6 +205,9 @@ class GTrXLPPO(OnPolicyAlgorithm):
 
     def _check_settings(self) -> None:
         as_schedule(self.ent_coef, "ent_coef")
+        as_schedule(self.barrier_coef, "barrier_coef")
+        if self.barrier_coef != 0.0 and isinstance(self.action_space, spaces.Box):
+            raise ConfigError("barrier_coef is for actions that can be counted; with a Box of actions use ent_coef")
         for name in ("n_steps", "n_epochs", "gradient_window", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -365,12 +376,12 @@ class GTrXLPPO(OnPolicyAlgorithm):
         return min(self.n_envs, self.batch_size // self.n_steps)
 
     def _loss(self, batch: Segment) -> PPOLoss:
-        log_probs, values, entropy, result = self.policy.evaluate_segment(batch, gradient_window=self.gradient_window)
+        now = self.policy.evaluate_segment(batch, gradient_window=self.gradient_window)
         progress = self._current_progress_remaining
         loss = ppo_loss(
-            log_probs,
-            values,
-            entropy,
+            now.log_probs,
+            now.values,
+            now.entropy,
             batch.log_probs,
             batch.values,
             batch.advantages,
@@ -378,17 +389,18 @@ class GTrXLPPO(OnPolicyAlgorithm):
             batch.counts,
             clip_range=self.clip_range(progress),
             clip_range_vf=None if self.clip_range_vf is None else self.clip_range_vf(progress),
-            ent_coef=self._entropy_weight,
+            ent_coef=self._weight("ent_coef"),
             vf_coef=self.vf_coef,
+            log_barrier=now.log_barrier,
+            barrier_coef=self._weight("barrier_coef"),
         )
-        if result.auxiliary_loss is not None:
-            loss = replace(loss, total=loss.total + result.auxiliary_loss)
+        if now.last.auxiliary_loss is not None:
+            loss = replace(loss, total=loss.total + now.last.auxiliary_loss)
         return loss
 
-    @property
-    def _entropy_weight(self) -> float:
-        """The entropy bonus at this point of the run, whatever ``ent_coef`` is by now: number, dictionary, function."""
-        return as_schedule(self.ent_coef, "ent_coef")(self._current_progress_remaining)
+    def _weight(self, name: str) -> float:
+        """A bonus at this point of the run, whatever it is given as by now: number, dictionary, function."""
+        return as_schedule(getattr(self, name), name)(self._current_progress_remaining)
 
     def _descend(self, loss: Tensor) -> None:
         if not torch.isfinite(loss):
@@ -455,7 +467,10 @@ class GTrXLPPO(OnPolicyAlgorithm):
         record("train/clip_range", self.clip_range(progress))
         if self.clip_range_vf is not None:
             record("train/clip_range_vf", self.clip_range_vf(progress))
-        record("train/ent_coef", self._entropy_weight)
+        record("train/ent_coef", self._weight("ent_coef"))
+        if losses[0].log_barrier is not None:
+            record("train/log_barrier", mean("log_barrier"))
+            record("train/barrier_coef", self._weight("barrier_coef"))
         if hasattr(self.policy, "log_std"):
             record("train/std", float(self.policy.log_std.detach().exp().mean()))
         record("train/n_updates", self._n_updates, exclude="tensorboard")
@@ -508,8 +523,8 @@ class GTrXLPPO(OnPolicyAlgorithm):
         """Write everything a later ``learn`` or ``predict`` needs to one file; nothing in it is executed on loading.
 
         It holds weights, optimiser, settings, spaces, counters, random streams, the memory and observations where
-        acting stopped, and the statistics of ``VecNormalize``. A learning rate or clip range given as a function of
-        one's own is stored as its present value.
+        acting stopped, and the statistics of ``VecNormalize``. What is scheduled by a function of one's own is
+        stored as its present value.
 
         Raises:
             ConfigError: for ``exclude`` or ``include``, which this format has no use for.
@@ -528,7 +543,7 @@ class GTrXLPPO(OnPolicyAlgorithm):
         if name == "stats_window_size":
             return self._stats_window_size
         value = getattr(self, name)
-        if name in ("learning_rate", "clip_range", "clip_range_vf", "ent_coef") and value is not None:
+        if name in SCHEDULED and value is not None:
             return plain_schedule(as_schedule(value, name), self._current_progress_remaining)
         return os.fspath(value) if isinstance(value, os.PathLike) else value
 

@@ -9,7 +9,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PPOLoss:
-    """The loss to minimise and what it is made of; every field is a scalar tensor, only ``total`` carries gradient."""
+    """The loss to minimise and what it is made of; every field is a scalar tensor, only ``total`` carries gradient.
+
+    ``log_barrier`` is None where actions are not finite many.
+    """
 
     total: Tensor
     policy: Tensor
@@ -18,6 +21,7 @@ class PPOLoss:
     approx_kl: Tensor
     clip_fraction: Tensor
     ratio_error: Tensor
+    log_barrier: Tensor | None = None
 
 
 def ppo_loss(
@@ -33,25 +37,35 @@ def ppo_loss(
     clip_range_vf: float | None,
     ent_coef: float,
     vf_coef: float,
+    log_barrier: Float[Tensor, "B T"] | None = None,
+    barrier_coef: float = 0.0,
 ) -> PPOLoss:
-    """Clipped surrogate (eq. 7) minus entropy bonus plus value error (eq. 9), means over the steps that count."""
+    """Clipped surrogate (eq. 7) minus entropy bonus plus value error (eq. 9), means over the steps that count.
+
+    ``log_barrier``: minus the divergence from the uniform policy, a second bonus with weight ``barrier_coef``.
+    """
     log_ratio = log_probs - old_log_probs
     policy = mean_over(-clipped_surrogate(log_ratio, advantages, clip_range), counts)
     value = mean_over(value_error(values, old_values, returns, clip_range_vf), counts)
     bonus = mean_over(entropy, counts)
+    total = policy + vf_coef * value - ent_coef * bonus
+    barrier = None if log_barrier is None else mean_over(log_barrier, counts)
+    if barrier is not None and barrier_coef:
+        total = total - barrier_coef * barrier
     with torch.no_grad():
         change = log_ratio.exp() - 1.0
         approx_kl = mean_over(change - log_ratio, counts)
         clip_fraction = mean_over((change.abs() > clip_range).to(change.dtype), counts)
         ratio_error = torch.where(counts, change.abs(), torch.zeros_like(change)).max()
     return PPOLoss(
-        total=policy + vf_coef * value - ent_coef * bonus,
+        total=total,
         policy=policy.detach(),
         value=value.detach(),
         entropy=bonus.detach(),
         approx_kl=approx_kl,
         clip_fraction=clip_fraction,
         ratio_error=ratio_error,
+        log_barrier=None if barrier is None else barrier.detach(),
     )
 
 

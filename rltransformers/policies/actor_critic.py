@@ -101,6 +101,37 @@ class Evaluation:
         assert entropy is not None  # only squashed Gaussians have none, and no head makes these
         return entropy.view_as(self.values)
 
+    def log_barrier(self) -> Tensor | None:
+        """Minus the divergence of this policy from the uniform one [B, T]; None for actions that are not finite many.
+
+        -KL(uniform || policy) in nats, the sum over the parts of an action: 0 for a uniform policy, and without bound
+        below as any action dies out (Agarwal et al. 2021, arXiv 1908.00261, section 5).
+        """
+        parts: Any = self.distribution.distribution
+        if isinstance(parts, torch.distributions.Bernoulli):
+            sides = torch.nn.functional.logsigmoid(torch.stack([parts.logits, -parts.logits], dim=-1))
+            barrier = (sides.mean(-1) + math.log(2)).sum(-1)
+        elif isinstance(parts, torch.distributions.Normal):
+            return None
+        else:
+            several = parts if isinstance(parts, list) else [parts]
+            barrier = torch.stack([part.logits.mean(-1) + math.log(part.logits.shape[-1]) for part in several]).sum(0)
+        return barrier.view_as(self.values)
+
+
+@dataclass(frozen=True)
+class SegmentEvaluation:
+    """What the policy says about the steps of a whole segment, each [B, T]; ``last`` is the evaluation of its end.
+
+    ``last`` holds the memory after the segment and the auxiliary loss of all of it.
+    """
+
+    log_probs: Tensor
+    values: Tensor
+    entropy: Tensor
+    log_barrier: Tensor | None
+    last: Evaluation
+
 
 class GTrXLPolicy(BasePolicy):
     """An actor-critic over a transformer backbone (GTrXL, arXiv 1910.06764, by default).
@@ -271,8 +302,8 @@ class GTrXLPolicy(BasePolicy):
 
     def evaluate_segment(
         self, segment: Segment, record: Record | None = None, gradient_window: int | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Evaluation]:
-        """Log-probabilities, values and entropies [B, T] of a whole segment from its start memory, and the last chunk.
+    ) -> SegmentEvaluation:
+        """All steps of a segment, from the memory it started with.
 
         Gradient flows through the whole segment, or through chunks of ``gradient_window`` steps: at a chunk border the
         memory keeps its value and loses its gradient.
@@ -281,7 +312,7 @@ class GTrXLPolicy(BasePolicy):
         steps = segment.rewards.shape[1]
         window = steps if gradient_window is None else gradient_window
         state: PolicyState = segment.memory
-        log_probs, values, entropies = [], [], []
+        log_probs, values, entropies, barriers = [], [], [], []
         auxiliary: Tensor | None = None
         for begin in range(0, steps, window):
             part = slice(begin, min(begin + window, steps))
@@ -297,11 +328,19 @@ class GTrXLPolicy(BasePolicy):
             log_probs.append(result.log_probs(segment.actions[:, part]))
             values.append(result.values)
             entropies.append(result.entropy())
+            barriers.append(result.log_barrier())
             share = (part.stop - part.start) / steps
             auxiliary = _add(auxiliary, None if result.auxiliary_loss is None else share * result.auxiliary_loss)
         result.auxiliary_loss = auxiliary
         result.state = PolicyState(state.actor, state.critic, segment.actions[:, -1], segment.rewards[:, -1])
-        return torch.cat(log_probs, 1), torch.cat(values, 1), torch.cat(entropies, 1), result
+        finite = [barrier for barrier in barriers if barrier is not None]
+        return SegmentEvaluation(
+            log_probs=torch.cat(log_probs, 1),
+            values=torch.cat(values, 1),
+            entropy=torch.cat(entropies, 1),
+            log_barrier=torch.cat(finite, 1) if finite else None,
+            last=result,
+        )
 
     def memory_after(self, segment: Segment) -> PolicyState:
         """The memory at the end of a segment, every step of it encoded again with today's weights; training form."""

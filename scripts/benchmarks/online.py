@@ -268,8 +268,8 @@ def gtrxl_update(*, repetitions: int = 5) -> Iterator[Row]:
 
     def ours() -> None:
         policy.zero_grad()
-        log_probs, values, entropy, _ = policy.evaluate_segment(segment)
-        descend(segment, slice(None), log_probs, values, entropy)
+        now = policy.evaluate_segment(segment)
+        descend(segment, slice(None), now.log_probs, now.values, now.entropy)
 
     def peer() -> float:
         twin.zero_grad()

@@ -107,6 +107,7 @@ def test_settings_and_spaces_come_back(tmp_path: Path) -> None:
         clip_range={"start": 0.2, "end": 0.1},
         clip_range_vf=0.3,
         ent_coef={"start": 0.0, "end": 0.1, "fraction": 0.5},
+        barrier_coef=0.01,
         target_kl=0.05,
         gradient_window=3,
     )
@@ -117,6 +118,7 @@ def test_settings_and_spaces_come_back(tmp_path: Path) -> None:
         assert loaded.clip_range(left) == model.clip_range(left)
     assert loaded.clip_range_vf is not None and loaded.clip_range_vf(1.0) == 0.3
     assert loaded.ent_coef == {"start": 0.0, "end": 0.1, "fraction": 0.5}
+    assert loaded.barrier_coef == 0.01
     assert (loaded.target_kl, loaded.gradient_window, loaded.batch_size) == (0.05, 3, 12)
     assert loaded.policy.config == config
     assert loaded.learn(12).num_timesteps == 12

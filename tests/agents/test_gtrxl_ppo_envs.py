@@ -277,6 +277,7 @@ def test_a_number_that_is_not_finite_names_environment_and_step(reward: bool, no
         ({"learning_rate": {"start": 1.0, "stop": 0.0}}, "learning_rate as a dictionary"),
         ({"clip_range": -0.1}, "clip_range must be finite and not negative"),
         ({"ent_coef": {"start": 0.1}}, "ent_coef as a dictionary is"),
+        ({"barrier_coef": -0.1}, "barrier_coef must be finite and not negative"),
         ({"policy": {"bakbone": {}}}, "did you mean 'backbone'"),
         ({"policy": {"backbone": {"preset": "gtrxl", "dropout": 0.1}}}, "dropout is 0.1, but must be 0 online"),
         ({"policy": {"head_width": -1}}, "head_width must be 0"),
@@ -285,6 +286,13 @@ def test_a_number_that_is_not_finite_names_environment_and_step(reward: bool, no
 def test_a_setting_that_cannot_work_is_refused_with_the_way_out(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         agent(Walk(), **settings)
+
+
+def test_a_log_barrier_needs_actions_that_can_be_counted() -> None:
+    box = AnySpace(VECTOR, spaces.Box(-1.0, 1.0, (2,)))
+    with pytest.raises(ConfigError, match="with a Box of actions use ent_coef"):
+        agent(box, barrier_coef={"start": 0.0, "end": 0.1})
+    agent(box, barrier_coef=0.0)
 
 
 def test_another_policy_name_is_refused() -> None:

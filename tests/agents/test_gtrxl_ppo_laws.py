@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor
 
@@ -42,7 +43,7 @@ from rltransformers.backbone import PRESETS
 from rltransformers.core.errors import DataError
 from rltransformers.data.rollout import Segment
 from rltransformers.policies.actor_critic import Evaluation, PolicyState, previous_steps
-from tests.agents.tiny_envs import Steady, Walk
+from tests.agents.tiny_envs import AnySpace, Steady, Walk
 
 TINY = {"preset": "gtrxl", "width": 16, "layers": 2, "heads": 2, "memory": 4}
 SIZES: dict[str, dict[str, Any]] = {"decision_transformer": {"dropout": 0.0}, "nystromformer": {"memory": 15}}
@@ -51,6 +52,11 @@ SIZES: dict[str, dict[str, Any]] = {"decision_transformer": {"dropout": 0.0}, "n
 def walks(n: int, lengths: tuple[int, ...] = (5, 3, 7), truncates: bool = False) -> VecEnv:
     """Environments whose episodes end at different steps."""
     return DummyVecEnv([partial(Walk, lengths[i % len(lengths) :] + lengths, truncates) for i in range(n)])
+
+
+def choices(n: int) -> VecEnv:
+    """Environments with actions that can be counted."""
+    return DummyVecEnv([partial(AnySpace, spaces.Box(-1.0, 1.0, (3,)), spaces.MultiDiscrete([2, 3])) for _ in range(n)])
 
 
 def agent(env: Any = None, backbone: dict[str, Any] | None = None, policy: Any = None, **settings: Any) -> GTrXLPPO:
@@ -252,8 +258,8 @@ def test_gradient_reaches_the_step_that_is_remembered() -> None:
     def gradient(window: int | None) -> Tensor:
         observation = segment.observations[""].clone().requires_grad_()
         part = dataclasses.replace(segment, observations={"": observation})
-        log_probs, _, _, _ = model.policy.evaluate_segment(part, gradient_window=window)
-        return torch.autograd.grad(log_probs[0, -1], observation)[0][0].abs().sum(-1)
+        now = model.policy.evaluate_segment(part, gradient_window=window)
+        return torch.autograd.grad(now.log_probs[0, -1], observation)[0][0].abs().sum(-1)
 
     assert bool((gradient(None)[2:] > 0).all())
     assert [bool(value) for value in gradient(4) > 0] == [False] * 8 + [True] * 4
@@ -262,11 +268,13 @@ def test_gradient_reaches_the_step_that_is_remembered() -> None:
 
 @pytest.mark.parametrize("window", [1, 5, 12])
 def test_the_gradient_window_changes_no_value(window: int) -> None:
-    model = agent()
-    segment = rollout(model)
-    whole, cut = model.policy.evaluate_segment(segment), model.policy.evaluate_segment(segment, gradient_window=window)
-    for a, b in zip(whole[:3], cut[:3], strict=True):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    for model in (agent(), agent(choices(2))):
+        segment = rollout(model)
+        whole = model.policy.evaluate_segment(segment)
+        cut = model.policy.evaluate_segment(segment, gradient_window=window)
+        for name in ("log_probs", "values", "entropy", "log_barrier"):
+            torch.testing.assert_close(getattr(whole, name), getattr(cut, name), atol=1e-5, rtol=1e-5)
+    assert whole.log_barrier is not None
 
 
 def test_memory_refresh_update_encodes_the_rollout_with_the_new_weights() -> None:
@@ -385,8 +393,9 @@ def test_a_linear_learning_rate_falls_from_start_to_end() -> None:
     assert [model.lr_schedule(left) for left in (1.0, 0.5, 0.0)] == [1.0, 0.75, 0.5]
 
 
-def test_an_entropy_bonus_follows_its_schedule_and_gives_way_to_a_number() -> None:
-    model = agent(ent_coef={"start": 0.0, "end": 0.4})
+@pytest.mark.parametrize(("setting", "part"), [("ent_coef", "entropy"), ("barrier_coef", "log_barrier")])
+def test_a_bonus_follows_its_schedule_and_gives_way_to_a_number(setting: str, part: str) -> None:
+    model = agent(choices(3), **{setting: {"start": 0.0, "end": 0.4}})
     model.learn(36)
     assert model._segment is not None
     segment = model._segment
@@ -394,8 +403,9 @@ def test_an_entropy_bonus_follows_its_schedule_and_gives_way_to_a_number() -> No
     for left in (1.0, 0.5, 0.0):
         model._current_progress_remaining = left
         totals[left] = model._loss(segment)
-    entropy = totals[1.0].entropy
+    bonus = getattr(totals[1.0], part)
+    assert float(bonus) != 0.0
     for left, weight in ((0.5, 0.2), (0.0, 0.4)):
-        torch.testing.assert_close(totals[1.0].total - totals[left].total, weight * entropy, rtol=1e-3, atol=1e-6)
-    model.ent_coef = 0.1  # what callbacks for Stable-Baselines3 do
-    torch.testing.assert_close(totals[1.0].total - model._loss(segment).total, 0.1 * entropy, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(totals[1.0].total - totals[left].total, weight * bonus, rtol=1e-3, atol=1e-6)
+    setattr(model, setting, 0.1)  # what callbacks for Stable-Baselines3 do
+    torch.testing.assert_close(totals[1.0].total - model._loss(segment).total, 0.1 * bonus, rtol=1e-3, atol=1e-6)

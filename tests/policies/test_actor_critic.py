@@ -1,16 +1,18 @@
 """The policy module: optional inputs, heads, sampling, state records, separate value backbone."""
 
-from typing import Any
+import math
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.distributions import CategoricalDistribution
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState, rewarded, sample
+from rltransformers.policies.actor_critic import Evaluation, GTrXLPolicy, PolicyState, rewarded, sample
 from rltransformers.policies.observations import fit_observation
 
 VECTOR = spaces.Box(-1.0, 1.0, (3,))
@@ -49,6 +51,46 @@ def test_samples_follow_the_distribution_and_their_own_generator(name: str) -> N
     theirs = result.distribution.sample().float().mean(0)
     # two means of 2,000 draws with deviation at most 1: their difference has a standard error of 0.032
     torch.testing.assert_close(drawn, theirs, atol=0.13, rtol=0)
+
+
+EVERY_ACTION: dict[str, list[list[Any]]] = {
+    "discrete": [[0], [1], [2]],
+    "multi-discrete": [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]],
+    "multi-binary": [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]],
+}
+
+
+@pytest.mark.parametrize("name", EVERY_ACTION)
+def test_the_log_barrier_is_the_divergence_from_the_uniform_policy(name: str) -> None:
+    model = policy(ACTIONS[name])
+    with torch.no_grad():
+        cast(torch.nn.Linear, model.action_net).weight.mul_(300.0)  # far from uniform
+    result = model._one_step({"": torch.eye(3)}, model.initial_state(3), torch.ones(3, dtype=torch.bool))
+    actions = [torch.as_tensor(action).expand(3, -1) for action in EVERY_ACTION[name]]
+    log_probs = torch.stack(
+        [result.distribution.log_prob(action[:, 0] if name == "discrete" else action) for action in actions]
+    )
+    barrier = result.log_barrier()
+    assert barrier is not None and bool((barrier < -0.03).all())
+    torch.testing.assert_close(barrier[:, 0], log_probs.mean(0) + math.log(len(actions)))
+
+
+def test_the_pull_of_the_log_barrier_does_not_fade_where_that_of_the_entropy_does() -> None:
+    logits = torch.tensor([[30.0, 0.0, 0.0]], requires_grad=True)
+    distribution = CategoricalDistribution(3).proba_distribution(logits)
+    result = Evaluation(distribution, torch.zeros(1, 1), policy().initial_state(1))
+    barrier = result.log_barrier()
+    assert barrier is not None
+    pull = torch.autograd.grad(barrier.sum(), logits, retain_graph=True)[0]
+    torch.testing.assert_close(pull, torch.tensor([[-2 / 3, 1 / 3, 1 / 3]]))
+    faded = torch.autograd.grad(result.entropy().sum(), logits)[0]
+    assert float(faded.abs().max()) < 1e-10
+
+
+def test_a_box_of_actions_has_no_log_barrier() -> None:
+    model = policy(ACTIONS["box"])
+    result = model._one_step({"": torch.zeros(1, 3)}, model.initial_state(1), torch.ones(1, dtype=torch.bool))
+    assert result.log_barrier() is None
 
 
 @pytest.mark.parametrize("name", ACTIONS)
