@@ -13,6 +13,8 @@ import pytest
 import yaml
 from minari.storage import get_dataset_path
 
+from rltransformers.agents.decision_transformer import _backbone_config
+from rltransformers.backbone import Backbone, BackboneConfig
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import load_trajectories
 from rltransformers.training.experiment import ExperimentConfig, build_experiment
@@ -154,6 +156,23 @@ def test_overrides_reach_the_config_with_their_type(write: Write) -> None:
     assert x.algorithm["learning_rate"] == 1e-5 and x.algorithm["target_kl"] is None
     assert (x.environment.wrappers, x.evaluation.every) == ([], 9)
     assert (y.environment.id, y.evaluation.every) == ("Pendulum-v1", 7)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in reproduce.SUITES.glob("*.yaml")))
+def test_every_network_of_a_committed_suite_can_be_built(name: str) -> None:
+    built = 0
+    for variants in read_suite(name).variants.values():
+        for config, _, of_data in variants.values():
+            if of_data or config.agent not in ("gtrxl_ppo", "decision_transformer"):
+                continue
+            if config.agent == "gtrxl_ppo":
+                backbone = BackboneConfig.from_dict(config.backbone)
+            else:
+                mode, length = config.algorithm.get("mode", "dt"), config.algorithm.get("context_length", 20)
+                backbone = _backbone_config({"backbone": config.backbone}, mode, length)
+            Backbone(backbone)
+            built += 1
+    assert built > 0
 
 
 def test_cells_run_seed_by_seed_and_only_chosen_ones(suite: Suite) -> None:
