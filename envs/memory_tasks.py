@@ -168,9 +168,9 @@ class MemoryTaskVector(VectorEnv[Array, Array, Array]):
 
 def _rules(rules_type: Callable[..., Rules], options: dict[str, Any]) -> Rules:
     known = [field.name for field in fields(rules_type)]  # type: ignore[arg-type]  # every rules_type is a dataclass
+    if "render_mode" in options:  # ``make_vec_env`` of Stable-Baselines3 asks for one first, and reads TypeError as no
+        raise TypeError("memory tasks draw nothing; leave out render_mode")
     for name in options:
-        if name == "render_mode":  # ``make_vec_env`` of Stable-Baselines3 asks for one first, and reads TypeError as no
-            raise TypeError("memory tasks draw nothing; leave out render_mode")
         if name not in known:
             raise ConfigError(f"unknown option {name!r}; {did_you_mean(name, known)}")
     return rules_type(**options)

@@ -36,8 +36,7 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """An empty folder beside ``path`` to fill, which takes the place of ``path`` when the block ends without an error.
 
     Its name begins with a dot. What ``path`` held before goes only when the new folder, all of whose files have reached
-    the disk, has its name. Folders above ``path`` are made, and
-    go again after an error.
+    the disk, has its name. Folders above ``path`` are made, and go again after an error.
     """
     path = Path(path)
     made = [parent for parent in path.parents if not parent.exists()]

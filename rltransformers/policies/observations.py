@@ -84,12 +84,22 @@ def refuse_not_finite(array: np.ndarray, what: str, when: str = "") -> None:
     Raises:
         DataError: names the first environment with NaN or infinity.
     """
+    index = first_not_finite(array)
+    if index is not None:
+        raise not_finite(what, f"{index}{when}", array[index])
+
+
+def first_not_finite(array: np.ndarray) -> int | None:
+    """The first row of a batch with NaN or infinity; None when there is none."""
     if array.dtype.kind != "f" or bool(np.isfinite(array).all()):
-        return
-    bad = ~np.isfinite(array).reshape(len(array), -1).all(1)
-    index = int(np.flatnonzero(bad)[0])
-    raise DataError(
-        f"{what} of environment {index}{when} is not finite ({array[index]!r}); look for a division by zero or an "
+        return None
+    return int(np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(1))[0])
+
+
+def not_finite(what: str, environment: str, value: Any) -> DataError:
+    """The error to raise for ``value``; ``environment`` is its number and, where known, the step."""
+    return DataError(
+        f"{what} of environment {environment} is not finite ({value!r}); look for a division by zero or an "
         "overflow in the environment or its wrappers"
     )
 

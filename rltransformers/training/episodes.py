@@ -18,7 +18,7 @@ from rltransformers.core.spaces import leaf_values, nest_leaves, space_outline
 from rltransformers.envs.make import WrapperConfig, find_spec, make_env
 from rltransformers.envs.wrappers import FlatDict
 from rltransformers.policies.decision import ActingState
-from rltransformers.policies.observations import named
+from rltransformers.policies.observations import first_not_finite, named, not_finite
 from rltransformers.training.evaluation import EvaluationResult
 
 EnvWrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
@@ -199,12 +199,10 @@ def _running_leaves(
     leaves = {}
     for path, value in leaf_values(envs.single_observation_space, observation).items():
         leaves[path] = np.asarray(value)[rows]
-        if np.issubdtype(leaves[path].dtype, np.floating) and not np.isfinite(leaves[path]).all():
-            bad = int(np.argwhere(~np.isfinite(leaves[path]))[0][0])
-            raise DataError(
-                f"{named('observation', path)} of environment {rows[bad]} at step {running[bad].length} is not finite"
-                f" ({leaves[path][bad]!r}); look for a division by zero or an overflow in the environment"
-            )
+        bad = first_not_finite(leaves[path])
+        if bad is not None:
+            environment = f"{rows[bad]} at step {running[bad].length}"
+            raise not_finite(named("observation", path), environment, leaves[path][bad])
     return leaves
 
 
