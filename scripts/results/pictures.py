@@ -85,7 +85,8 @@ def by_target(task: Task, runs: Runs) -> Figure:
     targets = targets_of(runs)
     ends = []
     axes.plot(targets, targets, color="0.6", linewidth=1, linestyle=(0, (1, 1)))
-    axes.annotate("as asked", (targets[-1], targets[-1]), color="0.45", fontsize=8, ha="right", va="bottom")
+    middle = (targets[0] + targets[-1]) / 2
+    axes.annotate("  as asked", (middle, middle), color="0.45", fontsize=8, ha="left", va="top")
     for place, (variant, rows) in enumerate(runs.items()):
         look: dict[str, Any] = {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[place % len(STYLES)]}
         asked = [row for row in rows if len(row.results) > 1]
