@@ -166,7 +166,8 @@ def each_seed(rows: Sequence[Row]) -> str:
     """The score of every run, in the order of their seeds; the seeds where they are not 0, 1, 2, ..."""
     scores = " / ".join(number(row.score) for row in rows)
     seeds = [row.seed for row in rows]
-    return scores if seeds == list(range(len(seeds))) else f"{scores} (seeds {', '.join(map(str, seeds))})"
+    named = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    return scores if seeds == list(range(len(seeds))) else f"{scores} ({named})"
 
 
 def table_head(cells: Sequence[str]) -> list[str]:
