@@ -83,10 +83,8 @@ def by_target(task: Task, runs: Runs) -> Figure:
     """Achieved against commanded return with the diagonal; variants without targets as a horizontal line."""
     figure, axes = _canvas(task.title)
     targets = targets_of(runs)
-    ends = []
     axes.plot(targets, targets, color="0.6", linewidth=1, linestyle=(0, (1, 1)))
-    middle = (targets[0] + targets[-1]) / 2
-    axes.annotate("  as asked", (middle, middle), color="0.45", fontsize=8, ha="left", va="top")
+    ends = [(targets[-1], "as asked", "0.45")]
     for place, (variant, rows) in enumerate(runs.items()):
         look: dict[str, Any] = {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[place % len(STYLES)]}
         asked = [row for row in rows if len(row.results) > 1]
