@@ -107,16 +107,21 @@ class _TMaze:
     """A corridor with a junction at its right end; the goal is above or below the junction.
 
     The agent starts ``detour`` cells right of the left end, where the goal is shown once. Published as the T-maze of
-    Ni et al. 2023 (arXiv 2307.03864), after Bakker 2001.
+    Ni et al. 2023 (arXiv 2307.03864), after Bakker 2001. With ``shortest_corridor`` every episode draws a length of
+    its own from shortest_corridor..corridor, log-uniformly: 2..3 as often as 4..7 or 8..15.
     """
 
     corridor: int = 50
+    shortest_corridor: int | None = None
 
     draws: ClassVar[int] = 1
     detour: ClassVar[int]
 
     def __post_init__(self) -> None:
         _at_least("corridor", self.corridor, 1)
+        if self.shortest_corridor is not None:
+            _at_least("shortest_corridor", self.shortest_corridor, 1)
+            _at_least("corridor", self.corridor, self.shortest_corridor)
 
     @property
     def horizon(self) -> int:
@@ -132,30 +137,38 @@ class _TMaze:
 
     def start(self, uniform: Array) -> State:
         zero = np.zeros(len(uniform), np.int64)
-        goal = 2 * _whole(uniform[:, 0], 2) - 1
-        return {"x": zero + self.detour, "y": zero, "goal": goal, "shown": zero.astype(bool), "t": zero}
+        side = _whole(uniform[:, 0], 2)
+        shortest = self.corridor if self.shortest_corridor is None else self.shortest_corridor
+        fraction = 2 * uniform[:, 0] - side  # uniform in [0, 1) too, and independent of the side
+        corridor = np.floor(shortest * ((self.corridor + 1) / shortest) ** fraction).astype(np.int64)
+        return {
+            "x": zero + self.detour,
+            "y": zero,
+            "end": self.detour + corridor,
+            "goal": 2 * side - 1,
+            "shown": zero.astype(bool),
+            "t": zero,
+        }
 
     def observe(self, state: State) -> Array:
         at_cue = (state["x"] == 0) & ~state["shown"]
-        at_junction = state["x"] == self.detour + self.corridor
+        at_junction = state["x"] == state["end"]
         second = np.where(at_junction, state["y"], np.where(at_cue, state["goal"], 0))
         return np.stack([at_junction, second], axis=1).astype(np.float32)
 
     def step(self, state: State, action: Array) -> Outcome:
-        x, y, t = state["x"], state["y"], state["t"] + 1
-        end = self.detour + self.corridor
+        x, y, end, t = state["x"], state["y"], state["end"], state["t"] + 1
         along = (action == RIGHT).astype(np.int64) - (action == LEFT)
         across = (action == UP).astype(np.int64) - (action == DOWN)
         moved_x = np.where(y == 0, np.clip(x + along, 0, end), x)
         moved_y = np.where(x == end, np.clip(y + across, -1, 1), y)
-        terminated = t >= self.horizon
+        last = end + self.detour + 1
+        terminated = t >= last
         success = terminated & (moved_y == state["goal"])
         behind = ~terminated & (moved_x < t - self.detour)
-        reward = success - behind / (self.horizon - 1)
+        reward = success - behind / (last - 1)
         shown = state["shown"] | (x == 0)
-        return Outcome(
-            {"x": moved_x, "y": moved_y, "goal": state["goal"], "shown": shown, "t": t}, reward, terminated, success
-        )
+        return Outcome(state | {"x": moved_x, "y": moved_y, "shown": shown, "t": t}, reward, terminated, success)
 
 
 @dataclass(frozen=True)
@@ -166,13 +179,14 @@ class PassiveTMaze(_TMaze):
     at the junction and in the arms. Actions: Discrete(4), right, up, left, down; a move into a wall stays. An episode
     lasts exactly corridor + 1 steps, so one step not to the right fails it. Reward: 1 at the last step in the right
     arm; before it, -1 / corridor for each step on which the agent is behind the fastest walk. Best return 1; a walker
-    that ignores the cue gets 1/2.
+    that ignores the cue gets 1/2. With ``shortest_corridor`` all this holds for the corridor of the episode: a learner
+    sees the junction long before it can walk far.
 
     Source: Ni et al. 2023 (arXiv 2307.03864). ``penalty`` there is a free number; ours is 1 / (horizon - 1), so
     returns lie in [-1, 1].
 
     Raises:
-        ConfigError: when ``corridor`` is below 1.
+        ConfigError: when ``corridor`` or ``shortest_corridor`` is below 1, or the shortest longer than ``corridor``.
     """
 
     detour: ClassVar[int] = 0
@@ -187,7 +201,7 @@ class ActiveTMaze(_TMaze):
     gets 1/2.
 
     Raises:
-        ConfigError: when ``corridor`` is below 1.
+        ConfigError: when ``corridor`` or ``shortest_corridor`` is below 1, or the shortest longer than ``corridor``.
     """
 
     detour: ClassVar[int] = 1

@@ -20,7 +20,7 @@ from rltransformers.agents.gtrxl_ppo import GTrXLPPO, as_schedule
 from rltransformers.cli.collect import collect_episodes, make_environment
 from rltransformers.core.errors import CheckpointError, ConfigError, did_you_mean
 from rltransformers.core.files import replacing
-from rltransformers.core.spaces import is_image, leaf_spaces
+from rltransformers.core.spaces import is_image, leaf_spaces, space_outline
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
 from rltransformers.training.experiment import EvaluationConfig, ExperimentConfig
 from rltransformers.training.normalization import load_normalization, save_normalization
@@ -88,6 +88,8 @@ class OnlineAgent(Agent):
         else:
             self.model = self._lstm(env, checkpoint)
         self._evaluation_env: VecEnv | None = None
+        if training and config.evaluation.kwargs:
+            self.evaluation_environment()  # what cannot work should not wait for the first evaluation
 
     def _gtrxl(self, env: VecEnv, checkpoint: Path | None) -> GTrXLPPO:
         config = self.config
@@ -170,8 +172,9 @@ class OnlineAgent(Agent):
         """Environments of their own, so that evaluating leaves the episodes of training alone."""
         statistics = self.model.get_vec_normalize_env()
         if self._evaluation_env is None:
-            env = make_environment(self.config.environment, self.config.evaluation.seed)
+            env = make_environment(self.config.evaluation_environment, self.config.evaluation.seed)
             self._environments.append(env)
+            self._check_spaces(env)
             if statistics is not None:
                 env = VecNormalize(
                     env,
@@ -188,6 +191,18 @@ class OnlineAgent(Agent):
         if statistics is not None:
             sync_envs_normalization(statistics, self._evaluation_env)
         return self._evaluation_env
+
+    def _check_spaces(self, env: VecEnv) -> None:
+        pairs = (
+            ("observation", self.model.observation_space, env.observation_space),
+            ("action", self.model.action_space, env.action_space),
+        )
+        for role, ours, theirs in pairs:
+            if space_outline(ours) != space_outline(theirs):
+                raise ConfigError(
+                    f"evaluation.kwargs {self.config.evaluation.kwargs} change the {role} space from {ours} to"
+                    f" {theirs}; take values that leave it as in training"
+                )
 
     @property
     def backbone(self) -> nn.Module:
@@ -245,7 +260,7 @@ class OfflineAgent(Agent):
             self.model.learn(gradient_steps=remaining, callback=callback, progress_bar=progress)
 
     def evaluate(self, evaluation: EvaluationConfig, progress: bool = False) -> list[EvaluationResult]:
-        environment = self.config.environment
+        environment = self.config.evaluation_environment
         results: list[EvaluationResult] = self.model.evaluate(
             environment.id,
             target_returns=evaluation.target_returns or None,

@@ -102,7 +102,7 @@ Settings:
   backbone.*              preset and what `rltransformers list` shows
   algorithm.*, policy.*   keywords of the agent and of its policy
   train.*                 total_timesteps, or gradient_steps (decision_transformer)
-  evaluation.*            episodes, every, target_returns, seed, deterministic
+  evaluation.*            episodes, every, target_returns, seed, deterministic, kwargs
   threads                 threads of torch (default: 1, or OMP_NUM_THREADS where it is set)
 
 A run folder runs/<config>-seed<seed> receives the resolved config, metrics (CSV and TensorBoard), checkpoints
@@ -157,6 +157,7 @@ are comparable episode by episode. Printed are mean, standard deviation, interqu
 interval over episodes, episode length, and success rate and normalised score where they are defined.
 
   rltransformers evaluate runs/gtrxl_cue_recall-seed0 --episodes 100
+  rltransformers evaluate runs/gtrxl_cue_recall-seed0 --env-kwargs '{"delay": 20}'
   rltransformers evaluate runs/dt_hopper_mixture-seed0 --target-return 700 --target-return 2400 --plot target
 """,
     )
@@ -172,6 +173,9 @@ interval over episodes, episode length, and success rate and normalised score wh
         help="return a Decision Transformer is asked for; repeat for several (default: of the config)",
     )
     parser.add_argument("--seed", type=int, help="seed of the first episode (default: of the config)")
+    parser.add_argument(
+        "--env-kwargs", default="{}", metavar="JSON", help="keywords of the environment to change for this evaluation"
+    )
     parser.add_argument(
         "--checkpoint",
         choices=("last", "best"),
@@ -204,6 +208,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         arguments.sample,
         arguments.plot,
         arguments.threads,
+        _mapping(arguments.env_kwargs, "--env-kwargs"),
     )
     if arguments.json:
         _print_json([result.to_dict() for result in results])

@@ -1,7 +1,7 @@
 """The life of a run: train from a config, resume from its folder, evaluate it."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -117,8 +117,11 @@ def evaluate(
     sample: bool = False,
     plots: Sequence[str] = (),
     threads: int | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[list[EvaluationResult], list[Path]]:
     """Evaluate a checkpoint of a run; values that are not given are those of its config. Returns results and pictures.
+
+    ``env_kwargs`` change keywords of the environment for this evaluation, as a longer delay than in training.
 
     Raises:
         ConfigError: when ``path`` is no run folder, or a picture has no data.
@@ -132,6 +135,8 @@ def evaluate(
         changes["seed"] = seed
     if target_returns:
         changes["target_returns"] = list(target_returns)
+    if env_kwargs:
+        changes["kwargs"] = config.evaluation.kwargs | dict(env_kwargs)
     evaluation = replace(config.evaluation, **changes)
     config = replace(config, evaluation=evaluation)  # checks target returns against the agent
     chosen = use_threads(config.threads if threads is None else threads)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -83,6 +83,7 @@ class EvaluationConfig:
         target_returns: commanded returns of a Decision Transformer.
         seed: episode k starts from ``seed + k``; far from the seeds of training.
         deterministic: the most likely action instead of a sampled one.
+        kwargs: keywords of the environment that differ from ``environment.kwargs``: train on many levels, test on one.
     """
 
     episodes: int = 50
@@ -90,6 +91,7 @@ class EvaluationConfig:
     target_returns: list[float] = field(default_factory=list)
     seed: int = 1_000_000
     deterministic: bool = True
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _at_least("evaluation.episodes", self.episodes, 1)
@@ -152,6 +154,11 @@ class ExperimentConfig:
         if list(lengths) != [needed]:
             raise ConfigError(f"agent {self.agent} takes train.{needed}, got {', '.join(lengths) or 'nothing'}")
         _at_least(f"train.{needed}", lengths[needed], 1)
+
+    @property
+    def evaluation_environment(self) -> EnvironmentConfig:
+        """The environment with the keywords that evaluation changes."""
+        return replace(self.environment, kwargs=self.environment.kwargs | self.evaluation.kwargs)
 
     @property
     def steps(self) -> int:

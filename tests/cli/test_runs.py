@@ -132,6 +132,33 @@ def test_sampled_actions_differ_from_the_most_likely_ones(work: Path, capsys: py
     )  # equal by chance once in 2^40: the answers of an untrained policy are coins
 
 
+@pytest.mark.parametrize("name", ["online", "offline", "lstm"])
+def test_evaluation_has_keywords_of_its_own(work: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """Episodes of training have 4 or 24 steps (CueRecall, delay 2; KeyToDoor, three phases of 8)."""
+    changed = {"offline": {"phase_steps": 3}}.get(name, {"delay": 7})
+    lengths = {"offline": (9,) * 3}.get(name, (9,) * 4)
+    source = "online" if name == "lstm" else name
+    config: dict[str, Any] = yaml.safe_load(Path(f"{source}.yaml").read_text())
+    if name == "lstm":
+        config |= {key: LSTM[key] for key in ("agent", "policy", "algorithm")} | {"backbone": {}}
+    config["evaluation"]["kwargs"] = changed
+    Path("many.yaml").write_text(yaml.safe_dump(config))
+    run(capsys, "train", "many.yaml")
+    folder = RunFolder.open("runs/many-seed0")
+    assert read_results(folder.evaluation)[0].lengths == lengths
+    assert all(each[0].lengths == lengths for _, each in folder.read_evaluations())
+    words = ("evaluate", str(folder.path), "--json", "--env-kwargs")
+    again = json.loads(run(capsys, *words, json.dumps({key: 1 for key in changed})))
+    assert again[0]["lengths"] == [3] * len(lengths)
+    assert "unknown option 'dealy'" in refused(capsys, *words, '{"dealy": 1}')
+
+
+def test_evaluation_in_other_spaces_is_refused_before_training(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, "train", "online.yaml", "--evaluation.kwargs", "{cues: 3}")
+    assert "evaluation.kwargs {'cues': 3} change the observation space" in message
+    assert not Path("runs").exists()
+
+
 def weights_of(path: str) -> dict[str, Any]:
     agent = build_agent(read_experiment(f"{path}/config.yaml"), Path(path) / "last.zip", training=False)
     agent.close()

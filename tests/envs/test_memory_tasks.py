@@ -14,13 +14,13 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.envs import TASKS
-from rltransformers.envs.memory_rules import DOWN, LEFT, RIGHT, UP, KeyToDoor
+from rltransformers.envs.memory_rules import DOWN, LEFT, RIGHT, UP, KeyToDoor, PassiveTMaze
 
 Array = NDArray[Any]
 MODES = tuple(AutoresetMode)
 SMALL: dict[str, dict[str, int]] = {
     "CueRecall": {"delay": 3, "cues": 4},
-    "PassiveTMaze": {"corridor": 4},
+    "PassiveTMaze": {"corridor": 4, "shortest_corridor": 1},
     "ActiveTMaze": {"corridor": 3},
     "KeyToDoor": {"size": 3, "phase_steps": 4},
 }
@@ -167,6 +167,27 @@ def test_active_t_maze_shows_the_cue_only_at_the_left_end() -> None:
     np.testing.assert_array_equal(observation, [1, 0])
     _, reward, terminated, _, info = env.step(UP if goal > 0 else DOWN)
     assert (reward, terminated, info) == (1.0, True, {"is_success": True})
+
+
+@pytest.mark.parametrize("shortest", [1, 3, 10, None])
+def test_t_mazes_of_all_lengths_are_log_uniform_and_pay_the_same(shortest: int | None) -> None:
+    rules = PassiveTMaze(corridor=10, shortest_corridor=shortest)
+    least = shortest or 10
+    draws = (np.arange(20_000) + 0.5)[:, None] / 20_000
+    first = rules.start(draws)
+    lengths, counts = np.unique(first["end"], return_counts=True)
+    np.testing.assert_array_equal(lengths, np.arange(least, 11))
+    expected = np.log((lengths + 1) / lengths) / np.log(11 / least)
+    np.testing.assert_allclose(counts / 20_000, expected, atol=2e-4)  # the grid of draws: one cell more or less a side
+    np.testing.assert_array_equal(first["goal"], PassiveTMaze(corridor=10).start(draws)["goal"])
+    for act, best in ((RIGHT, 0.0), (LEFT, -1.0)):  # to the junction and no turn; behind at every step but the last
+        state, returns, running = first, np.zeros(20_000), np.ones(20_000, bool)
+        for t in range(1, 12):
+            state, reward, terminated, _ = rules.step(state, np.full(20_000, act))
+            returns += np.where(running, reward, 0.0)
+            running &= ~terminated
+            np.testing.assert_array_equal(running, first["end"] >= t)
+        np.testing.assert_allclose(returns, best, atol=1e-12)  # sums of ten rounded fractions
 
 
 def t_maze_walker(start: str) -> Callable[[Array], Array]:
@@ -316,6 +337,8 @@ def test_a_taken_key_leaves_the_view() -> None:
         ("CueRecall", {"delays": 3}, "did you mean 'delay'"),
         ("PassiveTMaze", {"corridor": 0}, "corridor"),
         ("ActiveTMaze", {"corridor": 2.5}, "corridor"),
+        ("PassiveTMaze", {"shortest_corridor": 0}, "shortest_corridor must be a whole number of at least 1"),
+        ("PassiveTMaze", {"corridor": 9, "shortest_corridor": 10}, "corridor must be a whole number of at least 10"),
         ("KeyToDoor", {"size": 1}, "size"),
         ("KeyToDoor", {"phase_steps": 0}, "phase_steps"),
     ],
