@@ -60,19 +60,22 @@ class CueRecall:
     Observation: Box [cues + 1], the cue one-hot at the first step, then zeros, the last entry 1 when the answer is due.
     Action: Discrete(cues), looked at only when the answer is due. Reward 1 for the right answer, else 0. An episode has
     delay + 2 steps. Chance is 1 / cues, with or without sight of the present observation; the best return is 1.
+    With ``shortest_delay`` every episode draws a delay of its own from shortest_delay..delay, log-uniformly.
 
     Raises:
-        ConfigError: when ``delay`` is negative or ``cues`` below 2.
+        ConfigError: when ``delay`` is negative, ``shortest_delay`` below 1 or above ``delay``, or ``cues`` below 2.
     """
 
     delay: int = 16
     cues: int = 2
+    shortest_delay: int | None = None
 
     draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         _at_least("delay", self.delay, 0)
         _at_least("cues", self.cues, 2)
+        _check_shortest("delay", self.delay, self.shortest_delay)
 
     @property
     def horizon(self) -> int:
@@ -87,19 +90,21 @@ class CueRecall:
         return spaces.Discrete(self.cues)
 
     def start(self, uniform: Array) -> State:
-        return {"cue": _whole(uniform[:, 0], self.cues), "t": np.zeros(len(uniform), np.int64)}
+        cue = _whole(uniform[:, 0], self.cues)
+        delay = _log_uniform(self.cues * uniform[:, 0] - cue, self.shortest_delay, self.delay)
+        return {"cue": cue, "due": delay + 1, "t": np.zeros(len(uniform), np.int64)}
 
     def observe(self, state: State) -> Array:
         observation = np.zeros((len(state["t"]), self.cues + 1), np.float32)
         first = np.flatnonzero(state["t"] == 0)
         observation[first, state["cue"][first]] = 1.0
-        observation[:, -1] = state["t"] == self.delay + 1
+        observation[:, -1] = state["t"] == state["due"]
         return observation
 
     def step(self, state: State, action: Array) -> Outcome:
-        answered = state["t"] == self.delay + 1
+        answered = state["t"] == state["due"]
         right = answered & (action == state["cue"])
-        return Outcome({"cue": state["cue"], "t": state["t"] + 1}, right.astype(np.float64), answered, right)
+        return Outcome(state | {"t": state["t"] + 1}, right.astype(np.float64), answered, right)
 
 
 @dataclass(frozen=True)
@@ -119,9 +124,7 @@ class _TMaze:
 
     def __post_init__(self) -> None:
         _at_least("corridor", self.corridor, 1)
-        if self.shortest_corridor is not None:
-            _at_least("shortest_corridor", self.shortest_corridor, 1)
-            _at_least("corridor", self.corridor, self.shortest_corridor)
+        _check_shortest("corridor", self.corridor, self.shortest_corridor)
 
     @property
     def horizon(self) -> int:
@@ -138,9 +141,7 @@ class _TMaze:
     def start(self, uniform: Array) -> State:
         zero = np.zeros(len(uniform), np.int64)
         side = _whole(uniform[:, 0], 2)
-        shortest = self.corridor if self.shortest_corridor is None else self.shortest_corridor
-        fraction = 2 * uniform[:, 0] - side  # uniform in [0, 1) too, and independent of the side
-        corridor = np.floor(shortest * ((self.corridor + 1) / shortest) ** fraction).astype(np.int64)
+        corridor = _log_uniform(2 * uniform[:, 0] - side, self.shortest_corridor, self.corridor)
         return {
             "x": zero + self.detour,
             "y": zero,
@@ -302,6 +303,22 @@ class KeyToDoor:
 def _whole(uniform: Array, n: int) -> Array:
     """Uniform numbers in [0, 1) as whole numbers 0..n-1."""
     return (uniform * n).astype(np.int64)
+
+
+def _log_uniform(uniform: Array, shortest: int | None, longest: int) -> Array:
+    """Uniform numbers in [0, 1) as whole numbers shortest..longest, n as often as 1 / n; without a shortest: longest.
+
+    What is left of a uniform number after a coin has been read from it is uniform too, and independent of the coin.
+    """
+    if shortest is None:
+        return np.full(len(uniform), longest, np.int64)
+    return np.floor(shortest * ((longest + 1) / shortest) ** uniform).astype(np.int64)
+
+
+def _check_shortest(name: str, longest: int, shortest: int | None) -> None:
+    if shortest is not None:
+        _at_least(f"shortest_{name}", shortest, 1)
+        _at_least(name, longest, shortest)
 
 
 def _at_least(name: str, value: int, least: int) -> None:

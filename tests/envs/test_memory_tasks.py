@@ -14,12 +14,12 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.envs import TASKS
-from rltransformers.envs.memory_rules import DOWN, LEFT, RIGHT, UP, KeyToDoor, PassiveTMaze
+from rltransformers.envs.memory_rules import DOWN, LEFT, RIGHT, UP, CueRecall, KeyToDoor, PassiveTMaze
 
 Array = NDArray[Any]
 MODES = tuple(AutoresetMode)
 SMALL: dict[str, dict[str, int]] = {
-    "CueRecall": {"delay": 3, "cues": 4},
+    "CueRecall": {"delay": 3, "cues": 4, "shortest_delay": 1},
     "PassiveTMaze": {"corridor": 4, "shortest_corridor": 1},
     "ActiveTMaze": {"corridor": 3},
     "KeyToDoor": {"size": 3, "phase_steps": 4},
@@ -167,6 +167,18 @@ def test_active_t_maze_shows_the_cue_only_at_the_left_end() -> None:
     np.testing.assert_array_equal(observation, [1, 0])
     _, reward, terminated, _, info = env.step(UP if goal > 0 else DOWN)
     assert (reward, terminated, info) == (1.0, True, {"is_success": True})
+
+
+@pytest.mark.parametrize("shortest", [1, 3, 10, None])
+def test_delays_of_all_lengths_are_log_uniform(shortest: int | None) -> None:
+    """A cue each in 20,000 cells of the grid; an edge between two delays falls into a cell, for either delay."""
+    least = shortest or 10
+    state = CueRecall(delay=10, cues=3, shortest_delay=shortest).start((np.arange(60_000) + 0.5)[:, None] / 60_000)
+    expected = 20_000 * np.log((np.arange(least, 11) + 1) / np.arange(least, 11)) / np.log(11 / least)
+    for cue in range(3):
+        delays, counts = np.unique(state["due"][state["cue"] == cue] - 1, return_counts=True)
+        np.testing.assert_array_equal(delays, np.arange(least, 11))
+        np.testing.assert_allclose(counts, expected, atol=2)
 
 
 @pytest.mark.parametrize("shortest", [1, 3, 10, None])
@@ -337,6 +349,7 @@ def test_a_taken_key_leaves_the_view() -> None:
         ("CueRecall", {"delays": 3}, "did you mean 'delay'"),
         ("PassiveTMaze", {"corridor": 0}, "corridor"),
         ("ActiveTMaze", {"corridor": 2.5}, "corridor"),
+        ("CueRecall", {"shortest_delay": 17}, "delay must be a whole number of at least 17, got 16"),
         ("PassiveTMaze", {"shortest_corridor": 0}, "shortest_corridor must be a whole number of at least 1"),
         ("PassiveTMaze", {"corridor": 9, "shortest_corridor": 10}, "corridor must be a whole number of at least 10"),
         ("KeyToDoor", {"size": 1}, "size"),
