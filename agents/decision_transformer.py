@@ -30,10 +30,10 @@ from rltransformers.algorithms.decision import action_loss, learning_rate_factor
 from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from rltransformers.core.spaces import (
+    differing_spaces,
     leaf_spaces,
     nest_leaves,
     space_from_json,
-    space_outline,
     space_to_json,
 )
 from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories
@@ -609,14 +609,8 @@ class DecisionTransformer:
         data = None
         if dataset is not None:
             data = _training_data(load_trajectories(dataset), settings)
-            for role, ours, theirs in (
-                ("observation", spaces[0], data.observation_space),
-                ("action", spaces[1], data.action_space),
-            ):
-                if space_outline(ours) != space_outline(theirs):
-                    raise ConfigError(
-                        f"the {role} space of the dataset ({theirs}) is not the one of the model ({ours})"
-                    )
+            for role, ours, theirs in differing_spaces(spaces, (data.observation_space, data.action_space)):
+                raise ConfigError(f"the {role} space of the dataset ({theirs}) is not the one of the model ({ours})")
         self._attach(data, tensorboard_log, verbose)
         return self
 

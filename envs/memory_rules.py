@@ -183,8 +183,8 @@ class PassiveTMaze(_TMaze):
     that ignores the cue gets 1/2. With ``shortest_corridor`` all this holds for the corridor of the episode: a learner
     sees the junction long before it can walk far.
 
-    Source: Ni et al. 2023 (arXiv 2307.03864). ``penalty`` there is a free number; ours is 1 / (horizon - 1), so
-    returns lie in [-1, 1].
+    Source: Ni et al. 2023 (arXiv 2307.03864). ``penalty`` there is a free number; ours is 1 / corridor, so returns
+    lie in [-1, 1].
 
     Raises:
         ConfigError: when ``corridor`` or ``shortest_corridor`` is below 1, or the shortest longer than ``corridor``.

@@ -20,7 +20,7 @@ from rltransformers.agents.gtrxl_ppo import GTrXLPPO, as_schedule
 from rltransformers.cli.collect import collect_episodes, make_environment
 from rltransformers.core.errors import CheckpointError, ConfigError, did_you_mean
 from rltransformers.core.files import replacing
-from rltransformers.core.spaces import is_image, leaf_spaces, space_outline
+from rltransformers.core.spaces import differing_spaces, is_image, leaf_spaces
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
 from rltransformers.training.experiment import EvaluationConfig, ExperimentConfig
 from rltransformers.training.normalization import load_normalization, save_normalization
@@ -193,16 +193,14 @@ class OnlineAgent(Agent):
         return self._evaluation_env
 
     def _check_spaces(self, env: VecEnv) -> None:
-        pairs = (
-            ("observation", self.model.observation_space, env.observation_space),
-            ("action", self.model.action_space, env.action_space),
-        )
-        for role, ours, theirs in pairs:
-            if space_outline(ours) != space_outline(theirs):
-                raise ConfigError(
-                    f"evaluation.kwargs {self.config.evaluation.kwargs} change the {role} space from {ours} to"
-                    f" {theirs}; take values that leave it as in training"
-                )
+        model = self.model
+        for role, ours, theirs in differing_spaces(
+            (model.observation_space, model.action_space), (env.observation_space, env.action_space)
+        ):
+            raise ConfigError(
+                f"evaluation.kwargs {self.config.evaluation.kwargs} change the {role} space from {ours} to"
+                f" {theirs}; take values that leave it as in training"
+            )
 
     @property
     def backbone(self) -> nn.Module:

@@ -179,6 +179,12 @@ def space_outline(space: Space) -> dict[str, str]:
     return outline
 
 
+def differing_spaces(ours: tuple[Space, Space], theirs: tuple[Space, Space]) -> list[tuple[str, Space, Space]]:
+    """Of two pairs (observation space, action space) those with other outlines: (role, ours, theirs) each."""
+    compared = zip(("observation", "action"), ours, theirs, strict=True)
+    return [(role, mine, other) for role, mine, other in compared if space_outline(mine) != space_outline(other)]
+
+
 def space_to_json(space: Space) -> str:
     """The space as a JSON text that ``space_from_json`` reads back to an equal space.
 

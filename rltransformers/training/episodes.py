@@ -14,7 +14,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.spaces import leaf_values, nest_leaves, space_outline
+from rltransformers.core.spaces import differing_spaces, leaf_values, nest_leaves, space_outline
 from rltransformers.envs.make import WrapperConfig, find_spec, make_env
 from rltransformers.envs.wrappers import FlatDict
 from rltransformers.policies.decision import ActingState
@@ -168,17 +168,13 @@ def check_spaces(
     Raises:
         ConfigError: with both.
     """
-    pairs = (
-        ("observation", observation_space, envs.single_observation_space),
-        ("action", action_space, envs.single_action_space),
-    )
-    for role, ours, theirs in pairs:
-        expected, found = space_outline(ours), space_outline(theirs)
-        if expected != found:
-            raise ConfigError(
-                f"the {role} space of the environment ({found}) is not that of the dataset ({expected});"
-                " apply the wrappers that were applied when the data were recorded"
-            )
+    for role, ours, theirs in differing_spaces(
+        (observation_space, action_space), (envs.single_observation_space, envs.single_action_space)
+    ):
+        raise ConfigError(
+            f"the {role} space of the environment ({space_outline(theirs)}) is not that of the dataset"
+            f" ({space_outline(ours)}); apply the wrappers that were applied when the data were recorded"
+        )
 
 
 def _restart(
