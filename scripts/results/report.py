@@ -22,7 +22,7 @@ SUMMARY = ("task", "ours", "beside it", "aim", "reached")
 
 def write(suite: Suite, results: Path) -> list[Path]:
     """Write table and pictures of what the CSV in ``results`` holds; the paths that were written."""
-    rows = current(suite, read_rows(results / f"{suite.name}.csv")).values()
+    rows = list(current(suite, read_rows(results / f"{suite.name}.csv")).values())
     written = []
     for name, task in suite.tasks.items():
         path = results / f"{suite.name}-{name}.png"
@@ -30,7 +30,7 @@ def write(suite: Suite, results: Path) -> list[Path]:
             written.append(path)
     if rows:
         path = results / f"{suite.name}.md"
-        path.write_text("\n".join(document(suite, rows, {each.name for each in written})) + "\n")
+        path.write_text(page(suite, rows))
         written.append(path)
     return written
 
@@ -44,9 +44,12 @@ def runs_of(suite: Suite, task: str, rows: Iterable[Row]) -> dict[str, list[Row]
     return runs
 
 
-def document(suite: Suite, rows: Iterable[Row], drawn: Iterable[str]) -> Iterator[str]:
-    """Lines of docs/results/SUITE.md."""
-    rows = list(rows)
+def page(suite: Suite, rows: Sequence[Row]) -> str:
+    """Text of docs/results/SUITE.md."""
+    return "\n".join(_lines(suite, rows)) + "\n"
+
+
+def _lines(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
     hours = sum(row.wall_seconds for row in rows) / 3600
     yield f"# {suite.text.title}"
     yield ""
@@ -59,10 +62,10 @@ def document(suite: Suite, rows: Iterable[Row], drawn: Iterable[str]) -> Iterato
         runs = runs_of(suite, name, rows)
         if any(runs.values()):
             yield from ["", f"## {task.title}", ""]
-            yield from section(suite, name, runs, f"{suite.name}-{name}.png" in drawn)
+            yield from section(suite, name, runs)
 
 
-def section(suite: Suite, name: str, runs: Runs, drawn: bool) -> Iterator[str]:
+def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:
     """Scores, returns by target, aims and picture of one task."""
     task = suite.tasks[name]
     metrics = suite.text.metrics
@@ -86,10 +89,9 @@ def section(suite: Suite, name: str, runs: Runs, drawn: bool) -> Iterator[str]:
         yield ""
         yield from table_head(["aim", "got", "reached"])
         yield from (line([each.aim, each.reached, each.word]) for each in verdicts)
-    if task.note and (not verdicts or any(each.met is False for each in verdicts)):
+    if task.note:
         yield from ["", task.note]
-    if drawn:
-        yield from ["", f"![{task.title}]({suite.name}-{name}.png)"]
+    yield from ["", f"![{task.title}]({suite.name}-{name}.png)"]
 
 
 def summary(results: Path, suites: Path) -> list[str]:

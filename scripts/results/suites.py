@@ -79,7 +79,7 @@ class Task:
         score: ``return`` or ``success``.
         target: which target return the score is of, where an evaluation has several.
         baseline: variant that the probability of improvement is against; default: the second.
-        note: one sentence on the figures; of a task with aims, shown when one of them is not met.
+        note: a sentence on the figures, under the table.
     """
 
     title: str

@@ -374,6 +374,16 @@ def test_the_page_of_a_suite_shows_scores_aims_and_metrics(write: Write, tmp_pat
     assert report.index(tmp_path, tmp_path)[-1].endswith("| 4 | 0.1 | 0 of 2 |")
 
 
+def test_the_note_stands_on_the_page_when_every_aim_is_met(write: Write, tmp_path: Path) -> None:
+    suite = read_suite(str(write(aims=[{"least": 0.95}], note="Learned from a memory.")))
+    for seed in range(2):
+        record(tmp_path / "tiny.csv", tmp_path / "lock", suite, row(suite, "GTrXL", seed, 1.0))
+        record(tmp_path / "tiny.csv", tmp_path / "lock", suite, row(suite, "no memory", seed, 0.5))
+    report.write(suite, tmp_path)
+    text = (tmp_path / "tiny.md").read_text()
+    assert "| yes |" in text and "**no**" not in text and "\nLearned from a memory.\n" in text
+
+
 def test_many_variants_without_aims_are_summed_up(write: Write, tmp_path: Path) -> None:
     variants: dict[str, dict[str, int]] = {"a": {}} | {f"b{i}": {"backbone.memory": i} for i in range(6)}
     suite = read_suite(str(write(variants=variants, baseline=None, aims=[], note="All about the same.")))
@@ -383,6 +393,15 @@ def test_many_variants_without_aims_are_summed_up(write: Write, tmp_path: Path) 
     assert "\nAll about the same.\n" in (tmp_path / "tiny.md").read_text()
     assert report.summary(tmp_path, tmp_path)[-1] == ("| Cue | a **0**, 1 seed | 6 variants: 0.125 to 0.75 | - | - |")
     assert report.index(tmp_path, tmp_path)[-1].endswith("| 7 | 0.1 | - |")
+
+
+def test_the_committed_pages_are_those_of_the_csvs() -> None:
+    for suite, rows in report.finished(reproduce.RESULTS, reproduce.SUITES):
+        page = reproduce.RESULTS / f"{suite.name}.md"
+        assert page.read_text() == report.page(suite, rows), f"python scripts/reproduce.py {suite.name} --report"
+        for name in suite.tasks:
+            drawn = f"]({suite.name}-{name}.png)" in page.read_text()
+            assert (reproduce.RESULTS / f"{suite.name}-{name}.png").is_file() == drawn
 
 
 def test_a_readme_that_differs_from_the_csv_is_found(
