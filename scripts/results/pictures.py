@@ -108,9 +108,11 @@ def by_target(task: Task, runs: Runs) -> Figure:
 
 
 def finals(task: Task, runs: Runs) -> Figure:
-    """Final scores and, beside them, means of the curves: every seed, and the IQM with its 95 % interval."""
+    """Final scores and, beside them, means of curves where there are some: every seed, IQM with its 95 % interval."""
     panels = {task.score: {variant: [row.score for row in rows] for variant, rows in runs.items()}}
-    means = {variant: [row.metric("curve_mean") for row in rows] for variant, rows in runs.items()}
+    means = {
+        variant: [row.metric("curve_mean") for row in rows if len(row.curve) > 1] for variant, rows in runs.items()
+    }
     learned = {variant: [mean for mean in each if mean is not None] for variant, each in means.items()}
     if any(learned.values()):
         panels["mean of the curve"] = learned

@@ -444,6 +444,12 @@ def test_every_kind_of_picture_is_drawn(variants: int, tmp_path: Path) -> None:
     assert not pictures.draw(tmp_path / "y.png", TASK, {"missing": []})
 
 
+@pytest.mark.parametrize(("curve", "panels"), [([[1, 0.0], [2, 1.0]], 2), ([[2, 0.5]], 1), ([], 1)])
+def test_the_mean_of_a_curve_is_drawn_where_there_is_a_curve(curve: list[list[float]], panels: int) -> None:
+    figure = pictures.finals(TASK, {"a": [Row("t", "a", 0, 0.5, 50, 1, 1.0, curve=curve)]})
+    assert len(figure.axes) == panels
+
+
 # Running
 
 FAKE_CELL = """
