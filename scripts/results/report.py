@@ -22,7 +22,7 @@ SUMMARY = ("task", "ours", "beside it", "aim", "reached")
 
 def write(suite: Suite, results: Path) -> list[Path]:
     """Write table and pictures of what the CSV in ``results`` holds; the paths that were written."""
-    rows = list(current(suite, read_rows(results / f"{suite.name}.csv")).values())
+    rows = rows_of(suite, results)
     written = []
     for name, task in suite.tasks.items():
         path = results / f"{suite.name}-{name}.png"
@@ -33,6 +33,11 @@ def write(suite: Suite, results: Path) -> list[Path]:
         path.write_text(page(suite, rows))
         written.append(path)
     return written
+
+
+def rows_of(suite: Suite, results: Path) -> list[Row]:
+    """Rows of the suite's CSV in ``results`` that are of today's configs, in the order of the suite."""
+    return list(current(suite, read_rows(results / f"{suite.name}.csv")).values())
 
 
 def runs_of(suite: Suite, task: str, rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -148,8 +153,7 @@ def finished(results: Path, suites: Path) -> Iterator[tuple[Suite, list[Row]]]:
     for path in sorted(suites.glob("*.yaml")):
         if (results / f"{path.stem}.csv").is_file():
             suite = read_suite(str(path))
-            rows = list(current(suite, read_rows(results / f"{path.stem}.csv")).values())
-            if rows:
+            if rows := rows_of(suite, results):
                 yield suite, rows
 
 

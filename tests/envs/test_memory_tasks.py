@@ -169,28 +169,31 @@ def test_active_t_maze_shows_the_cue_only_at_the_left_end() -> None:
     assert (reward, terminated, info) == (1.0, True, {"is_success": True})
 
 
+def log_uniform(lengths: Array) -> Array:
+    """How probable each of consecutive lengths is: as wide as log(length + 1) - log(length)."""
+    return np.log((lengths + 1) / lengths) / np.log((lengths[-1] + 1) / lengths[0])
+
+
 @pytest.mark.parametrize("shortest", [1, 3, 10, None])
 def test_delays_of_all_lengths_are_log_uniform(shortest: int | None) -> None:
-    least = shortest or 10
     state = CueRecall(delay=10, cues=3, shortest_delay=shortest).start((np.arange(60_000) + 0.5)[:, None] / 60_000)
-    expected = 20_000 * np.log((np.arange(least, 11) + 1) / np.arange(least, 11)) / np.log(11 / least)
+    expected = np.arange(shortest or 10, 11)
     for cue in range(3):
         delays, counts = np.unique(state["due"][state["cue"] == cue] - 1, return_counts=True)
-        np.testing.assert_array_equal(delays, np.arange(least, 11))
-        np.testing.assert_allclose(counts, expected, atol=2)  # cells of the grid: one more or less at either edge
+        np.testing.assert_array_equal(delays, expected)
+        np.testing.assert_allclose(counts, 20_000 * log_uniform(expected), atol=2)  # a cell of the grid at either edge
 
 
 @pytest.mark.parametrize("shortest", [1, 3, 10, None])
 def test_t_mazes_of_all_lengths_are_log_uniform_and_pay_the_same(shortest: int | None) -> None:
     rules = PassiveTMaze(corridor=10, shortest_corridor=shortest)
-    least = shortest or 10
     draws = (np.arange(20_000) + 0.5)[:, None] / 20_000
     first = rules.start(draws)
-    expected = 10_000 * np.log((np.arange(least, 11) + 1) / np.arange(least, 11)) / np.log(11 / least)
+    expected = np.arange(shortest or 10, 11)
     for goal in (-1, 1):
         lengths, counts = np.unique(first["end"][first["goal"] == goal], return_counts=True)
-        np.testing.assert_array_equal(lengths, np.arange(least, 11))
-        np.testing.assert_allclose(counts, expected, atol=2)  # cells of the grid: one more or less at either edge
+        np.testing.assert_array_equal(lengths, expected)
+        np.testing.assert_allclose(counts, 10_000 * log_uniform(expected), atol=2)  # a cell of the grid at either edge
     np.testing.assert_array_equal(first["goal"], PassiveTMaze(corridor=10).start(draws)["goal"])
     for act, best in ((RIGHT, 0.0), (LEFT, -1.0)):  # to the junction and no turn; behind at every step but the last
         state, returns, running = first, np.zeros(20_000), np.ones(20_000, bool)

@@ -397,11 +397,11 @@ def test_many_variants_without_aims_are_summed_up(write: Write, tmp_path: Path) 
 
 def test_the_committed_pages_are_those_of_the_csvs() -> None:
     for suite, rows in report.finished(reproduce.RESULTS, reproduce.SUITES):
-        page = reproduce.RESULTS / f"{suite.name}.md"
-        assert page.read_text() == report.page(suite, rows), f"python scripts/reproduce.py {suite.name} --report"
+        page = (reproduce.RESULTS / f"{suite.name}.md").read_text()
+        assert page == report.page(suite, rows), f"python scripts/reproduce.py {suite.name} --report"
         for name in suite.tasks:
-            drawn = f"]({suite.name}-{name}.png)" in page.read_text()
-            assert (reproduce.RESULTS / f"{suite.name}-{name}.png").is_file() == drawn
+            picture = f"{suite.name}-{name}.png"
+            assert (reproduce.RESULTS / picture).is_file() == (f"]({picture})" in page)
 
 
 def test_a_readme_that_differs_from_the_csv_is_found(
