@@ -1,38 +1,28 @@
 """Decision Transformer (Chen et al. 2021, arXiv 2106.01345): offline reinforcement learning as sequence modelling.
 
-Read from top to bottom: construction from a dataset, ``learn``, ``predict``, ``evaluate``, ``save`` and ``load``.
-Behaviour cloning and its filtered form are the same agent with ``mode="bc"`` and ``top_fraction``. B batch, K steps, N
-environments.
+Read from top to bottom: construction from a dataset, ``learn``, ``predict``, ``evaluate``; ``save`` and ``load`` are
+those of every ``OfflineAgent``. Behaviour cloning and its filtered form are the same agent with ``mode="bc"`` and
+``top_fraction``. B batch, K steps, N environments.
 """
 
-import math
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
-from numbers import Real
-from typing import Annotated, Any, Literal, Self, TypedDict, cast
+from typing import Any, Literal, Self
 
 import gymnasium as gym
 import numpy as np
 import torch
-from annotated_types import Ge, Gt, Le, Lt
 from gymnasium.vector import VectorEnv
-from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback
-from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.callbacks import BaseCallback  # noqa: F401  # MaybeCallback refers to it by name
 from stable_baselines3.common.type_aliases import MaybeCallback
-from stable_baselines3.common.utils import configure_logger
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from rltransformers.algorithms.decision import action_loss, learning_rate_factor
 from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.core.device import find_device
 from rltransformers.core.episodes import longest_allowed
-from rltransformers.core.errors import ConfigError, DataError, did_you_mean
-from rltransformers.core.members import finite
+from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.ranges import (
     Count,
     Environments,
@@ -43,36 +33,24 @@ from rltransformers.core.ranges import (
     Weight,
     WholeNumber,
     check,
-    check_fields,
-    fits,
-    shown,
     strict,
 )
-from rltransformers.core.spaces import (
-    differing_spaces,
-    leaf_spaces,
-    nest_leaves,
-    space_from_json,
-    space_to_json,
-)
-from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories
+from rltransformers.core.seeding import step_seed
+from rltransformers.core.spaces import leaf_spaces, nest_leaves
+from rltransformers.data import ContextBatch, ContextSampler, load_trajectories
 from rltransformers.envs.make import WrapperConfig, find_spec
-from rltransformers.policies.decision import (
-    ActingMode,
-    ActingState,
-    Actor,
-    DecisionPolicy,
-    normalised_leaves,
-)
-from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts, fit_vector
-from rltransformers.training.checkpoint import (
-    check_held,
-    check_tensor,
-    contents_of,
-    load_checkpoint,
-    restore_optimizer,
-    restore_weights,
-    save_checkpoint,
+from rltransformers.policies.decision import ActingMode, ActingState, Actor, DecisionPolicy
+from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
+from rltransformers.policies.steps import Acting, DecisionMachine
+from rltransformers.training.decision_data import DataSummary, statistics_of, summary_of, training_data
+from rltransformers.training.decision_settings import (
+    BatchSize,
+    ContextLength,
+    LearningRate,
+    Mode,
+    Settings,
+    backbone_config,
+    fitting_mode,
 )
 from rltransformers.training.episodes import (
     EnvWrapper,
@@ -84,83 +62,19 @@ from rltransformers.training.episodes import (
     result_of,
 )
 from rltransformers.training.evaluation import EvaluationResult
+from rltransformers.training.interval_log import IntervalLog
+from rltransformers.training.memory_panel import memory_panel
+from rltransformers.training.offline_agent import OfflineAgent, Updates
+from rltransformers.training.target_returns import finite_targets, target_list
 
 if __name__ != "rltransformers.agents.decision_transformer":
     raise ImportError("import this file as rltransformers.agents.decision_transformer")
 
-Mode = Literal["dt", "bc"]
-ContextLength = Annotated[int, Ge(1), Le(10**5)]
-LearningRate = Annotated[float, Gt(0), Le(1e6)]
-BatchSize = Annotated[int, Ge(1), Le(10**6)]
-Updates = Annotated[int, Ge(0), Lt(2**63)]
-MOST_SCALED = 1e6
-"""Largest return-to-go that the network may read; it is made for numbers of order 1."""
 POLICIES = ("DTPolicy",)
 KIND = "DecisionTransformer"
 
 
-class PolicySettings(TypedDict, total=False):
-    """What ``policy_kwargs`` may hold."""
-
-    backbone: BackboneConfig | Mapping[str, Any] | None
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The scalar settings of ``DecisionTransformer``, checked; a checkpoint holds them all.
-
-    Raises:
-        ConfigError: for a value outside its range.
-    """
-
-    context_length: ContextLength
-    learning_rate: LearningRate
-    weight_decay: Weight
-    warmup_steps: WholeNumber
-    decay_steps: Count | None
-    batch_size: BatchSize
-    max_grad_norm: PositiveNumber
-    discount: Fraction
-    delayed_reward: bool
-    normalize_observations: bool
-    mode: Mode
-    top_fraction: Fraction
-    whole_episodes: bool
-    acting: ActingMode
-    seed: WholeNumber
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
-            raise ConfigError(
-                f"decay_steps ({self.decay_steps}) must lie beyond warmup_steps ({self.warmup_steps}), or be None"
-            )
-        if self.mode == "bc" and (self.delayed_reward or self.discount != 1):
-            raise ConfigError(
-                "mode 'bc' reads no rewards, so delayed_reward and discount have no effect; leave them at False and 1"
-            )
-
-
-@dataclass(frozen=True)
-class DataSummary:
-    """What a model keeps of its dataset.
-
-    Attributes:
-        return_scale: reward units per unit of network input.
-        best_return: highest episode return, the target of ``predict`` and ``evaluate`` when none is given.
-        environment: Gymnasium id the data came from, if known; names the reference scores.
-    """
-
-    return_scale: PositiveNumber
-    best_return: float
-    environment: str | None
-
-    def __post_init__(self) -> None:
-        check_fields(self, "summary.")
-        check_scale(self.return_scale, abs(self.best_return))
-
-
-class DecisionTransformer:
+class DecisionTransformer(OfflineAgent):
     """Offline agent with the habits of Stable-Baselines3 and a dataset in place of an environment.
 
     ``learn`` adds updates to those already done (``num_timesteps`` counts them); a loaded model goes on exactly as if
@@ -189,8 +103,10 @@ class DecisionTransformer:
             steps (at least one episode); with mode "bc" and 0.1 this is the 10 % behaviour cloning of the paper.
         whole_episodes: every window is a whole episode (context_length must cover the longest) instead of a stretch
             that may begin anywhere; wastes less on padding when episodes are about as long as the context.
-        acting: what happens when an episode outgrows the context, see ``Actor``; "auto" is "banded" when the backbone's
-            memory is shorter than the training window, else "refresh".
+        acting_mode: what happens when an episode outgrows the context, see ``Actor``; "auto" is "banded" when the
+            backbone's memory is shorter than the training window, else "refresh".
+        acting: "compiled" takes steps of acting as machine code, made once per kind of model and machine (about half a
+            minute) and kept in the user's cache folder; "eager" as PyTorch operations. Both compute the same.
         policy_kwargs: {"backbone": {...}} as for ``BackboneConfig.from_dict``, by default the preset
             "decision_transformer". "tokens_per_step" is set here; "memory" (in steps) defaults to context_length - 1.
         tensorboard_log: folder for TensorBoard; the x axis counts updates.
@@ -202,6 +118,8 @@ class DecisionTransformer:
         ConfigError: for impossible settings.
         DataError: for a dataset that breaks a rule, see ``load_trajectories``.
     """
+
+    kind = KIND
 
     @strict
     def __init__(
@@ -223,7 +141,8 @@ class DecisionTransformer:
         mode: Mode = "dt",
         top_fraction: Fraction = 1.0,
         whole_episodes: bool = False,
-        acting: ActingMode | Literal["auto"] = "auto",
+        acting_mode: ActingMode | Literal["auto"] = "auto",
+        acting: Acting = "eager",
         policy_kwargs: Mapping[str, Any] | None = None,
         tensorboard_log: str | os.PathLike[str] | None = None,
         verbose: WholeNumber = 0,
@@ -235,7 +154,7 @@ class DecisionTransformer:
         if mode == "bc" and return_scale is not None:
             raise ConfigError("mode 'bc' has no return tokens, so return_scale has no effect; leave it at None")
         device = find_device(device)
-        backbone = _backbone_config(policy_kwargs, mode, context_length)
+        backbone = backbone_config(policy_kwargs, mode, context_length)
         settings = Settings(
             context_length=context_length,
             learning_rate=learning_rate,
@@ -250,16 +169,17 @@ class DecisionTransformer:
             mode=mode,
             top_fraction=top_fraction,
             whole_episodes=whole_episodes,
-            acting=("banded" if backbone.memory < context_length - 1 else "refresh") if acting == "auto" else acting,
+            acting_mode=fitting_mode(backbone, context_length) if acting_mode == "auto" else acting_mode,
+            acting=acting,
             seed=int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed,
         )
-        data = _training_data(load_trajectories(dataset), settings)
+        data = training_data(load_trajectories(dataset), settings)
         self._build(
             settings,
             backbone,
             (data.observation_space, data.action_space),
-            _summarise(data, settings, return_scale),
-            _statistics(data) if normalize_observations else None,
+            summary_of(data, settings, return_scale),
+            statistics_of(data) if normalize_observations else None,
             device,
         )
         self._attach(data, tensorboard_log, verbose)
@@ -271,18 +191,17 @@ class DecisionTransformer:
         spaces: tuple[gym.Space[Any], gym.Space[Any]],
         summary: DataSummary,
         statistics: Mapping[str, tuple[Tensor, Tensor]] | None,
-        device: torch.device | str,
+        device: torch.device,
     ) -> None:
         self.settings, self.summary, self.backbone_config = settings, summary, backbone
         self.observation_space, self.action_space = spaces
-        self.device = find_device(device)
+        self.device = device
         self.seed = settings.seed
         self.num_timesteps = 0
-        self._interval: dict[str, tuple[Tensor, int]] = {}  # sums and counts since the last line of the log
-        self._logger: Logger | None = None
-        self._action_noise = np.random.default_rng(_step_seed(settings.seed, 0, "action"))
+        self._interval = {}
+        self._action_noise = np.random.default_rng(step_seed(settings.seed, 0, "action"))
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_step_seed(settings.seed, 0, "weights"))
+            torch.manual_seed(step_seed(settings.seed, 0, "weights"))
             self.policy = DecisionPolicy(
                 *spaces,
                 backbone,
@@ -294,22 +213,10 @@ class DecisionTransformer:
         self._optimizer = torch.optim.AdamW(
             self.policy.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
+        if settings.acting == "compiled":
+            self.policy.machine_code = DecisionMachine()
 
-    def _attach(self, data: Trajectories | None, tensorboard_log: str | os.PathLike[str] | None, verbose: int) -> None:
-        """What a run needs besides the model: data and logs."""
-        settings = self.settings
-        self._sampler: ContextSampler | None = None
-        if data is not None:
-            self._sampler = ContextSampler(
-                data,
-                settings.context_length,
-                discount=settings.discount,
-                whole_episodes=settings.whole_episodes,
-            )
-        self.tensorboard_log = None if tensorboard_log is None else os.fspath(tensorboard_log)
-        self.verbose = verbose
-
-    # ---------------------------------------------------------------------------------------------- training
+    # Training
 
     @strict
     def learn(
@@ -335,7 +242,7 @@ class DecisionTransformer:
         total_timesteps = self.num_timesteps + gradient_steps
         callback = self._start_learning(callback, tb_log_name, progress_bar, total_timesteps)
         callback.on_training_start(locals(), globals())
-        log = _IntervalLog(self.logger, self.num_timesteps, self._interval)
+        log = IntervalLog(self.logger, self.num_timesteps, self._interval)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             while self.num_timesteps < total_timesteps:
                 logs = (self.num_timesteps + 1) % log_interval == 0 or self.num_timesteps + 1 == total_timesteps
@@ -350,24 +257,11 @@ class DecisionTransformer:
         callback.on_training_end()
         return self
 
-    def _start_learning(
-        self, callback: MaybeCallback, tb_log_name: str, progress_bar: bool, total_timesteps: int
-    ) -> BaseCallback:
-        if self._logger is None:
-            self._logger = configure_logger(self.verbose, self.tensorboard_log, tb_log_name)
-        callbacks = callback if isinstance(callback, list) else [callback]
-        parts = [part if isinstance(part, BaseCallback) else ConvertCallback(part) for part in callbacks]
-        if progress_bar:
-            parts.append(_ProgressBar(total_timesteps))
-        whole = CallbackList(parts)
-        whole.init_callback(cast(BaseAlgorithm, self))  # it has what callbacks use of a BaseAlgorithm
-        return whole
-
     def _update(self, sampler: ContextSampler, with_panel: bool) -> dict[str, Tensor]:
         """One step of AdamW on one batch; the random numbers depend on the seed and the step count only."""
         settings = self.settings
-        generator = torch.Generator().manual_seed(_step_seed(self.seed, self.num_timesteps, "batch"))
-        torch.manual_seed(_step_seed(self.seed, self.num_timesteps, "dropout"))
+        generator = torch.Generator().manual_seed(step_seed(self.seed, self.num_timesteps, "batch"))
+        torch.manual_seed(step_seed(self.seed, self.num_timesteps, "dropout"))
         batch = sampler.sample(settings.batch_size, generator)
         record = Record()
         self.policy.train()
@@ -382,8 +276,9 @@ class DecisionTransformer:
             group["lr"] = learning_rate
         self._optimizer.step()
         self.policy.backbone.constrain_()
+        self.policy.backbone.maintain()
         self.policy.eval()
-        panel = self._panel(batch) if with_panel else {}
+        panel = memory_panel(lambda record: self.loss(batch, record)) if with_panel else {}
         auxiliary = {f"train/{name}_loss": value.detach() for name, value in record.losses.items()}
         return {"train/loss": loss.detach(), "train/grad_norm": norm.detach(), **auxiliary, **panel}
 
@@ -399,40 +294,17 @@ class DecisionTransformer:
             loss = loss + weight * record.losses[name]
         return loss
 
-    @torch.no_grad()
-    def _panel(self, batch: ContextBatch) -> dict[str, Tensor]:
-        """How far attention looks back and the like; a forward of its own, so that looking never changes an update."""
-        record = Record(weights=True)
-        self.loss(batch, record)
-        return {f"memory/{name}": value for name, value in record.metrics.items()}
-
-    @property
-    def logger(self) -> Logger:
-        """The logger in use; TensorBoard and stdout according to the constructor unless ``set_logger`` was called."""
-        if self._logger is None:
-            self._logger = configure_logger(self.verbose, self.tensorboard_log, KIND)
-        return self._logger
-
-    @strict
-    def set_logger(self, logger: Logger) -> None:
-        """Use this logger from now on."""
-        self._logger = logger
-
-    def get_env(self) -> None:
-        """None: there is no training environment."""
-        return None
-
-    def get_vec_normalize_env(self) -> None:
-        """None: there is no training environment."""
-        return None
-
-    # ------------------------------------------------------------------------------------------------ acting
+    # Acting
 
     def actor(self, mode: ActingMode | None = None) -> Actor:
         """The trained policy as something that acts, in the model's acting mode or the one given."""
         settings = self.settings
         return Actor(
-            self.policy, settings.context_length, mode or settings.acting, settings.discount, settings.delayed_reward
+            self.policy,
+            settings.context_length,
+            mode or settings.acting_mode,
+            settings.discount,
+            settings.delayed_reward,
         )
 
     def predict(
@@ -484,9 +356,9 @@ class DecisionTransformer:
             )
         target = self.summary.best_return if target_return is None else target_return
         rewards = np.zeros(rows) if reward is None else fit_rewards(reward, start)
-        asked = _finite_targets(target, rows, self.summary.return_scale)
-        uniform = None if deterministic else self._action_noise.random((rows, self.policy.head.draws))
-        actions, state = self._act(self.actor(), leaves, state, start, rewards, asked, uniform)
+        asked = finite_targets(target, rows, self.summary.return_scale)
+        noise = None if deterministic else self._action_noise.random((rows, self.policy.head.draws))
+        actions, state = self._act(self.actor(), leaves, state, start, rewards, asked, noise)
         if not batched:
             actions = {path: value[0] for path, value in actions.items()}
         return nest_leaves(self.action_space, actions), state
@@ -499,7 +371,8 @@ class DecisionTransformer:
         start: np.ndarray,
         reward: Any,
         target_return: Any,
-        uniform: np.ndarray | None,
+        noise: np.ndarray | None,
+        overwrites: bool = False,
     ) -> tuple[dict[str, np.ndarray], ActingState]:
         """``Actor.act`` on numpy arrays; one copy to the device per leaf, one back."""
         actions, state = actor.act(
@@ -508,12 +381,13 @@ class DecisionTransformer:
             start=torch.tensor(start, device=self.device),
             reward=torch.tensor(reward, dtype=torch.float64, device=self.device),
             target_return=torch.tensor(target_return, dtype=torch.float64, device=self.device),
-            uniform=None if uniform is None else torch.tensor(uniform, device=self.device),
+            noise=None if noise is None else torch.tensor(noise, device=self.device),
+            overwrites=overwrites,
         )
         spaces = leaf_spaces(self.action_space)
         return {path: value.cpu().numpy().astype(spaces[path].dtype) for path, value in actions.items()}, state
 
-    # -------------------------------------------------------------------------------------------- evaluation
+    # Evaluation
 
     @strict
     def evaluate(
@@ -526,7 +400,7 @@ class DecisionTransformer:
         env_kwargs: Mapping[str, Any] | None = None,
         wrappers: Sequence[WrapperConfig | EnvWrapper] = (),
         deterministic: bool = True,
-        acting: ActingMode | None = None,
+        acting_mode: ActingMode | None = None,
         longest_episode: int | None = None,
     ) -> list[EvaluationResult]:
         """Results per target return, each over the same ``episodes`` episodes; episode i is seeded with ``seed + i``.
@@ -542,7 +416,7 @@ class DecisionTransformer:
             wrappers: applied to every single environment, first innermost: names or {"name": ..., option: ...} as for
                 ``rltransformers.envs.make_vec_env``, then callables.
             deterministic: False samples discrete actions, from a generator per episode.
-            acting: another acting mode than the model's.
+            acting_mode: another one than the model's.
             longest_episode: steps after which an episode that goes on is an error; None: 200,000, or the step limit of
                 the environment's spec where that is larger. To cut episodes of an endless task, give the environment
                 the keyword ``max_episode_steps`` in ``env_kwargs``.
@@ -552,7 +426,8 @@ class DecisionTransformer:
             DataError: for an observation or a reward that is not finite or not of the space, with environment and step;
                 for an episode that does not end.
         """
-        targets = self._targets(target_returns)
+        best = None if self.settings.mode == "bc" else self.summary.best_return
+        targets = target_list(target_returns, best, self.summary.return_scale)
         played = [Episode(target, seed + episode) for target in targets for episode in range(episodes)]
         if isinstance(env, VectorEnv):
             envs = check_vector_env(env, env_kwargs, wrappers)
@@ -560,257 +435,15 @@ class DecisionTransformer:
             envs = make_envs(env, min(num_envs, len(played)), env_kwargs, wrappers)
         try:
             check_spaces(envs, self.observation_space, self.action_space)
-            actor = self.actor(acting)
+            actor = self.actor(acting_mode)
             draws = None if deterministic else self.policy.head.draws
             single = find_spec(env) if isinstance(env, str) else env.spec
             longest = longest_allowed(longest_episode, single)
             title = None if single is None else single.id
-            play(envs, played, partial(self._act, actor), actor.initial_state, draws, longest, title)
+            play(envs, played, partial(self._act, actor, overwrites=True), actor.initial_state, draws, longest, title)
         finally:
             if envs is not env:
                 envs.close()
         spec = envs.spec
         name = self.summary.environment or (None if spec is None else spec.id)
         return [result_of(played[i * episodes : (i + 1) * episodes], name) for i in range(len(targets))]
-
-    def _targets(self, target_returns: Iterable[float] | float | None) -> list[float | None]:
-        if self.settings.mode == "bc":
-            if target_returns is not None:
-                raise ConfigError("mode 'bc' has no target return; call evaluate without target_returns")
-            return [None]
-        if target_returns is None:
-            return [self.summary.best_return]
-        listed: list[Any] = list(target_returns) if isinstance(target_returns, Iterable) else [target_returns]
-        for target in listed:
-            if isinstance(target, bool | np.bool_) or not isinstance(target, Real) or not self._readable(target):
-                raise ConfigError(
-                    f"target_returns holds {shown(target)}, which is not a finite number; pass e.g. [100.0]"
-                )
-        if not listed:
-            raise ConfigError("target_returns is empty; pass at least one number, or None for the best of the dataset")
-        return [float(target) for target in listed]
-
-    def _readable(self, target: Any) -> bool:
-        """Whether a return is finite in float32, in units of the reward and of the network."""
-        return fits(target, float) and bool(finite(np.array([target, float(target) / self.summary.return_scale])).all())
-
-    # --------------------------------------------------------------------------------------------- save, load
-
-    @strict
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one checkpoint file with everything but the dataset; ".zip" is added to a name without extension."""
-        settings = {
-            "settings": asdict(self.settings),
-            "summary": asdict(self.summary),
-            "backbone": self.backbone_config.to_dict(),
-            "observation_space": space_to_json(self.observation_space),
-            "action_space": space_to_json(self.action_space),
-        }
-        tensors = {
-            "policy": self.policy.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "updates": self.num_timesteps,
-            "interval": self._interval,
-        }
-        save_checkpoint(path, KIND, settings, tensors)
-
-    @classmethod
-    @strict
-    def load(
-        cls,
-        path: str | os.PathLike[str],
-        dataset: Any = None,
-        *,
-        tensorboard_log: str | os.PathLike[str] | None = None,
-        verbose: WholeNumber = 0,
-        device: torch.device | str = "auto",
-    ) -> Self:
-        """The saved model; with the dataset it was trained on, ``learn`` goes on as if it had never stopped.
-
-        Raises:
-            CheckpointError: for a file that is missing, corrupt, or of another agent.
-            ConfigError: for a dataset with other spaces.
-        """
-        saved = load_checkpoint(path, KIND, map_location=find_device(device))
-        self = cls.__new__(cls)
-        with contents_of(path, KIND):
-            parts, tensors = saved.settings, saved.tensors
-            weights = check(tensors["policy"], Mapping[str, Any], "policy")
-            spaces = (space_from_json(parts["observation_space"]), space_from_json(parts["action_space"]))
-            settings = Settings(**check(parts["settings"], Mapping[str, Any], "settings"))
-            summary = DataSummary(**check(parts["summary"], Mapping[str, Any], "summary"))
-            statistics = _saved_statistics(spaces[0], weights) if settings.normalize_observations else None
-            backbone = BackboneConfig.from_dict(parts["backbone"])
-            _check_tokens(backbone.tokens_per_step, settings.mode)
-            check_held(backbone, weights)
-            self._build(settings, backbone, spaces, summary, statistics, device)
-            restore_weights(self.policy, weights)
-            restore_optimizer(self._optimizer, tensors["optimizer"])
-            self.num_timesteps = check(tensors["updates"], Updates, "updates")
-            # Checkpoints of the first release have no interval.
-            self._interval = check(tensors.get("interval", {}), dict[str, tuple[Tensor, Count]], "interval")
-            for name, (total, _) in self._interval.items():
-                check_tensor(total, f"interval.{name}", (), torch.float32)
-        data = None
-        if dataset is not None:
-            data = _training_data(load_trajectories(dataset), settings)
-            for role, ours, theirs in differing_spaces(spaces, (data.observation_space, data.action_space)):
-                raise ConfigError(f"the {role} space of the dataset ({theirs}) is not the one of the model ({ours})")
-        self._attach(data, tensorboard_log, verbose)
-        return self
-
-
-# ------------------------------------------------------------------------------------------------------ helpers
-
-
-def _finite_targets(target_return: Any, rows: int, return_scale: float) -> np.ndarray:
-    """Target returns [N] in float64, finite also in the units of the network."""
-    try:
-        targets = fit_vector(target_return, rows, "target_return")
-    except DataError as error:
-        raise ConfigError(str(error)) from error
-    with np.errstate(over="ignore"):
-        read = targets / return_scale
-    if np.asarray(target_return).dtype == bool or not finite(np.stack([targets, read])).all():
-        raise ConfigError(f"target_return must be a finite number, got {shown(target_return)}")
-    return targets
-
-
-def _step_seed(seed: int, step: int, purpose: str) -> int:
-    """An independent seed for every step and purpose, so that nothing but the step count has to be saved to resume."""
-    words = [seed, step, *purpose.encode()]
-    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
-
-
-def _backbone_config(policy_kwargs: Mapping[str, Any] | None, mode: str, context_length: int) -> BackboneConfig:
-    """The backbone for windows of G tokens a step."""
-    options = check(policy_kwargs or {}, PolicySettings, "policy_kwargs")
-    values: dict[str, Any] = {"preset": "decision_transformer", "memory": max(context_length - 1, 0)}
-    chosen = options.get("backbone") or {}
-    values |= chosen.to_dict() if isinstance(chosen, BackboneConfig) else dict(chosen)
-    _check_tokens(values.setdefault("tokens_per_step", _tokens(mode)), mode)
-    return BackboneConfig.from_dict(values)
-
-
-def _tokens(mode: str) -> int:
-    """Tokens of a step: without return-to-go in behaviour cloning."""
-    return 2 if mode == "bc" else 3
-
-
-def _check_tokens(tokens_per_step: Any, mode: str) -> None:
-    expected = _tokens(mode)
-    if tokens_per_step != expected:
-        raise ConfigError(
-            f"mode {mode!r} has {expected} tokens per step, the backbone says {shown(tokens_per_step)};"
-            " leave tokens_per_step out"
-        )
-
-
-def _training_data(data: Trajectories, settings: Settings) -> Trajectories:
-    """The episodes to train on, with their rewards as the agent is to see them."""
-    if settings.top_fraction < 1:
-        data = data.top_fraction(settings.top_fraction)
-    return data.delayed_rewards() if settings.delayed_reward else data
-
-
-def _summarise(data: Trajectories, settings: Settings, return_scale: float | None) -> DataSummary:
-    if return_scale is None:
-        return_to_go = data.return_to_go(settings.discount).astype(np.float64)
-        return_scale = float(np.sqrt(np.mean(np.square(return_to_go)))) or 1.0
-    else:
-        check_scale(return_scale, float(np.abs(data.return_to_go(settings.discount)).max()))
-    first_steps = data.return_to_go(settings.discount)[data.offsets[:-1]]
-    return DataSummary(return_scale, float(first_steps.max()), data.env_id)
-
-
-def check_scale(return_scale: float, largest: float) -> None:
-    """Nothing when returns of up to ``largest`` are no more than ``MOST_SCALED`` in units of ``return_scale``.
-
-    Raises:
-        ConfigError: with all three.
-    """
-    if largest > MOST_SCALED * return_scale:
-        raise ConfigError(
-            f"return_scale ({return_scale:g}) is too small for returns of up to {largest:g}: the network would read "
-            f"{largest / return_scale:g}, at most {MOST_SCALED:g} makes sense; leave it out for one that fits the data"
-        )
-
-
-def _statistics(data: Trajectories) -> dict[str, tuple[Tensor, Tensor]]:
-    """Mean and standard deviation of the leaves that are standardised; 1 where a number never changes."""
-    means, deviations = data.observation_statistics()
-    return {
-        path: (
-            torch.as_tensor(means[path]),
-            torch.as_tensor(np.where(deviations[path] > 1e-6, deviations[path], 1.0).astype(np.float32)),
-        )
-        for path in normalised_leaves(data.observation_space)
-    }
-
-
-def _saved_statistics(space: gym.Space[Any], weights: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    leaves = leaf_spaces(space)
-
-    def saved(name: str, path: str) -> Tensor:
-        return check_tensor(weights[name], f"policy.{name}", leaves[path].shape or (), torch.float32)
-
-    return {
-        path: (saved(f"observation_mean_{index}", path), saved(f"observation_deviation_{index}", path))
-        for index, path in enumerate(normalised_leaves(space))
-    }
-
-
-class _IntervalLog:
-    """Means of the metrics of an interval of updates, kept on the device until they are written.
-
-    The sums so far live in ``interval``, {name: (sum, count)}, which a checkpoint holds.
-    """
-
-    def __init__(self, logger: Logger, updates: int, interval: dict[str, tuple[Tensor, int]]) -> None:
-        self._logger, self._first, self._started = logger, updates, time.perf_counter()
-        self._interval = interval
-
-    def add(self, metrics: Mapping[str, Tensor]) -> None:
-        for name, value in metrics.items():
-            total, count = self._interval.get(name, (None, 0))
-            self._interval[name] = (value if total is None else total + value, count + 1)
-
-    def write(self, updates: int, learning_rate: float) -> None:
-        """Write and forget the means.
-
-        Raises:
-            DataError: when the loss is not finite.
-        """
-        for name, (total, count) in self._interval.items():
-            mean = float(total) / count
-            if name == "train/loss" and not math.isfinite(mean):
-                raise DataError(
-                    f"the loss is {mean} after {updates} updates; lower learning_rate or"
-                    " weight_decay, or look for extreme values in the data"
-                )
-            self._logger.record(name, mean)
-        seconds = time.perf_counter() - self._started
-        self._logger.record("train/learning_rate", learning_rate)
-        self._logger.record("time/updates_per_second", (updates - self._first) / max(seconds, 1e-9))
-        self._logger.record("time/updates", updates, exclude="tensorboard")
-        self._logger.dump(updates)
-        self._interval.clear()
-        self._first, self._started = updates, time.perf_counter()
-
-
-class _ProgressBar(BaseCallback):
-    """A bar over the updates of one ``learn`` (that of Stable-Baselines3 needs an environment)."""
-
-    def __init__(self, total: int) -> None:
-        super().__init__()
-        self._total = total
-
-    def _on_training_start(self) -> None:
-        self._bar = tqdm(total=self._total, initial=self.num_timesteps, unit="update")
-
-    def _on_step(self) -> bool:
-        self._bar.update(1)
-        return True
-
-    def _on_training_end(self) -> None:
-        self._bar.close()

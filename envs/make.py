@@ -8,12 +8,11 @@ from functools import partial
 from typing import Any
 
 import gymnasium
-from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor
 
-from rltransformers.core.errors import ConfigError, DataError, MissingExtraError, did_you_mean, require
-from rltransformers.core.guard import CheckedEnv, FiniteVecEnv
+from rltransformers.core.errors import ConfigError, MissingExtraError, did_you_mean, one_line, require
+from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv
 from rltransformers.core.spaces import check_supported, is_nested
 from rltransformers.envs.vector import GymnasiumVecEnv
 from rltransformers.envs.wrappers import WRAPPERS, CopyObservation, FlatDict, check_observation_space
@@ -21,7 +20,6 @@ from rltransformers.envs.wrappers import WRAPPERS, CopyObservation, FlatDict, ch
 Env = gymnasium.Env[Any, Any]
 WrapperConfig = str | Mapping[str, Any]
 
-OUR_ERRORS = (ConfigError, DataError, MissingExtraError)
 SUITES = {
     "popgym-": ("popgym", "popgym"),
     "MiniGrid-": ("minigrid", "minigrid"),
@@ -65,7 +63,7 @@ def make_vec_env(
     options = dict(env_kwargs or {})
     venv: VecEnv
     if not wrappers and not processes and _is_ours(spec):
-        venv = GymnasiumVecEnv(made_program(spec, num_envs, {"autoreset_mode": "SameStep"} | options))
+        venv = GymnasiumVecEnv(make_program(spec, num_envs, {"autoreset_mode": "SameStep"} | options))
     else:
         if processes:
             make_env(spec, env_kwargs=options, wrappers=wrappers).close()  # an error in a worker is a broken pipe
@@ -102,9 +100,9 @@ def make_env(
     Observations are copied first (``CopyObservation``). Gymnasium's passive checker is off: some suites do not pass it.
     """
     spec = find_spec(env) if isinstance(env, str) else env
-    made: Env = CopyObservation(_made(spec, dict(env_kwargs or {})))
+    made: Env = CopyObservation(_make(spec, dict(env_kwargs or {})))
     for wrapper in wrappers:
-        made = _wrapped(made, wrapper)
+        made = _wrap(made, wrapper)
     _check_spaces(spec.id, made)
     return FlatDict(made) if is_nested(made.observation_space) else made
 
@@ -147,19 +145,19 @@ def _close_ids(name: str) -> str:
     return f"did you mean {' or '.join(repr(ids[key]) for key in dict.fromkeys(close))}?"
 
 
-def _made(spec: EnvSpec, env_kwargs: dict[str, Any]) -> Env:
+def _make(spec: EnvSpec, env_kwargs: dict[str, Any]) -> Env:
     try:
         return gymnasium.make(spec, disable_env_checker=True, **env_kwargs)
     except gymnasium.error.DependencyNotInstalled as error:
         extra = ": pip install 'rltransformers[mujoco]'" if ".mujoco." in str(spec.entry_point) else ""
         raise MissingExtraError(f"{spec.id} needs a package that is not installed{extra} ({error})") from error
-    except OUR_ERRORS:
+    except ENVIRONMENT_ERRORS:
         raise
     except Exception as error:  # whatever a constructor raises for keywords that it was not made for
-        raise ConfigError(f"{spec.id} cannot be made with kwargs {env_kwargs}: {shown_error(error)}") from error
+        raise ConfigError(f"{spec.id} cannot be made with kwargs {env_kwargs}: {error_line(error)}") from error
 
 
-def made_program(spec: EnvSpec, num_envs: int, options: Mapping[str, Any]) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+def make_program(spec: EnvSpec, num_envs: int, options: Mapping[str, Any]) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
     """One of our own tasks as one numpy program.
 
     Raises:
@@ -167,18 +165,18 @@ def made_program(spec: EnvSpec, num_envs: int, options: Mapping[str, Any]) -> gy
     """
     try:
         return gymnasium.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **options)
-    except OUR_ERRORS:
+    except ENVIRONMENT_ERRORS:
         raise
     except Exception as error:
-        raise ConfigError(f"{spec.id} cannot be made with kwargs {dict(options)}: {shown_error(error)}") from error
+        raise ConfigError(f"{spec.id} cannot be made with kwargs {dict(options)}: {error_line(error)}") from error
 
 
-def shown_error(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """An error of somebody else's code in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
-def _wrapped(env: Env, wrapper: WrapperConfig) -> Env:
+def _wrap(env: Env, wrapper: WrapperConfig) -> Env:
     options = {"name": wrapper} if isinstance(wrapper, str) else dict(wrapper) if isinstance(wrapper, Mapping) else {}
     name = options.pop("name", None)
     if not isinstance(name, str) or not all(isinstance(option, str) for option in options):
@@ -186,10 +184,10 @@ def _wrapped(env: Env, wrapper: WrapperConfig) -> Env:
     wrapper_type = _wrapper_type(name)
     try:
         return wrapper_type(env, **options)
-    except OUR_ERRORS:
+    except ENVIRONMENT_ERRORS:
         raise
     except Exception as error:
-        raise ConfigError(f"wrapper {name} does not take the options {options}: {shown_error(error)}") from error
+        raise ConfigError(f"wrapper {name} does not take the options {options}: {error_line(error)}") from error
 
 
 def _wrapper_type(name: str) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
@@ -212,8 +210,3 @@ def _check_spaces(env_id: str, env: Env) -> None:
         check_supported(env.action_space, "action")
     except ConfigError as error:
         raise ConfigError(f"{env_id}: {error}") from error
-    if isinstance(env.action_space, spaces.Dict | spaces.Tuple):
-        raise ConfigError(
-            f"{env_id}: action space is {type(env.action_space).__name__}; Stable-Baselines3 takes Box, Discrete, "
-            f"MultiDiscrete and MultiBinary: join the parts in an action wrapper"
-        )

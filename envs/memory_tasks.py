@@ -46,7 +46,9 @@ class MemoryTask(gymnasium.Env[Array, Any]):
         return self.rules.observe(self._state)[0], {}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        self._state, reward, terminated, success = _step(self.rules, self._state, np.reshape(action, (1,)))
+        self._state, reward, terminated, success = _step(
+            self.rules, self.action_space, self._state, np.reshape(action, (1,))
+        )
         info = {"is_success": bool(success[0])} if terminated[0] else {}
         return self.rules.observe(self._state)[0], float(reward[0]), bool(terminated[0]), False, info
 
@@ -107,7 +109,7 @@ class MemoryTaskVector(VectorEnv[Array, Array, Array]):
         if actions.shape != (self.num_envs,):
             raise InvalidAction(f"actions must have shape ({self.num_envs},), got {actions.shape}")
         restarted = self._ended
-        self._state, reward, terminated, success = _step(self.rules, self._state, actions)
+        self._state, reward, terminated, success = _step(self.rules, self.single_action_space, self._state, actions)
         if restarted.any():  # only NEXT_STEP comes here with ended copies: their action is ignored
             self._restart(restarted)
             reward, terminated = np.where(restarted, 0.0, reward), terminated & ~restarted
@@ -207,11 +209,11 @@ def _autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
         raise ConfigError(f"unknown autoreset_mode {mode!r}; {did_you_mean(mode, known)}") from None
 
 
-def _step(rules: Rules, state: State | None, actions: Array) -> Outcome:
+def _step(rules: Rules, action_space: Any, state: State | None, actions: Array) -> Outcome:
     if state is None:
         raise ResetNeeded("call reset before the first step")
-    if not ((actions >= 0) & (actions < rules.action_space.n)).all():
-        raise InvalidAction(f"actions must lie in 0..{rules.action_space.n - 1}, got {actions.tolist()}")
+    if not ((actions >= 0) & (actions < action_space.n)).all():
+        raise InvalidAction(f"actions must lie in 0..{action_space.n - 1}, got {actions.tolist()}")
     return rules.step(state, actions)
 
 

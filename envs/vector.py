@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import check_outcome
-from rltransformers.core.spaces import check_supported, leaf_values, observation_leaves
+from rltransformers.core.spaces import check_supported, leaf_values, observation_leaves, stack_members
 from rltransformers.envs.memory_tasks import MemoryTaskVector
 from rltransformers.envs.wrappers import check_observation_space
 
@@ -39,7 +39,8 @@ class GymnasiumVecEnv(VecEnv):
       it. Returns are unchanged, lengths count that row.
 
     Observations are copies, nested Dict and Tuple observations one flat Dict keyed by path ("camera/left", "0").
-    Rewards are float32. The action space is ``single_action_space``.
+    Rewards are float32. The action space is ``single_action_space``; actions of a Dict or a Tuple come as a list, one
+    for each copy.
 
     Raises:
         ConfigError: for unsupported spaces, or when the environment does not say how it resets.
@@ -55,7 +56,9 @@ class GymnasiumVecEnv(VecEnv):
         leaves = observation_leaves(self._single)
         observation_space = leaves.get("", spaces.Dict(leaves))
         super().__init__(env.num_envs, observation_space, env.single_action_space)
-        self._actions: np.ndarray | None = None
+        self._actions: Any = None
+        self._nested_actions = isinstance(env.single_action_space, spaces.Dict | spaces.Tuple)
+        self._bare = "" in leaves
         self._resets_next = np.zeros(env.num_envs, bool)  # sub-environments whose next row is a reset row
         self._step = 0
 
@@ -69,8 +72,8 @@ class GymnasiumVecEnv(VecEnv):
         self.reset_infos = _info_list(infos, self.num_envs)
         return self._outside(self._leaves(observation))
 
-    def step_async(self, actions: np.ndarray) -> None:
-        self._actions = actions
+    def step_async(self, actions: Any) -> None:
+        self._actions = stack_members(self.action_space, actions) if self._nested_actions else actions
 
     def step_wait(self) -> VecEnvStepReturn:
         assert self._actions is not None, "step_async comes before step_wait"
@@ -81,9 +84,10 @@ class GymnasiumVecEnv(VecEnv):
         leaves = self._leaves(observation)
         infos = _info_list(vector_infos, self.num_envs)
         ended = np.asarray(terminated) | np.asarray(truncated)
-        for i in np.flatnonzero(self._resets_next).tolist():
-            self.reset_infos[i] = infos[i]
-            infos[i] = {"reset_row": True}
+        if not self.partial_reset:
+            for i in np.flatnonzero(self._resets_next).tolist():
+                self.reset_infos[i] = infos[i]
+                infos[i] = {"reset_row": True}
         if ended.any():
             if self.mode is AutoresetMode.SAME_STEP:
                 infos = self._hand_on_final(ended, infos)
@@ -94,8 +98,8 @@ class GymnasiumVecEnv(VecEnv):
                     leaves = self._reset_rows(ended, leaves)
         if not self.partial_reset:
             self._resets_next = ended.copy()
-        for i in range(self.num_envs):
-            infos[i]["TimeLimit.truncated"] = bool(truncated[i] and not terminated[i])
+        for info, cut in zip(infos, (np.asarray(truncated) & ~np.asarray(terminated)).tolist(), strict=True):
+            info["TimeLimit.truncated"] = cut
         return self._outside(leaves), np.array(rewards, np.float32), ended, infos
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -154,6 +158,8 @@ class GymnasiumVecEnv(VecEnv):
 
     def _leaves(self, observation: Any) -> dict[str, np.ndarray]:
         """The batched observation as copied leaves [N, ...]."""
+        if self._bare:
+            return {"": np.array(observation)}
         return {path: np.array(leaf) for path, leaf in leaf_values(self._single, observation).items()}
 
     def _outside(self, leaves: dict[str, np.ndarray]) -> VecEnvObs:

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
 from rltransformers.core.errors import ConfigError, did_you_mean
-from rltransformers.core.spaces import SUPPORTED_LEAVES, check_supported, leaf_values, observation_leaves
+from rltransformers.core.spaces import SUPPORTED_LEAVES, check_supported, leaf_values, map_leaves, observation_leaves
 
 Env = gymnasium.Env[Any, Any]
 Space = gymnasium.Space[Any]
@@ -196,7 +196,7 @@ class CopyObservation(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstru
         gymnasium.ObservationWrapper.__init__(self, env)
 
     def observation(self, observation: Any) -> Any:
-        return _copied(observation)
+        return map_leaves(_copy, observation)
 
 
 class FlatDict(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
@@ -225,7 +225,7 @@ WRAPPERS: dict[str, type[gymnasium.Wrapper[Any, Any, Any, Any]]] = {
 
 
 def check_observation_space(space: Space) -> None:
-    """Nothing when every leaf has an encoder.
+    """Raise unless every leaf has an encoder.
 
     Raises:
         ConfigError: names the first leaf that has none, and the way out.
@@ -293,12 +293,8 @@ def _action_or_none(space: Space, action: Any) -> Any:
     return np.zeros(space.shape, space.dtype) if action is None else np.array(action, space.dtype)
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, dict):
-        return {key: _copied(part) for key, part in value.items()}
-    return tuple(_copied(part) for part in value) if isinstance(value, tuple) else value
+def _copy(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _supported(space: Space) -> Space | None:

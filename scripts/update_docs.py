@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 
-from rltransformers.backbone import PRESETS, catalogue
+from rltransformers.backbone import AXES, PRESETS, catalogue
 from rltransformers.core.spec import Spec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,21 +49,6 @@ README_SPEED = (
     "band, T 8192",
 )
 README_PICTURE = ("online", "cue_recall_64", ("GTrXL", "memoryless"))
-
-DECIDES = {
-    "position": "how a token knows where it stands",
-    "pattern": "which earlier tokens a token may look at",
-    "selection": "which of the visible keys count",
-    "mixer": "how values are mixed: softmax attention or something cheaper",
-    "prior": "what shifts the scores besides content and position",
-    "head_mixing": "how heads share keys and talk to each other",
-    "span": "how far each head looks back, where it learns that",
-    "memory_kind": "what is kept of earlier calls",
-    "depth": "whether layers share weights, and how often they are applied",
-    "residual": "how a layer joins what goes past it: norms and gates",
-    "ff": "what follows attention in a layer",
-    "losses": "what is trained besides the task",
-}
 
 
 def main() -> int:
@@ -135,7 +120,7 @@ def slots() -> list[str]:
     lines = ["| slot | decides | names |", "|---|---|---|"]
     for axis, specs in catalogue().items():
         names = ", ".join(f"`{spec.name}`" for spec in specs)
-        lines.append(f"| [`{axis}`](docs/mechanisms.md#{axis}) | {DECIDES[axis]} | {len(specs)}: {names} |")
+        lines.append(f"| [`{axis}`](docs/mechanisms.md#{axis}) | {AXES[axis].decides} | {len(specs)}: {names} |")
     lines.append(f"| [`preset`](docs/mechanisms.md#preset) | all of the above at once | {len(PRESETS)} papers |")
     return lines
 
@@ -144,7 +129,7 @@ def mechanisms() -> list[str]:
     """Every mechanism under the heading of its axis, then the presets."""
     lines = []
     for axis, specs in catalogue().items():
-        lines += [f"## {axis}", "", f"{DECIDES[axis][0].upper()}{DECIDES[axis][1:]}.", ""]
+        lines += [f"## {axis}", "", f"{AXES[axis].decides[0].upper()}{AXES[axis].decides[1:]}.", ""]
         lines += ["| name | id | what it does | options | source |", "|---|---|---|---|---|", *map(row, specs), ""]
     lines += [
         "## preset",

@@ -34,3 +34,17 @@ def minari_datasets_in_a_temporary_folder(tmp_path_factory: pytest.TempPathFacto
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINARI_DATASETS_PATH", str(tmp_path_factory.mktemp("minari")))
         yield
+
+
+@pytest.fixture
+def law_device() -> Iterator[None]:
+    """The laws make tensors and modules on the device that RLTRANSFORMERS_LAW_DEVICE names, the CPU by default."""
+    device = os.environ.get("RLTRANSFORMERS_LAW_DEVICE", "cpu")
+    if device == "cpu":
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.backends.cudnn, "allow_tf32", False)  # convolutions of float32 in 10 bits otherwise
+        torch.set_default_device(device)
+        yield
+        torch.set_default_device(None)

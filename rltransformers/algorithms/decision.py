@@ -7,11 +7,10 @@ import math
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn import functional as F
 
-from rltransformers.policies.action_heads import ActionHead, ActionLeaf, CategoricalAction, ContinuousAction
+from rltransformers.policies.action_heads import ActionHead, ActionLeaf, ContinuousAction
 
 
 def masked_mean(values: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"]) -> Float[Tensor, ""]:
@@ -27,25 +26,11 @@ def squared_error(prediction: Float[Tensor, "... A"], target: Float[Tensor, "...
     return (prediction - target).square().mean(-1)
 
 
-def cross_entropy(logits: Float[Tensor, "... N"], target: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Negative log-probability of the recorded class."""
-    return -logits.log_softmax(-1).gather(-1, target[..., None])[..., 0]
-
-
-def binary_cross_entropy(logits: Float[Tensor, "... A"], bits: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
-    """Negative log-probability of the recorded bits, summed over them."""
-    return F.binary_cross_entropy_with_logits(logits, bits, reduction="none").sum(-1)
-
-
 def leaf_loss(leaf: ActionLeaf, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
-    """Loss of one leaf at every step: mean squared error in head units, or a sum of cross-entropies."""
+    """Loss of one leaf at every step: mean squared error in head units, or the negative log-probability."""
     if isinstance(leaf, ContinuousAction):
         return squared_error(leaf.squash(output), leaf.normalise(action))
-    if isinstance(leaf, CategoricalAction):
-        classes = leaf.classes(action).unbind(-1)
-        parts = [cross_entropy(logits, target) for logits, target in zip(leaf.logits(output), classes, strict=True)]
-        return torch.stack(parts).sum(0)
-    return binary_cross_entropy(output, leaf.bits(action))
+    return -leaf.log_prob(output, action)
 
 
 def action_loss(

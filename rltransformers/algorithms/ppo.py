@@ -1,6 +1,7 @@
 """The loss of Proximal Policy Optimisation (arXiv 1707.06347) on recorded segments. Axes: B environments, T steps."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float
@@ -24,38 +25,72 @@ class PPOLoss:
     log_barrier: Tensor | None = None
 
 
-def ppo_loss(
-    log_probs: Float[Tensor, "B T"],
-    values: Float[Tensor, "B T"],
-    entropy: Float[Tensor, "B T"],
-    old_log_probs: Float[Tensor, "B T"],
-    old_values: Float[Tensor, "B T"],
-    advantages: Float[Tensor, "B T"],
-    returns: Float[Tensor, "B T"],
-    counts: Bool[Tensor, "B T"],
-    clip_range: float,
-    clip_range_vf: float | None,
-    ent_coef: float,
-    vf_coef: float,
-    log_barrier: Float[Tensor, "B T"] | None = None,
-    barrier_coef: float = 0.0,
-) -> PPOLoss:
+@dataclass(frozen=True)
+class PPOWeights:
+    """Bounds and weights of the parts of the loss.
+
+    Attributes:
+        clip_range: bound of the probability ratio.
+        clip_range_vf: bound of the change of the value; None for none.
+        ent_coef, vf_coef, barrier_coef: weights of the entropy bonus, the value error and the log barrier.
+    """
+
+    clip_range: float
+    clip_range_vf: float | None
+    ent_coef: float
+    vf_coef: float
+    barrier_coef: float = 0.0
+
+
+class Estimates(Protocol):
+    """What the policy of now says about the steps.
+
+    ``log_barrier``, minus the divergence from the uniform policy, is None where actions are not finite many.
+    """
+
+    @property
+    def log_probs(self) -> Float[Tensor, "B T"]: ...
+    @property
+    def values(self) -> Float[Tensor, "B T"]: ...
+    @property
+    def entropy(self) -> Float[Tensor, "B T"]: ...
+    @property
+    def log_barrier(self) -> Float[Tensor, "B T"] | None: ...
+
+
+class Recording(Protocol):
+    """What the policy that acted said about the steps, what came of them, and which of them count."""
+
+    @property
+    def log_probs(self) -> Float[Tensor, "B T"]: ...
+    @property
+    def values(self) -> Float[Tensor, "B T"]: ...
+    @property
+    def advantages(self) -> Float[Tensor, "B T"]: ...
+    @property
+    def returns(self) -> Float[Tensor, "B T"]: ...
+    @property
+    def counts(self) -> Bool[Tensor, "B T"]: ...
+
+
+def ppo_loss(now: Estimates, batch: Recording, weights: PPOWeights) -> PPOLoss:
     """Clipped surrogate (eq. 7) minus entropy bonus plus value error (eq. 9), means over the steps that count.
 
-    ``log_barrier``: minus the divergence from the uniform policy, a second bonus with weight ``barrier_coef``.
+    The log barrier is a second bonus.
     """
-    log_ratio = log_probs - old_log_probs
-    policy = mean_over(-clipped_surrogate(log_ratio, advantages, clip_range), counts)
-    value = mean_over(value_error(values, old_values, returns, clip_range_vf), counts)
-    bonus = mean_over(entropy, counts)
-    total = policy + vf_coef * value - ent_coef * bonus
-    barrier = None if log_barrier is None else mean_over(log_barrier, counts)
-    if barrier is not None and barrier_coef:
-        total = total - barrier_coef * barrier
+    counts = batch.counts
+    log_ratio = now.log_probs - batch.log_probs
+    policy = mean_over(-clipped_surrogate(log_ratio, batch.advantages, weights.clip_range), counts)
+    value = mean_over(value_error(now.values, batch.values, batch.returns, weights.clip_range_vf), counts)
+    bonus = mean_over(now.entropy, counts)
+    total = policy + weights.vf_coef * value - weights.ent_coef * bonus
+    barrier = None if now.log_barrier is None else mean_over(now.log_barrier, counts)
+    if barrier is not None and weights.barrier_coef:
+        total = total - weights.barrier_coef * barrier
     with torch.no_grad():
         change = log_ratio.exp() - 1.0
         approx_kl = mean_over(change - log_ratio, counts)
-        clip_fraction = mean_over((change.abs() > clip_range).to(change.dtype), counts)
+        clip_fraction = mean_over((change.abs() > weights.clip_range).to(change.dtype), counts)
         ratio_error = torch.where(counts, change.abs(), torch.zeros_like(change)).max()
     return PPOLoss(
         total=total,
@@ -89,7 +124,7 @@ def value_error(
     return (returns - values).square()
 
 
-def normalised(
+def standard_scores(
     advantages: Float[Tensor, "B T"], counts: Bool[Tensor, "B T"], least_std: float = 0.0
 ) -> Float[Tensor, "B T"]:
     """Advantages with mean 0 and standard deviation 1 over the steps that count; the others become 0.

@@ -1,7 +1,7 @@
 """All mixers, patterns, selections, priors, head mechanisms and spans by name."""
 
+from rltransformers.attention import layer
 from rltransformers.attention.heads import multi_head, talking
-from rltransformers.attention.kernels import average, light_conv, linear, nystrom, performer, softmax
 from rltransformers.attention.patterns import band, dilated, full, longformer
 from rltransformers.attention.priors import gaussian, realformer
 from rltransformers.attention.priors import none as no_prior
@@ -9,11 +9,12 @@ from rltransformers.attention.selections import none as no_selection
 from rltransformers.attention.selections import topk
 from rltransformers.attention.spans import adaptive, adaptive_dynamic
 from rltransformers.attention.spans import full as full_span
+from rltransformers.mixers import average, light_conv, linear, nystrom, performer
 
 MIXERS = {
     spec.name: spec
     for spec in (
-        softmax.SPEC,
+        layer.SPEC,
         linear.SPEC,
         performer.SPEC,
         nystrom.SPEC,

@@ -10,35 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from rltransformers.attention.catalogue import HEAD_MIXINGS, MIXERS, PATTERNS, PRIORS, SELECTIONS, SPANS
-from rltransformers.attention.interface import Dims
-from rltransformers.attention.kernels.softmax import Parts
-from rltransformers.attention.patterns.compressed import RawPart
-from rltransformers.attention.patterns.interface import Pattern
-from rltransformers.blocks.feedforward import FEED_FORWARDS
+from rltransformers.attention.plan import Plan
+from rltransformers.attention.reach import Pattern, Reach
+from rltransformers.attention.roles import Chooser, Part
 from rltransformers.blocks.layer import Layer
-from rltransformers.blocks.mixing import Mixing, StateMixing, WindowMixing
-from rltransformers.blocks.residual import RESIDUALS
+from rltransformers.blocks.sublayer import Sublayer
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spec import Choice, Spec
-from rltransformers.memory.catalogue import MEMORIES
-from rltransformers.positions.catalogue import POSITIONS
-from rltransformers.positions.interface import Position
+from rltransformers.core.spec import Feature
+from rltransformers.memory.interface import MemoryOptions
+from rltransformers.mixers.interface import Dims, Mixer, RowMixer
+from rltransformers.positions.interface import INSIDE_ATTENTION, Acts, Position
 
 if TYPE_CHECKING:
     from rltransformers.backbone.config import BackboneConfig
 
-PER_LAYER = ("mixer", "pattern", "selection", "span")
 MOST_NUMBERS = 1_000_000_000
 """Parameters of a backbone, and numbers of its state per stream: 4 GB each in single precision."""
-
-
-def make(choice: Choice, table: dict[str, Spec], *sizes: object) -> object:
-    """Call the builder behind a choice."""
-    build = table[choice.name].build
-    if build is None:
-        raise AssertionError(f"{choice.name} is chosen by numbers and has no builder")
-    return build(*sizes, **choice.options)
 
 
 def layer_dims(config: BackboneConfig, layer: int) -> Dims:
@@ -62,62 +49,64 @@ def build_positions(config: BackboneConfig, layers: int) -> tuple[nn.ModuleList,
     dims = layer_dims(config, 0)
     at_input: list[nn.Module] = []
     at_score: list[Position] = [Position() for _ in range(layers)]
-    for choice in config.positions():
-        first = make(choice, POSITIONS, dims.width, dims.heads, dims.head_dim)
+    for choice in config.choices.positions:
+        first = choice.build(dims)
         assert isinstance(first, Position)
-        if first.at_input:
+        if Acts.INPUT in first.acts:
             at_input.append(first)
-        elif first.at_score:
-            others = (make(choice, POSITIONS, dims.width, dims.heads, dims.head_dim) for _ in at_score[1:])
-            at_score = [first] * layers if first.shared else [first, *others]  # type: ignore[list-item]
+        elif first.acts & INSIDE_ATTENTION:
+            others = (choice.build(dims) for _ in at_score[1:])
+            at_score = [first] * layers if first.shared else [first, *others]
     return nn.ModuleList(at_input), at_score
 
 
-def build_mixing(config: BackboneConfig, layer: int, position: Position) -> Mixing:
+def build_mixing(config: BackboneConfig, layer: int, position: Position) -> Sublayer:
     """Mixer and memory of one layer."""
     dims = layer_dims(config, layer)
-    choice = config.choice("mixer", layer)
-    family = MIXERS[choice.name].traits.family
-    if family in ("KERN", "VAL"):
-        return StateMixing(make(choice, MIXERS, dims))  # type: ignore[arg-type]
-    memory = config.choice("memory_kind")
-    tokens = dims.memory * dims.tokens_per_step + dims.tokens_per_step - 1
-    if family == "EXPL":
-        mixer = make(choice, MIXERS, dims, build_parts(config, layer, dims, position, memory))
-    else:
-        mixer = make(choice, MIXERS, dims)
-    rows = tokens if memory.name == "compressive" else mixer.horizon  # type: ignore[attr-defined]
-    kept = make(memory, MEMORIES, rows, dims.width, mixer.key_width, mixer.sinks)  # type: ignore[attr-defined]
-    return WindowMixing(mixer, kept)  # type: ignore[arg-type]
+    choice = config.choices.layer(layer).mixer
+    plugged = (build_plan(config, layer, dims, position),) if Feature.SCORES in choice.spec.offers else ()
+    mixer: Mixer = choice.build(dims, *plugged)
+    if not isinstance(mixer, RowMixer):
+        return Sublayer(mixer, None)
+    sizes = mixer.horizon, dims.width, mixer.key_width, mixer.sinks, dims.tokens_per_step
+    return Sublayer(mixer, config.choices.memory_kind.build(*sizes))
 
 
-def build_parts(config: BackboneConfig, layer: int, dims: Dims, position: Position, memory: Choice) -> Parts:
-    """What is plugged into softmax attention."""
-    if memory.name == "compressive":
-        rate = int(memory.options.get("rate", MEMORIES["compressive"].options()["rate"]))
-        pattern = Pattern((RawPart(dims.memory + rate, recent=dims.memory, rate=rate),))
-    else:
-        pattern = Pattern(tuple(make(each, PATTERNS, dims) for each in config.patterns(layer)))  # type: ignore[misc]
-    return Parts(
-        pattern=pattern,
+def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Position) -> Plan:
+    """What is plugged into softmax attention; a memory may decide itself what is visible."""
+    choices, common = config.choices.layer(layer), config.choices
+    memory: MemoryOptions = common.memory_kind.options
+    own = memory.reach(dims.memory)
+    selection: Part | Chooser = choices.selection.build(dims)
+    patterns = [choice.build(dims) for choice in choices.patterns] if own is None else [own]
+    return Plan(
+        pattern=Pattern(tuple(map(reach_of, patterns))),
         position=position,
-        selection=make(config.choice("selection", layer), SELECTIONS, dims),  # type: ignore[arg-type]
-        prior=make(config.choice("prior"), PRIORS, dims),  # type: ignore[arg-type]
-        head_mixing=make(config.choice("head_mixing"), HEAD_MIXINGS, dims),  # type: ignore[arg-type]
-        span=make(config.choice("span", layer), SPANS, dims),  # type: ignore[arg-type]
+        chooser=next((each for each in (*patterns, selection) if isinstance(each, Chooser)), None),
+        selection=selection if isinstance(selection, Part) else Part(),
+        prior=common.prior.build(dims),
+        head_mixing=common.head_mixing.build(dims),
+        span=choices.span.build(dims),
         dropout=config.dropout,
     )
+
+
+def reach_of(pattern: Reach | Chooser) -> Reach:
+    """How far back a pattern looks; one that chooses keys itself says it beside the choice."""
+    reach = pattern.reach if isinstance(pattern, Chooser) else pattern
+    assert reach is not None, "a chooser that is a pattern has a reach"
+    return reach
 
 
 def build_layer(config: BackboneConfig, layer: int, position: Position) -> Layer:
     """One layer."""
     hidden = config.ff_width or 4 * config.width
-    residual = config.choice("residual")
+    residual = config.choices.residual
     return Layer(
         build_mixing(config, layer, position),
-        make(config.choice("ff"), FEED_FORWARDS, config.width, hidden),  # type: ignore[arg-type]
-        make(residual, RESIDUALS, config.width),  # type: ignore[arg-type]
-        make(residual, RESIDUALS, config.width),  # type: ignore[arg-type]
+        config.choices.ff.build(config.width, hidden),
+        residual.build(config.width),
+        residual.build(config.width),
         config.dropout,
     )
 
@@ -138,14 +127,17 @@ def check_parts(config: BackboneConfig) -> None:
             )
 
 
-def part_numbers(config: BackboneConfig) -> dict[str, dict[str, int]]:
+def part_numbers(config: BackboneConfig, cached: bool = True) -> dict[str, dict[str, int]]:
     """The "parameters" and "numbers of state per stream" by name, of all parts but the norms around the layers.
+
+    Args:
+        cached: count the state of acting; else that of training.
 
     Raises:
         ConfigError: options that do not fit the sizes.
     """
-    kinds = Counter(layer_kind(config, layer) for layer in range(config.layers))
-    universal = config.choice("depth").name != "fixed"
+    kinds = Counter(layer % len(config.choices.kinds) for layer in range(config.layers))
+    universal = config.choices.depth.build().shared
     parameters: dict[str, int] = {}
     state: dict[str, int] = {}
     with torch.device("meta"), _Unfilled():
@@ -155,16 +147,10 @@ def part_numbers(config: BackboneConfig) -> dict[str, dict[str, int]]:
             for name, value in layer.named_parameters():
                 once = universal or (at_score.shared and any(value is each for each in at_score.parameters()))
                 parameters[f"layers.{kind}.{name}"] = value.numel() * (1 if once else count)
-            for name, shape in layer.mixing.shapes(True).items():
+            for name, shape in layer.mixing.shapes(cached).items():
                 state[f"layers.{kind}.{name}"] = math.prod(shape) * count
     parameters |= {f"input_positions.{name}": value.numel() for name, value in inputs.named_parameters()}
     return {"parameters": parameters, "numbers of state per stream": state}
-
-
-def layer_kind(config: BackboneConfig, layer: int) -> int:
-    """The first layer with the same choices as ``layer``."""
-    cycles = [len(value) for axis in PER_LAYER if isinstance(value := getattr(config, axis), list)]
-    return layer % math.lcm(*cycles)
 
 
 class _Unfilled(TorchFunctionMode):

@@ -1,104 +1,32 @@
 """One frozen record for every axis of the backbone, read from YAML or a dict, checked before anything is built."""
 
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, cached_property
 from typing import Annotated, Any
 
 import numpy as np
-from annotated_types import Ge, Le, Lt
+from annotated_types import Ge, Le
 
-from rltransformers.attention.catalogue import HEAD_MIXINGS, MIXERS, PATTERNS, PRIORS, SELECTIONS, SPANS
-from rltransformers.backbone.build import PER_LAYER, check_parts, part_numbers
+from rltransformers.backbone.axes import PLAIN
+from rltransformers.backbone.build import check_parts, part_numbers
+from rltransformers.backbone.choices import Choices, read
+from rltransformers.backbone.losses import LOSSES
 from rltransformers.backbone.presets import PRESETS, Preset
 from rltransformers.backbone.rules import check_combinations
-from rltransformers.blocks.feedforward import FEED_FORWARDS
-from rltransformers.blocks.residual import RESIDUALS
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.ranges import DropoutRate, check
-from rltransformers.core.spec import Choice, Size, Spec, Traits
-from rltransformers.memory.catalogue import MEMORIES
-from rltransformers.positions.catalogue import POSITIONS
+from rltransformers.core.spec import Choice, Feature, Size, is_list
 
-
-def _depth(id: str, name: str, paper: str, summary: str, example: dict[str, Any]) -> Spec:
-    return Spec(id, name, "depth", paper, summary, _depth_options[name], example, Traits(causality="N/A"))
-
-
-def _no_options() -> None:
-    """Depths without options."""
-
-
-def _act_options(*, epsilon: Annotated[float, Ge(0), Lt(1)] = 0.01) -> None:
-    """A token halts when its halting probabilities add up to 1 - epsilon."""
-
-
-_depth_options = {"fixed": _no_options, "universal": _no_options, "universal_act": _act_options}
-_UNIVERSAL = "Dehghani et al. 2019, arXiv 1807.03819"
-DEPTHS = {
-    spec.name: spec
-    for spec in (
-        _depth("D0", "fixed", "-", "Every layer has its own weights.", {"depth": "fixed"}),
-        _depth("D2", "universal", _UNIVERSAL, "One layer, applied `layers` times.", {"depth": "universal"}),
-        _depth(
-            "D3", "universal_act", f"{_UNIVERSAL}; Graves 2016, arXiv 1603.08983",
-            "One layer, applied until each token halts, at most `layers` times.", {"depth": "universal_act"},
-        ),
-    )
-}  # fmt: skip
-LOSSES = {
-    spec.name: spec
-    for spec in (
-        Spec(
-            "X2", "span", "losses", "Sukhbaatar et al. 2019, arXiv 1905.07799, equation 6",
-            "Mean span in tokens, summed over layers.", None,
-            {"losses": {"span": 1e-3}, "span": {"name": "adaptive", "ramp": 2.0, "initial": 0.5}},
-            Traits(causality="N/A"),
-        ),
-        Spec(
-            "X3", "ponder", "losses", "Graves 2016, arXiv 1603.08983, equation 13",
-            "Steps taken plus remainder, mean over tokens.", None,
-            {"losses": {"ponder": 1e-2}, "depth": "universal_act"}, Traits(causality="N/A"),
-        ),
-        Spec(
-            "X6", "compression", "losses", "Rae et al. 2019, arXiv 1911.05507, section 3.2",
-            "Squared error of decoding compressed memories, or of what attention reads from them.", None,
-            {"losses": {"compression": 1.0}, "memory": 5,
-             "memory_kind": {"name": "compressive", "slots": 3, "rate": 2}},
-            Traits(causality="N/A"),
-        ),
-    )
-}  # fmt: skip
-
-AXES: dict[str, dict[str, Spec]] = {
-    "position": POSITIONS,
-    "pattern": PATTERNS,
-    "selection": SELECTIONS,
-    "mixer": MIXERS,
-    "prior": PRIORS,
-    "head_mixing": HEAD_MIXINGS,
-    "span": SPANS,
-    "memory_kind": MEMORIES,
-    "depth": DEPTHS,
-    "residual": RESIDUALS,
-    "ff": FEED_FORWARDS,
-    "losses": LOSSES,
-}
 LossWeight = Annotated[float, Ge(0), Le(1e6)]
-
-
-def catalogue() -> dict[str, list[Spec]]:
-    """Every mechanism by axis, in the order of the docs."""
-    return {axis: list(table.values()) for axis, table in AXES.items()}
 
 
 @dataclass(frozen=True)
 class BackboneConfig:
     """What a backbone is made of. A mechanism is written as ``name`` or ``{name: ..., option: value}``.
 
-    The defaults of the fields are the plain stack that presets start from: pre-norm, no positions. ``from_dict`` starts
-    from a preset, gtrxl unless it names another.
+    The defaults of the fields are the preset gtrxl; ``from_dict`` starts from another one where it is named.
 
     Attributes:
         width: D of the residual stream, input and output.
@@ -136,7 +64,7 @@ class BackboneConfig:
     memory: Annotated[int, Ge(0), Le(1_000_000)] = 64
     memory_kind: Any = "transformer_xl"
     tokens_per_step: Annotated[int, Ge(1), Le(1000)] = 1
-    position: Any = "none"
+    position: Any = "trxl"
     mixer: Any = "softmax"
     pattern: Any = "full"
     selection: Any = "none"
@@ -144,7 +72,7 @@ class BackboneConfig:
     head_mixing: Any = "mha"
     span: Any = "full"
     depth: Any = "fixed"
-    residual: Any = "pre_ln"
+    residual: Any = "gru"
     ff: Any = "ffn"
     ff_width: Size | None = None
     input_norm: bool = False
@@ -156,9 +84,9 @@ class BackboneConfig:
         """Copy the values as plain ones; check types and ranges, names, combinations, and what would be built."""
         for name, annotation in _annotations().items():
             object.__setattr__(self, name, check(plain(getattr(self, name)), annotation, f"backbone.{name}"))
-        check_sizes(self)
-        check_names(self)
+        check_losses(self)
         check_combinations(self)
+        check_sizes(self)
         check_parts(self)
 
     @staticmethod
@@ -187,41 +115,21 @@ class BackboneConfig:
         for key in given:
             if key not in known:
                 raise ConfigError(f"unknown backbone setting {key!r}; {did_you_mean(key, known)}")
-        return BackboneConfig(**{**chosen.overrides, **given})
+        return BackboneConfig(**{**PLAIN, **chosen.overrides, **given})
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, as plain JSON values."""
         return {each.name: plain(getattr(self, each.name)) for each in fields(self)}
 
+    @cached_property
+    def choices(self) -> Choices:
+        """The mechanisms with their options, per layer and for all layers."""
+        return read(self)
+
     def numbers(self) -> tuple[int, int]:
-        """Parameters, and numbers of state per stream, of all parts but the norms around the layers."""
-        parameters, state = (sum(counts.values()) for counts in part_numbers(self).values())
+        """Parameters, and numbers of training state per stream, of all parts but the norms around the layers."""
+        parameters, state = (sum(counts.values()) for counts in part_numbers(self, cached=False).values())
         return parameters, state
-
-    def choice(self, axis: str, layer: int = 0) -> Choice:
-        """The entry of one axis that a layer uses."""
-        value = getattr(self, axis)
-        if axis in PER_LAYER and is_list(value):
-            value = value[layer % len(value)]
-        return Choice.parse(value, axis, AXES[axis])
-
-    def positions(self) -> list[Choice]:
-        """All position encodings."""
-        values = self.position if is_list(self.position) else [self.position]
-        return [Choice.parse(value, "position", POSITIONS) for value in values]
-
-    def patterns(self, layer: int) -> list[Choice]:
-        """One pattern for all heads of a layer, or one per head."""
-        value = self.pattern
-        if is_list(value):
-            value = value[layer % len(value)]
-        values = value if is_list(value) else [value]
-        return [Choice.parse(each, "pattern", PATTERNS) for each in values]
-
-
-def is_list(value: Any) -> bool:
-    """True for YAML lists and tuples."""
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def plain(value: Any) -> Any:
@@ -257,11 +165,13 @@ def find_preset(name: str) -> Preset:
 
 
 def check_sizes(config: BackboneConfig) -> None:
-    """Sizes that divide each other.
+    """Raise unless heads divide what they share, where there are heads with keys.
 
     Raises:
         ConfigError: the first size that is wrong.
     """
+    if not any(Feature.KEYS in layer.mixer.spec.offers for layer in config.choices.kinds):
+        return
     if config.head_dim is None and config.width % config.heads:
         raise ConfigError(
             f"heads ({config.heads}) must divide width ({config.width}); nearest that do: "
@@ -282,41 +192,12 @@ def nearest_divisors(number: int, wanted: int) -> str:
     return ", ".join(map(str, below + above))
 
 
-def written_choices(config: BackboneConfig, axis: str) -> Iterator[tuple[str, Any]]:
-    """Every choice of an axis as it is written, with its path; lists only where the axis takes them.
+def check_losses(config: BackboneConfig) -> None:
+    """Raise unless every loss is in the catalogue and every weight is a number.
 
     Raises:
-        ConfigError: an empty list.
+        ConfigError: an unknown loss, or a weight outside its range.
     """
-    path = f"backbone.{axis}"
-    deepest = {"pattern": 2, "position": 1}.get(axis, int(axis in PER_LAYER))
-    yield from _leaves(getattr(config, axis), path, deepest)
-
-
-def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    if not is_list(value) or depth == 0:
-        yield path, value
-        return
-    if not value:
-        raise ConfigError(f"{path} takes a name or {{name: ..., option: value}}, or a list of them, got an empty list")
-    for index, item in enumerate(value):
-        yield from _leaves(item, f"{path}[{index}]", depth - 1)
-
-
-def check_names(config: BackboneConfig) -> None:
-    """Every choice is in the catalogue, its options of the right type and inside their ranges.
-
-    Raises:
-        ConfigError: unknown name or option, or a value that an option does not take.
-    """
-    for axis, table in AXES.items():
-        if axis == "losses":
-            continue
-        for path, value in written_choices(config, axis):
-            Choice.parse(value, axis, table, path)
-    if config.choice("head_mixing").name in ("mqa", "decoupled"):
-        numbers = {"mqa": "kv_heads: 1", "decoupled": "head_dim: n"}[config.choice("head_mixing").name]
-        raise ConfigError(f"head_mixing {config.choice('head_mixing').name!r} is chosen by numbers: write {numbers}")
     for name, weight in config.losses.items():
         if name not in LOSSES:
             raise ConfigError(f"backbone.losses: unknown loss {name!r}; {did_you_mean(name, LOSSES)}")

@@ -3,29 +3,30 @@
 Axes: B batch, T tokens, D model width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rltransformers.attention.interface import EVERY, chosen
 from rltransformers.backbone.build import build_layer, build_positions
 from rltransformers.backbone.config import BackboneConfig
-from rltransformers.backbone.state import State
-from rltransformers.blocks.halting import Halting
+from rltransformers.backbone.depth import Depth
+from rltransformers.backbone.state import State, prefixed
 from rltransformers.blocks.layer import Layer
-from rltransformers.blocks.mixing import detached
-from rltransformers.blocks.reversible import ReversibleLayer
+from rltransformers.blocks.sublayer import detached
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.record import Record
+from rltransformers.core.record import Probe, Record
+from rltransformers.core.spec import Feature
+from rltransformers.functional.call import EVERY, SILENT, Call, chosen
 from rltransformers.functional.dropout import dropout
 from rltransformers.functional.modules import normalised
-from rltransformers.functional.sinusoids import sinusoid
-from rltransformers.functional.windows import Tokens, episode_positions, padded_behind, places
+from rltransformers.functional.windows import Tokens, episode_positions, padded_behind
 from rltransformers.memory.interface import Cached, LayerState
 from rltransformers.positions.interface import Position
+from rltransformers.stacks.plain import Plain, layer_place
+from rltransformers.stacks.reversible import Reversible
 
 
 class Backbone(nn.Module):
@@ -44,19 +45,22 @@ class Backbone(nn.Module):
         self.config = BackboneConfig.from_dict(config)
         self.width = self.config.width
         self.aux_weights = dict(self.config.losses)
-        depth = self.config.choice("depth")
-        self.universal = depth.name != "fixed"
-        self.halts = depth.name == "universal_act"
-        self.reversible = self.config.choice("residual").name == "reversible"
+        depth: Depth = self.config.choices.depth.build()
+        self.universal = depth.shared
         self.input_positions, at_score = build_positions(self.config, self.config.layers)
         count = 1 if self.universal else self.config.layers
         self.layers = nn.ModuleList(build_layer(self.config, layer, at_score[layer]) for layer in range(count))
         self.input_norm = nn.LayerNorm(self.width) if self.config.input_norm else None
         self.final_norm = nn.LayerNorm(self.width) if self.config.final_norm else None
-        if self.halts:
-            self.halt = nn.Linear(self.width, 1)
-            nn.init.ones_(self.halt.bias)
-            self.epsilon = float(depth.options.get("epsilon", 0.01))
+        self.halt = depth.halt(self.width)
+        self.stack = self.way(depth)
+
+    def way(self, depth: Depth) -> Plain | Reversible:
+        """The way through the layers."""
+        layers = [self.layer(index) for index in range(self.config.layers)]
+        if Feature.INVERSE in self.config.choices.residual.spec.offers:
+            return Reversible(layers)
+        return depth.stack(layers, self.embed, self.halt)
 
     def layer(self, index: int) -> Layer:
         """The layer applied at ``index``; a universal backbone has only one."""
@@ -70,29 +74,35 @@ class Backbone(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         cached: Cached = False,
-        rows: bool = True,
     ) -> State:
         """Nothing seen yet.
 
         Args:
-            cached: True gives the acting form, which keeps keys and values beside layer inputs; "only" keeps them in
-                place of layer inputs, for acting that no training segment will start from.
-            rows: False leaves out the memory rows, which stand for nothing yet; the state after a call has them all.
+            cached: True gives the acting form, rings of keys and values beside those of layer inputs; "only" keeps them
+                in place of layer inputs, for acting that no training segment will start from.
         """
         parameter = next(self.parameters())
         device, dtype = device or parameter.device, dtype or parameter.dtype
         tensors = {"position": torch.full((batch_size,), -1, dtype=torch.long, device=device)}
+        if cached:
+            tensors["clock"] = torch.zeros(batch_size, dtype=torch.long, device=device)
         for index in range(self.config.layers):
-            for name, shape in self.state_shapes(index, cached, rows).items():
-                tensors[f"layer{index}.{name}"] = torch.zeros(batch_size, *shape, device=device, dtype=dtype)
+            for name, shape in self.layer(index).mixing.shapes(cached).items():
+                tensors[f"{layer_place(index)}.{name}"] = torch.zeros(batch_size, *shape, device=device, dtype=dtype)
         return State(tensors)
 
-    def state_shapes(self, index: int, cached: Cached, rows: bool) -> dict[str, tuple[int, ...]]:
-        """State tensors of one layer without the batch axis, with or without its memory rows."""
-        shapes = self.layer(index).mixing.shapes(cached)
-        return {
-            name: shape if rows or name not in ("hidden", "keys") else (0, *shape[1:]) for name, shape in shapes.items()
-        }
+    def tables(self) -> dict[str, Tensor]:
+        """What every layer makes of distances under today's weights, for the argument ``tables`` of many calls."""
+        with torch.no_grad():
+            found: dict[str, Tensor] = {}
+            for index in range(self.config.layers):
+                found |= prefixed(layer_place(index), self.layer(index).mixing.tables())
+            return found
+
+    def table_sources(self) -> list[nn.Module]:
+        """The modules whose weights ``tables`` depends on."""
+        layers = [self.layer(index) for index in range(len(self.layers))]
+        return [module for layer in layers for module in layer.mixing.table_sources()]
 
     def forward(
         self,
@@ -120,161 +130,178 @@ class Backbone(nn.Module):
 
         Raises:
             ConfigError: x is not [B, T, width], or state belongs to another batch size.
+            DataError: an episode is longer than a position table.
         """
-        if x.dim() != 3 or x.shape[-1] != self.width:
-            raise ConfigError(f"the backbone takes [batch, time, width {self.width}], got {tuple(x.shape)}")
-        if state is not None and state.batch_size != len(x):
-            raise ConfigError(
-                f"state is for {state.batch_size} streams, x has {len(x)}; pass initial_state({len(x)}) or None"
-            )
-        order = None
+        self.check_sizes(x, state)
+        if state is not None and state.acts:
+            if x.shape[1] <= self.config.tokens_per_step and valid is None and record is None:
+                y, after = self.step(x, state, reset, timestep=timestep)
+                return chosen(y, wanted), after
+            y, after = self.segment(x, self.in_order(state), reset, valid, timestep, wanted, record)
+            return y, self.in_rings(after)
+        return self.segment(x, state, reset, valid, timestep, wanted, record)
+
+    def step(
+        self,
+        x: Float[Tensor, "B T D"],
+        state: State,
+        reset: Bool[Tensor, "B T"] | None = None,
+        *,
+        timestep: Int[Tensor, "B T"] | None = None,
+        tables: dict[str, Tensor] | None = None,
+        overwrites: bool = False,
+        record: Record | None = None,
+    ) -> tuple[Float[Tensor, "B T D"], State]:
+        """The tokens of at most one environment step, in fixed shapes and without a look at data.
+
+        Args:
+            state: in the form for acting.
+            tables: ``tables()``, computed anew whenever weights change; None computes what is needed of them here.
+            overwrites: whether the rings of ``state`` may be written in place; the returned state holds the same rings.
+            record: collects metrics.
+        """
+        tokens = self.locate(x, state, reset, timestep, None)
+        clock = state.tensors["clock"]
+        call = Call(tokens, SILENT if record is None else Probe(record), EVERY, clock[0], overwrites, tables or {})
+        if not torch.compiler.is_compiling():
+            self.check_places(tokens.p, tokens.timestep)
+        y, after = self.run(x, [self.layer_state(index, state, x) for index in range(self.config.layers)], call)
+        tensors = {"position": tokens.p[:, -1], "clock": clock + x.shape[1]}
+        return y, gathered_state(tensors, after)
+
+    def segment(
+        self,
+        x: Tensor,
+        state: State | None,
+        reset: Tensor | None,
+        valid: Tensor | None,
+        timestep: Tensor | None,
+        wanted: slice,
+        record: Record | None,
+    ) -> tuple[Tensor, State]:
+        """Any number of tokens, from a state whose rows lie in order."""
+        order, asked = None, wanted
         if valid is not None and not padded_behind(valid):
             order = torch.argsort((~valid).to(torch.uint8), dim=1, stable=True)
-            x, reset, timestep = (None if part is None else _take(part, order) for part in (x, reset, timestep))  # type: ignore[assignment]
+            x = _take(x, order)
+            reset = None if reset is None else _take(reset, order)
+            timestep = None if timestep is None else _take(timestep, order)
+            wanted = EVERY  # sorted tokens go back to their places before any is left out
         tokens = self.locate(x, state, reset, timestep, None if valid is None else valid.sum(1))
+        self.check_places(tokens.p, tokens.timestep)
         states = [self.layer_state(index, state, x) for index in range(self.config.layers)]
-        x = normalised(self.input_norm, x if self.universal else self.embed(x, tokens))
-        x = dropout(x, self.config.dropout, self.training)
-        choose = wanted
-        if self.halts:
-            x, after = self.run_halting(x, states, tokens, record)
-        elif self.reversible:
-            x, after = self.run_reversible(x, states, tokens, record)
-        elif order is not None:  # sorted tokens go back to their places before any is left out
-            x, after = self.run(x, states, tokens, record, EVERY)
-        else:
-            x, after = self.run(x, states, tokens, record, wanted)
-            choose = EVERY
+        x, after = self.run(x, states, Call(tokens, Probe(record), wanted))
         if order is not None:
             x = torch.zeros_like(x).scatter(1, order[..., None].expand_as(x), x)
-        x = normalised(self.final_norm, chosen(x, choose))
+            x = chosen(x, asked)
         if valid is not None:
-            x = x * valid[:, wanted, None]
-        tensors = {"position": tokens.last_position()}
-        for index, layer_state in enumerate(after):
-            tensors |= {f"layer{index}.{name}": value for name, value in layer_state.items()}
-        return x, State(tensors)
+            x = x * valid[:, asked, None]
+        return x, gathered_state({"position": tokens.last_position()}, after)
+
+    def run(self, x: Tensor, states: list[LayerState], call: Call) -> tuple[Tensor, list[LayerState]]:
+        """Embedding, layers, norms: the wanted tokens, and the states of the layers."""
+        x = normalised(self.input_norm, x if self.universal else self.embed(x, call))
+        x = dropout(x, self.config.dropout, self.training)
+        x, after = self.stack.run(x, states, call)
+        return normalised(self.final_norm, x), after
 
     def locate(
         self, x: Tensor, state: State | None, reset: Tensor | None, timestep: Tensor | None, length: Tensor | None
     ) -> Tokens:
         """Where every token stands."""
         batch, time = x.shape[:2]
-        index = places(time, x.device)
+        index = torch.arange(time, device=x.device)
         before = torch.full((batch,), -1, device=x.device) if state is None else state.tensors["position"]
-        p = before[:, None] + places(1 + time, x.device)[1:] if reset is None else episode_positions(before, reset)
+        p = before[:, None] + 1 + index if reset is None else episode_positions(before, reset)
         if length is not None:
             p = torch.where(index < length[:, None], p, 0)
         live = p > index
         group = self.config.tokens_per_step
         step = timestep if timestep is not None else (p if group == 1 else p // group)
+        if timestep is not None and length is not None:
+            step = torch.where(index < length[:, None], timestep, 0)
         return Tokens(p, step, live, before, length)
 
-    def embed(self, x: Tensor, tokens: Tokens) -> Tensor:
-        """Input with the encodings that act on it."""
-        timestep = tokens.timestep if tokens.length is None else torch.where(tokens.valid(), tokens.timestep, 0)
+    def check_sizes(self, x: Tensor, state: State | None) -> None:
+        """Raise ConfigError unless x is [B, T, width] and the state has as many streams."""
+        if x.dim() != 3 or x.shape[-1] != self.width:
+            raise ConfigError(f"the backbone takes [batch, time, width {self.width}], got {tuple(x.shape)}")
+        if state is not None and state.batch_size != x.shape[0]:
+            raise ConfigError(
+                f"state is for {state.batch_size} streams, x has {len(x)}; pass initial_state({len(x)}) or None"
+            )
+
+    def check_places(self, p: Int[Tensor, "B T"], timestep: Int[Tensor, "B T"]) -> None:
+        """Raise DataError unless the encodings of the input have all places; looks at data."""
         for position in self.input_positions:
             assert isinstance(position, Position)
-            x = position.embed(x, tokens.p, timestep)
+            position.check_places(p, timestep)
+
+    def embed(self, x: Tensor, call: Call) -> Tensor:
+        """Input with the encodings that act on it."""
+        for position in self.input_positions:
+            assert isinstance(position, Position)
+            x = position.embed(x, call.tokens.p, call.tokens.timestep)
         return x
 
     def layer_state(self, index: int, state: State | None, x: Tensor) -> LayerState:
         """State of one layer; a stream that starts here has no memory rows at all."""
         if state is not None:
-            return detached(state.layer(f"layer{index}"))
-        shapes = self.state_shapes(index, cached=False, rows=False)
-        return {name: x.new_zeros(len(x), *shape) for name, shape in shapes.items()}
-
-    def run(
-        self, x: Tensor, states: list[LayerState], tokens: Tokens, record: Record | None, wanted: slice
-    ) -> tuple[Tensor, list[LayerState]]:
-        """All layers in turn; the last one gives the ``wanted`` tokens."""
-        after, carry = [], None
-        for index, state in enumerate(states):
-            if self.universal:
-                x = self.step_signal(self.embed(x, tokens), index)
-            last = wanted if index == len(states) - 1 else EVERY
-            x, new, carry = self.layer(index)(x, state, tokens, carry, record, f"layer{index}", last)
-            after.append(new)
-        return x, after
-
-    def step_signal(self, x: Tensor, index: int) -> Tensor:
-        """Which application of a universal layer this is (arXiv 1807.03819, equation 6)."""
-        return x + sinusoid(torch.tensor(index + 1, device=x.device), self.width, x)
-
-    def run_halting(
-        self, x: Tensor, states: list[LayerState], tokens: Tokens, record: Record | None
-    ) -> tuple[Tensor, list[LayerState]]:
-        """Universal layer with adaptive computation time; a halted token keeps its state as key for the others."""
-        total = torch.zeros_like(x)
-        halting = Halting.start(x[..., 0])
-        after = []
-        for index, state in enumerate(states):
-            into = self.step_signal(self.embed(x, tokens), index)
-            out, new, _ = self.layer(index)(into, state, tokens, None, record, f"layer{index}")
-            after.append(new)
-            probability = torch.sigmoid(self.halt(out))[..., 0]
-            frozen = halting.halted
-            weight, halting = halting.step(probability, index == len(states) - 1, self.epsilon)
-            total = total + weight[..., None] * out
-            x = torch.where(frozen[..., None], x, out)
-        if record is not None:
-            valid = tokens.valid().to(x.dtype)
-            mean = (halting.ponder() * valid).sum() / valid.sum().clamp(min=1)
-            record.add_loss("ponder", mean)
-            record.metrics["halting/steps"] = (halting.steps.detach() * valid).sum() / valid.sum().clamp(min=1)
-        return total, after
-
-    def run_reversible(
-        self, x: Tensor, states: list[LayerState], tokens: Tokens, record: Record | None
-    ) -> tuple[Tensor, list[LayerState]]:
-        """Two streams; the output is their mean."""
-        x1, x2 = x, x
-        after: list[LayerState] = []
-        rebuilt: list[Tensor] = []
-        for index, state in enumerate(states):
-            layer, name = self.layer(index), f"layer{index}"
-            outputs: list[LayerState] = []
-
-            def mix(
-                x: Tensor,
-                layer: Layer = layer,
-                state: LayerState = state,
-                name: str = name,
-                outputs: list[LayerState] = outputs,
-            ) -> Tensor:
-                first = not outputs
-                y, new, _ = layer.mix(x, state, tokens, None, record if first else None, name)
-                if first:
-                    outputs.append(new)
-                return y
-
-            x1, x2 = ReversibleLayer.apply(
-                mix, layer.transform, rebuilt, index == len(states) - 1, x1, x2, *layer.parameters()
-            )
-            after.extend(outputs)
-        return (x1 + x2) / 2, after
+            return detached(state.layer(layer_place(index)))
+        shapes = self.layer(index).mixing.shapes(cached=False)
+        return {
+            name: x.new_zeros(x.shape[0], *((0, *shape[1:]) if name in ("hidden", "keys") else shape))
+            for name, shape in shapes.items()
+        }
 
     def with_cache(self, state: State) -> State:
         """Acting form of ``state``: keys and values of what is remembered, with today's weights."""
         with torch.no_grad():
-            return self._map_layers(state, lambda layer, part: layer.mixing.with_keys(part, layer.join_mixing.prepare))
+            state = self.without_cache(state)
+            return self.clocked(
+                self.map_layers(state, lambda layer, part: layer.mixing.with_keys(part, layer.join_mixing))
+            )
 
     def without_cache(self, state: State) -> State:
         """Training form of ``state``: layer inputs only."""
-        return self._map_layers(state, lambda layer, part: layer.mixing.without_keys(part))
+        clock = state.tensors["clock"][0] if state.acts else None
+        return self.map_layers(state, lambda layer, part: layer.mixing.without_keys(part, clock))
 
-    def _map_layers(self, state: State, function: Any) -> State:
-        tensors = {"position": state.tensors["position"]}
-        for index in range(self.config.layers):
-            part = function(self.layer(index), state.layer(f"layer{index}"))
-            tensors |= {f"layer{index}.{name}": value for name, value in part.items()}
-        return State(tensors)
+    def in_order(self, state: State) -> State:
+        """An acting state with its rows and keys in order, from which a segment continues."""
+        clock = state.tensors["clock"][0]
+        return self.map_layers(state, lambda layer, part: layer.mixing.in_order(part, clock))
+
+    def in_rings(self, state: State) -> State:
+        """The inverse of ``in_order``."""
+        return self.clocked(self.map_layers(state, lambda layer, part: layer.mixing.in_rings(part)))
+
+    def clocked(self, state: State) -> State:
+        """The state with a clock that stands at 0."""
+        position = state.tensors["position"].clone()
+        return State({**state.tensors, "position": position, "clock": torch.zeros_like(position)})
+
+    def map_layers(self, state: State, function: Callable[[Layer, LayerState], LayerState]) -> State:
+        """A state of whose layers a function was taken; it has no clock."""
+        parts = [function(self.layer(index), state.layer(layer_place(index))) for index in range(self.config.layers)]
+        return gathered_state({"position": state.tensors["position"]}, parts)
 
     def constrain_(self) -> None:
         """Bring bounded parameters (adaptive spans) back into range; call after every optimiser step."""
         for index in range(len(self.layers)):
-            self.layer(index).mixing.constrain_()
+            self.layer(index).mixing.mixer.constrain_()
+
+    def maintain(self) -> None:
+        """Let mixers learn what they learn without gradients; call between two rounds of collecting and learning."""
+        for index in range(len(self.layers)):
+            self.layer(index).mixing.mixer.maintain()
+
+
+def gathered_state(tensors: dict[str, Tensor], layers: list[LayerState]) -> State:
+    """One state of the states of all layers."""
+    for index, part in enumerate(layers):
+        tensors |= prefixed(layer_place(index), part)
+    return State(tensors)
 
 
 def _take(tokens: Tensor, order: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Named combinations. A preset fixes only what its paper fixes; sizes and the rest are the defaults of the config.
+"""Named combinations. A preset changes the plain stack (``axes.PLAIN``) where its paper does; sizes are the config's.
 
 Each entry: the overrides, the source, and how the form built here deviates from it.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Preset:
-    """Overrides of the default config."""
+    """Changes of the plain stack."""
 
     overrides: Mapping[str, Any]
     paper: str

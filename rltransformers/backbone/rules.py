@@ -1,159 +1,189 @@
-"""Combinations that cannot work, each refused at construction with the reason."""
+"""Which choices work together, read off what the mechanisms declare: what they offer, need, refuse and produce.
+
+No mechanism is named here. A mechanism acts in the layers whose mixer offers what it needs; where it cannot act at
+all, or stands beside what it refuses, the config is refused with the reason and with a change that mends it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING
 
-from rltransformers.attention.catalogue import MIXERS
+from rltransformers.backbone.axes import AXES
+from rltransformers.backbone.choices import Choices, LayerChoices
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Choice, Feature, Loss
 
 if TYPE_CHECKING:
     from rltransformers.backbone.config import BackboneConfig
 
-INPUT_POSITIONS = ("sinusoidal", "learned", "timestep")
-NO_LOGITS = {"selection": "none", "prior": "none", "head_mixing": "mha", "span": "full"}
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a feature of a config comes from, and how to do without it."""
+
+    text: str
+    way_out: str
 
 
 def check_combinations(config: BackboneConfig) -> None:
-    """Refuse what the parts cannot do together.
+    """Raise unless all choices and settings can do together what they are there for.
 
     Raises:
-        ConfigError: with the two settings that clash and why.
+        ConfigError: names the two that clash, the reason and the way out.
     """
-    check_positions(config)
-    for layer in range(config.layers):
-        check_layer(config, layer)
-    check_residual(config)
-    check_realformer(config)
+    check_places(config.choices.positions)
+    for index, layer in enumerate(config.choices.kinds):
+        check_heads(config, layer)
+        check_layer(config, layer, index)
+    for choice in config.choices.common():
+        check_reach(choice, config.choices)
+    check_keys(config)
+    check_refusals(config)
     check_losses(config)
-    check_bias(config)
 
 
-def check_positions(config: BackboneConfig) -> None:
-    """At most one encoding per place."""
-    names = [choice.name for choice in config.positions()]
-    at_input = [name for name in names if name in INPUT_POSITIONS]
-    at_score = [name for name in names if name not in (*INPUT_POSITIONS, "none")]
-    for place, found in (("the input", at_input), ("the scores", at_score)):
-        if len(found) > 1:
-            raise ConfigError(f"positions {' and '.join(found)} both act on {place}; keep one of them")
-    shaw = [choice for choice in config.positions() if choice.name == "shaw" and choice.options.get("values", True)]
-    if shaw and config.value_dim not in (None, config.head_dim or config.width // config.heads):
+def check_places(choices: Iterable[Choice]) -> None:
+    """Raise unless every choice acts at a place of its own."""
+    for one, other in combinations(choices, 2):
+        if one.spec.acts_at and one.spec.acts_at == other.spec.acts_at:
+            raise ConfigError(
+                f"{one.spec.axis}s {one.name} and {other.name} both act {one.spec.acts_at}; keep one of them"
+            )
+
+
+def check_heads(config: BackboneConfig, layer: LayerChoices) -> None:
+    """Raise unless a layer has one pattern, or one per head."""
+    count = len(layer.patterns)
+    if count not in (1, config.heads):
         raise ConfigError(
-            f"position 'shaw' adds to values and needs value_dim ({config.value_dim}) equal to the head width; "
-            f"write {{name: shaw, values: false}} or leave value_dim out"
+            f"{count} patterns per head for {config.heads} heads; give one per head or {without(layer.patterns[0])}"
         )
 
 
-def check_layer(config: BackboneConfig, layer: int) -> None:
-    """One layer's mixer against everything that needs logits or rows."""
-    mixer = config.choice("mixer", layer).name
-    family = MIXERS[mixer].traits.family
-    patterns = config.patterns(layer)
-    if len(patterns) > 1 and len(patterns) != config.heads:
-        raise ConfigError(f"{len(patterns)} patterns per head for {config.heads} heads; give one per head")
-    if family != "EXPL":
-        score = [each.name for each in config.positions() if each.name not in (*INPUT_POSITIONS, "none")]
-        if score:
-            raise ConfigError(
-                f"position {score[0]!r} acts on scores, but mixer {mixer!r} has no scores; use {INPUT_POSITIONS[0]!r}"
-            )
-        for axis, neutral in NO_LOGITS.items():
-            if config.choice(axis, layer).name != neutral:
+def check_layer(config: BackboneConfig, layer: LayerChoices, index: int) -> None:
+    """Raise unless the mixer of a layer offers what the other choices of the layer need, and a memory of 0 is none."""
+    mixer = layer.mixer
+    where = f"mixer {mixer.name!r}" + (f" of layer {index}" if len(config.choices.kinds) > 1 else "")
+    for choice in layer:
+        for feature in choice.spec.needs:
+            if feature not in mixer.spec.offers:
                 raise ConfigError(
-                    f"{axis} {config.choice(axis, layer).name!r} needs attention logits, but mixer {mixer!r} has none; "
-                    f"set {axis} to {neutral!r} or mixer to 'softmax'"
+                    f"{title(choice)} needs {feature.value}, but {where} has none; {without(choice)} or "
+                    f"mixer to {offering(feature)}"
                 )
-        if [each.name for each in patterns] != ["full"]:
-            raise ConfigError(
-                f"pattern {patterns[0].name!r} needs a softmax mixer; mixer {mixer!r} fixes its own reach"
-            )
-        if config.choice("memory_kind").name == "compressive":
-            raise ConfigError(
-                f"memory_kind 'compressive' needs a softmax mixer in every layer, but layer {layer} is {mixer!r}"
-            )
-    if family in ("KERN", "VAL") and config.memory == 0:
+    if config.memory == 0 and Feature.ROWS not in mixer.spec.offers:
         raise ConfigError(
-            f"mixer {mixer!r} carries a state of its own, so memory 0 does not make it memoryless; "
-            "use mixer 'softmax' for a memoryless twin"
-        )
-    if (
-        family in ("KERN", "VAL")
-        and (config.kv_heads or config.head_dim or config.value_dim)
-        and mixer not in ("linear", "performer")
-    ):
-        raise ConfigError(f"kv_heads, head_dim and value_dim shape keys and values; mixer {mixer!r} has no keys")
-    if config.choice("head_mixing").name == "talking":
-        if len(patterns) > 1:
-            raise ConfigError("talking heads mix logits over heads and need one mask: no pattern per head")
-        if config.choice("selection", layer).name != "none":
-            raise ConfigError("talking heads mix logits over heads; a selection per head has no meaning after that")
-    compressive = config.choice("memory_kind").name == "compressive"
-    if compressive and ([each.name for each in patterns] != ["full"] or config.tokens_per_step != 1):
-        raise ConfigError(
-            "memory_kind 'compressive' decides which tokens are visible; use pattern 'full' and one token per step"
+            f"{where} carries a state of its own, so memory 0 does not make it memoryless; "
+            f"set mixer to {offering(Feature.ROWS)} or memory to at least 1"
         )
 
 
-def check_residual(config: BackboneConfig) -> None:
-    """Reversible layers rebuild their input, so nothing may pass beside the two streams."""
-    if config.choice("residual").name != "reversible":
+def check_reach(choice: Choice, choices: Choices) -> None:
+    """Raise unless a choice for all layers acts in one of them and fits every layer that it reaches."""
+    reaches = AXES[choice.spec.axis].reaches
+    for feature in choice.spec.needs:
+        mixers = [layer.mixer for layer in choices.kinds if (reaches or feature) in layer.mixer.spec.offers]
+        lacking = [mixer for mixer in mixers if feature not in mixer.spec.offers]
+        if not mixers or lacking:
+            names = sorted({mixer.name for mixer in lacking} or {layer.mixer.name for layer in choices.kinds})
+            raise ConfigError(
+                f"{title(choice)} needs {feature.value}, but mixer {' and '.join(map(repr, names))} has none; "
+                f"{without(choice)} or mixer to {offering(feature)}"
+            )
+
+
+def check_keys(config: BackboneConfig) -> None:
+    """Raise unless settings of keys have keys to shape, and heads divide what they share."""
+    mixers = {layer.mixer.name: layer.mixer.spec for layer in config.choices.kinds}
+    if any(Feature.KEYS in spec.offers for spec in mixers.values()):
         return
-    beside = {
-        "prior": ("none", "the previous layer's logits pass beside the streams"),
-        "depth": ("fixed", "halting and shared weights cannot be inverted"),
-        "span": ("full", "its loss needs a forward pass that is stored"),
-    }
-    for axis, (neutral, reason) in beside.items():
-        for layer in range(config.layers):
-            name = config.choice(axis, layer).name
-            if name != neutral and name != "gaussian_transformer":
-                raise ConfigError(f"residual 'reversible' with {axis} {name!r}: {reason}")
-    if config.choice("memory_kind").name == "compressive":
-        raise ConfigError(
-            "residual 'reversible' with memory_kind 'compressive': its loss needs a forward pass that is stored"
-        )
-
-
-def check_realformer(config: BackboneConfig) -> None:
-    """Logits of the previous layer exist only for the same keys."""
-    if config.choice("prior").name != "realformer":
-        return
-    if config.choice("depth").name == "universal_act":
-        raise ConfigError(
-            "prior 'realformer' with depth 'universal_act': halted tokens have no logits of a previous layer"
-        )
-    for axis in ("mixer", "pattern"):
-        value = getattr(config, axis)
-        if isinstance(value, list | tuple) and any(each != value[0] for each in value):
+    for name in ("kv_heads", "head_dim", "value_dim", "attention_bias"):
+        if getattr(config, name):
             raise ConfigError(
-                f"prior 'realformer' adds the previous layer's logits: {axis} must be the same in all layers"
+                f"{name} is about {Feature.KEYS.value}, but mixer {' and '.join(map(repr, sorted(mixers)))} has none; "
+                f"leave {name} out or set mixer to {offering(Feature.KEYS)}"
             )
+
+
+def check_refusals(config: BackboneConfig) -> None:
+    """Raise unless no choice refuses a feature of another one that acts in the same layers, or of the settings."""
+    common = config.choices.common()
+    of_settings = setting_features(config)
+    for layer in config.choices.kinds:
+        together = (*layer, *common)
+        features = {feature: Origin(title(each), without(each)) for each in together for feature in each.spec.offers}
+        features |= of_settings
+        if len(layer.patterns) > 1:
+            features[Feature.HEAD_PATTERNS] = Origin("pattern is a list", without(layer.patterns[0]))
+        for choice in together:
+            for refusal in choice.spec.refuses:
+                if refusal.feature in features:
+                    origin = features[refusal.feature]
+                    raise ConfigError(
+                        f"{title(choice)} does not go with {refusal.feature.value} ({origin.text}): {refusal.reason}; "
+                        f"{origin.way_out} or {choice.spec.axis} to {AXES[choice.spec.axis].neutral!r}"
+                    )
+
+
+def setting_features(config: BackboneConfig) -> dict[Feature, Origin]:
+    """What the settings that are no choices, and lists of choices, add to the features."""
+    kinds = config.choices.kinds
+    found: dict[Feature, Origin] = {}
+    if config.tokens_per_step > 1:
+        found[Feature.STEP_TOKENS] = Origin(f"tokens_per_step {config.tokens_per_step}", "set tokens_per_step to 1")
+    if any((layer.mixer, layer.patterns) != (kinds[0].mixer, kinds[0].patterns) for layer in kinds):
+        name = "mixer" if any(layer.mixer != kinds[0].mixer for layer in kinds) else "pattern"
+        found[Feature.MIXED_KEYS] = Origin(f"{name} is a list", f"set {name} to {AXES[name].neutral!r}")
+    if any(layer != kinds[0] for layer in kinds):
+        parts = zip(*(vars(layer).items() for layer in kinds), strict=True)
+        names = [items[0][0].removesuffix("s") for items in parts if any(item != items[0] for item in items)]
+        way_out = f"set {names[0]} to {AXES[names[0]].neutral!r}"
+        found[Feature.MIXED_LAYERS] = Origin(f"{names[0]} is a list", way_out)
+    if config.losses:
+        found[Feature.LOSSES] = Origin(f"losses {', '.join(config.losses)}", "leave losses out")
+    return found
 
 
 def check_losses(config: BackboneConfig) -> None:
-    """A loss needs the mechanism that produces it."""
-    spans = {config.choice("span", layer).name for layer in range(config.layers)}
-    memory = config.choice("memory_kind")
-    present = {
-        "span": (spans != {"full"}, "span: adaptive or adaptive_dynamic"),
-        "ponder": (config.choice("depth").name == "universal_act", "depth: universal_act"),
-        "compression": (
-            memory.name == "compressive" and memory.options.get("function", "conv") == "conv",
-            "memory_kind: {name: compressive, function: conv}",
-        ),
-    }
+    """Raise unless every loss has a mechanism that produces it."""
+    chosen = [*config.choices.common(), *(choice for layer in config.choices.kinds for choice in layer)]
     for name in config.losses:
-        exists, needed = present[name]
-        if not exists:
-            raise ConfigError(f"loss {name!r} has nothing to act on; it needs {needed}")
+        if not any(produced(choice, loss) for choice in chosen for loss in choice.spec.produces if loss.name == name):
+            raise ConfigError(
+                f"loss {name!r} has nothing to act on; it needs {' or '.join(producers(name))}, or leave losses out"
+            )
 
 
-def check_bias(config: BackboneConfig) -> None:
-    """Biases of projections need projections."""
-    mixers = {config.choice("mixer", layer).name for layer in range(config.layers)}
-    if config.attention_bias and all(MIXERS[mixer].traits.family == "VAL" for mixer in mixers):
-        raise ConfigError(
-            f"attention_bias is about queries, keys and values, but mixer {', '.join(map(repr, sorted(mixers)))} has "
-            "none; leave attention_bias out"
-        )
+def produced(choice: Choice, loss: Loss) -> bool:
+    """Whether the options are those that a loss needs."""
+    return all(getattr(choice.options, option) == value for option, value in loss.options.items())
+
+
+def producers(name: str) -> list[str]:
+    """How the choices that produce a loss are written."""
+    found = []
+    for axis in AXES.values():
+        for spec in axis.table.values():
+            for loss in spec.produces:
+                options = "".join(f", {option}: {value}" for option, value in loss.options.items())
+                written = f"{{name: {spec.name}{options}}}" if options else spec.name
+                found += [f"{axis.name}: {written}"] if loss.name == name else []
+    return found
+
+
+def title(choice: Choice) -> str:
+    """A choice in a sentence."""
+    return f"{choice.spec.axis} {choice.name!r}"
+
+
+def without(choice: Choice) -> str:
+    """The change that takes a choice out."""
+    return f"set {choice.spec.axis} to {AXES[choice.spec.axis].neutral!r}"
+
+
+def offering(feature: Feature) -> str:
+    """The mixers that offer a feature."""
+    return " or ".join(repr(spec.name) for spec in AXES["mixer"].table.values() if feature in spec.offers)

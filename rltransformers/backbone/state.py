@@ -1,13 +1,15 @@
 """The state of a backbone: a record of tensors, batch first, passed in and returned.
 
-Axes: B batch.
+Axes: B batch, S slots of a ring.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from rltransformers.memory.interface import RING
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,8 @@ class State:
 
     Attributes:
         tensors: "position" [B] (episode position of the last token, -1 before the first) and, per layer,
-            "<layer>.<name>" tensors whose shapes are known before the first call.
+            "<layer>.<name>" tensors whose shapes are known before the first call. A state for acting has a "clock" [B],
+            tokens that were written to its rings, the same number for all streams.
     """
 
     tensors: dict[str, Tensor]
@@ -24,7 +27,12 @@ class State:
     @property
     def batch_size(self) -> int:
         """B."""
-        return len(self.tensors["position"])
+        return self.tensors["position"].shape[0]
+
+    @property
+    def acts(self) -> bool:
+        """Whether this is the form for acting."""
+        return "clock" in self.tensors
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "State":
         """``function`` of every tensor."""
@@ -50,6 +58,7 @@ class State:
 
     def where(self, mask: Tensor, other: "State") -> "State":
         """Rows of ``other`` where ``mask`` [B] is True."""
+        other = other.at_clock_of(self)
         return State(
             {
                 name: torch.where(mask.view(-1, *[1] * (value.dim() - 1)), other.tensors[name], value)
@@ -59,14 +68,39 @@ class State:
 
     def put(self, rows: Tensor, other: "State") -> "State":
         """With the batch rows of ``other`` at the indices ``rows``."""
+        other = other.at_clock_of(self)
         return State({name: value.index_copy(0, rows, other.tensors[name]) for name, value in self.tensors.items()})
 
     @staticmethod
     def cat(states: Sequence["State"]) -> "State":
         """Batch rows of all states, in order."""
-        return State({name: torch.cat([state.tensors[name] for state in states]) for name in states[0].tensors})
+        alike = [state.at_clock_of(states[0]) for state in states]
+        return State({name: torch.cat([state.tensors[name] for state in alike]) for name in states[0].tensors})
+
+    def at_clock_of(self, other: "State") -> "State":
+        """The same state with its rings turned so that its clock shows what the clock of ``other`` shows."""
+        if not self.acts or not self.batch_size or not other.batch_size:
+            return self
+        ahead = int(other.tensors["clock"][0] - self.tensors["clock"][0])
+        if ahead == 0:
+            return self
+        turned = {
+            name: value.roll(ahead % value.shape[1], 1) if name.endswith(RING) else value
+            for name, value in self.tensors.items()
+        }
+        return State(turned | {"clock": self.tensors["clock"] + ahead})
 
     def layer(self, name: str) -> dict[str, Tensor]:
         """Tensors of one layer."""
-        prefix = f"{name}."
-        return {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
+        return part_of(name, self.tensors)
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under names with a prefix and a dot in front."""
+    return {f"{prefix}.{name}": value for name, value in tensors.items()}
+
+
+def part_of(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those that ``prefixed`` named, by their own names."""
+    start = f"{prefix}."
+    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}

@@ -1,6 +1,7 @@
 """Position-wise transforms after the mixer."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -30,6 +31,8 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Transformed tokens."""
         # Flat, because an activation that overwrites its input would copy it back and forth through a view.
+        if x.dim() == 3 and x.shape[1] == 1:  # flat but for an axis of one
+            return linear(self.out, self.act(linear(self.into, x)))
         hidden = self.act(linear(self.into, x.reshape(-1, x.shape[-1])))
         return linear(self.out, hidden).view(x.shape)
 
@@ -49,15 +52,30 @@ class GatedLinearUnit(nn.Module):
         return self.out(self.act(gate) * value)
 
 
-def build_ffn(width: int, hidden: int, *, activation: Activation = "relu") -> nn.Module:
+@dataclass(frozen=True)
+class Options:
+    """The activation between two linear maps."""
+
+    activation: Activation = "relu"
+
+
+@dataclass(frozen=True)
+class GatedOptions:
+    """The activation of the gate."""
+
+    activation: Activation = "sigmoid"
+
+
+def build_ffn(width: int, hidden: int, options: Options) -> nn.Module:
     """F0."""
     # The first linear map needs its output no more: the ReLU may overwrite it.
-    return FeedForward(width, hidden, torch.relu_ if activation == "relu" else ACTIVATIONS[activation])
+    act = torch.relu_ if options.activation == "relu" else ACTIVATIONS[options.activation]
+    return FeedForward(width, hidden, act)
 
 
-def build_glu(width: int, hidden: int, *, activation: Activation = "sigmoid") -> nn.Module:
+def build_glu(width: int, hidden: int, options: GatedOptions) -> nn.Module:
     """F1."""
-    return GatedLinearUnit(width, hidden, ACTIVATIONS[activation])
+    return GatedLinearUnit(width, hidden, ACTIVATIONS[options.activation])
 
 
 FEED_FORWARDS = {
@@ -65,11 +83,12 @@ FEED_FORWARDS = {
     for spec in (
         Spec(
             "F0", "ffn", "ff", "Vaswani et al. 2017, arXiv 1706.03762", "Two linear maps with an activation between.",
-            build_ffn, {"ff": "ffn"}, Traits(causality="N/A"),
+            build_ffn, Options, example={"ff": "ffn"}, traits=Traits(causality="N/A"),
         ),
         Spec(
             "F1", "glu", "ff", "Dauphin et al. 2017, arXiv 1612.08083; Shazeer 2020, arXiv 2002.05202",
-            "A linear map gated by another one.", build_glu, {"ff": "glu"}, Traits(causality="N/A"),
+            "A linear map gated by another one.", build_glu, GatedOptions, example={"ff": "glu"},
+            traits=Traits(causality="N/A"),
         ),
     )
 }  # fmt: skip

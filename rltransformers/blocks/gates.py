@@ -35,6 +35,8 @@ class GRUGate(Gate):
         r, z = (from_y + linear(self.from_x, x)).split_with_sizes([width, width], -1)
         z = torch.sigmoid(z - self.bias)
         h = torch.tanh(y_g + linear(self.candidate, torch.sigmoid(r) * x))
+        if h.dtype == z.dtype == x.dtype:
+            return torch.lerp(x, h, z), z
         return torch.lerp(x, h.to(x.dtype), z.to(x.dtype)), z  # autocast leaves three dtypes, lerp takes one
 
 

@@ -4,15 +4,16 @@ Every scheme prepares the submodule's input and combines its output with the str
 """
 
 from collections.abc import Callable
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.blocks.gates import Gate, GRUGate, HighwayGate, InputGate, OutputGate, SigTanhGate
-from rltransformers.core.record import Record
-from rltransformers.core.spec import Spec, Traits
+from rltransformers.core.record import Probe
+from rltransformers.core.spec import Feature, NoOptions, Refusal, Spec, Traits
 from rltransformers.functional.modules import normalised
 
 GateBias = Annotated[float, Ge(-100), Le(100)]
@@ -30,7 +31,7 @@ class Residual(nn.Module):
         """Submodule input, with gradient for x only."""
         raise NotImplementedError("a residual scheme defines prepare_frozen")
 
-    def combine(self, x: Tensor, y: Tensor, record: Record | None, name: str) -> Tensor:
+    def combine(self, x: Tensor, y: Tensor, probe: Probe) -> Tensor:
         """Stream after the submodule."""
         raise NotImplementedError("a residual scheme defines combine")
 
@@ -50,7 +51,7 @@ class PostNorm(Residual):
         """The stream itself."""
         return x
 
-    def combine(self, x: Tensor, y: Tensor, record: Record | None, name: str) -> Tensor:
+    def combine(self, x: Tensor, y: Tensor, probe: Probe) -> Tensor:
         """Normalised sum."""
         return normalised(self.norm, x + y)
 
@@ -71,7 +72,7 @@ class PreNorm(Residual):
         """Normalised stream; the norm learns nothing from it."""
         return normalise_frozen(self.norm, x)
 
-    def combine(self, x: Tensor, y: Tensor, record: Record | None, name: str) -> Tensor:
+    def combine(self, x: Tensor, y: Tensor, probe: Probe) -> Tensor:
         """Sum."""
         return x + (F.relu(y) if self.relu else y)
 
@@ -93,11 +94,11 @@ class Gated(Residual):
         """The same; a norm learns nothing from it."""
         return normalise_frozen(self.norm, x) if self.reordered else x
 
-    def combine(self, x: Tensor, y: Tensor, record: Record | None, name: str) -> Tensor:
-        """Gated stream; records the mean openness."""
+    def combine(self, x: Tensor, y: Tensor, probe: Probe) -> Tensor:
+        """Gated stream; tells the mean openness."""
         out, openness = self.gate(x, F.relu(y) if self.reordered else y)
-        if record is not None:
-            record.metrics[f"{name}/gate_openness"] = openness.detach().mean()
+        if probe.listens:
+            probe.metric("gate_openness", openness.detach().mean())
         return out if self.reordered else normalised(self.norm, out)
 
 
@@ -106,52 +107,84 @@ def normalise_frozen(norm: nn.LayerNorm, x: Tensor) -> Tensor:
     return F.layer_norm(x, norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps)
 
 
-def build_post_ln(width: int) -> Residual:
+@dataclass(frozen=True)
+class GateOptions:
+    """Bias of the gate, and whether the norm stands before the submodule (identity map reordering)."""
+
+    bias: GateBias = 1.0
+    reordered: bool = True
+
+
+@dataclass(frozen=True)
+class GRUOptions:
+    """The same; a bias of 2 starts the stack near the identity."""
+
+    bias: GateBias = 2.0
+    reordered: bool = True
+
+
+@dataclass(frozen=True)
+class InputOptions:
+    """The same without a bias."""
+
+    reordered: bool = True
+
+
+def build_post_ln(width: int, options: NoOptions) -> Residual:
     """R0."""
     return PostNorm(width)
 
 
-def build_pre_ln(width: int) -> Residual:
+def build_pre_ln(width: int, options: NoOptions) -> Residual:
     """R1."""
     return PreNorm(width, relu=False)
 
 
-def build_pre_ln_relu(width: int) -> Residual:
+def build_pre_ln_relu(width: int, options: NoOptions) -> Residual:
     """R1 with the ReLU of TrXL-I."""
     return PreNorm(width, relu=True)
 
 
-def build_gru(width: int, *, bias: GateBias = 2.0, reordered: bool = True) -> Residual:
+def build_gru(width: int, options: GRUOptions) -> Residual:
     """R2, GRU gate."""
-    return Gated(width, GRUGate(width, bias), reordered)
+    return Gated(width, GRUGate(width, options.bias), options.reordered)
 
 
-def build_input(width: int, *, reordered: bool = True) -> Residual:
+def build_input(width: int, options: InputOptions) -> Residual:
     """R2, input gate; it has no bias."""
-    return Gated(width, InputGate(width, 0.0), reordered)
+    return Gated(width, InputGate(width, 0.0), options.reordered)
 
 
-def build_output(width: int, *, bias: GateBias = 1.0, reordered: bool = True) -> Residual:
+def build_output(width: int, options: GateOptions) -> Residual:
     """R2, output gate."""
-    return Gated(width, OutputGate(width, bias), reordered)
+    return Gated(width, OutputGate(width, options.bias), options.reordered)
 
 
-def build_highway(width: int, *, bias: GateBias = 1.0, reordered: bool = True) -> Residual:
+def build_highway(width: int, options: GateOptions) -> Residual:
     """R2, highway gate."""
-    return Gated(width, HighwayGate(width, bias), reordered)
+    return Gated(width, HighwayGate(width, options.bias), options.reordered)
 
 
-def build_sigtanh(width: int, *, bias: GateBias = 1.0, reordered: bool = True) -> Residual:
+def build_sigtanh(width: int, options: GateOptions) -> Residual:
     """R2, sigmoid-tanh gate."""
-    return Gated(width, SigTanhGate(width, bias), reordered)
+    return Gated(width, SigTanhGate(width, options.bias), options.reordered)
 
 
 GTRXL = "Parisotto et al. 2019, arXiv 1910.06764"
 N_A = Traits(causality="N/A")
 
 
-def _spec(id: str, name: str, paper: str, summary: str, build: Callable[..., Residual]) -> Spec:
-    return Spec(id, name, "residual", paper, summary, build, {"residual": name}, N_A)
+def _spec(
+    id: str,
+    name: str,
+    paper: str,
+    summary: str,
+    build: Callable[..., Residual],
+    options: type = NoOptions,
+    **features: Any,
+) -> Spec:
+    example = {"residual": name}
+    return Spec(id, name, "residual", paper, summary, build, options, example=example, traits=N_A, **features)
 
 
 RESIDUALS = {
@@ -160,15 +193,23 @@ RESIDUALS = {
         _spec("R0", "post_ln", "Vaswani et al. 2017, arXiv 1706.03762", "LN(x + f(x)).", build_post_ln),
         _spec("R1", "pre_ln", "Xiong et al. 2020, arXiv 2002.04745", "x + f(LN(x)).", build_pre_ln),
         _spec("R1-relu", "pre_ln_relu", GTRXL, "x + ReLU(f(LN(x))), the paper's TrXL-I.", build_pre_ln_relu),
-        _spec("R2-gru", "gru", GTRXL, "GRU gate; bias 2 starts the stack near the identity.", build_gru),
-        _spec("R2-input", "input", GTRXL, "sigmoid(W x) x + y.", build_input),
-        _spec("R2-output", "output", GTRXL, "x + sigmoid(W x - b) y.", build_output),
-        _spec("R2-highway", "highway", GTRXL, "sigmoid(W x + b) x + (1 - sigmoid(W x + b)) y.", build_highway),
-        _spec("R2-sigtanh", "sigtanh", GTRXL, "x + sigmoid(W y - b) tanh(U y).", build_sigtanh),
-        Spec(
-            "R3", "reversible", "residual", "Gomez et al. 2017, arXiv 1707.04585; Kitaev et al. 2020, arXiv 2001.04451",
-            "Two streams; activations are recomputed in the backward pass instead of stored.",
-            build_pre_ln, {"residual": "reversible"}, N_A,
+        _spec("R2-gru", "gru", GTRXL, "GRU gate; bias 2 starts the stack near the identity.", build_gru, GRUOptions),
+        _spec("R2-input", "input", GTRXL, "sigmoid(W x) x + y.", build_input, InputOptions),
+        _spec("R2-output", "output", GTRXL, "x + sigmoid(W x - b) y.", build_output, GateOptions),
+        _spec(
+            "R2-highway", "highway", GTRXL, "sigmoid(W x + b) x + (1 - sigmoid(W x + b)) y.", build_highway, GateOptions
+        ),
+        _spec("R2-sigtanh", "sigtanh", GTRXL, "x + sigmoid(W y - b) tanh(U y).", build_sigtanh, GateOptions),
+        _spec(
+            "R3", "reversible", "Gomez et al. 2017, arXiv 1707.04585; Kitaev et al. 2020, arXiv 2001.04451",
+            "Two streams; activations are recomputed in the backward pass instead of stored.", build_pre_ln,
+            offers=(Feature.INVERSE,),
+            refuses=(
+                Refusal(Feature.CARRY, "what passes from layer to layer beside the streams is not rebuilt"),
+                Refusal(Feature.HALTING, "a token that halts leaves nothing that its input could be rebuilt from"),
+                Refusal(Feature.SHARED, "the signals added between its applications are not taken off again"),
+                Refusal(Feature.LOSSES, "its forward pass is not stored, so no gradient would reach them"),
+            ),
         ),
     )
 }  # fmt: skip

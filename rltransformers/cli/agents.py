@@ -18,10 +18,10 @@ from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
-from torch import nn
 
-from rltransformers.agents.decision_transformer import DecisionTransformer, PolicySettings
-from rltransformers.agents.gtrxl_ppo import GTrXLPPO, Line, as_schedule
+from rltransformers.agents.decision_transformer import DecisionTransformer
+from rltransformers.agents.gtrxl_ppo import GTrXLPPO
+from rltransformers.backbone import Backbone
 from rltransformers.cli.collect import collect_episodes, make_environment
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import CheckpointError, ConfigError
@@ -30,9 +30,11 @@ from rltransformers.core.ranges import annotations, check, check_arguments, chec
 from rltransformers.core.spaces import differing_spaces, is_image, leaf_spaces
 from rltransformers.policies.actor_critic import check_policy_settings
 from rltransformers.training.checkpoint import load_checkpoint
+from rltransformers.training.decision_settings import PolicySettings
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
 from rltransformers.training.experiment import EvaluationConfig, ExperimentConfig
 from rltransformers.training.normalization import load_normalization, save_normalization
+from rltransformers.training.schedules import Line, as_schedule
 
 POLICY_OF_LSTM = {"vector": "MlpLstmPolicy", "image": "CnnLstmPolicy", "dict": "MultiInputLstmPolicy"}
 
@@ -60,8 +62,12 @@ class Agent(ABC):
 
     @property
     @abstractmethod
-    def backbone(self) -> nn.Module:
+    def backbone(self) -> Backbone:
         """The backbone that acts."""
+
+    def acts_eagerly(self) -> None:
+        """From now on steps of acting are PyTorch operations, whatever the setting ``acting`` says."""
+        self.model.policy.machine_code = None
 
     @property
     def steps_done(self) -> int:
@@ -242,7 +248,7 @@ class OnlineAgent(Agent):
             )
 
     @property
-    def backbone(self) -> nn.Module:
+    def backbone(self) -> Backbone:
         if not isinstance(self.model, GTrXLPPO):
             raise ConfigError(f"agent {self.config.agent} has an LSTM, which has no attention to draw")
         return self.model.policy.actor.backbone
@@ -327,7 +333,7 @@ class OfflineAgent(Agent):
         return [replace(result, step=self.steps_done) for result in results]
 
     @property
-    def backbone(self) -> nn.Module:
+    def backbone(self) -> Backbone:
         return self.model.policy.backbone
 
 
@@ -357,6 +363,31 @@ def build_agent(config: ExperimentConfig, checkpoint: Path | None = None, traini
     """
     kind = OfflineAgent if config.agent == "decision_transformer" else OnlineAgent
     return kind(config, checkpoint, training)
+
+
+def require_exportable(agent: str) -> None:
+    """Raise ConfigError for an agent whose policy has no file form."""
+    if agent == "recurrent_ppo":
+        raise ConfigError(
+            "recurrent_ppo has a policy of sb3-contrib, which has no file form; gtrxl_ppo and decision_transformer can"
+            " be exported"
+        )
+
+
+def load_agent(path: Path) -> GTrXLPPO | DecisionTransformer:
+    """The agent in a checkpoint, for acting alone: on the CPU, without environment and dataset.
+
+    Raises:
+        CheckpointError: for a file that is missing, corrupt or of no agent of this package.
+    """
+    kinds: dict[str, type[GTrXLPPO | DecisionTransformer]] = {
+        "GTrXLPPO": GTrXLPPO,
+        "DecisionTransformer": DecisionTransformer,
+    }
+    kind = load_checkpoint(path).kind
+    if kind not in kinds:
+        raise CheckpointError(f"checkpoint {path} holds a {kind}, not an agent; agents: {', '.join(sorted(kinds))}")
+    return kinds[kind].load(path, device="cpu")
 
 
 def checkpoint_step(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""The command ``rltransformers``: train, evaluate, collect, list, inspect."""
+"""The command ``rltransformers``: train, evaluate, export, collect, list, inspect."""
 
 import argparse
 import json
@@ -12,11 +12,10 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from rltransformers import __version__
-from rltransformers.core.errors import CheckpointError, ConfigError, DataError, MissingExtraError
+from rltransformers.core.errors import OUR_ERRORS, ConfigError
 from rltransformers.core.files import naming, refusal
-from rltransformers.core.ranges import Environments, Episodes, Seed, Steps, Threads, WholeNumber, describe, fits
+from rltransformers.core.ranges import Count, Environments, Episodes, Seed, Steps, Threads, WholeNumber, describe, fits
 
-OUR_ERRORS = (ConfigError, DataError, CheckpointError, MissingExtraError)
 _TRAIN_FLAGS = ("--resume", "--name", "--verbose", "--json", "--debug", "--help", "--trust")
 Parsers = Any  # argparse keeps the type of its sub-parsers private
 
@@ -103,7 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"rltransformers {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in (_add_train, _add_evaluate, _add_collect, _add_list, _add_inspect):
+    for add in (_add_train, _add_evaluate, _add_export, _add_collect, _add_list, _add_inspect):
         command = add(commands)
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
@@ -288,6 +287,43 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         _print_results(results)
     for picture in pictures:
         print(f"picture  {picture}", file=sys.stderr)
+
+
+# Export -----------------------------------------------------------------------------------------------------
+
+
+def _add_export(commands: Parsers) -> argparse.ArgumentParser:
+    parser = _command(
+        commands,
+        "export",
+        "Write the policy of a trained agent to a file that runs without this package.",
+        """
+RUN is a run folder made by `rltransformers train` (its last.zip is taken), or a checkpoint. The file takes observations
+as the environment gives them and gives actions as it takes them; statistics of normalised observations are inside. How
+to act with one: docs/online.md, docs/offline.md, examples/act_with_onnx.py.
+
+  rltransformers export runs/gtrxl_cue_recall-seed0 --format onnx
+  rltransformers export runs/gtrxl_cue_recall-seed0/best.zip --format pt2 --batch 1 --output policy.pt2
+""",
+    )
+    parser.add_argument("run_or_checkpoint", metavar="RUN", help="run folder or checkpoint")
+    parser.add_argument(
+        "--format", choices=("pt2", "onnx"), required=True, help="pt2: for torch; onnx: for any ONNX runtime"
+    )
+    parser.add_argument(
+        "--batch", type=flag(Count), metavar="N", help="environments that the file is for (default: any number)"
+    )
+    parser.add_argument(
+        "--output", metavar="PATH", help="file to write (default: beside the checkpoint, with another ending)"
+    )
+    parser.set_defaults(run=_export)
+    return parser
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    from rltransformers.cli import runs
+
+    print(runs.export(arguments.run_or_checkpoint, arguments.format, arguments.batch, arguments.output))
 
 
 # Collect ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rltransformers.cli.agents import Agent, build_agent, checkpoint_step
+from rltransformers.cli.agents import Agent, build_agent, checkpoint_step, load_agent, require_exportable
 from rltransformers.cli.trust import not_typed, programs, require_trust, trust_flag
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.training.callback import RunCallback, Stopped
@@ -217,6 +217,7 @@ def _evaluate(
 ) -> tuple[list[EvaluationResult], list[Path]]:
     written = []
     if "lookback" in plots:
+        agent.acts_eagerly()  # machine code tells nothing of its attention
         with lookback_of(agent.backbone) as meter:
             results = agent.evaluate(evaluation, progress=_interactive())
         written.append(folder.path / "lookback.png")
@@ -227,6 +228,25 @@ def _evaluate(
         written.append(folder.path / "return_versus_target.png")
         plot_return_versus_target(written[-1], results, f"{folder.path.name}: return against target")
     return results, written
+
+
+def export(path: str, file_format: str, batch: int | None = None, output: str | None = None) -> Path:
+    """Write the policy of a run folder or a checkpoint to a file; returns where.
+
+    Raises:
+        ConfigError: for an agent without a file form, or an ``output`` that does not end in the format.
+        CheckpointError: for a file that is missing, corrupt or of no agent.
+    """
+    checkpoint = Path(path)
+    if checkpoint.is_dir():
+        folder = RunFolder.open(checkpoint)
+        require_exportable(read_experiment(folder.config).agent)
+        checkpoint = folder.last
+    written = checkpoint.with_suffix(f".{file_format}") if output is None else Path(output)
+    if written.suffix != f".{file_format}":
+        raise ConfigError(f"--output {output} must end in .{file_format}, as --format says")
+    load_agent(checkpoint).export(written, batch=batch)
+    return written
 
 
 def say(text: str) -> None:

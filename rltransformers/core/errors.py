@@ -22,6 +22,23 @@ class MissingExtraError(ImportError):
     """An optional dependency is not installed."""
 
 
+class CompileError(RuntimeError):
+    """A step could not be compiled on this machine, or what was compiled could not be loaded; eager mode works."""
+
+
+class MissingCompilerError(CompileError):
+    """This machine has no C++ compiler that works."""
+
+
+OUR_ERRORS = (ConfigError, DataError, CheckpointError, MissingExtraError, CompileError)
+"""What the command line prints as one line."""
+
+
+def one_line(value: object) -> str:
+    """The text of ``value`` in one line, for a message."""
+    return " ".join(str(value).split())
+
+
 def did_you_mean(name: object, known: Iterable[object]) -> str:
     """A sentence with the closest known names, or with all of them when none is close."""
     names = sorted(str(known_name) for known_name in known)

@@ -16,17 +16,18 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper, VecMonitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from rltransformers.core.errors import ConfigError, DataError, MissingExtraError
-from rltransformers.core.members import finite, flags, members, numbers
-from rltransformers.core.spaces import SUPPORTED_LEAVES, Space, leaf_values, observation_leaves
+from rltransformers.core.errors import ConfigError, DataError, MissingExtraError, one_line
+from rltransformers.core.members import all_finite, all_members, finite, flags, members, numbers
+from rltransformers.core.spaces import SUPPORTED_LEAVES, Space, is_nested, leaf_values, observation_leaves
 
 _LARGEST = float(np.finfo(np.float32).max)
 _FAULT = "rltransformers_fault"
 _WAY_OUT = "repair the environment or its wrappers"
-_OUR_ERRORS = (ConfigError, DataError, MissingExtraError)
+ENVIRONMENT_ERRORS = (ConfigError, DataError, MissingExtraError)
+"""Errors of ours that an environment or a wrapper may raise: they say enough by themselves."""
 
 
 class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -104,9 +105,9 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated, truncated, info
 
     def _raised(self, error: Exception) -> Exception:
-        if isinstance(error, _OUR_ERRORS):
+        if isinstance(error, ENVIRONMENT_ERRORS):
             return error
-        return DataError(f"environment {self._index} raised {type(error).__name__} {self._when()}: {_line(error)}")
+        return DataError(f"environment {self._index} raised {type(error).__name__} {self._when()}: {one_line(error)}")
 
     def _check_observation(self, observation: Any) -> None:
         try:
@@ -171,13 +172,18 @@ def _leaf_checks(space: Space) -> list[LeafCheck]:
 def _check_leaf(path: str, leaf: Space, value: Any) -> None:
     at = f"at {path!r} " if path else ""
     try:
-        rows = numbers(value)
+        rows = _shaped_leaf(leaf, value)
     except DataError as error:
         raise DataError(f"{at}{error}") from error
-    if rows.shape != leaf.shape:
-        raise DataError(f"{at}has shape {rows.shape}, the space {leaf.shape}")
     if not members(leaf, rows[None])[0]:
-        raise DataError(f"{at}is {' '.join(str(value).split())}, not of {leaf} (or not finite)")
+        raise DataError(f"{at}is {one_line(value)}, not of {leaf} (or not finite)")
+
+
+def _shaped_leaf(leaf: Space, value: Any) -> np.ndarray:
+    rows = numbers(value)
+    if rows.shape != leaf.shape:
+        raise DataError(f"has shape {rows.shape}, the space {leaf.shape}")
+    return rows
 
 
 def _check_reward(reward: Any) -> None:
@@ -194,10 +200,6 @@ def _missing(path: str, found: Mapping[str, Any]) -> Any:
 
 def _wrong_count(expected: int, results: Any) -> TypeError:
     return TypeError(f"{expected} results are due, got {len(results)}; old gym environments return fewer")
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())
 
 
 # Vector environments that a caller built -------------------------------------------------------
@@ -255,7 +257,7 @@ def attempt(env: VecEnv | VectorEnv[Any, Any, Any], when: str, call: Any, *argum
     """
     try:
         return call(*arguments, **keywords)
-    except _OUR_ERRORS:
+    except ENVIRONMENT_ERRORS:
         raise
     except Exception as error:
         raise named_fault(env, error, when) from error
@@ -275,7 +277,7 @@ def _raised_by(env: VecEnv | VectorEnv[Any, Any, Any], error: Exception, when: s
     if found is None and env.num_envs == 1:
         found = 0
     who = f"one of the environments 0..{env.num_envs - 1}" if found is None else f"environment {found}"
-    return f"{who} raised {type(error).__name__} {when}: {_line(error)}"
+    return f"{who} raised {type(error).__name__} {when}: {one_line(error)}"
 
 
 def _copy_at_fault(error: BaseException) -> int | str | None:
@@ -330,7 +332,7 @@ def _processes(holder: Any) -> list[BaseProcess]:
 
 
 def check_outcome(count: int, rewards: Any, ends: Mapping[str, Any], when: "When") -> None:
-    """Nothing when there is one finite reward and one flag of each kind per copy.
+    """Raise unless there is one finite reward and one flag of each kind per copy.
 
     Args:
         ends: flags [N] by name.
@@ -341,7 +343,7 @@ def check_outcome(count: int, rewards: Any, ends: Mapping[str, Any], when: "When
     """
     if not (type(rewards) is np.ndarray and rewards.dtype.kind == "f" and rewards.shape == (count,)):
         _check_each("reward", rewards, count, when, _check_reward)
-    elif not finite(rewards).all():
+    elif not all_finite(rewards):
         index = int(np.argmin(finite(rewards)))
         raise DataError(
             f"reward of environment {index} is {rewards[index]} {_at(when, index)}, not finite in float32; {_WAY_OUT}"
@@ -374,47 +376,83 @@ def _at(when: When, index: int) -> str:
 
 
 def _short(value: Any) -> str:
-    return " ".join(repr(value).split())[:80]
+    return one_line(repr(value))[:80]
 
 
-def check_observations(leaves: Mapping[str, Space], values: Mapping[str, Any], what: str, when: "When") -> None:
-    """Nothing when every leaf [N, ...] is finite, of the shape and, for classes, inside its space.
+Place = Callable[[int], str]
+"""How messages call a row of a batch: the number of its environment and, where known, the step, as "2 in step 7"."""
 
-    Raises:
-        DataError: names the first copy and entry at fault.
+
+def check_observations(
+    leaves: Mapping[str, Space], values: Mapping[str, Any], what: str = "observation", place: Place = str
+) -> None:
+    """Raise DataError unless every leaf [N, ...] has the shape of its space, finite numbers, and classes inside it.
+
+    The message names the first row and leaf at fault.
     """
     for path, space in leaves.items():
-        rows = values[path] if path in values else _missing(path, values)
-        name = f"{what} {path!r}" if path else what
+        if path not in values:
+            raise DataError(f"the {what} lacks {path or 'a bare value'!r}; it has {sorted(map(str, values))}")
+        rows = values[path]
+        name = named(what, path)
         if not (type(rows) is np.ndarray and rows.dtype.kind in "biuf" and rows.shape[1:] == space.shape):
-            if np.ndim(rows) == 0:
-                raise DataError(f"{name} is {_short(rows)} {_at(when, 0)}, one is due for each environment; {_WAY_OUT}")
-            for index, row in enumerate(rows):
-                try:
-                    _check_leaf("", space, row)
-                except DataError as error:
-                    raise DataError(f"{name} of environment {index} {error} {_at(when, index)}; {_WAY_OUT}") from error
-            rows = np.asarray(rows)
-        good = members(space, rows)
-        if not good.all():
-            row = int(np.argmin(good))
-            raise _wrong_value(name, row, rows[row], space, _at(when, row))
+            rows = _checked_rows(name, space, rows, place)
+        if not all_members(space, rows):
+            row = int(np.argmin(members(space, rows)))
+            raise _wrong_value(f"{name} of environment {place(row)}", rows[row], space)
 
 
-def _wrong_value(what: str, index: int, value: Any, space: Space | None, when: str) -> DataError:
-    wrong = np.argwhere(~finite(value))
-    if not len(wrong):
-        text = f"{' '.join(str(value).split())}, outside {space},"
-    else:
-        entry = [int(position) for position in wrong[0]]
-        number = value[tuple(entry)]
-        text = f"{number if not math.isfinite(number) else f'{number} (beyond float32)'}" + (
-            f" at entry {entry}" if entry else ""
+def _checked_rows(name: str, space: Space, rows: Any, place: Place) -> np.ndarray:
+    """``rows`` as an array, where it was none or has another shape; names the first row that is at fault."""
+    if np.ndim(rows) == 0:
+        raise DataError(
+            f"{name} of environment {place(0)} is {_short(rows)}, one is due for each environment; {_WAY_OUT}"
         )
+    for row, value in enumerate(rows):
+        try:
+            _shaped_leaf(space, value)
+        except DataError as error:
+            raise DataError(f"{name} of environment {place(row)} {error}; {_WAY_OUT}") from error
+    try:
+        return numbers(rows).reshape(len(rows), *(space.shape or ()))
+    except DataError as error:
+        raise DataError(f"{name} {error}; {_WAY_OUT}") from error
+
+
+def named(what: str, path: str) -> str:
+    """``what`` with the path of the leaf it is, for messages; a space that is one leaf has the empty path."""
+    return f"{what} {path!r}" if path else what
+
+
+def _wrong_value(what: str, value: Any, space: Space) -> DataError:
+    wrong = np.argwhere(~finite(np.asarray(value)))
+    if not len(wrong):
+        return DataError(f"{what} is {_short(value)}, outside {space}; {_WAY_OUT}, or declare the space that it has")
+    entry = [int(position) for position in wrong[0]]
+    number = value[tuple(entry)]
+    beyond = " (beyond float32)" if math.isfinite(number) else ""
+    at = f" at entry {entry}" if entry else ""
     return DataError(
-        f"{what} of environment {index} is {text} {when}; "
-        f"repair the environment, or clip the value in a wrapper, before training on it"
+        f"{what} is {number}{beyond}{at}, not finite; look for a division by zero or an overflow in the environment or "
+        "its wrappers, or clip the value in a wrapper"
     )
+
+
+def check_single(space: Space, observation: Any, what: str, place: str) -> None:
+    """Raise DataError unless the observation of one environment is of ``space``; ``place`` as for ``Place``."""
+    try:
+        values = leaf_values(space, observation)
+    except DataError as error:
+        raise DataError(f"{what} of environment {place}: {error}; {_WAY_OUT}") from error
+    alone = {path: [values[path]] for path in read_leaves(space)}
+    check_observations(read_leaves(space), alone, what, lambda _: place)
+
+
+def guarded(env: VecEnv) -> bool:
+    """Whether all that comes out of ``env`` has passed a ``FiniteVecEnv`` and nothing after it that changes it."""
+    while isinstance(env, VecMonitor):
+        env = env.venv
+    return isinstance(env, FiniteVecEnv)
 
 
 class FiniteVecEnv(VecEnvWrapper):
@@ -430,13 +468,14 @@ class FiniteVecEnv(VecEnvWrapper):
         super().__init__(venv)
         self._step = 0
         self._leaves = read_leaves(venv.observation_space)
+        self._flat = not is_nested(venv.observation_space)
         self._relays = isinstance(innermost(venv), SubprocVecEnv)
 
     def reset(self) -> VecEnvObs:
         self._step = 0
         observation = attempt(self.venv, self._when(), self.venv.reset)
         self._refuse_faults(self.venv.reset_infos)
-        self._check_observation("observation", observation)
+        self._check_observation(observation)
         return observation
 
     def step_async(self, actions: np.ndarray) -> None:
@@ -447,7 +486,7 @@ class FiniteVecEnv(VecEnvWrapper):
         observation, rewards, dones, infos = attempt(self.venv, self._when(), self.venv.step_wait)
         self._refuse_faults(infos)
         check_outcome(self.num_envs, rewards, {"done": dones}, self._when())
-        self._check_observation("observation", observation)
+        self._check_observation(observation)
         dones = np.asarray(dones, bool)
         if dones.any():
             self._refuse_faults(self.venv.reset_infos)
@@ -469,32 +508,21 @@ class FiniteVecEnv(VecEnvWrapper):
     def _when(self) -> str:
         return f"in step {self._step}"
 
+    def _place(self, index: int) -> str:
+        return f"{index} {self._when()}"
+
     def _refuse_faults(self, infos: Any) -> None:
         if self._relays:
             for info in infos:
                 if info and _FAULT in info:
                     raise DataError(info[_FAULT])
 
-    def _check_observation(self, what: str, observation: Any) -> None:
-        check_observations(self._leaves, leaf_values(self.venv.observation_space, observation), what, self._when())
+    def _check_observation(self, observation: Any) -> None:
+        values = observation if self._flat else leaf_values(self.venv.observation_space, observation)
+        check_observations(self._leaves, values if isinstance(values, dict) else {"": values}, place=self._place)
 
     def _check_last(self, dones: np.ndarray, infos: Sequence[Mapping[str, Any]]) -> None:
         for index in np.flatnonzero(dones).tolist():
-            if "terminal_observation" not in infos[index]:
-                continue
-            last = infos[index]["terminal_observation"]
-            try:
-                values = leaf_values(self.venv.observation_space, last)
-                for path, space in self._leaves.items():
-                    value = numbers(values[path])
-                    name = f"terminal observation {path!r}" if path else "terminal observation"
-                    if value.shape != space.shape:
-                        raise DataError(f"has shape {value.shape}, the space {space.shape}")
-                    if not members(space, value[None])[0]:
-                        raise _wrong_value(name, index, value, space, self._when())
-            except DataError as error:
-                if str(error).startswith("terminal observation"):
-                    raise
-                raise DataError(
-                    f"terminal observation of environment {index} {error} {self._when()}; {_WAY_OUT}"
-                ) from error
+            if "terminal_observation" in infos[index]:
+                last = infos[index]["terminal_observation"]
+                check_single(self.venv.observation_space, last, "terminal observation", self._place(index))

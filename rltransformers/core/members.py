@@ -13,6 +13,7 @@ Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Space = gym.Space[Any]
 
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
 ACTION_ROUNDING = 1e-5
 """Part of the larger bound by which a component of an action may lie beyond its bounds.
 
@@ -48,7 +49,7 @@ def numbers(values: Any) -> Array:
 
 
 def check_numeric(dtype: np.dtype[Any]) -> None:
-    """Nothing for the types of booleans, integers and floats.
+    """Raise unless the type is one of booleans, integers or floats.
 
     Raises:
         DataError: says what an array of this type holds instead.
@@ -98,6 +99,18 @@ def members(space: Space, rows: Array, *, bounded: bool = False) -> Bools:
     return np.asarray(inside if inside.ndim == 1 else inside.reshape(len(rows), -1).all(axis=1))
 
 
+def all_members(space: Space, rows: Array) -> bool:
+    """Whether ``members`` says so of every row; a few microseconds for the usual types."""
+    kind, wanted = rows.dtype.kind, np.dtype(space.dtype)
+    if kind == "f" and wanted.kind == "f":
+        return all_finite(rows)
+    if kind in "iu" and isinstance(space, spaces.Discrete):
+        return not len(rows) or bool(space.start <= rows.min() and rows.max() < space.start + space.n)
+    if isinstance(space, spaces.Box) and rows.dtype == wanted:
+        return True
+    return bool(members(space, rows).all())
+
+
 def action_bounds(space: spaces.Box) -> tuple[Array, Array]:
     """Lowest and highest accepted value per component: the bounds, for floats with room for rounding."""
     low, high = space.low, space.high
@@ -107,6 +120,13 @@ def action_bounds(space: spaces.Box) -> tuple[Array, Array]:
     sizes = [np.where(np.isfinite(bound), np.abs(bound), 0.0) for bound in (low, high)]
     room = ACTION_ROUNDING * np.maximum(*sizes)
     return low - room, high + room
+
+
+def all_finite(rows: Array) -> bool:
+    """Whether all entries are finite numbers in float32."""
+    if rows.dtype.itemsize > 4:
+        return not rows.size or bool(np.abs(rows).max() <= LARGEST_FLOAT) or bool(finite(rows).all())
+    return bool(np.isfinite(rows).all())
 
 
 def finite(rows: Array) -> Bools:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args,
 import numpy as np
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
-from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.errors import ConfigError, did_you_mean, one_line
 
 Count = Annotated[int, Ge(1)]
 WholeNumber = Annotated[int, Ge(0)]
@@ -42,7 +42,10 @@ Result = TypeVar("Result")
 
 
 def check(value: Any, annotation: Any, name: str) -> Any:
-    """``value``, numpy numbers as Python's, if it has the type and lies in the range that ``annotation`` says.
+    """``value`` if it has the type and lies in the range that ``annotation`` says.
+
+    Numpy numbers become Python's, and whole numbers that stand for fractions become floats, also inside lists and
+    mappings: a setting given as 1 and as 1.0 is the same one.
 
     Args:
         annotation: int, float, bool, str, None, a Literal, a class, type[...], Callable, Any; unions, Mapping,
@@ -60,7 +63,7 @@ def check(value: Any, annotation: Any, name: str) -> Any:
         return _check_members(value, record, name)
     if not fits(value, annotation):
         raise ConfigError(f"{name} must be {describe(annotation)}, got {shown(value)}{_suggestion(value, annotation)}")
-    return value
+    return _with_fractions(value, annotation)
 
 
 def check_arguments(
@@ -93,13 +96,16 @@ def check_settings(hints: Mapping[str, Any], values: Mapping[str, Any], prefix: 
 
 
 def check_fields(record: Any, prefix: str = "") -> None:
-    """Check every field of a dataclass against its annotation; for ``__post_init__``.
+    """Check every field of a dataclass against its annotation, and set it to what ``check`` returns.
+
+    For ``__post_init__``.
 
     Raises:
         ConfigError: for the first value outside its type or range.
     """
     for name, annotation in typing.get_type_hints(type(record), include_extras=True).items():
-        check(getattr(record, name), annotation, prefix + name)
+        # Fields of frozen dataclasses can be set in no other way.
+        object.__setattr__(record, name, check(getattr(record, name), annotation, prefix + name))
 
 
 def strict(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -135,7 +141,7 @@ def annotations(function: Callable[..., Any]) -> dict[str, Any]:
 def shown(value: Any) -> str:
     """``value`` in one short line of a message."""
     try:
-        text = " ".join(repr(value).split())
+        text = one_line(repr(value))
     except ValueError:  # Python prints no whole number of more than 4,300 digits
         return "a number of thousands of digits"
     return text if len(text) <= 120 else f"{text[:110]}..."
@@ -212,6 +218,34 @@ def describe(annotation: Any) -> str:
     if issubclass(kind, Sequence):
         return f"a list of {_plural(parts[0])}" if parts and parts[0] is not Any else "a list"
     return f"a {kind.__name__}"
+
+
+def _with_fractions(value: Any, annotation: Any) -> Any:
+    """``value``, which fits ``annotation``, with floats where the annotation says float."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if _is_union(annotation):
+        fitting = [part for part in parts if fits(value, part)]
+        whole = type(value) is int and any(_is_whole(part) for part in fitting)
+        return value if whole else _with_fractions(value, fitting[0])
+    if origin is Annotated:
+        return _with_fractions(value, parts[0])
+    if annotation is float:
+        return float(value)
+    if typing.is_typeddict(annotation):
+        hints = typing.get_type_hints(annotation, include_extras=True)
+        return {key: _with_fractions(item, _without_marks(hints[key])) for key, item in value.items()}
+    # Of other containers, such as Iterable, ``fits`` has not seen the members.
+    if type(value) is dict and len(parts) == 2:
+        return {key: _with_fractions(item, parts[1]) for key, item in value.items()}
+    if type(value) in (list, tuple) and parts and issubclass(origin or object, Sequence):
+        one_by_one = origin is tuple and parts[-1] is not Ellipsis
+        each = parts if one_by_one else [parts[0]] * len(value)
+        return type(value)(_with_fractions(item, part) for item, part in zip(value, each, strict=True))
+    return value
+
+
+def _is_whole(annotation: Any) -> bool:
+    return annotation is int or (get_origin(annotation) is Annotated and get_args(annotation)[0] is int)
 
 
 def _record(annotation: Any) -> Any:

@@ -1,6 +1,6 @@
 """What one call of the backbone can tell besides its output."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ class Record:
 
     Attributes:
         weights: also collect attention metrics, which needs explicit attention weights.
-        losses: auxiliary losses ("span", "ponder", "compression"), means over valid tokens, not weighted.
+        losses: auxiliary losses ("span", "ponder", "compression", "commitment"), means over valid tokens, not weighted.
         metrics: scalars such as "layer0/lookback" (tokens) or "layer0/entropy" (nats).
         lookback: attention mass by distance, [H, L] per layer, averaged over valid tokens.
     """
@@ -24,3 +24,45 @@ class Record:
     def add_loss(self, name: str, value: Tensor) -> None:
         """Sum of the contributions of all layers."""
         self.losses[name] = self.losses[name] + value if name in self.losses else value
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A place in the network that may tell something about itself; without a record nothing is told.
+
+    Attributes:
+        record: what collects, or None.
+        place: name of the place, such as "layer0" or "layer0/ff".
+    """
+
+    record: Record | None = None
+    place: str = ""
+
+    @property
+    def listens(self) -> bool:
+        """Whether anybody collects: what costs something to compute is left out otherwise."""
+        return self.record is not None
+
+    @property
+    def reads_weights(self) -> bool:
+        """Whether attention weights have to be explicit."""
+        return self.record is not None and self.record.weights
+
+    def at(self, place: str) -> "Probe":
+        """The same for a part of this place, or of the whole network."""
+        return self if self.record is None else replace(self, place=f"{self.place}/{place}" if self.place else place)
+
+    def loss(self, name: str, value: Tensor) -> None:
+        """Add to an auxiliary loss of the whole network."""
+        if self.record is not None:
+            self.record.add_loss(name, value)
+
+    def metric(self, name: str, value: Tensor) -> None:
+        """Tell a scalar."""
+        if self.record is not None:
+            self.record.metrics[f"{self.place}/{name}"] = value
+
+    def lookback(self, mass: Tensor) -> None:
+        """Tell the attention mass by distance [H, L]."""
+        if self.record is not None:
+            self.record.lookback[self.place] = mass

@@ -43,6 +43,12 @@ def generators(seed: int | None, device: torch.device | str = "cpu") -> Generato
     return Generators(**{name: _stream(child, device) for name, child in zip(STREAMS, children, strict=True)})
 
 
+def step_seed(seed: int, step: int, purpose: str) -> int:
+    """An independent seed for every step and purpose, so that nothing but the step count has to be saved to resume."""
+    words = [seed, step, *purpose.encode()]
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
+
+
 def _stream(sequence: np.random.SeedSequence, device: torch.device | str) -> Stream:
     torch_seed, integer = (int(word) for word in sequence.generate_state(2, np.uint64))
     torch_generator = torch.Generator(device).manual_seed(torch_seed % 2**63)

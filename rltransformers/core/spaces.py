@@ -5,7 +5,7 @@ A leaf path is "" for a bare leaf, "camera/left" inside nested Dicts and "0" for
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -117,8 +117,38 @@ def nest_leaves(space: Space, leaves: Mapping[str, Any]) -> Any:
     return walk("", space)
 
 
-def space_from_leaves(leaves: Mapping[str, Space]) -> Space:
-    """A space with the given leaves: the bare leaf for the single path "", else nested Dicts (never Tuples)."""
+def map_leaves(function: Callable[..., Any], value: Any, *others: Any) -> Any:
+    """Dicts and tuples nested like ``value`` around ``function`` of every leaf, and of those of ``others`` beside it.
+
+    Raises:
+        KeyError: where another value has other keys.
+        ValueError: where another value has more or fewer members of a tuple.
+    """
+    if isinstance(value, Mapping):
+        if any(not isinstance(other, Mapping) or set(other) != set(value) for other in others):
+            raise KeyError("they have different leaves")
+        return {key: map_leaves(function, part, *(other[key] for other in others)) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map_leaves(function, *parts) for parts in zip(value, *others, strict=True))
+    return function(value, *others)
+
+
+def nested_leaves(value: Any, path: str = "") -> dict[str, Any]:
+    """The leaves of nested mappings and tuples by path, whatever space they came from."""
+    if isinstance(value, Mapping):
+        members = [(str(key), part) for key, part in value.items()]
+    elif isinstance(value, tuple):
+        members = [(str(index), part) for index, part in enumerate(value)]
+    else:
+        return {path: value}
+    leaves: dict[str, Any] = {}
+    for name, part in members:
+        leaves |= nested_leaves(part, _join(path, name))
+    return leaves
+
+
+def nest_paths(leaves: Mapping[str, Any]) -> Any:
+    """Nested dicts (never tuples) that hold the leaves at their paths; the bare leaf for the single path ""."""
     if set(leaves) == {""}:
         return leaves[""]
     tree: dict[str, Any] = {}
@@ -128,6 +158,17 @@ def space_from_leaves(leaves: Mapping[str, Space]) -> Space:
         for parent in parents:
             node = node.setdefault(parent, {})
         node[name] = leaf
+    return tree
+
+
+def stack_members(space: Space, values: Sequence[Any]) -> Any:
+    """Members of ``space`` as one nested batch: dicts and tuples around leaves [B, ...]."""
+    rows = [leaf_values(space, value) for value in values]
+    return nest_leaves(space, {path: np.stack([row[path] for row in rows]) for path in leaf_spaces(space)})
+
+
+def space_from_leaves(leaves: Mapping[str, Space]) -> Space:
+    """A space with the given leaves: the bare leaf for the single path "", else nested Dicts (never Tuples)."""
 
     def build(node: Any) -> Space:
         if isinstance(node, dict):
@@ -135,7 +176,7 @@ def space_from_leaves(leaves: Mapping[str, Space]) -> Space:
         assert isinstance(node, gym.Space)
         return node
 
-    return build(tree)
+    return build(nest_paths(leaves))
 
 
 def _kind(value: Any) -> str:
@@ -147,7 +188,7 @@ def _kind(value: Any) -> str:
 
 
 def check_supported(space: Space, role: str) -> None:
-    """Nothing when every leaf is a Box, Discrete, MultiDiscrete or MultiBinary.
+    """Raise unless every leaf is a Box, Discrete, MultiDiscrete or MultiBinary.
 
     Args:
         role: how the message calls the space, e.g. "observation" or "action".
@@ -170,7 +211,7 @@ def check_supported(space: Space, role: str) -> None:
 
 
 def check_width(space: Space, role: str, width: int) -> None:
-    """Nothing when a layer of ``width`` numbers per class or entry fits into memory for every leaf.
+    """Raise unless a layer of ``width`` numbers per class or entry fits into memory for every leaf.
 
     Raises:
         ConfigError: for a leaf whose weights would take more than ``LARGEST_LAYER`` bytes.
@@ -187,6 +228,14 @@ def check_width(space: Space, role: str, width: int) -> None:
                 f"{4 * width * count / 2**20:,.0f} MiB, at most {LARGEST_LAYER / 2**20:,.0f} are allowed; encode it "
                 f"with fewer (a Box of numbers, several smaller components), or lower the width"
             )
+
+
+def stored_dtype(leaf: Space) -> np.dtype[Any]:
+    """The type a leaf is stored in, by rollouts and datasets: float32 for floats, int64 for classes, else its own."""
+    if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
+        return np.dtype(np.int64)
+    dtype = np.dtype(leaf.dtype)
+    return np.dtype(np.float32) if np.issubdtype(dtype, np.floating) else dtype
 
 
 def is_image(space: Space) -> bool:

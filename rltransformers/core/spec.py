@@ -1,10 +1,11 @@
 """What a catalogue entry says about itself: id, source, how to choose it, how to build it, what it can do."""
 
-import inspect
+import dataclasses
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from enum import Enum
+from functools import cache
 from typing import Annotated, Any, get_args
 
 from annotated_types import Ge, Le
@@ -14,6 +15,11 @@ from rltransformers.core.ranges import check, describe
 
 Size = Annotated[int, Ge(1), Le(1_000_000)]
 """Rows, units, tokens: large enough for every use, small enough that products of three sizes fit 64 bits."""
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Of a mechanism that has none."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,45 @@ class Traits:
     causal_form: str = ""
 
 
+class Feature(Enum):
+    """What a mechanism offers to others, or what others have to reckon with; the value is its name in messages."""
+
+    SCORES = "scores of pairs of tokens, by distance"
+    LOGITS = "the logits of all pairs of tokens"
+    PATTERNS = "keys that a pattern can leave out"
+    ROWS = "rows of earlier tokens"
+    SLOTS = "compressed rows beside the other rows"
+    KEYS = "queries, keys and values"
+    REACH = "a reach of its own"
+    SELECTION = "a selection of keys per head"
+    CHOICE = "keys that are chosen for every query before any product"
+    CARRY = "logits that pass from layer to layer"
+    SHARED = "one layer that is applied again and again"
+    HALTING = "tokens that halt"
+    INVERSE = "streams that are rebuilt in the backward pass"
+    HEAD_PATTERNS = "a pattern per head"
+    STEP_TOKENS = "several tokens per step"
+    MIXED_KEYS = "layers that differ in mixer or pattern"
+    MIXED_LAYERS = "layers that differ"
+    LOSSES = "auxiliary losses"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A feature that a mechanism cannot live beside, and why."""
+
+    feature: Feature
+    reason: str
+
+
+@dataclass(frozen=True)
+class Loss:
+    """An auxiliary loss that a mechanism produces, by name; only with these values of its options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Spec:
     """One row of the catalogue.
@@ -48,10 +93,17 @@ class Spec:
         axis: the config field that takes the value.
         paper: authors, year and arXiv number or venue.
         summary: what it changes, one sentence.
-        build: callable whose keyword-only parameters are the options of the entry, each annotated with its type and
-            range (``core.ranges``); None when plain numbers select it.
+        build: makes the mechanism from the sizes that its axis hands out and, last, a record of ``options``; None when
+            other settings select it.
+        options: frozen dataclass whose fields are annotated with their types and ranges (``core.ranges``).
+        settings: what to write in place of the name when other settings select the entry, for instance "kv_heads: 1".
         example: the smallest config overrides that use the entry; the contract suite builds it from these.
-        traits: abilities.
+        traits: abilities as its catalogue row prints them.
+        acts_at: the place where only one choice of the axis can act, for instance "on the input".
+        offers: what other mechanisms can use or have to reckon with.
+        needs: what the mixer of a layer must offer for the mechanism to act there.
+        refuses: what it cannot live beside.
+        produces: auxiliary losses.
     """
 
     id: str
@@ -60,32 +112,58 @@ class Spec:
     paper: str
     summary: str
     build: Callable[..., Any] | None = None
+    options: type = NoOptions
+    settings: str = ""
     example: Mapping[str, Any] = field(default_factory=dict)
     traits: Traits = Traits()
+    acts_at: str = ""
+    offers: Collection[Feature] = ()
+    needs: Collection[Feature] = ()
+    refuses: Collection[Refusal] = ()
+    produces: Collection[Loss] = ()
 
-    def options(self) -> dict[str, Any]:
-        """Option names with their defaults (``inspect.Parameter.empty`` marks a required one)."""
-        return {} if self.build is None else dict(_defaults(self.build))
+    def defaults(self) -> dict[str, Any]:
+        """Option names with their defaults (``dataclasses.MISSING`` marks a required one)."""
+        return {each.name: each.default for each in dataclasses.fields(self.options)}
 
-    def ranges(self) -> dict[str, Any]:
+    def ranges(self) -> Mapping[str, Any]:
         """Option names with the annotations of their types and ranges."""
-        return {} if self.build is None else {name: _hints(self.build)[name] for name in self.options()}
+        return _annotations(self.options)
 
     def options_text(self) -> list[str]:
         """Options for people: ``name=default``, or the bare name of a required one, with what it accepts."""
-        required, ranges = inspect.Parameter.empty, self.ranges()
+        ranges = self.ranges()
         return [
-            f"{name if default is required else f'{name}={default}'} ({describe(ranges[name])})"
-            for name, default in self.options().items()
+            f"{name if default is dataclasses.MISSING else f'{name}={default}'} ({describe(ranges[name])})"
+            for name, default in self.defaults().items()
         ]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A catalogue name with its options, read from ``"name"`` or ``{"name": ..., option: value}``."""
+    """A catalogue entry with its options, read from ``"name"`` or ``{"name": ..., option: value}``.
 
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    Attributes:
+        spec: the entry.
+        options: a record of ``spec.options``, every option with its value.
+    """
+
+    spec: Spec
+    options: Any
+
+    @property
+    def name(self) -> str:
+        """Name of the entry."""
+        return self.spec.name
+
+    def build(self, *sizes: Any) -> Any:
+        """Make the mechanism of the sizes that its axis hands out.
+
+        Raises:
+            ConfigError: options that do not fit the sizes.
+        """
+        assert self.spec.build is not None, f"{self.name} is selected by other settings"
+        return self.spec.build(*sizes, self.options)
 
     @staticmethod
     def parse(value: Any, axis: str, table: Mapping[str, Spec], path: str = "") -> "Choice":
@@ -95,8 +173,8 @@ class Choice:
             path: where the value stands in the config, for messages; default: ``axis``.
 
         Raises:
-            ConfigError: unknown name or option (with the closest known ones), a missing required option, or an option
-                of another type or outside its range.
+            ConfigError: unknown name or option (with the closest known ones), a missing required option, an option of
+                another type or outside its range, or an entry that other settings select.
         """
         path = path or axis
         if isinstance(value, Choice):
@@ -108,33 +186,39 @@ class Choice:
         name = value["name"]
         if name not in table:
             raise ConfigError(f"{path}: unknown {axis} {name!r}; {did_you_mean(name, table)}")
-        options = {key: option for key, option in value.items() if key != "name"}
-        known, ranges = table[name].options(), table[name].ranges()
-        for key in options:
+        spec = table[name]
+        if spec.settings:
+            raise ConfigError(f"{path}: {axis} {name!r} is chosen by other settings: write {spec.settings}")
+        given = {key: option for key, option in value.items() if key != "name"}
+        known, ranges = spec.defaults(), spec.ranges()
+        for key in given:
             if key not in known:
                 way_out = did_you_mean(key, known) if known else "it has no options"
                 raise ConfigError(f"{path}: {axis} {name!r} has no option {key!r}; {way_out}")
-        missing = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in options]
+        missing = [key for key, default in known.items() if default is dataclasses.MISSING and key not in given]
         if missing:
             raise ConfigError(
                 f"{path}: {axis} {name!r} needs {', '.join(missing)}: write {{name: {name}, {missing[0]}: ...}}"
             )
-        return Choice(name, {key: _option(option, ranges[key], f"{path}.{key}") for key, option in options.items()})
+        options = {key: _option(option, ranges[key], f"{path}.{key}") for key, option in given.items()}
+        return Choice(spec, spec.options(**options))
 
     def to_dict(self) -> Any:
         """The shortest form that ``parse`` reads back."""
-        return {"name": self.name, **self.options} if self.options else self.name
+        values = {name: getattr(self.options, name) for name in self.spec.ranges()}
+        changed = {name: value for name, value in values.items() if value != self.spec.defaults()[name]}
+        return {"name": self.name, **changed} if changed else self.name
 
 
-@lru_cache(maxsize=256)  # one entry per builder of the catalogue
-def _defaults(build: Callable[..., Any]) -> dict[str, Any]:
-    parameters = inspect.signature(build).parameters.values()
-    return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+def is_list(value: Any) -> bool:
+    """True for YAML lists and tuples."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-@lru_cache(maxsize=256)
-def _hints(build: Callable[..., Any]) -> dict[str, Any]:
-    return typing.get_type_hints(build, include_extras=True)
+@cache
+def _annotations(record: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(record, include_extras=True)
+    return {each.name: hints[each.name] for each in dataclasses.fields(record)}
 
 
 def _option(value: Any, annotation: Any, path: str) -> Any:

@@ -143,12 +143,12 @@ class HDF5Writer:
         """IV.A.2.m, version 1."""
         label, kind, space = name.encode() + b"\0", self._type(np.dtype(np.int64)), _dataspace(None)
         sizes = struct.pack("<BxHHH", 1, len(label), len(kind), len(space))
-        return sizes + _padded(label) + _padded(kind) + space + np.int64(value).tobytes()
+        return sizes + _pad(label) + _pad(kind) + space + np.int64(value).tobytes()
 
     def _symbol_table(self, members: Mapping[bytes, int]) -> tuple[int, int]:
         """Addresses of the B-tree (III.A.1) over the members' symbol-table nodes (III.B), and of their names."""
         names = sorted(members)
-        padded = [_padded(name + b"\0") for name in names]
+        padded = [_pad(name + b"\0") for name in names]
         places = list(itertools.accumulate(map(len, padded), initial=8))  # the empty name comes first
         content = self._put(bytes(8) + b"".join(padded))
         # III.D, the heap of names
@@ -183,12 +183,12 @@ class HDF5Writer:
 
 def _object(*messages: tuple[int, bytes]) -> bytes:
     """An object header (IV.A.1.a) with one reference to it."""
-    padded = [(kind, _padded(content)) for kind, content in messages]
+    padded = [(kind, _pad(content)) for kind, content in messages]
     body = b"".join(struct.pack("<HHB3x", kind, len(content), 0) + content for kind, content in padded)
     return struct.pack("<BxHII4x", 1, len(messages), 1, len(body)) + body
 
 
-def _padded(content: bytes) -> bytes:
+def _pad(content: bytes) -> bytes:
     return content + bytes(-len(content) % 8)
 
 

@@ -17,7 +17,15 @@ import numpy.typing as npt
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
 from rltransformers.core.files import replacing_folder
 from rltransformers.core.members import numbers
-from rltransformers.core.spaces import leaf_spaces, leaf_values, nest_leaves, space_from_leaves
+from rltransformers.core.spaces import (
+    leaf_spaces,
+    leaf_values,
+    map_leaves,
+    nest_leaves,
+    nest_paths,
+    nested_leaves,
+    space_from_leaves,
+)
 from rltransformers.data.d4rl import read_d4rl_file, trajectories_from_d4rl
 from rltransformers.data.hdf5 import check_file
 from rltransformers.data.keys import NAMES, key_names
@@ -169,34 +177,27 @@ def _arrays(episode: Any, index: int, name: str) -> dict[str, Any]:
 def _stack(episodes: Sequence[Mapping[str, Any]], key: str, name: str) -> Any:
     """All rows of all episodes, per leaf, for the inference of a space."""
 
-    def join(values: Sequence[Any]) -> Any:
-        if isinstance(values[0], Mapping):
-            if any(set(value) != set(values[0]) for value in values):
-                raise KeyError("they have different leaves")
-            return {child: join([value[child] for value in values]) for child in values[0]}
-        if isinstance(values[0], tuple):
-            return tuple(join([value[index] for value in values]) for index in range(len(values[0])))
-        return np.concatenate([numbers(value) for value in values])
+    def join(*leaves: Any) -> Any:
+        return np.concatenate([numbers(leaf) for leaf in leaves])
 
     try:
-        return join([episode[key] for episode in episodes])
+        return map_leaves(join, *(episode[key] for episode in episodes))
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise DataError(f"{name}: the {key} of the episodes do not fit together ({error})") from error
 
 
 def _append_last(space: Space, observations: Any, following: Any, writer: TrajectoryWriter) -> Any:
-    """Observations with the last row of ``next_observations`` behind them, as {path: rows} nested like the space."""
+    """Observations with the last row of ``next_observations`` behind them, nested like the space."""
 
-    def join(node: Space, rows: Any, after: Any) -> Any:
-        if isinstance(node, gym.spaces.Dict):
-            return {key: join(child, rows[key], after[key]) for key, child in node.spaces.items()}
-        if isinstance(node, gym.spaces.Tuple):
-            return tuple(join(child, rows[i], after[i]) for i, child in enumerate(node.spaces))
+    def join(rows: Any, after: Any) -> Any:
         rows, after = np.asarray(rows), np.asarray(after)
         return np.concatenate([rows, after[-1:]]) if len(rows) == len(after) else rows
 
     try:
-        return join(space, observations, following)
+        last = leaf_values(space, following)
+        return nest_leaves(
+            space, {path: join(rows, last[path]) for path, rows in leaf_values(space, observations).items()}
+        )
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise DataError(f"{writer.name}: next_observations do not fit the observations ({error})") from error
 
@@ -341,20 +342,12 @@ def _pick(arrays: Any, leaves: Sequence[str] | None) -> Any:
     if leaves is None or not isinstance(arrays, Mapping):
         return arrays
 
-    def chosen(observations: Any) -> dict[str, Any]:
-        picked: dict[str, Any] = {}
+    def chosen(observations: Any) -> Any:
+        known = nested_leaves(observations)
         for path in leaves:
-            *parents, name = path.split("/")
-            value, place = observations, picked
-            for key in (*parents, name):
-                known = value if isinstance(value, Mapping) else list(map(str, range(len(value))))
-                if key not in known:
-                    raise ConfigError(f"observation_leaves names {path!r}: {did_you_mean(key, known)}")
-                value = value[key] if isinstance(value, Mapping) else value[int(key)]
-            for key in parents:
-                place = place.setdefault(key, {})
-            place[name] = value
-        return picked
+            if path not in known:
+                raise ConfigError(f"observation_leaves names {path!r}: {did_you_mean(path, known)}")
+        return nest_paths({path: known[path] for path in leaves})
 
     kinds = NAMES["observations"] + NAMES["next_observations"]
     return {key: chosen(value) if key in kinds else value for key, value in arrays.items()}

@@ -27,9 +27,16 @@ from rltransformers.core.guard import (
     read_leaves,
 )
 from rltransformers.core.seeding import generators
-from rltransformers.core.spaces import check_supported, leaf_spaces, leaf_values, nest_leaves, space_from_leaves
+from rltransformers.core.spaces import (
+    check_supported,
+    leaf_spaces,
+    leaf_values,
+    nest_leaves,
+    space_from_leaves,
+    stored_dtype,
+)
 from rltransformers.data.behaviours import Behaviour, Mixture, as_behaviour
-from rltransformers.data.trajectories import Leaves, Trajectories, concatenate, stored_dtype
+from rltransformers.data.trajectories import Leaves, Trajectories, concatenate
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
@@ -379,7 +386,7 @@ class _GymnasiumVector:
 
     def _check(self, observations: Any) -> None:
         values = leaf_values(self.observation_space, observations)
-        check_observations(self._leaves, values, "observation", self._place)
+        check_observations(self._leaves, values, place=lambda index: f"{index} {self._place(index)}")
 
     def step(self, actions: Any) -> _Step:
         result = self._step(actions)

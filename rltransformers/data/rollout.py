@@ -10,15 +10,18 @@ from typing import Any, Protocol, TypeVar
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rltransformers.core.errors import ConfigError
-from rltransformers.core.spaces import leaf_spaces
+from rltransformers.core.spaces import leaf_spaces, stored_dtype
 from rltransformers.functional.returns import generalised_advantage
 
 Space = gym.Space[Any]
+Array = npt.NDArray[Any]
+Leaves = dict[str, Tensor]
+"""Tensors by leaf path."""
 MemoryT = TypeVar("MemoryT", bound="Memory")
 
 
@@ -39,8 +42,8 @@ class Segment:
     the step before the segment. Advantages and returns are those of the policy that acted.
     """
 
-    observations: dict[str, Tensor]  # by leaf path, [E, T, leaf shape]
-    actions: Tensor  # [E, T] indices, or [E, T, A]
+    observations: Leaves  # [E, T, leaf shape]
+    actions: Leaves  # [E, T, leaf shape], those of a Box before they were clipped
     rewards: Tensor  # [E, T], as the environment gave them
     first: Tensor  # bool [E, T]
     counts: Tensor  # bool [E, T]
@@ -49,14 +52,14 @@ class Segment:
     advantages: Tensor  # [E, T]
     returns: Tensor  # [E, T], targets of the value function
     memory: Any  # Memory of E rows
-    previous_action: Tensor  # [E] or [E, A]
+    previous_action: Leaves  # [E, leaf shape]
     previous_reward: Tensor  # [E]
 
     def rows(self, index: Tensor) -> "Segment":
         """The segments of the chosen environments."""
         return Segment(
             observations={path: leaf[index] for path, leaf in self.observations.items()},
-            actions=self.actions[index],
+            actions={path: leaf[index] for path, leaf in self.actions.items()},
             rewards=self.rewards[index],
             first=self.first[index],
             counts=self.counts[index],
@@ -65,7 +68,7 @@ class Segment:
             advantages=self.advantages[index],
             returns=self.returns[index],
             memory=self.memory[index],
-            previous_action=self.previous_action[index],
+            previous_action={path: leaf[index] for path, leaf in self.previous_action.items()},
             previous_reward=self.previous_reward[index],
         )
 
@@ -90,16 +93,13 @@ class RolloutBuffer:
     ) -> None:
         self.n_envs = n_envs
         self.n_steps = n_steps
-        self.observation_leaves = {
-            path: (tuple(leaf.shape or ()), observation_dtype(leaf))
-            for path, leaf in leaf_spaces(observation_space).items()
-        }
-        self.action_shape, self.action_dtype = stored_action(action_space)
+        self.observation_leaves = observation_layout(observation_space)
+        self.action_leaves = action_layout(action_space)
         self.device = torch.device(device)
         self.reset()
 
     def reset(
-        self, memory: Any = None, previous_action: Tensor | None = None, previous_reward: Tensor | None = None
+        self, memory: Any = None, previous_action: Leaves | None = None, previous_reward: Tensor | None = None
     ) -> None:
         """Start a rollout whose first step sees ``memory`` (one row per environment).
 
@@ -108,21 +108,25 @@ class RolloutBuffer:
         lead = (self.n_envs, self.n_steps)
         self.position = 0
         self.memory = None if memory is None else memory.clone()
-        self.previous_action = self._zeros((self.n_envs, *self.action_shape), self.action_dtype)
-        if previous_action is not None:
-            self.previous_action = previous_action.clone()
+        if previous_action is None:
+            previous_action = self._leaves((self.n_envs,), self.action_leaves)
+        self.previous_action = {path: leaf.clone() for path, leaf in previous_action.items()}
         self.previous_reward = (
             self._zeros((self.n_envs,), torch.float32) if previous_reward is None else previous_reward.clone()
         )
-        self.observations = {
-            path: self._zeros((*lead, *shape), dtype) for path, (shape, dtype) in self.observation_leaves.items()
-        }
-        self.actions = self._zeros((*lead, *self.action_shape), self.action_dtype)
-        self.rewards, self.values, self.log_probs, self.last_values = (
-            self._zeros(lead, torch.float32) for _ in range(4)
-        )
-        self.first, self.episode_ends, self.truncated = (self._zeros(lead, torch.bool) for _ in range(3))
-        self.counts = torch.ones(lead, dtype=torch.bool, device=self.device)
+        self.observations = self._leaves(lead, self.observation_leaves)
+        none = self._leaves((self.n_envs,), self.action_leaves)
+        self._actions = [none] * self.n_steps
+        # One number per environment and step: columns of numpy arrays and lists cost a tenth of columns of tensors.
+        self.rewards = np.zeros(lead, np.float32)
+        self.first, self.episode_ends, self.truncated = (np.zeros(lead, bool) for _ in range(3))
+        self.counts = np.ones(lead, bool)
+        self.last_values = self._zeros(lead, torch.float32)
+        nothing = self._zeros((self.n_envs,), torch.float32)
+        self._values, self._log_probs = [nothing] * self.n_steps, [nothing] * self.n_steps
+
+    def _leaves(self, lead: tuple[int, ...], layout: "Layout") -> Leaves:
+        return {path: self._zeros((*lead, *shape), dtype) for path, (shape, dtype) in layout.items()}
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -134,50 +138,56 @@ class RolloutBuffer:
     def add(
         self,
         observations: Mapping[str, Tensor],
-        actions: Tensor,
-        rewards: Tensor,
-        first: Tensor,
-        episode_ends: Tensor,
+        actions: Leaves,
+        rewards: Array,
+        first: Array,
+        episode_ends: Array,
         values: Tensor,
         log_probs: Tensor,
-        counts: Tensor,
+        counts: Array,
     ) -> None:
-        """Store one step of every environment; every argument has one row per environment."""
+        """Store one step of every environment; every argument has one row per environment.
+
+        ``actions``, ``values`` and ``log_probs`` are kept as they are until the end of the rollout.
+        """
         t = self.position
         for path, leaf in self.observations.items():
             leaf[:, t] = observations[path]
-        self.actions[:, t] = actions
+        self._actions[t] = actions
         self.rewards[:, t] = rewards
         self.first[:, t] = first
         self.episode_ends[:, t] = episode_ends
-        self.values[:, t] = values
-        self.log_probs[:, t] = log_probs
+        self._values[t] = values
+        self._log_probs[t] = log_probs
         self.counts[:, t] = counts
         self.position += 1
 
     def truncate(self, rows: Tensor, last_values: Tensor) -> None:
         """Mark the newest step of these environments as cut by a limit, with the value of its true last observation."""
-        self.truncated[rows, self.position - 1] = True
+        self.truncated[rows.cpu().numpy(), self.position - 1] = True
         self.last_values[rows, self.position - 1] = last_values
 
     def finish(self, bootstrap: Tensor, discount: float, trace: float) -> Segment:
         """The whole rollout with advantages; ``bootstrap`` [E] is the value of the observation after the last step."""
-        following = torch.cat([self.values[:, 1:], bootstrap[:, None]], dim=1)
-        after_end = torch.where(self.truncated, self.last_values, torch.zeros_like(following))
-        next_values = torch.where(self.episode_ends, after_end, following)
-        advantages = generalised_advantage(
-            self.rewards, self.values, next_values, self.episode_ends | ~self.counts, discount, trace
+        values, log_probs = torch.stack(self._values, 1), torch.stack(self._log_probs, 1)
+        rewards, first, counts, ends, truncated = (
+            torch.as_tensor(array, device=self.device)
+            for array in (self.rewards, self.first, self.counts, self.episode_ends, self.truncated)
         )
+        following = torch.cat([values[:, 1:], bootstrap[:, None]], dim=1)
+        after_end = torch.where(truncated, self.last_values, torch.zeros_like(following))
+        next_values = torch.where(ends, after_end, following)
+        advantages = generalised_advantage(rewards, values, next_values, ends | ~counts, discount, trace)
         return Segment(
             observations=self.observations,
-            actions=self.actions,
-            rewards=self.rewards,
-            first=self.first,
-            counts=self.counts,
-            values=self.values,
-            log_probs=self.log_probs,
+            actions={path: torch.stack([each[path] for each in self._actions], 1) for path in self.action_leaves},
+            rewards=rewards,
+            first=first,
+            counts=counts,
+            values=values,
+            log_probs=log_probs,
             advantages=advantages,
-            returns=advantages + self.values,
+            returns=advantages + values,
             memory=self.memory,
             previous_action=self.previous_action,
             previous_reward=self.previous_reward,
@@ -191,33 +201,22 @@ def minibatches(segment: Segment, n_rows: int, generator: torch.Generator) -> It
         yield segment.rows(index)
 
 
-def observation_dtype(leaf: Space) -> torch.dtype:
-    """Storage type of one observation leaf: float32 for floats, bytes and booleans as they are, else int64."""
-    if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
-        return torch.int64
-    dtype = np.dtype(leaf.dtype)
-    if np.issubdtype(dtype, np.floating):
-        return torch.float32
-    if dtype in (np.dtype(np.uint8), np.dtype(np.int8), np.dtype(np.bool_)):
-        return torch.bool if dtype == np.bool_ else (torch.uint8 if dtype == np.uint8 else torch.int8)
-    return torch.int64
+Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
+"""Shape and type by leaf path."""
 
 
-def stored_action(space: Space) -> tuple[tuple[int, ...], torch.dtype]:
-    """Shape and type of one stored action: indices as int64 from 0 (never a byte), Box and MultiBinary as float32 [A].
+def observation_layout(space: Space) -> Layout:
+    """Of one stored observation: ``stored_dtype``, images and flags as bytes."""
+    return {path: (tuple(leaf.shape or ()), _torch_type(leaf)) for path, leaf in leaf_spaces(space).items()}
 
-    Raises:
-        ConfigError: for an action space that no action head can produce.
-    """
-    if isinstance(space, spaces.Discrete):
-        return (), torch.int64
-    if isinstance(space, spaces.MultiDiscrete) and len(space.shape) == 1:
-        return space.shape, torch.int64
-    if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
-        return space.shape, torch.float32
-    if isinstance(space, spaces.Box):
-        return (int(np.prod(space.shape)),), torch.float32
-    raise ConfigError(
-        f"the action space {space} is not supported; supported are Discrete, Box, and MultiDiscrete and MultiBinary of "
-        "one axis: flatten or encode the action with a wrapper"
-    )
+
+def action_layout(space: Space) -> Layout:
+    """Of one sampled action: ``stored_dtype``, but float32 for any Box, whose samples are neither clipped nor cast."""
+    return {
+        path: (tuple(leaf.shape or ()), torch.float32 if isinstance(leaf, spaces.Box) else _torch_type(leaf))
+        for path, leaf in leaf_spaces(space).items()
+    }
+
+
+def _torch_type(leaf: Space) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, stored_dtype(leaf))).dtype

@@ -22,7 +22,14 @@ from scipy.signal import lfilter
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
 from rltransformers.core.files import replacing_folder
 from rltransformers.core.members import action_bounds, check_numeric, flags, members, numbers
-from rltransformers.core.spaces import check_supported, leaf_spaces, leaf_values, space_from_json, space_to_json
+from rltransformers.core.spaces import (
+    check_supported,
+    leaf_spaces,
+    leaf_values,
+    space_from_json,
+    space_to_json,
+    stored_dtype,
+)
 from rltransformers.data.spaces import CHUNK_ROWS
 
 Array = npt.NDArray[Any]
@@ -503,14 +510,6 @@ def concatenate(parts: Sequence[Trajectories], name: str, metadata: Mapping[str,
     )
 
 
-def stored_dtype(space: Space) -> np.dtype[Any]:
-    """The type a leaf is stored in: float32 for floats, int64 for classes, else the type of the space."""
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        return np.dtype(np.int64)
-    dtype = np.dtype(space.dtype)
-    return np.dtype(np.float32) if np.issubdtype(dtype, np.floating) else dtype
-
-
 def fit_leaf(space: Space, rows: Array, first: int = 0) -> Array:
     """Rows [R, ...] in the stored type of the leaf; a surplus axis of size 1 is dropped, no value is changed.
 
@@ -654,7 +653,7 @@ def _check_contents(data: Trajectories) -> None:
 
 
 def check_actions(data: Trajectories, space: Space) -> None:
-    """Nothing when all actions lie in the space, up to the rounding of floats (see ``members``).
+    """Raise unless all actions lie in the space, up to the rounding of floats (see ``members``).
 
     Raises:
         DataError: names episode, step, value, bound and the way out.

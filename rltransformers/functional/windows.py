@@ -6,17 +6,12 @@ the episode of token t exactly when d <= p_t (p = position inside the episode), 
 borders, empty memory slots and the start of the stream.
 """
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
-
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -29,7 +24,6 @@ class Tokens:
         live: no episode started in this call up to and including the token, so carried state is its own past.
         before: position of the token before the call, -1 when there is none.
         length: number of valid tokens per row (the valid ones come first); None when all are valid.
-        made: what layers have derived from the places of these tokens, see ``once``.
     """
 
     p: Int[Tensor, "B T"]
@@ -37,14 +31,6 @@ class Tokens:
     live: Bool[Tensor, "B T"]
     before: Int[Tensor, " B"]
     length: Int[Tensor, " B"] | None = None
-    made: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
-
-    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """What ``make`` returns, computed by the first layer that asks for ``key`` and shared by the others."""
-        if key not in self.made:
-            self.made[key] = make()
-        found: Made = self.made[key]
-        return found
 
     def valid(self) -> Bool[Tensor, "B T"]:
         """True for tokens that are not padding."""
@@ -72,14 +58,25 @@ class Tokens:
         if self.length is None:
             return values[:, -1]
         index = (self.length - 1).clamp(min=0)
-        chosen = values[torch.arange(len(values), device=values.device), index]
+        chosen = values[torch.arange(values.shape[0], device=values.device), index]
         empty = (self.length == 0).view(-1, *[1] * (chosen.dim() - 1))
         return torch.where(empty, before, chosen)
 
 
+FEW_TOKENS = 4
+
+
 def episode_positions(before: Int[Tensor, " B"], reset: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
     """Position of every token inside its episode; ``before`` is that of the last token already seen (-1: none)."""
-    index = places(reset.shape[1], reset.device)
+    if reset.shape[1] <= FEW_TOKENS:  # token by token: cheaper, and every compiler knows the operations
+        if reset.shape[1] == 1:
+            return (before[:, None] + 1).masked_fill(reset, 0)
+        found = []
+        for starts in reset.unbind(1):
+            before = (before + 1).masked_fill(starts, 0)
+            found.append(before)
+        return torch.stack(found, 1)
+    index = torch.arange(reset.shape[1], device=reset.device)
     start = torch.where(reset, index, -1 - before[:, None]).cummax(dim=1).values
     return index - start
 
@@ -97,7 +94,7 @@ def last_rows(rows: Tensor, count: int, tokens: Tokens) -> Tensor:
     if tokens.length is None:
         kept = rows[:, -count:]
         missing = count - kept.shape[1]
-        return torch.cat([kept.new_zeros(len(kept), missing, *kept.shape[2:]), kept], 1) if missing else kept
+        return torch.cat([kept.new_zeros(kept.shape[0], missing, *kept.shape[2:]), kept], 1) if missing else kept
     end = total - time + tokens.length
     index = end[:, None] - count + torch.arange(count, device=rows.device)
     return take_rows(rows, index)
@@ -105,33 +102,22 @@ def last_rows(rows: Tensor, count: int, tokens: Tokens) -> Tensor:
 
 def take_rows(rows: Tensor, index: Int[Tensor, "B N"]) -> Tensor:
     """Rows [B, N, ...] of ``rows`` [B, S, ...]; a negative index gives zeros."""
-    batch = torch.arange(len(rows), device=rows.device)[:, None]
+    batch = torch.arange(rows.shape[0], device=rows.device)[:, None]
     taken = rows[batch, index.clamp(min=0)]
     absent = (index < 0).view(*index.shape, *[1] * (rows.dim() - 2))
     return taken.masked_fill(absent, 0.0)
 
 
-@lru_cache(maxsize=64)  # acting and updates ask for the same few sizes all the time
 def distances(time: int, rows: int, device: torch.device) -> Int[Tensor, "T S"]:
-    """d = M + t - s; negative for the future. Shared by all callers, not to be changed."""
-    with torch.inference_mode(False):
-        t = torch.arange(time, device=device)
-        s = torch.arange(rows, device=device)
-        return rows - time + t[:, None] - s
+    """d = M + t - s; negative for the future."""
+    t = torch.arange(time, device=device)
+    s = torch.arange(rows, device=device)
+    return rows - time + t[:, None] - s
 
 
-@lru_cache(maxsize=64)
-def places(count: int, device: torch.device) -> Int[Tensor, " T"]:
-    """0 .. count - 1. Shared by all callers, not to be changed."""
-    with torch.inference_mode(False):
-        return torch.arange(count, device=device)
-
-
-@lru_cache(maxsize=64)
 def oldest_first(length: int, device: torch.device) -> Int[Tensor, " L"]:
-    """The distances L - 1 .. 0. Shared by all callers, not to be changed."""
-    with torch.inference_mode(False):
-        return torch.arange(length - 1, -1, -1, device=device)
+    """The distances L - 1 .. 0."""
+    return torch.arange(length - 1, -1, -1, device=device)
 
 
 def by_key(per_distance: Float[Tensor, "*n T L"], rows: int) -> Float[Tensor, "*n T S"]:
@@ -157,7 +143,7 @@ def fold(tokens: Tensor, block: int) -> Tensor:
     """[B, T, ...] to [B * n, block, ...]; T is padded with zeros at its end to n * block."""
     missing = -tokens.shape[1] % block
     if missing:
-        tokens = torch.cat([tokens, tokens.new_zeros(len(tokens), missing, *tokens.shape[2:])], 1)
+        tokens = torch.cat([tokens, tokens.new_zeros(tokens.shape[0], missing, *tokens.shape[2:])], 1)
     return tokens.unflatten(1, (-1, block)).flatten(0, 1)
 
 

@@ -5,6 +5,7 @@ here is anchored to the episode: F(p) = max(0, p - recent) // c blocks are compr
 raw tokens from c F(p) on and the newest ``slots`` compressed blocks, however the stream is split into calls.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -12,42 +13,84 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.core.record import Record
-from rltransformers.core.spec import Size, Spec, Traits
+from rltransformers.attention.reach import Reach
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Feature, Loss, Refusal, Size, Spec, Traits
 from rltransformers.functional import windows
+from rltransformers.functional.call import Call
+from rltransformers.functional.keys import At, Group
 from rltransformers.functional.windows import Tokens, compressed_blocks
 from rltransformers.memory import interface
-from rltransformers.memory.interface import Cached, Compressed, LayerState, Past, Project
+from rltransformers.memory.interface import (
+    Cached,
+    Compressed,
+    LayerState,
+    Memory,
+    MemoryOptions,
+    Project,
+    Remembered,
+)
 
 Function = Literal["mean", "max", "conv"]
 Objective = Literal["autoencode", "attention"]
 
 
-class CompressiveMemory(nn.Module):
-    """``recent`` + ``rate`` raw inputs and ``slots`` compressed ones.
+@dataclass(frozen=True)
+class RawPart(Reach):
+    """Distances down to the first token that is not in a compressed block."""
 
-    A learned compression is trained by its own loss only (record.losses["compression"]), the task's gradient stops at
-    the memory. The loss is the squared error of decoding the raw inputs again, or of what content attention of the
-    current tokens makes of the compressed inputs in place of the raw ones; the mixer computes the second one.
+    recent: int = 0
+    rate: int = 1
+
+    @property
+    def anchored(self) -> bool:
+        """The edge is the end of the newest block."""
+        return True
+
+    def limit(self, p: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+        """p - c F(p)."""
+        return p - self.rate * compressed_blocks(p, self.recent, self.rate)
+
+
+class CompressiveMemory(Memory):
+    """``recent`` + ``rate`` raw inputs and ``blocks`` compressed ones.
+
+    A learned compression is trained by its own loss only (the loss "compression"), the task's gradient stops at the
+    memory. The loss is the squared error of decoding the raw inputs again, or of what content attention of the current
+    tokens makes of the compressed inputs in place of the raw ones; the mixer computes the second one.
     """
 
-    stores_inputs = True
-
     def __init__(
-        self, recent: int, slots: int, rate: int, function: Function, objective: Objective, width: int, key_width: int
+        self, recent: int, blocks: int, rate: int, function: Function, objective: Objective, width: int, key_width: int
     ) -> None:
-        super().__init__()
-        self.recent, self.slots, self.rate, self.function = recent, slots, rate, function
-        self.rows = recent + rate
-        self.width, self.key_width = width, key_width
+        super().__init__(recent + rate, width, key_width, sinks=0, tokens_per_step=1, stores_inputs=True)
+        self.recent, self.blocks, self.rate, self.function = recent, blocks, rate, function
         self.encode = nn.Linear(rate * width, width) if function == "conv" else None
         decodes = function == "conv" and objective == "autoencode"
         self.decode = nn.Linear(width, rate * width) if decodes else None
 
+    @property
+    def farthest(self) -> int:
+        """Largest distance of a block in sight."""
+        return self.recent + self.rate * self.blocks
+
+    @property
+    def reach(self) -> int:
+        """Blocks stand further back than rows."""
+        return max(super().reach, self.farthest + 1)
+
     def shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
-        """Raw inputs, which are compressed later, compressed inputs, and keys of the raw ones while acting."""
-        found = interface.shapes(self.rows, self.width, self.key_width, 0, inputs=True, keys=bool(cached))
-        return {**found, "slots": (self.slots, self.width)}
+        """Raw inputs, which are compressed later, compressed inputs, and keys of both while acting."""
+        found = {**super().shapes(bool(cached)), "slots": (self.blocks, self.width)}
+        return found | ({"slot_keys": (self.blocks, self.key_width)} if cached else {})
+
+    def with_keys(self, state: LayerState, project: Project) -> LayerState:
+        """Rows with keys, and keys of the compressed inputs."""
+        return super().with_keys(state, project) | {"slot_keys": project(state["slots"])}
+
+    def without_keys(self, state: LayerState) -> LayerState:
+        """Layer inputs, raw and compressed."""
+        return {name: value for name, value in super().without_keys(state).items() if name != "slot_keys"}
 
     def compress(self, blocks: Float[Tensor, "B N c D"]) -> Float[Tensor, "B N D"]:
         """One vector per block."""
@@ -55,11 +98,13 @@ class CompressiveMemory(nn.Module):
             return self.encode(blocks.flatten(2))
         return blocks.mean(2) if self.function == "mean" else blocks.amax(2)
 
-    def forward(
-        self, x: Tensor, keys: Tensor, state: LayerState, tokens: Tokens, project: Project, record: Record | None
-    ) -> tuple[Past, LayerState]:
-        """Rows and slots seen, and state after."""
-        past, after = interface.advance(state, x, keys, tokens, project, self.rows)
+    def forward(self, x: Tensor, keys: Tensor, state: LayerState, call: Call, project: Project) -> Remembered:
+        """Rows and compressed blocks in sight, and state after."""
+        if "key_ring" in state:
+            return self.act(x, keys, state, call, project)
+        tokens = call.tokens
+        seen = interface.advance(state, x, keys, tokens, project, self.rows)
+        after = seen.state
         inputs = torch.cat([state["hidden"], x], 1).detach()
         memory = inputs.shape[1] - x.shape[1]
         end, number = self.new_blocks(tokens, memory)
@@ -67,24 +112,52 @@ class CompressiveMemory(nn.Module):
         blocks = windows.take_rows(inputs, rows.flatten(1)).unflatten(1, rows.shape[1:])
         compressed = self.compress(blocks)
         made = Compressed(blocks, compressed, number >= 0) if self.encode is not None else None
-        if record is not None and made is not None and self.decode is not None:
-            record.add_loss("compression", reconstruction(self.decode(compressed), made))
+        if made is not None and self.decode is not None:
+            if call.probe.listens:
+                call.probe.loss("compression", reconstruction(self.decode(compressed), made))
             made = None
-        old = compressed_blocks(tokens.before, self.recent, self.rate)[:, None] - self.slots
-        old = old + torch.arange(self.slots, device=x.device)
+        old = compressed_blocks(tokens.before, self.recent, self.rate)[:, None] - self.blocks
+        old = old + torch.arange(self.blocks, device=x.device)
         old_end = memory - 1 - (tokens.before[:, None] - (old + 1) * self.rate + 1)
         hidden = torch.cat([state["slots"], compressed.detach()], 1)
         block = torch.cat([old, number], 1)
         row = torch.cat([old_end, end], 1)
-        from_state = torch.arange(row.shape[1], device=x.device) < self.slots
+        from_state = torch.arange(row.shape[1], device=x.device) < self.blocks
         t = memory + torch.arange(x.shape[1], device=x.device)
         distance = t[:, None] - row[:, None]
         own = torch.where(from_state, tokens.live[..., None], (distance >= 0) & (distance <= tokens.p[..., None]))
         done = compressed_blocks(tokens.p, self.recent, self.rate)[..., None]
         k = block[:, None]
-        visible = own & (k >= 0) & (k >= done - self.slots) & (k < done)
+        visible = own & (k >= 0) & (k >= done - self.blocks) & (k < done)
         after["slots"] = self.keep(hidden, block, row, from_state, tokens, memory)
-        return Past(past.rows, None, hidden, distance, visible, made), after
+        if "slot_keys" in state:
+            after["slot_keys"] = project(after["slots"])
+        slots = Group(project(hidden), At(distance, visible, self.farthest))
+        return Remembered((slots, *seen.past), after, made)
+
+    def act(self, x: Tensor, keys: Tensor, state: LayerState, call: Call, project: Project) -> Remembered:
+        """One token: when it leaves ``rate`` raw inputs behind the recent ones, these become a block.
+
+        Every stream computes the block that it would get; the streams that get none keep what they have.
+        """
+        seen = interface.write(state, x, keys, call)
+        p = call.tokens.p
+        done = compressed_blocks(p, self.recent, self.rate)
+        ring = seen.state["hidden_ring"]
+        oldest = interface.ring_place(ring, call).oldest
+        raw = ring.index_select(1, (oldest + torch.arange(self.rate, device=x.device)) % self.slots)
+        block = self.compress(raw[:, None]).detach()
+        fresh = (done > compressed_blocks(p - 1, self.recent, self.rate))[..., None]
+        order = torch.arange(self.blocks, device=x.device)
+        exists = (order >= self.blocks - done)[..., None]
+        for name, new in (("slots", block), ("slot_keys", project(block))):
+            old = state[name]
+            moved = torch.where(fresh, torch.cat([old[:, 1:], new.to(old.dtype)], 1), old)
+            seen.state[name] = moved.masked_fill(~exists, 0.0)
+        k = (done - self.blocks + order)[:, None]
+        distance = p[..., None] - (k + 1) * self.rate + 1
+        slots = Group(seen.state["slot_keys"], At(distance, k >= 0, self.farthest))
+        return Remembered((slots, *seen.past), seen.state)
 
     def new_blocks(self, tokens: Tokens, memory: int) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B N"]]:
         """Last row and number of every block that is complete in the rows and not yet a slot; number -1 fills up."""
@@ -108,8 +181,8 @@ class CompressiveMemory(nn.Module):
         distance = tokens.last_row(memory)[:, None] - row
         live = tokens.last(tokens.live, torch.ones_like(p, dtype=torch.bool))
         own = torch.where(from_state, live[:, None], (distance >= 0) & (distance <= p[:, None]))
-        wanted = compressed_blocks(p, self.recent, self.rate)[:, None] - self.slots
-        wanted = wanted + torch.arange(self.slots, device=hidden.device)
+        wanted = compressed_blocks(p, self.recent, self.rate)[:, None] - self.blocks
+        wanted = wanted + torch.arange(self.blocks, device=hidden.device)
         match = (wanted[..., None] == block[:, None]) & own[:, None] & (wanted >= 0)[..., None]
         index = torch.where(match.any(-1), match.to(torch.uint8).argmax(-1), -1)
         return windows.take_rows(hidden, index)
@@ -122,19 +195,42 @@ def reconstruction(decoded: Float[Tensor, "B N cD"], compressed: Compressed) -> 
     return (error * exists).sum() / exists.sum().clamp(min=1)
 
 
+@dataclass(frozen=True)
+class Options(MemoryOptions):
+    """Options of the compressive memory.
+
+    Attributes:
+        slots: compressed blocks that are kept.
+        rate: c, tokens of a block.
+        function: how a block becomes one vector; "conv" is learned.
+        objective: what a learned compression is trained for.
+    """
+
+    slots: Size = 16
+    rate: Size = 4
+    function: Function = "conv"
+    objective: Objective = "autoencode"
+
+    def reach(self, memory: int) -> RawPart:
+        """The tokens whose block is not compressed yet."""
+        return RawPart(memory + self.rate, recent=memory, rate=self.rate)
+
+
 def build(
-    rows: int,
-    width: int,
-    key_width: int,
-    sinks: int,
-    *,
-    slots: Size = 16,
-    rate: Size = 4,
-    function: Function = "conv",
-    objective: Objective = "autoencode",
+    rows: int, width: int, key_width: int, sinks: int, tokens_per_step: int, options: Options
 ) -> CompressiveMemory:
-    """M2: ``rows`` recent tokens, ``slots`` compressed blocks of ``rate`` tokens."""
-    return CompressiveMemory(rows, slots, rate, function, objective, width, key_width)
+    """M2: ``slots`` compressed blocks of ``rate`` tokens behind the raw ones, of which ``rows`` lie behind a token.
+
+    Raises:
+        ConfigError: an objective for a compression that does not learn.
+    """
+    if options.function != "conv" and options.objective != Options.objective:
+        raise ConfigError(
+            f"compressive objective {options.objective!r} trains a compression that learns, but function "
+            f"{options.function!r} does not; set function to 'conv' or leave objective out"
+        )
+    recent = rows + 1 - options.rate
+    return CompressiveMemory(recent, options.slots, options.rate, options.function, options.objective, width, key_width)
 
 
 SPEC = Spec(
@@ -144,6 +240,7 @@ SPEC = Spec(
     paper="Rae et al. 2019, arXiv 1911.05507",
     summary="Keeps recent inputs raw and older ones compressed by `rate`.",
     build=build,
+    options=Options,
     example={"memory": 5, "memory_kind": {"name": "compressive", "slots": 3, "rate": 2}},
     traits=Traits(
         family="SLOT",
@@ -152,4 +249,11 @@ SPEC = Spec(
         time="T^2",
         causal_form="blocks are anchored to the episode position; a slot's place is the last token it covers",
     ),
+    needs=(Feature.SLOTS,),
+    refuses=(
+        Refusal(Feature.REACH, "the memory itself decides which tokens are visible"),
+        Refusal(Feature.HEAD_PATTERNS, "the memory itself decides which tokens are visible, to all heads alike"),
+        Refusal(Feature.STEP_TOKENS, "its blocks count tokens and would cut through a step"),
+    ),
+    produces=(Loss("compression", {"function": "conv"}),),
 )

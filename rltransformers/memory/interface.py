@@ -1,21 +1,28 @@
 """What a memory hands to attention, and the row arithmetic that all kinds share.
 
-Axes: B batch, T tokens, R memory rows present, M memory rows kept, S = R + T, N slots, D model width, E key row width,
-n sinks. A training state holds layer inputs ("hidden"); an acting state holds their projections ("keys") as well.
+Axes: B batch, T tokens, R memory rows present, S slots of a ring, N slots, D model width, E key row width, n sinks.
+
+Three forms of a state, all of fixed size. For *training* it holds layer inputs, oldest first ("hidden"). For *acting*
+it holds rings ("hidden_ring", "key_ring"): a token is written into the slot ``clock % S`` and nothing else moves, so a
+step has fixed shapes and fixed addresses. *Rows with keys* ("hidden" and "keys", oldest first) stand between the two: a
+segment that continues from acting. A ring has room for the tokens of one environment step besides the window, which the
+first of these tokens still sees when the last one is written.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rltransformers.core.record import Record
+from rltransformers.attention.reach import Reach
 from rltransformers.functional import windows
+from rltransformers.functional.call import Call
+from rltransformers.functional.keys import At, Group, Past, Ring, Rows
 from rltransformers.functional.windows import Tokens
-from rltransformers.memory.room import append
 
 Project = Callable[[Tensor], Tensor]
 """Layer inputs [B, S, D] to key rows [B, S, E], with today's weights (normalisation included)."""
@@ -24,6 +31,18 @@ LayerState = dict[str, Tensor]
 
 Cached = bool | Literal["only"]
 """Whether a state holds key rows: not (training), beside layer inputs, or in place of them."""
+
+RING = "_ring"
+"""Names of tensors in a state that are rings, first axes B and S, end so."""
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """Options of a memory: none, unless it has a record of its own."""
+
+    def reach(self, memory: int) -> Reach | None:
+        """What a layer that may see ``memory`` steps back sees of the rows, where patterns have no say in it."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -42,71 +61,154 @@ class Compressed:
 
 
 @dataclass(frozen=True)
-class Past:
-    """All that a layer may look at.
+class Remembered:
+    """What a memory returns.
 
     Attributes:
-        rows: key rows of ``[memory ; tokens]``, [B, S, E].
-        sinks: key rows of the first tokens of each token's episode, [B, T, n, E], or None.
-        slots: compressed layer inputs [B, N, D], or None; with their distances and visibility [B, T, N].
+        past: all that the tokens may look at.
+        state: after the call.
         compressed: what attention should not notice the difference of, or None.
     """
 
-    rows: Float[Tensor, "B S E"]
-    sinks: Float[Tensor, "B T n E"] | None = None
-    slots: Float[Tensor, "B N D"] | None = None
-    slot_distance: Int[Tensor, "B T N"] | None = None
-    slot_visible: Bool[Tensor, "B T N"] | None = None
+    past: Past
+    state: LayerState
     compressed: Compressed | None = None
 
 
-class Memory(Protocol):
-    """One layer's memory: fixed-size state in, fixed-size state out."""
+class Memory(nn.Module, ABC):
+    """One layer's memory: fixed-size state in, fixed-size state out.
 
-    stores_inputs: bool
+    Attributes:
+        rows: rows that are kept.
+        width, key_width: D and E.
+        sinks: n.
+        tokens_per_step: tokens that one step of acting brings.
+        stores_inputs: whether layer inputs are kept, or only what was made of them.
+        reach: distances 0 .. reach - 1 from a token to anything it sees.
+    """
+
+    def __init__(
+        self, rows: int, width: int, key_width: int, sinks: int, tokens_per_step: int, stores_inputs: bool
+    ) -> None:
+        super().__init__()
+        self.rows, self.width, self.key_width, self.sinks = rows, width, key_width, sinks
+        self.tokens_per_step, self.stores_inputs = tokens_per_step, stores_inputs
+
+    @property
+    def slots(self) -> int:
+        """S."""
+        return self.rows + self.tokens_per_step
+
+    @property
+    def reach(self) -> int:
+        """Largest distance of anything in sight, plus 1."""
+        return self.slots + 1
 
     def shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
-        """State tensors without the batch axis."""
+        """State tensors without the batch axis, for training or (cached) for acting."""
+        inputs, keys = self.stores_inputs and cached != "only", bool(cached) or not self.stores_inputs
+        count, end = (self.slots, RING) if cached else (self.rows, "")
+        key = "key" if cached else "keys"
+        found: dict[str, tuple[int, ...]] = {}
+        if inputs:
+            found |= {f"hidden{end}": (count, self.width)}
+            found |= {"sinks": (self.sinks, self.width)} if self.sinks else {}
+        if keys:
+            found |= {f"{key}{end}": (count, self.key_width)}
+            found |= {"sink_keys": (self.sinks, self.key_width)} if self.sinks else {}
+        return found
 
-    def __call__(
-        self, x: Tensor, keys: Tensor, state: LayerState, tokens: Tokens, project: Project, record: Record | None
-    ) -> tuple[Past, LayerState]:
+    def with_keys(self, state: LayerState, project: Project) -> LayerState:
+        """Rows with keys of a training state; with today's weights."""
+        if not self.stores_inputs:
+            return state
+        projected = {"keys": project(state["hidden"])}
+        if "sinks" in state:
+            projected["sink_keys"] = project(state["sinks"])
+        return {**state, **projected}
+
+    def without_keys(self, state: LayerState) -> LayerState:
+        """Layer inputs only, where there are any."""
+        if not self.stores_inputs:
+            return state
+        return {name: value for name, value in state.items() if name not in ("keys", "sink_keys")}
+
+    @abstractmethod
+    def forward(self, x: Tensor, keys: Tensor, state: LayerState, call: Call, project: Project) -> Remembered:
         """What the tokens with inputs ``x`` and key rows ``keys`` see, and the state after them."""
 
 
-class RowMemory(nn.Module):
+class RowMemory(Memory):
     """The last ``rows`` rows: layer inputs (and their keys while acting), or, without ``stores_inputs``, keys only."""
 
-    def __init__(self, rows: int, width: int, key_width: int, sinks: int, stores_inputs: bool) -> None:
-        super().__init__()
-        self.rows, self.width, self.key_width, self.sinks = rows, width, key_width, sinks
-        self.stores_inputs = stores_inputs
-
-    def shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
-        """State tensors without the batch axis."""
-        inputs = self.stores_inputs and cached != "only"
-        keys = bool(cached) or not self.stores_inputs
-        return shapes(self.rows, self.width, self.key_width, self.sinks, inputs=inputs, keys=keys)
-
-    def forward(
-        self, x: Tensor, keys: Tensor, state: LayerState, tokens: Tokens, project: Project, record: Record | None
-    ) -> tuple[Past, LayerState]:
+    def forward(self, x: Tensor, keys: Tensor, state: LayerState, call: Call, project: Project) -> Remembered:
         """Rows seen and state after."""
-        return advance(state, x, keys, tokens, project, self.rows)
+        if "key_ring" in state:
+            return write(state, x, keys, call)
+        return advance(state, x, keys, call.tokens, project, self.rows)
 
 
-def shapes(rows: int, width: int, key_width: int, sinks: int, inputs: bool, keys: bool) -> dict[str, tuple[int, ...]]:
-    """Rows and sinks, as layer inputs and/or as keys."""
-    found: dict[str, tuple[int, ...]] = {}
-    if inputs:
-        found["hidden"] = (rows, width)
-        if sinks:
-            found["sinks"] = (sinks, width)
-    if keys:
-        found["keys"] = (rows, key_width)
-        if sinks:
-            found["sink_keys"] = (sinks, key_width)
+# Acting
+
+
+def write(state: LayerState, x: Tensor, keys: Tensor, call: Call) -> Remembered:
+    """The tokens written into the rings, and what they see there."""
+    after = {"key_ring": written(state["key_ring"], keys, call)}
+    if "hidden_ring" in state:
+        after["hidden_ring"] = written(state["hidden_ring"], x, call)
+    past: Past = (Group(after["key_ring"], ring_place(after["key_ring"], call)),)
+    if "sinks" in state:
+        after["sinks"] = noted(state["sinks"], x, call.tokens)[-1]
+    if "sink_keys" in state:
+        each = noted(state["sink_keys"], keys, call.tokens)
+        after["sink_keys"] = each[-1]
+        past = (sink_group(torch.stack(each, 1), call.tokens), *past)
+    return Remembered(past, after)
+
+
+def written(ring: Float[Tensor, "B S X"], rows: Float[Tensor, "B T X"], call: Call) -> Float[Tensor, "B S X"]:
+    """The ring with the rows in the next slots; the very ring where its tensors belong to the call."""
+    slots = call.once(("slots", ring.shape[1], rows.shape[1]), lambda: next_slots(ring, rows.shape[1], call))
+    rows = rows if rows.dtype == ring.dtype else rows.to(ring.dtype)
+    return ring.index_copy_(1, slots, rows) if call.overwrites else ring.index_copy(1, slots, rows)
+
+
+def next_slots(ring: Tensor, count: int, call: Call) -> Int[Tensor, " T"]:
+    """Where the tokens of a call go."""
+    assert call.clock is not None  # a state with rings has a clock
+    clock = call.clock if count == 1 else call.clock + torch.arange(count, device=ring.device)
+    return clock % ring.shape[1]
+
+
+def ring_place(ring: Tensor, call: Call) -> Ring:
+    """Ages of the slots after the tokens of the call were written."""
+
+    def ages() -> Ring:
+        assert call.clock is not None
+        size = ring.shape[1]
+        end = call.clock + call.tokens.p.shape[1]
+        return Ring((end - 1 - torch.arange(size, device=ring.device)) % size, end % size)
+
+    return call.once(("ring", ring.shape[1]), ages)
+
+
+def noted(sinks: Float[Tensor, "B n X"], rows: Float[Tensor, "B T X"], tokens: Tokens) -> list[Float[Tensor, "B n X"]]:
+    """The sinks as every token finds them: a token among the first n of its episode becomes one."""
+    order = torch.arange(sinks.shape[1], device=sinks.device)
+    found = []
+    for row, p in zip(rows.to(sinks.dtype).unbind(1), tokens.p.unbind(1), strict=True):
+        sinks = torch.where((p[:, None] == order)[..., None], row[:, None], sinks)
+        found.append(sinks)
     return found
+
+
+def sink_group(sinks: Float[Tensor, "B T n E"], tokens: Tokens) -> Group:
+    """Sinks of every token, as far as its episode has them."""
+    away = tokens.p[..., None] - torch.arange(sinks.shape[2], device=sinks.device)
+    return Group(sinks, At(away, away >= 0, outside=True))
+
+
+# Segments
 
 
 def sink_index(tokens: Tokens, memory: int, count: int) -> Int[Tensor, "B T n"]:
@@ -129,37 +231,59 @@ def keep_sinks(sinks: Float[Tensor, "B n X"], rows: Float[Tensor, "B S X"], toke
     return windows.take_rows(torch.cat([sinks, rows], 1), place_sinks(row, order, rows.shape[1]))
 
 
-def advance(
-    state: LayerState, x: Tensor, keys: Tensor, tokens: Tokens, project: Project, rows: int
-) -> tuple[Past, LayerState]:
+def advance(state: LayerState, x: Tensor, keys: Tensor, tokens: Tokens, project: Project, rows: int) -> Remembered:
     """Key rows of memory and tokens, and the state with the tokens appended."""
+    after: LayerState = {}
     if "keys" in state:
-        all_keys, kept_keys = joined(state["keys"], keys, tokens, rows)
+        all_keys, after["keys"] = joined(state["keys"], keys, tokens, rows)
     else:
         all_keys = torch.cat([project(state["hidden"]), keys], 1) if state["hidden"].shape[1] else keys
-    after: LayerState = {}
     memory = all_keys.shape[1] - x.shape[1]
     if "hidden" in state:
         inputs, after["hidden"] = joined(state["hidden"], x, tokens, rows)
         if "sinks" in state:
             after["sinks"] = keep_sinks(state["sinks"], inputs, tokens)
-    if "keys" in state:
-        after["keys"] = kept_keys
-    sinks = None
+    past: Past = (Group(all_keys, Rows()),)
     if "sinks" in state or "sink_keys" in state:
         first = state["sink_keys"] if "sink_keys" in state else project(state["sinks"])
         if "sink_keys" in state:
             after["sink_keys"] = keep_sinks(first, all_keys, tokens)
         index = sink_index(tokens, memory, first.shape[1])
         sinks = windows.take_rows(torch.cat([first, all_keys], 1), index.flatten(1)).unflatten(1, index.shape[1:])
-    return Past(all_keys, sinks), after
+        past = (sink_group(sinks, tokens), *past)
+    return Remembered(past, after)
 
 
 def joined(past: Tensor, rows: Tensor, tokens: Tokens, keep: int) -> tuple[Tensor, Tensor]:
     """``[past ; rows]`` and the newest ``keep`` valid rows of it."""
-    if tokens.length is None and past.shape[1] == keep:
-        return append(past, rows)
     # Inside the forward pass of a reversible layer the rows must not leave as a view of its input.
     alone = past.shape[1] == 0 and torch.is_grad_enabled()
     whole = rows if alone else torch.cat([past, rows], 1)
     return whole, windows.last_rows(whole, keep, tokens)
+
+
+# Between the two
+
+
+def rolled(rows: LayerState, slots: int) -> LayerState:
+    """Rows with keys as the rings of a clock that stands at 0: the newest row lies in the last slot."""
+    rings = {"hidden": "hidden_ring", "keys": "key_ring"}
+    return {rings.get(name, name): in_front(value, slots) if name in rings else value for name, value in rows.items()}
+
+
+def in_front(rows: Float[Tensor, "B R X"], slots: int) -> Float[Tensor, "B S X"]:
+    """Zeros in front of rows, up to a number of slots."""
+    return torch.cat([rows.new_zeros(rows.shape[0], slots - rows.shape[1], rows.shape[2]), rows], 1)
+
+
+def unrolled(rings: LayerState, clock: Int[Tensor, ""], rows: int) -> LayerState:
+    """The newest ``rows`` rows of the rings, oldest first."""
+    names = {"hidden_ring": "hidden", "key_ring": "keys"}
+    found: LayerState = {}
+    for name, value in rings.items():
+        if name in names:
+            size = value.shape[1]
+            slots = (clock + torch.arange(size - rows, size, device=value.device)) % size
+            value = value.index_select(1, slots)
+        found[names.get(name, name)] = value
+    return found

@@ -1,9 +1,11 @@
 """Actions in both directions: a token from an action taken, an action from a network output; one part per space leaf.
 
-A leaf of the action space reads ``outputs`` numbers of the head's row. "..." stands for any leading axes, W is model
-width.
+A leaf of the action space reads ``outputs`` numbers of the head's row and ``draws`` numbers of noise. Everything is
+arithmetic on tensors whose shapes do not depend on their values, so that a step can be traced and compiled. "..."
+stands for any leading axes, W is model width, C counts the components of a leaf, N the classes of its largest.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +15,12 @@ import torch
 from gymnasium import spaces
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rltransformers.core.spaces import check_supported, check_width, leaf_spaces
 from rltransformers.functional.modules import linear
+
+HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 
 
 class ContinuousAction(nn.Module):
@@ -27,7 +32,7 @@ class ContinuousAction(nn.Module):
     low: Tensor
     high: Tensor
 
-    def __init__(self, space: spaces.Box, width: int) -> None:
+    def __init__(self, space: spaces.Box, width: int | None) -> None:
         super().__init__()
         low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
         bounded = np.isfinite(low) & np.isfinite(high) & (high > low)
@@ -39,26 +44,66 @@ class ContinuousAction(nn.Module):
         for name, values in {"centre": centre, "scale": scale, "low": low, "high": high}.items():
             self.register_buffer(name, torch.as_tensor(values, dtype=torch.float32), persistent=False)
         self.register_buffer("bounded", torch.as_tensor(bounded), persistent=False)
-        self.embedding = nn.Linear(len(low), width)
+        self.embedding = None if width is None else nn.Linear(len(low), width)
 
     def normalise(self, action: Tensor) -> Float[Tensor, "... A"]:
         """The action in head units, flat; data outside the bounds lands outside [-1, 1]."""
-        lead = action.dim() - len(self.shape)
-        flat = action if len(self.shape) == 1 else action.reshape(*action.shape[:lead], self.outputs)
-        return (flat.to(self.centre.dtype) - self.centre) / self.scale
+        return (_flat(action, self.shape).to(self.centre.dtype) - self.centre) / self.scale
 
     def squash(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "... A"]:
         """The predicted action in head units: tanh where both bounds are finite, the output itself elsewhere."""
         return output.tanh() if self.all_bounded else torch.where(self.bounded, output.tanh(), output)
 
     def embed(self, action: Tensor) -> Float[Tensor, "... W"]:
+        assert self.embedding is not None
         return linear(self.embedding, self.normalise(action))
 
-    def decode(self, output: Float[Tensor, "... A"], uniform: Tensor | None = None) -> Tensor:
-        """The executed action, inside the Box. The head is deterministic: ``uniform`` (no draws) changes nothing."""
+    def decode(self, output: Float[Tensor, "... A"], noise: Tensor | None = None) -> Tensor:
+        """The executed action, inside the Box. The leaf is deterministic: ``noise`` (no draws) changes nothing."""
         action = torch.addcmul(self.centre, self.squash(output), self.scale)
-        action = action.clamp(self.low, self.high)
-        return action if len(self.shape) == 1 else action.reshape(*output.shape[:-1], *self.shape)
+        return _shaped(action.clamp(self.low, self.high), self.shape)
+
+    def execute(self, action: Tensor) -> Tensor:
+        """The action itself."""
+        return action
+
+
+class GaussianAction(nn.Module):
+    """A Box leaf whose components are normal: means from the network, one standard deviation each for all states."""
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, space: spaces.Box, log_std: float) -> None:
+        super().__init__()
+        self.shape = space.shape
+        self.outputs = self.draws = math.prod(space.shape)
+        self.log_std = nn.Parameter(torch.full((self.outputs,), float(log_std)))
+        for name, bound in zip(("low", "high"), inner_bounds(space), strict=True):
+            self.register_buffer(name, torch.as_tensor(bound), persistent=False)
+
+    def draw(self, rows: int, generator: torch.Generator | None) -> Float[Tensor, "R A"]:
+        """Standard normal numbers."""
+        like = self.log_std
+        return torch.randn(rows, self.draws, generator=generator, device=like.device, dtype=like.dtype)
+
+    def decode(self, output: Float[Tensor, "... A"], noise: Float[Tensor, "... A"] | None = None) -> Tensor:
+        """The mean, or with standard normal ``noise`` a sample; it may lie outside the Box, see ``execute``."""
+        flat = output if noise is None else torch.addcmul(output, self.log_std.exp(), noise.to(output.dtype))
+        return _shaped(flat, self.shape)
+
+    def execute(self, action: Tensor) -> Tensor:
+        """The action clipped into the Box."""
+        return action.clamp(self.low, self.high)
+
+    def log_prob(self, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
+        """Log-density of the action before it was clipped."""
+        distance = (_flat(action, self.shape) - output) * (-self.log_std).exp()
+        return -(0.5 * distance.square() + self.log_std + HALF_LOG_TAU).sum(-1)
+
+    def entropy(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        """Differential entropy in nats, the same for all states."""
+        return (self.log_std + (0.5 + HALF_LOG_TAU)).sum().expand(output.shape[:-1])
 
 
 class CategoricalAction(nn.Module):
@@ -66,93 +111,186 @@ class CategoricalAction(nn.Module):
 
     start: Tensor
     offset: Tensor
+    places: Tensor
+    exists: Tensor
+    counts: Tensor
 
-    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete, width: int) -> None:
+    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete, width: int | None) -> None:
         super().__init__()
         sizes = np.atleast_1d(space.n if isinstance(space, spaces.Discrete) else space.nvec).reshape(-1)
         self.sizes = [int(size) for size in sizes]
         self.shape = space.shape or ()
         self.outputs, self.draws = sum(self.sizes), len(self.sizes)
-        start = np.atleast_1d(space.start).reshape(-1).astype(np.int64)
-        self.register_buffer("start", torch.as_tensor(start), persistent=False)
-        offset = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
-        self.register_buffer("offset", torch.as_tensor(offset), persistent=False)
-        self.embedding = nn.Embedding(self.outputs, width)
+        self.largest = max(self.sizes)
+        self.equal = min(self.sizes) == self.largest
+        self.embedding = None if width is None else nn.Embedding(self.outputs, width)
+        start = torch.as_tensor(np.atleast_1d(space.start).reshape(-1).astype(np.int64))
+        self.counted_from_zero = not bool(start.any())
+        offset = torch.as_tensor(np.cumsum([0, *self.sizes[:-1]]))
+        classes = torch.arange(self.largest)
+        exists = classes < torch.as_tensor(self.sizes)[:, None]
+        places = torch.where(exists, offset[:, None] + classes, 0)
+        counts = torch.as_tensor(self.sizes, dtype=torch.get_default_dtype())
+        for name, values in {
+            "start": start, "offset": offset, "places": places.flatten(), "exists": exists, "counts": counts
+        }.items():  # fmt: skip
+            self.register_buffer(name, values, persistent=False)
+
+    def draw(self, rows: int, generator: torch.Generator | None) -> Float[Tensor, "R C"]:
+        """Uniform numbers in [0, 1)."""
+        like = self.counts
+        return torch.rand(rows, self.draws, generator=generator, device=like.device, dtype=like.dtype)
 
     def classes(self, action: Tensor) -> Int[Tensor, "... C"]:
         """Class index of every component, counted from 0."""
         lead = action.dim() - len(self.shape)
-        return action.reshape(*action.shape[:lead], len(self.sizes)).long() - self.start
+        flat = action.reshape(*action.shape[:lead], self.draws).long()
+        return flat if self.counted_from_zero else flat - self.start
 
-    def logits(self, output: Float[Tensor, "... A"]) -> tuple[Tensor, ...]:
-        """One tensor of logits per component."""
-        return output.split(self.sizes, dim=-1)
+    def logits(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "... C N"]:
+        """One row of logits per component; -inf for the classes that the largest component has and this one lacks."""
+        shape = (*output.shape[:-1], self.draws, self.largest)
+        if self.equal:
+            return output.view(shape)
+        return output.index_select(-1, self.places).view(shape).masked_fill(~self.exists, -math.inf)
 
     def embed(self, action: Tensor) -> Float[Tensor, "... W"]:
+        assert self.embedding is not None
         embedded: Tensor = self.embedding(self.classes(action) + self.offset).sum(-2)
         return embedded
 
-    def decode(self, output: Float[Tensor, "... A"], uniform: Tensor | None = None) -> Tensor:
-        """The most probable action, or with ``uniform`` [..., C] in [0, 1) a sample."""
-        chosen = []
-        for index, logits in enumerate(self.logits(output)):
-            if uniform is None:
-                chosen.append(logits.argmax(-1))
-            else:
-                below = logits.softmax(-1).cumsum(-1) <= uniform[..., index : index + 1]
-                chosen.append(below.sum(-1).clamp(max=logits.shape[-1] - 1))
-        return (torch.stack(chosen, -1) + self.start).reshape(*output.shape[:-1], *self.shape)
+    def decode(self, output: Float[Tensor, "... A"], noise: Float[Tensor, "... C"] | None = None) -> Tensor:
+        """The most probable action, or with uniform ``noise`` in [0, 1) a sample."""
+        logits = self.logits(output)
+        if noise is None:
+            chosen = logits.argmax(-1)
+        else:
+            # Class k is taken where the noise lies in [P(< k), P(<= k)). Rounded probabilities sum to nearly 1;
+            # measured in parts of their own sum, no class of probability 0 is ever taken.
+            up_to = logits.softmax(-1).cumsum(-1)
+            chosen = (up_to[..., :-1] <= noise.unsqueeze(-1) * up_to[..., -1:]).sum(-1)
+        if not self.counted_from_zero:
+            chosen = chosen + self.start
+        return chosen.view(*output.shape[:-1], *self.shape)
+
+    def execute(self, action: Tensor) -> Tensor:
+        """The action itself."""
+        return action
+
+    def log_prob(self, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
+        """Log-probability of the classes, all components together."""
+        logs = self.logits(output).log_softmax(-1)
+        return logs.gather(-1, self.classes(action).unsqueeze(-1)).sum((-2, -1))
+
+    def _log_probs(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "... C N"]:
+        """Of every class, and 0 where there is none."""
+        logs = self.logits(output).log_softmax(-1)
+        return logs if self.equal else logs.masked_fill(~self.exists, 0.0)
+
+    def entropy(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        """Entropy in nats, the sum over the components."""
+        logs = self._log_probs(output)
+        return -(logs.exp() * logs).sum((-2, -1))
+
+    def log_barrier(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        """Mean log-probability of the classes plus the logarithm of their number, the sum over the components."""
+        return (self._log_probs(output).sum(-1) / self.counts + self.counts.log()).sum(-1)
 
 
 class BinaryAction(nn.Module):
     """A MultiBinary leaf: independent bits."""
 
-    def __init__(self, space: spaces.MultiBinary, width: int) -> None:
+    def __init__(self, space: spaces.MultiBinary, width: int | None) -> None:
         super().__init__()
         self.shape = space.shape
         self.outputs = self.draws = int(np.prod(space.shape))
-        self.embedding = nn.Linear(self.outputs, width)
+        self.embedding = None if width is None else nn.Linear(self.outputs, width)
+        self.register_buffer("like", torch.zeros(()), persistent=False)
+
+    like: Tensor
+    """Says the type and the device of noise and bits."""
+
+    def draw(self, rows: int, generator: torch.Generator | None) -> Float[Tensor, "R A"]:
+        """Uniform numbers in [0, 1)."""
+        return torch.rand(rows, self.draws, generator=generator, device=self.like.device, dtype=self.like.dtype)
 
     def bits(self, action: Tensor) -> Float[Tensor, "... A"]:
         """The action as numbers 0 and 1, flat."""
-        lead = action.dim() - len(self.shape)
-        return action.reshape(*action.shape[:lead], self.outputs).to(self.embedding.weight.dtype)
+        return _flat(action, self.shape).to(self.like.dtype)
 
     def embed(self, action: Tensor) -> Float[Tensor, "... W"]:
+        assert self.embedding is not None
         embedded: Tensor = self.embedding(self.bits(action))
         return embedded
 
-    def decode(self, output: Float[Tensor, "... A"], uniform: Tensor | None = None) -> Tensor:
-        """The most probable bits, or with ``uniform`` [..., A] in [0, 1) a sample."""
-        probability = output.sigmoid()
-        on = probability > (0.5 if uniform is None else uniform)
-        return on.to(torch.int8).reshape(*output.shape[:-1], *self.shape)
+    def decode(self, output: Float[Tensor, "... A"], noise: Float[Tensor, "... A"] | None = None) -> Tensor:
+        """The most probable bits, or with uniform ``noise`` in [0, 1) a sample."""
+        on = output > 0 if noise is None else output.sigmoid() > noise
+        return _shaped(on.to(torch.int8), self.shape)
+
+    def execute(self, action: Tensor) -> Tensor:
+        """The action itself."""
+        return action
+
+    # With s the logistic function, log s(x) = x + log s(-x): both sides of a bit from one logarithm.
+
+    def log_prob(self, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
+        """Log-probability of the bits, all together."""
+        return torch.addcmul(F.logsigmoid(-output), self.bits(action), output).sum(-1)
+
+    def entropy(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        """Entropy in nats, the sum over the bits."""
+        return -torch.addcmul(F.logsigmoid(-output), output.sigmoid(), output).sum(-1)
+
+    def log_barrier(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        """Mean log-probability of 0 and 1 plus log 2, the sum over the bits."""
+        return (F.logsigmoid(-output) + 0.5 * output + math.log(2.0)).sum(-1)
 
 
-ActionLeaf = ContinuousAction | CategoricalAction | BinaryAction
+ActionLeaf = ContinuousAction | GaussianAction | CategoricalAction | BinaryAction
+SampledLeaf = GaussianAction | CategoricalAction | BinaryAction
+"""Leaves with a probability for every action."""
 
 
 class ActionHead(nn.Module):
-    """Linear layer from a token to the outputs of every leaf of an action space, and tokens from actions.
+    """Linear layer from features to the outputs of every leaf of an action space; samples, and tokens from actions.
+
+    Actions are dictionaries by leaf path ("" for a space that is one leaf) of tensors [..., leaf shape], as the
+    environment counts and scales them.
+
+    Args:
+        width: of the features, and of the tokens.
+        log_std: Box leaves are normal with this first logarithm of their standard deviation; None makes them
+            deterministic: the tanh of an output, between the bounds.
+        embeds: whether actions are turned into tokens.
 
     Raises:
         ConfigError: for an action space with an unsupported leaf.
     """
 
-    def __init__(self, space: gym.Space[Any], width: int) -> None:
+    def __init__(self, space: gym.Space[Any], width: int, *, log_std: float | None = None, embeds: bool = True) -> None:
         super().__init__()
         check_supported(space, "action")
         check_width(space, "action", width)
         leaves = leaf_spaces(space)
         self.paths, self.spaces = list(leaves), list(leaves.values())
-        self.leaves = nn.ModuleList(_leaf(leaf, width) for leaf in leaves.values())
-        self.outputs = [leaf.outputs for _, leaf in self.named_leaves()]
-        self.linear = nn.Linear(width, sum(self.outputs))
-        self.draws = sum(leaf.draws for _, leaf in self.named_leaves())
+        token_width = width if embeds else None
+        parts = [_leaf(leaf, token_width, log_std) for leaf in leaves.values()]
+        self.leaves = nn.ModuleList(parts)
+        self._named: list[tuple[str, ActionLeaf]] = list(zip(self.paths, parts, strict=True))
+        self._deterministic = any(isinstance(leaf, ContinuousAction) for leaf in parts)
+        self.linear = nn.Linear(width, sum(leaf.outputs for leaf in parts))
+        self.draws = sum(leaf.draws for leaf in parts)
+        self.countable = all(isinstance(leaf, CategoricalAction | BinaryAction) for leaf in parts)
 
     def named_leaves(self) -> list[tuple[str, ActionLeaf]]:
         """Leaf paths with their parts, in the order of the space."""
-        return list(zip(self.paths, self.leaves, strict=True))  # type: ignore[arg-type]  # all made by _leaf
+        return self._named
+
+    def sampled_leaves(self) -> list[tuple[str, SampledLeaf]]:
+        """The same, of a head whose leaves all have a probability."""
+        assert not self._deterministic, "a deterministic Box has no density"
+        return self._named  # type: ignore[return-value]  # none of them is a ContinuousAction
 
     def forward(self, features: Float[Tensor, "... W"]) -> Float[Tensor, "... A"]:
         """Outputs of all leaves, side by side."""
@@ -166,26 +304,88 @@ class ActionHead(nn.Module):
         """The outputs of every leaf by path."""
         if len(self.paths) == 1:
             return {self.paths[0]: outputs}
-        parts = outputs.split_with_sizes(self.outputs, -1)
+        parts = outputs.split_with_sizes([leaf.outputs for _, leaf in self.named_leaves()], -1)
         return dict(zip(self.paths, parts, strict=True))
 
     def embed(self, actions: Mapping[str, Tensor]) -> Float[Tensor, "... W"]:
         """The token of an action: the sum of its leaves' embeddings."""
-        tokens = [leaf.embed(actions[path]) for path, leaf in self.named_leaves()]
-        return torch.stack(tokens).sum(0) if len(tokens) > 1 else tokens[0]
+        tokens = [
+            leaf.embed(actions[path]) for path, leaf in self.named_leaves() if not isinstance(leaf, GaussianAction)
+        ]
+        return _total(tokens)
 
-    def decode(
-        self, outputs: Float[Tensor, "... A"], uniform: Float[Tensor, "... U"] | None = None
-    ) -> dict[str, Tensor]:
-        """Actions by path: the most probable, or sampled with ``draws`` uniform numbers in [0, 1) per row."""
+    def draw(self, rows: int, generator: torch.Generator | None) -> Float[Tensor, "R U"]:
+        """Noise for ``decode``: uniform numbers in [0, 1) for classes and bits, standard normal ones for Boxes."""
+        parts = [leaf.draw(rows, generator) for _, leaf in self.sampled_leaves()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def decode(self, outputs: Float[Tensor, "... A"], noise: Float[Tensor, "... U"] | None = None) -> dict[str, Tensor]:
+        """Actions by path: the most probable, or sampled with ``draws`` numbers of ``noise`` per row."""
+        if len(self.paths) == 1:
+            ((path, leaf),) = self.named_leaves()
+            return {path: leaf.decode(outputs, noise)}
         parts = self.split(outputs)
-        if uniform is None:
+        if noise is None:
             return {path: leaf.decode(parts[path]) for path, leaf in self.named_leaves()}
-        numbers = uniform.split([leaf.draws for _, leaf in self.named_leaves()], dim=-1)
+        numbers = noise.split_with_sizes([leaf.draws for _, leaf in self.named_leaves()], -1)
         return {
             path: leaf.decode(parts[path], part)
             for (path, leaf), part in zip(self.named_leaves(), numbers, strict=True)
         }
+
+    def decode_some(
+        self, outputs: Float[Tensor, "B A"], noise: Float[Tensor, "B U"] | None, greedy: Bool[Tensor, " B"]
+    ) -> dict[str, Tensor]:
+        """``decode`` with noise, and the most probable actions in the rows that are ``greedy``; looks at no data."""
+        likely = self.decode(outputs)
+        return {
+            path: torch.where(greedy.view(-1, *[1] * (value.dim() - 1)), likely[path], value)
+            for path, value in self.decode(outputs, noise).items()
+        }
+
+    def execute(self, actions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The actions as the environment takes them: Boxes clipped."""
+        return {path: leaf.execute(actions[path]) for path, leaf in self.named_leaves()}
+
+    def log_prob(self, outputs: Float[Tensor, "... A"], actions: Mapping[str, Tensor]) -> Float[Tensor, "..."]:
+        """Log-probability of actions that ``decode`` gave, the sum over the leaves."""
+        parts = self.split(outputs)
+        return _total([leaf.log_prob(parts[path], actions[path]) for path, leaf in self.sampled_leaves()])
+
+    def entropy(self, outputs: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        """Entropy in nats, the sum over the leaves."""
+        parts = self.split(outputs)
+        return _total([leaf.entropy(parts[path]) for path, leaf in self.sampled_leaves()])
+
+    def log_barrier(self, outputs: Float[Tensor, "... A"]) -> Float[Tensor, "..."] | None:
+        """Minus the divergence of this policy from the uniform one; None unless the actions are ``countable``.
+
+        -KL(uniform || policy) in nats, the sum over the parts of an action: 0 for a uniform policy, and without bound
+        below as any action dies out (Agarwal et al. 2021, arXiv 1908.00261, section 5).
+        """
+        if not self.countable:
+            return None
+        parts = self.split(outputs)
+        return _total(
+            [leaf.log_barrier(parts[path]) for path, leaf in self.named_leaves() if not isinstance(leaf, _BOXES)]
+        )
+
+    def standard_deviation(self) -> Tensor | None:
+        """Mean over the components of all Boxes; None where there is no Gaussian."""
+        logs: list[Tensor] = [leaf.log_std for leaf in self.leaves if isinstance(leaf, GaussianAction)]
+        return torch.cat(logs).exp().mean() if logs else None
+
+
+_BOXES = ContinuousAction | GaussianAction
+
+
+def inner_bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds of a Box in float32, never outside it: 0.1 in float64 lies below 0.1 in float32."""
+    low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+    exact_low, exact_high = (bound.astype(np.float64) for bound in (space.low, space.high))
+    low = np.where(low.astype(np.float64) < exact_low, np.nextafter(low, np.float32(np.inf)), low)
+    high = np.where(high.astype(np.float64) > exact_high, np.nextafter(high, np.float32(-np.inf)), high)
+    return low, high
 
 
 def blank_invalid(
@@ -202,10 +402,22 @@ def blank_invalid(
     return blanked
 
 
-def _leaf(space: gym.Space[Any], width: int) -> ActionLeaf:
+def _leaf(space: gym.Space[Any], width: int | None, log_std: float | None) -> ActionLeaf:
     if isinstance(space, spaces.Box):
-        return ContinuousAction(space, width)
+        return ContinuousAction(space, width) if log_std is None else GaussianAction(space, log_std)
     if isinstance(space, spaces.MultiBinary):
         return BinaryAction(space, width)
     assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)  # check_supported has refused the rest
     return CategoricalAction(space, width)
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+
+def _flat(action: Tensor, shape: tuple[int, ...]) -> Float[Tensor, "... A"]:
+    return action if len(shape) == 1 else action.reshape(*action.shape[: action.dim() - len(shape)], math.prod(shape))
+
+
+def _shaped(flat: Float[Tensor, "... A"], shape: tuple[int, ...]) -> Tensor:
+    return flat if len(shape) == 1 else flat.reshape(*flat.shape[:-1], *shape)

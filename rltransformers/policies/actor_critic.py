@@ -7,25 +7,28 @@ and training (whole segments), so that both compute the same function.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypedDict, cast
+from typing import Annotated, Any, TypedDict
 
 import gymnasium as gym
 import numpy as np
 import torch
 from annotated_types import Ge, Le, Lt
 from gymnasium import spaces
-from stable_baselines3.common.distributions import CategoricalDistribution, Distribution, make_proba_distribution
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
-from torch.distributions import Categorical
 
-from rltransformers.attention.interface import EVERY
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
+from rltransformers.backbone.state import part_of, prefixed
+from rltransformers.backbone.tables import Tables
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import Weight, check, check_arguments, strict
-from rltransformers.core.spaces import check_supported, check_width, leaf_spaces
-from rltransformers.data.rollout import Segment, observation_dtype, stored_action
+from rltransformers.core.spaces import check_supported, check_width, leaf_spaces, nest_leaves, space_from_leaves
+from rltransformers.data.rollout import Leaves, Segment, action_layout, observation_layout
+from rltransformers.functional.call import EVERY
+from rltransformers.functional.modules import linear
+from rltransformers.memory.interface import Cached
+from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts, tree_space
 
@@ -56,7 +59,7 @@ class PolicyState:
 
     actor: State
     critic: State | None  # None: the value shares the actor's backbone
-    previous_action: Tensor  # [B] indices from 0, or [B, A]
+    previous_action: Leaves  # by leaf path, [B, leaf shape]
     previous_reward: Tensor  # [B]
 
     @property
@@ -67,21 +70,22 @@ class PolicyState:
         return PolicyState(
             self.actor[rows],
             None if self.critic is None else self.critic[rows],
-            self.previous_action[rows],
+            {path: leaf[rows] for path, leaf in self.previous_action.items()},
             self.previous_reward[rows],
         )
 
     def clone(self) -> "PolicyState":
         """A copy that shares no memory with this state."""
         critic = None if self.critic is None else self.critic.clone()
-        return PolicyState(self.actor.clone(), critic, self.previous_action.clone(), self.previous_reward.clone())
+        action = {path: leaf.clone() for path, leaf in self.previous_action.items()}
+        return PolicyState(self.actor.clone(), critic, action, self.previous_reward.clone())
 
     def tensors(self) -> dict[str, Any]:
         """Every tensor by name, for checkpoints."""
         return {
             "actor": dict(self.actor.tensors),
             "critic": None if self.critic is None else dict(self.critic.tensors),
-            "previous_action": self.previous_action,
+            "previous_action": dict(self.previous_action),
             "previous_reward": self.previous_reward,
         }
 
@@ -92,46 +96,27 @@ class PolicyState:
         return cls(
             State(dict(tensors["actor"])),
             None if critic is None else State(dict(critic)),
-            tensors["previous_action"],
+            dict(tensors["previous_action"]),
             tensors["previous_reward"],
         )
 
 
+MachineStep = Callable[
+    [Mapping[str, Tensor], PolicyState, Tensor, Tensor | None, dict[str, Tensor], bool],
+    tuple[dict[str, Tensor], Tensor, Tensor, PolicyState] | None,
+]
+"""Takes a step as machine code; None where there is none."""
+
+
 @dataclass
 class Evaluation:
-    """What the policy says about [B, T] steps; ``distribution`` is over the B*T steps in row order."""
+    """What the policy says about [B, T] steps; ``outputs`` [B, T, A] are those of its action head."""
 
-    distribution: Distribution
+    outputs: Tensor
     values: Tensor
     state: PolicyState
     auxiliary_loss: Tensor | None = None
     metrics: dict[str, Tensor] = field(default_factory=dict)
-
-    def log_probs(self, actions: Tensor) -> Tensor:
-        """Log-probability [B, T] of the stored actions [B, T] or [B, T, A]."""
-        return self.distribution.log_prob(actions.flatten(0, 1)).view_as(self.values)
-
-    def entropy(self) -> Tensor:
-        entropy = self.distribution.entropy()
-        assert entropy is not None  # only squashed Gaussians have none, and no head makes these
-        return entropy.view_as(self.values)
-
-    def log_barrier(self) -> Tensor | None:
-        """Minus the divergence of this policy from the uniform one [B, T]; None for actions that are not finite many.
-
-        -KL(uniform || policy) in nats, the sum over the parts of an action: 0 for a uniform policy, and without bound
-        below as any action dies out (Agarwal et al. 2021, arXiv 1908.00261, section 5).
-        """
-        parts: Any = self.distribution.distribution
-        if isinstance(parts, torch.distributions.Bernoulli):
-            sides = torch.nn.functional.logsigmoid(torch.stack([parts.logits, -parts.logits], dim=-1))
-            barrier = (sides.mean(-1) + math.log(2)).sum(-1)
-        elif isinstance(parts, torch.distributions.Normal):
-            return None
-        else:
-            several = parts if isinstance(parts, list) else [parts]
-            barrier = torch.stack([part.logits.mean(-1) + math.log(part.logits.shape[-1]) for part in several]).sum(0)
-        return barrier.view_as(self.values)
 
 
 @dataclass(frozen=True)
@@ -153,7 +138,7 @@ class GTrXLPolicy(BasePolicy):
 
     Args:
         observation_space: any nesting of Box, Discrete, MultiDiscrete, MultiBinary in Dict and Tuple.
-        action_space: Discrete, MultiDiscrete, MultiBinary or Box.
+        action_space: any nesting of Discrete, MultiDiscrete, MultiBinary and Box in Dict and Tuple.
         lr_schedule: learning rate by remaining progress (1 to 0).
         backbone: a ``BackboneConfig``, or its dictionary: ``{"preset": "gtrxl", "width": 64, "memory": 64}``.
         shared_backbone: False gives the value function an encoder and a backbone of its own.
@@ -192,7 +177,7 @@ class GTrXLPolicy(BasePolicy):
         check_supported(tree, "observation")
         super().__init__(observation_space, action_space)
         self.tree = tree
-        self.leaf_types = {path: observation_dtype(leaf) for path, leaf in leaf_spaces(tree).items()}
+        self.leaf_types = {path: dtype for path, (_, dtype) in observation_layout(tree).items()}
         self.config = (
             backbone if isinstance(backbone, BackboneConfig) else BackboneConfig.from_dict(dict(backbone or {}))
         )
@@ -203,35 +188,33 @@ class GTrXLPolicy(BasePolicy):
             )
         width = self.config.width
         check_width(action_space, "action", max(width, head_width))
-        self.uses_previous_reward = previous_reward
+        self.uses_previous_reward, self.uses_previous_action = previous_reward, previous_action
         self.actor = TokenBackbone(self.tree, action_space, self.config, previous_action, previous_reward, first_step)
         self.critic: TokenBackbone | None = None
         if not shared_backbone:
             self.critic = TokenBackbone(
                 self.tree, action_space, self.config, previous_action, previous_reward, first_step
             )
-        self.action_distribution = make_proba_distribution(action_space)
         self.action_hidden, latent = _hidden(width, head_width)
         self.value_hidden, _ = _hidden(width, head_width)
-        self.action_net: nn.Module
-        if isinstance(action_space, spaces.Box):
-            heads: Any = self.action_distribution
-            self.action_net, self.log_std = heads.proba_distribution_net(latent_dim=latent, log_std_init=log_std_init)
-        else:
-            self.action_net = cast(nn.Module, self.action_distribution.proba_distribution_net(latent_dim=latent))
+        self.action_head = ActionHead(action_space, latent, log_std=log_std_init, embeds=False)
+        sources = [module for part in self.backbones() for module in part.backbone.table_sources()]
+        self.tables = Tables(self, sources, self._compute_tables)
+        self.machine_code: MachineStep | None = None
         self.value_net = nn.Linear(latent, 1)
         # Small first logits: every action is tried before any is preferred (arXiv 2006.05990, section 3.2).
-        self.init_weights(self.action_net, gain=0.01)
+        self.init_weights(self.action_head.linear, gain=0.01)
         self.init_weights(self.value_net, gain=1.0)
-        self._lay_out_actions(action_space)
+        self.action_layout = action_layout(action_space)
+        self.action_leaves = leaf_spaces(action_space)
         options: dict[str, Any] = {"eps": 1e-5, "fused": True} | dict(optimizer_kwargs or {})
         self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), **options)
 
-    def _lay_out_actions(self, action_space: Space) -> None:
-        self.action_shape, self.action_dtype = stored_action(action_space)
-        self.action_start: np.ndarray | int = 0
-        if isinstance(action_space, spaces.Discrete | spaces.MultiDiscrete):
-            self.action_start = np.asarray(action_space.start)
+    def _compute_tables(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, part in zip(("actor", "critic"), self.backbones(), strict=False):
+            found |= prefixed(name, part.backbone.tables())
+        return found
 
     def backbones(self) -> list["TokenBackbone"]:
         """The actor's and, where it has its own, the critic's backbone."""
@@ -239,14 +222,18 @@ class GTrXLPolicy(BasePolicy):
 
     # State
 
-    def initial_state(self, batch_size: int, cached: bool = True) -> PolicyState:
-        """Empty memory for ``batch_size`` environments; ``cached`` keeps keys and values too, as acting needs them."""
-        zeros = torch.zeros((batch_size, *self.action_shape), dtype=self.action_dtype, device=self.device)
+    def initial_state(self, batch_size: int, cached: Cached = True) -> PolicyState:
+        """Empty memory for ``batch_size`` environments; ``cached`` as for ``Backbone.initial_state``."""
+        device = self.value_net.weight.device  # SB3's property walks through all modules
+        none = {
+            path: torch.zeros((batch_size, *shape), dtype=dtype, device=device)
+            for path, (shape, dtype) in self.action_layout.items()
+        }
         return PolicyState(
             actor=self.actor.backbone.initial_state(batch_size, cached=cached),
             critic=None if self.critic is None else self.critic.backbone.initial_state(batch_size, cached=cached),
-            previous_action=zeros,
-            previous_reward=torch.zeros(batch_size, device=self.device),
+            previous_action=self.action_head.blank(none, torch.zeros(batch_size, dtype=torch.bool, device=device)),
+            previous_reward=torch.zeros(batch_size, device=device),
         )
 
     def with_cache(self, state: PolicyState) -> PolicyState:
@@ -270,17 +257,17 @@ class GTrXLPolicy(BasePolicy):
     def evaluate(
         self,
         observations: Mapping[str, Tensor],
-        previous_actions: Tensor,
+        previous_actions: Mapping[str, Tensor],
         previous_rewards: Tensor,
         first: Tensor,
         state: PolicyState,
         record: Record | None = None,
     ) -> Evaluation:
-        """Distribution and value of [B, T] steps that follow ``state``; no gradient reaches ``state``.
+        """Action outputs and values of [B, T] steps that follow ``state``; no gradient reaches ``state``.
 
-        ``previous_actions`` [B, T(, A)] and ``previous_rewards`` [B, T] belong to the step before each step and are
-        ignored where ``first``. The returned state holds the memory after the last step and the previous action and
-        reward that were passed in; the caller puts those of the last step there.
+        ``previous_actions`` by path [B, T, leaf shape] and ``previous_rewards`` [B, T] belong to the step before each
+        step and are ignored where ``first``. The returned state holds the memory after the last step and the previous
+        action and reward that were passed in; the caller puts those of the last step there.
         """
         if record is None and self.actor.backbone.aux_weights:
             record = Record()  # the auxiliary losses are needed even when nobody looks
@@ -296,19 +283,9 @@ class GTrXLPolicy(BasePolicy):
             auxiliary = _add(auxiliary, _weighted_losses(self.critic.backbone, critic_record))
             if critic_record is not None:
                 metrics |= {f"value_{name}": value for name, value in critic_record.metrics.items()}
-        values = self.value_net(self.value_hidden(value_features)).squeeze(-1)
+        outputs, values = self._read(features, value_features)
         after = PolicyState(memory, value_memory, state.previous_action, state.previous_reward)
-        return Evaluation(self._distribution(features), values, after, auxiliary, metrics)
-
-    def _distribution(self, features: Tensor) -> Distribution:
-        logits = self.action_net(self.action_hidden(features.flatten(0, 1)))
-        distribution = make_proba_distribution(self.action_space)
-        if isinstance(distribution, CategoricalDistribution):  # as SB3 does, without its checks of values at every step
-            distribution.distribution = Categorical(logits=logits, validate_args=False)
-            return distribution
-        if isinstance(self.action_space, spaces.Box):
-            return distribution.proba_distribution(logits, self.log_std)
-        return distribution.proba_distribution(logits)
+        return Evaluation(outputs, values, after, auxiliary, metrics)
 
     def evaluate_segment(
         self, segment: Segment, record: Record | None = None, gradient_window: int | None = None
@@ -328,21 +305,22 @@ class GTrXLPolicy(BasePolicy):
             part = slice(begin, min(begin + window, steps))
             result = self.evaluate(
                 {path: leaf[:, part] for path, leaf in segment.observations.items()},
-                previous_actions[:, part],
+                {path: leaf[:, part] for path, leaf in previous_actions.items()},
                 previous_rewards[:, part],
                 segment.first[:, part],
                 state,
                 record,
             )
             state = result.state
-            log_probs.append(result.log_probs(segment.actions[:, part]))
+            taken = {path: leaf[:, part] for path, leaf in segment.actions.items()}
+            log_probs.append(self.action_head.log_prob(result.outputs, taken))
             values.append(result.values)
-            entropies.append(result.entropy())
-            barriers.append(result.log_barrier())
+            entropies.append(self.action_head.entropy(result.outputs))
+            barriers.append(self.action_head.log_barrier(result.outputs))
             share = (part.stop - part.start) / steps
             auxiliary = _add(auxiliary, None if result.auxiliary_loss is None else share * result.auxiliary_loss)
         result.auxiliary_loss = auxiliary
-        result.state = PolicyState(state.actor, state.critic, segment.actions[:, -1], segment.rewards[:, -1])
+        result.state = PolicyState(state.actor, state.critic, last_actions(segment), segment.rewards[:, -1])
         finite = [barrier for barrier in barriers if barrier is not None]
         return SegmentEvaluation(
             log_probs=torch.cat(log_probs, 1),
@@ -361,7 +339,7 @@ class GTrXLPolicy(BasePolicy):
         critic = state.critic
         if self.critic is not None:
             _, critic = self.critic(*steps, state.critic, None, NOTHING)
-        return PolicyState(actor, critic, segment.actions[:, -1], segment.rewards[:, -1])
+        return PolicyState(actor, critic, last_actions(segment), segment.rewards[:, -1])
 
     @torch.inference_mode()
     def step(
@@ -369,50 +347,73 @@ class GTrXLPolicy(BasePolicy):
         observations: Mapping[str, Tensor],
         state: PolicyState,
         first: Tensor,
-        deterministic: bool = False,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, PolicyState]:
-        """Actions [B(, A)], values [B], log-probabilities [B] and the next state, for one step of every environment.
+        noise: Tensor | None,
+        *,
+        overwrites: bool = False,
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor, PolicyState]:
+        """Actions by path, values [B], log-probabilities [B] and the next state, for one step of every environment.
 
-        ``first`` bool [B] marks environments whose episode begins here. The next state already holds the actions as
-        previous actions; whoever steps the environments adds the rewards with ``rewarded``.
+        ``first`` bool [B] marks environments whose episode begins here; ``noise`` of ``action_head.draw`` decides the
+        actions, None takes the most likely ones. The next state already holds the actions as previous actions; whoever
+        steps the environments adds the rewards with ``rewarded``. ``overwrites`` says that nobody needs ``state`` any
+        more: its rings are written in place and belong to the next state.
         """
-        result = self._one_step(observations, state, first)
-        actions = most_likely(result.distribution) if deterministic else sample(result.distribution, generator)
-        log_probs = log_prob(result.distribution, actions)
-        after = PolicyState(result.state.actor, result.state.critic, actions, state.previous_reward)
-        return actions, result.values[:, 0], log_probs, after
+        tables = self.tables.current()
+        if self.machine_code is not None:
+            found = self.machine_code(observations, state, first, noise, tables, overwrites)
+            if found is not None:
+                return found
+        outputs, values, after = self.network_step(observations, state, first, tables, overwrites)
+        actions = self.action_head.decode(outputs, noise)
+        log_probs = self.action_head.log_prob(outputs, actions)
+        return actions, values, log_probs, PolicyState(after.actor, after.critic, actions, state.previous_reward)
 
     @torch.inference_mode()
     def values(self, observations: Mapping[str, Tensor], state: PolicyState, first: Tensor) -> Tensor:
         """Values [B] of observations that would come next; the state is left as it is."""
-        return self._one_step(observations, state, first).values[:, 0]
+        return self.network_step(observations, state, first, self.tables.current())[1]
 
-    def _one_step(self, observations: Mapping[str, Tensor], state: PolicyState, first: Tensor) -> Evaluation:
-        return self.evaluate(
-            {path: leaf.unsqueeze(1) for path, leaf in observations.items()},
-            state.previous_action.unsqueeze(1),
-            state.previous_reward.unsqueeze(1),
-            first.unsqueeze(1),
-            state,
-        )
+    def network_step(
+        self,
+        observations: Mapping[str, Tensor],
+        state: PolicyState,
+        first: Tensor,
+        tables: dict[str, Tensor],
+        overwrites: bool = False,
+    ) -> tuple[Tensor, Tensor, PolicyState]:
+        """Action outputs [B, A], values [B], and the state with the new memories; looks at no data."""
+        steps = (observations, state.previous_action, state.previous_reward, first)
+        features, actor = self.actor.step(*steps, state.actor, part_of("actor", tables), overwrites)
+        value_features, critic = features, state.critic
+        if self.critic is not None and critic is not None:
+            value_features, critic = self.critic.step(*steps, critic, part_of("critic", tables), overwrites)
+        after = PolicyState(actor, critic, state.previous_action, state.previous_reward)
+        return *self._read(features, value_features), after
+
+    def _read(self, features: Tensor, value_features: Tensor) -> tuple[Tensor, Tensor]:
+        """Action outputs [..., A] and values [...] of features [..., W]."""
+        values = linear(self.value_net, self.value_hidden(value_features)).squeeze(-1)
+        return self.action_head.forward(self.action_hidden(features)), values
 
     # Between environment and tensors
 
     def leaves_to_tensors(self, leaves: Mapping[str, Any]) -> dict[str, Tensor]:
         """Numpy leaves as stored: float32 for floats, integers as they are."""
         device = self.value_net.weight.device  # SB3's property walks through all modules
-        return {path: torch.as_tensor(leaves[path], device=device).to(dtype) for path, dtype in self.leaf_types.items()}
+        return {
+            path: torch.as_tensor(leaves[path], dtype=dtype, device=device) for path, dtype in self.leaf_types.items()
+        }
 
-    def environment_actions(self, actions: Tensor) -> np.ndarray:
-        """Actions as the environment takes them: clipped into a Box, shifted by the start of a Discrete."""
-        array = actions.cpu().numpy()
-        space = self.action_space
-        if isinstance(space, spaces.Box):
-            return cast(np.ndarray, np.clip(array.reshape(-1, *space.shape), space.low, space.high).astype(space.dtype))
-        if isinstance(space, spaces.MultiBinary):
-            return array.astype(space.dtype)
-        return cast(np.ndarray, array + self.action_start)
+    def environment_actions(self, actions: Mapping[str, Tensor]) -> Any:
+        """Actions as the environments take them: an array [B, ...], or a list of B nested actions; Boxes clipped."""
+        leaves = {
+            path: leaf.cpu().numpy().astype(self.action_leaves[path].dtype, copy=False)
+            for path, leaf in self.action_head.execute(actions).items()
+        }
+        if "" in leaves:
+            return leaves[""]
+        rows = range(len(next(iter(leaves.values()))))
+        return [nest_leaves(self.action_space, {path: leaf[row] for path, leaf in leaves.items()}) for row in rows]
 
     def predict(
         self,
@@ -422,8 +423,10 @@ class GTrXLPolicy(BasePolicy):
         deterministic: bool = False,
         reward: np.ndarray | float | None = None,
         generator: torch.Generator | None = None,
-    ) -> tuple[np.ndarray, Any]:
+    ) -> tuple[Any, Any]:
         """Actions for one observation or a batch of them, and the state to pass in with the next one.
+
+        The actions of a batch are an array, or a list of nested ones where the action space is a Dict or a Tuple.
 
         Args:
             observation: as the environment gives it; nested Dicts and Tuples and channel-last or channel-first images
@@ -449,7 +452,8 @@ class GTrXLPolicy(BasePolicy):
             first = torch.ones(n, dtype=torch.bool, device=self.device)
         else:
             state, first = self._continue(state, n, episode_start, reward)
-        actions, _, _, state = self.step(leaves, state, first, deterministic, generator)
+        noise = None if deterministic else self.action_head.draw(n, generator)
+        actions, _, _, state = self.step(leaves, state, first, noise)
         environment_actions = self.environment_actions(actions)
         return (environment_actions if batched else environment_actions[0]), state
 
@@ -494,13 +498,17 @@ class TokenBackbone(nn.Module):
         super().__init__()
         width = config.width
         self.observation = ObservationEncoder(observation_space, width)
-        self.previous_action = _stored_action_encoder(action_space, width) if previous_action else None
+        self.previous_action = _action_encoder(action_space, width) if previous_action else None
         self.previous_reward = nn.Linear(1, width) if previous_reward else None
         self.first_step = nn.Parameter(torch.randn(width) / math.sqrt(width)) if first_step else None
         self.backbone = Backbone(config)
 
     def tokens(
-        self, observations: Mapping[str, Tensor], previous_actions: Tensor, previous_rewards: Tensor, first: Tensor
+        self,
+        observations: Mapping[str, Tensor],
+        previous_actions: Mapping[str, Tensor],
+        previous_rewards: Tensor,
+        first: Tensor,
     ) -> Tensor:
         """Tokens [B, T, W]."""
         tokens: Tensor = self.observation(observations)
@@ -518,7 +526,7 @@ class TokenBackbone(nn.Module):
     def forward(
         self,
         observations: Mapping[str, Tensor],
-        previous_actions: Tensor,
+        previous_actions: Mapping[str, Tensor],
         previous_rewards: Tensor,
         first: Tensor,
         state: State | None,
@@ -530,15 +538,30 @@ class TokenBackbone(nn.Module):
         features, memory = self.backbone(tokens, state, first, wanted=wanted, record=record)
         return features, memory
 
+    def step(
+        self,
+        observations: Mapping[str, Tensor],
+        previous_actions: Mapping[str, Tensor],
+        previous_rewards: Tensor,
+        first: Tensor,
+        state: State,
+        tables: dict[str, Tensor],
+        overwrites: bool,
+    ) -> tuple[Tensor, State]:
+        """Features [B, W] of one step of every environment, and the memory after it; see ``Backbone.step``."""
+        tokens = self.tokens(observations, previous_actions, previous_rewards, first)
+        reset = first.unsqueeze(1)
+        features, memory = self.backbone.step(tokens.unsqueeze(1), state, reset, tables=tables, overwrites=overwrites)
+        return features.squeeze(1), memory
 
-def _stored_action_encoder(action_space: Space, width: int) -> ObservationEncoder:
-    """An encoder of actions as the buffer keeps them: indices from 0, Boxes flattened."""
-    shape, _ = stored_action(action_space)
-    if isinstance(action_space, spaces.Discrete):
-        return ObservationEncoder(spaces.Discrete(int(action_space.n)), width)
-    if isinstance(action_space, spaces.MultiDiscrete):
-        return ObservationEncoder(spaces.MultiDiscrete(action_space.nvec), width)
-    return ObservationEncoder(spaces.Box(-np.inf, np.inf, shape), width)
+
+def _action_encoder(action_space: Space, width: int) -> ObservationEncoder:
+    """An encoder of sampled actions; those of a Box may lie outside it, so that its bounds say nothing."""
+    leaves: dict[str, Space] = {
+        path: spaces.Box(-np.inf, np.inf, leaf.shape) if isinstance(leaf, spaces.Box) else leaf
+        for path, leaf in leaf_spaces(action_space).items()
+    }
+    return ObservationEncoder(space_from_leaves(leaves), width)
 
 
 def check_policy_settings(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -579,50 +602,27 @@ def rewarded(state: PolicyState, rewards: Any) -> PolicyState:
     return PolicyState(state.actor, state.critic, state.previous_action, tensor)
 
 
-def previous_steps(segment: Segment) -> tuple[Tensor, Tensor]:
-    """Action and reward of the step before each step of a segment, [B, T(, A)] and [B, T]."""
-    actions = torch.cat([segment.previous_action.unsqueeze(1), segment.actions[:, :-1]], dim=1)
+def last_actions(segment: Segment) -> Leaves:
+    """Those of the last step of a segment, by path [B, leaf shape]."""
+    return {path: leaf[:, -1] for path, leaf in segment.actions.items()}
+
+
+def previous_steps(segment: Segment) -> tuple[Leaves, Tensor]:
+    """Actions by path [B, T, leaf shape] and reward [B, T] of the step before each step of a segment."""
+    actions = {
+        path: torch.cat([segment.previous_action[path].unsqueeze(1), leaf[:, :-1]], dim=1)
+        for path, leaf in segment.actions.items()
+    }
     rewards = torch.cat([segment.previous_reward.unsqueeze(1), segment.rewards[:, :-1]], dim=1)
     return actions, rewards
 
 
-def sample(distribution: Distribution, generator: torch.Generator | None) -> Tensor:
-    """One action per row, drawn from ``generator``: evaluating or seeding elsewhere never shifts a training run."""
-    parts: Any = distribution.distribution
-    if isinstance(parts, list):
-        return torch.stack([_draw(part.probs, generator) for part in parts], dim=1)
-    if isinstance(parts, torch.distributions.Categorical):
-        return _draw(parts.probs, generator)
-    if isinstance(parts, torch.distributions.Bernoulli):
-        return torch.bernoulli(parts.probs, generator=generator)
-    noise = torch.randn(parts.mean.shape, generator=generator, device=parts.mean.device, dtype=parts.mean.dtype)
-    return parts.mean + parts.stddev * noise
-
-
-def log_prob(distribution: Distribution, actions: Tensor) -> Tensor:
-    """Of one action per row; the short way where there is one, because acting asks at every step."""
-    parts: Any = distribution.distribution
-    if isinstance(parts, torch.distributions.Categorical):
-        chosen: Tensor = parts.logits.gather(1, actions[:, None])
-        return chosen[:, 0]
-    return distribution.log_prob(actions)
-
-
-def _draw(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
-    return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
-
-
-def most_likely(distribution: Distribution) -> Tensor:
-    """The mode of every row."""
-    return distribution.mode()
-
-
 def check_action_space(space: Space) -> None:
-    """Nothing when an action head for ``space`` exists.
-
-    Raises:
-        ConfigError: for other spaces, and for a Box without finite bounds.
-    """
-    stored_action(space)
-    if isinstance(space, spaces.Box) and not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-        raise ConfigError(f"a Box action space needs finite bounds, got {space}; rescale the action with a wrapper")
+    """Raise ConfigError unless an action head for ``space`` exists; a Box needs finite bounds."""
+    check_supported(space, "action")
+    for path, leaf in leaf_spaces(space).items():
+        if isinstance(leaf, spaces.Box) and not (np.isfinite(leaf.low).all() and np.isfinite(leaf.high).all()):
+            at = f" at {path!r}" if path else ""
+            raise ConfigError(
+                f"a Box action space needs finite bounds, got {leaf}{at}; rescale the action with a wrapper"
+            )

@@ -4,7 +4,7 @@ One environment step is a group of tokens in this order: return-to-go (absent in
 action. B batch or environments, K steps of context, G tokens per step, W model width, A head outputs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -16,13 +16,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
+from rltransformers.backbone.tables import Tables
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.functional.modules import linear
-from rltransformers.functional.windows import oldest_first, padded_behind, places
-from rltransformers.memory.room import append
+from rltransformers.functional.windows import oldest_first, padded_behind
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.encoders import ObservationEncoder
+
+MachineDecision = Callable[..., tuple[dict[str, Tensor], "ActingState"] | None]
+"""Takes an ``Actor``'s decision as machine code; None where there is none."""
 
 ActingMode = Literal["refresh", "banded", "recompute"]
 NEWEST = slice(-1, None)
@@ -68,6 +71,8 @@ class DecisionPolicy(nn.Module):
         self.width = self.backbone.width
         self.encoder = ObservationEncoder(observation_space, self.width)
         self.head = ActionHead(action_space, self.width)
+        self.tables = Tables(self, self.backbone.table_sources(), self.backbone.tables)
+        self.machine_code: MachineDecision | None = None
         self.embed_return = nn.Linear(1, self.width) if return_conditioned else None
         self.normalised = normalised_leaves(observation_space) if statistics is not None else []
         for index, path in enumerate(self.normalised):
@@ -141,16 +146,16 @@ class DecisionPolicy(nn.Module):
 
 @dataclass(frozen=True)
 class ActingState:
-    """What acting remembers of B environments; every tensor is batch first.
+    """What acting remembers of B environments; every tensor is batch first, and none ever changes its shape.
 
     Attributes:
-        memory: cached backbone state; None in the mode ``recompute``.
-        tokens: embedded tokens of the newest steps as far back as the mode needs, the last observation at the end
-            [B, N, W].
+        memory: acting state of the backbone, whose rows are the streams of the first environment, of the second and so
+            on: one stream in the mode ``banded``, two in ``refresh``; None in ``recompute``.
+        tokens: embedded tokens of the newest steps in the mode ``recompute``, the last observation at the end [B, N,
+            W].
         action: token of the action decided last [B, W].
         return_to_go: what was asked for in the last step, in reward units [B], float64.
         step: number of the last step inside its episode [B].
-        window: steps the last decision looked back on, itself included [B]; grows for ever in the mode ``banded``.
     """
 
     memory: State | None
@@ -158,18 +163,19 @@ class ActingState:
     action: Float[Tensor, "B W"]
     return_to_go: Float[Tensor, " B"]
     step: Int[Tensor, " B"]
-    window: Int[Tensor, " B"]
 
     def __getitem__(self, rows: Int[Tensor, " R"]) -> "ActingState":
         """The given environments, in the given order."""
-        memory = None if self.memory is None else self.memory[rows]
-        tensors = (self.tokens, self.action, self.return_to_go, self.step, self.window)
-        return ActingState(memory, *(tensor[rows] for tensor in tensors))
+        memory = None
+        if self.memory is not None:
+            streams = torch.arange(self.memory.batch_size, device=rows.device).view(self.batch_size, -1)
+            memory = self.memory[streams[rows].flatten()]
+        return ActingState(memory, *(each[rows] for each in (self.tokens, self.action, self.return_to_go, self.step)))
 
     @property
     def batch_size(self) -> int:
         """B."""
-        return len(self.step)
+        return self.step.shape[0]
 
 
 @dataclass(frozen=True)
@@ -178,14 +184,18 @@ class Actor:
 
     Attributes:
         context_length: K, the steps of a training window.
-        mode: ``refresh`` lets a cache grow until it holds K steps, then restarts it from the newest K - K // 2 finished
-            steps: every decision equals an uncached model on a window of at most K steps, and as long as an episode is
-            shorter than K, on the whole of it. ``banded`` never restarts: the backbone's own memory limits the view,
-            equal to one forward over the whole episode; for policies trained on windows longer than that memory.
-            ``recompute`` runs the newest K steps anew for every decision, as published; the reference, and about K
-            times slower.
+        mode: ``refresh`` lets a cache grow until it holds K steps, then goes on with one that began h = K - K // 2
+            steps later: every decision equals an uncached model on a window of at most K and at least K - h + 1 steps,
+            and as long as an episode is shorter than K, on the whole of it. ``banded`` never begins anew: the
+            backbone's own memory limits the view, equal to one forward over the whole episode; for policies trained on
+            windows longer than that memory. ``recompute`` runs the newest K steps anew for every decision, as
+            published; the reference, and about K times slower.
         discount: of the return-to-go, 1 in the paper.
         delayed_reward: rewards are held back until the episode ends, so the return-to-go is not reduced by them.
+
+    In the mode ``refresh`` two streams of every environment read the same tokens. Stream s begins anew at the steps n h
+    with n even (s = 0) or odd (s = 1), and decides from its K - h-th step to its K-th, the first one from its first: by
+    then it has seen what a restart from the newest K - h steps would read.
     """
 
     policy: DecisionPolicy
@@ -199,27 +209,37 @@ class Actor:
             raise ConfigError(f"acting mode {self.mode!r} is unknown; {did_you_mean(self.mode, ACTING_MODES)}")
 
     @property
-    def refreshed_window(self) -> int:
-        """Steps in view, the current one included, right after a restart of the cache."""
-        return self.context_length - max(1, self.context_length // 2) + 1
+    def period(self) -> int:
+        """h, the steps from one beginning of a cache to the next."""
+        return self.context_length - self.context_length // 2
 
     @property
-    def history(self) -> int:
-        """N: embedded tokens that have to be kept, those of whole steps without the action that is still open."""
-        steps = {"refresh": self.refreshed_window, "banded": 0, "recompute": self.context_length}[self.mode]
-        return max(0, steps * self.policy.tokens_per_step - 1)
+    def streams(self) -> int:
+        """Caches of every environment."""
+        return {"refresh": 2, "banded": 1, "recompute": 0}[self.mode]
+
+    def window(self, step: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
+        """Steps that the decision at ``step`` looks back on, itself included; ``banded`` looks back on all of them."""
+        if self.mode == "banded":
+            return step + 1
+        if self.mode == "recompute":
+            return (step + 1).clamp(max=self.context_length)
+        return step + 1 - self.period * self.cache(step)
+
+    def cache(self, step: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
+        """Number of the cache that decides at ``step`` of an episode; the n-th begins at step n h."""
+        return ((step - self.context_length) // self.period + 1).clamp(min=0)
 
     def initial_state(self, batch_size: int) -> ActingState:
         """A state before any step; the first call of ``act`` must say that every episode starts."""
-        policy = self.policy
-        weight = policy.head.linear.weight
-        memory = None if self.mode == "recompute" else policy.backbone.initial_state(batch_size, cached="only")
+        policy, weight = self.policy, self.policy.head.linear.weight
+        count = self.context_length * policy.tokens_per_step - 1 if self.mode == "recompute" else 0
+        rows = batch_size * self.streams
         return ActingState(
-            memory,
-            weight.new_zeros(batch_size, self.history, policy.width),
+            policy.backbone.initial_state(rows, cached="only") if rows else None,
+            weight.new_zeros(batch_size, count, policy.width),
             weight.new_zeros(batch_size, policy.width),
             torch.zeros(batch_size, dtype=torch.float64, device=weight.device),
-            torch.zeros(batch_size, dtype=torch.long, device=weight.device),
             torch.zeros(batch_size, dtype=torch.long, device=weight.device),
         )
 
@@ -232,7 +252,8 @@ class Actor:
         start: Bool[Tensor, " B"],
         reward: Float[Tensor, " B"],
         target_return: Float[Tensor, " B"],
-        uniform: Float[Tensor, "B U"] | None = None,
+        noise: Float[Tensor, "B U"] | None = None,
+        overwrites: bool = False,
     ) -> tuple[dict[str, Tensor], ActingState]:
         """One decision for every environment, and the state after it.
 
@@ -241,103 +262,125 @@ class Actor:
             start: True where this observation is the first of an episode; what ``state`` held there is forgotten.
             reward: of the previous step; not read where an episode starts.
             target_return: what an episode that starts here is asked to return; not read elsewhere.
-            uniform: numbers in [0, 1) to sample discrete actions with; None takes the most probable action.
+            noise: numbers in [0, 1) to sample discrete actions with; None takes the most probable action.
+            overwrites: nobody needs ``state`` any more: its rings are written in place and belong to the next state.
+
+        Raises:
+            DataError: an episode is longer than a position table.
         """
-        policy, starts = self.policy, bool(start.any())
-        asked = state.return_to_go
+        tables, policy = self.policy.tables.current(), self.policy
+        if policy.machine_code is not None and self.mode != "recompute":
+            self.check_places(state, start)
+            found = policy.machine_code(
+                self, observations, state, start, reward, target_return, noise, tables, overwrites
+            )
+            if found is not None:
+                return found
+        return self.decide(
+            observations,
+            state,
+            start=start,
+            reward=reward,
+            target_return=target_return,
+            noise=noise,
+            tables=tables,
+            overwrites=overwrites,
+        )
+
+    def check_places(self, state: ActingState, start: Bool[Tensor, " B"]) -> None:
+        """Raise DataError unless position tables reach to the next step; a cache that begins anew stays inside."""
+        step = (state.step + 1).masked_fill(start, 0)[:, None]
+        p = torch.zeros_like(step)
+        if self.mode == "banded" and state.memory is not None:
+            group = self.policy.tokens_per_step
+            p = (state.memory.tensors["position"] + group).masked_fill(start, group - 2)[:, None]
+        self.policy.backbone.check_places(p, step)
+
+    def decide(
+        self,
+        observations: Mapping[str, Tensor],
+        state: ActingState,
+        *,
+        start: Bool[Tensor, " B"],
+        reward: Float[Tensor, " B"],
+        target_return: Float[Tensor, " B"],
+        noise: Float[Tensor, "B U"] | None,
+        tables: dict[str, Tensor],
+        greedy: Bool[Tensor, " B"] | None = None,
+        overwrites: bool = False,
+    ) -> tuple[dict[str, Tensor], ActingState]:
+        """``act`` in fixed shapes and without a look at data; ``greedy`` rows take the most probable action."""
+        policy, asked = self.policy, state.return_to_go
         if not self.delayed_reward:
             asked = asked - reward.to(asked)
         if self.discount != 1.0:
             asked = asked / self.discount
-        step, window = state.step + 1, state.window + 1
-        if starts:
-            asked = torch.where(start, target_return.to(asked), asked)
-            step, window = torch.where(start, 0, step), torch.where(start, 1, window)
+        asked = torch.where(start, target_return.to(asked), asked)
+        step = (state.step + 1).masked_fill(start, 0)
         new = torch.cat([state.action[:, None], policy.embed_step(observations, asked)], 1)
-        kept = append(state.tokens, new)[1] if self.mode != "banded" else state.tokens
         if self.mode == "recompute":
-            window = window.clamp(max=self.context_length)
-            features, memory = self._recompute(kept, step, window), None
+            tokens, memory = torch.cat([state.tokens, new], 1)[:, -state.tokens.shape[1] :], state.memory
+            features = self._recompute(tokens, step)
         else:
-            assert state.memory is not None
-            due = window > self.context_length if self.mode == "refresh" else None
-            if due is not None and not due.any():
-                due = None
-            if due is not None:
-                window = torch.where(due, self.refreshed_window, window)
-            timestep = torch.stack([state.step] + [step] * (policy.tokens_per_step - 1), 1)
-            features, memory = self._cached(state.memory, new, timestep, start if starts else None, due, kept, step)
-        actions = policy.head.decode(policy.head(features), uniform)
-        return actions, ActingState(memory, kept, policy.embed_action(actions), asked, step, window)
+            tokens = state.tokens
+            features, memory = self._cached(new, state, step, start, tables, overwrites)
+        outputs = policy.head(features)
+        actions = (
+            policy.head.decode(outputs, noise) if greedy is None else policy.head.decode_some(outputs, noise, greedy)
+        )
+        return actions, ActingState(memory, tokens, policy.embed_action(actions), asked, step)
 
     def _cached(
         self,
-        memory: State,
         new: Float[Tensor, "B G W"],
-        timestep: Int[Tensor, "B G"],
-        start: Bool[Tensor, " B"] | None,
-        due: Bool[Tensor, " B"] | None,
-        kept: Float[Tensor, "B N W"],
+        state: ActingState,
         step: Int[Tensor, " B"],
+        start: Bool[Tensor, " B"],
+        tables: dict[str, Tensor],
+        overwrites: bool,
     ) -> tuple[Float[Tensor, "B W"], State]:
-        """Features of the observation token by feeding only new tokens, apart from rows whose cache is ``due``.
+        """Features of the observation token by feeding only new tokens to all streams.
 
-        ``start`` is None when no episode starts, ``due`` when no cache is.
+        The first token, the previous action, still belongs to what a stream read before: where a stream begins anew it
+        does so at the second one.
         """
-        if due is None:
-            return self._feed(memory, new, timestep, start, None)
-        if due.all():
-            return self._restart(kept, step)
-        rows = due.nonzero()[:, 0]
-        features, memory = self._feed(memory, new, timestep, start, due)
-        renewed, renewed_memory = self._restart(kept[rows], step[rows])
-        return features.index_copy(0, rows, renewed), memory.put(rows, renewed_memory)
+        assert state.memory is not None
+        group, streams = self.policy.tokens_per_step, self.streams
+        begins = start[:, None]
+        if streams == 2:
+            begins = begins | self._begins(step)
+        reset = torch.stack([torch.zeros_like(begins), begins] + [torch.zeros_like(begins)] * (group - 2), -1)
+        timestep = torch.stack([state.step] + [step] * (group - 1), 1)
+        features, memory = self.policy.backbone.step(
+            by_stream(new, streams),
+            state.memory,
+            reset.flatten(0, 1),
+            timestep=by_stream(timestep, streams),
+            tables=tables,
+            overwrites=overwrites,
+        )
+        if streams == 1:
+            return features[:, -1], memory
+        even, odd = features[:, -1].unflatten(0, (-1, 2)).unbind(1)
+        return torch.where(self.cache(step)[:, None] % 2 == 1, odd, even), memory
 
-    def _feed(
-        self,
-        memory: State,
-        tokens: Float[Tensor, "B G W"],
-        timestep: Int[Tensor, "B G"],
-        start: Bool[Tensor, " B"] | None,
-        due: Bool[Tensor, " B"] | None,
-    ) -> tuple[Float[Tensor, "B W"], State]:
-        """One call with the previous action and the known tokens; an episode starts without a previous action.
+    def _begins(self, step: Int[Tensor, " B"]) -> Bool[Tensor, "B 2"]:
+        """Which streams begin anew; an odd K leaves a cache one step too old, which begins anew before it is used."""
+        within = step % (2 * self.period)
+        ends = self.context_length % (2 * self.period)
+        firsts = ((0, ends), (self.period, (self.period + self.context_length) % (2 * self.period)))
+        return torch.stack([(within == first) | (within == again) for first, again in firsts], -1)
 
-        Rows that are ``due`` start anew, so that nothing grows beyond its bounds; what comes of them is replaced.
-        """
-        reset = valid = None
-        if start is not None or due is not None:
-            reset = torch.zeros_like(timestep, dtype=torch.bool)
-            if due is not None:
-                reset[:, 0] = due
-        if start is not None and reset is not None:
-            reset[:, 1] = start
-            if start.all():
-                tokens, timestep, reset = tokens[:, 1:], timestep[:, 1:], reset[:, 1:]
-            else:
-                valid = torch.ones_like(reset)
-                valid[:, 0] = ~start
-        features, memory = self.policy.backbone(tokens, memory, reset, valid=valid, timestep=timestep, wanted=NEWEST)
-        return features[:, -1], memory
-
-    def _restart(self, kept: Float[Tensor, "R N W"], step: Int[Tensor, " R"]) -> tuple[Float[Tensor, "R W"], State]:
-        """One call with the newest steps, which the backbone takes for the beginning of an episode."""
-        backbone = self.policy.backbone
-        nothing = backbone.initial_state(len(kept), cached="only", rows=False)
-        features, memory = backbone(kept, nothing, timestep=self._timesteps(kept, step), wanted=NEWEST)
-        return features[:, -1], memory
-
-    def _recompute(
-        self, kept: Float[Tensor, "B N W"], step: Int[Tensor, " B"], window: Int[Tensor, " B"]
-    ) -> Float[Tensor, "B W"]:
-        """Features of the observation token from the newest ``window`` steps alone."""
-        group = self.policy.tokens_per_step
-        kept = kept[:, -(int(window.max()) * group - 1) :]
-        valid = places(kept.shape[1], kept.device) >= kept.shape[1] + 1 - group * window[:, None]
-        timestep = self._timesteps(kept, step).clamp(min=0)
-        features, _ = self.policy.backbone(kept, valid=valid, timestep=timestep, wanted=NEWEST)
+    def _recompute(self, tokens: Float[Tensor, "B N W"], step: Int[Tensor, " B"]) -> Float[Tensor, "B W"]:
+        """Features of the observation token from the newest steps alone: an episode of their own."""
+        group, count = self.policy.tokens_per_step, tokens.shape[1]
+        first = count + 1 - group * self.window(step)
+        index = torch.arange(count, device=tokens.device)
+        timestep = (step[:, None] - oldest_first(count + 1, tokens.device)[:-1] // group).clamp(min=0)
+        features, _ = self.policy.backbone(tokens, reset=index == first[:, None], timestep=timestep, wanted=NEWEST)
         return features[:, -1]
 
-    def _timesteps(self, kept: Float[Tensor, "R N W"], step: Int[Tensor, " R"]) -> Int[Tensor, "R N"]:
-        """Environment step of the newest tokens; the last one belongs to ``step``."""
-        return step[:, None] - oldest_first(kept.shape[1] + 1, kept.device)[:-1] // self.policy.tokens_per_step
+
+def by_stream(rows: Float[Tensor, "B ..."], streams: int) -> Float[Tensor, "Bs ..."]:
+    """Every row for every stream of its environment."""
+    return rows if streams == 1 else rows.repeat_interleave(streams, 0)

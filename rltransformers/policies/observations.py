@@ -3,7 +3,6 @@
 Axis letter: B environments.
 """
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -11,8 +10,9 @@ import numpy as np
 from gymnasium import spaces
 
 from rltransformers.core.errors import DataError
-from rltransformers.core.members import finite, flags, members, numbers
-from rltransformers.core.spaces import channels_first, is_image, leaf_spaces, space_from_leaves
+from rltransformers.core.guard import check_observations, named
+from rltransformers.core.members import finite, flags, numbers
+from rltransformers.core.spaces import channels_first, is_image, leaf_spaces, nested_leaves, space_from_leaves
 
 Space = gym.Space[Any]
 
@@ -46,55 +46,8 @@ def fit_observation(space: Space, observation: Any) -> tuple[dict[str, np.ndarra
         raise DataError("some leaves of the observation have a batch axis and some have none")
     if len({len(array) for array in arrays.values()}) > 1:
         raise DataError(f"leaves of the observation have {sorted({len(array) for array in arrays.values()})} rows")
-    check_batch(leaf_spaces(space), arrays)
+    check_observations(leaf_spaces(space), arrays)
     return arrays, batched.pop()
-
-
-def check_batch(
-    spaces_by_path: Mapping[str, Space],
-    leaves: Mapping[str, np.ndarray],
-    what: str = "observation",
-    place: Callable[[int], str] = str,
-) -> None:
-    """Nothing when every leaf [B, ...] has the shape of its space, finite numbers, and classes inside the space.
-
-    Args:
-        place: row to how messages call it, the environment and, where known, the step.
-
-    Raises:
-        DataError: names the first row and leaf at fault.
-    """
-    for path, space in spaces_by_path.items():
-        if path not in leaves:
-            raise DataError(f"the {what} lacks {path or 'a bare value'!r}; it has {sorted(leaves)}")
-        rows = leaves[path]
-        if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "biuf":
-            rows = _number_rows(rows, named(what, path), place)
-        if rows.shape[1:] != space.shape:
-            raise DataError(
-                f"{named(f'the {what}', path)} has rows of shape {rows.shape[1:]}, the space {space.shape}, "
-                f"first in environment {place(0)}"
-            )
-        good = members(space, rows)
-        if not good.all():
-            row = int(np.argmin(good))
-            raise _fault(named(what, path), place(row), rows[row], space)
-
-
-def _number_rows(rows: Any, what: str, place: Callable[[int], str]) -> np.ndarray:
-    """``rows`` as numbers; the error names the first row that holds none."""
-    for row, values in enumerate(rows if np.ndim(rows) else [rows]):
-        _numbers(values, f"{what} of environment {place(row)}")
-    return _numbers(rows, what)
-
-
-def _fault(what: str, place: str, value: Any, space: Space) -> DataError:
-    if not finite(np.asarray(value)).all():
-        return not_finite(what, place, value)
-    return DataError(
-        f"{what} of environment {place} is {_one_line(value)}, outside {space}; repair "
-        "the environment or its wrappers, or declare the space that it has"
-    )
 
 
 def fit_rewards(reward: Any, start: np.ndarray) -> np.ndarray:
@@ -107,7 +60,10 @@ def fit_rewards(reward: Any, start: np.ndarray) -> np.ndarray:
     good = finite(rewards)
     if not good.all():
         row = int(np.argmin(good))
-        raise not_finite("reward", str(row), rewards[row])
+        raise DataError(
+            f"reward of environment {row} is not finite ({rewards[row]}); look for a division by zero or an overflow "
+            "in the environment or its wrappers"
+        )
     return rewards
 
 
@@ -165,53 +121,3 @@ def _layouts(leaf: Space, array: np.ndarray) -> list[np.ndarray]:
         return [array]
     source, target = (-1, -3) if channels_first(leaf) else (-3, -1)
     return [array, np.moveaxis(array, source, target)] if array.ndim >= 3 else [array]
-
-
-def nested_leaves(value: Any, path: str = "") -> dict[str, Any]:
-    """The leaves of nested dictionaries and tuples by path, whatever space they came from."""
-    if isinstance(value, Mapping):
-        items = [(str(name), part) for name, part in value.items()]
-    elif isinstance(value, tuple):
-        items = [(str(index), part) for index, part in enumerate(value)]
-    else:
-        return {path: value}
-    leaves: dict[str, Any] = {}
-    for name, part in items:
-        leaves |= nested_leaves(part, f"{path}/{name}" if path else name)
-    return leaves
-
-
-def refuse_not_finite(array: np.ndarray, what: str, when: str = "") -> None:
-    """Nothing when all numbers of a batch are finite.
-
-    Raises:
-        DataError: names the first environment with NaN or infinity.
-    """
-    index = first_not_finite(array)
-    if index is not None:
-        raise not_finite(what, f"{index}{when}", array[index])
-
-
-def first_not_finite(array: np.ndarray) -> int | None:
-    """The first row of a batch with NaN or infinity, after rounding to float32; None when there is none."""
-    good = finite(array)
-    if bool(good.all()):
-        return None
-    return int(np.argwhere(~good)[0, 0])
-
-
-def not_finite(what: str, environment: str, value: Any) -> DataError:
-    """The error to raise for ``value``; ``environment`` is its number and, where known, the step."""
-    return DataError(
-        f"{what} of environment {environment} is not finite ({_one_line(value)}); look for a division by zero or an "
-        "overflow in the environment or its wrappers"
-    )
-
-
-def _one_line(value: Any) -> str:
-    return " ".join(repr(np.reshape(value, -1) if np.ndim(value) > 1 else value).split())
-
-
-def named(what: str, path: str) -> str:
-    """``what`` with the path of the leaf it is, for messages; a space that is one leaf has the empty path."""
-    return f"{what} {path!r}" if path else what

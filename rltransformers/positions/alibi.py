@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from rltransformers.core.spec import Spec
-from rltransformers.positions.interface import Position
+from rltransformers.core.spec import Feature, NoOptions, Spec
+from rltransformers.positions.interface import Acts, Position, Sizes
 
 
 def slopes(heads: int) -> list[float]:
@@ -20,21 +20,25 @@ def slopes(heads: int) -> list[float]:
 class Alibi(Position):
     """-m_h d, not scaled by the head width; no parameters."""
 
-    at_score = True
+    acts = Acts.SCORE
     slopes: Tensor
 
     def __init__(self, heads: int) -> None:
         super().__init__()
         self.register_buffer("slopes", torch.tensor(slopes(heads)), persistent=False)
 
-    def logits(self, q: Tensor, distance: Tensor) -> Tensor:
+    def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
+        """Penalties [L, H]."""
+        return -self.slopes.to(like.dtype) * distance.to(like.dtype)[:, None]
+
+    def scores(self, q: Tensor, table: Tensor) -> Tensor:
         """[H, L]."""
-        return -self.slopes.to(q.dtype)[:, None] * distance.to(q.dtype)
+        return table.T
 
 
-def build(width: int, heads: int, head_dim: int) -> Position:
+def build(sizes: Sizes, options: NoOptions) -> Position:
     """P13."""
-    return Alibi(heads)
+    return Alibi(sizes.heads)
 
 
 SPEC = Spec(
@@ -45,4 +49,6 @@ SPEC = Spec(
     summary="Subtracts a per-head multiple of the distance from the scores.",
     build=build,
     example={"position": "alibi"},
+    acts_at="inside attention",
+    needs=(Feature.SCORES,),
 )

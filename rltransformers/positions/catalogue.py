@@ -1,11 +1,11 @@
 """All position encodings by name."""
 
-from rltransformers.core.spec import Spec
+from rltransformers.core.spec import NoOptions, Spec
 from rltransformers.positions import alibi, learned, rope, shaw, sinusoidal, t5, trxl
-from rltransformers.positions.interface import Position
+from rltransformers.positions.interface import Position, Sizes
 
 
-def build_none(width: int, heads: int, head_dim: int) -> Position:
+def build_none(sizes: Sizes, options: NoOptions) -> Position:
     """P0."""
     return Position()
 
@@ -22,6 +22,7 @@ NONE = Spec(
 POSITIONS = {
     spec.name: spec
     for spec in (
-        NONE, sinusoidal.SPEC, learned.LEARNED, shaw.SPEC, t5.SPEC, trxl.SPEC, rope.SPEC, alibi.SPEC, learned.TIMESTEP,
+        NONE, sinusoidal.SPEC, learned.LEARNED, shaw.SPEC, t5.SPEC, trxl.SPEC, rope.SPEC, alibi.SPEC,
+        learned.TIMESTEP,
     )
 }  # fmt: skip

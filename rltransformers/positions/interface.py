@@ -1,45 +1,85 @@
 """Where a position encoding may act: on the input, on queries and keys, on the scores, on the values.
 
-Axes: B batch, H heads, T tokens, S key rows, L distances, K head width, D model width.
+Axes: B batch, H heads, T tokens, L distances, K head width, V value width, D model width, f pairs of channels.
+    Encodings inside attention know distances only. What they make of a distance alone (``of_distances``, ``circle``) is
+    separate from what they make of a query, so that acting computes it once per change of the weights and not at every
+    step.
 """
+
+from enum import Flag, auto
+from typing import Protocol
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 
+class Sizes(Protocol):
+    """Sizes of a layer that encodings are made from: D, heads, and the width of a query/key and of a value head."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def value_dim(self) -> int: ...
+
+
+class Acts(Flag):
+    """Places where an encoding does something."""
+
+    NOWHERE = 0
+    INPUT = auto()
+    QUERY = auto()
+    ROTATION = auto()
+    SCORE = auto()
+    VALUE = auto()
+
+
+INSIDE_ATTENTION = Acts.QUERY | Acts.ROTATION | Acts.SCORE | Acts.VALUE
+
+
 class Position(nn.Module):
-    """Does nothing; an encoding overrides the places where it acts.
+    """Does nothing; an encoding names the places where it acts and overrides the methods of these places.
 
     Attributes:
+        acts: the places.
         shared: one instance serves all layers.
-        at_input: acts on the input of the stack (``embed``).
-        at_score: acts inside attention and needs explicit distances or rotations.
-        at_value: adds vectors to the values (``value_table``).
     """
 
+    acts = Acts.NOWHERE
     shared = False
-    at_input = False
-    at_score = False
-    at_value = False
 
     def embed(
         self, x: Float[Tensor, "B T D"], p: Int[Tensor, "B T"], timestep: Int[Tensor, "B T"]
     ) -> Float[Tensor, "B T D"]:
-        """Input with positions."""
-        return x
+        """INPUT: the input with positions."""
+        raise NotImplementedError("an encoding that acts on the input defines embed")
+
+    def check_places(self, p: Int[Tensor, "B T"], timestep: Int[Tensor, "B T"]) -> None:
+        """INPUT: raise DataError unless the encoding has all of these places; looks at data, so it is not traced."""
 
     def content_query(self, q: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
-        """Query as it meets key contents."""
-        return q
+        """QUERY: the query as it meets key contents."""
+        raise NotImplementedError("an encoding that acts on queries defines content_query")
 
-    def rotate(self, heads: Float[Tensor, "*n S K"], place: Float[Tensor, "*m S"]) -> Float[Tensor, "*n S K"]:
-        """Queries or keys turned by the place of their row; only differences of places matter."""
-        return heads
+    def circle(self, back: Int[Tensor, "*n"], like: Tensor) -> Float[Tensor, "*n 2 f"]:
+        """ROTATION: cosine and sine by which a row that lies ``back`` tokens behind the last one is turned."""
+        raise NotImplementedError("an encoding that turns queries and keys defines circle")
 
-    def logits(self, q: Float[Tensor, "B H T K"], distance: Int[Tensor, " L"]) -> Float[Tensor, "..."] | None:
-        """Additive score for the listed distances: [B, H, T, L], or [H, L] when queries do not matter."""
-        return None
+    def turn(self, heads: Float[Tensor, "*n K"], circle: Float[Tensor, "*m 2 f"]) -> Float[Tensor, "*n K"]:
+        """ROTATION: queries or keys, turned; only differences of places matter."""
+        raise NotImplementedError("an encoding that turns queries and keys defines turn")
 
-    def value_table(self, length: int) -> Float[Tensor, "L V"] | None:
-        """Vectors added to the values by distance."""
-        return None
+    def of_distances(self, distance: Int[Tensor, " L"], like: Tensor) -> Float[Tensor, "L X"]:
+        """SCORE: what distances mean under today's weights, in the dtype of ``like``; X is up to the encoding."""
+        raise NotImplementedError("an encoding that acts on scores defines of_distances")
+
+    def scores(self, q: Float[Tensor, "B H T K"], table: Float[Tensor, "L X"]) -> Float[Tensor, "..."]:
+        """SCORE: what is added to the scores at the distances of ``table``: [B, H, T, L], or [H, L] without queries."""
+        raise NotImplementedError("an encoding that acts on scores defines scores")
+
+    def value_table(self, length: int) -> Float[Tensor, "L V"]:
+        """VALUE: vectors added to the values at the distances 0 .. length - 1."""
+        raise NotImplementedError("an encoding that acts on values defines value_table")

@@ -1,17 +1,19 @@
 """Learned absolute encoding of the episode position: a finite table."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from rltransformers.core.errors import DataError
 from rltransformers.core.spec import Size, Spec
-from rltransformers.positions.interface import Position
+from rltransformers.positions.interface import Acts, Position, Sizes
 
 
 class LearnedTable(Position):
     """x + E[index], where the index is the episode position or the environment step."""
 
-    at_input = True
+    acts = Acts.INPUT
 
     def __init__(self, width: int, max_len: int, by_timestep: bool) -> None:
         super().__init__()
@@ -20,11 +22,11 @@ class LearnedTable(Position):
         self.by_timestep = by_timestep
 
     def embed(self, x: Tensor, p: Tensor, timestep: Tensor) -> Tensor:
-        """Input [B, T, D] plus the table rows.
+        """Input [B, T, D] plus the table rows."""
+        return x + torch.embedding(self.table.weight, timestep if self.by_timestep else p)
 
-        Raises:
-            DataError: an episode is longer than the table.
-        """
+    def check_places(self, p: Tensor, timestep: Tensor) -> None:
+        """Raise DataError unless the table is as long as the episode."""
         index = timestep if self.by_timestep else p
         rows = self.table.num_embeddings
         largest = int(index.max())
@@ -34,17 +36,30 @@ class LearnedTable(Position):
                 f"{what} {largest} is outside the position table of {rows} rows; "
                 f"raise max_len of the position, or choose a relative position (trxl, rope, alibi)"
             )
-        return x + torch.embedding(self.table.weight, index)
 
 
-def build_learned(width: int, heads: int, head_dim: int, *, max_len: Size = 1024) -> Position:
-    """P2 with ``max_len`` episode positions."""
-    return LearnedTable(width, max_len, by_timestep=False)
+@dataclass(frozen=True)
+class LearnedOptions:
+    """Episode positions in the table."""
+
+    max_len: Size = 1024
 
 
-def build_timestep(width: int, heads: int, head_dim: int, *, max_len: Size = 4096) -> Position:
-    """P17 with ``max_len`` environment steps."""
-    return LearnedTable(width, max_len, by_timestep=True)
+@dataclass(frozen=True)
+class TimestepOptions:
+    """Environment steps in the table."""
+
+    max_len: Size = 4096
+
+
+def build_learned(sizes: Sizes, options: LearnedOptions) -> Position:
+    """P2."""
+    return LearnedTable(sizes.width, options.max_len, by_timestep=False)
+
+
+def build_timestep(sizes: Sizes, options: TimestepOptions) -> Position:
+    """P17."""
+    return LearnedTable(sizes.width, options.max_len, by_timestep=True)
 
 
 LEARNED = Spec(
@@ -54,7 +69,9 @@ LEARNED = Spec(
     paper="Gehring et al. 2017, arXiv 1705.03122",
     summary="Adds a learned vector per episode position to the input; episodes longer than max_len are refused.",
     build=build_learned,
+    options=LearnedOptions,
     example={"position": {"name": "learned", "max_len": 64}},
+    acts_at="on the input",
 )
 TIMESTEP = Spec(
     id="P17",
@@ -63,5 +80,7 @@ TIMESTEP = Spec(
     paper="Chen et al. 2021, arXiv 2106.01345, section 3",
     summary="Adds a learned vector per environment step, shared by all tokens of the step.",
     build=build_timestep,
+    options=TimestepOptions,
     example={"position": {"name": "timestep", "max_len": 64}},
+    acts_at="on the input",
 )

@@ -1,5 +1,6 @@
 """Rotary encoding: queries and keys are turned by angles proportional to their place (Su et al. 2021)."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -7,50 +8,61 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spec import Spec
+from rltransformers.core.spec import Feature, Spec
 from rltransformers.functional.sinusoids import Base, frequencies
-from rltransformers.positions.interface import Position
+from rltransformers.positions.interface import Acts, Position, Sizes
 
 
-def rotate_pairs(heads: Tensor, angle: Tensor) -> Tensor:
-    """Turn the pairs (2f, 2f + 1) of the last axis by ``angle`` [..., dims / 2]; further channels stay."""
-    dims = 2 * angle.shape[-1]
+def rotate_pairs(heads: Tensor, circle: Tensor) -> Tensor:
+    """Turn the pairs (2f, 2f + 1) of the last axis by cosines and sines [..., 2, dims / 2]; further channels stay."""
+    dims = 2 * circle.shape[-1]
     turned, rest = heads[..., :dims], heads[..., dims:]
     a, b = turned[..., 0::2], turned[..., 1::2]
-    cos, sin = angle.cos().to(heads.dtype), angle.sin().to(heads.dtype)
+    cos, sin = circle.to(heads.dtype).unbind(-2)
     pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
     return torch.cat([pairs, rest], -1) if rest.shape[-1] else pairs
 
 
 class Rope(Position):
-    """Places are counted from the first row of the call, so angles stay small however long a stream runs."""
+    """Places are counted back from the last token of the call, so angles stay small however long a stream runs."""
 
-    at_score = True
+    acts = Acts.ROTATION
 
     def __init__(self, dims: int, base: float) -> None:
         super().__init__()
         self.dims = dims
         self.base = base
 
-    def rotate(self, heads: Tensor, place: Tensor) -> Tensor:
-        """Turned queries or keys [..., S, K]."""
-        half = frequencies(self.dims, self.base, heads)
-        return rotate_pairs(heads, place[..., None].to(half.dtype) * half)
+    def circle(self, back: Tensor, like: Tensor) -> Tensor:
+        """[..., 2, f]."""
+        half = frequencies(self.dims, self.base, like)
+        angle = -back[..., None].to(half.dtype) * half
+        return torch.stack([angle.cos(), angle.sin()], -2)
+
+    def turn(self, heads: Tensor, circle: Tensor) -> Tensor:
+        """[..., K]."""
+        return rotate_pairs(heads, circle)
 
 
-def build(
-    width: int,
-    heads: int,
-    head_dim: int,
-    *,
-    base: Base = 10_000.0,
-    dims: Annotated[int, Ge(2), Le(1_000_000)] | None = None,
-) -> Position:
-    """P12; ``dims`` rotates only the first channels of a head (even number, default: all)."""
-    chosen = head_dim - head_dim % 2 if dims is None else dims
+@dataclass(frozen=True)
+class Options:
+    """Base of the frequencies, and how many of the first channels of a head turn (an even number, default: all)."""
+
+    base: Base = 10_000.0
+    dims: Annotated[int, Ge(2), Le(1_000_000)] | None = None
+
+
+def build(sizes: Sizes, options: Options) -> Position:
+    """P12.
+
+    Raises:
+        ConfigError: an odd number of channels, or more than a head has.
+    """
+    head_dim = sizes.head_dim
+    chosen = head_dim - head_dim % 2 if options.dims is None else options.dims
     if chosen % 2 or not 0 < chosen <= head_dim:
         raise ConfigError(f"rope dims ({chosen}) must be even, positive and at most the head width ({head_dim})")
-    return Rope(chosen, base)
+    return Rope(chosen, options.base)
 
 
 SPEC = Spec(
@@ -60,5 +72,8 @@ SPEC = Spec(
     paper="Su et al. 2021, arXiv 2104.09864",
     summary="Rotates queries and keys so that scores depend on distance only.",
     build=build,
+    options=Options,
     example={"position": "rope"},
+    acts_at="inside attention",
+    needs=(Feature.SCORES,),
 )

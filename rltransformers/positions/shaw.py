@@ -1,48 +1,61 @@
 """Learned vectors per clipped distance on keys and, optionally, values (Shaw et al. 2018)."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 
-from rltransformers.core.spec import Spec
-from rltransformers.positions.interface import Position
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Feature, Spec
+from rltransformers.positions.interface import Acts, Position, Sizes
 
 
 class Shaw(Position):
     """q . aK[min(d, K)] / sqrt(Dh) on the scores and aV[min(d, K)] on the values; tables shared by heads."""
 
-    at_score = True
-
     def __init__(self, head_dim: int, max_distance: int, values: bool) -> None:
         super().__init__()
-        self.max_distance, self.at_value = max_distance, values
+        self.max_distance = max_distance
+        self.acts = Acts.SCORE | Acts.VALUE if values else Acts.SCORE
         self.keys = nn.Parameter(torch.randn(max_distance + 1, head_dim) * 0.02)
         self.values = nn.Parameter(torch.randn(max_distance + 1, head_dim) * 0.02) if values else None
 
-    def logits(self, q: Tensor, distance: Tensor) -> Tensor:
-        """[B, H, T, L]: one product per table row, then one row per distance; never [T, S, Dh]."""
-        per_row = q @ self.keys.T / q.shape[-1] ** 0.5
-        return per_row[..., distance.clamp(max=self.max_distance)]
+    def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
+        """Key vectors [L, K]."""
+        return self.keys[distance.clamp(max=self.max_distance)]
 
-    def value_table(self, length: int) -> Tensor | None:
-        """[L, V] or None."""
-        if self.values is None:
-            return None
+    def scores(self, q: Tensor, table: Tensor) -> Tensor:
+        """[B, H, T, L]: one product per distance, never [T, S, Dh]."""
+        return q @ table.T * q.shape[-1] ** -0.5
+
+    def value_table(self, length: int) -> Tensor:
+        """[L, V]."""
+        assert self.values is not None  # it acts on values
         return self.values[torch.arange(length, device=self.values.device).clamp(max=self.max_distance)]
 
 
-def build(
-    width: int,
-    heads: int,
-    head_dim: int,
-    *,
-    max_distance: Annotated[int, Ge(0), Le(1_000_000)] = 16,
-    values: bool = True,
-) -> Position:
-    """P6; value vectors need value_dim == head_dim."""
-    return Shaw(head_dim, max_distance, values)
+@dataclass(frozen=True)
+class Options:
+    """Distance from which all share one vector, and whether there are vectors on the values as well."""
+
+    max_distance: Annotated[int, Ge(0), Le(1_000_000)] = 16
+    values: bool = True
+
+
+def build(sizes: Sizes, options: Options) -> Position:
+    """P6.
+
+    Raises:
+        ConfigError: vectors on values that are not as wide as the keys.
+    """
+    if options.values and sizes.value_dim != sizes.head_dim:
+        raise ConfigError(
+            f"position 'shaw' adds to values and needs value_dim ({sizes.value_dim}) equal to the head width "
+            f"({sizes.head_dim}); write {{name: shaw, values: false}} or leave value_dim out"
+        )
+    return Shaw(sizes.head_dim, options.max_distance, options.values)
 
 
 SPEC = Spec(
@@ -52,5 +65,8 @@ SPEC = Spec(
     paper="Shaw et al. 2018, arXiv 1803.02155",
     summary="Adds learned vectors per clipped distance to keys and values.",
     build=build,
+    options=Options,
     example={"position": {"name": "shaw", "max_distance": 3}},
+    acts_at="inside attention",
+    needs=(Feature.SCORES,),
 )

@@ -1,16 +1,18 @@
 """Sinusoidal absolute encoding of the episode position, added to the input."""
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from rltransformers.core.spec import Spec
 from rltransformers.functional.sinusoids import Base, sinusoid
-from rltransformers.positions.interface import Position
+from rltransformers.positions.interface import Acts, Position, Sizes
 
 
 class Sinusoidal(Position):
     """x + PE[p], with x optionally scaled by sqrt(D) first as in the paper."""
 
-    at_input = True
+    acts = Acts.INPUT
 
     def __init__(self, base: float, scale_input: bool) -> None:
         super().__init__()
@@ -24,9 +26,17 @@ class Sinusoidal(Position):
         return x + sinusoid(p, x.shape[-1], x, self.base)
 
 
-def build(width: int, heads: int, head_dim: int, *, base: Base = 10_000.0, scale_input: bool = False) -> Position:
+@dataclass(frozen=True)
+class Options:
+    """Base of the frequencies, and whether the input is multiplied by sqrt(D) first."""
+
+    base: Base = 10_000.0
+    scale_input: bool = False
+
+
+def build(sizes: Sizes, options: Options) -> Position:
     """P1 for any width."""
-    return Sinusoidal(base, scale_input)
+    return Sinusoidal(options.base, options.scale_input)
 
 
 SPEC = Spec(
@@ -36,5 +46,7 @@ SPEC = Spec(
     paper="Vaswani et al. 2017, arXiv 1706.03762",
     summary="Adds sines and cosines of the episode position to the input.",
     build=build,
+    options=Options,
     example={"position": "sinusoidal"},
+    acts_at="on the input",
 )

@@ -1,6 +1,7 @@
 """One learned scalar per head and distance bucket, added to the scores (T5)."""
 
 import math
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -9,8 +10,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spec import Spec
-from rltransformers.positions.interface import Position
+from rltransformers.core.spec import Feature, Spec
+from rltransformers.positions.interface import Acts, Position, Sizes
 
 
 def bucket(distance: Int[Tensor, "*n"], buckets: int, max_distance: int) -> Int[Tensor, "*n"]:
@@ -26,7 +27,7 @@ def bucket(distance: Int[Tensor, "*n"], buckets: int, max_distance: int) -> Int[
 class T5Bias(Position):
     """Table [H, buckets], shared by all layers; the content score keeps its 1/sqrt(Dh), unlike in T5."""
 
-    at_score = True
+    acts = Acts.SCORE
     shared = True
 
     def __init__(self, heads: int, buckets: int, max_distance: int) -> None:
@@ -34,30 +35,36 @@ class T5Bias(Position):
         self.max_distance = max_distance
         self.table = nn.Parameter(torch.randn(heads, buckets) * 0.02)
 
-    def logits(self, q: Tensor, distance: Tensor) -> Tensor:
+    def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
+        """Biases [L, H]."""
+        return self.table[:, bucket(distance, self.table.shape[1], self.max_distance)].T
+
+    def scores(self, q: Tensor, table: Tensor) -> Tensor:
         """[H, L]."""
-        return self.table[:, bucket(distance, self.table.shape[1], self.max_distance)]
+        return table.T
 
 
-def build(
-    width: int,
-    heads: int,
-    head_dim: int,
-    *,
-    buckets: Annotated[int, Ge(2), Le(1_000_000)] = 32,
-    max_distance: Annotated[int, Ge(2), Le(1_000_000)] = 128,
-) -> Position:
+@dataclass(frozen=True)
+class Options:
+    """Buckets of a head, and the distance at which the last of them begins."""
+
+    buckets: Annotated[int, Ge(2), Le(1_000_000)] = 32
+    max_distance: Annotated[int, Ge(2), Le(1_000_000)] = 128
+
+
+def build(sizes: Sizes, options: Options) -> Position:
     """P8; half of the buckets hold one distance each, the others share those up to ``max_distance``.
 
     Raises:
         ConfigError: ``max_distance`` is not beyond the distances that have a bucket of their own.
     """
+    buckets, max_distance = options.buckets, options.max_distance
     if max_distance <= buckets // 2:
         raise ConfigError(
             f"t5 max_distance ({max_distance}) must be above half of the buckets ({buckets}), whose distances count "
             f"one by one; set max_distance to at least {buckets // 2 + 1}"
         )
-    return T5Bias(heads, buckets, max_distance)
+    return T5Bias(sizes.heads, buckets, max_distance)
 
 
 SPEC = Spec(
@@ -67,5 +74,8 @@ SPEC = Spec(
     paper="Raffel et al. 2019, arXiv 1910.10683",
     summary="Adds a learned scalar per head and logarithmic distance bucket to the scores.",
     build=build,
+    options=Options,
     example={"position": {"name": "t5", "buckets": 6, "max_distance": 8}},
+    acts_at="inside attention",
+    needs=(Feature.SCORES,),
 )

@@ -3,48 +3,46 @@
 import torch
 from torch import Tensor, nn
 
-from rltransformers.core.spec import Spec
+from rltransformers.core.spec import Feature, NoOptions, Spec
 from rltransformers.functional.modules import linear
 from rltransformers.functional.sinusoids import sinusoid
-from rltransformers.positions.interface import Position
+from rltransformers.positions.interface import Acts, Position, Sizes
 
 
 class TransformerXLRelative(Position):
     """[(q + u) . k + (q + v) . W_R PE(d)] / sqrt(Dh); u, v and W_R belong to the layer, as with ``untie_r``."""
 
-    at_score = True
+    acts = Acts.QUERY | Acts.SCORE
 
     def __init__(self, width: int, heads: int, head_dim: int) -> None:
         super().__init__()
         self.content_bias = nn.Parameter(torch.zeros(heads, 1, head_dim))
         self.position_bias = nn.Parameter(torch.zeros(heads, 1, head_dim))
         self.project = nn.Linear(width, heads * head_dim, bias=False)
-        self._distance: Tensor | None = None
-        self._encoded = torch.empty(0)
 
     def content_query(self, q: Tensor) -> Tensor:
         """q + u."""
         return q + self.content_bias
 
-    def logits(self, q: Tensor, distance: Tensor) -> Tensor:
+    def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
+        """W_R PE(d) / sqrt(Dh) of all heads, [L, H Dh]."""
+        encoded = sinusoid(distance, self.project.in_features, like)
+        return linear(self.project, encoded * self.content_bias.shape[-1] ** -0.5)
+
+    def scores(self, q: Tensor, table: Tensor) -> Tensor:
         """[B, H, T, L]: one product per head, for all streams and tokens at once."""
         batch, heads, time, width = q.shape
-        r = linear(self.project, self.encoded(distance, q)).view(-1, heads, width)
-        biased = (q + self.position_bias).transpose(0, 1).reshape(heads, batch * time, width)
-        return torch.bmm(biased, r.permute(1, 2, 0)).view(heads, batch, time, -1).transpose(0, 1)
-
-    def encoded(self, distance: Tensor, like: Tensor) -> Tensor:
-        """PE(d) / sqrt(Dh) [L, D]; kept while the same list of distances comes again, as it does in acting."""
-        if self._distance is not distance or self._encoded.dtype != like.dtype:
-            with torch.inference_mode(False):
-                scale = like.shape[-1] ** -0.5
-                self._distance, self._encoded = distance, sinusoid(distance, self.project.in_features, like) * scale
-        return self._encoded
+        r = table.view(-1, heads, width).permute(1, 2, 0)
+        biased = q + self.position_bias
+        if time == 1:
+            return torch.bmm(biased.squeeze(2).transpose(0, 1), r).transpose(0, 1).unsqueeze(2)
+        biased = biased.transpose(0, 1).reshape(heads, batch * time, width)
+        return torch.bmm(biased, r).view(heads, batch, time, -1).transpose(0, 1)
 
 
-def build(width: int, heads: int, head_dim: int) -> Position:
+def build(sizes: Sizes, options: NoOptions) -> Position:
     """P10."""
-    return TransformerXLRelative(width, heads, head_dim)
+    return TransformerXLRelative(sizes.width, sizes.heads, sizes.head_dim)
 
 
 SPEC = Spec(
@@ -55,4 +53,6 @@ SPEC = Spec(
     summary="Scores content and a projected sinusoid of the distance with separate learned biases.",
     build=build,
     example={"position": "trxl"},
+    acts_at="inside attention",
+    needs=(Feature.SCORES,),
 )

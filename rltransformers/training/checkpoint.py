@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from rltransformers import __version__
 from rltransformers.backbone import BackboneConfig
-from rltransformers.core.errors import CheckpointError, ConfigError
+from rltransformers.core.errors import CheckpointError, ConfigError, one_line
 from rltransformers.core.files import refusal, replacing
 from rltransformers.core.ranges import NonNegativeNumber, check, shown, strict
 
@@ -171,12 +171,12 @@ def _reason(error: Exception) -> str:
         return f"it lacks {shown(error.args[0])}"
     if isinstance(error, MemoryError):
         return "it asks for more memory than there is"
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = one_line(error) or type(error).__name__
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
 
 
 def check_same(found: Any, expected: Mapping[Any, Any], name: str, rows: int | None = None) -> None:
-    """Nothing when ``found`` holds tensors of the same names, shapes and types as ``expected``, however deep.
+    """Raise unless ``found`` holds tensors of the same names, shapes and types as ``expected``, however deep.
 
     Args:
         name: how messages call the whole, e.g. "policy".
@@ -220,7 +220,7 @@ def _outline(value: Any) -> str:
 
 
 def check_held(backbone: BackboneConfig, weights: Any, acting: Any = None, rows: int = 0) -> None:
-    """Nothing when a backbone is not larger than what a file holds of it; for before it is built.
+    """Raise unless a backbone is at most as large as what a file holds of it; for before it is built.
 
     Args:
         weights: of the whole policy, by name.

@@ -15,12 +15,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rltransformers.core.episodes import LONGEST_EPISODE, endless_episode
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.guard import CheckedEnv, attempt, check_outcome, checked_copies
+from rltransformers.core.guard import CheckedEnv, attempt, check_observations, check_outcome, checked_copies
 from rltransformers.core.spaces import differing_spaces, leaf_spaces, leaf_values, nest_leaves, space_outline
-from rltransformers.envs.make import WrapperConfig, find_spec, made_program, make_env
+from rltransformers.envs.make import WrapperConfig, find_spec, make_env, make_program
 from rltransformers.envs.wrappers import FlatDict
 from rltransformers.policies.decision import ActingState
-from rltransformers.policies.observations import check_batch
 from rltransformers.training.evaluation import EvaluationResult
 
 EnvWrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
@@ -105,9 +104,9 @@ def _play(
     while len(rows):
         running = [episode for episode in playing if episode is not None]
         leaves = _running_leaves(envs, observation, rows, running)
-        uniform = None if draws is None else np.stack([episode.noise.random(draws) for episode in running])
+        noise = None if draws is None else np.stack([episode.noise.random(draws) for episode in running])
         targets = [0.0 if episode.target is None else episode.target for episode in running]
-        chosen, state = act(leaves, state, start, reward, targets, uniform)
+        chosen, state = act(leaves, state, start, reward, targets, noise)
         for path, value in chosen.items():
             actions[path][rows] = value
         steps += 1
@@ -154,7 +153,7 @@ def make_envs(
     if not wrappers and str(spec.vector_entry_point).startswith("rltransformers."):
         options["autoreset_mode"] = AutoresetMode.DISABLED.value
         try:
-            return made_program(spec, num_envs, options)
+            return make_program(spec, num_envs, options)
         except ConfigError as error:
             raise ConfigError(f"env_kwargs: {error}") from error
 
@@ -223,7 +222,7 @@ def _running_leaves(
 ) -> Leaves:
     space = envs.single_observation_space
     leaves = {path: np.asarray(value)[rows] for path, value in leaf_values(space, observation).items()}
-    check_batch(leaf_spaces(space), leaves, place=lambda row: f"{rows[row]} at step {running[row].length}")
+    check_observations(leaf_spaces(space), leaves, place=lambda row: f"{rows[row]} at step {running[row].length}")
     return leaves
 
 

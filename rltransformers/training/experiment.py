@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import yaml
 
-from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.errors import ConfigError, did_you_mean, one_line
 from rltransformers.core.ranges import (
     Count,
     Environments,
@@ -123,7 +123,6 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "evaluation.")
-        object.__setattr__(self, "target_returns", [float(target) for target in self.target_returns])
 
 
 @dataclass(frozen=True)
@@ -237,12 +236,12 @@ def build_experiment(values: Mapping[str, Any], source: str = "config") -> Exper
         given["dataset"] = {"id": given["dataset"]}
     if "backbone" in given and given["backbone"] is None:
         given["backbone"] = {}
-    config = _built(ExperimentConfig, given, source, "")
+    config = _build(ExperimentConfig, given, source, "")
     assert isinstance(config, ExperimentConfig)
     return config
 
 
-def _built(kind: type, values: Mapping[str, Any], source: str, place: str) -> Any:
+def _build(kind: type, values: Mapping[str, Any], source: str, place: str) -> Any:
     """A dataclass from a mapping, and those inside it from the mappings inside; ``place`` is its name with a dot.
 
     The values themselves are checked by the dataclass.
@@ -256,7 +255,7 @@ def _built(kind: type, values: Mapping[str, Any], source: str, place: str) -> An
         options = (hints[key], *get_args(hints[key]))
         inner = next((each for each in options if isinstance(each, type) and is_dataclass(each)), None)
         if inner is not None and isinstance(value, Mapping):
-            value = _built(inner, value, source, f"{place}{key}.")
+            value = _build(inner, value, source, f"{place}{key}.")
         elif inner is not None and (value is not None or type(None) not in get_args(hints[key])):
             raise ConfigError(f"{source}: {place}{key} must be a mapping of settings, got {shown(value)}")
         given[key] = value
@@ -302,7 +301,7 @@ def parse_yaml(text: str, source: str) -> Any:
     except ConfigError:
         raise
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that cannot be
-        raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{source} is not valid YAML: {one_line(error)}") from error
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:

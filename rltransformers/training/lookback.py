@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rltransformers.backbone import Record
+from rltransformers.backbone import Backbone, Record
 from rltransformers.core.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ class LookbackMeter:
             mean = mass.detach().double().mean(0).cpu()
             old = self._sums.get(name, mean.new_zeros(0))
             length = max(len(mean), len(old))
-            self._sums[name] = _padded(old, length) + _padded(mean, length)
+            self._sums[name] = _pad(old, length) + _pad(mean, length)
 
     def result(self) -> NDArray[np.float64]:
         """Mean attention [layers, L] over calls, tokens and heads; column d belongs to the token d before.
@@ -40,12 +40,15 @@ class LookbackMeter:
                 "this backbone has no attention weights to draw: its mixer works without them; choose mixer softmax"
             )
         length = max(len(mass) for mass in self._sums.values())
-        return torch.stack([_padded(mass, length) / self._calls for mass in self._sums.values()]).numpy()
+        return torch.stack([_pad(mass, length) / self._calls for mass in self._sums.values()]).numpy()
 
 
 @contextmanager
-def lookback_of(backbone: nn.Module) -> Iterator[LookbackMeter]:
-    """Collects the attention of every call of ``backbone`` inside the block; outputs do not change."""
+def lookback_of(backbone: Backbone) -> Iterator[LookbackMeter]:
+    """Collects the attention of every call and step of ``backbone`` inside the block; outputs do not change.
+
+    Steps that run as machine code do not come by here.
+    """
     meter = LookbackMeter()
     records: list[Record] = []
 
@@ -56,13 +59,23 @@ def lookback_of(backbone: nn.Module) -> Iterator[LookbackMeter]:
     def collect(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         meter.add(records.pop().lookback)
 
+    step = backbone.step
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        record = Record(weights=True)
+        found = step(*args, **kwargs, record=record)
+        meter.add(record.lookback)
+        return found
+
     handles = [backbone.register_forward_pre_hook(ask, with_kwargs=True), backbone.register_forward_hook(collect)]
+    backbone.step = watched  # type: ignore[method-assign]  # of this backbone, for as long as it is watched
     try:
         yield meter
     finally:
+        del backbone.step
         for handle in handles:
             handle.remove()
 
 
-def _padded(mass: Tensor, length: int) -> Tensor:
+def _pad(mass: Tensor, length: int) -> Tensor:
     return nn.functional.pad(mass, (0, length - len(mass)))

@@ -2,13 +2,18 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
+import gymnasium as gym
 import torch
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecCheckNan, VecEnv, VecEnvWrapper, VecMonitor, VecNormalize
+from torch import Tensor
 
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import LARGEST, NonNegativeNumber, UnitInterval, check, check_settings
+from rltransformers.core.spaces import leaf_spaces
+from rltransformers.policies.shipping import Scaling
 from rltransformers.training.checkpoint import (
     check_same,
     check_tensor,
@@ -62,6 +67,53 @@ def with_normalization(env: VecEnv, packed: Mapping[str, Any]) -> VecEnv:
     if len(returns) == wrapper.num_envs:
         wrapper.returns = returns.numpy().copy()
     return env
+
+
+def checked_normalization(packed: Mapping[str, Any], space: gym.Space[Any]) -> dict[str, Any]:
+    """What ``pack_normalization`` gave for observations of ``space``, for when there is no environment to put it in.
+
+    Raises:
+        CheckpointError: for statistics of another shape.
+        ConfigError: for a setting of ``VecNormalize`` that is none.
+    """
+    shapes = {path: leaf.shape or () for path, leaf in leaf_spaces(space).items()}
+    named = check(packed["observations"], Mapping[str, Any], "normalisation.observations")
+    moments = [(f"observations.{path}", values, shapes[path]) for path, values in named.items()]
+    for name, values, shape in [*moments, ("returns", packed["returns"], ())]:
+        for moment in ("mean", "var"):
+            check_tensor(values[moment], f"normalisation.{name}.{moment}", shape, torch.float64)
+    return {**packed, "settings": _settings(packed["settings"], "normalisation.")}
+
+
+def scalings_of(packed: Mapping[str, Any] | None, env: VecEnv | None) -> tuple[dict[str, Scaling], Scaling | None]:
+    """What ``VecNormalize`` does with observation leaves by path, and with the reward; for a policy in a file.
+
+    Args:
+        packed: what ``pack_normalization`` gave; None where nothing is normalised.
+        env: the environment it belongs to, as the policy sees it; None for a model without one.
+
+    Raises:
+        ConfigError: when a wrapper stands between ``VecNormalize`` and the policy.
+    """
+    if packed is None:
+        return {}, None
+    while env is not None and not isinstance(env, VecNormalize):
+        if type(env) not in (VecMonitor, VecCheckNan):
+            raise ConfigError(
+                f"{type(env).__name__} stands between VecNormalize and the policy, so that a file with the statistics "
+                "would not see what the policy sees; make VecNormalize the outer wrapper"
+            )
+        env = cast(VecEnvWrapper, env).venv
+    settings = packed["settings"]
+
+    def scaling(moments: Mapping[str, Any], mean: Tensor, clip: float) -> Scaling:
+        return Scaling(mean.numpy(), moments["var"].numpy(), settings["epsilon"], clip)
+
+    observed = packed["observations"].items()
+    leaves = {path: scaling(moments, moments["mean"], settings["clip_obs"]) for path, moments in observed}
+    returns = packed["returns"]
+    zero = torch.zeros((), dtype=torch.float64)  # rewards are scaled and not shifted
+    return leaves, scaling(returns, zero, settings["clip_reward"]) if settings["norm_reward"] else None
 
 
 def save_normalization(path: str | os.PathLike[str], env: VecNormalize) -> None:

@@ -20,11 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.attention.kernels.linear import EPS, positive
-from rltransformers.backbone import Backbone, BackboneConfig
+from rltransformers.backbone import AXES, PLAIN, Backbone, BackboneConfig
 from rltransformers.backbone import catalogue as entries
 from rltransformers.functional import recurrences
+from rltransformers.functional.call import Call
+from rltransformers.functional.keys import Group, Rows
 from rltransformers.functional.windows import Tokens
+from rltransformers.mixers.linear import EPS, positive
 from scripts.benchmarks.counting import cost
 from scripts.benchmarks.harness import (
     RESULTS,
@@ -76,14 +78,14 @@ class Attention:
             "memory": WINDOW - 1,
             "residual": "post_ln",
         }
-        self.backbone = Backbone(BackboneConfig(**sizes, **settings))
+        self.backbone = Backbone(BackboneConfig(**{**PLAIN, **sizes, **settings}))
         self.parameters = list(self.backbone.layer(0).mixing.parameters())
 
     def __call__(self, h: Tensor) -> Tensor:
         """Outputs for streams without a past."""
         # places and masks belong to the call: a layer may keep with the tokens what it derives from them
         tokens = self.backbone.locate(h, None, None, None, None)
-        return self.backbone.layer(0).mix(h, self.backbone.layer_state(0, None, h), tokens, None, None, "")[0]
+        return self.backbone.layer(0).mix(h, self.backbone.layer_state(0, None, h), Call(tokens), None).out
 
 
 def gradients_of(forward: Callable[[], Tensor], wanted: Sequence[Tensor]) -> Timed:
@@ -115,7 +117,9 @@ def from_ready_keys(settings: Mapping[str, Any], batch: int, time: int) -> Timed
         query, keys = (part.clone().requires_grad_() for part in mixer.queries_and_keys(h))
 
     def forward() -> Tensor:
-        return mixer(h, query, keys, module.backbone.locate(h, None, None, None, None))[0]
+        call = Call(module.backbone.locate(h, None, None, None, None))
+        out: Tensor = mixer(h, query, (Group(keys, Rows()),), {}, call, None).out
+        return out
 
     return gradients_of(forward, [query, keys, mixer.output.weight, *mixer.position.parameters()])
 
@@ -323,7 +327,8 @@ def train_once(length: int, threads: int, settings: Mapping[str, Any]) -> dict[s
     """One optimiser step on one long segment; peak resident memory in MB."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    backbone = Backbone(BackboneConfig(width=WIDTH, heads=HEADS, layers=2, memory=WINDOW - 1, **settings))
+    sizes: dict[str, Any] = {"width": WIDTH, "heads": HEADS, "layers": 2, "memory": WINDOW - 1}
+    backbone = Backbone(BackboneConfig(**{**PLAIN, **sizes, **settings}))
     optimizer = torch.optim.AdamW(backbone.parameters())
     x = torch.randn(1, length, WIDTH)
     before, began = resident_bytes("VmHWM"), time.perf_counter()
@@ -335,7 +340,7 @@ def train_once(length: int, threads: int, settings: Mapping[str, Any]) -> dict[s
 
 # --- catalogue ---
 
-AXES = ("mixer", "pattern", "position", "selection", "prior", "head_mixing", "span", "memory_kind")
+ATTENTION = [name for name, axis in AXES.items() if axis.attention]
 LAYERS = 2  # logits that a layer hands to the next one cost something only where there is a next one
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 MOST_SECONDS, MOST_BYTES = 20.0, 4 * 2**30
@@ -392,7 +397,8 @@ def entry_config(axis: str, name: str, longest: int) -> BackboneConfig:
     position = values.get("position")
     if isinstance(position, Mapping) and "max_len" in position:
         values["position"] = {**position, "max_len": longest}
-    return BackboneConfig(width=WIDTH, heads=HEADS, layers=LAYERS, memory=64, ff_width=1, **values)
+    sizes: dict[str, Any] = {"width": WIDTH, "heads": HEADS, "layers": LAYERS, "memory": 64, "ff_width": 1}
+    return BackboneConfig(**{**PLAIN, **sizes, **values})
 
 
 def catalogue(
@@ -403,9 +409,9 @@ def catalogue(
     Args:
         repetitions: of every length; 3 are enough for a growth.
         lengths: ascending, each twice the one before.
-        only: names such as "mixer:linear"; default: all entries of ``AXES``.
+        only: names such as "mixer:linear"; default: all entries that change attention.
     """
-    chosen = {f"{axis}:{spec.name}": spec for axis in AXES for spec in entries()[axis]}
+    chosen = {f"{axis}:{spec.name}": spec for axis in ATTENTION for spec in entries()[axis]}
     if only is not None:
         chosen = {name: spec for name, spec in chosen.items() if name in only}
     green = require_green(chosen)

@@ -125,8 +125,8 @@ def meets(value: float, target: str) -> bool | None:
     return value >= float(bound) if sign == ">=" else value <= float(bound)
 
 
-def machine() -> dict[str, Any]:
-    """What a reader needs to know to judge the figures."""
+def machine(program: str = "python scripts/benchmark.py") -> dict[str, Any]:
+    """What a reader needs to know to judge the figures, which ``program`` made."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -144,7 +144,7 @@ def machine() -> dict[str, Any]:
         "versions": versions,
         "commit": commit,
         "date": time.strftime("%Y-%m-%d"),
-        "command": " ".join(["python", "scripts/benchmark.py", *sys.argv[1:]]),
+        "command": " ".join([program, *sys.argv[1:]]),
     }
 
 
@@ -175,24 +175,34 @@ def resident_bytes(kind: str) -> int:
     return 1024 * int(line.split()[1])
 
 
-def report(name: str, rows: Iterable[Row]) -> list[Row]:
-    """Print the table of ``rows`` as they come and write ``docs/benchmarks/<name>.csv`` and ``.json`` at the end."""
-    facts = machine()
+def report(
+    name: str, rows: Iterable[Row], folder: Path | None = None, program: str = "python scripts/benchmark.py"
+) -> list[Row]:
+    """Print the table of ``rows`` as they come and write ``<name>.csv`` and ``.json`` at the end, if there are any.
+
+    Args:
+        folder: of the files, ``docs/benchmarks`` by default.
+        program: what is run to measure anew.
+    """
+    folder, facts = folder or RESULTS, machine(program)
     versions = " ".join(f"{package} {version}" for package, version in facts["versions"].items())
     print(f"{name}: {facts['device']}, {facts['cores']} cores, python {facts['python']}, {versions}\n")
     done = []
     for row in rows:
         done.append(row)
         print(line(row), flush=True)
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    if not done:
+        print("nothing was measured, nothing is written")
+        return done
+    folder.mkdir(parents=True, exist_ok=True)
     table = [{key: rounded(value) for key, value in asdict(row).items()} for row in done]
-    with (RESULTS / f"{name}.csv").open("w", newline="") as file:
+    with (folder / f"{name}.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, [*Row.__dataclass_fields__, "device", "commit", "date"])
         writer.writeheader()
         writer.writerows(known | {key: facts[key] for key in ("device", "commit", "date")} for known in table)
     whole = {"machine": facts, "rows": table}
-    (RESULTS / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
-    print(f"\nwritten: {RESULTS.relative_to(ROOT)}/{name}.csv and .json")
+    (folder / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
+    print(f"\nwritten: {folder.relative_to(ROOT)}/{name}.csv and .json")
     return done
 
 

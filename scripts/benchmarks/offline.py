@@ -27,6 +27,7 @@ from rltransformers.agents import DecisionTransformer
 from rltransformers.cli.collect import collect_dataset
 from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories, record, write_minari
 from rltransformers.policies.decision import ActingMode
+from rltransformers.policies.steps import DecisionMachine
 from rltransformers.training.experiment import EnvironmentConfig
 from scripts.benchmarks.harness import ROOT, Row, absolute, interleave, parameters, repeat, resident_bytes
 
@@ -250,14 +251,22 @@ class OurActing:
     """The loop of a user of ``Actor``.
 
     Args:
+        compiled: steps are machine code.
         spread: environment i begins its episode a little later than i - 1, so that their caches restart at different
             steps; otherwise all restart together, as in episodes of equal length.
     """
 
     def __init__(
-        self, model: DecisionTransformer, num_envs: int, mode: ActingMode | None = None, *, spread: bool = False
+        self,
+        model: DecisionTransformer,
+        num_envs: int,
+        mode: ActingMode | None = None,
+        *,
+        spread: bool = False,
+        compiled: bool = False,
     ) -> None:
         self.actor = model.actor(mode)
+        self.machine_code = DecisionMachine() if compiled else None
         self.envs = TableEnvs(num_envs)
         self.num_envs = num_envs
         period = self.actor.context_length // 2
@@ -266,6 +275,7 @@ class OurActing:
 
     def __call__(self) -> float:
         """Seconds of ``STEPS`` steps in the middle of an episode."""
+        self.actor.policy.machine_code = self.machine_code
         observation, reward = self.envs.reset(), np.zeros(self.num_envs)
         state = self.actor.initial_state(self.num_envs)
         before = 2 * self.actor.context_length
@@ -278,6 +288,7 @@ class OurActing:
                 start=(self.begins == step) | (step == 0),
                 reward=torch.from_numpy(reward),
                 target_return=self.target,
+                overwrites=True,
             )
             observation, reward = self.envs.step(actions[""].numpy())
         return time.perf_counter() - began
@@ -355,24 +366,30 @@ def dt_acting(*, repetitions: int = 5) -> Iterator[Row]:
             name, setting, unit, f"{PEER}, {how}", target, scale=1e3 / STEPS, note=note
         )
 
-    yield row("DT acting, 1 env", OurActing(model, 1), single, "window anew", ">= 4")
+    def fast(model: DecisionTransformer, num_envs: int) -> OurActing:
+        return OurActing(model, num_envs, compiled=True)
+
+    yield row("DT acting, 1 env", OurActing(model, 1), single, "window anew", ">= 3")
+    yield row("DT acting, compiled, 1 env", fast(model, 1), single, "window anew", ">= 6")
     yield row(
         "DT acting, 1 env, banded", OurActing(model, 1, "banded"), single, "window anew",
         note="for models trained on windows longer than the memory; information",
     )  # fmt: skip
-    yield row("DT acting, 8 envs", OurActing(model, 8), eight, "one by one", ">= 15")
-    yield row("DT acting, 8 envs", OurActing(model, 8), batched, "batched", ">= 7")
+    yield row("DT acting, 8 envs", OurActing(model, 8), eight, "one by one", ">= 14")
+    yield row("DT acting, compiled, 8 envs", fast(model, 8), eight, "one by one", ">= 25")
+    yield row("DT acting, 8 envs", OurActing(model, 8), batched, "batched", ">= 6")
+    yield row("DT acting, compiled, 8 envs", fast(model, 8), batched, "batched", ">= 10")
     yield row(
         "DT acting, 8 envs, spread", OurActing(model, 8, spread=True), batched, "batched",
         note="episodes of different ages: caches restart at different steps; information",
     )  # fmt: skip
     yield row("DT acting, 8 envs, banded", OurActing(model, 8, "banded"), batched, "batched", note="information")
     long = one_by_one(PeerActing(peer, 1, 100, statistics), 8)
-    yield row("DT acting, 8 envs, K 100", OurActing(long_model, 8), long, "one by one", ">= 25")
-    yield row(
-        "DT acting, 100 envs", OurActing(model, 100), lambda: 100 * single(), "one by one", ">= 20",
-        note="the peer's time is that of one environment times 100",
-    )  # fmt: skip
+    yield row("DT acting, 8 envs, K 100", OurActing(long_model, 8), long, "one by one", ">= 24")
+    yield row("DT acting, compiled, 8 envs, K 100", fast(long_model, 8), long, "one by one", ">= 40")
+    note = "the peer's time is that of one environment times 100"
+    for form, ours, target in (("", OurActing(model, 100), ">= 26"), (", compiled", fast(model, 100), ">= 40")):
+        yield row(f"DT acting{form}, 100 envs", ours, lambda: 100 * single(), "one by one", target, note=note)
 
 
 # --- dt-load ---

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.agents import GTrXLPPO
-from rltransformers.algorithms.ppo import ppo_loss
+from rltransformers.algorithms.ppo import Estimates, PPOWeights, ppo_loss
 from rltransformers.data.rollout import RolloutBuffer, Segment, minibatches
 from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState
+from rltransformers.policies.steps import Acting
+from scripts.benchmarks import past
 from scripts.benchmarks.harness import Pair, Row, interleave, meets, parameters
 
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (8,), np.float32)
@@ -31,7 +33,7 @@ SMALL = {"preset": "gtrxl", "width": 64, "layers": 2, "heads": 4, "memory": 64}
 LARGE = {"preset": "gtrxl", "width": 384, "layers": 3, "heads": 8, "memory": 119}
 PUBLISHED_FF_WIDTH = 64  # published GTrXL agents of width 64 have about 154,000 parameters: no widening inside a layer
 MEGABYTE = 1e6
-CLIP = {"clip_range": 0.2, "clip_range_vf": None, "ent_coef": 0.01, "vf_coef": 0.5}
+WEIGHTS = PPOWeights(clip_range=0.2, clip_range_vf=None, ent_coef=0.01, vf_coef=0.5)
 
 
 class CueEnvs(VecEnv):
@@ -141,7 +143,8 @@ def gtrxl_loop(*, repetitions: int = 5) -> Iterator[Row]:
     """Collect and update, GTrXL against the LSTM of RecurrentPPO; the targets belong to the published small size."""
     published = SMALL | {"ff_width": PUBLISHED_FF_WIDTH}
     usual, lean = "an LSTM of 64 each for actor and critic, heads 64-64", "one LSTM of 64 for both, no hidden layers"
-    yield from loop_rows(published, LSTM, "ff_width 64", usual, (">= 2", ">= 0.7"), repetitions)
+    yield from loop_rows(published, LSTM, "ff_width 64", usual, (">= 2.2", ">= 0.8"), repetitions)
+    yield from loop_rows(published, LSTM, "ff_width 64", usual, (">= 3", ">= 1.2"), repetitions, "compiled")
     yield from loop_rows(SMALL, LSTM, "ff_width 256 (the default)", usual, ("", ""), repetitions)
     yield from loop_rows(published, LEAN_LSTM, "ff_width 64", lean, ("", ""), repetitions)
 
@@ -153,9 +156,11 @@ def loop_rows(
     peer_size: str,
     targets: tuple[str, str],
     repetitions: int,
+    acting: Acting = "eager",
 ) -> Iterator[Row]:
     """Steps per second of whole iterations, of their rollouts, and of what remains: the updates."""
-    ours = GTrXLPPO("GTrXLPolicy", CueEnvs(ENVS), policy_kwargs={"backbone": dict(backbone)}, **SHARED)
+    settings: dict[str, Any] = SHARED | {"acting": acting, "policy_kwargs": {"backbone": dict(backbone)}}
+    ours = GTrXLPPO("GTrXLPolicy", CueEnvs(ENVS), **settings)
     peer = RecurrentPPO("MlpLstmPolicy", CueEnvs(ENVS), policy_kwargs=dict(lstm), **SHARED)
     watches = Stopwatch(), Stopwatch()
     whole = interleave(iteration(ours, watches[0]), iteration(peer, watches[1]), repetitions)
@@ -166,10 +171,11 @@ def loop_rows(
         f"4 heads, memory 64, {size}, {parameters(ours.policy)} parameters; peer {peer_size}, "
         f"{parameters(peer.policy)} parameters"
     )
+    form = "" if acting == "eager" else f", {acting}"
     for name, pair, target in (
-        ("GTrXL loop", whole, targets[0]),
-        ("GTrXL loop: rollout", rollout, targets[1]),
-        ("GTrXL loop: update", update, ""),
+        (f"GTrXL loop{form}", whole, targets[0]),
+        (f"GTrXL loop{form}: rollout", rollout, targets[1]),
+        (f"GTrXL loop{form}: update", update, ""),
     ):
         row = pair.row(name, setting, "steps/s", "RecurrentPPO", target)
         yield replace(row, ours=ENVS * STEPS / row.ours, peer=ENVS * STEPS / row.peer)
@@ -192,10 +198,15 @@ def rest(whole: Sequence[float], part: Sequence[float]) -> list[float]:
 # Acting
 
 
+BEFORE_RINGS = "5ba8d2d"
+"""The last commit whose memories were growing windows: what the step of fixed shape is measured against."""
+
+
 def gtrxl_acting(*, repetitions: int = 5) -> Iterator[Row]:
-    """How much a sixteen times longer memory costs per step."""
+    """One step against the code before rings, and how much a sixteen times longer memory costs."""
+    yield from against_the_past(repetitions)
     steps = 200
-    acting = {rows: Acting.filled(rows) for rows in (512, 32)}
+    acting = {rows: MidEpisode.filled(rows) for rows in (512, 32)}
     pair = interleave(lambda: acting[512].run(steps), lambda: acting[32].run(steps), repetitions)
     ratios = [long / short for long, short in zip(pair.ours, pair.peer, strict=True)]
     ratio, target, scale = statistics.median(ratios), "<= 1.6", 1e3 / steps
@@ -208,8 +219,28 @@ def gtrxl_acting(*, repetitions: int = 5) -> Iterator[Row]:
     )  # fmt: skip
 
 
+def against_the_past(repetitions: int) -> Iterator[Row]:
+    """``policy.step`` of today, eager and compiled, against that of an earlier commit; the ratio is theirs to ours."""
+    setting = "policy.step of 16 envs, width 64, 2 layers, 4 heads, memory 64, ff_width 64; processes in turn"
+    with past.checkout(BEFORE_RINGS) as folder:
+        before = past.Worker(folder, "eager")
+        for acting, target in (("eager", "<= 0.55"), ("compiled", "<= 0.2")):
+            now = past.Worker(past.ROOT, acting)
+            times = [(now.seconds(), before.seconds()) for _ in range(20 * repetitions)]
+            now.close()
+            ratios = [ours / theirs for ours, theirs in times]
+            ratio = statistics.median(ratios)
+            ours, theirs = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
+            yield Row(
+                f"GTrXL step, {acting}", setting, "ms per step", ours, theirs, f"commit {BEFORE_RINGS}",
+                ratio, min(ratios), max(ratios), target, meets(ratio, target), len(ratios),
+                note="the ratio is the time of today / the time then",
+            )  # fmt: skip
+        before.close()
+
+
 @dataclass
-class Acting:
+class MidEpisode:
     """A policy in the middle of episodes."""
 
     policy: GTrXLPolicy
@@ -217,7 +248,7 @@ class Acting:
     state: PolicyState
 
     @classmethod
-    def filled(cls, memory: int) -> "Acting":
+    def filled(cls, memory: int) -> "MidEpisode":
         """A policy whose memory is full."""
         torch.manual_seed(0)
         policy = new_policy(SMALL | {"memory": memory, "ff_width": PUBLISHED_FF_WIDTH})
@@ -229,7 +260,8 @@ class Acting:
         """Act for ``steps`` steps."""
         first = torch.zeros(ENVS, dtype=torch.bool)
         for _ in range(steps):
-            *_, self.state = self.policy.step(self.observations, self.state, first)
+            noise = self.policy.action_head.draw(len(first), None)
+            *_, self.state = self.policy.step(self.observations, self.state, first, noise, overwrites=True)
 
 
 def new_policy(backbone: Mapping[str, Any]) -> GTrXLPolicy:
@@ -242,13 +274,13 @@ def random_segment(policy: GTrXLPolicy, n_envs: int, n_steps: int, start: Policy
     """A finished rollout in the middle of episodes that starts from ``start``, filled with random numbers."""
     buffer = RolloutBuffer(n_envs, n_steps, OBSERVATIONS, ACTIONS)
     buffer.reset(policy.without_cache(start), start.previous_action, start.previous_reward)
-    no, yes = torch.zeros(n_envs, dtype=torch.bool), torch.ones(n_envs, dtype=torch.bool)
+    no, yes = np.zeros(n_envs, bool), np.ones(n_envs, bool)
     while not buffer.full:
         observations = {path: torch.rand(n_envs, *shape) for path, (shape, _) in buffer.observation_leaves.items()}
-        actions = torch.randint(int(ACTIONS.n), (n_envs,))
+        actions = {"": torch.randint(int(ACTIONS.n), (n_envs,))}
         values, rewards = torch.randn(2, n_envs)
         log_probs = torch.full((n_envs,), -math.log(int(ACTIONS.n)))
-        buffer.add(observations, actions, rewards, no, no, values, log_probs, yes)
+        buffer.add(observations, actions, rewards.numpy(), no, no, values, log_probs, yes)
     return buffer.finish(torch.zeros(n_envs), discount=0.99, trace=0.95)
 
 
@@ -264,18 +296,17 @@ def gtrxl_update(*, repetitions: int = 5) -> Iterator[Row]:
     with torch.no_grad():
         segment = random_segment(policy, segments, steps, policy.memory_after(begin))
     twin = StepwiseTwin(width=384, layers=3, heads=8, memory=119)
-    part = segment.rows(torch.tensor([0]))
+    part = first_steps(segment.rows(torch.tensor([0])), alone)
 
     def ours() -> None:
         policy.zero_grad()
-        now = policy.evaluate_segment(segment)
-        descend(segment, slice(None), now.log_probs, now.values, now.entropy)
+        descend(policy.evaluate_segment(segment), segment)
 
     def peer() -> float:
         twin.zero_grad()
         began = time.perf_counter()
-        log_probs, values, entropy = twin(part.observations[""][0, :alone], part.actions[0, :alone])
-        descend(part, slice(alone), log_probs[None], values[None], entropy[None])
+        estimates = twin(part.observations[""][0, :alone], part.actions[""][0, :alone])
+        descend(TwinEstimates(*(estimate[None] for estimate in estimates)), part)
         return (time.perf_counter() - began) * segments * steps / alone
 
     pair = interleave(ours, peer, repetitions)
@@ -289,11 +320,24 @@ def gtrxl_update(*, repetitions: int = 5) -> Iterator[Row]:
     )  # fmt: skip
 
 
-def descend(segment: Segment, part: slice, log_probs: Tensor, values: Tensor, entropy: Tensor) -> None:
-    """Loss of the chosen steps, and its gradient."""
-    chosen = (segment.log_probs, segment.values, segment.advantages, segment.returns, segment.counts)
-    loss = ppo_loss(log_probs, values, entropy, *(tensor[:, part] for tensor in chosen), **CLIP)  # type: ignore[arg-type]
-    loss.total.backward()
+def descend(now: Estimates, batch: Segment) -> None:
+    """Loss, and its gradient."""
+    ppo_loss(now, batch, WEIGHTS).total.backward()
+
+
+def first_steps(segment: Segment, count: int) -> Segment:
+    """What a loss reads of a segment, of its first steps only."""
+    names = ("log_probs", "values", "advantages", "returns", "counts")
+    return replace(segment, **{name: getattr(segment, name)[:, :count] for name in names})
+
+
+class TwinEstimates(NamedTuple):
+    """What the twin says about the steps, [1, T] each."""
+
+    log_probs: Tensor
+    values: Tensor
+    entropy: Tensor
+    log_barrier: None = None
 
 
 class StepwiseTwin(nn.Module):
@@ -406,7 +450,8 @@ def after_acting(policy: GTrXLPolicy, envs: int, steps: int) -> PolicyState:
     """The state as acting leaves it."""
     state, first = policy.initial_state(envs), torch.ones(envs, dtype=torch.bool)
     for _ in range(steps):
-        *_, state = policy.step({"": torch.rand(envs, 8)}, state, first)
+        noise = policy.action_head.draw(envs, None)
+        *_, state = policy.step({"": torch.rand(envs, 8)}, state, first, noise)
         first = torch.zeros_like(first)
     return state
 

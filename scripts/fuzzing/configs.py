@@ -46,9 +46,9 @@ def _change_field(values: dict[str, Any], chance: random.Random) -> str:
 
 
 def _change_option(values: dict[str, Any], chance: random.Random) -> str:
-    specs = [spec for entries in catalogue().values() for spec in entries if spec.options() and spec.axis != "losses"]
+    specs = [spec for entries in catalogue().values() for spec in entries if spec.defaults() and spec.axis != "losses"]
     spec = chance.choice(specs)
-    option = chance.choice(sorted(spec.options()))
+    option = chance.choice(sorted(spec.defaults()))
     example = spec.example.get(spec.axis)
     choice = dict(example) if isinstance(example, dict) else {"name": spec.name}
     values.update({"preset": "gtrxl", "position": "none", **spec.example})  # every entry may be had with these

@@ -36,20 +36,20 @@ CALLS = {
         "learn": ("gradient_steps", "log_interval", "tb_log_name", "progress_bar", "callback"),
         "predict": ("deterministic", "reward", "episode_start", "state", "observation", "target_return"),
         "evaluate": ("target_returns", "episodes", "num_envs", "seed", "env_kwargs", "wrappers", "deterministic",
-                     "acting", "env"),
+                     "acting", "acting_mode", "env"),
     },
 }  # fmt: skip
 # An independent table: which keywords take no number, which may be None, which may be false or true.
 NONE_ALLOWED = {
     "batch_size", "clip_range_vf", "target_kl", "gradient_window", "tensorboard_log", "policy_kwargs", "seed",
     "decay_steps", "return_scale", "callback", "reward", "episode_start", "state", "target_return", "target_returns",
-    "env_kwargs", "acting",
+    "env_kwargs", "acting", "acting_mode",
 }  # fmt: skip
 BOOLEANS = {
     "normalize_advantage", "delayed_reward", "normalize_observations", "whole_episodes", "reset_num_timesteps",
     "progress_bar", "deterministic",
 }  # fmt: skip
-TEXTS = {"memory_refresh", "mode", "acting", "device", "tensorboard_log", "tb_log_name", "env"}
+TEXTS = {"memory_refresh", "mode", "acting", "acting_mode", "device", "tensorboard_log", "tb_log_name", "env"}
 OTHERS = {"policy_kwargs", "callback", "state", "env_kwargs", "wrappers", "observation", "episode_start", "reward"}
 LISTS = {"target_returns", "target_return"}
 SCHEDULES = {"learning_rate", "clip_range", "clip_range_vf", "ent_coef", "barrier_coef"}

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rltransformers.core.errors import CheckpointError, ConfigError, DataError, MissingExtraError
+from rltransformers.core.errors import OUR_ERRORS, one_line
 
-CLEAR = (ConfigError, DataError, CheckpointError, MissingExtraError)
 SECONDS = 60.0
 LONGEST_MESSAGE = 900
 
@@ -78,7 +77,7 @@ def judge(probe: Probe, seconds: float = SECONDS) -> Judgement:
     try:
         with _at_most(seconds):
             probe.act()
-    except CLEAR as error:
+    except OUR_ERRORS as error:
         return _judge_refusal(probe, str(error))
     except WrongError as error:
         return Judgement("wrong", str(error))
@@ -88,7 +87,9 @@ def judge(probe: Probe, seconds: float = SECONDS) -> Judgement:
         if isinstance(error, KeyboardInterrupt):
             raise
         where = traceback.extract_tb(error.__traceback__)[-1]
-        return Judgement("unclear", f"{type(error).__name__}: {_line(error)} ({where.filename}:{where.lineno})")
+        return Judgement(
+            "unclear", f"{type(error).__name__}: {one_line(error)[:300]} ({where.filename}:{where.lineno})"
+        )
     if probe.refused:
         return Judgement("wrong", "accepted, though it has to be refused")
     return Judgement("accepted")
@@ -122,7 +123,3 @@ def _at_most(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]

@@ -469,7 +469,7 @@ def test_predict_asks_for_what_it_needs(trained: DecisionTransformer) -> None:
         trained.predict(observation, target_return="much")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="shape"):
         trained.predict(np.zeros((2, 3), np.float32))
-    with pytest.raises(DataError, match=r"^observation of environment 1 is not finite \(array\(\[nan"):
+    with pytest.raises(DataError, match=r"^observation of environment 1 is nan at entry \[0\], not finite"):
         trained.predict(np.array([[0.0, 0.0], [np.nan, 0.0]], np.float32))
 
 
@@ -529,10 +529,12 @@ def test_wrappers_are_applied(data: Trajectories) -> None:
 def test_windows_longer_than_the_memory_train_it_and_are_acted_on_without_restarts(data: Trajectories) -> None:
     backbone = {"width": 16, "layers": 2, "heads": 2, "memory": 3, "position": "rope"}
     model = make(data, context_length=12, policy_kwargs={"backbone": backbone}).learn(2)
-    assert model.settings.acting == "banded"
-    assert make(data).settings.acting == "refresh"
+    assert model.settings.acting_mode == "banded"
+    assert make(data).settings.acting_mode == "refresh"
     first = model.evaluate("test/Drift-v0", [1.0], episodes=5)[0]
-    whole = model.evaluate("test/Drift-v0", [1.0], episodes=5, acting="recompute")[0]  # episodes of at most 14 steps
+    whole = model.evaluate("test/Drift-v0", [1.0], episodes=5, acting_mode="recompute")[
+        0
+    ]  # episodes of at most 14 steps
     short = [i for i, length in enumerate(first.lengths) if length <= 12]
     assert [first.returns[i] for i in short] == pytest.approx([whole.returns[i] for i in short], abs=1e-4)
 
@@ -541,11 +543,26 @@ def test_windows_longer_than_the_memory_train_it_and_are_acted_on_without_restar
 def test_any_backbone_can_be_chosen(data: Trajectories, preset: str) -> None:
     model = make(data, policy_kwargs={"backbone": {"preset": preset, "width": 16, "layers": 1, "heads": 2}}).learn(2)
     cached, whole = (
-        model.evaluate("test/Drift-v0", [1.0], episodes=4, acting=mode)[0] for mode in ("refresh", "recompute")
+        model.evaluate("test/Drift-v0", [1.0], episodes=4, acting_mode=mode)[0] for mode in ("refresh", "recompute")
     )
     # episodes no longer than the context are seen whole in both modes
     short = [i for i, length in enumerate(cached.lengths) if length <= 5]
     assert [cached.returns[i] for i in short] == pytest.approx([whole.returns[i] for i in short], abs=1e-4)
+
+
+def test_mixers_learn_after_every_step_of_the_optimiser(data: Trajectories, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(data)
+    events: list[str] = []
+    step = model._optimizer.step
+
+    def noted() -> None:
+        events.append("step")
+        step()
+
+    monkeypatch.setattr(model._optimizer, "step", noted)
+    monkeypatch.setattr(model.policy.backbone, "maintain", lambda: events.append("maintain"))
+    model.learn(3)
+    assert events == ["step", "maintain"] * 3
 
 
 def test_data_with_more_steps_than_the_timestep_table_are_refused(data: Trajectories) -> None:
@@ -611,7 +628,7 @@ def test_loading_never_runs_code_from_the_file(trained: DecisionTransformer, tmp
         ({"policy_kwargs": {"backbone": {"wdth": 3}}}, "did you mean 'width'"),
         ({"policy_kwargs": {"backbone": {"tokens_per_step": 2}}}, "tokens_per_step"),
         ({"mode": "db"}, "mode must be one of 'dt', 'bc', got 'db'"),
-        ({"acting": "refesh"}, "did you mean 'refresh'"),
+        ({"acting_mode": "refesh"}, "did you mean 'refresh'"),
         ({"mode": "bc", "delayed_reward": True}, "no effect"),
         ({"mode": "bc", "return_scale": 2.0}, "no effect"),
         ({"warmup_steps": 9, "decay_steps": 9}, "decay_steps"),

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from rltransformers.agents import DecisionTransformer, GTrXLPPO
+from rltransformers.core import guard
 from rltransformers.core.errors import DataError
+from rltransformers.core.members import all_members
 from rltransformers.data import record
-from rltransformers.envs import GymnasiumVecEnv
+from rltransformers.envs import GymnasiumVecEnv, make_vec_env
 from rltransformers.training.evaluation import evaluate_online
+from tests.agents.rollouts import rollout
 from tests.envs.faulty import OBSERVATIONS, RESULTS, AlwaysWrong, Wrong
 
 BACKBONE = {"width": 8, "layers": 1, "heads": 2}
@@ -166,3 +169,36 @@ def test_attributes_that_are_set_reach_the_environment() -> None:
     GTrXLPPO("GTrXLPolicy", env, policy_kwargs={"backbone": BACKBONE})
     env.set_attr("at", 7)
     assert [copy.at for copy in own] == [7, 7, 7] == env.get_attr("at")
+
+
+def cue(**options: Any) -> VecEnv:
+    return make_vec_env("rltransformers/CueRecall-v0", 3, **options)
+
+
+def plain_cue() -> VecEnv:
+    return DummyVecEnv([partial(gym.make, "rltransformers/CueRecall-v0")] * 3)
+
+
+@pytest.mark.parametrize(
+    ("build", "by_environment", "by_agent"),
+    [
+        (cue, 1, 0),
+        (plain_cue, 0, 1),
+        (lambda: VecNormalize(cue()), 1, 1),  # normalising makes new numbers of them
+        (lambda: VecNormalize(plain_cue()), 0, 2),
+    ],
+)
+def test_the_observations_of_a_step_are_checked_once(
+    build: Callable[[], VecEnv], by_environment: int, by_agent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = GTrXLPPO("GTrXLPolicy", build(), n_steps=5, policy_kwargs={"backbone": BACKBONE}, seed=0)
+    rollout(agent)
+    seen = []
+
+    def look(*given: Any) -> bool:
+        seen.append(given)
+        return all_members(*given)
+
+    monkeypatch.setattr(guard, "all_members", look)
+    rollout(agent)  # no episode ends in it; the agent looks once more at the observation that it begins with
+    assert len(seen) == 5 * by_environment + 6 * by_agent

@@ -17,8 +17,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 
 from rltransformers.agents import GTrXLPPO
 from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.spaces import leaf_values
 from rltransformers.envs import FlatDict, GymnasiumVecEnv
 from rltransformers.policies.observations import fit_observation
+from tests.agents.rollouts import rollout
 from tests.agents.tiny_envs import AnySpace, PixelCue, Poisoned, Walk
 
 BACKBONE = {"preset": "gtrxl", "width": 8, "layers": 1, "heads": 2, "memory": 4}
@@ -44,6 +46,11 @@ ACTIONS: dict[str, gym.Space[Any]] = {
     "multi-binary": spaces.MultiBinary(3),
     "box": spaces.Box(-0.5, 0.5, (2,)),
     "box of two axes": spaces.Box(np.array([[-1.0, 0.0]]), np.array([[1.0, 0.1]]), dtype=np.float64),
+    "bits of two axes": spaces.MultiBinary([2, 2]),
+}
+NESTED: dict[str, gym.Space[Any]] = {
+    "dict": spaces.Dict({"grip": spaces.Discrete(2, start=5), "arm": spaces.Box(-0.1, 0.1, (2,), np.float64)}),
+    "tuple": spaces.Tuple([spaces.MultiDiscrete([2, 3]), spaces.Dict({"lamps": spaces.MultiBinary(3)})]),
 }
 HISTORY = {"previous_action": True, "previous_reward": True, "first_step": True}
 
@@ -72,6 +79,59 @@ def test_every_action_space_is_acted_in(name: str) -> None:
     actions, _ = model.predict(np.stack([VECTOR.sample()] * 3))
     assert actions.shape == (3, *(space.shape or ()))
     assert state.batch_size == 1
+
+
+def checked(name: str) -> gym.Env[Any, Any]:
+    """The environment asserts that it is given members of its space."""
+    return AnySpace(VECTOR, NESTED[name])
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_nested_actions_are_learned_saved_and_predicted(name: str, tmp_path: Path) -> None:
+    env = VecNormalize(DummyVecEnv([partial(checked, name)] * 2))
+    model = agent(env, HISTORY, memory_refresh="epoch").learn(48)
+    model.save(tmp_path / "nested")
+    loaded = GTrXLPPO.load(tmp_path / "nested", DummyVecEnv([partial(checked, name)] * 2), device="cpu")
+    observation, state, twin = VECTOR.sample(), None, None
+    for reward in (None, 0.5, -0.5):
+        action, state = model.predict(observation, state, deterministic=True, reward=reward)
+        same, twin = loaded.predict(observation, twin, deterministic=True, reward=reward)
+        assert NESTED[name].contains(action)
+        assert str(action) == str(same)
+    actions, _ = model.predict(np.stack([VECTOR.sample()] * 3))
+    assert len(actions) == 3 and all(NESTED[name].contains(each) for each in actions)
+    loaded.learn(16)
+    mean, _ = evaluate_policy(agent(env).learn(16), DummyVecEnv([lambda: Monitor(checked(name))] * 2), 2)
+    assert mean == 10.0  # rewards 1, 2, 3, 4
+
+
+class Payer(AnySpace):
+    """Pays what the leaves of its nested action sum to."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, _, terminated, truncated, info = super().step(action)
+        leaves = leaf_values(self.action_space, action).values()
+        return observation, float(sum(np.sum(leaf) for leaf in leaves)), terminated, truncated, info
+
+
+@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("vector_env", [DummyVecEnv, SyncVectorEnv])
+def test_every_copy_gets_its_own_nested_action(name: str, vector_env: Any) -> None:
+    model = agent(vector_env([partial(Payer, VECTOR, NESTED[name])] * 3))
+    segment = rollout(model)
+    executed = model.policy.action_head.execute(segment.actions)
+    paid = sum(leaf.flatten(2).double().sum(-1) for leaf in (each[..., None] for each in executed.values()))
+    assert isinstance(paid, torch.Tensor) and len(paid.unique()) > 3
+    torch.testing.assert_close(segment.rewards.double(), paid, atol=1e-6, rtol=0.0)  # rewards are float32
+
+
+@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("vector_env", [SyncVectorEnv, AsyncVectorEnv])
+def test_gymnasium_vector_environments_take_nested_actions(name: str, vector_env: Any) -> None:
+    env = vector_env([partial(checked, name)] * 2)
+    model = agent(env, HISTORY).learn(16)
+    assert model.num_timesteps == 16 and [episode["r"] for episode in model.ep_info_buffer or ()][:2] == [10.0, 10.0]
+    env.close()
 
 
 def test_an_environment_id_is_enough() -> None:
@@ -335,9 +395,9 @@ def test_another_policy_name_is_refused() -> None:
     ("observation", "action", "message"),
     [
         (spaces.Text(5), CHOICE, "observation space is Text"),
-        (VECTOR, spaces.Tuple((CHOICE,)), "supported are Discrete, Box"),
+        (VECTOR, spaces.Tuple((CHOICE, spaces.Text(5))), "action space at '1' is Text"),
         (VECTOR, spaces.Box(-np.inf, np.inf, (2,)), "needs finite bounds"),
-        (VECTOR, spaces.MultiBinary([2, 2]), "supported are Discrete, Box"),
+        (VECTOR, spaces.Dict({"a": spaces.Box(0, np.inf, (2,))}), "needs finite bounds, got .* at 'a'"),
     ],
 )
 def test_an_unsupported_space_is_refused(observation: Any, action: Any, message: str) -> None:

@@ -62,6 +62,7 @@ from rltransformers.backbone import PRESETS
 from rltransformers.core.errors import DataError
 from rltransformers.data.rollout import Segment
 from rltransformers.policies.actor_critic import Evaluation, PolicyState, previous_steps
+from tests.agents.rollouts import loud, rollout
 from tests.agents.tiny_envs import AnySpace, Steady, Walk
 
 TINY = {"preset": "gtrxl", "width": 16, "layers": 2, "heads": 2, "memory": 4}
@@ -92,23 +93,6 @@ def agent(env: Any = None, backbone: dict[str, Any] | None = None, policy: Any =
     return model
 
 
-def loud(model: GTrXLPPO) -> None:
-    """Enlarge the heads, whose first outputs are nearly constant: differences in memory must show."""
-    with torch.no_grad():
-        for parameter in model.policy.action_net.parameters():
-            parameter.mul_(50.0)
-        model.policy.value_net.weight.mul_(5.0)
-
-
-def rollout(model: GTrXLPPO) -> Segment:
-    """One more segment, without an update."""
-    _, callback = model._setup_learn(10**6, reset_num_timesteps=False)
-    assert model.env is not None
-    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
-    assert model._segment is not None
-    return model._segment
-
-
 def evaluated(model: GTrXLPPO, segment: Segment, memory: PolicyState | None = None) -> Evaluation:
     actions, rewards = previous_steps(segment)
     state = segment.memory if memory is None else memory
@@ -121,7 +105,7 @@ def joined(a: Segment, b: Segment) -> Segment:
     together: dict[str, Any] = {}
     for field in dataclasses.fields(Segment):
         first, second = getattr(a, field.name), getattr(b, field.name)
-        if field.name == "observations":
+        if field.name in ("observations", "actions"):
             together[field.name] = {path: torch.cat([first[path], second[path]], 1) for path in first}
         elif field.name in ("memory", "previous_action", "previous_reward"):
             together[field.name] = first
@@ -165,7 +149,8 @@ def test_the_ratio_test_would_see_a_forgotten_memory() -> None:
     model = agent(walks(3, (40,)))
     rollout(model)
     segment = rollout(model)
-    forgotten = evaluated(model, segment, model.policy.initial_state(3, cached=False)).log_probs(segment.actions)
+    outputs = evaluated(model, segment, model.policy.initial_state(3, cached=False)).outputs
+    forgotten = model.policy.action_head.log_prob(outputs, segment.actions).detach()
     assert float((forgotten - segment.log_probs).abs().max()) > 1e-2
 
 
@@ -194,10 +179,10 @@ def test_a_truncated_episode_is_valued_at_its_last_observation_with_its_memory()
     last = terminal_observations(model)
     torch.testing.assert_close(last[:, 0], torch.full((2,), 6.0).sin())
     longer = {"": torch.cat([segment.observations[""], last[:, None]], 1)}
-    zeros, no = torch.zeros(2, 7, 1), torch.zeros(2, 7, dtype=torch.bool)
+    zeros, no = torch.zeros(2, 7), torch.zeros(2, 7, dtype=torch.bool)
     first = torch.cat([segment.first, no[:, :1]], 1)
     with torch.no_grad():
-        values = model.policy.evaluate(longer, zeros, zeros[..., 0], first, segment.memory).values
+        values = model.policy.evaluate(longer, {"": zeros[..., None]}, zeros, first, segment.memory).values
     torch.testing.assert_close(bootstrap, values[:, -1], atol=1e-5, rtol=1e-5)
 
 
@@ -370,12 +355,12 @@ def test_predict_equals_the_rollout(history: bool) -> None:
     policy = {"previous_action": history, "previous_reward": history, "first_step": history}
     model = agent(walks(3), policy=policy, n_steps=20)
     segment = rollout(model)
-    expected = evaluated(model, segment).distribution.mode().view(3, 20)
+    expected = model.policy.action_head.decode(evaluated(model, segment).outputs)[""][..., 0]
     state = None
     for t in range(20):
         reward = segment.rewards[:, t - 1].numpy() if history and t else None
         if state is not None and history:  # the rollout took other actions than the most likely ones
-            state = dataclasses.replace(state, previous_action=segment.actions[:, t - 1])
+            state = dataclasses.replace(state, previous_action={"": segment.actions[""][:, t - 1]})
         action, state = model.predict(
             segment.observations[""][:, t].numpy(),
             state,

@@ -5,6 +5,7 @@ Axes: E environments, T steps, R minibatches of an epoch.
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from rltransformers.agents import GTrXLPPO
 from rltransformers.backbone import Record, State
 from rltransformers.data.rollout import Segment
 from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState
+from tests.agents.rollouts import loud, rollout
 from tests.agents.tiny_envs import AnySpace, Walk
 
 ENVIRONMENTS, STEPS, ROWS, EPOCHS = 5, 7, 2, 3
@@ -53,20 +55,8 @@ def agent(env: VecEnv, policy: dict[str, Any], **settings: Any) -> GTrXLPPO:
     """An agent whose heads are far from uniform and constant, so that everything in the loss has a gradient."""
     values = {"n_steps": STEPS, "batch_size": ROWS * STEPS, "n_epochs": EPOCHS, "seed": 0, "device": "cpu"}
     model = GTrXLPPO("GTrXLPolicy", env, policy_kwargs=policy, **(values | settings))  # type: ignore[arg-type]
-    with torch.no_grad():
-        for parameter in model.policy.action_net.parameters():
-            parameter.mul_(50.0)
-        model.policy.value_net.weight.mul_(5.0)
+    loud(model)
     return model
-
-
-def collect(model: GTrXLPPO) -> Segment:
-    """One more rollout, no update."""
-    _, callback = model._setup_learn(10**6, reset_num_timesteps=False)
-    assert model.env is not None
-    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
-    assert model._segment is not None
-    return model._segment
 
 
 # The plain loop ---------------------------------------------------------------------------------------------
@@ -88,7 +78,7 @@ def advantages_of(model: GTrXLPPO, segment: Segment) -> Tensor:
     buffer: Any = model.rollout_buffer
     ends, gamma, trace = buffer.episode_ends, model.gamma, model.gae_lambda
     with torch.no_grad():
-        leaves = model._observed(model._last_obs)
+        leaves = model.policy.leaves_to_tensors({"": model._last_obs})
         bootstrap = model.policy.values(leaves, model._acting, torch.as_tensor(model._last_episode_starts))
     result = torch.zeros(ENVIRONMENTS, STEPS)
     for e in range(ENVIRONMENTS):
@@ -112,14 +102,14 @@ def forward(
     """Log-probability, value, entropy and barrier [E, T], weighted auxiliary loss, memory at the end."""
     actor: State = segment.memory.actor
     critic: State | None = segment.memory.critic
-    before_a, before_r = segment.previous_action, segment.previous_reward
+    before_a, before_r = segment.previous_action[""], segment.previous_reward
     parts: list[list[Tensor]] = [[], [], [], []]
     auxiliary = torch.zeros(())
     for begin in range(0, STEPS, window):
         steps = list(range(begin, min(begin + window, STEPS)))
-        actions = torch.stack([before_a if t == 0 else segment.actions[:, t - 1] for t in steps], 1)
+        actions = torch.stack([before_a if t == 0 else segment.actions[""][:, t - 1] for t in steps], 1)
         rewards = torch.stack([before_r if t == 0 else segment.rewards[:, t - 1] for t in steps], 1)
-        inputs = ({"": segment.observations[""][:, steps]}, actions, rewards, segment.first[:, steps])
+        inputs = ({"": segment.observations[""][:, steps]}, {"": actions}, rewards, segment.first[:, steps])
         record = Record()
         features, actor = policy.actor(*inputs, actor, record)
         of_value, records = features, [record]
@@ -129,13 +119,13 @@ def forward(
         for each in records:
             for name, weight in policy.config.losses.items():
                 auxiliary = auxiliary + weight * each.losses[name] * len(steps) / STEPS
-        outputs = policy.action_net(policy.action_hidden(features))
-        chosen = segment.actions[:, steps]
+        outputs = policy.action_head(policy.action_hidden(features))
+        chosen = segment.actions[""][:, steps]
         if isinstance(policy.action_space, spaces.Box):
-            deviation = policy.log_std.exp()
-            density = -(((chosen - outputs) / deviation) ** 2) / 2 - policy.log_std - math.log(2 * math.pi) / 2
+            (log_std,) = (parameter for name, parameter in policy.named_parameters() if name.endswith("log_std"))
+            density = -(((chosen - outputs) / log_std.exp()) ** 2) / 2 - log_std - math.log(2 * math.pi) / 2
             parts[0].append(density.sum(-1))
-            parts[2].append((0.5 + math.log(2 * math.pi) / 2 + policy.log_std).sum().expand(chosen.shape[:2]))
+            parts[2].append((0.5 + math.log(2 * math.pi) / 2 + log_std).sum().expand(chosen.shape[:2]))
         else:
             logs = outputs - outputs.exp().sum(-1, keepdim=True).log()
             parts[0].append(logs.gather(-1, chosen[..., None])[..., 0])
@@ -144,7 +134,7 @@ def forward(
         parts[1].append(policy.value_net(policy.value_hidden(of_value))[..., 0])
     barrier = torch.cat(parts[3], 1) if parts[3] else None
     joined = [torch.cat(part, 1) for part in parts[:3]]
-    after = PolicyState(actor, critic, segment.actions[:, -1], segment.rewards[:, -1])
+    after = PolicyState(actor, critic, {"": segment.actions[""][:, -1]}, segment.rewards[:, -1])
     return joined[0], joined[1], joined[2], barrier, auxiliary, after
 
 
@@ -267,8 +257,8 @@ def case(request: pytest.FixtureRequest) -> tuple[GTrXLPPO, dict[str, Any]]:
     """An agent in the middle of a run: two rollouts, so that memory, last action and last reward are not empty."""
     make, policy, settings = CASES[request.param]
     model = agent(make(), policy, **settings)
-    collect(model)
-    segment = collect(model)
+    rollout(model)
+    segment = rollout(model)
     model._current_progress_remaining = PROGRESS
     # As if some rows were no transitions: they belong into no mean.
     counts = torch.rand(ENVIRONMENTS, STEPS, generator=torch.Generator().manual_seed(3)) < 0.8
@@ -313,7 +303,7 @@ def test_the_bounds_hold_for_the_spans_of_a_critic_of_its_own() -> None:
     spans = {name: value for name, value in model.policy.named_parameters() if name.endswith("span.fraction")}
     assert {name.partition(".")[0] for name in spans} == {"actor", "critic"}
     before = {name: value.detach().clone() for name, value in spans.items()}
-    collect(model)
+    rollout(model)
     model.train()
     for name, value in spans.items():  # each starts at 0 or 1 and is moved by 0.05 a step, so half of them want out
         assert float(value.detach().min()) >= 0.0 and float(value.detach().max()) <= 1.0, name
@@ -336,7 +326,7 @@ def test_acting_goes_on_from_the_memory_of_the_last_step(memory_refresh: str, sh
     model = agent(env, policy, learning_rate=0.0, memory_refresh=memory_refresh)
     ended = 0
     for _ in range(3):
-        segment = collect(model)
+        segment = rollout(model)
         ended += int(model._last_episode_starts.sum())  # type: ignore[union-attr]
         for trained in (False, True):
             if trained:
@@ -349,17 +339,41 @@ def test_acting_goes_on_from_the_memory_of_the_last_step(memory_refresh: str, sh
                 assert torch.equal(mine.tensors["position"], theirs.tensors["position"])
                 for name, tensor in theirs.tensors.items():
                     torch.testing.assert_close(mine.tensors[name], tensor, atol=1e-5, rtol=1e-5)
-            assert torch.equal(found.previous_action, segment.actions[:, -1])
+            assert torch.equal(found.previous_action[""], segment.actions[""][:, -1])
             assert torch.equal(found.previous_reward, segment.rewards[:, -1])
     assert ended >= 4
 
 
 def test_flags_and_rewards_stand_at_their_own_step() -> None:
     model = agent(walks(), {"backbone": TINY})
-    first, second = collect(model), collect(model)
+    first, second = rollout(model), rollout(model)
     buffer: Any = model.rollout_buffer
     assert bool(first.first[:, 0].all())
-    assert torch.equal(second.first[:, 1:], buffer.episode_ends[:, :-1])
+    np.testing.assert_array_equal(second.first[:, 1:], buffer.episode_ends[:, :-1])
     assert bool(second.first[:, 1:].any())
-    numbers = torch.as_tensor(np.clip(second.actions.numpy(), -100, 100))[..., 0]
+    numbers = torch.as_tensor(np.clip(second.actions[""].numpy(), -100, 100))[..., 0]
     torch.testing.assert_close(second.rewards, numbers)  # the reward of a walk is its action
+
+
+def test_mixers_learn_once_after_an_update_before_the_memory_follows_the_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = agent(choices(), {"backbone": TINY})
+    events: list[str] = []
+
+    def noted(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            events.append(name)
+            return original(*args)
+
+        return call
+
+    for place, name in (
+        *((part.backbone, "maintain") for part in model.policy.backbones()),
+        (model, "_optimise"),
+        (model, "_refresh_memory"),
+    ):
+        monkeypatch.setattr(place, name, noted(getattr(place, name), name))
+    model.learn(2 * STEPS * ENVIRONMENTS)
+    count = len(list(model.policy.backbones()))
+    assert events == ["_optimise", *["maintain"] * count, "_refresh_memory"] * 2

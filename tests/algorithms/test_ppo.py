@@ -1,22 +1,45 @@
 """The clipped objective, worked out by hand and against Stable-Baselines3's formulas."""
 
 import math
-from typing import Any
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from rltransformers.algorithms.ppo import (
+    PPOLoss,
+    PPOWeights,
     clipped_surrogate,
     deviation_over,
     explained_variance,
     mean_over,
-    normalised,
     ppo_loss,
+    standard_scores,
     value_error,
 )
 
-NAMES = ("log_probs", "values", "entropy", "old_log_probs", "old_values", "advantages", "returns")
+WEIGHTS = PPOWeights(clip_range=0.2, clip_range_vf=None, ent_coef=0.0, vf_coef=0.0)
+
+
+@dataclass(frozen=True)
+class Now:
+    """Estimates of the policy of now."""
+
+    log_probs: torch.Tensor
+    values: torch.Tensor
+    entropy: torch.Tensor
+    log_barrier: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Then:
+    """What was recorded."""
+
+    log_probs: torch.Tensor
+    values: torch.Tensor
+    advantages: torch.Tensor
+    returns: torch.Tensor
+    counts: torch.Tensor
 
 
 def test_the_surrogate_is_clipped_only_where_that_is_the_smaller_gain() -> None:
@@ -38,9 +61,10 @@ def test_rows_that_do_not_count_change_nothing() -> None:
     inputs = [torch.randn(2, 3, requires_grad=i < 3) for i in range(7)]
 
     def total(fill: float) -> torch.Tensor:
-        filled = [torch.where(counts, x, torch.full_like(x, fill)) for x in inputs]
-        named: dict[str, Any] = dict(zip(NAMES, filled, strict=True))
-        return ppo_loss(**named, counts=counts, clip_range=0.2, clip_range_vf=None, ent_coef=0.1, vf_coef=0.5).total
+        now, then = (
+            [torch.where(counts, x, torch.full_like(x, fill)) for x in part] for part in (inputs[:3], inputs[3:])
+        )
+        return ppo_loss(Now(*now), Then(*[*then, counts]), replace(WEIGHTS, ent_coef=0.1, vf_coef=0.5)).total
 
     torch.testing.assert_close(total(0.0), total(3.0))
     gradient = torch.autograd.grad(total(3.0), inputs[0])[0]
@@ -49,16 +73,32 @@ def test_rows_that_do_not_count_change_nothing() -> None:
 
 def test_equal_policies_have_ratio_one_and_no_divergence() -> None:
     x, counts = torch.randn(2, 3), torch.ones(2, 3, dtype=torch.bool)
-    loss = ppo_loss(x, x, x, x, x, x, x, counts, clip_range=0.2, clip_range_vf=None, ent_coef=0.0, vf_coef=0.0)
+    loss = ppo_loss(Now(x, x, x), Then(x, x, x, x, counts), WEIGHTS)
     assert float(loss.ratio_error) == 0.0 and float(loss.approx_kl) == 0.0 and float(loss.clip_fraction) == 0.0
     assert float(loss.total) == pytest.approx(-float(x.mean()))
 
 
+def test_every_part_of_the_loss_has_its_weight() -> None:
+    new, old, counts = torch.randn(3, 2, 5), torch.randn(4, 2, 5), torch.ones(2, 5, dtype=torch.bool)
+    barrier = torch.randn(2, 5)
+
+    def loss(**weights: float) -> PPOLoss:
+        return ppo_loss(Now(*[*new, barrier]), Then(*[*old, counts]), replace(WEIGHTS, **weights))
+
+    plain = loss().total
+    torch.testing.assert_close(plain, -clipped_surrogate(new[0] - old[0], old[2], 0.2).mean())
+    torch.testing.assert_close(loss(ent_coef=0.3).total - plain, -0.3 * new[2].mean())
+    torch.testing.assert_close(loss(barrier_coef=0.3).total - plain, -0.3 * barrier.mean())
+    torch.testing.assert_close(loss(vf_coef=0.3).total - plain, 0.3 * (old[3] - new[1]).square().mean())
+    moved = old[1] + (new[1] - old[1]).clamp(-0.1, 0.1)
+    torch.testing.assert_close(
+        loss(vf_coef=0.3, clip_range_vf=0.1).total - plain, 0.3 * (old[3] - moved).square().mean()
+    )
+
+
 def test_the_divergence_estimate_is_that_of_schulman() -> None:
     old, new, counts = torch.zeros(1, 1), torch.full((1, 1), 0.3), torch.ones(1, 1, dtype=torch.bool)
-    loss = ppo_loss(
-        new, old, old, old, old, old, old, counts, clip_range=0.2, clip_range_vf=None, ent_coef=0, vf_coef=0
-    )
+    loss = ppo_loss(Now(new, old, old), Then(old, old, old, old, counts), WEIGHTS)
     assert float(loss.approx_kl) == pytest.approx(math.exp(0.3) - 1 - 0.3, rel=1e-5)
     assert float(loss.ratio_error) == pytest.approx(math.exp(0.3) - 1, rel=1e-5)
     assert float(loss.clip_fraction) == 1.0
@@ -66,7 +106,7 @@ def test_the_divergence_estimate_is_that_of_schulman() -> None:
 
 def test_normalised_advantages_have_mean_zero_and_deviation_one_over_what_counts() -> None:
     advantages, counts = torch.randn(4, 6) * 7 + 3, torch.rand(4, 6) < 0.7
-    result = normalised(advantages, counts)
+    result = standard_scores(advantages, counts)
     assert float(result[counts].mean()) == pytest.approx(0.0, abs=1e-6)
     assert float(result[counts].std(unbiased=False)) == pytest.approx(1.0, abs=1e-5)
     assert float(result[~counts].abs().sum()) == 0.0
@@ -75,9 +115,9 @@ def test_normalised_advantages_have_mean_zero_and_deviation_one_over_what_counts
 def test_small_advantages_are_not_blown_up_beyond_the_bound() -> None:
     advantages, counts = torch.randn(4, 6), torch.rand(4, 6) < 0.7
     centred = torch.where(counts, advantages - advantages[counts].mean(), torch.zeros(()))
-    torch.testing.assert_close(normalised(advantages * 1e-3, counts, least_std=0.5), centred * 1e-3 / 0.5)
+    torch.testing.assert_close(standard_scores(advantages * 1e-3, counts, least_std=0.5), centred * 1e-3 / 0.5)
     torch.testing.assert_close(
-        normalised(advantages * 1e3, counts, least_std=0.5), normalised(advantages * 1e3, counts)
+        standard_scores(advantages * 1e3, counts, least_std=0.5), standard_scores(advantages * 1e3, counts)
     )
 
 

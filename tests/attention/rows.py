@@ -1,18 +1,18 @@
-"""One row per catalogue entry: the settings to test it with, what it becomes at a limit, tolerances.
-
-The naive twin of all rows is ``backbone_reference`` in tests/attention/references.py.
-"""
+"""One row per catalogue entry: the settings to test it with, what it becomes at a limit, its slow twin, tolerances."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rltransformers.attention.kernels.softmax import SoftmaxAttention
-from rltransformers.backbone import Backbone, BackboneConfig, catalogue
+from rltransformers.attention.layer import Attention
+from rltransformers.backbone import PLAIN, Backbone, BackboneConfig, catalogue
+from rltransformers.stacks.plain import Universal
+from tests.attention import twins
 from tests.backbone.laws import EXACT
+from tests.mixers import twins as mixer_twins
 
 Edit = Callable[[Backbone, Backbone], None]
 
@@ -25,7 +25,7 @@ BASE: dict[str, Any] = {
     "position": "trxl",
     "residual": "gru",
 }
-# The twins of the recurrent mixers in tests/attention/test_kernels.py are written for these widths.
+# The twins in tests/mixers/twins.py are written for these widths.
 KERNEL: dict[str, Any] = {"width": 12, "heads": 4, "position": "sinusoidal"}
 GROUPED_SIZES: dict[str, Any] = {"width": 12, "heads": 4, "kv_heads": 2, "value_dim": 5}
 GROUPED = {**KERNEL, **GROUPED_SIZES}
@@ -49,6 +49,8 @@ class Row:
     """How one catalogue entry is tested.
 
     Attributes:
+        twin: what the entry does, written from the formula: the record or function of its axis in ``twins``; None of
+            losses, which change no output.
         config: overrides of ``BASE``; the entry's own example comes in between.
         limits: equal backbones, or "file::test" where the limit is not an equality of two backbones.
         tolerance: of outputs and states in float64.
@@ -58,6 +60,7 @@ class Row:
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
+    twin: Any = None
     limits: tuple[Limit | str, ...] = ()
     tolerance: float = EXACT
     float32: float = 1e-5
@@ -85,6 +88,18 @@ def fill(name: str, number: float) -> Edit:
         assert found, name
         for value in found:
             value.data.fill_(number)
+
+    return edit
+
+
+def as_built(name: str) -> Edit:
+    """Set one parameter of the special backbone back to the value that it starts from."""
+
+    def edit(special: Backbone, plain: Backbone) -> None:
+        built = {key: value for key, value in Backbone(special.config).named_parameters() if key.endswith(name)}
+        assert built, name
+        for key, value in built.items():
+            special.get_parameter(key).data.copy_(value)
 
     return edit
 
@@ -118,7 +133,7 @@ def identity_heads(special: Backbone, plain: Backbone) -> None:
 
 def projections(mixer: nn.Module) -> tuple[Tensor, Tensor]:
     """Views of the weights that make queries, and of those that make keys and values."""
-    assert isinstance(mixer, SoftmaxAttention)
+    assert isinstance(mixer, Attention)
     queries, keys = mixer.project.weight.data.split([mixer.query_width, mixer.key_width])
     return queries, keys
 
@@ -163,11 +178,19 @@ def span_of_bias(special: Backbone, plain: Backbone) -> None:
         other.get_parameter("fraction").data.copy_(span.get_parameter("predict.bias").data.sigmoid())
 
 
+class Silent(Universal):
+    """A universal stack that does not tell its layer where it is applied."""
+
+    @staticmethod
+    def signal(x: Tensor, index: int) -> Tensor:
+        return x
+
+
 def same_layer_everywhere(special: Backbone, plain: Backbone) -> None:
     """Copies of the one layer of a universal backbone, whose step signal is switched off."""
     for layer in plain.layers:
         layer.load_state_dict(special.layers[0].state_dict())
-    special.step_signal = lambda x, index: x  # type: ignore[method-assign] # an instance of this test only
+    special.stack = Silent([special.layer(index) for index in range(special.config.layers)], special.embed)
 
 
 def flat_slopes(special: Backbone, plain: Backbone) -> None:
@@ -182,7 +205,7 @@ SHORT = {"position": "none", "memory": 3}
 KEEP_ALL = {"position": "none", "memory": 30}
 FULL_SPAN = {"name": "adaptive", "ramp": 2.0, "initial": 1.0}
 BLOCKS = "tests/blocks/test_blocks.py::"
-KERNELS = "tests/attention/test_kernels.py::"
+MIXERS = "tests/mixers/test_mixers.py::"
 PARTS = "tests/attention/test_parts.py::"
 GATE_LIMIT = f"{BLOCKS}test_a_gate_that_is_shut_leaves_the_stream_alone"
 PSEUDO_INVERSE = "the inverse of a softmax matrix amplifies rounding by its condition, about 1e4 here"
@@ -192,57 +215,75 @@ EPSILON = "linear attention adds 1e-6 to its denominator"
 
 ROWS: dict[tuple[str, str], Row] = {
     ("position", "none"): Row(
-        limits=(Limit({"position": "trxl"}, NONE, zero("content_bias", "position_bias", "position.project.weight")),)
+        twin=twins.Position(),
+        limits=(Limit({"position": "trxl"}, NONE, zero("content_bias", "position_bias", "position.project.weight")),),
     ),
     ("position", "sinusoidal"): Row(
+        twin=twins.Position(embed=twins.with_sinusoid),
         limits=(
             Limit({"position": {"name": "learned", "max_len": 24}}, {"position": "sinusoidal"}, table_of_sinusoids),
-        )
+        ),
     ),
     ("position", "learned"): Row(
-        limits=(Limit({"position": {"name": "learned", "max_len": 24}}, NONE, zero("table.weight")),)
+        twin=twins.Position(embed=twins.with_place),
+        limits=(Limit({"position": {"name": "learned", "max_len": 24}}, NONE, zero("table.weight")),),
     ),
-    ("position", "shaw"): Row(limits=(Limit({"position": "shaw"}, NONE, zero("position.keys", "position.values")),)),
-    ("position", "t5"): Row(limits=(Limit({"position": "t5"}, NONE, fill("position.table", 0.7)),)),
+    ("position", "shaw"): Row(
+        twin=twins.Position(score=twins.shaw_score, value=twins.shaw_value),
+        limits=(Limit({"position": "shaw"}, NONE, zero("position.keys", "position.values")),),
+    ),
+    ("position", "t5"): Row(
+        twin=twins.Position(score=twins.t5_score),
+        limits=(Limit({"position": "t5"}, NONE, fill("position.table", 0.7)),),
+    ),
     ("position", "trxl"): Row(
-        limits=(Limit({"position": "trxl"}, NONE, zero("content_bias", "position_bias", "position.project.weight")),)
+        twin=twins.Position(score=twins.trxl_score),
+        limits=(Limit({"position": "trxl"}, NONE, zero("content_bias", "position_bias", "position.project.weight")),),
     ),
     ("position", "rope"): Row(
+        twin=twins.Position(score=twins.rope_score),
         limits=(
             Limit({"position": "rope", "memory": 0}, {"position": "none", "memory": 0}),
             "tests/positions/test_positions.py::test_rotary_scores_depend_on_the_distance_only",
-        )
+        ),
     ),
     ("position", "alibi"): Row(
+        twin=twins.Position(score=twins.alibi_score),
         limits=(
             Limit(
                 {"position": "alibi"},
                 NONE,
                 flat_slopes,
             ),
-        )
+        ),
     ),
     ("position", "timestep"): Row(
+        twin=twins.Position(embed=twins.with_timestep),
         config={"tokens_per_step": 3, "memory": 2},
         limits=(
             Limit({"position": {"name": "timestep", "max_len": 24}}, {"position": {"name": "learned", "max_len": 24}}),
         ),
     ),
-    ("pattern", "full"): Row(limits=(Limit({"pattern": {"name": "band", "window": 7}}, {"pattern": "full"}),)),
+    ("pattern", "full"): Row(
+        twin=twins.everything, limits=(Limit({"pattern": {"name": "band", "window": 7}}, {"pattern": "full"}),)
+    ),
     ("pattern", "band"): Row(
+        twin=twins.band,
         limits=(
             Limit({"pattern": {"name": "band", "window": 4}}, {"memory": 3}),
             Limit({"pattern": {"name": "band", "window": 4}}, {"pattern": [[{"name": "band", "window": 4}] * 3]}),
-        )
+        ),
     ),
     ("pattern", "dilated"): Row(
+        twin=twins.dilated,
         limits=(
             Limit(
                 {"pattern": {"name": "dilated", "window": 4, "dilation": 1}}, {"pattern": {"name": "band", "window": 4}}
             ),
-        )
+        ),
     ),
     ("pattern", "longformer"): Row(
+        twin=twins.longformer,
         limits=(
             Limit(
                 {"memory": 30, "pattern": {"name": "longformer", "window": 31, "sinks": 2}},
@@ -252,30 +293,38 @@ ROWS: dict[tuple[str, str], Row] = {
                 {"position": "none", "pattern": {"name": "longformer", "window": 2, "sinks": 21}},
                 {"position": "none", "memory": 30},
             ),
-        )
+        ),
     ),
-    ("selection", "none"): Row(limits=(Limit({"selection": {"name": "topk", "k": 7}}, {}),)),
-    ("selection", "topk"): Row(limits=(Limit({"selection": {"name": "topk", "k": 7}}, {}),), bfloat16=0.4, why=CHOICE),
-    ("mixer", "softmax"): Row(limits=(f"{PARTS}test_softmax_attention_equals_the_one_of_torch",)),
+    ("selection", "none"): Row(twin=twins.Selection(), limits=(Limit({"selection": {"name": "topk", "k": 7}}, {}),)),
+    ("selection", "topk"): Row(
+        twin=twins.Selection(chosen=twins.largest_keys),
+        limits=(Limit({"selection": {"name": "topk", "k": 7}}, {}),),
+        bfloat16=0.4,
+        why=CHOICE,
+    ),
+    ("mixer", "softmax"): Row(twin=twins.attention, limits=(f"{PARTS}test_softmax_attention_equals_the_one_of_torch",)),
     ("mixer", "linear"): Row(
+        twin=twins.other_mixer(mixer_twins.linear_twin),
         config=GROUPED,
         limits=(
             Limit({"mixer": "linear", **KEEP_ALL}, KEEP_ALL, mean_by_softmax, tolerance=1e-5),
-            f"{KERNELS}test_outputs_gradients_and_state_equal_the_twin_of_every_episode",
+            f"{MIXERS}test_outputs_gradients_and_state_equal_the_twin_of_every_episode",
         ),
         why=EPSILON,
     ),
     ("mixer", "performer"): Row(
+        twin=twins.other_mixer(mixer_twins.performer_twin),
         config={**GROUPED, "mixer": {"name": "performer", "features": 7}},
         limits=(
             Limit({"mixer": "performer", **KEEP_ALL}, KEEP_ALL, mean_by_softmax),
-            f"{KERNELS}test_performer_error_falls_with_the_square_root_of_the_features",
+            f"{MIXERS}test_performer_error_falls_with_the_square_root_of_the_features",
         ),
         float32=1e-4,
         bfloat16=0.3,
         why="features are exponentials: an error of the exponent becomes a relative error of the weight",
     ),
     ("mixer", "nystrom"): Row(
+        twin=twins.other_mixer(mixer_twins.nystrom_twin),
         config={**GROUPED, "mixer": {"name": "nystrom", "block": 3, "landmarks": 2, "conv": 4}, "memory": 9},
         limits=(
             Limit(
@@ -283,7 +332,7 @@ ROWS: dict[tuple[str, str], Row] = {
                 {"memory": 47, "position": "none"},
                 tie_projections,
             ),
-            f"{KERNELS}test_nystrom_with_blocks_of_one_token_is_full_attention",
+            f"{MIXERS}test_nystrom_with_blocks_of_one_token_is_full_attention",
         ),
         tolerance=1e-8,
         float32=1e-2,
@@ -291,39 +340,52 @@ ROWS: dict[tuple[str, str], Row] = {
         why=PSEUDO_INVERSE,
     ),
     ("mixer", "average"): Row(
+        twin=twins.other_mixer(mixer_twins.average_twin),
         config=KERNEL,
         limits=(
-            f"{KERNELS}test_linear_and_average_of_a_constant_stream_are_constant",
+            f"{MIXERS}test_linear_and_average_of_a_constant_stream_are_constant",
             f"{PARTS}test_average_attention_without_its_network_is_the_mean_of_the_episode",
         ),
     ),
     ("mixer", "light_conv"): Row(
+        twin=twins.other_mixer(mixer_twins.light_conv_twin),
         config={**KERNEL, "mixer": {"name": "light_conv", "taps": 4}},
         limits=(f"{PARTS}test_a_convolution_of_one_tap_mixes_no_tokens",),
     ),
     ("prior", "none"): Row(
+        twin=twins.Prior(),
         limits=(
             Limit({"prior": "gaussian_transformer"}, {}, both(fill("prior.width", -1e3), fill("prior.offset", -1e3))),
-        )
+        ),
     ),
     ("prior", "gaussian_transformer"): Row(
+        twin=twins.Prior(shift=twins.gaussian_shift),
         limits=(
             Limit({"prior": "gaussian_transformer"}, {}, both(fill("prior.width", -1e3), fill("prior.offset", -1e3))),
             f"{PARTS}test_the_gaussian_prior_is_highest_at_its_distance",
-        )
+        ),
     ),
     ("prior", "realformer"): Row(
+        twin=twins.Prior(logits=twins.summed_logits),
         limits=(
             Limit({"prior": "realformer", "layers": 1}, {"layers": 1}),
             f"{PARTS}test_a_layer_without_queries_takes_over_the_weights_of_the_layer_below",
-        )
+        ),
     ),
-    ("head_mixing", "mha"): Row(limits=(Limit({"head_mixing": "talking"}, {}, identity_heads),)),
-    ("head_mixing", "mqa"): Row(limits=(Limit({"kv_heads": 1}, {}, tie_keys),)),
-    ("head_mixing", "decoupled"): Row(limits=(Limit({"head_dim": 5, "value_dim": 5}, {}),)),
-    ("head_mixing", "talking"): Row(limits=(Limit({"head_mixing": "talking"}, {}, identity_heads),)),
-    ("span", "full"): Row(limits=(Limit({"span": FULL_SPAN}, {}, fill("span.fraction", 1.0), tolerance=1e-7),)),
+    ("head_mixing", "mha"): Row(
+        twin=twins.HeadMixing(), limits=(Limit({"head_mixing": "talking"}, {}, identity_heads),)
+    ),
+    ("head_mixing", "mqa"): Row(twin=twins.HeadMixing(), limits=(Limit({"kv_heads": 1}, {}, tie_keys),)),
+    ("head_mixing", "decoupled"): Row(twin=twins.HeadMixing(), limits=(Limit({"head_dim": 5, "value_dim": 5}, {}),)),
+    ("head_mixing", "talking"): Row(
+        twin=twins.HeadMixing(twins.talking("before"), twins.talking("after")),
+        limits=(Limit({"head_mixing": "talking"}, {}, identity_heads),),
+    ),
+    ("span", "full"): Row(
+        twin=twins.full_span, limits=(Limit({"span": FULL_SPAN}, {}, fill("span.fraction", 1.0), tolerance=1e-7),)
+    ),
     ("span", "adaptive"): Row(
+        twin=twins.adaptive_span,
         limits=(
             Limit({"span": FULL_SPAN}, {}, fill("span.fraction", 1.0), tolerance=1e-7),
             Limit(
@@ -336,27 +398,37 @@ ROWS: dict[tuple[str, str], Row] = {
         why="1e-8 is added to the sum of the weights",
     ),
     ("span", "adaptive_dynamic"): Row(
+        twin=twins.dynamic_span,
         limits=(
             Limit(
                 {"span": {"name": "adaptive_dynamic", "ramp": 2.0}},
                 {"span": {"name": "adaptive", "ramp": 2.0}},
                 span_of_bias,
             ),
-        )
+        ),
     ),
-    ("memory_kind", "cache"): Row(limits=(Limit({"memory_kind": "cache"}, {}),)),
+    ("memory_kind", "cache"): Row(
+        twin=twins.Memory(rows=twins.layer_keys), limits=(Limit({"memory_kind": "cache"}, {}),)
+    ),
     ("memory_kind", "transformer_xl"): Row(
-        limits=(Limit({}, {"pattern": {"name": "band", "window": 7}, "memory": 20}),)
+        twin=twins.Memory(), limits=(Limit({}, {"pattern": {"name": "band", "window": 7}, "memory": 20}),)
     ),
     ("memory_kind", "compressive"): Row(
+        twin=twins.Memory(twins.by_blocks, slots=twins.compressed, state_of_slots=twins.newest_blocks),
         limits=(
             Limit({"memory": 4, "memory_kind": {"name": "compressive", "slots": 2, "rate": 1, "function": "mean"}}, {}),
             Limit({"memory": 4, "memory_kind": {"name": "compressive", "slots": 2, "rate": 1, "function": "max"}}, {}),
-        )
+        ),
     ),
-    ("depth", "fixed"): Row(limits=(Limit({"depth": "universal", **NONE}, NONE, same_layer_everywhere),)),
-    ("depth", "universal"): Row(limits=(Limit({"depth": "universal", **NONE}, NONE, same_layer_everywhere),)),
+    ("depth", "fixed"): Row(
+        twin=twins.Depth(twins.in_turn, embeds_once=True),
+        limits=(Limit({"depth": "universal", **NONE}, NONE, same_layer_everywhere),),
+    ),
+    ("depth", "universal"): Row(
+        twin=twins.Depth(twins.again), limits=(Limit({"depth": "universal", **NONE}, NONE, same_layer_everywhere),)
+    ),
     ("depth", "universal_act"): Row(
+        twin=twins.Depth(twins.halting),
         config={"layers": 4},
         limits=(
             Limit(
@@ -373,19 +445,29 @@ ROWS: dict[tuple[str, str], Row] = {
         bfloat16=1.0,
         why=HALTING,
     ),
-    ("residual", "post_ln"): Row(limits=(f"{BLOCKS}test_without_submodules_only_the_norms_remain",)),
-    ("residual", "pre_ln"): Row(limits=(f"{BLOCKS}test_without_submodules_only_the_norms_remain",)),
-    ("residual", "pre_ln_relu"): Row(limits=(f"{BLOCKS}test_without_submodules_only_the_norms_remain",)),
-    ("residual", "gru"): Row(limits=(GATE_LIMIT, f"{BLOCKS}test_gates_start_nearly_shut")),
-    ("residual", "input"): Row(limits=(f"{BLOCKS}test_an_input_gate_halves_the_stream_when_its_matrix_is_zero",)),
-    ("residual", "output"): Row(limits=(GATE_LIMIT,)),
-    ("residual", "highway"): Row(limits=(GATE_LIMIT,)),
-    ("residual", "sigtanh"): Row(limits=(GATE_LIMIT,)),
-    ("residual", "reversible"): Row(
-        limits=(f"{BLOCKS}test_reversible_gradients_equal_those_of_the_stored_forward_pass",)
+    ("residual", "post_ln"): Row(
+        twin=twins.POST_NORM, limits=(f"{BLOCKS}test_without_submodules_only_the_norms_remain",)
     ),
-    ("ff", "ffn"): Row(limits=(f"{BLOCKS}test_feed_forward_treats_every_token_alike",)),
-    ("ff", "glu"): Row(limits=(f"{BLOCKS}test_a_glu_without_gate_weights_is_half_a_linear_map",)),
+    ("residual", "pre_ln"): Row(
+        twin=twins.PRE_NORM, limits=(f"{BLOCKS}test_without_submodules_only_the_norms_remain",)
+    ),
+    ("residual", "pre_ln_relu"): Row(
+        twin=twins.PRE_NORM_RELU, limits=(f"{BLOCKS}test_without_submodules_only_the_norms_remain",)
+    ),
+    ("residual", "gru"): Row(twin=twins.gated(twins.gru), limits=(GATE_LIMIT, f"{BLOCKS}test_gates_start_nearly_shut")),
+    ("residual", "input"): Row(
+        twin=twins.gated(twins.input_gate),
+        limits=(f"{BLOCKS}test_an_input_gate_halves_the_stream_when_its_matrix_is_zero",),
+    ),
+    ("residual", "output"): Row(twin=twins.gated(twins.output_gate), limits=(GATE_LIMIT,)),
+    ("residual", "highway"): Row(twin=twins.gated(twins.highway), limits=(GATE_LIMIT,)),
+    ("residual", "sigtanh"): Row(twin=twins.gated(twins.sigtanh), limits=(GATE_LIMIT,)),
+    ("residual", "reversible"): Row(
+        twin=replace(twins.PRE_NORM, way=twins.two_streams),
+        limits=(f"{BLOCKS}test_reversible_gradients_equal_those_of_the_stored_forward_pass",),
+    ),
+    ("ff", "ffn"): Row(twin=twins.feed_forward, limits=(f"{BLOCKS}test_feed_forward_treats_every_token_alike",)),
+    ("ff", "glu"): Row(twin=twins.glu, limits=(f"{BLOCKS}test_a_glu_without_gate_weights_is_half_a_linear_map",)),
     ("losses", "span"): Row(limits=(f"{PARTS}test_the_span_loss_is_the_mean_span_of_the_heads",)),
     ("losses", "ponder"): Row(
         config={"layers": 4},
@@ -567,7 +649,7 @@ def entry_config(key: tuple[str, str], **overrides: Any) -> BackboneConfig:
 
 def config_of(values: Mapping[str, Any]) -> BackboneConfig:
     """``BASE`` with overrides."""
-    return BackboneConfig(**{**BASE, **values})
+    return BackboneConfig(**{**PLAIN, **BASE, **values})
 
 
 def preset_config(name: str, **overrides: Any) -> BackboneConfig:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from rltransformers.attention.kernels import softmax
-from rltransformers.backbone import PRESETS, Backbone, BackboneConfig, Record, State
+from rltransformers.attention import layer as attention
+from rltransformers.backbone import AXES, PRESETS, Backbone, BackboneConfig, Record, State
 from scripts.benchmarks import counting
-from tests.attention.references import backbone_reference
+from tests.attention.references import backbone_reference, twin_of
 from tests.attention.rows import PRESET_ROWS, ROWS, Limit, Row, cases, config_of, entry_config, examples, preset_config
 from tests.backbone import laws
 from tests.backbone.laws import Case, perturbed
@@ -25,9 +25,9 @@ every_entry = pytest.mark.parametrize("key", ROWS, ids=":".join)
 
 
 @pytest.fixture(autouse=True)
-def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def double(monkeypatch: pytest.MonkeyPatch, law_device: None) -> Iterator[None]:
     """Float64, and calls of 23 tokens are already cut into blocks as calls of thousands are."""
-    monkeypatch.setattr(softmax, "SMALLEST_BLOCK", 4)
+    monkeypatch.setattr(attention, "SMALLEST_BLOCK", 4)
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -41,6 +41,15 @@ def case_of(name: str) -> Case:
 def test_every_catalogue_entry_has_a_row_and_every_row_an_entry() -> None:
     assert set(ROWS) == set(examples())
     assert set(PRESET_ROWS) <= set(PRESETS)
+
+
+@every_entry
+def test_every_row_carries_a_twin_of_its_axis(key: tuple[str, str]) -> None:
+    axis, _ = key
+    if axis == "losses":
+        assert ROWS[key].twin is None
+    else:
+        assert type(twin_of(*key)) is type(twin_of(axis, AXES[axis].neutral))
 
 
 @every_entry
@@ -71,7 +80,7 @@ def test_l2_any_split_gives_the_same_outputs_and_state(name: str) -> None:
 def test_l2_cutting_a_call_into_blocks_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = case_of(name)
     folded, state = case.backbone(case.x, None, case.reset)
-    monkeypatch.setattr(softmax, "SMALLEST_BLOCK", 1000)
+    monkeypatch.setattr(attention, "SMALLEST_BLOCK", 1000)
     whole, after = case.backbone(case.x, None, case.reset)
     case.close(folded, whole)
     case.close_states(state, after)
@@ -94,16 +103,16 @@ def test_l2_acting_without_gradient_equals_the_segment_with_it(name: str) -> Non
 
 
 @every_case
-def test_l2_keys_in_place_of_layer_inputs_and_memories_without_rows_act_alike(name: str) -> None:
+def test_l2_keys_in_place_of_layer_inputs_act_alike(name: str) -> None:
     case = case_of(name)
     shapes = {
         key: value.shape for key, value in case.backbone.initial_state(len(case.x), cached="only").tensors.items()
     }
     with torch.inference_mode():
         whole, _ = case.backbone(case.x, None, case.reset)
-        for rows in (True, False):
-            state, outputs = case.backbone.initial_state(len(case.x), cached="only", rows=rows), []
-            for part, reset in zip(case.x.split(5, 1), case.reset.split(5, 1), strict=True):
+        for count in (5, 1):
+            state, outputs = case.backbone.initial_state(len(case.x), cached="only"), []
+            for part, reset in zip(case.x.split(count, 1), case.reset.split(count, 1), strict=True):
                 y, state = case.backbone(part, state, reset)
                 outputs.append(y)
                 assert {key: value.shape for key, value in state.tensors.items()} == shapes
@@ -115,9 +124,9 @@ def test_l2_leaving_out_outputs_changes_neither_the_others_nor_the_state(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = case_of(name)
-    valid = torch.rand(case.x.shape[:2], generator=torch.Generator().manual_seed(2)) > 0.2
+    valid = torch.rand(case.x.shape[:2]) > 0.2
     for smallest in (4, 1000):  # cut into blocks, and as a whole, where queries are left out as well
-        monkeypatch.setattr(softmax, "SMALLEST_BLOCK", smallest)
+        monkeypatch.setattr(attention, "SMALLEST_BLOCK", smallest)
         for padding in (None, valid, torch.arange(case.x.shape[1]).expand_as(valid) < 17):
             whole, state = case.backbone(case.x, None, case.reset, valid=padding)
             for wanted in (slice(1, None, 3), slice(-1, None), slice(0, 0)):
@@ -256,8 +265,8 @@ def cost(backbone: Backbone, time: int) -> tuple[int, int]:
 def window_of_16(values: BackboneConfig) -> BackboneConfig:
     """The same with a memory of 15 steps, where no option depends on the memory."""
     plain = values.to_dict()
-    names = [values.choice("mixer", layer).name for layer in range(values.layers)]
-    if "nystrom" not in names and values.choice("memory_kind").name != "compressive" and values.memory:
+    names = [layer.mixer.name for layer in values.choices.kinds]
+    if "nystrom" not in names and values.choices.memory_kind.name != "compressive" and values.memory:
         plain["memory"] = 15
     for each in plain["position"] if isinstance(plain["position"], list) else [plain["position"]]:
         if isinstance(each, dict) and "max_len" in each:
@@ -269,7 +278,7 @@ def window_of_16(values: BackboneConfig) -> BackboneConfig:
 def test_l8_work_and_kept_memory_grow_with_the_tokens_as_declared(name: str) -> None:
     config = window_of_16(CASES[name][0])
     backbone = Backbone(config)
-    squared = config.choice("memory_kind").name == "compressive"
+    squared = config.choices.memory_kind.name == "compressive"
     lengths = (256, 1024)
     for values in zip(*(cost(backbone, time) for time in lengths), strict=True):
         growth = math.log(values[-1] / values[0]) / math.log(lengths[-1] / lengths[0])
@@ -278,7 +287,7 @@ def test_l8_work_and_kept_memory_grow_with_the_tokens_as_declared(name: str) -> 
 
 def test_l8_the_declared_growth_of_every_entry_is_what_its_case_shows() -> None:
     for (axis, name), spec in examples_with_traits().items():
-        squared = entry_config((axis, name)).choice("memory_kind").name == "compressive"
+        squared = entry_config((axis, name)).choices.memory_kind.name == "compressive"
         assert spec == ("T^2" if squared and axis == "memory_kind" else "T"), (axis, name)
 
 
@@ -374,7 +383,7 @@ def test_l10_autocast_stays_in_the_bound_of_bfloat16_in_segments_and_in_acting(n
     bound = row.bfloat16 * expected.abs().max()
     backbone, x = case.backbone.float(), case.x.float()
     few = 3  # calls of one token each; then the state of acting goes on with the rest
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(x.device.type, torch.bfloat16):
         segment, _ = backbone(x, None, case.reset)
         segment.float().square().mean().backward()
         acted, state = [], backbone.initial_state(len(x), cached=True)

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.attention.kernels.softmax import SoftmaxAttention
+from rltransformers.attention.columns import Columns
+from rltransformers.attention.layer import Attention
+from rltransformers.attention.roles import View
 from rltransformers.attention.selections.topk import TopK
 from rltransformers.attention.spans.interface import soft_mask
 from rltransformers.backbone import Backbone, BackboneConfig, Record
@@ -65,7 +67,7 @@ def test_softmax_attention_equals_the_one_of_torch(bias: bool) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_attention_by_content_alone_equals_the_one_of_torch(bias: bool) -> None:
     attention = part(plain(attention_bias=bias), "")
-    assert isinstance(attention, SoftmaxAttention)
+    assert isinstance(attention, Attention)
     other = attention_of_torch(attention, bias)
     other.out_proj.weight.data.copy_(torch.eye(15))
     if bias:
@@ -112,8 +114,8 @@ def test_a_convolution_of_one_tap_mixes_no_tokens() -> None:
 
 
 def test_average_attention_without_its_network_is_the_mean_of_the_episode() -> None:
-    from rltransformers.attention.kernels.average import episode_mean
     from rltransformers.functional.windows import Tokens, episode_positions
+    from rltransformers.mixers.average import episode_mean
 
     x, reset = torch.randn(1, 9, 4), torch.arange(9)[None] == 5
     p = episode_positions(torch.tensor([-1]), reset)
@@ -128,7 +130,7 @@ def test_the_gaussian_prior_is_highest_at_its_distance() -> None:
     w, b = 0.5, 0.5 * 9  # softplus(width) = 0.5, softplus(offset) = 4.5: highest at d = sqrt(9)
     prior.get_parameter("width").data.fill_(math.log(math.expm1(w)))
     prior.get_parameter("offset").data.fill_(math.log(math.expm1(b)))
-    logits = prior.logits(torch.arange(8))  # type: ignore[operator] # modules are not typed by name
+    logits = prior.of_distances(torch.arange(8), torch.zeros(())).T  # type: ignore[operator] # modules are not typed by name
     assert logits.argmax(1).tolist() == [3, 3, 3]
     torch.testing.assert_close(logits[0], -(w * torch.arange(8.0) ** 2 - b).abs())
 
@@ -183,8 +185,9 @@ def test_a_soft_mask_falls_along_its_ramp() -> None:
 
 def test_top_k_keeps_the_largest_logits() -> None:
     logits = torch.randn(2, 3, 4, 9)
+    nowhere = View(torch.empty(0), Columns(torch.empty(0), torch.empty(0), (), 0), None)
     for k in (1, 4, 9, 20):
-        kept = TopK(k).keep(logits)
+        kept = TopK(k).masked_logits(logits, nowhere) == logits
         assert kept.sum(-1).eq(min(k, 9)).all()
         worst = logits.masked_fill(~kept, math.inf).amin(-1)
         assert (logits.masked_fill(kept, -math.inf).amax(-1) <= worst).all()

@@ -4,9 +4,12 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
-from rltransformers.backbone import PRESETS, Backbone, BackboneConfig, catalogue
+from rltransformers.backbone import PLAIN, PRESETS, Backbone, BackboneConfig, catalogue
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Choice
+from rltransformers.memory import compressive
 from tests.attention.rows import cases
 
 COMPRESSIVE = {"name": "compressive", "slots": 2, "rate": 2}
@@ -34,8 +37,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"pattern": "band"}, "pattern 'band' needs window: write {name: band, window: ...}"),
     ({"depth": {"name": "fixed", "epsilon": 0.1}}, "depth 'fixed' has no option 'epsilon'; it has no options"),
     ({"ff": 3}, "ff takes a name or {name: ..., option: value}, got 3"),
-    ({"head_mixing": "mqa"}, "head_mixing 'mqa' is chosen by numbers: write kv_heads: 1"),
-    ({"head_mixing": "decoupled"}, "is chosen by numbers: write head_dim: n"),
+    ({"head_mixing": "mqa"}, "head_mixing 'mqa' is chosen by other settings: write kv_heads: 1"),
+    ({"head_mixing": "decoupled"}, "is chosen by other settings: write head_dim: n"),
     ({"losses": {"spam": 1.0}}, "unknown loss 'spam'; did you mean 'span'"),
     ({"losses": {"span": "much"}}, r"backbone.losses.span must be a finite number in \[0, 1000000.0\], got 'much'"),
     (
@@ -50,31 +53,56 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "loss 'compression' has nothing to act on; it needs memory_kind: {name: compressive, function: conv}",
     ),
     ({"position": ["sinusoidal", "learned"]}, "positions sinusoidal and learned both act on the input"),
-    ({"position": ["trxl", "alibi"]}, "positions trxl and alibi both act on the scores"),
+    ({"position": ["trxl", "alibi"]}, "positions trxl and alibi both act inside attention"),
     ({"position": "shaw", "value_dim": 5}, r"needs value_dim \(5\) equal to the head width"),
     ({"position": {"name": "rope", "dims": 3}}, r"rope dims \(3\) must be even"),
     ({"pattern": [[BAND, BAND]]}, "2 patterns per head for 4 heads; give one per head"),
-    ({"mixer": "linear", "position": "trxl"}, "position 'trxl' acts on scores, but mixer 'linear' has no scores"),
+    (
+        {"mixer": "linear", "position": "trxl"},
+        "position 'trxl' needs scores of pairs of tokens, by distance, but mixer 'linear' has none",
+    ),
     (
         {"mixer": "average", "selection": "topk"},
-        "selection 'topk' needs attention logits, but mixer 'average' has none",
+        "selection 'topk' needs the logits of all pairs of tokens, but mixer 'average' has none",
     ),
-    ({"mixer": "performer", "prior": "realformer"}, "prior 'realformer' needs attention logits"),
-    ({"mixer": "linear", "head_mixing": "talking"}, "head_mixing 'talking' needs attention logits"),
-    ({"mixer": "light_conv", "span": ADAPTIVE}, "span 'adaptive' needs attention logits"),
-    ({"mixer": "linear", "pattern": BAND}, "pattern 'band' needs a softmax mixer; mixer 'linear' fixes its own reach"),
-    ({"mixer": ["softmax", "linear"], "memory_kind": COMPRESSIVE}, "but layer 1 is 'linear'"),
-    ({"mixer": "average", "kv_heads": 1}, "mixer 'average' has no keys"),
-    ({"head_mixing": "talking", "pattern": [[BAND, "full", "full", "full"]]}, "need one mask: no pattern per head"),
-    ({"head_mixing": "talking", "selection": "topk"}, "a selection per head has no meaning after that"),
-    ({"memory_kind": COMPRESSIVE, "pattern": BAND}, "decides which tokens are visible; use pattern 'full'"),
-    ({"memory_kind": COMPRESSIVE, "tokens_per_step": 2}, "one token per step"),
-    ({"residual": "reversible", "prior": "realformer"}, "the previous layer's logits pass beside the streams"),
-    ({"residual": "reversible", "depth": "universal"}, "halting and shared weights cannot be inverted"),
-    ({"residual": "reversible", "span": ADAPTIVE}, "residual 'reversible' with span 'adaptive'"),
-    ({"residual": "reversible", "memory_kind": COMPRESSIVE}, "'reversible' with memory_kind 'compressive'"),
-    ({"prior": "realformer", "depth": "universal_act"}, "halted tokens have no logits of a previous layer"),
-    ({"prior": "realformer", "pattern": ["full", BAND]}, "pattern must be the same in all layers"),
+    ({"mixer": "performer", "prior": "realformer"}, "prior 'realformer' needs the logits of all pairs of tokens"),
+    ({"mixer": "linear", "head_mixing": "talking"}, "head_mixing 'talking' needs the logits of all pairs of tokens"),
+    ({"mixer": "light_conv", "span": ADAPTIVE}, "span 'adaptive' needs scores of pairs of tokens"),
+    (
+        {"mixer": "linear", "pattern": BAND},
+        "pattern 'band' needs keys that a pattern can leave out, but mixer 'linear' has none",
+    ),
+    ({"mixer": ["softmax", "nystrom"], "memory_kind": COMPRESSIVE}, "compressed rows .* but mixer 'nystrom' has none"),
+    ({"mixer": ["softmax", "linear"], "span": ADAPTIVE}, "but mixer 'linear' of layer 1 has none"),
+    ({"mixer": "average", "kv_heads": 1}, "kv_heads is about queries, keys and values, but mixer 'average' has none"),
+    (
+        {"head_mixing": "talking", "pattern": [[BAND, "full", "full", "full"]]},
+        "a pattern per head .*: heads that are mixed need one mask",
+    ),
+    (
+        {"head_mixing": "talking", "selection": "topk"},
+        "a selection of keys per head .*: heads that are mixed need one mask",
+    ),
+    ({"memory_kind": COMPRESSIVE, "pattern": BAND}, "itself decides which tokens are visible; set pattern to 'full'"),
+    ({"memory_kind": COMPRESSIVE, "tokens_per_step": 2}, "cut through a step; set tokens_per_step to 1"),
+    (
+        {"residual": "reversible", "prior": "realformer"},
+        "what passes from layer to layer beside the streams is not rebuilt",
+    ),
+    (
+        {"residual": "reversible", "depth": "universal"},
+        "the signals added between its applications are not taken off again",
+    ),
+    (
+        {"residual": "reversible", "span": ADAPTIVE, "losses": {"span": 1.0}},
+        "no gradient would reach them; leave losses out",
+    ),
+    ({"depth": "universal", "pattern": ["full", BAND]}, "only one layer, which cannot change between its applications"),
+    ({"prior": "realformer", "depth": "universal_act"}, "a halted token takes no step"),
+    (
+        {"prior": "realformer", "pattern": ["full", BAND]},
+        r"pattern is a list\): the logits of the previous layer must be about the same keys",
+    ),
 ]
 
 REFUSED_OPTIONS: list[tuple[dict[str, Any], str]] = [
@@ -104,7 +132,11 @@ REFUSED_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"memory": 10**6, "width": 1024, "head_dim": 64}, "numbers of state per stream, more than 1,000,000,000"),
     (
         {"memory_kind": {"name": "compressive", "slots": 10**6}, "width": 1024, "memory": 1},
-        "numbers of state per stream, more than 1,000,000,000, most of them in 'layers.0.slots'",
+        "numbers of state per stream, more than 1,000,000,000, most of them in 'layers.0.slot_keys'",
+    ),
+    (
+        {"memory_kind": {**COMPRESSIVE, "function": "max", "objective": "attention"}},
+        "objective 'attention' trains a compression that learns, but function 'max' does not; set function to 'conv'",
     ),
     ({"ff": {"name": "ffn", "activation": "swish"}}, "backbone.ff.activation must be one of 'relu', 'gelu'"),
 ]
@@ -113,13 +145,13 @@ REFUSED_OPTIONS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("values", "message"), REFUSED, ids=str)
 def test_a_config_that_cannot_work_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        BackboneConfig(**values)
+        BackboneConfig(**{**PLAIN, **values})
 
 
 @pytest.mark.parametrize(("values", "message"), REFUSED_OPTIONS, ids=str)
 def test_options_that_do_not_fit_each_other_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        BackboneConfig(**values)
+        BackboneConfig(**{**PLAIN, **values})
 
 
 def test_unknown_settings_and_presets_are_refused_with_the_closest_name() -> None:
@@ -133,10 +165,72 @@ def test_unknown_settings_and_presets_are_refused_with_the_closest_name() -> Non
         Backbone({"preset": "gtrlx"})
 
 
-def test_a_dict_without_preset_starts_from_gtrxl() -> None:
-    config = BackboneConfig.from_dict({"width": 32})
-    assert (config.residual, config.position, config.width) == ("gru", "trxl", 32)
+def test_a_config_of_nothing_is_gtrxl_however_it_is_made() -> None:
+    config = BackboneConfig()
+    assert (config.residual, config.position) == ("gru", "trxl")
+    assert config == BackboneConfig.from_dict({}) == BackboneConfig.preset("gtrxl")
+    assert BackboneConfig(width=32) == BackboneConfig.from_dict({"width": 32}) != config
     assert BackboneConfig.from_dict(config) is config
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_changes_the_plain_stack_and_nothing_else(name: str) -> None:
+    plain, found = BackboneConfig(**PLAIN).to_dict(), BackboneConfig.preset(name).to_dict()
+    assert (plain["position"], plain["residual"], plain["mixer"]) == ("none", "pre_ln", "softmax")
+    assert {key for key, value in found.items() if value != plain[key]} <= set(PRESETS[name].overrides)
+
+
+# What checkpoints of older versions hold: what a user wrote, or every field of a config that was made without a preset.
+AS_WRITTEN = {"width": 32, "memory": 8, "attention_bias": True}
+EVERY_FIELD: dict[str, Any] = {
+    "width": 32, "layers": 2, "heads": 4, "kv_heads": None, "head_dim": None, "value_dim": None, "memory": 8,
+    "memory_kind": "transformer_xl", "tokens_per_step": 1, "position": "none", "mixer": "softmax", "pattern": "full",
+    "selection": "none", "prior": "none", "head_mixing": "mha", "span": "full", "depth": "fixed",
+    "residual": "pre_ln", "ff": "ffn", "ff_width": None, "input_norm": False, "final_norm": False, "dropout": 0.0,
+    "losses": {},
+}  # fmt: skip
+
+
+def test_settings_of_older_checkpoints_give_the_networks_that_they_gave() -> None:
+    config = BackboneConfig.from_dict(AS_WRITTEN)
+    assert (config.position, config.residual, config.attention_bias) == ("trxl", "gru", True)
+    assert BackboneConfig.from_dict(EVERY_FIELD).to_dict() == {**EVERY_FIELD, "attention_bias": False}
+    parts = {name.split(".")[2] for name, _ in Backbone(EVERY_FIELD).named_parameters()}
+    assert parts == {"mixing", "ff", "join_mixing", "join_ff"}
+    shapes = {name: tuple(value.shape) for name, value in Backbone(EVERY_FIELD).named_parameters()}
+    assert shapes["layers.1.join_ff.norm.weight"] == (32,) and "layers.1.join_ff.gate.bias" not in shapes
+    assert not any("position" in name for name in shapes)
+
+
+def test_choices_are_read_when_a_config_is_made_and_never_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = BackboneConfig(memory_kind=COMPRESSIVE, depth="universal_act")
+    assert config.choices is config.choices
+    assert config.choices.memory_kind.options == compressive.Options(slots=2, rate=2)
+    assert config.choices.depth.options.epsilon == 0.01
+
+    def again(*_: Any) -> None:
+        raise AssertionError("read a second time")
+
+    monkeypatch.setattr(Choice, "parse", again)
+    Backbone(config)(torch.zeros(1, 2, 64))
+    config.numbers()
+
+
+def test_settings_of_keys_need_one_layer_with_keys() -> None:
+    mixed = {**PLAIN, "mixer": ["average", "softmax"], "kv_heads": 2, "attention_bias": True, "width": 12}
+    shapes = {name: value.shape for name, value in Backbone(BackboneConfig(**mixed)).named_parameters()}
+    assert shapes["layers.1.mixing.mixer.project.weight"] == (12 + 6 + 6, 12)  # 4 heads of queries, 2 of keys, values
+    # Without keys heads divide nothing.
+    Backbone(BackboneConfig(**{**PLAIN, "mixer": "average", "width": 10, "heads": 4}))
+
+
+def test_a_choice_for_all_layers_acts_in_those_that_can() -> None:
+    names = {"position": "trxl", "prior": "gaussian_transformer", "head_mixing": "talking"}
+    backbone = Backbone(BackboneConfig(**{**PLAIN, "mixer": ["linear", "softmax"], **names}))
+    parts = [name.split(".") for name, _ in backbone.named_parameters()]
+    acting = {(parts[1], parts[4]) for parts in parts if parts[2] == "mixing"}
+    assert {("1", "position"), ("1", "prior"), ("1", "head_mixing")} <= acting
+    assert {name for layer, name in acting if layer == "0"} == {"project", "out"}
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -162,12 +256,12 @@ def test_choices_cycle_over_layers_and_heads() -> None:
     config = BackboneConfig(
         layers=3, heads=2, pattern=["full", [BAND, "full"]], selection=["none", {"name": "topk", "k": 2}]
     )
-    assert [[each.name for each in config.patterns(layer)] for layer in range(3)] == [
+    assert [[each.name for each in config.choices.layer(layer).patterns] for layer in range(3)] == [
         ["full"],
         ["band", "full"],
         ["full"],
     ]
-    assert [config.choice("selection", layer).name for layer in range(3)] == ["none", "topk", "none"]
+    assert [config.choices.layer(layer).selection.name for layer in range(3)] == ["none", "topk", "none"]
 
 
 def test_the_catalogue_tells_id_source_and_summary_of_every_entry() -> None:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from rltransformers.backbone import Backbone
-from rltransformers.blocks.feedforward import FEED_FORWARDS, build_glu
+from rltransformers.blocks.feedforward import FEED_FORWARDS, GatedOptions, build_glu
 from rltransformers.blocks.gates import Gate, GRUGate, HighwayGate, InputGate, OutputGate, SigTanhGate
 from rltransformers.blocks.halting import Halting
 from rltransformers.blocks.reversible import ReversibleLayer
 from rltransformers.core.record import Record
+from rltransformers.core.spec import Choice
 from rltransformers.functional.dropout import dropout as apply_dropout
 from tests.attention.rows import config_of
 from tests.backbone.laws import perturbed
@@ -156,15 +157,13 @@ def test_the_openness_of_gates_is_recorded() -> None:
 
 @pytest.mark.parametrize("name", FEED_FORWARDS)
 def test_feed_forward_treats_every_token_alike(name: str) -> None:
-    build = FEED_FORWARDS[name].build
-    assert build is not None
-    module = build(6, 9)
+    module = Choice.parse(name, "ff", FEED_FORWARDS).build(6, 9)
     x, order = torch.randn(2, 5, 6), torch.tensor([3, 0, 4, 1, 2])
     torch.testing.assert_close(module(x[:, order]), module(x)[:, order])
 
 
 def test_a_glu_without_gate_weights_is_half_a_linear_map() -> None:
-    module = build_glu(6, 9)
+    module = build_glu(6, 9, GatedOptions())
     module.get_parameter("into.weight").data[:9] = 0
     module.get_parameter("into.bias").data[:9] = 0
     x = torch.randn(4, 6)
@@ -205,6 +204,7 @@ def test_only_the_remainder_of_the_ponder_cost_has_a_gradient() -> None:
 
 def test_a_halted_backbone_reports_its_steps_over_valid_tokens() -> None:
     backbone = perturbed(config_of({"depth": {"name": "universal_act", "epsilon": 0.01}, "layers": 3}))
+    assert backbone.halt is not None
     backbone.halt.weight.data.zero_()
     backbone.halt.bias.data.fill_(math.log(0.4 / 0.6))  # halting probability 0.4: three steps, remainder 0.2
     record = Record()
@@ -216,6 +216,7 @@ def test_a_halted_backbone_reports_its_steps_over_valid_tokens() -> None:
 
 def stored(backbone: Backbone, x: Tensor) -> Tensor:
     """The reversible stack with its activations kept."""
+    from rltransformers.functional.call import Call
     from rltransformers.functional.windows import Tokens
 
     batch, time = x.shape[:2]
@@ -224,8 +225,7 @@ def stored(backbone: Backbone, x: Tensor) -> Tensor:
     x1 = x2 = x
     for index in range(backbone.config.layers):
         layer = backbone.layer(index)
-        y, _, _ = layer.mix(x2, backbone.layer_state(index, None, x), tokens, None, None, "")
-        x1 = x1 + y
+        x1 = x1 + layer.mix(x2, backbone.layer_state(index, None, x), Call(tokens), None).out
         x2 = x2 + layer.transform(x1)
     return (x1 + x2) / 2
 

@@ -1,7 +1,7 @@
 """What annotations of settings accept, and what the messages say."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
@@ -31,6 +31,62 @@ from rltransformers.core.ranges import (
 )
 
 NAN, INF = float("nan"), float("inf")
+
+
+class Ramp(TypedDict):
+    """A change from one number to another."""
+
+    start: float
+    end: Fraction
+
+
+@pytest.mark.parametrize(
+    ("annotation", "given", "expected"),
+    [
+        (float, 1, 1.0),
+        (Weight, np.int64(2), 2.0),
+        (Weight | None, 2, 2.0),
+        (float | Callable[[float], float], 2, 2.0),
+        (list[float], [1, 2.5], [1.0, 2.5]),
+        (Sequence[float] | float, (1, 2), (1.0, 2.0)),
+        (tuple[Fraction, int], [1, 1], [1.0, 1]),
+        (Mapping[str, list[float]], {"a": [1]}, {"a": [1.0]}),
+        (Ramp, {"start": 3, "end": 1}, {"start": 3.0, "end": 1.0}),
+        (Ramp | float, {"start": 3, "end": 1}, {"start": 3.0, "end": 1.0}),
+        (list[Ramp], [{"start": 3, "end": 1}], [{"start": 3.0, "end": 1.0}]),
+        # these stay whole
+        (int, 1, 1),
+        (int | float, 1, 1),
+        (float | int, 1, 1),
+        (Count | float | None, 1, 1),
+        (list[int], [1], [1]),
+        (Iterable[float] | float, [1, "x"], [1, "x"]),
+        (Any, [1], [1]),
+        (dict[str, Any], {"a": 1}, {"a": 1}),
+        (Literal[1], 1, 1),
+        (bool | float, True, True),
+    ],
+)
+def test_whole_numbers_become_fractions_exactly_where_fractions_are_asked_for(
+    annotation: Any, given: Any, expected: Any
+) -> None:
+    # repr tells 1 from 1.0 and True, which are equal
+    assert repr(check(given, annotation, "x")) == repr(expected)
+
+
+def test_fields_of_records_become_fractions_too() -> None:
+    @dataclass(frozen=True)
+    class Settings:
+        rate: Weight
+        steps: Count
+        returns: list[float]
+
+        def __post_init__(self) -> None:
+            check_fields(self)
+
+    assert repr(Settings(1, 1, [1])) == repr(Settings(1.0, 1, [1.0]))
+
+
 CASES: list[tuple[Any, list[Any], list[Any], str]] = [
     (int, [0, -3, 2**70], [1.0, True, "1", None, NAN], "a whole number"),
     (float, [0, 1.5, -2], [NAN, INF, -INF, True, "1.5", None, 1j], "a finite number"),

@@ -15,7 +15,10 @@ from rltransformers.core.spaces import (
     is_image,
     leaf_spaces,
     leaf_values,
+    map_leaves,
     nest_leaves,
+    nest_paths,
+    nested_leaves,
     space_from_json,
     space_from_leaves,
     space_to_json,
@@ -58,6 +61,31 @@ def test_values_flatten_to_the_paths_of_the_space_and_nest_back() -> None:
     assert list(leaves) == list(leaf_spaces(NESTED))
     assert leaves["arm/1/grip"] is value["arm"][1]["grip"]
     assert NESTED.contains(nest_leaves(NESTED, leaves))
+
+
+def test_values_flatten_to_the_same_paths_with_and_without_their_space() -> None:
+    value = NESTED.sample()
+    assert nested_leaves(value) == leaf_values(NESTED, value)
+    assert nested_leaves(7) == {"": 7}
+    assert nested_leaves({}) == {}
+    assert nest_paths(nested_leaves({"a": {"b": 1, "c": 2}, "d": 3})) == {"a": {"b": 1, "c": 2}, "d": 3}
+    assert nest_paths({"": 7}) == 7
+
+
+def test_functions_of_leaves_keep_the_nesting_of_the_first_value() -> None:
+    first, second = {"a": (1, 2), "b": {"c": 3}}, {"b": {"c": 30}, "a": (10, 20)}
+    assert map_leaves(lambda x, y: x - y, first, second) == {"a": (-9, -18), "b": {"c": -27}}
+    assert map_leaves(str, 5) == "5"
+
+
+@pytest.mark.parametrize(
+    ("other", "error"),
+    [({"a": (1, 2)}, KeyError), ({"a": (1, 2), "b": 1, "c": 0}, KeyError), ({"a": (1, 2, 3), "b": 1}, ValueError),
+     ({"a": (1,), "b": 1}, ValueError), (4, KeyError)],
+)  # fmt: skip
+def test_values_that_are_nested_otherwise_have_no_function_of_leaves_in_common(other: Any, error: Any) -> None:
+    with pytest.raises(error):
+        map_leaves(max, {"a": (1, 2), "b": 3}, other)
 
 
 def test_batched_values_flatten_alike() -> None:

@@ -1,5 +1,7 @@
 """Choices as they are written in configs."""
 
+import dataclasses
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,20 +13,35 @@ from rltransformers.core.ranges import Count
 from rltransformers.core.spec import Choice, Spec
 
 
-def build(size: int, *, window: Count, scale: Annotated[float, Gt(0)] = 2.0) -> None:
-    """A builder with one required and one optional option."""
+@dataclass(frozen=True)
+class Options:
+    """One required and one optional option."""
+
+    window: Count
+    scale: Annotated[float, Gt(0)] = 2.0
+
+
+def build(size: int, options: Options) -> float:
+    """Size and options in one number."""
+    return size * options.window * options.scale
 
 
 TABLE = {
-    "band": Spec("A2", "band", "pattern", "someone 2020", "A band.", build),
+    "band": Spec("A2", "band", "pattern", "someone 2020", "A band.", build, Options),
     "bare": Spec("A0", "bare", "pattern", "-", "Nothing."),
 }
 
 
-def test_options_are_the_keyword_only_parameters_of_the_builder() -> None:
-    assert list(TABLE["band"].options()) == ["window", "scale"]
-    assert TABLE["band"].options()["scale"] == 2.0
-    assert TABLE["bare"].options() == {}
+def test_options_are_the_fields_of_the_record() -> None:
+    assert TABLE["band"].defaults() == {"window": dataclasses.MISSING, "scale": 2.0}
+    assert list(TABLE["band"].ranges()) == ["window", "scale"]
+    assert TABLE["bare"].defaults() == TABLE["bare"].ranges() == {}
+
+
+def test_a_builder_gets_the_sizes_and_the_record_of_all_options() -> None:
+    choice = Choice.parse({"name": "band", "window": 3}, "pattern", TABLE)
+    assert choice.options == Options(window=3, scale=2.0)
+    assert choice.build(5) == 30.0
 
 
 @pytest.mark.parametrize("value", ["bare", {"name": "band", "window": 3}, {"name": "band", "window": 3, "scale": 1.0}])
@@ -66,10 +83,23 @@ def test_options_are_checked_and_named_by_their_path(options: dict[str, Any], me
         Choice.parse({"name": "band", **options}, "pattern", TABLE, "x")
 
 
+def test_an_option_at_its_default_is_not_written() -> None:
+    assert Choice.parse({"name": "band", "window": 3, "scale": 2}, "pattern", TABLE).to_dict() == {
+        "name": "band",
+        "window": 3,
+    }
+
+
+def test_an_entry_that_other_settings_select_says_which() -> None:
+    table = {"mqa": Spec("H1", "mqa", "heads", "-", "One key head.", settings="kv_heads: 1")}
+    with pytest.raises(ConfigError, match="heads 'mqa' is chosen by other settings: write kv_heads: 1"):
+        Choice.parse("mqa", "heads", table)
+
+
 def test_whole_numbers_are_taken_as_fractions_and_numbers_of_numpy_as_those_of_python() -> None:
     options = Choice.parse({"name": "band", "window": np.int64(3), "scale": 2}, "pattern", TABLE).options
-    assert [type(value) for value in options.values()] == [int, float]
-    assert options == {"window": 3, "scale": 2.0}
+    assert [type(value) for value in vars(options).values()] == [int, float]
+    assert options == Options(window=3, scale=2.0)
 
 
 def test_options_are_shown_with_their_defaults_and_what_they_accept() -> None:

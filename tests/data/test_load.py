@@ -16,11 +16,10 @@ from gymnasium import spaces
 from minari.data_collector import EpisodeBuffer
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.spaces import leaf_spaces, nest_leaves
+from rltransformers.core.spaces import leaf_spaces, nest_leaves, stored_dtype
 from rltransformers.data import Trajectories, load_trajectories, write_minari
 from rltransformers.data.load import _EPISODES_AT_ONCE
 from rltransformers.data.spaces import infer_space
-from rltransformers.data.trajectories import stored_dtype
 from tests.data.coded import LENGTHS, coded_episodes, flat, wrong_pairs
 
 BOX: dict[str, Any] = {"observation_space": spaces.Box(-np.inf, np.inf, (2,)), "action_space": spaces.Box(-1, 1, (1,))}
@@ -338,6 +337,13 @@ def test_leaves_can_be_left_out_before_they_are_checked() -> None:
     assert list(data.observations) == ["image"]
     with pytest.raises(ConfigError, match="did you mean 'image'"):
         load_trajectories([episode], observation_space=space, observation_leaves=["imagen"])
+
+
+@pytest.mark.parametrize("path", ["image/0", "0", ""])
+def test_what_lies_inside_an_array_is_no_leaf(path: str) -> None:
+    episode = {"observations": {"image": np.zeros((3, 7, 5))}, "actions": [0, 1], "rewards": [0, 1]}
+    with pytest.raises(ConfigError, match=f"observation_leaves names '{path}': known: image|did you mean 'image'"):
+        load_trajectories([episode], observation_leaves=[path])
 
 
 # What is wrong is named -----------------------------------------------

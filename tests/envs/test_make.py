@@ -23,7 +23,7 @@ class Reuser(gymnasium.Env[Any, Any]):
     def __init__(self, field: str = "box", **none: Any) -> None:
         inner = spaces.Text(3) if field == "text" else spaces.Box(-9, 9, (2,), np.float32)
         self.observation_space = spaces.Dict({"deep": spaces.Dict({"t": inner})})
-        self.action_space = spaces.Tuple([spaces.Discrete(2)]) if field == "tuple action" else spaces.Discrete(2)
+        self.action_space = spaces.Tuple([spaces.Text(2)]) if field == "text action" else spaces.Discrete(2)
         self.t = np.zeros(2, np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -179,7 +179,7 @@ def test_a_missing_simulator_names_its_extra(monkeypatch: pytest.MonkeyPatch) ->
         ({"env_kwargs": {"gravity": 3}}, "cannot be made with kwargs {'gravity': 3}.*unexpected keyword"),
         ({"env_id": "tests/Reuser-v0", "env_kwargs": {"field": "text"}}, "'deep/t' space is Text.*DropUnsupported"),
         ({"env_id": "tests/Reuser-v0", "env_kwargs": {"field": "text"}, "processes": True}, "is Text"),
-        ({"env_id": "tests/Reuser-v0", "env_kwargs": {"field": "tuple action"}}, "action space is Tuple"),
+        ({"env_id": "tests/Reuser-v0", "env_kwargs": {"field": "text action"}}, "action space at '0' is Text"),
         ({"env_id": "rltransformers/CueRecall-v0", "env_kwargs": {"cue": 3}}, "did you mean 'cues'"),
     ],
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional.windows import compressed_blocks
-from rltransformers.memory.compressive import build
+from rltransformers.memory.compressive import Options, build
 from tests.attention.rows import config_of
 from tests.backbone.laws import perturbed
 
@@ -68,7 +68,7 @@ def test_an_acting_state_is_refreshed_by_with_cache_after_an_update() -> None:
 def test_a_state_of_keys_alone_holds_no_layer_inputs_and_cannot_be_turned_into_any_other() -> None:
     backbone = perturbed(config_of({"layers": 1}))
     _, state = backbone(torch.randn(2, 9, 15), backbone.initial_state(2, cached="only"))
-    assert set(state.tensors) == {"position", "layer0.keys"}
+    assert set(state.tensors) == {"position", "clock", "layer0.key_ring"}
     for change in (backbone.with_cache, backbone.without_cache):
         with pytest.raises(ConfigError, match="cached=True"):
             change(state)
@@ -128,9 +128,10 @@ def test_the_compression_loss_is_the_error_of_decoding_every_block_once() -> Non
 
 
 def test_the_mean_of_equal_tokens_is_the_token() -> None:
-    memory = build(3, 5, 4, 0, slots=2, rate=4, function="mean")
+    memory = build(3, 5, 4, 0, 1, Options(slots=2, rate=4, function="mean"))
     assert torch.equal(memory.compress(torch.full((1, 2, 4, 5), 2.5)), torch.full((1, 2, 5), 2.5))
-    largest = build(3, 5, 4, 0, slots=2, rate=4, function="max").compress(torch.arange(20.0).view(1, 1, 4, 5))
+    memory = build(3, 5, 4, 0, 1, Options(slots=2, rate=4, function="max"))
+    largest = memory.compress(torch.arange(20.0).view(1, 1, 4, 5))
     assert largest.flatten().tolist() == [15, 16, 17, 18, 19]
 
 
@@ -142,7 +143,7 @@ def test_a_state_has_the_size_the_readme_promises() -> None:
     backbone = Backbone(config_of({"kv_heads": 1, "head_dim": 4, "value_dim": 7, "layers": 1}))
     training, acting = backbone.initial_state(2), backbone.initial_state(2, cached=True)
     assert training.tensors["layer0.hidden"].shape == (2, 6, 15)
-    assert acting.tensors["layer0.keys"].shape == (2, 6, 4 + 7)
+    assert acting.tensors["layer0.key_ring"].shape == (2, 7, 4 + 7)
     assert isinstance(training, State) and training.batch_size == 2
 
 

@@ -200,12 +200,12 @@ class Stream:
         return torch.stack(actions), states
 
 
-def rerun(policy: DecisionPolicy, stream: Stream, actions: Tensor, states: list[ActingState]) -> Tensor:
+def rerun(actor: Actor, stream: Stream, actions: Tensor, states: list[ActingState]) -> Tensor:
     """Every decision anew, row by row, by the training forward on the window that acting says it looked back on."""
-    decisions = torch.zeros_like(actions)
+    policy, decisions = actor.policy, torch.zeros_like(actions)
     for t in range(len(actions)):
         for row in range(actions.shape[1]):
-            steps = slice(t + 1 - int(states[t].window[row]), t + 1)
+            steps = slice(t + 1 - int(actor.window(states[t].step)[row]), t + 1)
             taken = actions[steps, row].clone()
             taken[-1] = 9.0  # the action that is being decided must not matter
             asked = torch.stack([state.return_to_go[row] for state in states[steps]])
@@ -227,9 +227,10 @@ def test_cached_acting_equals_the_training_forward_on_the_window_it_reports(
     context_length: int, return_conditioned: bool
 ) -> None:
     policy, stream = build(return_conditioned, memory=context_length), Stream()
-    actions, states = stream.play(Actor(policy, context_length, "refresh"))
-    torch.testing.assert_close(actions, rerun(policy, stream, actions, states), **EXACT)
-    window = torch.stack([state.window for state in states])
+    actor = Actor(policy, context_length, "refresh")
+    actions, states = stream.play(actor)
+    torch.testing.assert_close(actions, rerun(actor, stream, actions, states), **EXACT)
+    window = torch.stack([actor.window(state.step) for state in states])
     age = torch.stack([state.step for state in states]) + 1
     assert window.max() == min(context_length, 40)
     assert torch.equal(window[age <= context_length], age[age <= context_length])  # nothing is dropped before K steps
@@ -238,26 +239,29 @@ def test_cached_acting_equals_the_training_forward_on_the_window_it_reports(
 
 def test_a_table_of_one_context_of_positions_serves_caches_that_restart_at_different_steps() -> None:
     policy, stream = build(position={"name": "learned", "max_len": 15}, memory=5), Stream()
-    actions, states = stream.play(Actor(policy, 5, "refresh"))
-    window = torch.stack([state.window for state in states])
+    actor = Actor(policy, 5, "refresh")
+    actions, states = stream.play(actor)
+    window = torch.stack([actor.window(state.step) for state in states])
     due = (window[1:] < window[:-1]) & ~stream.start[1:]
     assert (due.any(1) & ~due.all(1)).any()  # some restart while others go on
-    torch.testing.assert_close(actions, rerun(policy, stream, actions, states), **EXACT)
+    torch.testing.assert_close(actions, rerun(actor, stream, actions, states), **EXACT)
 
 
 def test_a_restarted_cache_looks_back_on_at_least_half_the_context() -> None:
     stream = Stream()
-    _, states = stream.play(Actor(build(), 6, "refresh"))
-    window = [int(state.window[0]) for state in states]
+    actor = Actor(build(), 6, "refresh")
+    _, states = stream.play(actor)
+    window = [int(actor.window(state.step)[0]) for state in states]
     assert window[:15] == [1, 2, 3, 4, 5, 6, 4, 5, 6, 4, 5, 6, 4, 5, 6]
 
 
 def test_recomputation_looks_back_on_the_whole_context_and_equals_the_cache_until_it_is_full() -> None:
     policy, stream = build(), Stream()
-    actions, states = stream.play(Actor(policy, 6, "recompute"))
-    torch.testing.assert_close(actions, rerun(policy, stream, actions, states), **EXACT)
+    actor = Actor(policy, 6, "recompute")
+    actions, states = stream.play(actor)
+    torch.testing.assert_close(actions, rerun(actor, stream, actions, states), **EXACT)
     age = torch.stack([state.step for state in states]) + 1
-    assert torch.equal(torch.stack([state.window for state in states]), age.clamp(max=6))
+    assert torch.equal(torch.stack([actor.window(state.step) for state in states]), age.clamp(max=6))
     whole, _ = stream.play(Actor(policy, 40, "recompute"))
     cached, _ = stream.play(Actor(policy, 40, "refresh"))
     torch.testing.assert_close(cached, whole, **EXACT)
@@ -266,10 +270,11 @@ def test_recomputation_looks_back_on_the_whole_context_and_equals_the_cache_unti
 @pytest.mark.parametrize("memory", [1, 4])
 def test_banded_acting_equals_one_forward_over_the_whole_episode(memory: int) -> None:
     policy, stream = build(memory=memory), Stream()
-    actions, states = stream.play(Actor(policy, 6, "banded"))
+    actor = Actor(policy, 6, "banded")
+    actions, states = stream.play(actor)
     age = torch.stack([state.step for state in states]) + 1
-    assert torch.equal(torch.stack([state.window for state in states]), age)
-    torch.testing.assert_close(actions, rerun(policy, stream, actions, states), **EXACT)
+    assert torch.equal(torch.stack([actor.window(state.step) for state in states]), age)
+    torch.testing.assert_close(actions, rerun(actor, stream, actions, states), **EXACT)
 
 
 @pytest.mark.parametrize("mode", ["refresh", "banded"])
@@ -314,7 +319,7 @@ def test_acting_never_changes_the_state_it_was_given() -> None:
     actor = Actor(build(), 3)
     _, states = stream.play(actor)
     state = states[9]
-    copies = {name: getattr(state, name).clone() for name in ("tokens", "action", "return_to_go", "step", "window")}
+    copies = {name: getattr(state, name).clone() for name in ("tokens", "action", "return_to_go", "step")}
     assert state.memory is not None
     memory = {name: tensor.clone() for name, tensor in state.memory.tensors.items()}
     actor.act(

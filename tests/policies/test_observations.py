@@ -8,10 +8,11 @@ import pytest
 from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.guard import check_observations
 from rltransformers.core.spaces import LARGEST_LAYER, leaf_spaces
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.encoders import ObservationEncoder
-from rltransformers.policies.observations import check_batch, fit_observation, fit_rewards, fit_starts, fit_vector
+from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts, fit_vector
 
 SPACE = spaces.Dict(
     {
@@ -61,7 +62,7 @@ def test_a_value_that_the_space_cannot_hold_names_leaf_and_environment(path: str
     with pytest.raises(DataError, match=f"observation {path!r} of environment 4 is .*{words}"):
         fit_observation(SPACE, values)
     with pytest.raises(DataError, match=f"last observation {path!r} of environment 14 at step 7 is .*{words}"):
-        check_batch(leaf_spaces(SPACE), values, "last observation", lambda row: f"{10 + row} at step 7")
+        check_observations(leaf_spaces(SPACE), values, "last observation", lambda row: f"{10 + row} at step 7")
 
 
 def test_members_pass_in_any_type_that_holds_them_and_beyond_the_bounds_of_floats() -> None:
@@ -85,17 +86,17 @@ def test_what_is_no_number_is_no_observation(path: str, dtype: Any) -> None:
     with pytest.raises(DataError, match=f"the observation {path!r} has dtype"):
         fit_observation(SPACE, values)
     with pytest.raises(DataError, match=f"observation {path!r}( of environment 0)? has dtype"):
-        check_batch(leaf_spaces(SPACE), values)
+        check_observations(leaf_spaces(SPACE), values)
 
 
 @pytest.mark.parametrize("path", list(SPACE))
 def test_shapes_and_missing_leaves_are_named_even_where_numpy_would_broadcast(path: str) -> None:
     values = batch()
-    with pytest.raises(DataError, match=f"{path!r} has rows of shape"):
-        check_batch(leaf_spaces(SPACE), values | {path: values[path].reshape(6, -1)[:, :1, None]})
+    with pytest.raises(DataError, match=f"observation {path!r} of environment 0 has shape"):
+        check_observations(leaf_spaces(SPACE), values | {path: values[path].reshape(6, -1)[:, :1, None]})
     del values[path]
     with pytest.raises(DataError, match=f"lacks {path!r}"):
-        check_batch(leaf_spaces(SPACE), values)
+        check_observations(leaf_spaces(SPACE), values)
 
 
 def test_leaves_of_different_batches_are_refused() -> None:

@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.spec import Choice, NoOptions
 from rltransformers.functional.sinusoids import sinusoid
+from rltransformers.mixers.interface import Dims
 from rltransformers.positions import rope, shaw, trxl
 from rltransformers.positions.alibi import slopes
 from rltransformers.positions.catalogue import POSITIONS
-from rltransformers.positions.learned import build_learned, build_timestep
+from rltransformers.positions.interface import INSIDE_ATTENTION, Acts, Position
+from rltransformers.positions.learned import LearnedOptions, TimestepOptions, build_learned, build_timestep
 from rltransformers.positions.t5 import bucket
 
 
@@ -20,6 +23,14 @@ def double() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+def sizes(head_dim: int, heads: int = 1) -> Dims:
+    return Dims(heads * head_dim, heads, heads, head_dim, head_dim, memory=0)
+
+
+def learned(max_len: int) -> Position:
+    return build_learned(sizes(4), LearnedOptions(max_len))
 
 
 def pe(place: torch.Tensor, width: int = 12) -> torch.Tensor:
@@ -70,11 +81,12 @@ def test_slopes_of_alibi_are_the_published_ones() -> None:
 
 
 def test_rotary_scores_depend_on_the_distance_only() -> None:
-    encoding = rope.build(0, 1, 8)
+    encoding = rope.build(sizes(8), rope.Options())
     q, k = torch.randn(8), torch.randn(8)
 
     def score(i: int, j: int) -> torch.Tensor:
-        return encoding.rotate(q[None], torch.tensor([i]))[0] @ encoding.rotate(k[None], torch.tensor([j]))[0]
+        turned = [encoding.turn(each, encoding.circle(torch.tensor(back), each)) for each, back in ((q, i), (k, j))]
+        return turned[0] @ turned[1]
 
     torch.testing.assert_close(score(3, 1), score(103, 101))
     torch.testing.assert_close(score(5, 5), q @ k)
@@ -83,7 +95,8 @@ def test_rotary_scores_depend_on_the_distance_only() -> None:
 
 def test_rotation_keeps_lengths_the_first_place_and_the_channels_beyond_its_dims() -> None:
     rows, places = torch.randn(6, 7), torch.arange(6)
-    turned = rope.build(0, 1, 7, dims=4).rotate(rows, places)
+    encoding = rope.build(sizes(7), rope.Options(dims=4))
+    turned = encoding.turn(rows, encoding.circle(places, rows))
     torch.testing.assert_close(turned.norm(dim=-1), rows.norm(dim=-1))
     assert torch.equal(turned[0], rows[0])
     assert torch.equal(turned[:, 4:], rows[:, 4:])
@@ -93,23 +106,21 @@ def test_rotation_keeps_lengths_the_first_place_and_the_channels_beyond_its_dims
 @pytest.mark.parametrize("dims", [3, 0, 10])
 def test_rotary_dims_that_do_not_fit_are_refused(dims: int) -> None:
     with pytest.raises(ConfigError, match=rf"rope dims \({dims}\) must be even, positive and at most the head width"):
-        rope.build(0, 1, 8, dims=dims)
+        rope.build(sizes(8), rope.Options(dims=dims))
 
 
 def test_shaw_distances_are_clipped_at_the_last_row() -> None:
-    encoding = shaw.build(0, 2, 4, max_distance=3)
+    encoding = shaw.build(sizes(4, heads=2), shaw.Options(max_distance=3))
     q = torch.randn(1, 2, 5, 4)
-    logits = encoding.logits(q, torch.arange(9))
-    assert logits is not None
+    logits = encoding.scores(q, encoding.of_distances(torch.arange(9), q))
     naive = torch.stack([q @ encoding.get_parameter("keys")[min(d, 3)] for d in range(9)], -1) / 2
     torch.testing.assert_close(logits, naive)
 
 
 def test_one_vector_on_all_distances_shifts_all_scores_of_a_query_alike() -> None:
-    encoding = trxl.build(6, 2, 3)
+    encoding = trxl.build(sizes(3, heads=2), NoOptions())
     q = torch.randn(1, 2, 4, 3)
-    scores = encoding.logits(q, torch.arange(5))
-    assert scores is not None
+    scores = encoding.scores(q, encoding.of_distances(torch.arange(5), q))
     matrix = encoding.get_parameter("project.weight")
     r = matrix @ pe(torch.arange(5), 6).T
     shifted = (q + encoding.get_parameter("position_bias")) @ (r + 1.0).view(2, 3, 5) / math.sqrt(3)
@@ -119,26 +130,25 @@ def test_one_vector_on_all_distances_shifts_all_scores_of_a_query_alike() -> Non
 
 def test_learned_tables_are_looked_up_by_position_or_by_environment_step() -> None:
     x, p, n = torch.zeros(1, 3, 4), torch.tensor([[3, 4, 5]]), torch.tensor([[1, 1, 2]])
-    for build, index in ((build_learned, p), (build_timestep, n)):
-        table = build(4, 1, 4, max_len=6)
+    by_position, by_step = learned(6), build_timestep(sizes(4), TimestepOptions(max_len=6))
+    for table, index in ((by_position, p), (by_step, n)):
         one_hot = torch.nn.functional.one_hot(index, 6).to(x.dtype)
         torch.testing.assert_close(table.embed(x, p, n), one_hot @ table.get_parameter("table.weight"))
 
 
 def test_an_episode_longer_than_the_table_is_named() -> None:
-    table = build_learned(4, 1, 4, max_len=6)
+    table = learned(6)
     with pytest.raises(DataError, match="episode position 6 is outside the position table of 6 rows; raise max_len"):
-        table.embed(torch.zeros(1, 1, 4), torch.tensor([[6]]), torch.tensor([[0]]))
-    steps = build_timestep(4, 1, 4, max_len=6)
+        table.check_places(torch.tensor([[6]]), torch.tensor([[0]]))
+    steps = build_timestep(sizes(4), TimestepOptions(max_len=6))
     with pytest.raises(DataError, match="environment step 9 is outside"):
-        steps.embed(torch.zeros(1, 1, 4), torch.tensor([[0]]), torch.tensor([[9]]))
+        steps.check_places(torch.tensor([[0]]), torch.tensor([[9]]))
 
 
 @pytest.mark.parametrize("name", POSITIONS)
 def test_an_encoding_acts_at_one_place(name: str) -> None:
-    build = POSITIONS[name].build
-    assert build is not None
-    encoding = build(12, 2, 6)
-    assert not (encoding.at_input and encoding.at_score)
+    encoding = Choice.parse(name, "position", POSITIONS).build(sizes(6, heads=2))
+    assert not (Acts.INPUT in encoding.acts and encoding.acts & INSIDE_ATTENTION)
     x, p = torch.randn(1, 4, 12), torch.arange(4)[None] + 1
-    assert torch.equal(encoding.embed(x, p, p), x) != encoding.at_input
+    if Acts.INPUT in encoding.acts:
+        assert not torch.equal(encoding.embed(x, p, p), x)

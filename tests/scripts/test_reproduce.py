@@ -13,10 +13,10 @@ import pytest
 import yaml
 from minari.storage import get_dataset_path
 
-from rltransformers.agents.decision_transformer import _backbone_config
 from rltransformers.backbone import Backbone, BackboneConfig
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import load_trajectories
+from rltransformers.training.decision_settings import backbone_config
 from rltransformers.training.experiment import ExperimentConfig, build_experiment
 from scripts import reproduce, update_docs
 from scripts.results import cell, pictures, report
@@ -201,7 +201,7 @@ def test_every_network_of_a_committed_suite_can_be_built(name: str) -> None:
                 backbone = BackboneConfig.from_dict(config.backbone)
             else:
                 mode, length = config.algorithm.get("mode", "dt"), config.algorithm.get("context_length", 20)
-                backbone = _backbone_config({"backbone": config.backbone}, mode, length)
+                backbone = backbone_config({"backbone": config.backbone}, mode, length)
             Backbone(backbone)
             built += 1
     assert built > 0

@@ -1,13 +1,13 @@
 """Independent heads; kv_heads, head_dim and value_dim are plain numbers of the config."""
 
-from rltransformers.attention.heads.interface import HeadMixing
-from rltransformers.attention.interface import Dims
-from rltransformers.core.spec import Spec
+from rltransformers.attention.roles import Part
+from rltransformers.core.spec import NoOptions, Spec
+from rltransformers.mixers.interface import Dims
 
 
-def build(dims: Dims) -> HeadMixing:
+def build(dims: Dims, options: NoOptions) -> Part:
     """H0."""
-    return HeadMixing()
+    return Part()
 
 
 MHA = Spec(
@@ -25,6 +25,7 @@ MQA = Spec(
     axis="head_mixing",
     paper="Shazeer 2019, arXiv 1911.02150",
     summary="All heads share one key and value head: `kv_heads: 1` (more than 1: grouped).",
+    settings="kv_heads: 1",
     example={"kv_heads": 1},
 )
 DECOUPLED = Spec(
@@ -33,5 +34,6 @@ DECOUPLED = Spec(
     axis="head_mixing",
     paper="Bhojanapalli et al. 2020, arXiv 2002.07028",
     summary="Head width chosen freely: `head_dim: n`, `value_dim: n`.",
+    settings="head_dim: n",
     example={"head_dim": 5, "value_dim": 3},
 )

@@ -3,34 +3,34 @@
 import torch
 from torch import Tensor, nn
 
-from rltransformers.attention.heads.interface import HeadMixing
-from rltransformers.attention.interface import Dims
-from rltransformers.core.spec import Spec, Traits
+from rltransformers.attention.roles import Part, Stage, View
+from rltransformers.core.spec import Feature, NoOptions, Refusal, Spec, Traits
+from rltransformers.mixers.interface import Dims
 
 
-class TalkingHeads(HeadMixing):
+class TalkingHeads(Part):
     """J_k = sum_h logits_h P_l[h, k]; U_v = sum_k weights_k P_w[k, v]; both start as the identity.
 
     Scores of positions are part of the logits that are mixed; the authors' code adds them after the mixing.
     """
 
-    mixes = True
+    stages = Stage.LOGITS | Stage.MIXED_WEIGHTS
 
     def __init__(self, heads: int) -> None:
         super().__init__()
         self.before = nn.Parameter(torch.eye(heads))
         self.after = nn.Parameter(torch.eye(heads))
 
-    def logits(self, logits: Tensor) -> Tensor:
+    def logits(self, logits: Tensor, view: View) -> Tensor:
         """Mixed logits."""
         return torch.einsum("bhts,hk->bkts", logits, self.before)
 
-    def weights(self, weights: Tensor) -> Tensor:
+    def mixed_weights(self, weights: Tensor, view: View) -> Tensor:
         """Mixed weights; rows need not sum to 1."""
         return torch.einsum("bkts,kv->bvts", weights, self.after)
 
 
-def build(dims: Dims) -> HeadMixing:
+def build(dims: Dims, options: NoOptions) -> Part:
     """H3."""
     return TalkingHeads(dims.heads)
 
@@ -44,4 +44,9 @@ SPEC = Spec(
     build=build,
     example={"head_mixing": "talking"},
     traits=Traits(family="EXPL"),
+    needs=(Feature.LOGITS,),
+    refuses=(
+        Refusal(Feature.HEAD_PATTERNS, "heads that are mixed need one mask for all of them"),
+        Refusal(Feature.SELECTION, "heads that are mixed need one mask for all of them, not a selection each"),
+    ),
 )

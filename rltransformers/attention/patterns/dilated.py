@@ -1,17 +1,28 @@
 """Dilated window: every `dilation`-th token of a longer past."""
 
-from rltransformers.attention.interface import Dims
-from rltransformers.attention.patterns.interface import Reach
+from dataclasses import dataclass
+
+from rltransformers.attention.reach import Reach
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spec import Size, Spec, Traits
+from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.mixers.interface import Dims
 
 
-def build(dims: Dims, *, window: Size, dilation: Size) -> Reach:
-    """A3: distances 0, dilation, ..., (window - 1) * dilation; in tokens, so one token per step.
+@dataclass(frozen=True)
+class Options:
+    """Tokens that a token sees, itself included, and the distance between two of them."""
+
+    window: Size
+    dilation: Size
+
+
+def build(dims: Dims, options: Options) -> Reach:
+    """Distances 0, dilation, ..., (window - 1) * dilation; in tokens, so one token per step.
 
     Raises:
         ConfigError: the memory is shorter than the span, or several tokens make a step.
     """
+    window, dilation = options.window, options.dilation
     if dims.tokens_per_step != 1 and dilation != 1:
         raise ConfigError(
             f"pattern 'dilated' counts tokens, but {dims.tokens_per_step} tokens make a step; "
@@ -33,6 +44,9 @@ SPEC = Spec(
     paper="Beltagy et al. 2020, arXiv 2004.05150; Child et al. 2019, arXiv 1904.10509",
     summary="Every token sees `window` tokens, `dilation` apart.",
     build=build,
+    options=Options,
     example={"pattern": {"name": "dilated", "window": 3, "dilation": 2}},
     traits=Traits(horizon="(window - 1) dilation", state="(window-1) dilation D"),
+    offers=(Feature.REACH,),
+    needs=(Feature.PATTERNS,),
 )

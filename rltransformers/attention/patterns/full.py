@@ -1,11 +1,11 @@
 """Full causal attention over everything the memory holds."""
 
-from rltransformers.attention.interface import Dims
-from rltransformers.attention.patterns.interface import Reach
-from rltransformers.core.spec import Spec, Traits
+from rltransformers.attention.reach import Reach
+from rltransformers.core.spec import NoOptions, Spec, Traits
+from rltransformers.mixers.interface import Dims
 
 
-def build(dims: Dims) -> Reach:
+def build(dims: Dims, options: NoOptions) -> Reach:
     """A0; the memory bounds it."""
     return Reach(dims.memory + 1, tokens_per_step=dims.tokens_per_step)
 

@@ -1,16 +1,25 @@
 """Window plus the first tokens of the episode, never forgotten (causal form of global keys)."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from rltransformers.attention.interface import Dims
-from rltransformers.attention.patterns.interface import Reach, check_window
-from rltransformers.core.spec import Size, Spec, Traits
+from rltransformers.attention.reach import Reach, check_window
+from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.mixers.interface import Dims
 
 
-def build(dims: Dims, *, window: Size, sinks: Annotated[int, Ge(1), Le(4096)] = 1) -> Reach:
-    """A12: band of ``window`` steps and the first ``sinks`` tokens; those outside the window count as just outside it.
+@dataclass(frozen=True)
+class Options:
+    """Steps of the window, and tokens at the start of the episode that stay visible."""
+
+    window: Size
+    sinks: Annotated[int, Ge(1), Le(4096)] = 1
+
+
+def build(dims: Dims, options: Options) -> Reach:
+    """A band of ``window`` steps and the first ``sinks`` tokens; those outside the window count as just outside it.
 
     Distances to sinks are clipped at the window edge (as attention sinks do, Xiao et al. 2023, arXiv 2309.17453), so
     relative positions need no table as long as the episode.
@@ -18,8 +27,8 @@ def build(dims: Dims, *, window: Size, sinks: Annotated[int, Ge(1), Le(4096)] = 
     Raises:
         ConfigError: the memory is shorter than the window.
     """
-    check_window("longformer", window, dims.memory)
-    return Reach(window, sinks=sinks, tokens_per_step=dims.tokens_per_step)
+    check_window("longformer", options.window, dims.memory)
+    return Reach(options.window, sinks=options.sinks, tokens_per_step=dims.tokens_per_step)
 
 
 SPEC = Spec(
@@ -29,6 +38,7 @@ SPEC = Spec(
     paper="Beltagy et al. 2020, arXiv 2004.05150",
     summary="Window plus the first `sinks` tokens of the episode.",
     build=build,
+    options=Options,
     example={"pattern": {"name": "longformer", "window": 3, "sinks": 2}},
     traits=Traits(
         causality="X",
@@ -36,4 +46,6 @@ SPEC = Spec(
         state="(window-1+sinks) D",
         causal_form="global tokens are the first of the episode and are keys only; projections are not separate",
     ),
+    offers=(Feature.REACH,),
+    needs=(Feature.PATTERNS,),
 )

@@ -4,26 +4,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.attention.interface import Dims
-from rltransformers.attention.priors.interface import Prior
-from rltransformers.core.spec import Spec
+from rltransformers.attention.roles import Part
+from rltransformers.core.spec import Feature, NoOptions, Spec
+from rltransformers.mixers.interface import Dims
 
 
-class Gaussian(Prior):
+class Gaussian(Part):
     """-|w d^2 + b| with w >= 0 and b <= 0 per head; the score peaks at d = sqrt(-b / w)."""
+
+    scores_distances = True
 
     def __init__(self, heads: int) -> None:
         super().__init__()
         self.width = nn.Parameter(torch.full((heads, 1), -4.0))
         self.offset = nn.Parameter(torch.full((heads, 1), -4.0))
 
-    def logits(self, distance: Tensor) -> Tensor:
-        """[H, L]."""
+    def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
+        """[L, H]."""
         d = distance.to(self.width.dtype)
-        return -(F.softplus(self.width) * d**2 - F.softplus(self.offset)).abs()
+        return -(F.softplus(self.width) * d**2 - F.softplus(self.offset)).abs().T
 
 
-def build(dims: Dims) -> Prior:
+def build(dims: Dims, options: NoOptions) -> Part:
     """B2."""
     return Gaussian(dims.heads)
 
@@ -36,4 +38,5 @@ SPEC = Spec(
     summary="Subtracts a learned quadratic function of the distance from the scores.",
     build=build,
     example={"prior": "gaussian_transformer"},
+    needs=(Feature.SCORES,),
 )

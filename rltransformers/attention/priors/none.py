@@ -1,13 +1,13 @@
 """No prior."""
 
-from rltransformers.attention.interface import Dims
-from rltransformers.attention.priors.interface import Prior
-from rltransformers.core.spec import Spec
+from rltransformers.attention.roles import Part
+from rltransformers.core.spec import NoOptions, Spec
+from rltransformers.mixers.interface import Dims
 
 
-def build(dims: Dims) -> Prior:
+def build(dims: Dims, options: NoOptions) -> Part:
     """Scores are left alone."""
-    return Prior()
+    return Part()
 
 
 SPEC = Spec(

@@ -1,17 +1,24 @@
 """RealFormer: the logits of the layer below are added to this layer's (He et al. 2021)."""
 
-from rltransformers.attention.interface import Dims
-from rltransformers.attention.priors.interface import Prior
-from rltransformers.core.spec import Spec, Traits
+from torch import Tensor
+
+from rltransformers.attention.roles import Part, Stage, View
+from rltransformers.core.spec import Feature, NoOptions, Refusal, Spec, Traits
+from rltransformers.mixers.interface import Dims
 
 
-class RealFormer(Prior):
+class RealFormer(Part):
     """Residual attention: logits_l = own_l + logits_(l-1), both before the mask."""
 
-    residual = True
+    stages = Stage.LOGITS
+    hands_on = True
+
+    def logits(self, logits: Tensor, view: View) -> Tensor:
+        """Sum with those of the layer below, where there is one."""
+        return logits if view.below is None else logits + view.below
 
 
-def build(dims: Dims) -> Prior:
+def build(dims: Dims, options: NoOptions) -> Part:
     """B4."""
     return RealFormer()
 
@@ -25,4 +32,10 @@ SPEC = Spec(
     build=build,
     example={"prior": "realformer", "layers": 3},
     traits=Traits(family="EXPL"),
+    offers=(Feature.CARRY,),
+    needs=(Feature.LOGITS,),
+    refuses=(
+        Refusal(Feature.MIXED_KEYS, "the logits of the previous layer must be about the same keys"),
+        Refusal(Feature.HALTING, "a halted token takes no step, so the next one finds no logits of it"),
+    ),
 )

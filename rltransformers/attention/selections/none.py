@@ -1,13 +1,13 @@
 """Every allowed key is used."""
 
-from rltransformers.attention.interface import Dims
-from rltransformers.attention.selections.interface import Selection
-from rltransformers.core.spec import Spec
+from rltransformers.attention.roles import Part
+from rltransformers.core.spec import NoOptions, Spec
+from rltransformers.mixers.interface import Dims
 
 
-def build(dims: Dims) -> Selection:
+def build(dims: Dims, options: NoOptions) -> Part:
     """No selection."""
-    return Selection()
+    return Part()
 
 
 SPEC = Spec(

@@ -1,30 +1,41 @@
 """Exact top-k: each query keeps its largest logits, the maximum inner product search of sparse attention."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from rltransformers.attention.interface import Dims
-from rltransformers.attention.selections.interface import Selection
-from rltransformers.core.spec import Size, Spec, Traits
+from rltransformers.attention.roles import Part, Stage, View
+from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.mixers.interface import Dims
 
 
-class TopK(Selection):
+class TopK(Part):
     """Keeps the ``k`` largest logits of a row; the gradient flows through the kept ones only."""
 
-    selects = True
+    stages = Stage.MASKED_LOGITS
 
     def __init__(self, k: int) -> None:
+        super().__init__()
         self.k = k
 
-    def keep(self, logits: Tensor) -> Tensor:
-        """Exactly min(k, S) entries per row, ties broken by index."""
-        chosen = logits.detach().topk(min(self.k, logits.shape[-1]), dim=-1).indices
-        return torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, chosen, True)
+    def masked_logits(self, logits: Tensor, view: View) -> Tensor:
+        """All but min(k, S) entries per row at the lowest number; ties are broken by index."""
+        largest = logits.detach().topk(min(self.k, logits.shape[-1]), dim=-1).indices
+        others = torch.ones_like(logits, dtype=torch.bool).scatter(-1, largest, False)
+        return logits.masked_fill(others, torch.finfo(logits.dtype).min)
 
 
-def build(dims: Dims, *, k: Size = 16) -> Selection:
+@dataclass(frozen=True)
+class Options:
+    """Keys that a query keeps."""
+
+    k: Size = 16
+
+
+def build(dims: Dims, options: Options) -> Part:
     """C1."""
-    return TopK(k)
+    return TopK(options.k)
 
 
 SPEC = Spec(
@@ -34,6 +45,9 @@ SPEC = Spec(
     paper="Gupta et al. 2021, arXiv 2106.06899; survey Lin et al. 2021",
     summary="Each query keeps its k largest logits.",
     build=build,
+    options=Options,
     example={"selection": {"name": "topk", "k": 3}},
     traits=Traits(causality="C*", family="SEL"),
+    offers=(Feature.SELECTION,),
+    needs=(Feature.LOGITS,),
 )

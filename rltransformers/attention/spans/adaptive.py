@@ -1,12 +1,15 @@
 """A learned span per head (Sukhbaatar et al. 2019)."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
-from rltransformers.attention.interface import Dims
+from rltransformers.attention.roles import Part
 from rltransformers.attention.spans.interface import Ramp, Span, soft_mask
 from rltransformers.core.ranges import UnitInterval
-from rltransformers.core.spec import Spec, Traits
+from rltransformers.core.spec import Feature, Loss, Spec, Traits
+from rltransformers.mixers.interface import Dims
 
 
 class AdaptiveSpan(Span):
@@ -25,7 +28,7 @@ class AdaptiveSpan(Span):
         """[H, L]."""
         return soft_mask(self.fraction * self.maximum, distance, self.ramp)
 
-    def penalty(self, h: Tensor, valid: Tensor) -> Tensor:
+    def mean(self, h: Tensor, valid: Tensor) -> Tensor:
         """Mean of z over heads."""
         return self.fraction.mean() * self.maximum
 
@@ -35,9 +38,17 @@ class AdaptiveSpan(Span):
             self.fraction.clamp_(0.0, 1.0)
 
 
-def build(dims: Dims, *, ramp: Ramp = 32.0, initial: UnitInterval = 0.0) -> Span:
-    """SP1; the largest span is the memory, ``initial`` the share of it to start from."""
-    return AdaptiveSpan(dims.heads, dims.memory * dims.tokens_per_step, ramp, initial)
+@dataclass(frozen=True)
+class Options:
+    """Width of the soft edge in tokens, and the share of the memory that spans start from."""
+
+    ramp: Ramp = 32.0
+    initial: UnitInterval = 0.0
+
+
+def build(dims: Dims, options: Options) -> Part:
+    """SP1; the largest span is the memory."""
+    return AdaptiveSpan(dims.heads, dims.memory * dims.tokens_per_step, options.ramp, options.initial)
 
 
 SPEC = Spec(
@@ -47,6 +58,9 @@ SPEC = Spec(
     paper="Sukhbaatar et al. 2019, arXiv 1905.07799",
     summary="Each head learns how many tokens back it looks.",
     build=build,
+    options=Options,
     example={"span": {"name": "adaptive", "ramp": 2.0, "initial": 0.3}},
     traits=Traits(family="EXPL"),
+    needs=(Feature.SCORES,),
+    produces=(Loss("span"),),
 )

@@ -1,14 +1,16 @@
 """A span per head and token, predicted from the token (Sukhbaatar et al. 2019, section 2.2)."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 
-from rltransformers.attention.interface import Dims
+from rltransformers.attention.roles import Part
 from rltransformers.attention.spans.interface import Ramp, Span, soft_mask
-from rltransformers.core.spec import Spec, Traits
+from rltransformers.core.spec import Feature, Loss, Spec, Traits
+from rltransformers.mixers.interface import Dims
 
 
 class DynamicSpan(Span):
@@ -29,15 +31,23 @@ class DynamicSpan(Span):
         """[B, H, T, L]."""
         return soft_mask(self.spans(h), distance, self.ramp)
 
-    def penalty(self, h: Tensor, valid: Tensor) -> Tensor:
+    def mean(self, h: Tensor, valid: Tensor) -> Tensor:
         """Mean of z over heads and valid tokens."""
         weight = valid.to(h.dtype)
         return (self.spans(h).mean(1) * weight).sum() / weight.sum().clamp(min=1)
 
 
-def build(dims: Dims, *, ramp: Ramp = 32.0, bias: Annotated[float, Ge(-100), Le(100)] = -4.0) -> Span:
-    """SP2; a bias of -4 starts with spans near 2 % of the memory."""
-    return DynamicSpan(dims.width, dims.heads, dims.memory * dims.tokens_per_step, ramp, bias)
+@dataclass(frozen=True)
+class Options:
+    """Width of the soft edge in tokens, and the bias of the prediction: -4 starts near 2 % of the memory."""
+
+    ramp: Ramp = 32.0
+    bias: Annotated[float, Ge(-100), Le(100)] = -4.0
+
+
+def build(dims: Dims, options: Options) -> Part:
+    """SP2; the largest span is the memory."""
+    return DynamicSpan(dims.width, dims.heads, dims.memory * dims.tokens_per_step, options.ramp, options.bias)
 
 
 SPEC = Spec(
@@ -47,6 +57,9 @@ SPEC = Spec(
     paper="Sukhbaatar et al. 2019, arXiv 1905.07799, section 2.2",
     summary="Each token predicts how far each head looks.",
     build=build,
+    options=Options,
     example={"span": {"name": "adaptive_dynamic", "ramp": 2.0, "bias": 0.0}},
     traits=Traits(family="EXPL"),
+    needs=(Feature.SCORES,),
+    produces=(Loss("span"),),
 )

@@ -1,13 +1,13 @@
 """Full span."""
 
-from rltransformers.attention.interface import Dims
-from rltransformers.attention.spans.interface import Span
-from rltransformers.core.spec import Spec
+from rltransformers.attention.roles import Part
+from rltransformers.core.spec import NoOptions, Spec
+from rltransformers.mixers.interface import Dims
 
 
-def build(dims: Dims) -> Span:
+def build(dims: Dims, options: NoOptions) -> Part:
     """SP0."""
-    return Span()
+    return Part()
 
 
 SPEC = Spec(

@@ -3,11 +3,15 @@
 Axes: B batch, H heads, T tokens, L distances, D model width.
 """
 
+from abc import abstractmethod
 from typing import Annotated
 
 from annotated_types import Ge, Le
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
+
+from rltransformers.attention.roles import Part, Stage, View
+from rltransformers.functional.call import Call
 
 Ramp = Annotated[float, Ge(1e-6), Le(1e6)]
 """Tokens over which a soft mask falls from 1 to 0; narrower ones round to a hard edge in single precision."""
@@ -18,16 +22,26 @@ def soft_mask(span: Float[Tensor, "*n"], distance: Int[Tensor, " L"], ramp: floa
     return ((ramp + span[..., None] - distance.to(span.dtype)) / ramp).clamp(0.0, 1.0)
 
 
-class Span(nn.Module):
-    """Full span: no mask."""
+class Span(Part):
+    """A soft mask by distance, after which the weights sum to 1 again."""
 
-    def mask(self, h: Float[Tensor, "B T D"], distance: Int[Tensor, " L"]) -> Float[Tensor, "..."] | None:
+    stages = Stage.WEIGHTS
+
+    @abstractmethod
+    def mask(self, h: Float[Tensor, "B T D"], distance: Int[Tensor, " L"]) -> Float[Tensor, "... L"]:
         """Multiplier for the listed distances, [H, L] or [B, H, T, L]; self (d = 0) always has 1."""
-        return None
 
-    def penalty(self, h: Float[Tensor, "B T D"], valid: Tensor) -> Tensor | None:
+    @abstractmethod
+    def mean(self, h: Float[Tensor, "B T D"], valid: Tensor) -> Tensor:
         """Mean span in tokens, the auxiliary loss X2."""
-        return None
 
-    def constrain_(self) -> None:
-        """Bring parameters back into their range after an optimiser step."""
+    def weights(self, weights: Tensor, view: View) -> Tensor:
+        """Multiplied and normalised."""
+        weights = weights * view.columns.spread(self.mask(view.h, view.columns.listed))
+        return weights / (weights.sum(-1, keepdim=True) + 1e-8)
+
+    def tell(self, h: Tensor, call: Call) -> None:
+        """The mean span, as loss and as metric."""
+        mean = self.mean(h, call.tokens.valid())
+        call.probe.loss("span", mean)
+        call.probe.metric("span", mean.detach())

@@ -1,0 +1,151 @@
+"""All keys of one call side by side: how far each lies from every query, and whether it is seen.
+
+Axes: B batch, H heads (1 where heads agree), T tokens, S keys of all groups, L listed distances.
+Whatever depends on the distance alone is computed once per listed distance and spread over the keys.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rltransformers.attention.reach import Pattern
+from rltransformers.functional import windows
+from rltransformers.functional.call import Call
+from rltransformers.functional.keys import At, Place, Ring, Rows
+from rltransformers.functional.windows import Tokens
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Distances and visibility.
+
+    Attributes:
+        mask: 0 where a key is seen, minus infinity elsewhere.
+        listed: the distances for which scores are computed.
+        index: per group, where its keys find their distance in ``listed``: [T, N], [B, T, N] or [B, H, T, N]; None for
+            keys that are listed as they lie.
+        contiguous: number of key rows where there are no others and they are contiguous in time, else 0.
+    """
+
+    mask: Float[Tensor, "B h T S"]
+    listed: Int[Tensor, " L"]
+    index: tuple[Tensor | None, ...]
+    contiguous: int
+
+    @property
+    def visible(self) -> Bool[Tensor, "B h T S"]:
+        """Where a query may look."""
+        return self.mask == 0
+
+    def spread(self, scores: Float[Tensor, "... L"]) -> Float[Tensor, "B H T S"]:
+        """Scores [H, L] or [B, H, T, L] by listed distance, by key."""
+        if scores.dim() == 2:
+            scores = scores[None, :, None]
+        elif self.contiguous:
+            return windows.by_key(scores, self.contiguous)
+        return beside([self._of_group(scores, index) for index in self.index])
+
+    def _of_group(self, scores: Float[Tensor, "b H t L"], index: Tensor | None) -> Float[Tensor, "b H T N"]:
+        if index is None:
+            return scores
+        if index.dim() == 2 and scores.shape[0] == 1 and scores.shape[2] == 1:
+            return scores[:, :, 0][..., index]
+        index = by_head(index)
+        batch, heads, time = max(scores.shape[0], index.shape[0]), scores.shape[1], index.shape[2]
+        return scores.expand(batch, -1, time, -1).gather(-1, index.expand(batch, heads, -1, -1))
+
+    @property
+    def length(self) -> int:
+        """L, where 0 .. L - 1 are the listed distances in any order."""
+        return self.listed.shape[0]
+
+    def distances(self) -> list[Int[Tensor, "b h T N"]]:
+        """Distance of every key, group by group; 0 for keys of the future."""
+        time = self.mask.shape[2]
+        return [
+            self.listed.expand(1, 1, time, -1) if index is None else self.listed[by_head(index)] for index in self.index
+        ]
+
+
+def by_head(index: Int[Tensor, "... T N"]) -> Int[Tensor, "B h T N"]:
+    """With the axes of streams and heads."""
+    if index.dim() == 2:
+        return index[None, None]
+    return index[:, None] if index.dim() == 3 else index
+
+
+def beside(parts: list[Tensor]) -> Tensor:
+    """Along the last axis, streams and heads expanded; one alone costs nothing."""
+    if len(parts) == 1:
+        return parts[0]
+    batch, heads = max(part.shape[0] for part in parts), max(part.shape[1] for part in parts)
+    return torch.cat([part.expand(batch, heads, -1, -1) for part in parts], -1)
+
+
+def columns_of(pattern: Pattern, places: tuple[Place, ...], counts: tuple[int, ...], call: Call) -> Columns:
+    """The columns of groups with so many keys; those of a window alone are the same in all layers of a call."""
+    if any(isinstance(place, At) for place in places):
+        return _columns(pattern, places, counts, call.tokens)
+    key = "columns", pattern, counts, type(places[0])
+    return call.once(key, lambda: _columns(pattern, places, counts, call.tokens))
+
+
+def _columns(pattern: Pattern, places: tuple[Place, ...], counts: tuple[int, ...], tokens: Tokens) -> Columns:
+    p, time = tokens.p, tokens.p.shape[1]
+    if len(places) == 1 and isinstance(places[0], Ring) and time == 1:
+        age = places[0].age
+        return Columns(window_mask(pattern, age[None], p), age, (None,), 0)
+    alone, edge = len(places) == 1 and isinstance(places[0], Rows), pattern.horizon + 1
+    elsewhere = [edge if place.farthest is None else place.farthest for place in places if isinstance(place, At)]
+    length = max(pattern.horizon, *elsewhere) + 1 if elsewhere else min(pattern.horizon + 1, *counts)
+    masks, index = [], []
+    for place, count in zip(places, counts, strict=True):
+        if isinstance(place, At):
+            masks.append(additive(seen_at(pattern, place, p)))
+            distance = place.distance
+        else:
+            distance = window_distance(place, time, count, p.device)
+            masks.append(window_mask(pattern, distance, p))
+        index.append(length - 1 - distance.clamp(0, length - 1))
+    listed = windows.oldest_first(length, p.device)
+    return Columns(beside(masks), listed, tuple(index), counts[0] if alone else 0)
+
+
+def window_distance(place: Rows | Ring, time: int, count: int, device: torch.device) -> Int[Tensor, "T N"]:
+    """Tokens from every query back to every row; negative for the future."""
+    if isinstance(place, Rows):
+        return windows.distances(time, count, device)
+    return place.age - windows.oldest_first(time, device)[:, None]
+
+
+def seen_at(pattern: Pattern, place: At, p: Int[Tensor, "B T"]) -> Bool[Tensor, "B h T N"]:
+    """Visibility of rows that stand elsewhere; of sinks only where the window of the pattern does not reach."""
+    seen = by_head(place.visible)
+    return seen & pattern.outside(place.distance, p) if place.outside else seen
+
+
+def allowed_at(pattern: Pattern, place: At, p: Int[Tensor, "B T"]) -> At:
+    """The place without the distances that leave the token's own episode or that the pattern does not allow."""
+    distance, reaches = by_head(place.distance), pattern.heads
+    if len(reaches) == 1:
+        allowed = reaches[0].allowed(distance)
+    else:
+        each = distance.expand(-1, len(reaches), -1, -1).unbind(1)
+        allowed = torch.stack([reach.allowed(row) for reach, row in zip(reaches, each, strict=True)], 1)
+    limit = torch.minimum(pattern.limits(p), p[:, None])
+    return replace(place, visible=by_head(place.visible) & allowed & (distance <= limit[..., None]))
+
+
+def window_mask(pattern: Pattern, distance: Int[Tensor, "T N"], p: Int[Tensor, "B T"]) -> Float[Tensor, "B h T N"]:
+    """0 for keys of the token's own episode at a distance that the pattern allows, minus infinity elsewhere."""
+    limit = torch.minimum(pattern.limits(p), p[:, None]) if pattern.anchored else p[:, None]
+    allowed = pattern.allowed(distance)
+    return additive((distance <= limit[..., None]) & allowed)
+
+
+def additive(visible: Bool[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """0 where visible, minus infinity elsewhere."""
+    return torch.where(visible, 0.0, -math.inf)

@@ -1,0 +1,1 @@
+"""Ways to compute the same attention, pure functions; ``attention.plan`` chooses, ``dense`` is the twin of all."""

@@ -1,0 +1,85 @@
+"""Attention with explicit logits and weights: a walk through the stages; every other engine equals it.
+
+Axes: B batch, H heads, T tokens, N keys of a group, S keys of all groups, K key width, V value width, D model width.
+"""
+
+import functools
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rltransformers.attention.columns import Columns, beside
+from rltransformers.attention.plan import Plan
+from rltransformers.attention.roles import Heads, View
+from rltransformers.functional.dropout import dropout
+from rltransformers.positions.interface import Acts
+
+
+def dense(
+    plan: Plan,
+    query: Float[Tensor, "B H T K"],
+    groups: list[Heads],
+    scores: Float[Tensor, "..."] | None,
+    view: View,
+    training: bool,
+) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T S"], Float[Tensor, "B H T S"]]:
+    """Outputs, the unmasked logits, and every head's own weights.
+
+    Args:
+        query: as it meets contents, turned where keys are.
+        scores: by listed distance, see ``Plan.scores``.
+    """
+    scale, columns = query.shape[-1] ** -0.5, view.columns
+    logits = beside([content(query, group, scale) for group in groups])
+    if scores is not None:
+        logits = logits + columns.spread(scores)
+    for part in plan.on_logits:
+        logits = part.logits(logits, view)
+    handed = logits
+    logits = logits.masked_fill(~columns.visible, torch.finfo(logits.dtype).min)
+    for part in plan.on_masked_logits:
+        logits = part.masked_logits(logits, view)
+    weights = logits.softmax(-1)
+    if plan.chooser is not None:  # which may have found no key: the query reads nothing then
+        weights = weights.masked_fill(~columns.visible, 0.0)
+    for part in plan.on_weights:
+        weights = part.weights(weights, view)
+    mixed = weights
+    for part in plan.on_mixed_weights:
+        mixed = part.mixed_weights(mixed, view)
+    return read(plan, dropout(mixed, plan.dropout, training), groups, columns), handed, weights
+
+
+def content(query: Float[Tensor, "B H T K"], group: Heads, scale: float) -> Float[Tensor, "B H T N"]:
+    """Scaled products of queries and keys, with the shift of the group."""
+    if group.per_token:
+        products = (query[..., None, :] * group.k).sum(-1) * scale
+    else:
+        products = query @ group.k.transpose(-1, -2) * scale
+    return products if group.shift is None else products + group.shift
+
+
+def read(
+    plan: Plan, weights: Float[Tensor, "B H T S"], groups: list[Heads], columns: Columns
+) -> Float[Tensor, "B H T V"]:
+    """Weighted sum of values, plus value vectors by distance."""
+    counts = [group.k.shape[-2] for group in groups]
+    parts = weights.split_with_sizes(counts, -1) if len(groups) > 1 else (weights,)
+    outputs = [
+        (part[..., None] * group.v).sum(-2) if group.per_token else part @ group.v
+        for part, group in zip(parts, groups, strict=True)
+    ]
+    if Acts.VALUE in plan.position.acts:
+        table = plan.position.value_table(columns.length)
+        outputs += [vectors(part, table[distance]) for part, distance in zip(parts, columns.distances(), strict=True)]
+    return functools.reduce(Tensor.add, outputs)
+
+
+def vectors(weights: Float[Tensor, "B H T N"], table: Float[Tensor, "b h T N V"]) -> Float[Tensor, "B H T V"]:
+    """Weighted sums of vectors of queries and keys, which are not copied for streams and heads that share them."""
+    if table.shape[1] > 1:
+        return torch.einsum("bhtn,bhtnv->bhtv", weights, table)
+    if table.shape[0] > 1:
+        return torch.einsum("bhtn,btnv->bhtv", weights, table[:, 0])
+    return torch.einsum("bhtn,tnv->bhtv", weights, table[0, 0])

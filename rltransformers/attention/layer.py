@@ -1,0 +1,326 @@
+"""Attention over groups of key rows: project, split into heads, let an engine compute, join the heads.
+
+Axes: B batch, H heads, G key-value heads, T tokens, N key rows of a group, L distances, K head width, V value width,
+E = G (K + V). Long calls are cut into blocks, each with its own memory rows, so work grows linearly with T.
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.attention.columns import Columns, allowed_at, beside, columns_of
+from rltransformers.attention.engines.dense import dense
+from rltransformers.attention.engines.fused import banded, fused
+from rltransformers.attention.engines.gathered import gathered
+from rltransformers.attention.plan import Plan, kernel_of_torch
+from rltransformers.attention.roles import Heads, View
+from rltransformers.core.spec import Feature, NoOptions, Spec, Traits
+from rltransformers.functional import windows
+from rltransformers.functional.call import EVERY, Call, chosen
+from rltransformers.functional.keys import At, Group, Past, Place, Ring, Rows
+from rltransformers.functional.modules import linear
+from rltransformers.mixers.interface import Dims, Mixed, RowMixer
+from rltransformers.positions.interface import Acts
+
+SMALLEST_BLOCK = 32  # tokens; smaller blocks cost more in small products than they save in keys outside the window
+
+
+class Attention(RowMixer):
+    """Scaled dot products, normalised by a softmax over all keys in view, with the parts of a plan plugged in."""
+
+    def __init__(self, dims: Dims, plan: Plan) -> None:
+        super().__init__()
+        self.dims, self.plan = dims, plan
+        self.position, self.prior, self.selection = plan.position, plan.prior, plan.selection
+        self.head_mixing, self.span, self.chooser = plan.head_mixing, plan.span, plan.chooser
+        self.horizon, self.sinks = plan.pattern.horizon, plan.pattern.sinks
+        self.query_width = dims.heads * dims.head_dim
+        self.key_width = dims.kv_heads * (dims.head_dim + dims.value_dim)
+        # rows of the weight: queries, keys, values
+        self.project = dims.projection(dims.width, self.query_width + self.key_width)
+        self.output = dims.projection(dims.heads * dims.value_dim, dims.width)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """That of the chooser."""
+        return {} if self.chooser is None else self.chooser.state_shapes()
+
+    def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
+        """Queries, and keys and values side by side, not turned."""
+        query, keys = linear(self.project, h).split_with_sizes([self.query_width, self.key_width], -1)
+        return query, keys
+
+    def keys(self, h: Float[Tensor, "B S D"]) -> Float[Tensor, "B S E"]:
+        """Keys and values side by side, not turned."""
+        bias = self.project.bias
+        return F.linear(h, self.project.weight[self.query_width :], None if bias is None else bias[self.query_width :])
+
+    def tables(self, reach: int) -> dict[str, Tensor]:
+        """Scores by distance, and the turns of rows by how far they lie back."""
+        weight = self.project.weight
+        distance = torch.arange(reach, device=weight.device)
+        found = self.plan.of_distances(distance, weight)
+        return found | ({"circle": self.position.circle(distance, weight)} if self.plan.turns else {})
+
+    def table_sources(self) -> list[nn.Module]:
+        """The position, and the parts that score distances."""
+        parts: list[nn.Module] = [part for part in self.plan.parts if part.scores_distances]
+        return [self.position, *parts] if self.plan.turns or Acts.SCORE in self.position.acts else parts
+
+    def forward(
+        self,
+        h: Float[Tensor, "B T D"],
+        query: Float[Tensor, "B T Q"],
+        past: Past,
+        state: dict[str, Tensor],
+        call: Call,
+        below: Tensor | None,
+    ) -> Mixed:
+        """The wanted tokens, and the unmasked logits when a part of the next layer builds on them.
+
+        Of tokens that are not wanted only the keys count; where nothing depends on the order of queries, theirs are not
+        even compared.
+        """
+        batch, time = query.shape[:2]
+        if call.probe.listens:
+            self.tell(h, call)
+        block = max(-(-self.horizon // 4), SMALLEST_BLOCK)  # a quarter of the window: few keys stand outside it
+        window = past[-1]
+        cut = isinstance(window.place, Rows) and self.horizon + block < window.rows.shape[1]
+        if cut and self.chooser is None and foldable(past):
+            mixed, logits = self.attend(*self.cut(h, query, past, call, block), below, EVERY)
+            mixed = windows.unfold_tokens(joined_heads(mixed), time, batch)
+            return Mixed(linear(self.output, chosen(mixed, call.wanted)), state, logits)
+        early = EVERY if call.probe.listens or self.plan.ordered else call.wanted
+        if self.chooser is None:
+            mixed, logits = self.attend(h, chosen(query, early), past, call, below, early)
+        else:
+            mixed, logits, state = self.choose(h, query, past, state, call, below)
+        mixed = joined_heads(mixed)
+        return Mixed(linear(self.output, mixed if early is call.wanted else chosen(mixed, call.wanted)), state, logits)
+
+    def tell(self, h: Float[Tensor, "B T D"], call: Call) -> None:
+        """Auxiliary losses of the parts."""
+        for part in self.plan.parts:
+            part.tell(h, call)
+
+    def cut(self, h: Tensor, query: Tensor, past: Past, call: Call, block: int) -> tuple[Tensor, Tensor, Past, Call]:
+        """Blocks of ``block`` tokens as further batch rows, each with ``horizon`` rows of its own past in front."""
+        *others, window = past
+        rows = window.rows
+        missing = self.horizon - (rows.shape[1] - query.shape[1])
+        if missing > 0:
+            rows = F.pad(rows, (0, 0, missing, 0))
+        elif missing < 0:
+            rows = rows[:, -missing:]
+        folded = call.once(("blocks", block), lambda: Call(call.tokens.cut(block)))
+        groups = [Group(windows.fold(group.rows, block), folded_place(group.place, block)) for group in others]
+        groups.append(Group(windows.fold_keys(rows, self.horizon, block), Rows()))
+        return windows.fold(h, block), windows.fold(query, block), tuple(groups), replace(folded, probe=call.probe)
+
+    def attend(
+        self, h: Tensor, query: Tensor, past: Past, call: Call, below: Tensor | None, early: slice
+    ) -> tuple[Float[Tensor, "B H T V"], Tensor | None]:
+        """One block: the queries of the tokens ``early`` against all keys at once."""
+        plan, q = self.plan, self.split_queries(query)
+        groups = [Heads(*self.split(group.rows), group.place) for group in past]
+        counts = tuple(group.k.shape[-2] for group in groups)
+        columns = columns_of(plan.pattern, tuple(group.place for group in groups), counts, call)
+        turned, groups = self.turned(self.content_query(q), groups, call)
+        scores = self.scores(q, columns, call)
+        if plan.fuses(past, call.probe.reads_weights):
+            rate = plan.dropout if self.training else 0.0
+            learns = torch.is_grad_enabled() and q.requires_grad
+            if early != EVERY:
+                columns = replace(columns, mask=columns.mask[:, :, early])
+            k, v = side_by_side([group.k for group in groups]), side_by_side([group.v for group in groups])
+            time = q.shape[2]
+            if kernel_of_torch(scores is not None, learns, time, rate if q.device.type == "cpu" else 0.0):
+                return fused(turned, k, v, scores, columns, rate), None
+            if scores is None or (columns.contiguous and columns.length <= k.shape[2] - time + 1):
+                return banded(turned, k, v, scores, columns, rate), None
+        return self.finish(turned, groups, scores, View(h, columns, below), call)
+
+    def choose(
+        self, h: Tensor, query: Tensor, past: Past, state: dict[str, Tensor], call: Call, below: Tensor | None
+    ) -> tuple[Float[Tensor, "B H T V"], Tensor | None, dict[str, Tensor]]:
+        """The keys that the chooser picks from the window for every query, as far as the pattern allows; all others."""
+        plan, chooser = self.plan, self.chooser
+        assert chooser is not None
+        q = chooser.prepare(self.split_queries(query))
+        split = [(self.split(group.rows), group.place) for group in past]
+        groups = [Heads(chooser.prepare(k), v, place) for (k, v), place in split]
+        selected, state = chooser.choose(q, groups[-1], state, call)
+        selected = replace(selected, at=allowed_at(plan.pattern, selected.at, call.tokens.p))
+        turned, groups = self.turned(self.content_query(q), [*groups, *selected.others], call)
+        others, window, made = groups[: len(past) - 1], groups[len(past) - 1], groups[len(past) :]
+        groups = [*others, *gathered(window, replace(selected, others=tuple(made)))]
+        counts = tuple(group.k.shape[-2] for group in groups)
+        columns = columns_of(plan.pattern, tuple(group.place for group in groups), counts, call)
+        view = View(h, columns, below)
+        return *self.finish(turned, groups, self.scores(q, columns, call), view, call), state
+
+    def finish(
+        self, turned: Tensor, groups: list[Heads], scores: Tensor | None, view: View, call: Call
+    ) -> tuple[Float[Tensor, "B H T V"], Tensor | None]:
+        """By explicit logits, watched where somebody asks."""
+        out, logits, weights = dense(self.plan, turned, groups, scores, view, self.training)
+        if call.probe.reads_weights:
+            self.watch(weights, view.columns, call)
+        return out, logits if self.plan.hands_on else None
+
+    def content_query(self, q: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
+        """Queries as they meet key contents."""
+        return self.position.content_query(q) if Acts.QUERY in self.position.acts else q
+
+    def scores(self, q: Float[Tensor, "B H T K"], columns: Columns, call: Call) -> Tensor | None:
+        """Scores by listed distance, or None when there are none."""
+        if not self.plan.scores_distances:
+            return None
+        tables = {name: call.tables[f"{call.place}.{name}"] for name in ("position", "parts")
+                  if f"{call.place}.{name}" in call.tables}  # fmt: skip
+        if tables:
+            rows = {name: table.index_select(0, columns.listed) for name, table in tables.items()}
+        else:
+            rows = self.plan.of_distances(columns.listed, q)
+        return self.plan.scores(q, rows)
+
+    def turned(
+        self, query: Float[Tensor, "B H T K"], groups: list[Heads], call: Call
+    ) -> tuple[Float[Tensor, "B H T K"], list[Heads]]:
+        """Queries and keys turned by their places, where the position does so."""
+        if not self.plan.turns:
+            return query, groups
+        position, behind = self.position, windows.oldest_first(query.shape[2], query.device)
+        turned = [
+            replace(group, k=position.turn(group.k, self.circle(back(group, behind, self.horizon + 1), query, call)))
+            for group in groups
+        ]
+        return position.turn(query, self.circle(behind, query, call)), turned
+
+    def circle(self, behind: Int[Tensor, "*n"], like: Tensor, call: Call) -> Float[Tensor, "*n 2 f"]:
+        """How rows that lie ``behind`` the last token are turned."""
+        table = call.tables.get(f"{call.place}.circle")
+        return self.plan.position.circle(behind, like) if table is None else table[behind.clamp(0, len(table) - 1)]
+
+    def split_queries(self, query: Float[Tensor, "B T Q"]) -> Float[Tensor, "B H T K"]:
+        """Queries head by head."""
+        if query.shape[1] == 1:  # one token needs no transposition
+            return query.view(query.shape[0], self.dims.heads, 1, self.dims.head_dim)
+        return query.view(*query.shape[:2], self.dims.heads, self.dims.head_dim).transpose(1, 2)
+
+    def split(self, rows: Float[Tensor, "B *T N E"]) -> tuple[Tensor, Tensor]:
+        """Keys [B, H, *T, N, K] and values [B, H, *T, N, V], every query head next to its key-value head."""
+        groups = self.dims.kv_heads
+        if rows.dim() == 3 and self.dims.head_dim == self.dims.value_dim:
+            k, v = rows.unflatten(-1, (2, groups, self.dims.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+            return self.all_heads(k), self.all_heads(v)
+        parts = rows.split_with_sizes([groups * self.dims.head_dim, groups * self.dims.value_dim], -1)
+        k, v = (self.all_heads(part.unflatten(-1, (groups, -1)).movedim(-2, 1)) for part in parts)
+        return k, v
+
+    def all_heads(self, grouped: Float[Tensor, "B G *n"]) -> Float[Tensor, "B H *n"]:
+        """Every query head next to its key-value head."""
+        repeats = self.dims.heads // self.dims.kv_heads
+        return grouped if repeats == 1 else grouped.repeat_interleave(repeats, 1)
+
+    def content(self, h: Float[Tensor, "B T D"], rows: Float[Tensor, "B S D"], seen: Tensor) -> Float[Tensor, "B T O"]:
+        """What the queries ``h`` read from ``rows`` where ``seen`` [B, S], by content alone and with frozen weights."""
+        weight, given = self.project.weight.detach(), self.project.bias
+        bias = weight.new_zeros(len(weight)) if given is None else given.detach()
+        q = self.split_queries(F.linear(h, weight[: self.query_width], bias[: self.query_width]))
+        k, v = self.split(F.linear(rows, weight[self.query_width :], bias[self.query_width :]))
+        if self.chooser is not None:
+            q, k = self.chooser.prepare(q), self.chooser.prepare(k)
+        logits = q @ k.transpose(-1, -2) / math.sqrt(self.dims.head_dim)
+        weights = logits.masked_fill(~seen[:, None, None], torch.finfo(logits.dtype).min).softmax(-1)
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+    def watch(self, weights: Float[Tensor, "B H T S"], columns: Columns, call: Call) -> None:
+        """Tell look-back distance in tokens, entropy in nats, and the share of the window that no token fills yet."""
+        tokens, probe = call.tokens, call.probe
+        with torch.no_grad():
+            valid = tokens.valid().to(weights.dtype)[:, None]
+            count = valid.sum().clamp(min=1) * self.dims.heads
+            distance = beside(columns.distances()).expand_as(weights)
+            far = (weights * distance).sum(-1)
+            entropy = -(weights * weights.clamp(min=1e-12).log()).sum(-1)
+            probe.metric("lookback", (far * valid).sum() / count)
+            probe.metric("entropy", (entropy * valid).sum() / count)
+            seen = torch.minimum(tokens.p, self.plan.pattern.limits(tokens.p).amax(1)) + 1
+            empty = (1 - seen / (self.horizon + 1)).to(valid.dtype)
+            probe.metric("empty_slots", (empty * valid[:, 0]).sum() / valid.sum().clamp(min=1))
+            mass = weights.new_zeros(self.dims.heads, columns.length)
+            index = distance.transpose(0, 1).flatten(1)
+            mass = mass.scatter_add_(1, index, (weights * valid[..., None]).transpose(0, 1).flatten(1))
+            probe.lookback(mass / valid.sum().clamp(min=1))
+
+    def constrain_(self) -> None:
+        """Bring parameters back into their range after an optimiser step."""
+        for part in self.plan.parts:
+            part.constrain_()
+
+    def maintain(self) -> None:
+        """What the chooser learns between collecting and learning."""
+        if self.chooser is not None:
+            self.chooser.maintain()
+
+
+def joined_heads(mixed: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T HV"]:
+    """Outputs of all heads side by side."""
+    batch, heads, time, width = mixed.shape
+    if time == 1:
+        return mixed.reshape(batch, 1, heads * width)
+    return mixed.transpose(1, 2).reshape(batch, time, heads * width)
+
+
+def foldable(past: Past) -> bool:
+    """Whether all groups in front of the window belong to single tokens, so that they can be cut along them."""
+    return all(group.per_token for group in past[:-1])
+
+
+def folded_place(place: Place, block: int) -> At:
+    """The place of a group that is cut along its tokens."""
+    assert isinstance(place, At)
+    return replace(place, distance=windows.fold(place.distance, block), visible=windows.fold(place.visible, block))
+
+
+def back(group: Heads, behind: Int[Tensor, " T"], edge: int) -> Int[Tensor, "..."]:
+    """Tokens from the rows of a group back from the last token of the call, with the axes of its keys."""
+    place = group.place
+    if isinstance(place, Ring):
+        return place.age
+    if isinstance(place, Rows):
+        return windows.oldest_first(group.k.shape[2], group.k.device)
+    if group.per_token:
+        return (behind[:, None] + place.distance.clamp(max=place.farthest or edge))[:, None]
+    return place.distance[:, None, -1]
+
+
+def side_by_side(parts: list[Tensor]) -> Tensor:
+    """Groups along the axis of keys; one alone costs nothing."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+
+def build(dims: Dims, plan: Plan, options: NoOptions) -> Attention:
+    """S0."""
+    return Attention(dims, plan)
+
+
+SPEC = Spec(
+    id="S0",
+    name="softmax",
+    axis="mixer",
+    paper="Vaswani et al. 2017, arXiv 1706.03762, equation 1",
+    summary="Scaled dot products, normalised by a softmax over the window.",
+    build=build,
+    example={"mixer": "softmax"},
+    traits=Traits(family="EXPL", state="memory D (training), memory kv_heads (Dh + Dv) more (acting)", time="T"),
+    offers=(
+        *(Feature.SCORES, Feature.LOGITS, Feature.PATTERNS),
+        *(Feature.ROWS, Feature.SLOTS, Feature.KEYS),
+    ),
+)

@@ -1,0 +1,127 @@
+"""What attention is made of, and which engine computes it.
+
+Axes: B batch, H heads, T tokens, S keys, L distances, K head width.
+"""
+
+import functools
+from dataclasses import dataclass, field
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rltransformers.attention.reach import Pattern
+from rltransformers.attention.roles import Chooser, Part, Stage
+from rltransformers.functional.keys import Past
+from rltransformers.positions.interface import Acts, Position
+
+FEW_QUERIES = 8  # up to here the fused kernel is faster: it reads keys where they lie, not moved head by head
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The parts in their order, already built.
+
+    Attributes:
+        pattern: who may look at whom.
+        position: encoding inside attention.
+        chooser: picks the keys of every query before any product; None for all that the pattern allows.
+        selection, prior, head_mixing, span: parts of the stages.
+        dropout: share of the weights that is set to 0 in training.
+    """
+
+    pattern: Pattern
+    position: Position = field(default_factory=Position)
+    chooser: Chooser | None = None
+    selection: Part = field(default_factory=Part)
+    prior: Part = field(default_factory=Part)
+    head_mixing: Part = field(default_factory=Part)
+    span: Part = field(default_factory=Part)
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Settle what follows from the parts: a strict trace cannot enter the lock of ``cached_property``."""
+        for name, value in vars(Plan).items():
+            if isinstance(value, functools.cached_property):
+                getattr(self, name)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All parts in the order in which they act at one stage."""
+        return self.head_mixing, self.prior, self.selection, self.span
+
+    @functools.cached_property
+    def on_logits(self) -> tuple[Part, ...]:
+        """Changes of unmasked logits."""
+        return tuple(part for part in (self.head_mixing, self.prior) if Stage.LOGITS in part.stages)
+
+    @functools.cached_property
+    def on_masked_logits(self) -> tuple[Part, ...]:
+        """Changes of masked logits."""
+        return tuple(part for part in self.parts if Stage.MASKED_LOGITS in part.stages)
+
+    @functools.cached_property
+    def on_weights(self) -> tuple[Part, ...]:
+        """Changes of weights."""
+        return tuple(part for part in self.parts if Stage.WEIGHTS in part.stages)
+
+    @functools.cached_property
+    def on_mixed_weights(self) -> tuple[Part, ...]:
+        """Mixtures of the weights of all heads."""
+        return tuple(part for part in self.parts if Stage.MIXED_WEIGHTS in part.stages)
+
+    @functools.cached_property
+    def hands_on(self) -> bool:
+        """Whether the next layer needs the logits."""
+        return any(part.hands_on for part in self.parts)
+
+    @functools.cached_property
+    def explicit(self) -> bool:
+        """Whether logits or weights have to be seen or changed; otherwise fused forms compute the same."""
+        stages = self.on_logits or self.on_masked_logits or self.on_weights or self.on_mixed_weights
+        return bool(stages) or self.hands_on or Acts.VALUE in self.position.acts
+
+    @functools.cached_property
+    def turns(self) -> bool:
+        """Whether queries and keys are turned by their place."""
+        return Acts.ROTATION in self.position.acts
+
+    @functools.cached_property
+    def scores_distances(self) -> bool:
+        """Whether scores depend on the distance."""
+        return Acts.SCORE in self.position.acts or any(part.scores_distances for part in self.parts)
+
+    @functools.cached_property
+    def ordered(self) -> bool:
+        """Whether the output of a query depends on which query it is, or its keys are its own."""
+        return (
+            self.explicit or self.scores_distances or self.turns or self.pattern.sinks > 0 or self.chooser is not None
+        )
+
+    def of_distances(self, distance: Int[Tensor, " L"], like: Tensor) -> dict[str, Tensor]:
+        """What parts make of distances under today's weights, first axis L: "position", and "parts" for their sum."""
+        found = {}
+        if Acts.SCORE in self.position.acts:
+            found["position"] = self.position.of_distances(distance, like)
+        scores = [part.of_distances(distance, like) for part in self.parts if part.scores_distances]
+        if scores:
+            found["parts"] = functools.reduce(Tensor.add, scores)
+        return found
+
+    def scores(self, q: Float[Tensor, "B H T K"], tables: dict[str, Tensor]) -> Float[Tensor, "... L"] | None:
+        """Scores by distance from what ``of_distances`` found: [B, H, T, L], [H, L], or None when there are none."""
+        position = self.position.scores(q, tables["position"]) if "position" in tables else None
+        parts = tables["parts"].T if "parts" in tables else None
+        if position is None or parts is None:
+            scores = parts if position is None else position
+        else:
+            scores = position + (parts[:, None] if position.dim() == 4 else parts)
+        return scores if scores is None or scores.dtype == q.dtype else scores.to(q.dtype)
+
+    def fuses(self, past: Past, reads_weights: bool) -> bool:
+        """Whether an engine without explicit logits computes ``past``."""
+        return not self.explicit and not reads_weights and not any(group.per_token for group in past)
+
+
+def kernel_of_torch(scored: bool, learns: bool, time: int, rate: float) -> bool:
+    """The one rule between the kernel of PyTorch and ``banded_attention``, both of which compute the same."""
+    return rate == 0.0 and (not scored or (time <= FEW_QUERIES and not learns))

@@ -1,0 +1,101 @@
+"""Who may look at whom, as a function of distance (and of the place inside the environment step).
+
+Axes: B batch, H heads (1 where heads agree), T tokens, L distances.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from rltransformers.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Allowed distances of one head: whole steps, every ``dilation``-th token, plus the first tokens of the episode.
+
+    Attributes:
+        window: steps, the token's own included.
+        dilation: allowed distances are multiples of it, in tokens.
+        sinks: tokens at the start of the episode that stay visible for ever.
+        tokens_per_step: tokens of one environment step.
+    """
+
+    window: int
+    dilation: int = 1
+    sinks: int = 0
+    tokens_per_step: int = 1
+
+    @property
+    def horizon(self) -> int:
+        """Largest allowed distance in tokens, sinks aside."""
+        return self.window * self.tokens_per_step - 1
+
+    def allowed(self, distance: Int[Tensor, "*n"]) -> Bool[Tensor, "*n"]:
+        """Allowed distances as far as they do not depend on the token; negative ones never are."""
+        inside = (distance >= 0) & (distance <= self.horizon)
+        return inside if self.dilation == 1 else inside & (distance % self.dilation == 0)
+
+    def limit(self, p: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+        """Largest distance inside the window: steps are whole, so later tokens of a step reach further."""
+        return (self.window - 1) * self.tokens_per_step + p % self.tokens_per_step
+
+    @property
+    def anchored(self) -> bool:
+        """Whether the edge depends on the place of the token; otherwise it is always the horizon."""
+        return self.tokens_per_step > 1
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The reach of every head, or one reach that all heads share."""
+
+    heads: tuple[Reach, ...]
+
+    @property
+    def horizon(self) -> int:
+        """Largest distance of any head, in tokens."""
+        return max(reach.horizon for reach in self.heads)
+
+    @property
+    def sinks(self) -> int:
+        """Sink tokens to keep."""
+        return max(reach.sinks for reach in self.heads)
+
+    def allowed(self, distance: Int[Tensor, "T N"]) -> Bool[Tensor, "h T N"]:
+        """Allowed distances per head, as far as they do not depend on the token; negative ones never are."""
+        if len(self.heads) == 1:
+            return self.heads[0].allowed(distance)[None]
+        return torch.stack([reach.allowed(distance) for reach in self.heads])
+
+    def limits(self, p: Int[Tensor, "B T"]) -> Int[Tensor, "B H T"]:
+        """Window edge per head and token."""
+        if len(self.heads) == 1:
+            return self.heads[0].limit(p)[:, None]
+        return torch.stack([reach.limit(p) for reach in self.heads], 1)
+
+    @property
+    def anchored(self) -> bool:
+        """Whether the window edge of any head depends on the place of the token."""
+        return any(reach.anchored for reach in self.heads)
+
+    def outside(self, distance: Int[Tensor, "B T n"], p: Int[Tensor, "B T"]) -> Bool[Tensor, "B H T n"]:
+        """Which sinks a head has and does not see through its window."""
+        counts = torch.tensor([reach.sinks for reach in self.heads], device=p.device)
+        owned = torch.arange(distance.shape[2], device=p.device) < counts[:, None]
+        return (distance[:, None] > self.limits(p)[..., None]) & owned[:, None]
+
+
+def check_window(name: str, window: int, memory: int) -> None:
+    """Refuse a window that the memory cannot serve.
+
+    Raises:
+        ConfigError: the window is longer than the memory plus the token's own step.
+    """
+    if window - 1 > memory:
+        raise ConfigError(
+            f"{name} window {window} looks {window - 1} steps back but memory keeps {memory}; "
+            f"set memory to at least {window - 1} or window to at most {memory + 1}"
+        )

@@ -1,0 +1,101 @@
+"""What a config chose, read once: every name found in its table, every option with its value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rltransformers.backbone.axes import CHOICES, Axis
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Choice, is_list
+
+if TYPE_CHECKING:
+    from rltransformers.backbone.config import BackboneConfig
+
+
+@dataclass(frozen=True)
+class LayerChoices:
+    """What one layer is made of; ``patterns`` holds one for all heads, or one per head."""
+
+    mixer: Choice
+    patterns: tuple[Choice, ...]
+    selection: Choice
+    span: Choice
+
+    def __iter__(self) -> Iterator[Choice]:
+        """All of them."""
+        return iter((self.mixer, *self.patterns, self.selection, self.span))
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the layers have in common, and the kinds of layers that take turns."""
+
+    kinds: tuple[LayerChoices, ...]
+    positions: tuple[Choice, ...]
+    prior: Choice
+    head_mixing: Choice
+    memory_kind: Choice
+    depth: Choice
+    residual: Choice
+    ff: Choice
+
+    def layer(self, index: int) -> LayerChoices:
+        """What the layer at ``index`` is made of."""
+        return self.kinds[index % len(self.kinds)]
+
+    def common(self) -> tuple[Choice, ...]:
+        """What holds for all layers."""
+        single = (self.prior, self.head_mixing, self.memory_kind, self.depth, self.residual, self.ff)
+        return (*self.positions, *single)
+
+
+def read(config: BackboneConfig) -> Choices:
+    """Find every choice of ``config`` in the catalogue.
+
+    Raises:
+        ConfigError: an unknown name or option, a value that an option does not take, or an empty list.
+    """
+    found = {name: groups(getattr(config, name), axis) for name, axis in CHOICES.items()}
+    turns = math.lcm(*(len(found[name]) for name, axis in CHOICES.items() if axis.per_layer))
+
+    def of_layer(axis: str, index: int) -> tuple[Choice, ...]:
+        return found[axis][index % len(found[axis])]
+
+    def one(axis: str, index: int = 0) -> Choice:
+        (choice,) = of_layer(axis, index)
+        return choice
+
+    kinds = tuple(
+        LayerChoices(one("mixer", index), of_layer("pattern", index), one("selection", index), one("span", index))
+        for index in range(min(turns, config.layers))
+    )
+    common = ("prior", "head_mixing", "memory_kind", "depth", "residual", "ff")
+    return Choices(kinds, of_layer("position", 0), *map(one, common))
+
+
+def groups(value: Any, axis: Axis) -> list[tuple[Choice, ...]]:
+    """The choices written for one axis: for each layer of a turn, those that hold there together.
+
+    Raises:
+        ConfigError: as ``read``.
+    """
+    path = f"backbone.{axis.name}"
+    return [
+        tuple(
+            Choice.parse(each, axis.name, axis.table, where)
+            for where, each in items(part, place, axis.per_head or axis.several)
+        )
+        for place, part in items(value, path, axis.per_layer)
+    ]
+
+
+def items(value: Any, path: str, listed: bool) -> list[tuple[str, Any]]:
+    """The items of a list with their paths where a list is meant to be there; otherwise ``value`` alone."""
+    if not listed or not is_list(value):
+        return [(path, value)]
+    if not value:
+        raise ConfigError(f"{path} takes a name or {{name: ..., option: value}}, or a list of them, got an empty list")
+    return [(f"{path}[{index}]", item) for index, item in enumerate(value)]

@@ -1,0 +1,27 @@
+"""Auxiliary losses: what is trained besides the task, each produced by a mechanism of another axis."""
+
+from rltransformers.core.spec import Spec, Traits
+
+LOSSES = {
+    spec.name: spec
+    for spec in (
+        Spec(
+            "X2", "span", "losses", "Sukhbaatar et al. 2019, arXiv 1905.07799, equation 6",
+            "Mean span in tokens, summed over layers.",
+            example={"losses": {"span": 1e-3}, "span": {"name": "adaptive", "ramp": 2.0, "initial": 0.5}},
+            traits=Traits(causality="N/A"),
+        ),
+        Spec(
+            "X3", "ponder", "losses", "Graves 2016, arXiv 1603.08983, equation 13",
+            "Steps taken plus remainder, mean over tokens.",
+            example={"losses": {"ponder": 1e-2}, "depth": "universal_act"}, traits=Traits(causality="N/A"),
+        ),
+        Spec(
+            "X6", "compression", "losses", "Rae et al. 2019, arXiv 1911.05507, section 3.2",
+            "Squared error of decoding compressed memories, or of what attention reads from them.",
+            example={"losses": {"compression": 1.0}, "memory": 5,
+                     "memory_kind": {"name": "compressive", "slots": 3, "rate": 2}},
+            traits=Traits(causality="N/A"),
+        ),
+    )
+}  # fmt: skip

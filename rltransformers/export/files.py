@@ -1,0 +1,202 @@
+"""A step in a file that others can run: ``.pt2`` for torch without this package, ``.onnx`` for any ONNX runtime.
+
+A ``.pt2`` file is called as the step is here: ``outputs, state = torch.export.load(path).module()(inputs, state)``.
+An ``.onnx`` file has one name per tensor: inputs and outputs their own, states ``state.<name>`` before the step and
+``next.<name>`` after it. Both hold a JSON text of what they are, under the name ``METADATA``.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+import rltransformers
+from rltransformers.core.errors import ConfigError, one_line, require
+from rltransformers.core.files import replacing
+from rltransformers.export.step import Tensors, batch_of, check_step, pure_program, quiet, rows_of
+
+METADATA = "rltransformers.json"
+"""Name of the JSON text: an extra file of a ``.pt2`` file, a property of an ONNX model."""
+
+EXTRA = "export"
+
+
+def write_pt2(
+    module: nn.Module,
+    path: str | os.PathLike[str],
+    inputs: Tensors,
+    state: Tensors,
+    *,
+    shared: Collection[str] = (),
+    batch: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the step of ``module`` with its present weights to ``path``, for torch.
+
+    Args:
+        module: a step, in evaluation mode.
+        path: ends in ``.pt2``; what is there is replaced when the new file is whole.
+        inputs, state: examples with any size of batch; their numbers do not matter.
+        shared: names of tensors whose first axis is not the batch.
+        batch: the size of batch that the file is for; None for any.
+        metadata: what JSON can hold, to be kept in the file.
+
+    Raises:
+        ConfigError: when ``module`` breaks a rule of a step or cannot be written, or for ``path`` or ``metadata``.
+    """
+    written = _ending(path, ".pt2")
+    inputs, state, text = _prepared(module, inputs, state, shared, batch, metadata)
+    program = pure_program(module, inputs, state, shared=shared, dynamic=batch is None)
+    with replacing(written) as temporary, quiet():
+        torch.export.save(program, temporary, extra_files={METADATA: text})
+
+
+def write_onnx(
+    module: nn.Module,
+    path: str | os.PathLike[str],
+    inputs: Tensors,
+    state: Tensors,
+    *,
+    shared: Collection[str] = (),
+    batch: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the step of ``module`` with its present weights to ``path``, for ONNX runtimes; arguments as ``write_pt2``.
+
+    ``path`` ends in ``.onnx``. The weights lie in the file, which can have 2 GB.
+
+    Raises:
+        ConfigError: as ``write_pt2``.
+        MissingExtraError: without onnx or onnxscript.
+    """
+    written = _ending(path, ".onnx")
+    require("onnxscript", EXTRA)
+    onnx = require("onnx", EXTRA)
+    inputs, state, text = _prepared(module, inputs, state, shared, batch, metadata)
+    about = json.loads(text)
+    names_in = [*about["inputs"], *(f"state.{name}" for name in about["state"])]
+    names_out = [*about["outputs"], *(f"next.{name}" for name in about["state"])]
+    program = pure_program(module, inputs, state, shared=shared, dynamic=batch is None)
+    _name_all_axes(program)
+    with replacing(written) as temporary:
+        with quiet():
+            try:
+                exported = torch.onnx.export(
+                    program,
+                    input_names=[f"input {name}" for name in names_in],
+                    output_names=[f"output {name}" for name in names_out],
+                    dynamo=True,
+                    external_data=False,
+                    verbose=False,
+                )
+            except Exception as error:
+                raise ConfigError(
+                    f"this step cannot be written as ONNX: {one_line(_origin(error))[:500]}; write a .pt2 file"
+                ) from error
+        assert exported is not None
+        model = exported.model_proto
+        # The exporter gives its names even where a value inside has the same one; names with a space meet none.
+        names = {name: f"inside/{name}" for name in [*names_in, *names_out]}
+        names |= {f"input {name}": name for name in names_in} | {f"output {name}": name for name in names_out}
+        _rename(model.graph, names)
+        _name_batch(model.graph)
+        entry = model.metadata_props.add()
+        entry.key, entry.value = METADATA, text
+        onnx.save(model, temporary)
+
+
+def _prepared(
+    module: nn.Module,
+    inputs: Tensors,
+    state: Tensors,
+    shared: Collection[str],
+    batch: int | None,
+    metadata: Mapping[str, Any] | None,
+) -> tuple[Tensors, Tensors, str]:
+    """Examples to trace with, in the order of their names, and the JSON text that describes the file."""
+    if batch is not None and (not isinstance(batch, int) or batch < 1):
+        raise ConfigError(f"batch must be a whole number from 1 on, or None for any size, got {batch!r}")
+    batch_of(inputs, state, shared)
+    rows = batch or 2  # one row alone would be taken for a size that is always one
+    examples = [
+        {name: rows_of(tensors[name], rows, name in shared) for name in sorted(tensors)} for tensors in (inputs, state)
+    ]
+    outputs = check_step(module, *examples)
+    about = {
+        "inputs": {name: _about(tensor, batch, name in shared) for name, tensor in examples[0].items()},
+        "state": {name: _about(tensor, batch, name in shared) for name, tensor in examples[1].items()},
+        "outputs": {name: _about(outputs[name], batch, outputs[name].shape[:1] != (rows,)) for name in sorted(outputs)},
+        "versions": {
+            "rltransformers": rltransformers.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "metadata": dict(metadata or {}),
+    }
+    try:
+        return examples[0], examples[1], json.dumps(about, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"metadata of a file is what JSON can hold: {one_line(error)}") from error
+
+
+def _about(tensor: Tensor, batch: int | None, shared: bool) -> dict[str, Any]:
+    shape: list[int | str] = list(tensor.shape)
+    if shape and not shared and batch is None:
+        shape[0] = "batch"
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": shape}
+
+
+def _name_all_axes(program: ExportedProgram) -> None:
+    """Give the largest and the smallest number of a whole tensor the axes that the exporter wants to be named."""
+    for node in program.graph.nodes:
+        if node.target in (torch.ops.aten.amax.default, torch.ops.aten.amin.default) and len(node.args) == 1:
+            node.args = (node.args[0], list(range(node.args[0].meta["val"].dim())))
+
+
+def _name_batch(graph: Any) -> None:
+    """Call the size of the batch "batch"; inside, sizes that are multiples of it keep their own names.
+
+    What comes in and goes out has no other size that is not fixed.
+    """
+    symbols = set()
+    for value in [*graph.input, *graph.output]:
+        for axis in value.type.tensor_type.shape.dim:
+            if axis.dim_param:
+                symbols |= {axis.dim_param} if value in graph.input else set()
+                axis.dim_param = "batch"
+    for value in graph.value_info:
+        for axis in value.type.tensor_type.shape.dim:
+            if axis.dim_param in symbols:
+                axis.dim_param = "batch"
+
+
+def _rename(graph: Any, names: Mapping[str, str]) -> None:
+    """Give the values of an ONNX graph, and of the graphs inside it, the names that ``names`` has for them."""
+    for value in [*graph.input, *graph.output, *graph.value_info, *graph.initializer]:
+        value.name = names.get(value.name, value.name)
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for attribute in node.attribute:
+            for inner in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
+                _rename(inner, names)
+
+
+def _origin(error: BaseException) -> BaseException:
+    """The first error of a chain; torch's last one does not name the operation."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _ending(path: str | os.PathLike[str], ending: str) -> Path:
+    written = Path(path)
+    if written.suffix != ending:
+        raise ConfigError(f"{written.name} must end in {ending}")
+    return written

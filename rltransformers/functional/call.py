@@ -1,0 +1,68 @@
+"""One call of the backbone, as every part of it sees it.
+
+Axes: B batch, T tokens.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rltransformers.core.record import Probe
+from rltransformers.functional.windows import Tokens
+
+EVERY = slice(None)
+"""All tokens."""
+
+SILENT = Probe()
+"""Tells nothing."""
+
+Made = TypeVar("Made")
+
+
+def chosen(x: Float[Tensor, "B T *n"], wanted: slice) -> Float[Tensor, "B t *n"]:
+    """The ``wanted`` tokens; all of them cost nothing."""
+    return x if wanted == EVERY else x[:, wanted]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is the same for all layers of one call, and where the call is listened to.
+
+    Attributes:
+        tokens: the place of every token in its episode.
+        probe: takes losses and metrics; tells nothing by default.
+        wanted: tokens whose outputs are needed; what is computed for the others alone may be left out.
+        clock: tokens that were written to the rings of the acting state before this call, one number for all rings;
+            None for a state that is not a ring.
+        overwrites: whether the tensors of the state belong to the call, which then writes into them.
+        tables: what depends on weights and sizes alone, computed by whoever makes many calls with the same weights
+            (``Backbone.tables``), by the place that uses it.
+        made: what layers derived for this call, see ``once``.
+    """
+
+    tokens: Tokens
+    probe: Probe = SILENT
+    wanted: slice = field(default_factory=lambda: EVERY)
+    clock: Int[Tensor, ""] | None = None
+    overwrites: bool = False
+    tables: dict[str, Tensor] = field(default_factory=dict)
+    place: str = ""
+    made: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def at(self, place: str, wanted: slice) -> "Call":
+        """The same call in one layer, which has to give the ``wanted`` tokens."""
+        return replace(self, probe=self.probe.at(place), wanted=wanted, place=place)
+
+    def silent(self) -> "Call":
+        """The same call, telling nothing."""
+        return replace(self, probe=SILENT)
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What ``make`` returns, computed by the first layer that asks for ``key`` and shared by the others."""
+        if key not in self.made:
+            self.made[key] = make()
+        found: Made = self.made[key]
+        return found

@@ -1,0 +1,82 @@
+"""What a token may look at: groups of key rows, and where their rows stand.
+
+Axes: B batch, T tokens, N key rows of a group, E numbers of a key row. Memory, sinks, compressed slots, nodes of a
+    tree, neighbours from a store: all are groups, and attention over several groups is one softmax over all of their
+    rows.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Contiguous in time and ending with the tokens of the call: row n lies d = N - T + t - n tokens before token t."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """In the slots of a ring, all streams alike: slot n lies ``age_n - (T - 1 - t)`` tokens before token t.
+
+    Attributes:
+        age: tokens from a slot to the last token of the call.
+        oldest: the slot that will be written next.
+    """
+
+    age: Int[Tensor, " N"]
+    oldest: Int[Tensor, ""]
+
+
+@dataclass(frozen=True)
+class At:
+    """At a distance of its own for every token; decides alone who is seen.
+
+    Attributes:
+        distance: tokens between a query and the place a row stands for; for all heads or by head.
+        visible: True where a query may look.
+        farthest: the largest distance that is told apart from larger ones; None for one beyond the window's edge.
+        outside: the rows are seen only where the window of the pattern does not reach, as sinks are.
+    """
+
+    distance: Int[Tensor, "B *h T N"]
+    visible: Bool[Tensor, "B *h T N"]
+    farthest: int | None = None
+    outside: bool = False
+
+
+Place: TypeAlias = Rows | Ring | At
+
+
+@dataclass(frozen=True)
+class Group:
+    """Key rows and where they stand.
+
+    Attributes:
+        rows: [B, N, E] for all tokens, or [B, T, N, E] where every token has rows of its own.
+        place: of the rows.
+    """
+
+    rows: Float[Tensor, "B *T N E"]
+    place: Place
+
+    @property
+    def per_token(self) -> bool:
+        """Whether every token has rows of its own."""
+        return self.rows.dim() == 4
+
+
+Past: TypeAlias = tuple[Group, ...]
+"""All groups a layer may look at; the window of newest rows, Rows or Ring, is the last one."""
+
+
+def in_order(window: Group) -> Float[Tensor, "B N E"]:
+    """The rows of a window, oldest first, the tokens of the call at the end."""
+    if isinstance(window.place, Ring):
+        count = window.rows.shape[1]
+        slots = torch.arange(count, device=window.rows.device)
+        return window.rows.index_select(1, (window.place.oldest + slots) % count)
+    return window.rows

@@ -1,0 +1,77 @@
+"""Average attention: the mean of the episode so far, mixed in by two gates. Axes: B batch, T tokens, D width."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rltransformers.core.spec import Size, Spec, Traits
+from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.recurrences import causal_sums
+from rltransformers.functional.windows import Tokens
+from rltransformers.mixers.interface import Dims, Mixed, StateMixer
+
+
+def episode_mean(
+    values: Float[Tensor, "B T D"], before: Float[Tensor, "B D"], tokens: Tokens
+) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B D"]]:
+    """Mean of ``values`` over the episode up to each token, and the sum at the last valid token; float32 at least.
+
+    Sums of masked products, not differences of running sums: an earlier episode leaves no rounding and no gradient.
+    """
+    ones = torch.ones_like(values[:, None, :, :1])
+    total, after = causal_sums(ones, ones, values[:, None], before[:, None, None], tokens)
+    return total[:, 0] / (tokens.p + 1)[..., None], after[:, 0, 0]
+
+
+class AverageAttention(StateMixer):
+    """``g = FFN(mean(y))``, ``[i, f] = sigmoid(W [y; g])``, ``i * y + f * g`` (arXiv 1805.00631, eq. 1-2)."""
+
+    def __init__(self, dims: Dims, hidden: int) -> None:
+        super().__init__()
+        self.width = dims.width
+        self.feed_forward = nn.Sequential(nn.Linear(dims.width, hidden), nn.ReLU(), nn.Linear(hidden, dims.width))
+        self.gates = nn.Linear(2 * dims.width, 2 * dims.width)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The sum over the episode; its length is the position."""
+        return {"sum": (self.width,)}
+
+    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
+        """Tells the mean weight of the past as "past_gate"."""
+        mean, total = episode_mean(h, state["sum"], call.tokens)
+        past = self.feed_forward(mean.to(h.dtype))
+        input_gate, past_gate = self.gates(torch.cat([h, past], -1)).sigmoid().chunk(2, -1)
+        if call.probe.listens:
+            call.probe.metric("past_gate", past_gate.detach()[call.tokens.valid()].mean())
+        return Mixed(chosen(input_gate * h + past_gate * past, call.wanted), {"sum": total})
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of average attention.
+
+    Attributes:
+        hidden: units of the feed-forward network behind the mean; None takes 4 D, as the paper does.
+    """
+
+    hidden: Size | None = None
+
+
+def build(dims: Dims, options: Options) -> AverageAttention:
+    """Average attention for one layer; heads play no part."""
+    return AverageAttention(dims, 4 * dims.width if options.hidden is None else options.hidden)
+
+
+SPEC = Spec(
+    id="B7",
+    name="average",
+    axis="mixer",
+    paper="Zhang, Xiong & Su 2018, arXiv 1805.00631",
+    summary="gated mean over the episode so far: no queries, no keys, one sum as memory",
+    build=build,
+    options=Options,
+    example={"mixer": "average"},
+    traits=Traits(causality="C", family="VAL", horizon="episode", state="D", time="T"),
+)

@@ -1,0 +1,132 @@
+"""What a sequence mixer receives and returns.
+
+Axes: B batch, T tokens, D model width, E numbers a key row carries, Q numbers of the queries of a token.
+There are two kinds. A *row mixer* reads key rows that a memory keeps for it, and may carry a state beside them; a
+*state mixer* carries sums or taps of its own and has no memory. Both know of time what ``Call`` says and nothing else.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rltransformers.functional.call import Call
+from rltransformers.functional.keys import Past
+
+
+@dataclass(frozen=True)
+class Dims:
+    """Sizes that every part of one layer agrees on.
+
+    Attributes:
+        width: D of the residual stream.
+        heads, kv_heads: query heads and key/value heads; kv_heads divides heads.
+        head_dim, value_dim: width of one query/key head and of one value head.
+        memory: steps of the past that a layer may see besides the token's own.
+        tokens_per_step: tokens that share one environment step.
+        layer: index of the layer, for mechanisms that draw fixed random numbers.
+        bias: whether the projections of queries, keys, values and outputs have biases.
+    """
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    memory: int
+    tokens_per_step: int = 1
+    layer: int = 0
+    bias: bool = False
+
+    def projection(self, inputs: int, outputs: int) -> nn.Linear:
+        """A projection of attention; a bias starts at 0 (GPT-2, BERT)."""
+        layer = nn.Linear(inputs, outputs, bias=self.bias)
+        if self.bias:
+            nn.init.zeros_(layer.bias)
+        return layer
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """What a mixer returns.
+
+    Attributes:
+        out: the wanted tokens, mixed [B, t, D].
+        state: after the call.
+        logits: what the layer above may build on, or None.
+    """
+
+    out: Tensor
+    state: dict[str, Tensor]
+    logits: Tensor | None = None
+
+
+class Mixer(nn.Module, ABC):
+    """What both kinds share.
+
+    ``state_shapes()`` names the state tensors and their shapes without the batch axis; a fresh state is all zeros.
+    State from before the call counts for token t only where ``tokens.live[t]``; of the tokens in the call, a <= t
+    counts when t - a <= p_t. The returned state describes the episode of the last *valid* token and is unchanged for
+    rows without valid tokens.
+    """
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape per state tensor."""
+        return {}
+
+    def constrain_(self) -> None:
+        """Bring parameters back into their range after an optimiser step."""
+
+    def maintain(self) -> None:
+        """Learn without gradients from what was seen since the last call; only between collecting and learning."""
+
+
+class RowMixer(Mixer):
+    """Reads the key rows of ``past``; rows further away than p_t tokens belong to other episodes or do not exist.
+
+    Attributes:
+        horizon: tokens of the past that a memory has to keep.
+        key_width: E.
+        sinks: first tokens of an episode that a memory has to keep for ever.
+    """
+
+    horizon: int
+    key_width: int
+    sinks: int = 0
+
+    @abstractmethod
+    def keys(self, h: Float[Tensor, "B S D"]) -> Float[Tensor, "B S E"]:
+        """Key rows, which are cached while acting, of normalised layer inputs."""
+
+    @abstractmethod
+    def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
+        """Queries and key rows of the same tokens, in one product."""
+
+    def tables(self, reach: int) -> dict[str, Tensor]:
+        """What the mixer makes of the distances 0 .. reach - 1 under today's weights, by name."""
+        return {}
+
+    def table_sources(self) -> list[nn.Module]:
+        """The modules whose weights ``tables`` depends on."""
+        return []
+
+    @abstractmethod
+    def forward(
+        self,
+        h: Float[Tensor, "B T D"],
+        query: Float[Tensor, "B T Q"],
+        past: Past,
+        state: dict[str, Tensor],
+        call: Call,
+        below: Tensor | None,
+    ) -> Mixed:
+        """Mix the tokens with normalised inputs ``h``; ``past`` holds their own rows, too."""
+
+
+class StateMixer(Mixer):
+    """Carries its own fixed-size state from token to token."""
+
+    @abstractmethod
+    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
+        """Mix the tokens with normalised inputs ``h``."""

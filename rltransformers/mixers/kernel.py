@@ -1,0 +1,53 @@
+"""What kernel attentions share: projections, and the sums over the episode that stand for its keys and values.
+
+Axes: B batch, T tokens, D width, H heads, G key-value heads, m features.
+"""
+
+from abc import abstractmethod
+
+from jaxtyping import Float
+from torch import Tensor
+
+from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.recurrences import kernel_attention
+from rltransformers.mixers.interface import Dims, Mixed, StateMixer
+
+
+class KernelAttention(StateMixer):
+    """``o_t = phi(q_t) S_t / (phi(q_t) z_t + eps)``, S and z sums of ``phi(k) v`` and ``phi(k)`` over the episode.
+
+    Source: Katharopoulos et al. 2020 (arXiv 2006.16236), equations 8-12.
+
+    Args:
+        features: m, the size of phi.
+        eps: added to the denominator.
+    """
+
+    def __init__(self, dims: Dims, features: int, eps: float) -> None:
+        super().__init__()
+        self.dims, self.features, self.eps = dims, features, eps
+        self.widths = [dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.value_dim]
+        self.project = dims.projection(dims.width, sum(self.widths))
+        self.out = dims.projection(dims.heads * dims.value_dim, dims.width)
+
+    @abstractmethod
+    def of_queries(self, q: Float[Tensor, "B H T Dh"]) -> Float[Tensor, "B H T m"]:
+        """phi of queries, positive."""
+
+    @abstractmethod
+    def of_keys(self, k: Float[Tensor, "B G T Dh"]) -> Float[Tensor, "B G T m"]:
+        """phi of keys, positive."""
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Feature-value products and features, summed over the episode."""
+        heads = self.dims.heads
+        return {"sum": (heads, self.features, self.dims.value_dim), "norm": (heads, self.features)}
+
+    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
+        """The state holds the new sums."""
+        counts = (self.dims.heads, self.dims.kv_heads, self.dims.kv_heads)
+        parts = self.project(h).split(self.widths, -1)
+        q, k, v = (part.unflatten(-1, (n, -1)).transpose(1, 2) for part, n in zip(parts, counts, strict=True))
+        mixed, state = kernel_attention(self.of_queries(q), self.of_keys(k), v, state, call.tokens, self.eps)
+        mixed = mixed.transpose(1, 2).flatten(2).to(h.dtype)
+        return Mixed(self.out(chosen(mixed, call.wanted)), state)

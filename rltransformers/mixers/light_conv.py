@@ -1,0 +1,113 @@
+"""Lightweight convolution: every head weighs the last K values by weights that do not depend on the input.
+
+Axes: B batch, T tokens, D width, H heads, K taps.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Spec, Traits
+from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.windows import Tokens, last_rows
+from rltransformers.mixers.interface import Dims, Mixed, StateMixer
+
+
+def tap_weights(logits: Float[Tensor, "H K"], tokens: Tokens, renormalise: bool) -> Float[Tensor, "B T H K"]:
+    """Softmax over the taps, lag 0 first; a tap that lies before the episode weighs 0.
+
+    With ``renormalise`` the remaining taps share all of the weight; without, the weight of missing taps is lost.
+    """
+    inside = (torch.arange(logits.shape[1], device=logits.device) <= tokens.p[..., None])[:, :, None]
+    if renormalise:
+        return logits.expand(*tokens.p.shape, -1, -1).masked_fill(~inside, float("-inf")).softmax(-1)
+    return logits.softmax(-1) * inside
+
+
+def causal_taps(rows: Float[Tensor, "B R D"], weights: Float[Tensor, "B T H K"]) -> Float[Tensor, "B T D"]:
+    """``out_t = sum_k weights[t, h, k] * rows[K - 1 + t - k]``; channel group h has D / H neighbouring channels."""
+    time, heads, taps = weights.shape[1:]
+    grouped = rows.unflatten(-1, (heads, -1))
+    out = weights[..., 0, None] * grouped[:, taps - 1 :]
+    for lag in range(1, taps):  # a view per tap; unfolding instead would copy all rows K times
+        start = taps - 1 - lag
+        out = out + weights[..., lag, None] * grouped[:, start : start + time]
+    return out.flatten(2)
+
+
+class LightConv(StateMixer):
+    """``W_out conv(GLU(W_in x))`` with one softmax-normalised depthwise kernel per head (arXiv 1901.10430)."""
+
+    def __init__(self, dims: Dims, taps: int, renormalise: bool) -> None:
+        super().__init__()
+        self.width, self.taps, self.renormalise = dims.width, taps, renormalise
+        self.project = nn.Linear(dims.width, 2 * dims.width)
+        self.kernel = nn.Parameter(nn.init.xavier_uniform_(torch.empty(dims.heads, taps)))
+        self.out = nn.Linear(dims.width, dims.width)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The values of the last K - 1 tokens of the episode, zeros where it is younger."""
+        return {"taps": (self.taps - 1, self.width)}
+
+    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
+        """Tells the mean lag of the kernels as "lookback"."""
+        tokens = call.tokens
+        values = F.glu(self.project(h), -1)
+        rows = torch.cat([state["taps"].to(values.dtype), values], 1)
+        weights = tap_weights(self.kernel, tokens, self.renormalise)
+        if call.probe.listens:
+            lags = torch.arange(self.taps, device=h.device)
+            call.probe.metric("lookback", (weights.detach()[tokens.valid()] * lags).sum(-1).mean())
+        mixed = self.out(chosen(causal_taps(rows, weights), call.wanted))
+        return Mixed(mixed, {"taps": self._newest(rows, tokens).to(state["taps"].dtype)})
+
+    def _newest(self, rows: Tensor, tokens: Tokens) -> Tensor:
+        """The last K - 1 valid rows; zeros for those of earlier episodes."""
+        kept = last_rows(rows, self.taps - 1, tokens)
+        age = torch.arange(self.taps - 2, -1, -1, device=rows.device)
+        return kept.masked_fill((age > tokens.last_position()[:, None])[..., None], 0.0)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the lightweight convolution.
+
+    Attributes:
+        taps: K, the token itself included; the paper uses 3, 7, 15, 31 from the lowest layer up.
+        pad: "renormalise" lets the taps inside an episode share all weight; "zero" reads zeros before it, as published.
+    """
+
+    taps: Annotated[int, Ge(1), Le(4096)] = 7
+    pad: Literal["renormalise", "zero"] = "renormalise"
+
+
+def build(dims: Dims, options: Options) -> LightConv:
+    """Lightweight convolution for one layer; the heads are the groups of channels that share a kernel.
+
+    Raises:
+        ConfigError: heads do not divide the width.
+    """
+    if dims.width % dims.heads:
+        raise ConfigError(
+            f"light_conv needs heads ({dims.heads}) to divide width ({dims.width}): change one of the two"
+        )
+    return LightConv(dims, options.taps, options.pad == "renormalise")
+
+
+SPEC = Spec(
+    id="F3",
+    name="light_conv",
+    axis="mixer",
+    paper="Wu et al. 2019, arXiv 1901.10430",
+    summary="depthwise convolution over the last K tokens, weights softmax-normalised and shared by a head's channels",
+    build=build,
+    options=Options,
+    example={"mixer": "light_conv"},
+    traits=Traits(causality="C", family="VAL", horizon="taps - 1", state="(taps - 1) D", time="T"),
+)

@@ -1,0 +1,49 @@
+"""Linear attention: a sum of key-value products takes the place of the memory."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rltransformers.core.spec import Feature, NoOptions, Spec, Traits
+from rltransformers.mixers.interface import Dims
+from rltransformers.mixers.kernel import KernelAttention
+
+EPS = 1e-6
+
+
+def positive(x: Tensor) -> Tensor:
+    """``elu(x) + 1``, the feature map of arXiv 2006.16236, equation 7; float32 at least."""
+    return F.elu(x.to(torch.promote_types(x.dtype, torch.float32))) + 1
+
+
+class LinearAttention(KernelAttention):
+    """Kernel attention with ``elu(x) + 1``; 1e-6 in the denominator."""
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__(dims, dims.head_dim, EPS)
+
+    def of_queries(self, q: Tensor) -> Tensor:
+        """``elu(q) + 1``."""
+        return positive(q)
+
+    def of_keys(self, k: Tensor) -> Tensor:
+        """``elu(k) + 1``."""
+        return positive(k)
+
+
+def build(dims: Dims, options: NoOptions) -> LinearAttention:
+    """Linear attention for one layer."""
+    return LinearAttention(dims)
+
+
+SPEC = Spec(
+    id="S3",
+    name="linear",
+    axis="mixer",
+    paper="Katharopoulos et al. 2020, arXiv 2006.16236",
+    summary="kernel elu(x) + 1 instead of softmax: a fixed-size sum remembers the whole episode",
+    build=build,
+    example={"mixer": "linear"},
+    traits=Traits(causality="C", family="KERN", horizon="episode", state="H Dh (Dv + 1)", time="T"),
+    offers=(Feature.KEYS,),
+)

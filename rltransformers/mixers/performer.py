@@ -1,0 +1,117 @@
+"""Performer: linear attention whose random features estimate the softmax.
+
+Axes: n leading axes, Dh width of a head, m features.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Float
+from torch import Tensor
+
+from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.mixers.interface import Dims
+from rltransformers.mixers.kernel import KernelAttention
+
+# Exponents of key features are held in [-60, 60], far inside float32 (88): a sum over a million tokens still fits.
+LARGEST = 60.0
+
+
+def orthogonal_directions(features: int, head_dim: int, generator: torch.Generator) -> Float[Tensor, "m Dh"]:
+    """Rows N(0, I), orthogonal inside blocks of ``head_dim`` rows; float64 (arXiv 2009.14794, section 2.4)."""
+    blocks = -(-features // head_dim)
+    normal = torch.randn(blocks, head_dim, head_dim, generator=generator, dtype=torch.float64)
+    basis, upper = torch.linalg.qr(normal)
+    # QR alone is not uniform over rotations: the signs of the diagonal of R make it so.
+    basis = basis * upper.diagonal(dim1=-2, dim2=-1).sign()[:, None]
+    rows = basis.transpose(-1, -2).flatten(0, 1)[:features]
+    lengths = torch.randn(features, head_dim, generator=generator, dtype=torch.float64).norm(dim=1)
+    return rows * lengths[:, None]
+
+
+def query_features(q: Float[Tensor, "*n Dh"], directions: Float[Tensor, "m Dh"]) -> Float[Tensor, "*n m"]:
+    """``exp(w . q')`` divided by its largest feature: every factor common to one query cancels in the attention."""
+    exponent = _projected(q, directions)
+    return (exponent - exponent.detach().amax(-1, keepdim=True)).exp()
+
+
+def key_features(k: Float[Tensor, "*n Dh"], directions: Float[Tensor, "m Dh"]) -> Float[Tensor, "*n m"]:
+    """``exp(w . k' - |k'|^2 / 2)`` times a constant (lemma 1; the factor m^-1/2 cancels).
+
+    The exponent is at most |w|^2 / 2. The constant, 1 unless some |w|^2 / 2 exceeds 60, depends on no key, so tokens
+    do not learn of each other through it. Exponents below -60 count as -60, which keeps sums of weights above zero.
+    """
+    directions = directions.to(torch.promote_types(k.dtype, torch.float32))
+    excess = (directions.square().sum(-1).amax() / 2 - LARGEST).clamp(min=0)
+    half_square = k.to(directions.dtype).square().sum(-1, keepdim=True) / (2 * math.sqrt(k.shape[-1]))
+    return (_projected(k, directions) - half_square - excess).clamp(min=-LARGEST).exp()
+
+
+def _projected(x: Tensor, directions: Tensor) -> Tensor:
+    """``w . x'`` with ``x' = x / Dh^(1/4)``, in float32 at least."""
+    kept = torch.promote_types(x.dtype, torch.float32)
+    with torch.autocast(x.device.type, enabled=False):
+        return x.to(kept) @ directions.to(kept).T / x.shape[-1] ** 0.25
+
+
+class Performer(KernelAttention):
+    """FAVOR+ with positive orthogonal features; ``directions`` is drawn once and saved with the weights.
+
+    The authors' code draws anew while training and adds 1e-6 to every feature, so that no sum vanishes; here exponents
+    are bounded from below.
+    """
+
+    directions: Tensor
+
+    def __init__(self, dims: Dims, features: int, seed: int) -> None:
+        super().__init__(dims, features, 0.0)
+        self.register_buffer("directions", torch.empty(features, dims.head_dim))
+        if not self.directions.is_meta:  # a network that is only measured draws nothing
+            generator = torch.Generator().manual_seed(seed * 1_000_003 + dims.layer)
+            self.directions.copy_(orthogonal_directions(features, dims.head_dim, generator))
+
+    def of_queries(self, q: Tensor) -> Tensor:
+        """``query_features``."""
+        return query_features(q, self.directions)
+
+    def of_keys(self, k: Tensor) -> Tensor:
+        """``key_features``."""
+        return key_features(k, self.directions)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the performer.
+
+    Attributes:
+        features: m; None takes ``max(Dh, round(Dh ln Dh))``. The error falls with ``m ** -0.5``.
+        seed: of the random directions, which never change afterwards.
+    """
+
+    features: Size | None = None
+    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
+
+
+def build(dims: Dims, options: Options) -> Performer:
+    """Performer attention for one layer; ``dims.layer`` makes the features of every layer different."""
+    features = options.features
+    if features is None:
+        features = max(dims.head_dim, round(dims.head_dim * math.log(dims.head_dim)))
+    return Performer(dims, features, options.seed)
+
+
+SPEC = Spec(
+    id="S5",
+    name="performer",
+    axis="mixer",
+    paper="Choromanski et al. 2021, arXiv 2009.14794",
+    summary="positive orthogonal random features estimate the softmax kernel with a fixed-size state",
+    build=build,
+    options=Options,
+    example={"mixer": "performer"},
+    traits=Traits(causality="C", family="KERN", horizon="episode", state="H m (Dv + 1)", time="T"),
+    offers=(Feature.KEYS,),
+)

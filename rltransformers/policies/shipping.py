@@ -1,0 +1,273 @@
+"""Policies as they stand in files: observations as the environment gives them in, actions as it takes them out.
+
+Whatever else a policy needs is inside: statistics of ``VecNormalize``, tables that depend on weights alone. Axes: B
+environments, U numbers of noise.
+"""
+
+import copy
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rltransformers.backbone import Backbone
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spaces import leaf_spaces, space_to_json
+from rltransformers.export.files import write_onnx, write_pt2
+from rltransformers.export.step import Tensors
+from rltransformers.policies.action_heads import ActionHead, GaussianAction, blank_invalid
+from rltransformers.policies.actor_critic import GTrXLPolicy
+from rltransformers.policies.decision import Actor
+from rltransformers.policies.steps import TABLE, ActorCriticStep, DecisionStep, leaf_name
+from rltransformers.positions.learned import LearnedTable
+
+Space = gym.Space[Any]
+Module = TypeVar("Module", bound=nn.Module)
+WRITERS = {".pt2": write_pt2, ".onnx": write_onnx}
+"""What writes a file, by its ending."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What ``VecNormalize`` does with a leaf or the reward: (x - mean) / sqrt(variance + epsilon), clipped."""
+
+    mean: np.ndarray
+    variance: np.ndarray
+    epsilon: float
+    clip: float
+
+
+class Scaled(nn.Module):
+    """A ``Scaling``: computed in float64 and given in float32, as numpy does."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, scaling: Scaling) -> None:
+        super().__init__()
+        self.clip = float(scaling.clip)
+        deviation = np.sqrt(np.asarray(scaling.variance, np.float64) + scaling.epsilon)
+        self.register_buffer("mean", torch.tensor(scaling.mean, dtype=torch.float64))
+        self.register_buffer("deviation", torch.tensor(deviation, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x.double() - self.mean) / self.deviation).clamp(-self.clip, self.clip).float()
+
+
+class PolicyInFile(nn.Module):
+    """A step of a policy between the types of an environment; tables are constants."""
+
+    kind: str
+    """Of the agent, for readers of the file."""
+
+    def __init__(self, head: ActionHead, tables: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.head_leaves = [
+            (leaf_name("action", path), leaf.draws, "normal" if isinstance(leaf, GaussianAction) else "uniform")
+            for path, leaf in head.named_leaves()
+        ]
+        spaces = dict(zip(head.paths, head.spaces, strict=True))
+        self.action_types = {leaf_name("action", path): _torch_type(space) for path, space in spaces.items()}
+        self.table_names = [f"{TABLE}.{name}" for name in tables]
+        for index, table in enumerate(tables.values()):
+            self.register_buffer(f"table_{index}", table)
+
+    def constants(self) -> Tensors:
+        """The tables, as inputs of the step inside."""
+        return {name: self.get_buffer(f"table_{index}") for index, name in enumerate(self.table_names)}
+
+    def typed(self, outputs: Tensors) -> Tensors:
+        """Outputs with actions of the types that the environment takes."""
+        return outputs | {name: outputs[name].to(dtype) for name, dtype in self.action_types.items()}
+
+    def examples(self, batch: int) -> tuple[Tensors, Tensors]:
+        """Inputs that the step can take, and the state before the first step."""
+        raise NotImplementedError
+
+    def about(self) -> dict[str, Any]:
+        """What a client has to know of this kind of policy and shapes do not say, as JSON values."""
+        raise NotImplementedError
+
+
+class ActorCriticInFile(PolicyInFile):
+    """One step of a ``GTrXLPolicy``.
+
+    Inputs: observation leaves of the types of the space; "first" bool [B]; "noise" float32 [B, U]; "greedy" bool [B];
+    "reward" float32 [B] of the last step, as the environment gave it, where the policy reads it. Outputs: actions and
+    "value" [B].
+
+    Args:
+        scalings: of observation leaves by path.
+        reward_scaling: of the reward.
+    """
+
+    kind = "GTrXLPPO"
+
+    def __init__(
+        self, policy: GTrXLPolicy, scalings: Mapping[str, Scaling] | None = None, reward_scaling: Scaling | None = None
+    ) -> None:
+        policy = _copied(policy)
+        super().__init__(policy.action_head, policy.tables.current())
+        self.policy = policy
+        self.step = ActorCriticStep(policy, executes=True)
+        self.types = {leaf_name("observation", path): dtype for path, dtype in policy.leaf_types.items()}
+        scalings = scalings or {}
+        self.scaled_names = [leaf_name("observation", path) for path in scalings]
+        self.scaled = nn.ModuleList(Scaled(scaling) for scaling in scalings.values())
+        self.scaled_reward = None if reward_scaling is None else Scaled(reward_scaling)
+
+    def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
+        """Outputs and the new state."""
+        found = dict(inputs)
+        for name, scaled in zip(self.scaled_names, self.scaled, strict=True):
+            found[name] = scaled(found[name])
+        if self.scaled_reward is not None and "reward" in found:
+            found["reward"] = self.scaled_reward(found["reward"])
+        found |= {name: found[name].to(dtype) for name, dtype in self.types.items()}
+        outputs, after = self.step(found | self.constants(), state)
+        return self.typed({name: value for name, value in outputs.items() if name != "log_prob"}), after
+
+    def examples(self, batch: int) -> tuple[Tensors, Tensors]:
+        first, noise = torch.ones(batch, dtype=torch.bool), torch.zeros(batch, self.policy.action_head.draws)
+        state = self.policy.initial_state(batch, cached="only")
+        leaves = _blank_leaves(leaf_spaces(self.policy.tree), batch)
+        return self.step.inputs(leaves, state, first, noise), self.step.closed(state)
+
+    def about(self) -> dict[str, Any]:
+        # Both backbones have the same positions.
+        return {"longest_episode": _longest_episode(self.policy.actor.backbone, tokens_per_step=1)}
+
+
+class DecisionInFile(PolicyInFile):
+    """One decision of an ``Actor``.
+
+    Inputs: observation leaves of the types of the space; "start" bool [B]; where they decide anything, "reward" [B] of
+    the last step and "target_return" [B] of episodes that start here, float64; for heads that sample, "noise" float64
+    [B, U] and "greedy" bool [B]. Outputs: actions.
+
+    Args:
+        best_return: what a client may ask for when it knows nothing better.
+
+    Raises:
+        ConfigError: for the mode ``recompute``, which keeps no state of the network.
+    """
+
+    kind = "DecisionTransformer"
+
+    def __init__(self, actor: Actor, best_return: float) -> None:
+        if actor.mode == "recompute":
+            raise ConfigError(
+                "acting mode 'recompute' runs the whole context anew for every decision and cannot be written as one "
+                "step; export with acting_mode='refresh'"
+            )
+        actor = replace(actor, policy=_copied(actor.policy))
+        super().__init__(actor.policy.head, actor.policy.tables.current())
+        self.best_return = best_return
+        self.step = DecisionStep(actor)
+        self.reads_target = actor.policy.return_conditioned
+        self.reads_reward = self.reads_target and not actor.delayed_reward
+
+    def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
+        """Outputs and the new state."""
+        zeros = torch.zeros_like(inputs["start"], dtype=torch.float64)
+        outputs, after = self.step({"reward": zeros, "target_return": zeros} | inputs | self.constants(), state)
+        return self.typed(outputs), after
+
+    def examples(self, batch: int) -> tuple[Tensors, Tensors]:
+        start, zeros = torch.ones(batch, dtype=torch.bool), torch.zeros(batch)
+        leaves = _blank_leaves(self.step.policy.observation_leaves, batch)
+        inputs = self.step.inputs(leaves, start, zeros, zeros, None)
+        read = {"reward": self.reads_reward, "target_return": self.reads_target}
+        inputs = {name: value for name, value in inputs.items() if read.get(name, True)}
+        return inputs, self.step.closed(self.step.actor.initial_state(batch))
+
+    def about(self) -> dict[str, Any]:
+        actor, policy = self.step.actor, self.step.policy
+        group = policy.tokens_per_step
+        return {
+            "acting_mode": actor.mode,
+            "context_length": actor.context_length,
+            "discount": actor.discount,
+            "delayed_reward": actor.delayed_reward,
+            "return_scale": policy.return_scale,
+            "best_return": self.best_return,
+            # A cache that begins anew never comes to the end of a table of places.
+            "longest_episode": _longest_episode(policy.backbone, group, whole=actor.mode == "banded"),
+        }
+
+
+def write_policy(
+    step: PolicyInFile,
+    path: str | os.PathLike[str],
+    batch: int | None,
+    observation_space: Space,
+    action_space: Space,
+) -> None:
+    """Write a policy as ``.pt2`` or ``.onnx`` file, by the ending of ``path``; see ``rltransformers.export.files``.
+
+    Raises:
+        ConfigError: for another ending, and for what a file of that kind cannot express.
+        MissingExtraError: for ONNX without its packages.
+    """
+    write = WRITERS.get(Path(path).suffix)
+    if write is None:
+        raise ConfigError(f"{Path(path).name!r} must end in .pt2 (for torch) or .onnx (for any ONNX runtime)")
+    inputs, state = step.examples(2)
+    metadata = {
+        "agent": step.kind,
+        "observation_space": json.loads(space_to_json(observation_space)),
+        "action_space": json.loads(space_to_json(action_space)),
+        "noise": [
+            {"of": name, "numbers": draws, "distribution": distribution}
+            for name, draws, distribution in step.head_leaves
+            if draws
+        ],
+        "initial_state": {name: _row(value) for name, value in state.items()},
+        **step.about(),
+    }
+    write(step.eval(), path, inputs, state, batch=batch, metadata=metadata)
+
+
+def _row(value: Tensor) -> Any:
+    """What every row of a state begins with: one number where all are equal, else nested lists."""
+    row = value[0]
+    return row.flatten()[0].item() if row.numel() and bool((row == row.flatten()[0]).all()) else row.tolist()
+
+
+def _longest_episode(backbone: Backbone, tokens_per_step: int, whole: bool = True) -> int | None:
+    """Steps until a position table ends, None where none does.
+
+    Args:
+        whole: whether places count from the first step of the episode.
+    """
+    steps = []
+    for position in backbone.input_positions:
+        if isinstance(position, LearnedTable):
+            rows = position.table.num_embeddings
+            if position.by_timestep:
+                steps.append(rows)
+            elif whole:  # the last token of an episode is the observation, the last but one of its group
+                steps.append((rows - max(tokens_per_step - 1, 1)) // tokens_per_step + 1)
+    return min(steps, default=None)
+
+
+def _blank_leaves(leaves: Mapping[str, Space], batch: int) -> Tensors:
+    """A legal observation."""
+    zeros = {path: torch.zeros(batch, *(leaf.shape or ()), dtype=_torch_type(leaf)) for path, leaf in leaves.items()}
+    return blank_invalid(leaves, zeros, torch.zeros(batch, dtype=torch.bool))
+
+
+def _torch_type(space: Space) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, space.dtype)).dtype
+
+
+def _copied(policy: Module) -> Module:
+    """On the CPU and in evaluation mode; the policy itself stays as it is."""
+    return copy.deepcopy(policy).cpu().eval()

@@ -1,0 +1,333 @@
+"""Acting steps of both policies as modules over dictionaries of tensors, for machine code and for files.
+
+A step is ``forward(inputs, state) -> (outputs, new_state)``, pure and of fixed shapes (``rltransformers.export.step``).
+Names: observation leaves are "observation" or "observation.<path>", actions "action" or "action.<path>", tables that
+depend on weights alone "table.<place>". Axes: B environments, U numbers of noise.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from rltransformers.backbone import State
+from rltransformers.backbone.state import part_of, prefixed
+from rltransformers.core.errors import CompileError
+from rltransformers.export.compiled import COMPILE_SECONDS, CompiledStep
+from rltransformers.export.graphs import GraphStep
+from rltransformers.export.step import batch_of
+from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState
+from rltransformers.policies.decision import ActingState, Actor
+
+Tensors = dict[str, Tensor]
+TABLE = "table"
+SPEED_UP = 5.0
+"""How much faster machine code is than eager steps of small batches."""
+
+Acting = Literal["eager", "compiled"]
+"""How steps of acting are computed: by PyTorch, operation by operation, or as a whole: machine code, a CUDA graph."""
+
+
+class ActorCriticStep(nn.Module):
+    """One step of a ``GTrXLPolicy``.
+
+    Inputs: observation leaves; "first" bool [B], where an episode begins; "noise" [B, U] of the action head; "greedy"
+    bool [B], where the most likely action is taken in place of a sample; "reward" [B] of the last action, where the
+    policy reads it. Outputs: actions, "value" [B], "log_prob" [B].
+
+    Args:
+        policy: in evaluation mode.
+        executes: whether actions are given as the environment takes them, clipped into their Boxes.
+        overwrites: whether rings of the state are written in place; the step is not pure then.
+    """
+
+    def __init__(self, policy: GTrXLPolicy, executes: bool = False, overwrites: bool = False) -> None:
+        super().__init__()
+        self.policy, self.executes, self.overwrites = policy, executes, overwrites
+
+    def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
+        """Outputs and the new state."""
+        policy, before = self.policy, self.opened(inputs, state)
+        tables = part_of(TABLE, inputs)
+        head = policy.action_head
+        leaves, first = leaves_of("observation", inputs), inputs["first"]
+        outputs, values, after = policy.network_step(leaves, before, first, tables, self.overwrites)
+        actions = head.decode_some(outputs, inputs["noise"], inputs["greedy"])
+        told = head.execute(actions) if self.executes else actions
+        found = {leaf_name("action", path): value for path, value in told.items()}
+        found |= {"value": values, "log_prob": head.log_prob(outputs, actions)}
+        after = PolicyState(after.actor, after.critic, actions, before.previous_reward)
+        return found, self.closed(after)
+
+    def inputs(
+        self, observations: Mapping[str, Tensor], state: PolicyState, first: Tensor, noise: Tensor | None
+    ) -> Tensors:
+        """What ``forward`` takes; without noise the most likely actions."""
+        found = {leaf_name("observation", path): value for path, value in observations.items()}
+        found |= {"first": first, "greedy": torch.full_like(first, noise is None)}
+        if noise is None:
+            noise = first.new_zeros(len(first), self.policy.action_head.draws, dtype=torch.float32)
+        found["noise"] = noise
+        return found | ({"reward": state.previous_reward} if self.policy.uses_previous_reward else {})
+
+    def closed(self, state: PolicyState) -> Tensors:
+        """The state as one dictionary."""
+        tensors = prefixed("actor", state.actor.tensors)
+        tensors |= {} if state.critic is None else prefixed("critic", state.critic.tensors)
+        if self.policy.uses_previous_action:
+            # Copies, because others hold the actions that were taken: a rollout does.
+            tensors |= {
+                leaf_name("previous_action", path): value.clone() for path, value in state.previous_action.items()
+            }
+        return tensors
+
+    def opened(self, inputs: Tensors, state: Tensors) -> PolicyState:
+        """The inverse of ``closed``."""
+        critic = part_of("critic", state)
+        first = inputs["first"]
+        reward = inputs.get("reward", torch.zeros_like(first, dtype=torch.float32))
+        return PolicyState(
+            State(part_of("actor", state)),
+            State(critic) if critic else None,
+            leaves_of("previous_action", state),
+            reward,
+        )
+
+
+class DecisionStep(nn.Module):
+    """One decision of an ``Actor``.
+
+    Inputs: observation leaves; "start" bool [B]; "reward" [B] of the last step and "target_return" [B] of episodes that
+    start here, float64; for heads that sample, "noise" [B, U] and "greedy" bool [B]. Outputs: actions.
+    """
+
+    def __init__(self, actor: Actor) -> None:
+        super().__init__()
+        self.policy = actor.policy
+        self.actor = actor
+
+    @property
+    def samples(self) -> bool:
+        """Whether noise decides anything."""
+        return self.policy.head.draws > 0
+
+    def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
+        """Outputs and the new state."""
+        actions, after = self.actor.decide(
+            leaves_of("observation", inputs),
+            self.opened(state),
+            start=inputs["start"],
+            reward=inputs["reward"],
+            target_return=inputs["target_return"],
+            noise=inputs.get("noise"),
+            greedy=inputs.get("greedy"),
+            tables=part_of(TABLE, inputs),
+        )
+        return {leaf_name("action", path): value for path, value in actions.items()}, self.closed(after)
+
+    def inputs(
+        self,
+        observations: Mapping[str, Tensor],
+        start: Tensor,
+        reward: Tensor,
+        target_return: Tensor,
+        noise: Tensor | None,
+    ) -> Tensors:
+        """What ``forward`` takes; without noise the most likely actions."""
+        found = {leaf_name("observation", path): value for path, value in observations.items()}
+        found |= {"start": start, "reward": reward.double(), "target_return": target_return.double()}
+        if self.samples:
+            found["greedy"] = torch.full_like(start, noise is None)
+            zeros = start.new_zeros(len(start), self.policy.head.draws, dtype=torch.float64)
+            found["noise"] = zeros if noise is None else noise.double()
+        return found
+
+    def closed(self, state: ActingState) -> Tensors:
+        """The state as one dictionary; the streams of an environment lie side by side."""
+        rows = state.batch_size
+        tensors = {} if state.memory is None else {
+            f"memory.{name}": value.unflatten(0, (rows, -1)) for name, value in state.memory.tensors.items()
+        }  # fmt: skip
+        if state.tokens.shape[1]:
+            tensors["tokens"] = state.tokens
+        return tensors | {"action_token": state.action, "return_to_go": state.return_to_go, "step": state.step}
+
+    def opened(self, state: Tensors) -> ActingState:
+        """The inverse of ``closed``."""
+        memory = {name: value.flatten(0, 1) for name, value in part_of("memory", state).items()}
+        action = state["action_token"]
+        tokens = state.get("tokens", action.new_zeros(action.shape[0], 0, action.shape[1]))
+        return ActingState(State(memory) if memory else None, tokens, action, state["return_to_go"], state["step"])
+
+
+class LeftBehind:
+    """What a copy of a policy does not get: it belongs to the weights of the original."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+
+class MachineCode(LeftBehind):
+    """Runs a step as machine code, or says once why there is none.
+
+    Args:
+        step: the step, in evaluation mode.
+        key: plain values that say what the policy is.
+    """
+
+    def __init__(self, step: nn.Module, key: Mapping[str, Any]) -> None:
+        self.step, self.key = step, key
+        self._compiled: CompiledStep | GraphStep | None = None
+        self.failed = False
+
+    def run(self, inputs: Tensors, state: Tensors) -> Tensors | None:
+        """Outputs, with the new state written over ``state``; None where there is no machine code."""
+        if self.failed:
+            return None
+        try:
+            if self._compiled is None:
+                self._compiled = self.made(inputs, state)
+            return self._compiled.step(inputs, state)
+        except CompileError as error:
+            self.failed, self._compiled = True, None
+            announce(f"acting goes on in eager mode: {error}")
+            return None
+
+    def made(self, inputs: Tensors, state: Tensors) -> CompiledStep | GraphStep:
+        """The step, ready to run."""
+        notify = self._announcing(inputs, state)
+        return CompiledStep(self.step, inputs, state, shared=tables_in(inputs), key=self.key, notify=notify)
+
+    def _announcing(self, inputs: Tensors, state: Tensors) -> Callable[[str], None]:
+        """``announce``, where the first line also says from which length of a run on compiling pays."""
+        lines: list[str] = []
+
+        def notify(line: str) -> None:
+            if not lines:
+                rows = batch_of(inputs, state, tables_in(inputs))
+                paid = steps_until_paid(self._eager_seconds(inputs, state), rows)
+                line += f"; pays from about {paid:,} environment steps on"
+            lines.append(line)
+            announce(line)
+
+        return notify
+
+    def _eager_seconds(self, inputs: Tensors, state: Tensors) -> float:
+        """Of the fastest of three eager steps; the first of a process is slow for reasons of its own."""
+        taken = []
+        for _ in range(3):
+            start = time.perf_counter()
+            self.step(inputs, state)
+            taken.append(time.perf_counter() - start)
+        return min(taken)
+
+
+class GraphCode(MachineCode):
+    """Runs a step as a CUDA graph; the step may write its state in place."""
+
+    def made(self, inputs: Tensors, state: Tensors) -> GraphStep:
+        """The step, captured when it runs."""
+        return GraphStep(self.step, tables_in(inputs))
+
+
+class ActorCriticMachine(MachineCode):
+    """Steps of a ``GTrXLPolicy``: machine code on the CPU, and a CUDA graph where a state is handed on."""
+
+    def __init__(self, policy: GTrXLPolicy) -> None:
+        spaces = str(policy.observation_space), str(policy.action_space)
+        super().__init__(ActorCriticStep(policy).eval(), {"backbone": policy.config.to_dict(), "spaces": spaces})
+        self.graph = GraphCode(ActorCriticStep(policy, overwrites=True).eval(), {})
+
+    def __call__(
+        self,
+        observations: Mapping[str, Tensor],
+        state: PolicyState,
+        first: Tensor,
+        noise: Tensor | None,
+        tables: Tensors,
+        overwrites: bool,
+    ) -> tuple[Tensors, Tensor, Tensor, PolicyState] | None:
+        """``GTrXLPolicy.step``; None where there is no machine code."""
+        if not (first.is_cpu or (first.is_cuda and overwrites)):  # copies of a state would need a graph each
+            return None
+        code = self if first.is_cpu else self.graph
+        step: Any = code.step
+        state = state if overwrites else state.clone()
+        tensors = step.closed(state)
+        found = code.run(step.inputs(observations, state, first, noise) | prefixed(TABLE, tables), tensors)
+        if found is None:
+            return None
+        actions = leaves_of("action", found)
+        previous = leaves_of("previous_action", tensors) or actions
+        after = PolicyState(state.actor, state.critic, previous, state.previous_reward)
+        return actions, found["value"], found["log_prob"], after
+
+
+class DecisionMachine(LeftBehind):
+    """Decisions of the ``Actor`` of a policy; one machine code per way of acting."""
+
+    def __init__(self) -> None:
+        self._machines: dict[Any, MachineCode] = {}
+
+    def __call__(
+        self,
+        actor: Actor,
+        observations: Mapping[str, Tensor],
+        state: ActingState,
+        start: Tensor,
+        reward: Tensor,
+        target_return: Tensor,
+        noise: Tensor | None,
+        tables: Tensors,
+        overwrites: bool,
+    ) -> tuple[Tensors, ActingState] | None:
+        """``Actor.act``; None where there is no machine code."""
+        if not start.is_cpu:
+            return None
+        way = actor.context_length, actor.mode, actor.discount, actor.delayed_reward
+        if way not in self._machines:
+            key = {"backbone": actor.policy.backbone.config.to_dict(), "way": str(way)}
+            self._machines[way] = MachineCode(DecisionStep(actor).eval(), key)
+        step: Any = self._machines[way].step
+        tensors = step.closed(state)
+        if not overwrites:
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        inputs = step.inputs(observations, start, reward, target_return, noise)
+        found = self._machines[way].run(inputs | prefixed(TABLE, tables), tensors)
+        return None if found is None else (leaves_of("action", found), step.opened(tensors))
+
+
+def tables_in(inputs: Tensors) -> list[str]:
+    """The names of inputs that depend on weights alone."""
+    return [name for name in inputs if name.startswith(f"{TABLE}.")]
+
+
+def steps_until_paid(eager_seconds: float, rows: int) -> int:
+    """Environment steps, to one digit, after which compiling has saved the time it took.
+
+    Args:
+        eager_seconds: of one step of ``rows`` environments.
+    """
+    saved = eager_seconds * (1.0 - 1.0 / SPEED_UP) / rows
+    return int(float(f"{COMPILE_SECONDS / saved:.0e}"))
+
+
+def announce(line: str) -> None:
+    """Tell the user of a compilation, which takes a while, or of why there is none."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def leaf_name(kind: str, path: str) -> str:
+    """Name of an observation or action leaf in inputs, outputs and states."""
+    return f"{kind}.{path}" if path else kind
+
+
+def leaves_of(kind: str, tensors: Tensors) -> Tensors:
+    """The leaves of a kind by path."""
+    return part_of(kind, tensors) | ({"": tensors[kind]} if kind in tensors else {})

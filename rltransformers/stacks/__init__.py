@@ -1,0 +1,1 @@
+"""Ways through the layers of a backbone. Each takes the stream, a state per application of a layer, and the call."""

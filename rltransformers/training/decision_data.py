@@ -1,0 +1,92 @@
+"""What the Decision Transformer makes of a dataset: episodes to train on, their summary, statistics of observations."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.ranges import PositiveNumber, check_fields
+from rltransformers.core.spaces import leaf_spaces
+from rltransformers.data import Trajectories
+from rltransformers.policies.decision import normalised_leaves
+from rltransformers.training.checkpoint import check_tensor
+from rltransformers.training.decision_settings import Settings
+
+MOST_SCALED = 1e6
+"""Largest return-to-go that the network may read; it is made for numbers of order 1."""
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """What a model keeps of its dataset.
+
+    Attributes:
+        return_scale: reward units per unit of network input.
+        best_return: highest episode return, the target of ``predict`` and ``evaluate`` when none is given.
+        environment: Gymnasium id the data came from, if known; names the reference scores.
+    """
+
+    return_scale: PositiveNumber
+    best_return: float
+    environment: str | None
+
+    def __post_init__(self) -> None:
+        check_fields(self, "summary.")
+        check_scale(self.return_scale, abs(self.best_return))
+
+
+def training_data(data: Trajectories, settings: Settings) -> Trajectories:
+    """The episodes to train on, with their rewards as the agent is to see them."""
+    if settings.top_fraction < 1:
+        data = data.top_fraction(settings.top_fraction)
+    return data.delayed_rewards() if settings.delayed_reward else data
+
+
+def summary_of(data: Trajectories, settings: Settings, return_scale: float | None) -> DataSummary:
+    """What a model keeps of its data; without ``return_scale`` the root mean square of return-to-go."""
+    if return_scale is None:
+        return_to_go = data.return_to_go(settings.discount).astype(np.float64)
+        return_scale = float(np.sqrt(np.mean(np.square(return_to_go)))) or 1.0
+    else:
+        check_scale(return_scale, float(np.abs(data.return_to_go(settings.discount)).max()))
+    first_steps = data.return_to_go(settings.discount)[data.offsets[:-1]]
+    return DataSummary(return_scale, float(first_steps.max()), data.env_id)
+
+
+def check_scale(return_scale: float, largest: float) -> None:
+    """Raise ConfigError unless returns of up to ``largest`` are at most ``MOST_SCALED`` times ``return_scale``."""
+    if largest > MOST_SCALED * return_scale:
+        raise ConfigError(
+            f"return_scale ({return_scale:g}) is too small for returns of up to {largest:g}: the network would read "
+            f"{largest / return_scale:g}, at most {MOST_SCALED:g} makes sense; leave it out for one that fits the data"
+        )
+
+
+def statistics_of(data: Trajectories) -> dict[str, tuple[Tensor, Tensor]]:
+    """Mean and standard deviation of the leaves that are standardised; 1 where a number never changes."""
+    means, deviations = data.observation_statistics()
+    return {
+        path: (
+            torch.as_tensor(means[path]),
+            torch.as_tensor(np.where(deviations[path] > 1e-6, deviations[path], 1.0).astype(np.float32)),
+        )
+        for path in normalised_leaves(data.observation_space)
+    }
+
+
+def stored_statistics(space: gym.Space[Any], weights: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Those that the weights of a checkpoint hold."""
+    leaves = leaf_spaces(space)
+
+    def saved(name: str, path: str) -> Tensor:
+        return check_tensor(weights[name], f"policy.{name}", leaves[path].shape or (), torch.float32)
+
+    return {
+        path: (saved(f"observation_mean_{index}", path), saved(f"observation_deviation_{index}", path))
+        for index, path in enumerate(normalised_leaves(space))
+    }

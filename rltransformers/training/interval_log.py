@@ -1,0 +1,68 @@
+"""What a run that counts updates tells while it learns: lines of means, and a progress bar."""
+
+import math
+import time
+from collections.abc import Mapping
+
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from rltransformers.core.errors import DataError
+
+
+class IntervalLog:
+    """Means of the metrics of an interval of updates, kept on the device until they are written.
+
+    The sums so far live in ``interval``, {name: (sum, count)}, which a checkpoint holds.
+    """
+
+    def __init__(self, logger: Logger, updates: int, interval: dict[str, tuple[Tensor, int]]) -> None:
+        self._logger, self._first, self._started = logger, updates, time.perf_counter()
+        self._interval = interval
+
+    def add(self, metrics: Mapping[str, Tensor]) -> None:
+        for name, value in metrics.items():
+            total, count = self._interval.get(name, (None, 0))
+            self._interval[name] = (value if total is None else total + value, count + 1)
+
+    def write(self, updates: int, learning_rate: float) -> None:
+        """Write and forget the means.
+
+        Raises:
+            DataError: when the loss is not finite.
+        """
+        for name, (total, count) in self._interval.items():
+            mean = float(total) / count
+            if name == "train/loss" and not math.isfinite(mean):
+                raise DataError(
+                    f"the loss is {mean} after {updates} updates; lower learning_rate or"
+                    " weight_decay, or look for extreme values in the data"
+                )
+            self._logger.record(name, mean)
+        seconds = time.perf_counter() - self._started
+        self._logger.record("train/learning_rate", learning_rate)
+        self._logger.record("time/updates_per_second", (updates - self._first) / max(seconds, 1e-9))
+        self._logger.record("time/updates", updates, exclude="tensorboard")
+        self._logger.dump(updates)
+        self._interval.clear()
+        self._first, self._started = updates, time.perf_counter()
+
+
+class ProgressBar(BaseCallback):
+    """A bar over the updates of one ``learn`` (that of Stable-Baselines3 needs an environment)."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__()
+        self._total = total
+
+    def _on_training_start(self) -> None:
+        self._bar = tqdm(total=self._total, initial=self.num_timesteps, unit="update")
+
+    def _on_step(self) -> bool:
+        self._bar.update(1)
+        return True
+
+    def _on_training_end(self) -> None:
+        self._bar.close()

@@ -1,0 +1,216 @@
+"""The habits of Stable-Baselines3 for an agent that learns from a dataset: logger, callbacks, checkpoints."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any, ClassVar, Self, cast
+
+import gymnasium as gym
+import torch
+from annotated_types import Ge, Lt
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.type_aliases import MaybeCallback
+from stable_baselines3.common.utils import configure_logger
+from torch import Tensor
+
+from rltransformers.backbone import BackboneConfig
+from rltransformers.core.device import find_device
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.ranges import Count, WholeNumber, check, strict
+from rltransformers.core.spaces import differing_spaces, space_from_json, space_to_json
+from rltransformers.data import ContextSampler, Trajectories, load_trajectories
+from rltransformers.policies.decision import ActingMode, Actor, DecisionPolicy
+from rltransformers.policies.shipping import DecisionInFile, write_policy
+from rltransformers.training.checkpoint import (
+    check_held,
+    check_tensor,
+    contents_of,
+    load_checkpoint,
+    restore_optimizer,
+    restore_weights,
+    save_checkpoint,
+)
+from rltransformers.training.decision_data import DataSummary, stored_statistics, training_data
+from rltransformers.training.decision_settings import Settings, check_tokens, with_acting_mode
+from rltransformers.training.interval_log import ProgressBar
+
+Updates = Annotated[int, Ge(0), Lt(2**63)]
+
+
+class OfflineAgent:
+    """An agent without environment, up to how it is built, learns and acts.
+
+    Attributes:
+        kind: name of the agent in its checkpoints and logs.
+        num_timesteps: updates done so far.
+    """
+
+    kind: ClassVar[str]
+    settings: Settings
+    summary: DataSummary
+    backbone_config: BackboneConfig
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    policy: DecisionPolicy
+    num_timesteps: int
+    _optimizer: torch.optim.Optimizer
+    _interval: dict[str, tuple[Tensor, int]]  # sums and counts since the last line of the log
+    _logger: Logger | None = None
+
+    def _build(
+        self,
+        settings: Settings,
+        backbone: BackboneConfig,
+        spaces: tuple[gym.Space[Any], gym.Space[Any]],
+        summary: DataSummary,
+        statistics: Mapping[str, tuple[Tensor, Tensor]] | None,
+        device: torch.device,
+    ) -> None:
+        """The model and its optimiser, before the first update."""
+        raise NotImplementedError
+
+    def actor(self, mode: ActingMode | None = None) -> Actor:
+        """The trained policy as something that acts, in the model's acting mode or the one given."""
+        raise NotImplementedError
+
+    def _attach(self, data: Trajectories | None, tensorboard_log: str | os.PathLike[str] | None, verbose: int) -> None:
+        """What a run needs besides the model: data and logs."""
+        settings = self.settings
+        self._sampler: ContextSampler | None = None
+        if data is not None:
+            self._sampler = ContextSampler(
+                data,
+                settings.context_length,
+                discount=settings.discount,
+                whole_episodes=settings.whole_episodes,
+            )
+        self.tensorboard_log = None if tensorboard_log is None else os.fspath(tensorboard_log)
+        self.verbose = verbose
+
+    # Log and callbacks
+
+    def _start_learning(
+        self, callback: MaybeCallback, tb_log_name: str, progress_bar: bool, total_timesteps: int
+    ) -> BaseCallback:
+        if self._logger is None:
+            self._logger = configure_logger(self.verbose, self.tensorboard_log, tb_log_name)
+        callbacks = callback if isinstance(callback, list) else [callback]
+        parts = [part if isinstance(part, BaseCallback) else ConvertCallback(part) for part in callbacks]
+        if progress_bar:
+            parts.append(ProgressBar(total_timesteps))
+        whole = CallbackList(parts)
+        whole.init_callback(cast(BaseAlgorithm, self))  # it has what callbacks use of a BaseAlgorithm
+        return whole
+
+    @property
+    def logger(self) -> Logger:
+        """The logger in use; TensorBoard and stdout according to the constructor unless ``set_logger`` was called."""
+        if self._logger is None:
+            self._logger = configure_logger(self.verbose, self.tensorboard_log, self.kind)
+        return self._logger
+
+    @strict
+    def set_logger(self, logger: Logger) -> None:
+        """Use this logger from now on."""
+        self._logger = logger
+
+    def get_env(self) -> None:
+        """None: there is no training environment."""
+        return None
+
+    def get_vec_normalize_env(self) -> None:
+        """None: there is no training environment."""
+        return None
+
+    # Checkpoints
+
+    @strict
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        batch: Count | None = None,
+        acting_mode: ActingMode | None = None,
+    ) -> None:
+        """Write the policy to a file that runs without this package: ``.pt2`` for torch, ``.onnx`` for ONNX runtimes.
+
+        The file takes raw observations, rewards and target returns, and gives actions as the environment takes them.
+        The policy itself stays as it is.
+
+        Args:
+            path: the ending says which kind of file.
+            batch: the number of environments that the file is for; None for any.
+            acting_mode: another one than the model's; "recompute" cannot be written.
+
+        Raises:
+            ConfigError: for another ending, and for what a file of that kind cannot express.
+            MissingExtraError: for ONNX without its packages.
+        """
+        step = DecisionInFile(self.actor(acting_mode), self.summary.best_return)
+        write_policy(step, path, batch, self.observation_space, self.action_space)
+
+    @strict
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one checkpoint file with everything but the dataset; ".zip" is added to a name without extension."""
+        settings = {
+            "settings": asdict(self.settings),
+            "summary": asdict(self.summary),
+            "backbone": self.backbone_config.to_dict(),
+            "observation_space": space_to_json(self.observation_space),
+            "action_space": space_to_json(self.action_space),
+        }
+        tensors = {
+            "policy": self.policy.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "updates": self.num_timesteps,
+            "interval": self._interval,
+        }
+        save_checkpoint(path, self.kind, settings, tensors)
+
+    @classmethod
+    @strict
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        dataset: Any = None,
+        *,
+        tensorboard_log: str | os.PathLike[str] | None = None,
+        verbose: WholeNumber = 0,
+        device: torch.device | str = "auto",
+    ) -> Self:
+        """The saved model; with the dataset it was trained on, ``learn`` goes on as if it had never stopped.
+
+        Raises:
+            CheckpointError: for a file that is missing, corrupt, or of another agent.
+            ConfigError: for a dataset with other spaces.
+        """
+        device = find_device(device)
+        saved = load_checkpoint(path, cls.kind, map_location=device)
+        self = cls.__new__(cls)
+        with contents_of(path, cls.kind):
+            parts, tensors = saved.settings, saved.tensors
+            weights = check(tensors["policy"], Mapping[str, Any], "policy")
+            spaces = (space_from_json(parts["observation_space"]), space_from_json(parts["action_space"]))
+            settings = Settings(**with_acting_mode(check(parts["settings"], Mapping[str, Any], "settings")))
+            summary = DataSummary(**check(parts["summary"], Mapping[str, Any], "summary"))
+            statistics = stored_statistics(spaces[0], weights) if settings.normalize_observations else None
+            backbone = BackboneConfig.from_dict(parts["backbone"])
+            check_tokens(backbone.tokens_per_step, settings.mode)
+            check_held(backbone, weights)
+            self._build(settings, backbone, spaces, summary, statistics, device)
+            restore_weights(self.policy, weights)
+            restore_optimizer(self._optimizer, tensors["optimizer"])
+            self.num_timesteps = check(tensors["updates"], Updates, "updates")
+            # Checkpoints of the first release have no interval.
+            self._interval = check(tensors.get("interval", {}), dict[str, tuple[Tensor, Count]], "interval")
+            for name, (total, _) in self._interval.items():
+                check_tensor(total, f"interval.{name}", (), torch.float32)
+        data = None
+        if dataset is not None:
+            data = training_data(load_trajectories(dataset), settings)
+            for role, ours, theirs in differing_spaces(spaces, (data.observation_space, data.action_space)):
+                raise ConfigError(f"the {role} space of the dataset ({theirs}) is not the one of the model ({ours})")
+        self._attach(data, tensorboard_log, verbose)
+        return self

@@ -1,0 +1,81 @@
+"""Checkpoints of online agents from before actions were kept by leaf, in the layout of today."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from rltransformers.backbone import State
+from rltransformers.core.ranges import check
+from rltransformers.policies.actor_critic import GTrXLPolicy
+
+NAMES = {
+    "action_net.weight": "action_head.linear.weight",
+    "action_net.bias": "action_head.linear.bias",
+    "log_std": "action_head.leaves.0.log_std",
+}
+"""Old name of a weight to the present one."""
+
+
+def in_present_layout(tensors: dict[str, Any], policy: GTrXLPolicy) -> dict[str, Any]:
+    """The tensors of a ``GTrXLPPO`` checkpoint in the layout of today, for an agent with this policy.
+
+    Then weights had other names, the moments of ``log_std`` came first, and actions were one tensor: classes counted
+    from 0, bits and flattened Boxes as float32; observed integers of 16 and 32 bits had 64. Before that
+    memories of acting were no rings.
+    Tensors of today are returned as they are.
+    """
+    tensors = tensors | {"acting": _in_rings(tensors["acting"], policy)}
+    weights = tensors["policy"]
+    if not (isinstance(weights, Mapping) and "action_net.weight" in weights):
+        return tensors
+    space = policy.action_leaves[""]  # there were no nested actions
+    new: dict[str, Any] = dict(tensors)
+    new["policy"] = {NAMES.get(name, name): value for name, value in weights.items()}
+    new["acting"] = _with_actions(tensors["acting"], space, ("previous_action",))
+    if tensors.get("segment") is not None:
+        segment = _with_actions(tensors["segment"], space, ("previous_action", "actions"))
+        kept = check(segment["observations"], Mapping[str, Tensor], "segment.observations")
+        segment["observations"] = {
+            path: leaf.to(policy.leaf_types.get(path, leaf.dtype)) for path, leaf in kept.items()
+        }
+        segment["memory"] = _with_actions(segment["memory"], space, ("previous_action",))
+        new["segment"] = segment
+    if "log_std" in weights:
+        names = [name for name, _ in policy.named_parameters()]
+        optimizer = check(tensors["optimizer"], Mapping[str, Any], "optimizer")
+        state = check(optimizer["state"], Mapping[int, Any], "optimizer.state")
+        moments = {_place(index, names.index(NAMES["log_std"])): moment for index, moment in state.items()}
+        new["optimizer"] = {**optimizer, "state": dict(sorted(moments.items()))}
+    return new
+
+
+def _in_rings(acting: Any, policy: GTrXLPolicy) -> dict[str, Any]:
+    """Memories of acting; they were rows with their keys, oldest first."""
+    held = dict(check(acting, Mapping[str, Any], "acting"))
+    for name, part in zip(("actor", "critic"), policy.backbones(), strict=False):
+        rows = held.get(name)
+        if isinstance(rows, Mapping) and "clock" not in rows and any(key.endswith(".keys") for key in rows):
+            held[name] = part.backbone.in_rings(State(dict(rows))).tensors
+    return held
+
+
+def _place(index: int, log_std: int) -> int:
+    """Present place of the parameter that was at ``index`` when log_std came first; the others keep their order."""
+    return log_std if index == 0 else index - 1 if index <= log_std else index
+
+
+def _with_actions(tensors: Any, space: gym.Space[Any], names: tuple[str, ...]) -> dict[str, Any]:
+    held = check(tensors, Mapping[str, Any], "acting")
+    return dict(held) | {name: {"": _action(held[name], space)} for name in names}
+
+
+def _action(value: Tensor, space: gym.Space[Any]) -> Tensor:
+    if isinstance(space, spaces.Box):
+        return value.reshape(*value.shape[:-1], *space.shape)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return value + value.new_tensor(space.start)
+    return value.to(torch.int8)

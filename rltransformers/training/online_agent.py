@@ -1,0 +1,336 @@
+"""What online agents with memory share: environments, checkpoints, random streams, a log that survives a stop.
+
+Stable-Baselines3 looks these up on the class of an algorithm, so they are one class under the agents and not functions.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self, cast
+
+import gymnasium as gym
+import numpy as np
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import MaybeCallback
+from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
+
+from rltransformers.backbone import BackboneConfig
+from rltransformers.core.errors import CheckpointError, ConfigError, DataError, did_you_mean
+from rltransformers.core.guard import attempt, named_fault, raised_in_reset
+from rltransformers.core.ranges import Count, Seed, annotations, check, check_arguments, strict
+from rltransformers.core.seeding import generators
+from rltransformers.core.spaces import leaf_spaces, space_from_json, space_to_json
+from rltransformers.data.rollout import Segment
+from rltransformers.envs.saving import restore_environment, takes_state
+from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState, check_policy_settings
+from rltransformers.policies.observations import tree_space
+from rltransformers.policies.shipping import ActorCriticInFile, write_policy
+from rltransformers.training.checkpoint import (
+    check_held,
+    check_same,
+    check_tensor,
+    contents_of,
+    load_checkpoint,
+    pack_arrays,
+    restore_optimizer,
+    restore_weights,
+    save_checkpoint,
+    unpack_arrays,
+)
+from rltransformers.training.normalization import (
+    checked_normalization,
+    pack_normalization,
+    scalings_of,
+    with_normalization,
+)
+from rltransformers.training.old_checkpoints import in_present_layout
+from rltransformers.training.online_checkpoint import (
+    on_device,
+    pack_progress,
+    restore_generators,
+    restore_observation,
+    restore_progress,
+    segment_tensors,
+    stored_segment,
+)
+from rltransformers.training.schedules import as_schedule, plain_schedule
+from rltransformers.training.unwritten_metrics import UnwrittenMetrics
+from rltransformers.training.vec_envs import as_vec_env, check_trained_spaces
+
+Space = gym.Space[Any]
+GENERATORS = ("_action_generator", "_batch_generator", "_predict_generator")
+NOT_SETTINGS = ("policy", "env", "device", "_init_setup_model")
+"""Arguments of a constructor that are given anew when a checkpoint is loaded."""
+
+
+class OnlineAgent(OnPolicyAlgorithm):
+    """An algorithm of Stable-Baselines3 whose ``GTrXLPolicy`` remembers, up to how it collects and learns.
+
+    An agent is a subclass with its constructor, ``_setup_model`` (which calls ``_begin_run``), ``collect_rollouts`` and
+    ``train``.
+
+    Attributes:
+        kind: name of the agent in its checkpoints and logs.
+        scheduled: constructor arguments that may be a schedule.
+    """
+
+    kind: ClassVar[str]
+    scheduled: ClassVar[tuple[str, ...]]
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"GTrXLPolicy": GTrXLPolicy}
+    policy: GTrXLPolicy  # type: ignore[assignment]  # SB3 declares its own policy without memory
+    memory_refresh: str
+
+    @classmethod
+    def setting_names(cls) -> list[str]:
+        """Constructor arguments that a checkpoint stores and ``load`` may override."""
+        return [name for name in annotations(cls.__init__) if name not in NOT_SETTINGS]
+
+    @staticmethod
+    def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        return as_vec_env(env, monitor_wrapper)
+
+    def _set_random_streams(self) -> None:
+        """Global generators, and those of sampled actions, of ``predict`` and of minibatches."""
+        self.set_random_seed(self.seed)
+        streams = generators(self.seed, self.device)
+        self._action_generator = streams.action.torch
+        self._predict_generator = streams.model.torch
+        self._batch_generator = generators(self.seed).data.torch
+
+    def _begin_run(self) -> None:
+        """Nothing remembered yet, of episodes, of rollouts and of metrics."""
+        self._leaf_spaces = leaf_spaces(self.policy.tree)
+        self._acting = self.policy.initial_state(self.n_envs)
+        self._segment: Segment | None = None
+        self._segment_before: Segment | None = None
+        self._metrics = UnwrittenMetrics()
+        self._loaded_normalization: dict[str, Any] | None = None  # of a model that was loaded without environment
+
+    def _to_device(self, array: Any) -> Tensor:
+        return torch.as_tensor(array, device=self.device)
+
+    # Log
+
+    def set_logger(self, logger: Logger) -> None:
+        super().set_logger(logger)
+        self._metrics.hand_to(logger)
+
+    def _setup_learn(
+        self, total_timesteps: int, callback: MaybeCallback = None, reset_num_timesteps: bool = True, *rest: Any
+    ) -> tuple[int, BaseCallback]:
+        if reset_num_timesteps:
+            self._metrics = UnwrittenMetrics()
+        try:
+            result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest)
+        except Exception as error:
+            if isinstance(error, ConfigError | DataError) or self.env is None or not raised_in_reset(error):
+                raise
+            raise named_fault(self.env, error, "in step 0") from error
+        self._metrics.hand_to(self.logger)
+        return result
+
+    # Episodes and random streams
+
+    @strict
+    def begin_episodes(self, seed: Seed) -> None:
+        """Begin new episodes in all environments; those of environment i follow from ``seed + i``.
+
+        Only between two updates: in a rollout the steps so far would lose their ends.
+
+        Raises:
+            ConfigError: when the agent was loaded without an environment.
+        """
+        if self.env is None:
+            raise ConfigError(f"this agent has no environment; load it with {self.kind}.load(path, env=env)")
+        self.env.seed(seed)
+        self._last_obs = cast(Any, attempt(self.env, "in step 0", self.env.reset))
+        self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
+
+    @property
+    def stands_in_episodes(self) -> bool:
+        """Whether ``learn(..., reset_num_timesteps=False)`` goes on with running episodes; else it begins new ones."""
+        return self._last_obs is not None
+
+    @contextmanager
+    def predicting_from(self, seed: int) -> Iterator[None]:
+        """Within the block, sampled actions of ``predict`` follow from ``seed``; afterwards its stream goes on."""
+        before = self._predict_generator.get_state()
+        self._predict_generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            self._predict_generator.set_state(before)
+
+    # Files
+
+    @strict
+    def export(self, path: str | os.PathLike[str], *, batch: Count | None = None) -> None:
+        """Write the policy to a file that runs without this package: ``.pt2`` for torch, ``.onnx`` for ONNX runtimes.
+
+        The file takes raw observations and gives actions as the environment takes them; what ``VecNormalize`` does is
+        inside. The policy itself stays as it is.
+
+        Args:
+            path: the ending says which kind of file.
+            batch: the number of environments that the file is for; None for any.
+
+        Raises:
+            ConfigError: for another ending, for what a file of that kind cannot express, or when a wrapper stands
+                between ``VecNormalize`` and the policy.
+            MissingExtraError: for ONNX without its packages.
+        """
+        step = ActorCriticInFile(self.policy, *scalings_of(self._normalization(), self.env))
+        write_policy(step, path, batch, tree_space(self.observation_space), self.action_space)
+
+    def _normalization(self) -> dict[str, Any] | None:
+        """Settings and statistics of ``VecNormalize``."""
+        if self._vec_normalize_env is not None:
+            return pack_normalization(self._vec_normalize_env)
+        return self._loaded_normalization if self.env is None else None
+
+    @strict
+    def save(self, path: str | os.PathLike[str], exclude: Any = None, include: Any = None) -> None:  # type: ignore[override]
+        """Write everything a later ``learn`` or ``predict`` needs to one file; nothing in it is executed on loading.
+
+        It holds weights, optimiser, settings, spaces, counters, random streams, the memory and observations where
+        acting stopped, the statistics of ``VecNormalize``, metrics that were recorded and not written yet, and the
+        state of environments that can tell it (``rltransformers.envs.saving``). What is scheduled by a function of
+        one's own is stored as its present value.
+
+        Raises:
+            ConfigError: for ``exclude`` or ``include``, which this format has no use for.
+        """
+        if exclude or include:
+            raise ConfigError(f"a checkpoint of {self.kind} is always complete; leave out exclude and include")
+        settings = {name: self._setting(name) for name in self.setting_names() if name != "tensorboard_log"}
+        settings |= {
+            "observation_space": space_to_json(tree_space(self.observation_space)),
+            "action_space": space_to_json(self.action_space),
+            "n_envs": self.n_envs,
+        }
+        save_checkpoint(path, self.kind, settings, self._tensors())
+
+    def _setting(self, name: str) -> Any:
+        if name == "stats_window_size":
+            return self._stats_window_size
+        value = getattr(self, name)
+        if name in self.scheduled and value is not None:
+            return plain_schedule(as_schedule(value, name), self._current_progress_remaining)
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+    def _tensors(self) -> dict[str, Any]:
+        logger = self.logger if hasattr(self, "_logger") else None
+        again = self.memory_refresh == "epoch" and self._segment is not None  # the next update encodes it again
+        return {
+            "policy": self.policy.state_dict(),
+            "optimizer": self.policy.optimizer.state_dict(),
+            "generators": {name: getattr(self, name).get_state() for name in GENERATORS},
+            "metrics": pack_arrays(self._metrics.to_store(logger)),
+            "segment": segment_tensors(cast(Segment, self._segment)) if again else None,
+            "acting": self._acting.tensors(),
+            **pack_progress(self),
+            "normalisation": self._normalization(),
+        }
+
+    @classmethod
+    @strict
+    def load(  # type: ignore[override]  # SB3's reads pickles; ours has no custom_objects
+        cls,
+        path: str | os.PathLike[str],
+        env: Any = None,
+        device: torch.device | str = "auto",
+        force_reset: bool | None = True,
+        **overrides: Any,
+    ) -> Self:
+        """The agent that ``save`` wrote.
+
+        Args:
+            path: file, with or without ``.zip``.
+            env: environment to go on with; None when only ``predict`` is needed. An environment without
+                ``VecNormalize`` is wrapped in one when the agent was trained with it; the stored statistics are
+                restored either way.
+            device: where the weights go.
+            force_reset: reset the environment before training goes on. False when ``env`` stands exactly where the
+                saved run stopped: then the run continues as if it had never been interrupted. None for False when the
+                checkpoint holds the state of the environments and ``env`` takes it (``rltransformers.envs.saving``),
+                else True. Where there is such a state, False sets it too.
+            **overrides: constructor arguments that replace the stored ones. ``tensorboard_log`` is never stored: where
+                a run writes is up to who runs it.
+
+        Raises:
+            CheckpointError: when the file is missing, corrupt, or of another agent.
+            ConfigError: when ``env`` has other spaces, or an override is unknown.
+        """
+        checkpoint = load_checkpoint(path, cls.kind)
+        tensors = checkpoint.tensors
+        with contents_of(path, cls.kind):
+            settings, spaces, n_envs = cls._stored_settings(checkpoint.settings)
+            acting = check(tensors["acting"]["actor"], Mapping[str, Any], "acting.actor")
+            rewards = check_tensor(
+                tensors["acting"]["previous_reward"], "acting.previous_reward", (None,), torch.float32
+            )
+            if len(rewards) != n_envs:
+                raise CheckpointError(f"it names {n_envs} environments and holds another number of memories")
+        for name, value in overrides.items():
+            if name not in cls.setting_names():
+                raise ConfigError(f"load has no argument {name!r}; {did_you_mean(name, cls.setting_names())}")
+            settings[name] = value
+        vec_env = None if env is None else cls._wrap_env(env)
+        if vec_env is not None:
+            check_trained_spaces(spaces, vec_env)
+            if tensors.get("normalisation") is not None:
+                with contents_of(path, cls.kind):
+                    vec_env = with_normalization(vec_env, tensors["normalisation"])
+        with contents_of(path, cls.kind, alone=env is None and not overrides):
+            model = cls("GTrXLPolicy", cast(Any, vec_env), device=device, _init_setup_model=False, **settings)
+            if vec_env is None:
+                (model.observation_space, model.action_space), model.n_envs = spaces, n_envs
+            backbone = BackboneConfig.from_dict(model.policy_kwargs.get("backbone") or {})
+            check_held(backbone, tensors["policy"], acting, n_envs)
+            model._setup_model()
+        with contents_of(path, cls.kind):
+            tensors = in_present_layout(tensors, model.policy)
+            model._restore(tensors, n_envs)
+            if vec_env is None and tensors.get("normalisation") is not None:
+                tree = tree_space(model.observation_space)
+                model._loaded_normalization = checked_normalization(tensors["normalisation"], tree)
+            state = unpack_arrays(tensors.get("environment"))
+        restorable = state is not None and vec_env is not None and takes_state(vec_env, state)
+        if tensors["last_observation"] is not None and (restorable if force_reset is None else not force_reset):
+            if n_envs != model.n_envs:
+                raise ConfigError(
+                    f"the run was saved with {n_envs} environments, this one has {model.n_envs}; "
+                    "load with force_reset=True to begin new episodes"
+                )
+            with contents_of(path, cls.kind):
+                model._acting = PolicyState.from_tensors(on_device(tensors["acting"], model.device))
+                restore_observation(model, tensors)
+                if restorable:
+                    restore_environment(cast(VecEnv, vec_env), state)
+        return model
+
+    @classmethod
+    def _stored_settings(cls, stored: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Space, Space], int]:
+        """Constructor arguments, the two spaces and the number of environments, each checked."""
+        known = [name for name in cls.setting_names() if name in stored and name != "tensorboard_log"]
+        settings = check_arguments(cls.__init__, {name: stored[name] for name in known}, "settings.")
+        settings["policy_kwargs"] = check_policy_settings(settings["policy_kwargs"] or {}, "settings.policy_kwargs.")
+        both = space_from_json(stored["observation_space"]), space_from_json(stored["action_space"])
+        return settings, both, check(stored["n_envs"], Count, "settings.n_envs")
+
+    def _restore(self, tensors: Mapping[str, Any], n_envs: int) -> None:
+        """Everything but the place where acting stopped; ``n_envs`` is the number of environments then."""
+        restore_weights(self.policy, tensors["policy"])
+        restore_optimizer(self.policy.optimizer, tensors["optimizer"])
+        restore_generators({name: getattr(self, name) for name in GENERATORS}, tensors["generators"])
+        restore_progress(self, tensors)
+        check_same(tensors["acting"], self._acting.tensors(), "acting", n_envs)
+        # Checkpoints of the first release have no metrics and no segment.
+        self._metrics = UnwrittenMetrics(unpack_arrays(tensors.get("metrics") or {}))
+        segment = stored_segment(tensors.get("segment"), self.policy, n_envs, self.device)
+        self._segment = segment if n_envs == self.n_envs else None

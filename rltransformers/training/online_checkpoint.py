@@ -1,0 +1,116 @@
+"""What a checkpoint of an online agent holds besides settings, weights and optimiser. Axis letter: E environments."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge, Le, Lt
+from gymnasium import spaces
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from torch import Tensor
+
+from rltransformers.core.guard import check_observations
+from rltransformers.core.ranges import check
+from rltransformers.core.spaces import leaf_spaces, nest_leaves, nested_leaves
+from rltransformers.data.rollout import RolloutBuffer, Segment
+from rltransformers.envs.saving import environment_state
+from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState
+from rltransformers.policies.observations import tree_space
+from rltransformers.training.checkpoint import check_same, check_tensor, pack_arrays, unpack_arrays
+
+Counter = Annotated[int, Ge(0), Lt(2**63)]
+COUNTERS: dict[str, Any] = {
+    **dict.fromkeys(("num_timesteps", "_total_timesteps", "_episode_num", "_n_updates"), Counter),
+    "_current_progress_remaining": Annotated[float, Le(1)],  # below 0 in a last rollout that goes beyond the end
+}
+
+
+def pack_progress(agent: OnPolicyAlgorithm) -> dict[str, Any]:
+    """Counters, reported episodes, and the place in the environments where acting stopped."""
+    observed = None if agent._last_obs is None else nested_leaves(agent._last_obs)
+    return {
+        "counters": {name: getattr(agent, name) for name in COUNTERS},
+        "episodes": pack_arrays([dict(info) for info in agent.ep_info_buffer or ()]),
+        "successes": [float(success) for success in agent.ep_success_buffer or ()],
+        "environment": None if agent.env is None or observed is None else pack_arrays(environment_state(agent.env)),
+        "last_observation": None if observed is None else {k: torch.as_tensor(v) for k, v in observed.items()},
+        "last_episode_starts": None if observed is None else torch.as_tensor(agent._last_episode_starts),
+    }
+
+
+def restore_progress(agent: OnPolicyAlgorithm, tensors: Mapping[str, Any]) -> None:
+    """Counters and reported episodes.
+
+    Raises:
+        CheckpointError, ConfigError: for what is none.
+    """
+    for name, annotation in COUNTERS.items():
+        setattr(agent, name, check(tensors["counters"][name], annotation, f"counters.{name}"))
+    episodes = check(unpack_arrays(tensors["episodes"]), list[Mapping[str, Any]], "episodes")
+    for name in ("r", "l"):
+        for episode in episodes:
+            check(episode[name], float, f"episodes.{name}")
+    agent.ep_info_buffer = deque(episodes, maxlen=agent._stats_window_size)
+    successes = check(tensors["successes"], list[float], "successes")
+    agent.ep_success_buffer = deque(successes, maxlen=agent._stats_window_size)
+
+
+def restore_observation(agent: OnPolicyAlgorithm, tensors: Mapping[str, Any]) -> None:
+    """The newest observations and which of them begin episodes.
+
+    Raises:
+        CheckpointError, DataError: for what is none of the space.
+    """
+    space = agent.observation_space
+    observed = check(tensors["last_observation"], dict[str, Tensor], "last_observation")
+    leaves = {path: leaf.numpy() for path, leaf in observed.items()}
+    check_observations(leaf_spaces(tree_space(space)), leaves, "last observation")
+    agent._last_obs = leaves if isinstance(space, spaces.Dict) else nest_leaves(space, leaves)
+    starts = check_tensor(tensors["last_episode_starts"], "last_episode_starts", (agent.n_envs,), torch.bool)
+    agent._last_episode_starts = starts.numpy()
+
+
+def restore_generators(generators: Mapping[str, torch.Generator], stored: Mapping[str, Any]) -> None:
+    """Random streams by name; a run that moves to another device gets new ones there.
+
+    Raises:
+        CheckpointError: for what is no state of a generator.
+    """
+    for name, generator in generators.items():
+        value = check_tensor(stored[name], f"generators.{name}", (None,), torch.uint8)
+        if len(value) == len(generator.get_state()):
+            generator.set_state(value)
+
+
+def segment_tensors(segment: Segment) -> dict[str, Any]:
+    """Every tensor of a segment by name."""
+    tensors = {each.name: getattr(segment, each.name) for each in fields(Segment)}
+    return tensors | {"memory": segment.memory.tensors()}
+
+
+def stored_segment(
+    tensors: Mapping[str, Any] | None, policy: GTrXLPolicy, n_envs: int, device: torch.device
+) -> Segment | None:
+    """The inverse of ``segment_tensors`` for ``n_envs`` environments; None for None.
+
+    Raises:
+        CheckpointError: names the first part that does not belong to a segment of ``policy``.
+    """
+    if tensors is None:
+        return None
+    tensors = on_device(check(tensors, Mapping[str, Any], "segment"), device)
+    steps = check_tensor(tensors["rewards"], "segment.rewards", (n_envs, None), torch.float32).shape[1]
+    empty = RolloutBuffer(1, steps, tree_space(policy.observation_space), policy.action_space, device)
+    blank = policy.initial_state(1, cached=False)
+    empty.reset(blank, blank.previous_action, blank.previous_reward)
+    check_same(tensors, segment_tensors(empty.finish(blank.previous_reward, 1.0, 1.0)), "segment", n_envs)
+    return Segment(**(dict(tensors) | {"memory": PolicyState.from_tensors(tensors["memory"])}))
+
+
+def on_device(value: Any, device: torch.device) -> Any:
+    """Tensors in nested mappings on ``device``."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return {key: on_device(part, device) for key, part in value.items()} if isinstance(value, Mapping) else value

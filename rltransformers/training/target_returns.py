@@ -1,0 +1,51 @@
+"""Returns that a Decision Transformer is asked for: finite, also in the units of its network. N environments."""
+
+from collections.abc import Iterable
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.members import finite
+from rltransformers.core.ranges import fits, shown
+from rltransformers.policies.observations import fit_vector
+
+
+def target_list(target_returns: Iterable[float] | float | None, best: float | None, return_scale: float) -> list[Any]:
+    """The targets of an evaluation.
+
+    Args:
+        target_returns: in reward units; ``best`` when None.
+        best: None for behaviour cloning, which has no targets: then [None].
+
+    Raises:
+        ConfigError: for what is no finite number, and for targets of behaviour cloning.
+    """
+    if best is None:
+        if target_returns is not None:
+            raise ConfigError("mode 'bc' has no target return; call evaluate without target_returns")
+        return [None]
+    if target_returns is None:
+        return [best]
+    listed: list[Any] = list(target_returns) if isinstance(target_returns, Iterable) else [target_returns]
+    for target in listed:
+        number = isinstance(target, Real) and not isinstance(target, bool | np.bool_) and fits(target, float)
+        if not number or not finite(np.array([target, float(target) / return_scale])).all():
+            raise ConfigError(f"target_returns holds {shown(target)}, which is not a finite number; pass e.g. [100.0]")
+    if not listed:
+        raise ConfigError("target_returns is empty; pass at least one number, or None for the best of the dataset")
+    return [float(target) for target in listed]
+
+
+def finite_targets(target_return: Any, rows: int, return_scale: float) -> np.ndarray:
+    """Target returns [N] in float64, finite also in the units of the network."""
+    try:
+        targets = fit_vector(target_return, rows, "target_return")
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    with np.errstate(over="ignore"):
+        read = targets / return_scale
+    if np.asarray(target_return).dtype == bool or not finite(np.stack([targets, read])).all():
+        raise ConfigError(f"target_return must be a finite number, got {shown(target_return)}")
+    return targets

@@ -1,0 +1,59 @@
+"""What an online agent is given to learn in, as a ``VecEnv`` of spaces that it can take."""
+
+from typing import Any, cast
+
+import gymnasium as gym
+from gymnasium.vector import VectorEnv
+from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.guard import check_copies
+from rltransformers.core.ranges import shown
+from rltransformers.core.spaces import check_supported, is_nested
+from rltransformers.envs.vector import GymnasiumVecEnv
+from rltransformers.envs.wrappers import FlatDict
+from rltransformers.policies.actor_critic import check_action_space
+from rltransformers.policies.observations import tree_space
+
+Space = gym.Space[Any]
+
+
+def as_vec_env(env: Any, monitor: bool = True) -> VecEnv:
+    """``env`` as a ``VecEnv`` with episode statistics; nested observations become flat Dicts.
+
+    Args:
+        env: a Gymnasium environment or vector environment, or a ``VecEnv``.
+        monitor: give a single environment episode statistics.
+
+    Raises:
+        ConfigError: for anything else, and for spaces that no encoder or head takes.
+    """
+    if isinstance(env, VectorEnv):
+        env = VecMonitor(GymnasiumVecEnv(env))
+    elif not isinstance(env, VecEnv):
+        if not isinstance(env, gym.Env):
+            raise ConfigError(
+                "env must be an environment id, a Gymnasium environment or vector environment, or a VecEnv of "
+                f"Stable-Baselines3; got {shown(env)}"
+            )
+        check_supported(env.observation_space, "observation")
+        if is_nested(env.observation_space):
+            env = FlatDict(env)
+        if monitor and not is_wrapped(env, Monitor):
+            env = Monitor(env)
+        single = env
+        env = DummyVecEnv([lambda: single])
+    check_supported(tree_space(env.observation_space), "observation")
+    check_action_space(env.action_space)
+    check_copies(env)
+    return cast(VecEnv, env)
+
+
+def check_trained_spaces(trained: tuple[Space, Space], env: VecEnv) -> None:
+    """Raise ConfigError unless ``env`` has the spaces (observation, action) that an agent was trained with."""
+    found = (tree_space(env.observation_space), env.action_space)
+    for what, mine, theirs in zip(("observation", "action"), trained, found, strict=True):
+        if mine != theirs:
+            raise ConfigError(f"the agent was trained with {what} space {mine}, the environment has {theirs}")

@@ -1,0 +1,23 @@
+"""An agent whose outputs show what it remembers, and its rollouts one by one."""
+
+import torch
+
+from rltransformers.agents import GTrXLPPO
+from rltransformers.data.rollout import Segment
+
+
+def loud(model: GTrXLPPO) -> None:
+    """Enlarge the heads, whose first outputs are nearly constant: differences in memory must show."""
+    with torch.no_grad():
+        for parameter in model.policy.action_head.linear.parameters():
+            parameter.mul_(50.0)
+        model.policy.value_net.weight.mul_(5.0)
+
+
+def rollout(model: GTrXLPPO) -> Segment:
+    """One more segment, without an update."""
+    _, callback = model._setup_learn(10**6, reset_num_timesteps=False)
+    assert model.env is not None
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    assert model._segment is not None
+    return model._segment

@@ -1,0 +1,147 @@
+"""Files of trained agents: equal to eager for a thousand steps, for every preset, and played without this package."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from rltransformers.agents import DecisionTransformer, GTrXLPPO
+from rltransformers.backbone import PRESETS
+from rltransformers.data import record
+from rltransformers.export.step import Tensors
+from rltransformers.policies.shipping import ActorCriticInFile, DecisionInFile, PolicyInFile
+from rltransformers.training.normalization import scalings_of
+from tests.docs.blocks import ROOT
+from tests.export.laws import assert_runs_equal, random_like, run_of
+from tests.export.test_files import onnx_step
+
+pytestmark = pytest.mark.slow
+
+SMALL = {"width": 16, "layers": 2, "heads": 2}
+Agent = GTrXLPPO | DecisionTransformer
+
+
+def online(environment: str = "CartPole-v1", **backbone: Any) -> GTrXLPPO:
+    """Trained for two updates on normalised observations; reads its last action and reward."""
+    env = VecNormalize(DummyVecEnv([lambda: gym.make(environment)] * 2))
+    policy = {"backbone": {"memory": 6, **SMALL, **backbone}, "previous_action": True, "previous_reward": True}
+    settings: dict[str, Any] = {"n_steps": 32, "n_epochs": 1, "seed": 0, "device": "cpu", "learning_rate": 1e-2}
+    return GTrXLPPO("GTrXLPolicy", env, policy_kwargs=policy, **settings).learn(128)
+
+
+def offline(environment: str = "CartPole-v1", **settings: Any) -> DecisionTransformer:
+    data = record(environment, "random", episodes=4, num_envs=2, seed=0)
+    values: dict[str, Any] = {"context_length": 6, "batch_size": 8, "warmup_steps": 1, "learning_rate": 1e-2, "seed": 0}
+    policy = {"backbone": {**SMALL, "position": {"name": "timestep", "max_len": 2000}}}
+    return DecisionTransformer("DTPolicy", data, device="cpu", policy_kwargs=policy, **(values | settings)).learn(10)
+
+
+def step_of(model: Agent) -> PolicyInFile:
+    if isinstance(model, GTrXLPPO):
+        return ActorCriticInFile(model.policy, *scalings_of(model._normalization(), model.env)).eval()
+    return DecisionInFile(model.actor(), model.summary.best_return).eval()
+
+
+def drawing(examples: Tensors) -> Callable[[torch.Generator], Tensors]:
+    """Random inputs: one episode in ten begins, half of the actions are sampled, noise lies in [0, 1)."""
+
+    def draw(generator: torch.Generator) -> Tensors:
+        inputs = random_like(examples, generator)
+        rows = len(next(iter(inputs.values())))
+        for name in {"noise"} & set(inputs):
+            inputs[name] = torch.rand(inputs[name].shape, generator=generator, dtype=inputs[name].dtype)
+        for name in {"greedy"} & set(inputs):
+            inputs[name] = torch.rand(rows, generator=generator) < 0.5
+        return inputs
+
+    return draw
+
+
+def assert_file_equals_eager(path: Path, model: Agent, steps: int, batch: int, tolerance: float) -> None:
+    step = step_of(model)
+    inputs, state = step.examples(batch)
+    file: Any = onnx_step(path) if path.suffix == ".onnx" else torch.export.load(path).module()
+    found, expected = (run_of(form, drawing(inputs), state, steps) for form in (file, step))
+    assert_runs_equal(found, expected, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("make", [online, offline])
+def test_files_equal_eager_for_a_thousand_steps_and_leave_the_agent_as_it_was(
+    make: Callable[[], Agent], tmp_path: Path
+) -> None:
+    model = make()
+    before = played(model)
+    for name, tolerance in (("policy.pt2", 1e-6), ("policy.onnx", 1e-5)):
+        model.export(tmp_path / name)
+        assert_file_equals_eager(tmp_path / name, model, 1000, 3, tolerance)
+    assert played(model) == before
+
+
+def played(model: Agent) -> list[list[float]]:
+    """Twenty predicted actions, as numbers."""
+    state: Any = None
+    actions = []
+    for time in range(20):
+        observation = np.sin(np.arange(4) + time).astype(np.float32)
+        action, state = model.predict(observation, state, deterministic=True, reward=float(time))
+        actions.append([float(number) for number in np.reshape(action, -1)])
+    return actions
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_acts_in_an_onnx_file(preset: str, tmp_path: Path) -> None:
+    memory = 15 if preset == "nystromformer" else 4  # its blocks look that far back
+    tokens: dict[str, Any] = {"tokens_per_step": 1, "dropout": 0.0} if preset == "decision_transformer" else {}
+    model = online(preset=preset, memory=memory, **tokens)
+    model.export(tmp_path / "policy.onnx", batch=2)
+    assert_file_equals_eager(tmp_path / "policy.onnx", model, 12, 2, 1e-5)
+
+
+CLIENT = """
+import runpy, sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "rltransformers", "stable_baselines3"):
+            raise ImportError(f"{name} must not be needed")
+sys.meta_path.insert(0, Blocker())
+program, *sys.argv = sys.argv[1:]
+sys.argv.insert(0, program)
+runpy.run_path(program, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("environment", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("make", [online, offline])
+def test_the_example_plays_an_episode_as_predict_does_with_numpy_and_onnxruntime_alone(
+    make: Callable[[str], Agent], environment: str, tmp_path: Path
+) -> None:
+    model = make(environment)
+    model.export(tmp_path / "policy.onnx")
+    program = str(ROOT / "examples" / "act_with_onnx.py")
+    command = [sys.executable, "-c", CLIENT, program, str(tmp_path / "policy.onnx"), environment]
+    client = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert client.returncode == 0, client.stderr
+    *lines, last = client.stdout.splitlines()
+    env = gym.make(environment)
+    observation, _ = env.reset(seed=0)
+    statistics = model.get_vec_normalize_env()
+    state, reward, total = None, 0.0, 0.0
+    for line in lines:
+        seen = observation if statistics is None else statistics.normalize_obs(observation)
+        earned = reward if statistics is None else float(statistics.normalize_reward(np.array(reward)))
+        action, state = model.predict(seen, state, deterministic=True, reward=earned)
+        shown = np.array(json.loads(line.removeprefix("action ")))
+        np.testing.assert_allclose(shown, action, rtol=1e-4, atol=1e-4)  # the episode enlarges the rounding
+        observation, reward_now, terminated, truncated, _ = env.step(shown.astype(np.asarray(action).dtype))
+        reward = float(reward_now)
+        total += reward
+    assert terminated or truncated
+    assert float(last.removeprefix("return ")) == pytest.approx(total)

@@ -1,0 +1,191 @@
+"""Which mechanisms may be combined, pair by pair, written by hand from their formulas; the library is not asked.
+
+A pair that is not listed works. A row names mechanisms ("axis: names"), what they cannot be combined with, and words
+that the reason must contain. A new mechanism goes into ``MECHANISMS``, and into the rows of what it cannot do.
+"""
+
+from typing import Any
+
+BAND = {"name": "band", "window": 4}
+ADAPTIVE = {"name": "adaptive", "ramp": 2.0, "initial": 0.3}
+COMPRESSIVE = {"name": "compressive", "slots": 3, "rate": 2}
+
+SIZES: dict[str, Any] = {"width": 12, "heads": 4, "layers": 2, "memory": 14, "ff_width": 7}
+
+MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
+    "position": {
+        "none": {"position": "none"},
+        "sinusoidal": {"position": "sinusoidal"},
+        "learned": {"position": {"name": "learned", "max_len": 64}},
+        "shaw": {"position": {"name": "shaw", "max_distance": 3}},
+        "t5": {"position": {"name": "t5", "buckets": 6, "max_distance": 8}},
+        "trxl": {"position": "trxl"},
+        "rope": {"position": "rope"},
+        "alibi": {"position": "alibi"},
+        "timestep": {"position": {"name": "timestep", "max_len": 64}},
+    },
+    "pattern": {
+        "full": {"pattern": "full"},
+        "band": {"pattern": BAND},
+        "dilated": {"pattern": {"name": "dilated", "window": 3, "dilation": 2}},
+        "longformer": {"pattern": {"name": "longformer", "window": 3, "sinks": 2}},
+    },
+    "selection": {
+        "none": {"selection": "none"},
+        "topk": {"selection": {"name": "topk", "k": 3}},
+    },
+    "mixer": {
+        "softmax": {"mixer": "softmax"},
+        "linear": {"mixer": "linear"},
+        "performer": {"mixer": "performer"},
+        "nystrom": {"mixer": {"name": "nystrom", "block": 3, "landmarks": 4}},
+        "average": {"mixer": "average"},
+        "light_conv": {"mixer": "light_conv"},
+    },
+    "prior": {
+        "none": {"prior": "none"},
+        "gaussian_transformer": {"prior": "gaussian_transformer"},
+        "realformer": {"prior": "realformer"},
+    },
+    "head_mixing": {
+        "mha": {"head_mixing": "mha"},
+        "mqa": {"kv_heads": 1},
+        "decoupled": {"head_dim": 5, "value_dim": 3},
+        "talking": {"head_mixing": "talking"},
+    },
+    "span": {
+        "full": {"span": "full"},
+        "adaptive": {"span": ADAPTIVE},
+        "adaptive_dynamic": {"span": {"name": "adaptive_dynamic", "ramp": 2.0, "bias": 0.0}},
+    },
+    "memory_kind": {
+        "cache": {"memory_kind": "cache"},
+        "transformer_xl": {"memory_kind": "transformer_xl"},
+        "compressive": {"memory_kind": COMPRESSIVE},
+    },
+    "depth": {
+        "fixed": {"depth": "fixed"},
+        "universal": {"depth": "universal"},
+        "universal_act": {"depth": "universal_act"},
+    },
+    "residual": {
+        "post_ln": {"residual": "post_ln"},
+        "pre_ln": {"residual": "pre_ln"},
+        "pre_ln_relu": {"residual": "pre_ln_relu"},
+        "gru": {"residual": "gru"},
+        "input": {"residual": "input"},
+        "output": {"residual": "output"},
+        "highway": {"residual": "highway"},
+        "sigtanh": {"residual": "sigtanh"},
+        "reversible": {"residual": "reversible"},
+    },
+    "ff": {"ffn": {"ff": "ffn"}, "glu": {"ff": "glu"}},
+    # A loss comes with a mechanism that produces it; the other mechanism of the pair may replace that one.
+    "losses": {
+        "span": {"losses": {"span": 1e-3}, "span": ADAPTIVE},
+        "ponder": {"losses": {"ponder": 1e-2}, "depth": "universal_act"},
+        "compression": {"losses": {"compression": 1.0}, "memory_kind": COMPRESSIVE},
+    },
+    # What is no mechanism but decides what mechanisms can do.
+    "setting": {
+        "bias": {"attention_bias": True},
+        "no_memory": {"memory": 0},
+        "two_tokens": {"tokens_per_step": 2},
+        "patterns_of_heads": {"pattern": [["full", "full", "full", BAND]]},
+        "patterns_of_layers": {"pattern": ["full", BAND]},
+        "mixers_of_layers": {"mixer": ["softmax", "linear"]},
+    },
+}
+
+SCORES = "position: shaw t5 trxl rope alibi; prior: gaussian_transformer; span: adaptive adaptive_dynamic; losses: span"
+NO_SCORES = "mixer: linear performer nystrom average light_conv"
+STATES = "mixer: linear performer average light_conv"
+VALUES = "mixer: average light_conv"
+RESTRICTED = "pattern: band dilated longformer; setting: patterns_of_heads patterns_of_layers"
+
+REFUSED: list[tuple[str, str, str]] = [
+    # Without scores of pairs there is nothing to add to by distance, and no weight to multiply. Rotated queries and
+    # keys would need a numerator and a denominator of their own in sums over the past; slots would need a distance.
+    # Neither is built.
+    (SCORES, NO_SCORES, "scores of pairs"),
+    ("selection: topk; prior: realformer; head_mixing: talking", NO_SCORES, "the logits of all pairs"),
+    (RESTRICTED, NO_SCORES, "keys that a pattern can leave out"),
+    # The state is the memory: no rows are kept, so none can be kept in another way.
+    ("memory_kind: cache", STATES, "rows of earlier tokens"),
+    ("memory_kind: compressive; losses: compression", NO_SCORES, "compressed rows"),
+    ("setting: no_memory", STATES, "does not make it memoryless"),
+    # Values are not projected per head, and there are no keys.
+    ("head_mixing: mqa decoupled; setting: bias", VALUES, "queries, keys and values"),
+    # Vectors that are added to values are as wide as the keys.
+    ("head_mixing: decoupled", "position: shaw", "needs value_dim"),
+    # Heads share their weights after the softmax: what one leaves out another brings back.
+    ("head_mixing: talking", "selection: topk; setting: patterns_of_heads", "one mask for all of them"),
+    # Blocks decide what is visible, and count tokens.
+    ("memory_kind: compressive; losses: compression", RESTRICTED, "itself decides which tokens are visible"),
+    ("memory_kind: compressive; losses: compression", "setting: two_tokens", "cut through a step"),
+    # A layer adds the logits of the one before, key by key.
+    ("prior: realformer", "setting: patterns_of_layers mixers_of_layers", "about the same keys"),
+    ("prior: realformer", "depth: universal_act; losses: ponder", "a halted token takes no step"),
+    # Inputs are rebuilt from outputs: nothing may pass beside the streams, be added between layers, or need the stored
+    # forward pass.
+    ("residual: reversible", "prior: realformer", "beside the streams is not rebuilt"),
+    ("residual: reversible", "depth: universal", "not taken off again"),
+    ("residual: reversible", "depth: universal_act; losses: ponder", "a token that halts leaves nothing"),
+    ("residual: reversible", "losses: span compression", "no gradient would reach them"),
+    # One layer has one mixer and one pattern.
+    (
+        "depth: universal universal_act; losses: ponder",
+        "setting: patterns_of_layers mixers_of_layers",
+        "there is only one layer",
+    ),
+    # A choice that takes the place of the producer.
+    ("losses: span", "span: full", "has nothing to act on"),
+    ("losses: ponder", "depth: fixed universal", "has nothing to act on"),
+    ("losses: compression", "memory_kind: cache transformer_xl", "has nothing to act on"),
+    # Layers that differ in their mixer: per-layer choices must suit each; those of the model act in the first.
+    ("selection: topk", "setting: mixers_of_layers", "the logits of all pairs"),
+    ("pattern: band dilated longformer", "setting: mixers_of_layers", "keys that a pattern can leave out"),
+    ("span: adaptive adaptive_dynamic; losses: span", "setting: mixers_of_layers", "scores of pairs"),
+    # The window of these is longer than no memory.
+    ("pattern: band dilated longformer", "setting: no_memory", "set memory to at least"),
+    ("mixer: nystrom", "setting: no_memory", "raise memory"),
+    # Distances are counted in tokens, of which a step has two.
+    ("pattern: dilated", "setting: two_tokens", "counts tokens"),
+]
+
+Name = tuple[str, str]
+
+
+def named(text: str) -> list[Name]:
+    """Axis and name of the mechanisms in "axis: names; axis: names"."""
+    parts = (part.split(":") for part in text.split(";"))
+    return [(axis.strip(), name) for axis, names in parts for name in names.split()]
+
+
+def verdicts() -> dict[frozenset[Name], str]:
+    """Every pair of mechanisms of two axes with the words of its reason; "" where they may be combined."""
+    names = [(axis, name) for axis, table in MECHANISMS.items() for name in table]
+    found = {frozenset((one, other)): "" for one in names for other in names if allowed(one, other)}
+    for left, right, words in REFUSED:
+        for one in named(left):
+            for other in named(right):
+                pair = frozenset((one, other))
+                assert pair in found, f"no such pair: {one}, {other}"
+                assert not found[pair], f"listed twice: {one}, {other}"
+                found[pair] = words
+    return found
+
+
+def allowed(one: Name, other: Name) -> bool:
+    """Two axes, and two values that do not stand in the same field; a loss gives way to the other of a pair."""
+    fields = set(MECHANISMS[one[0]][one[1]]) & set(MECHANISMS[other[0]][other[1]])
+    return one[0] != other[0] and (not fields or "losses" in (one[0], other[0]))
+
+
+def settings(pair: frozenset[Name]) -> dict[str, Any]:
+    """The config of a pair, on top of the plain stack."""
+    ordered = sorted(pair, key=lambda name: name[0] != "losses")
+    values = dict(SIZES)
+    for axis, name in ordered:
+        values |= MECHANISMS[axis][name]
+    return values

@@ -1,0 +1,51 @@
+"""Parts are built from what the mechanisms declare."""
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from rltransformers.attention.reach import Reach
+from rltransformers.backbone import AXES, PLAIN, Backbone, BackboneConfig, build, catalogue, choices, rules
+from rltransformers.core.spec import Feature, Spec
+from rltransformers.memory import transformer_xl
+from rltransformers.memory.interface import MemoryOptions
+from rltransformers.mixers.interface import RowMixer
+
+
+@dataclass(frozen=True)
+class TwoSteps(MemoryOptions):
+    """Of a memory that shows a token itself and the one before."""
+
+    def reach(self, memory: int) -> Reach:
+        """Whatever the layer may see."""
+        return Reach(2)
+
+
+def test_a_new_memory_decides_what_is_visible_where_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = Spec("M99", "new", "memory_kind", "-", "Nothing.", transformer_xl.build, TwoSteps)
+    monkeypatch.setitem(AXES["memory_kind"].table, "new", spec)
+    backbone = Backbone(BackboneConfig(**{**PLAIN, "layers": 1, "memory": 5, "memory_kind": "new"}))
+    x = torch.randn(1, 6, backbone.width, requires_grad=True)
+    backbone(x)[0][0, 4].square().sum().backward()
+    assert x.grad is not None
+    assert (x.grad[0].abs().sum(-1) > 0).tolist() == [False, False, False, True, True, False]
+
+
+@pytest.mark.parametrize("name", sorted(AXES["mixer"].table))
+def test_mixers_offer_rows_where_they_read_some(name: str) -> None:
+    spec = AXES["mixer"].table[name]
+    config = BackboneConfig(**{**PLAIN, "memory": 20, **spec.example})
+    mixer = Backbone(config).layer(0).mixing.mixer
+    assert isinstance(mixer, RowMixer) == (Feature.ROWS in spec.offers)
+
+
+@pytest.mark.parametrize("module", [build, rules, choices])
+def test_what_is_built_is_not_known_to_the_builder(module: object) -> None:
+    mechanisms = {spec.build.__module__ for specs in catalogue().values() for spec in specs if spec.build}
+    tree = ast.parse(Path(str(getattr(module, "__file__", ""))).read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    named = {f"{node.module}.{each.name}" for node in imports for each in node.names}
+    assert not mechanisms & ({node.module for node in imports} | named)

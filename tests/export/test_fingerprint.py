@@ -1,0 +1,120 @@
+"""Steps that differ have other fingerprints; those that differ in weights only have the same one, in every process."""
+
+import dataclasses
+import enum
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rltransformers.export.fingerprint import digest, of_machine, of_module, plain
+from tests.export.steps import ToyStep, toy
+
+
+class Kind(enum.Enum):
+    A = 1
+    B = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slots:
+    rows: int
+
+
+class Options:
+    def __init__(self, rows: int) -> None:
+        self.rows, self.self = rows, self
+
+
+def scaled(factor: float) -> Callable[[float], float]:
+    return lambda x: factor * x
+
+
+def test_weights_have_no_part_in_it() -> None:
+    torch.manual_seed(1)
+    first = of_module(toy())
+    torch.manual_seed(2)
+    assert of_module(toy()) == first
+
+
+CHANGES: list[Callable[[ToyStep], object]] = [
+    lambda module: setattr(module, "rows", 3),
+    lambda module: setattr(module.layers[1], "factor", 0.5),
+    lambda module: setattr(module, "kind", Kind.A),
+    lambda module: setattr(module, "kind", Kind.B),
+    lambda module: setattr(module, "options", Options(3)),
+    lambda module: setattr(module, "options", Options(4)),
+    lambda module: setattr(module, "options", Slots(3)),
+    lambda module: setattr(module, "options", Slots(4)),
+    lambda module: setattr(module, "function", scaled(2)),
+    lambda module: setattr(module, "function", scaled(3)),
+    lambda module: setattr(module, "function", torch.relu),
+    lambda module: setattr(module, "function", torch.tanh),
+    lambda module: setattr(module, "array", np.zeros(3)),
+    lambda module: setattr(module, "array", np.ones(3)),
+    lambda module: setattr(module, "function", functools.partial(torch.add, alpha=2)),
+    lambda module: setattr(module, "function", functools.partial(torch.add, alpha=3)),
+    lambda module: setattr(module.norm, "eps", 1e-3),
+    lambda module: module.layers[0].train(),
+    lambda module: module.double(),
+    lambda module: setattr(module.critic, "bias", None),
+    lambda module: setattr(module.layers[1].qkv, "weight", module.layers[0].get_parameter("qkv.weight")),
+    lambda module: setattr(module.encoder, "weight", nn.Parameter(torch.zeros(6, 64).T)),
+    lambda module: setattr(module, "norm", nn.Identity()),
+    lambda module: module.register_buffer("more", torch.zeros(2)),
+]
+
+
+def test_whatever_changes_a_step_changes_it() -> None:
+    def changed(change: Callable[[ToyStep], object]) -> str:
+        module = toy()
+        change(module)
+        return of_module(module)
+
+    texts = [of_module(toy()), *map(changed, CHANGES)]
+    same = [(one, other) for one in range(len(texts)) for other in range(one) if texts[one] == texts[other]]
+    assert not same, "numbers of changes that look alike, 0 is no change"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_it_is_the_same_text_for_the_same_module(change: Callable[[ToyStep], object]) -> None:
+    first, second = toy(), toy()
+    change(first), change(second)
+    assert of_module(first) == of_module(second)
+
+
+def test_it_is_the_same_in_another_process() -> None:
+    code = (
+        "import functools, torch\n"
+        "from rltransformers.export.fingerprint import digest, of_machine, of_module\n"
+        "from tests.export.steps import toy\n"
+        "from tests.export.test_fingerprint import Kind, Options, scaled\n"
+        "module = toy()\n"
+        "module.parts = [Kind.A, Options(3), scaled(2), torch.tanh, {'b', 'a', 'c'}]\n"
+        "module.function = functools.partial(torch.add, alpha=2)\n"
+        "print(digest(of_module(module), of_machine()))\n"
+    )
+    module = toy()
+    vars(module)["parts"] = [Kind.A, Options(3), scaled(2), torch.tanh, {"b", "a", "c"}]
+    vars(module)["function"] = functools.partial(torch.add, alpha=2)
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert other.stdout == f"{digest(of_module(module), of_machine())}\n", other.stderr
+
+
+def test_texts_cut_elsewhere_have_another_digest() -> None:
+    assert digest("ab", "c") != digest("a", "bc") != digest("abc")
+
+
+def test_it_names_the_processor_and_the_versions() -> None:
+    assert torch.__version__ in of_machine() and torch.backends.cpu.get_cpu_capability() in of_machine()
+
+
+def test_values_that_hold_themselves_end() -> None:
+    loop: list[object] = []
+    loop.append(loop)
+    assert plain(loop) == "(above)"

@@ -1,0 +1,274 @@
+"""The action head against torch.distributions and by its definition: probabilities, samples from noise, tracing.
+
+B rows, A outputs, U numbers of noise.
+"""
+
+import itertools
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, distributions, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rltransformers.policies.action_heads import (
+    ActionHead,
+    BinaryAction,
+    CategoricalAction,
+    ContinuousAction,
+    GaussianAction,
+    inner_bounds,
+)
+
+SPACES: dict[str, gym.Space[Any]] = {
+    "discrete": spaces.Discrete(3, start=4),
+    "equal sizes": spaces.MultiDiscrete([3, 3], start=[0, 7]),
+    "unequal sizes": spaces.MultiDiscrete(np.array([[2, 5, 3]])),
+    "bits": spaces.MultiBinary([2, 2]),
+    "box": spaces.Box(np.array([[-1.0, 0.1]]), np.array([[0.3, 0.7]]), dtype=np.float64),
+    "dict": spaces.Dict(
+        {"arm": spaces.Box(-2.0, 2.0, (3,)), "grip": spaces.Discrete(4), "lamps": spaces.MultiBinary(2)}
+    ),
+    "tuple": spaces.Tuple([spaces.MultiDiscrete([2, 3]), spaces.Tuple([spaces.Discrete(2, start=-1)])]),
+}
+COUNTABLE = [name for name in SPACES if name not in ("box", "dict")]
+# float64: sums of some ten terms of order 1 to 10
+EXACT: dict[str, Any] = {"atol": 1e-12, "rtol": 0.0}
+
+
+def head_of(space: gym.Space[Any], log_std: float | None = -0.4) -> ActionHead:
+    torch.manual_seed(1)
+    head = ActionHead(space, 6, log_std=log_std, embeds=False).double()
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    return head
+
+
+def outputs_of(head: ActionHead, rows: int = 7) -> Tensor:
+    return 2 * torch.randn(rows, 2, head.linear.out_features, dtype=torch.float64)
+
+
+def theirs(leaf: Any, output: Tensor) -> list[distributions.Distribution]:
+    """The same leaf of torch.distributions, one for each component or for all."""
+    if isinstance(leaf, CategoricalAction):
+        return [distributions.Categorical(logits=part) for part in output.split(leaf.sizes, -1)]
+    if isinstance(leaf, BinaryAction):
+        return [distributions.Independent(distributions.Bernoulli(logits=output), 1)]
+    assert isinstance(leaf, GaussianAction)
+    return [distributions.Independent(distributions.Normal(output, leaf.log_std.exp()), 1)]
+
+
+def values_of(leaf: Any, action: Tensor) -> list[Tensor]:
+    """The action as those distributions count it."""
+    flat = action.reshape(7, 2, -1)
+    if isinstance(leaf, CategoricalAction):
+        starts = leaf.start.expand(leaf.draws)
+        return [flat[..., i] - starts[i] for i in range(leaf.draws)]
+    return [flat.double()]
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_probabilities_and_entropies_are_those_of_torch_distributions(name: str) -> None:
+    head = head_of(SPACES[name])
+    outputs = outputs_of(head)
+    noise = torch.stack([head.draw(2, torch.Generator().manual_seed(row)) for row in range(7)]).double()
+    actions = head.decode(outputs, noise)
+    log_prob = entropy = torch.zeros(7, 2, dtype=torch.float64)
+    for path, leaf in head.named_leaves():
+        for distribution, value in zip(
+            theirs(leaf, head.split(outputs)[path]), values_of(leaf, actions[path]), strict=True
+        ):
+            log_prob = log_prob + distribution.log_prob(value)
+            entropy = entropy + distribution.entropy()
+    torch.testing.assert_close(head.log_prob(outputs, actions), log_prob, **EXACT)
+    torch.testing.assert_close(head.entropy(outputs), entropy, **EXACT)
+
+
+@pytest.mark.parametrize("name", COUNTABLE)
+def test_shares_of_evenly_spaced_noise_are_the_probabilities(name: str) -> None:
+    """Noise on a grid of n points per component: every share is the probability up to one point of the grid."""
+    head = head_of(SPACES[name])
+    output, n = outputs_of(head, 1)[:, 0], 4000
+    noise = ((torch.arange(n) + 0.5) / n)[:, None].double().expand(n, head.draws)
+    drawn = head.decode(output.expand(n, -1), noise)
+    for path, leaf in head.named_leaves():
+        flat = drawn[path].reshape(n, -1)
+        if isinstance(leaf, CategoricalAction):
+            flat = flat - leaf.start
+        for column in range(flat.shape[1]):
+            part = theirs(leaf, head.split(output)[path])[column if isinstance(leaf, CategoricalAction) else 0]
+            if isinstance(leaf, BinaryAction):
+                probabilities = torch.stack([1 - part.mean[0, column], part.mean[0, column]])
+            else:
+                assert isinstance(part, distributions.Categorical)
+                probabilities = part.probs[0]
+            share = torch.bincount(flat[:, column].long(), minlength=len(probabilities)) / n
+            torch.testing.assert_close(share.double(), probabilities, atol=1.01 / n, rtol=0.0)
+
+
+def test_noise_moves_a_box_by_standard_deviations() -> None:
+    head = head_of(SPACES["box"])
+    outputs, noise = outputs_of(head)[:, 0], torch.randn(7, 2, dtype=torch.float64)
+    (log_std,) = (parameter for name, parameter in head.named_parameters() if "log_std" in name)
+    torch.testing.assert_close(head.decode(outputs, noise)[""][:, 0], outputs + noise * log_std.exp(), **EXACT)
+    assert torch.equal(head.decode(outputs)[""][:, 0], outputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_class_without_probability_is_never_drawn(dtype: torch.dtype) -> None:
+    """Rounded probabilities do not sum to 1: noise beside 0 and beside 1 must not fall on what lies outside."""
+    leaf = CategoricalAction(spaces.Discrete(40), None)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5000, 40, generator=generator, dtype=dtype)
+    logits[:, [0, 1, 20, 38, 39]] = -1e4
+    below_one = torch.nextafter(torch.ones((), dtype=dtype), torch.zeros((), dtype=dtype))
+    for noise in (torch.zeros((), dtype=dtype), below_one):
+        drawn = leaf.decode(logits, noise.expand(5000, 1))
+        assert not bool(torch.isin(drawn, torch.tensor([0, 1, 20, 38, 39])).any())
+    bits = BinaryAction(spaces.MultiBinary(2), None).to(dtype)
+    sure = torch.tensor([[-1e4, 1e4]], dtype=dtype)
+    for noise in (torch.zeros(1, 2, dtype=dtype), below_one.expand(1, 2)):
+        assert bits.decode(sure, noise).tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_the_decision_without_noise_is_the_most_likely_one(name: str) -> None:
+    head = head_of(SPACES[name])
+    outputs = outputs_of(head)
+    best = head.log_prob(outputs, head.decode(outputs))
+    for seed in range(20):
+        noise = head.draw(14, torch.Generator().manual_seed(seed)).double().view(7, 2, -1)
+        assert bool((head.log_prob(outputs, head.decode(outputs, noise)) <= best).all())
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_decisions_are_members_of_the_space_once_they_are_executed(name: str) -> None:
+    head = head_of(SPACES[name]).float()
+    outputs = 9 * outputs_of(head, 40)[:, 0].float()
+    noise = head.draw(40, torch.Generator().manual_seed(0))
+    for actions in (head.execute(head.decode(outputs, noise)), head.execute(head.decode(outputs))):
+        for path, space in zip(head.paths, head.spaces, strict=True):
+            for row in actions[path].detach().numpy().astype(space.dtype):
+                assert space.contains(row[()] if isinstance(space, spaces.Discrete) else row)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int32])
+def test_bounds_in_float32_lie_inside_the_box(dtype: Any) -> None:
+    below, above = np.array([-0.4, -2.0, -(2.0**31)]), np.array([0.1, 0.4, 2.0**31 - 1])
+    space = spaces.Box(below.astype(dtype), above.astype(dtype), dtype=dtype)
+    low, high = inner_bounds(space)
+    assert low.dtype == high.dtype == np.float32
+    assert (low.astype(np.float64) >= space.low).all() and (high.astype(np.float64) <= space.high).all()
+    # to the next number of float32: half a unit of the last place, or a whole one where it was rounded outwards
+    np.testing.assert_allclose(low, space.low, rtol=1.2e-7)
+    np.testing.assert_allclose(high, space.high, rtol=1.2e-7)
+
+
+def every_action(head: ActionHead) -> list[dict[str, Tensor]]:
+    """All actions of a countable space, [1, leaf shape] each."""
+    choices = []
+    for _, leaf in head.named_leaves():
+        if isinstance(leaf, CategoricalAction):
+            ranges = [range(size) for size in leaf.sizes]
+            members = [torch.tensor(classes) + leaf.start for classes in itertools.product(*ranges)]
+        else:
+            assert isinstance(leaf, BinaryAction)
+            members = [torch.tensor(bits) for bits in itertools.product(*[range(2)] * leaf.outputs)]
+        choices.append([member.reshape(1, *leaf.shape) for member in members])
+    return [dict(zip(head.paths, each, strict=True)) for each in itertools.product(*choices)]
+
+
+@pytest.mark.parametrize("name", COUNTABLE)
+def test_all_probabilities_sum_to_one_and_the_log_barrier_is_the_divergence_from_the_uniform_policy(name: str) -> None:
+    head = head_of(SPACES[name])
+    output = outputs_of(head, 1)[:, 0]
+    log_probs = torch.stack([head.log_prob(output, action) for action in every_action(head)])
+    torch.testing.assert_close(log_probs.exp().sum(0), torch.ones(1, dtype=torch.float64), **EXACT)
+    torch.testing.assert_close(head.entropy(output), -(log_probs.exp() * log_probs).sum(0), **EXACT)
+    barrier = head.log_barrier(output)
+    assert barrier is not None and float(barrier.detach()) < -0.03
+    torch.testing.assert_close(barrier, log_probs.mean(0) + math.log(len(log_probs)), **EXACT)
+
+
+def test_the_pull_of_the_log_barrier_does_not_fade_where_that_of_the_entropy_does() -> None:
+    head = ActionHead(spaces.Discrete(3), 6, embeds=False)
+    logits = torch.tensor([[30.0, 0.0, 0.0]], requires_grad=True)
+    barrier = head.log_barrier(logits)
+    assert barrier is not None
+    pull = torch.autograd.grad(barrier.sum(), logits)[0]
+    torch.testing.assert_close(pull, torch.tensor([[-2 / 3, 1 / 3, 1 / 3]]))
+    faded = torch.autograd.grad(head.entropy(logits).sum(), logits)[0]
+    assert float(faded.abs().max()) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["box", "dict"])
+def test_a_space_with_a_box_has_no_log_barrier(name: str) -> None:
+    head = head_of(SPACES[name])
+    assert head.log_barrier(outputs_of(head)) is None
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_gradients_are_finite_where_the_network_is_certain(name: str) -> None:
+    """Outputs of a thousand: probabilities of 0 and logarithms of -1000, beside classes that do not exist."""
+    head = head_of(SPACES[name]).float()
+    outputs = (1e3 * outputs_of(head, 3).float()).requires_grad_()
+    total = head.log_prob(outputs, head.decode(outputs.detach())).sum() + head.entropy(outputs).sum()
+    barrier = head.log_barrier(outputs)
+    (total if barrier is None else total + barrier.sum()).backward()
+    assert outputs.grad is not None and bool(outputs.grad.isfinite().all())
+
+
+class Acting(nn.Module):
+    """What a step does with its head."""
+
+    def __init__(self, head: ActionHead) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, features: Tensor, noise: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        outputs = self.head(features)
+        actions = self.head.decode(outputs, noise)
+        return self.head.execute(actions), self.head.log_prob(outputs, actions)
+
+
+@pytest.mark.parametrize("name", ["dict", "tuple", "unequal sizes"])
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_traced_head_decides_like_the_head_itself(name: str, strict: bool) -> None:
+    step = Acting(head_of(SPACES[name])).float()
+    features, noise = torch.randn(5, 6), step.head.draw(5, torch.Generator().manual_seed(0))
+    program = torch.export.export(step, (features, noise), strict=strict).module()
+    for seed in range(3):
+        other, draw = torch.randn(5, 6), step.head.draw(5, torch.Generator().manual_seed(seed))
+        mine, found = step(other, draw), program(other, draw)
+        torch.testing.assert_close(found, mine, atol=0.0, rtol=0.0)
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations on tensors."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_decision_between_classes_takes_few_operations() -> None:
+    """Twelve of arithmetic and twelve that only look at the same numbers in another shape; each costs microseconds."""
+    step = Acting(ActionHead(spaces.Discrete(4), 6, log_std=0.0, embeds=False))
+    features, noise = torch.randn(5, 6), step.head.draw(5, None)
+    with Operations() as operations, torch.inference_mode():
+        step(features, noise)
+    assert operations.count <= 24
+
+
+def test_a_deterministic_box_has_no_probability() -> None:
+    head = ActionHead(spaces.Box(-1.0, 1.0, (2,)), 6)
+    assert isinstance(head.named_leaves()[0][1], ContinuousAction) and head.draws == 0
+    with pytest.raises(AssertionError, match="no density"):
+        head.log_prob(torch.zeros(1, 2), {"": torch.zeros(1, 2)})
