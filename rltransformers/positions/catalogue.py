@@ -1,7 +1,7 @@
 """All position encodings by name."""
 
 from rltransformers.core.spec import NoOptions, Spec
-from rltransformers.positions import alibi, learned, rope, shaw, sinusoidal, t5, trxl
+from rltransformers.positions import alibi, learned, learned_base, rope, shaw, sinusoidal, t5, trxl
 from rltransformers.positions.interface import Position, Sizes
 
 
@@ -22,7 +22,7 @@ NONE = Spec(
 POSITIONS = {
     spec.name: spec
     for spec in (
-        NONE, sinusoidal.SPEC, learned.LEARNED, shaw.SPEC, t5.SPEC, trxl.SPEC, rope.SPEC, alibi.SPEC,
+        NONE, sinusoidal.SPEC, learned.LEARNED, learned_base.SPEC, shaw.SPEC, t5.SPEC, trxl.SPEC, rope.SPEC, alibi.SPEC,
         learned.TIMESTEP,
     )
 }  # fmt: skip

@@ -228,6 +228,12 @@ ROWS: dict[tuple[str, str], Row] = {
         twin=twins.Position(embed=twins.with_place),
         limits=(Limit({"position": {"name": "learned", "max_len": 24}}, NONE, zero("table.weight")),),
     ),
+    ("position", "sinusoidal_learned_base"): Row(
+        twin=twins.Position(embed=twins.with_learned_base),
+        limits=(
+            Limit({"position": "sinusoidal_learned_base"}, {"position": "sinusoidal"}, as_built("positions.0.raw")),
+        ),
+    ),
     ("position", "shaw"): Row(
         twin=twins.Position(score=twins.shaw_score, value=twins.shaw_value),
         limits=(Limit({"position": "shaw"}, NONE, zero("position.keys", "position.values")),),

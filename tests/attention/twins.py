@@ -145,6 +145,17 @@ def with_sinusoid(reader: Reader, options: Any, row: Tensor, p: int) -> Tensor:
     return row * scale + sinusoid_at(p, len(row), options.base)
 
 
+def with_learned_base(reader: Reader, options: Any, row: Tensor, p: int) -> Tensor:
+    """Vaswani et al. 2017, section 3.5, with a base of exp(log(1 + exp(raw)))."""
+    even = len(row) + len(row) % 2
+    log_base = torch.log(1 + torch.exp(reader.tensors["input_positions.0.raw"]))
+    numbers = []
+    for f in range(even // 2):
+        angle = p * torch.exp(-2 * f / even * log_base)
+        numbers += [torch.sin(angle), torch.cos(angle)]
+    return row + torch.stack(numbers[: len(row)])
+
+
 def with_place(reader: Reader, options: Any, row: Tensor, p: int) -> Tensor:
     """A row of a table."""
     return row + reader.tensors["input_positions.0.table.weight"][p]

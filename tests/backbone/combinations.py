@@ -17,6 +17,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "none": {"position": "none"},
         "sinusoidal": {"position": "sinusoidal"},
         "learned": {"position": {"name": "learned", "max_len": 64}},
+        "sinusoidal_learned_base": {"position": "sinusoidal_learned_base"},
         "shaw": {"position": {"name": "shaw", "max_distance": 3}},
         "t5": {"position": {"name": "t5", "buckets": 6, "max_distance": 8}},
         "trxl": {"position": "trxl"},

@@ -1,0 +1,48 @@
+"""Sinusoidal absolute encoding of the episode position whose base of the wavelengths is learned."""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.core.spec import NoOptions, Spec
+from rltransformers.functional.sinusoids import sinusoid
+from rltransformers.positions.interface import Acts, Position, Sizes
+
+START = 10_000.0  # the base of Vaswani et al. 2017
+
+
+class LearnedBase(Position):
+    """x + PE[p] with ``base = exp(softplus(raw))``, which is above 1 for every ``raw``: no wavelength is shorter."""
+
+    acts = Acts.INPUT
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raw = nn.Parameter(torch.full((), math.log(START - 1)))  # softplus^-1(ln START)
+
+    def embed(
+        self, x: Float[Tensor, "B T D"], p: Int[Tensor, "B T"], timestep: Int[Tensor, "B T"]
+    ) -> Float[Tensor, "B T D"]:
+        """Input plus the encoding of p, in float32 at least: an angle is off by p times the error of a frequency."""
+        raw = self.raw.to(torch.promote_types(self.raw.dtype, torch.float32))
+        return x + sinusoid(p, x.shape[-1], x, F.softplus(raw).exp())
+
+
+def build(sizes: Sizes, options: NoOptions) -> Position:
+    """P3 for any width."""
+    return LearnedBase()
+
+
+SPEC = Spec(
+    id="P3",
+    name="sinusoidal_learned_base",
+    axis="position",
+    paper="Wang et al. 2021, On Position Embeddings in BERT, ICLR",
+    summary="Adds sines and cosines of the episode position whose base is learned; it starts from 10,000.",
+    build=build,
+    example={"position": "sinusoidal_learned_base"},
+    acts_at="on the input",
+)
