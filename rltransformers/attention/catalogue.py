@@ -6,7 +6,7 @@ from rltransformers.attention.patterns import band, dilated, full, longformer
 from rltransformers.attention.priors import gaussian, realformer
 from rltransformers.attention.priors import none as no_prior
 from rltransformers.attention.selections import none as no_selection
-from rltransformers.attention.selections import topk
+from rltransformers.attention.selections import routing, topk
 from rltransformers.attention.spans import adaptive, adaptive_dynamic
 from rltransformers.attention.spans import full as full_span
 from rltransformers.mixers import average, light_conv, linear, nystrom, performer
@@ -23,7 +23,7 @@ MIXERS = {
     )
 }
 PATTERNS = {spec.name: spec for spec in (full.SPEC, band.SPEC, dilated.SPEC, longformer.SPEC)}
-SELECTIONS = {spec.name: spec for spec in (no_selection.SPEC, topk.SPEC)}
+SELECTIONS = {spec.name: spec for spec in (no_selection.SPEC, topk.SPEC, routing.SPEC)}
 PRIORS = {spec.name: spec for spec in (no_prior.SPEC, gaussian.SPEC, realformer.SPEC)}
 HEAD_MIXINGS = {spec.name: spec for spec in (multi_head.MHA, multi_head.MQA, multi_head.DECOUPLED, talking.SPEC)}
 SPANS = {spec.name: spec for spec in (full_span.SPEC, adaptive.SPEC, adaptive_dynamic.SPEC)}

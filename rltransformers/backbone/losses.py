@@ -23,5 +23,11 @@ LOSSES = {
                      "memory_kind": {"name": "compressive", "slots": 3, "rate": 2}},
             traits=Traits(causality="N/A"),
         ),
+        Spec(
+            "X7", "commitment", "losses", "Roy et al. 2021, arXiv 2003.05997, section 4.1",
+            "Squared distance of normalised queries and keys from their centroids, mean over both, summed over layers.",
+            example={"losses": {"commitment": 1e-4}, "selection": {"name": "routing", "clusters": 3, "window": 2}},
+            traits=Traits(causality="N/A"),
+        ),
     )
 }  # fmt: skip

@@ -410,6 +410,23 @@ def largest_keys(reader: Reader, head: int, q: Tensor, keys: Rows, logits: Rows)
     return sorted(range(len(logits)), key=lambda i: -float(logits[i].detach()))[: reader.options("selection").k]
 
 
+def spherical(row: Tensor) -> Tensor:
+    """Layer norm without parameters."""
+    return layer_norm(row, torch.ones(()), torch.zeros(()))
+
+
+def cluster_keys(reader: Reader, head: int, q: Tensor, keys: Rows, logits: Rows) -> list[int]:
+    """Roy et al. 2021, section 4.1, with the newest keys of a cluster in place of the nearest."""
+    centroids = reader["mixing.mixer.chooser.centroids"][head]
+
+    def cluster(row: Tensor) -> int:
+        products = [float(row.detach() @ centroid) for centroid in centroids]
+        return products.index(max(products))
+
+    same = [i for i, key in enumerate(keys) if cluster(key) == cluster(q)]
+    return same[-reader.options("selection").window :]
+
+
 def full_span(reader: Reader, head: int, query_row: Tensor, weights: Rows, distances: list[int]) -> Rows:
     """Weights as they are."""
     return weights

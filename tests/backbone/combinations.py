@@ -10,6 +10,8 @@ BAND = {"name": "band", "window": 4}
 ADAPTIVE = {"name": "adaptive", "ramp": 2.0, "initial": 0.3}
 COMPRESSIVE = {"name": "compressive", "slots": 3, "rate": 2}
 
+ROUTING = {"name": "routing", "clusters": 3, "window": 2}
+
 SIZES: dict[str, Any] = {"width": 12, "heads": 4, "layers": 2, "memory": 14, "ff_width": 7}
 
 MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
@@ -34,6 +36,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
     "selection": {
         "none": {"selection": "none"},
         "topk": {"selection": {"name": "topk", "k": 3}},
+        "routing": {"selection": ROUTING},
     },
     "mixer": {
         "softmax": {"mixer": "softmax"},
@@ -86,6 +89,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "span": {"losses": {"span": 1e-3}, "span": ADAPTIVE},
         "ponder": {"losses": {"ponder": 1e-2}, "depth": "universal_act"},
         "compression": {"losses": {"compression": 1.0}, "memory_kind": COMPRESSIVE},
+        "commitment": {"losses": {"commitment": 1e-4}, "selection": ROUTING},
     },
     # What is no mechanism but decides what mechanisms can do.
     "setting": {
@@ -109,7 +113,11 @@ REFUSED: list[tuple[str, str, str]] = [
     # keys would need a numerator and a denominator of their own in sums over the past; slots would need a distance.
     # Neither is built.
     (SCORES, NO_SCORES, "scores of pairs"),
-    ("selection: topk; prior: realformer; head_mixing: talking", NO_SCORES, "the logits of all pairs"),
+    (
+        "selection: topk routing; prior: realformer; head_mixing: talking; losses: commitment",
+        NO_SCORES,
+        "the logits of all pairs",
+    ),
     (RESTRICTED, NO_SCORES, "keys that a pattern can leave out"),
     # The state is the memory: no rows are kept, so none can be kept in another way.
     ("memory_kind: cache", STATES, "rows of earlier tokens"),
@@ -120,19 +128,24 @@ REFUSED: list[tuple[str, str, str]] = [
     # Vectors that are added to values are as wide as the keys.
     ("head_mixing: decoupled", "position: shaw", "needs value_dim"),
     # Heads share their weights after the softmax: what one leaves out another brings back.
-    ("head_mixing: talking", "selection: topk; setting: patterns_of_heads", "one mask for all of them"),
+    (
+        "head_mixing: talking",
+        "selection: topk routing; losses: commitment; setting: patterns_of_heads",
+        "one mask for all of them",
+    ),
     # Blocks decide what is visible, and count tokens.
     ("memory_kind: compressive; losses: compression", RESTRICTED, "itself decides which tokens are visible"),
     ("memory_kind: compressive; losses: compression", "setting: two_tokens", "cut through a step"),
     # A layer adds the logits of the one before, key by key.
     ("prior: realformer", "setting: patterns_of_layers mixers_of_layers", "about the same keys"),
     ("prior: realformer", "depth: universal_act; losses: ponder", "a halted token takes no step"),
+    ("prior: realformer", "selection: routing; losses: commitment", "for the keys of its cluster only"),
     # Inputs are rebuilt from outputs: nothing may pass beside the streams, be added between layers, or need the stored
     # forward pass.
     ("residual: reversible", "prior: realformer", "beside the streams is not rebuilt"),
     ("residual: reversible", "depth: universal", "not taken off again"),
     ("residual: reversible", "depth: universal_act; losses: ponder", "a token that halts leaves nothing"),
-    ("residual: reversible", "losses: span compression", "no gradient would reach them"),
+    ("residual: reversible", "losses: span compression commitment", "no gradient would reach them"),
     # One layer has one mixer and one pattern.
     (
         "depth: universal universal_act; losses: ponder",
@@ -141,10 +154,11 @@ REFUSED: list[tuple[str, str, str]] = [
     ),
     # A choice that takes the place of the producer.
     ("losses: span", "span: full", "has nothing to act on"),
+    ("losses: commitment", "selection: none topk", "has nothing to act on"),
     ("losses: ponder", "depth: fixed universal", "has nothing to act on"),
     ("losses: compression", "memory_kind: cache transformer_xl", "has nothing to act on"),
     # Layers that differ in their mixer: per-layer choices must suit each; those of the model act in the first.
-    ("selection: topk", "setting: mixers_of_layers", "the logits of all pairs"),
+    ("selection: topk routing; losses: commitment", "setting: mixers_of_layers", "the logits of all pairs"),
     ("pattern: band dilated longformer", "setting: mixers_of_layers", "keys that a pattern can leave out"),
     ("span: adaptive adaptive_dynamic; losses: span", "setting: mixers_of_layers", "scores of pairs"),
     # The window of these is longer than no memory.

@@ -1,0 +1,185 @@
+"""Routing attention: queries read the newest keys of their own cluster (Roy et al. 2021, arXiv 2003.05997).
+
+Axes: B batch, H heads, T tokens, N key rows, C clusters, K head width, w keys of a query.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le, Lt
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from rltransformers.attention.columns import window_distance
+from rltransformers.attention.roles import Chooser, Heads, Selected
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Feature, Loss, Refusal, Size, Spec, Traits
+from rltransformers.functional.call import Call
+from rltransformers.functional.keys import At, Ring
+from rltransformers.mixers.interface import Dims
+
+
+def spherical(heads: Float[Tensor, "*n K"]) -> Float[Tensor, "*n K"]:
+    """Layer norm without parameters: vectors of length sqrt(K), so that the largest product is the nearest one."""
+    return F.layer_norm(heads, heads.shape[-1:])
+
+
+def clusters_of(x: Float[Tensor, "B H N K"], centroids: Float[Tensor, "H C K"]) -> Int[Tensor, "B H N"]:
+    """The centroid with the largest product, of full precision: acting and learning have to find the same one."""
+    with torch.autocast(x.device.type, enabled=False):
+        return (x @ centroids.to(x.dtype).transpose(-1, -2)).argmax(-1)
+
+
+def newest_in_order(
+    of_queries: Int[Tensor, "B H T"], of_keys: Int[Tensor, "B H N"], count: int
+) -> tuple[Int[Tensor, "B H T w"], Bool[Tensor, "B H T w"]]:
+    """Rows of the ``count`` newest keys of a query's cluster up to the query itself, newest first; which of them exist.
+
+    Rows are contiguous in time and end with the tokens of the queries. Keys are put in the order of cluster and time,
+    where those of one query lie side by side: work and memory grow as T w + N log N, never as T N.
+    """
+    rows, time = of_keys.shape[-1], of_queries.shape[-1]
+    place = torch.arange(rows, device=of_keys.device)
+    codes = of_keys * rows + place  # all differ, so that no order has to be stable
+    order = codes.argsort(-1)
+    own = of_queries * rows + place[rows - time :]
+    behind = torch.searchsorted(codes.gather(-1, order), own, right=True)
+    slot = behind[..., None] - 1 - torch.arange(count, device=of_keys.device)
+    index = order.gather(-1, slot.clamp(min=0).flatten(-2)).unflatten(-1, (time, count))
+    same = of_keys.gather(-1, index.flatten(-2)).unflatten(-1, (time, count)) == of_queries[..., None]
+    return index, same & (slot >= 0)
+
+
+def newest_by_distance(
+    of_queries: Int[Tensor, "B H T"], of_keys: Int[Tensor, "B H N"], distance: Int[Tensor, "T N"], count: int
+) -> tuple[Int[Tensor, "B H T w"], Bool[Tensor, "B H T w"]]:
+    """The same for rows in any order, in fixed shapes."""
+    same = (of_queries[..., None] == of_keys[..., None, :]) & (distance >= 0)
+    never = distance.shape[-1]  # further than any row lies back
+    far, index = torch.where(same, distance, never).topk(count, -1, largest=False)
+    return index, far < never
+
+
+class Routing(Chooser):
+    """Online k-means over normalised queries and keys; a query reads the ``window`` newest keys of its cluster.
+
+    In the paper every centroid takes the tokens nearest to it, later ones included; here a key counts for a query
+    unless ``window`` keys of the cluster are newer. The paper's centroids move with every batch; here they move in
+    ``maintain`` only, so that the policy that is improved is the one that acted, and return to the sphere.
+    """
+
+    centroids: Tensor
+    sums: Tensor
+    counts: Tensor
+
+    def __init__(self, dims: Dims, clusters: int, window: int, decay: float, seed: int) -> None:
+        super().__init__()
+        self.window, self.decay = window, decay
+        shape = dims.heads, clusters, dims.head_dim
+        self.register_buffer("centroids", torch.empty(shape))
+        self.register_buffer("sums", torch.zeros(shape), persistent=False)
+        self.register_buffer("counts", torch.zeros(shape[:2]), persistent=False)
+        if not self.centroids.is_meta:  # a network that is only measured draws nothing
+            generator = torch.Generator().manual_seed(seed * 1_000_003 + dims.layer)
+            self.centroids.copy_(spherical(torch.randn(shape, generator=generator, dtype=torch.float64)))
+
+    def prepare(self, heads: Float[Tensor, "B H *n K"]) -> Float[Tensor, "B H *n K"]:
+        """``spherical``."""
+        return spherical(heads)
+
+    def choose(
+        self, q: Float[Tensor, "B H T K"], window: Heads, state: dict[str, Tensor], call: Call
+    ) -> tuple[Selected, dict[str, Tensor]]:
+        """The newest keys of each query's cluster."""
+        time, rows = q.shape[2], window.k.shape[2]
+        of_queries, of_keys = (clusters_of(x.detach(), self.centroids) for x in (q, window.k))
+        if call.probe.listens or (self.training and torch.is_grad_enabled()):
+            self.watch(q, window.k[:, :, rows - time :], of_queries, of_keys[:, :, rows - time :], call)
+        place, count = window.place, min(self.window, rows)
+        assert not isinstance(place, At)
+        if isinstance(place, Ring):
+            distance = window_distance(place, time, rows, q.device)
+            index, exists = newest_by_distance(of_queries, of_keys, distance, count)
+            away = distance.expand(*index.shape[:3], -1).gather(-1, index)
+        else:
+            index, exists = newest_in_order(of_queries, of_keys, count)
+            away = torch.arange(rows - time, rows, device=q.device)[:, None] - index
+        return Selected(index, At(away.masked_fill(~exists, 0), exists)), state
+
+    def watch(self, q: Tensor, k: Tensor, of_queries: Tensor, of_keys: Tensor, call: Call) -> None:
+        """Sum up the tokens of a call by cluster for ``maintain``, and tell how far they lie from their centroids."""
+        x, clusters = torch.cat([q, k], 2), torch.cat([of_queries, of_keys], 2)
+        valid = call.tokens.valid().repeat(1, 2)[:, None].to(self.sums.dtype)
+        if self.training and torch.is_grad_enabled():
+            with torch.no_grad():
+                member = F.one_hot(clusters, self.counts.shape[1]).to(self.sums.dtype) * valid[..., None]
+                self.sums += torch.einsum("bhnc,bhnk->hck", member, x.to(self.sums.dtype))
+                self.counts += member.sum((0, 2))
+        if call.probe.listens:
+            heads = torch.arange(q.shape[1], device=q.device)[:, None]
+            error = (x - self.centroids[heads, clusters]).square().sum(-1)
+            call.probe.loss("commitment", (error * valid).sum() / (valid.sum() * q.shape[1]).clamp(min=1))
+
+    @torch.no_grad()
+    def maintain(self) -> None:
+        """Move every centroid that was somebody's towards the mean of its queries and keys since the last call."""
+        mean = self.sums / self.counts.clamp(min=1)[..., None]
+        moved = spherical(self.decay * self.centroids + (1 - self.decay) * mean)
+        self.centroids.copy_(torch.where(self.counts[..., None] > 0, moved, self.centroids))
+        self.sums.zero_()
+        self.counts.zero_()
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of routing.
+
+    Attributes:
+        clusters: C of every head.
+        window: keys that a query reads at most.
+        decay: share of a centroid that stays when it moves.
+        seed: of the first centroids.
+    """
+
+    clusters: Size = 8
+    window: Size = 32
+    decay: Annotated[float, Ge(0), Lt(1)] = 0.999
+    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
+
+
+def build(dims: Dims, options: Options) -> Routing:
+    """C3 for one layer; ``dims.layer`` makes the first centroids of every layer different.
+
+    Raises:
+        ConfigError: heads of one number, which all become 0 when they are normalised.
+    """
+    if dims.head_dim == 1:
+        raise ConfigError("selection 'routing' normalises queries and keys, so a head_dim of 1 leaves only zeros; "
+                          "set head_dim to at least 2")  # fmt: skip
+    return Routing(dims, options.clusters, options.window, options.decay, options.seed)
+
+
+SPEC = Spec(
+    id="C3",
+    name="routing",
+    axis="selection",
+    paper="Roy et al. 2021, arXiv 2003.05997",
+    summary="Each query reads the newest keys of its cluster; clusters are learned by online k-means.",
+    build=build,
+    options=Options,
+    example={"selection": {"name": "routing", "clusters": 2, "window": 3}},
+    traits=Traits(
+        causality="X",
+        family="SEL",
+        causal_form="a centroid takes its newest tokens in place of its nearest ones, which may lie in the future",
+    ),
+    offers=(Feature.SELECTION,),
+    needs=(Feature.LOGITS,),
+    refuses=(
+        Refusal(Feature.CARRY, "a query has logits for the keys of its cluster only, other ones in every layer"),
+        Refusal(Feature.CHOICE, "clusters choose the keys of a query themselves"),
+    ),
+    produces=(Loss("commitment"),),
+)
