@@ -2,7 +2,7 @@
 
 from rltransformers.attention import layer
 from rltransformers.attention.heads import multi_head, talking
-from rltransformers.attention.patterns import band, dilated, full, longformer
+from rltransformers.attention.patterns import band, bp, dilated, full, longformer
 from rltransformers.attention.priors import gaussian, realformer
 from rltransformers.attention.priors import none as no_prior
 from rltransformers.attention.selections import none as no_selection
@@ -22,7 +22,7 @@ MIXERS = {
         light_conv.SPEC,
     )
 }
-PATTERNS = {spec.name: spec for spec in (full.SPEC, band.SPEC, dilated.SPEC, longformer.SPEC)}
+PATTERNS = {spec.name: spec for spec in (full.SPEC, band.SPEC, dilated.SPEC, longformer.SPEC, bp.SPEC)}
 SELECTIONS = {spec.name: spec for spec in (no_selection.SPEC, topk.SPEC, routing.SPEC)}
 PRIORS = {spec.name: spec for spec in (no_prior.SPEC, gaussian.SPEC, realformer.SPEC)}
 HEAD_MIXINGS = {spec.name: spec for spec in (multi_head.MHA, multi_head.MQA, multi_head.DECOUPLED, talking.SPEC)}

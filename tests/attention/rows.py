@@ -206,6 +206,7 @@ KEEP_ALL = {"position": "none", "memory": 30}
 FULL_SPAN = {"name": "adaptive", "ramp": 2.0, "initial": 1.0}
 BLOCKS = "tests/blocks/test_blocks.py::"
 MIXERS = "tests/mixers/test_mixers.py::"
+TREES = "tests/attention/test_trees.py::"
 PARTS = "tests/attention/test_parts.py::"
 ROUTING = "tests/attention/test_routing.py::"
 GATE_LIMIT = f"{BLOCKS}test_a_gate_that_is_shut_leaves_the_stream_alone"
@@ -300,6 +301,14 @@ ROWS: dict[tuple[str, str], Row] = {
                 {"position": "none", "pattern": {"name": "longformer", "window": 2, "sinks": 21}},
                 {"position": "none", "memory": 30},
             ),
+        ),
+    ),
+    ("pattern", "bp"): Row(
+        twin=twins.bp,
+        config={"memory": 12},
+        limits=(
+            Limit({"pattern": {"name": "bp", "neighbours": 6}}, {}, zero("edges")),
+            f"{TREES}test_with_as_many_neighbours_as_tokens_there_are_no_nodes",
         ),
     ),
     ("selection", "none"): Row(twin=twins.Selection(), limits=(Limit({"selection": {"name": "topk", "k": 7}}, {}),)),
@@ -523,6 +532,30 @@ VARIANTS: dict[str, Row] = {
     ),
     "pattern per layer": Row({"layers": 3, "pattern": [{"name": "band", "window": 3}, "full"]}),
     "pattern per head in one layer": Row({"pattern": ["full", [{"name": "band", "window": 3}, "full", "full"]]}),
+    "tree with turned nodes": Row(
+        {"pattern": {"name": "bp", "neighbours": 1}, "memory": 13, "position": "rope", "value_dim": 4}
+    ),
+    "tree among steps": Row(
+        {
+            "pattern": {"name": "bp", "neighbours": 2},
+            "memory": 4,
+            "tokens_per_step": 3,
+            "kv_heads": 1,
+            "position": "shaw",
+            "memory_kind": "cache",
+            "attention_bias": True,
+        }
+    ),
+    "tree with logits of the layer below": Row(
+        {
+            "pattern": {"name": "bp", "neighbours": 3},
+            "memory": 11,
+            "prior": "realformer",
+            "head_mixing": "talking",
+            "span": {"name": "adaptive", "ramp": 3.0, "initial": 0.4},
+            "layers": 3,
+        }
+    ),
     "mixer per layer": Row(
         {**GROUPED, "layers": 3, "mixer": ["softmax", "linear", {"name": "nystrom", "block": 2, "landmarks": 1}]},
         tolerance=1e-8,

@@ -6,6 +6,7 @@ carries the twin of its entry, a record or a function by axis; ``references.py``
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -256,6 +257,62 @@ def dilated(reader: Reader, options: Any) -> Window:
 def longformer(reader: Reader, options: Any) -> Window:
     """The newest steps and the first tokens."""
     return Window(options.window, sinks=options.sinks)
+
+
+def pointer_walk(i: int, neighbours: int) -> list[tuple[int, int]]:
+    """Level and number of the nodes that leaf i is connected with, as published (Ye et al. 2019, section 3.1)."""
+    pointer, level, over, found = i - 1, 0, False, []
+    while True:
+        for _ in range(neighbours):
+            if pointer >= 0:
+                found.append((level - 1, 2 * pointer) if over else (level, pointer))
+                over = False
+                pointer -= 1
+        if pointer < 0:
+            return found
+        over = pointer % 2 == 0
+        pointer //= 2
+        level += 1
+
+
+def bp_edges(reader: Reader, neighbours: int, t: int) -> list[Key]:
+    """The token and its spans as far as their first leaves are in the memory, in the order of the walk.
+
+    Spans that are too far away leave no gap: whatever lies behind them is farther still.
+    """
+    group = reader.config.tokens_per_step
+    reach = reader.config.memory * group + t % group
+    nodes = pointer_walk(t, neighbours)
+    seen = [(level, m) for level, m in nodes if t - m * 2**level <= reach]
+    return [("token", t, 0), *((f"node {level}", m, t - ((m + 1) * 2**level - 1)) for level, m in seen)]
+
+
+def bp_node(reader: Reader, kind: str, m: int, head: int, tokens: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Means over the leaves, by the softmax of a query of the level; a leaf is itself."""
+    level = int(kind.split()[1])
+    leaves = tokens[m * 2**level : (m + 1) * 2**level]
+    if level == 0:
+        return leaves[0]
+    query = reader["mixing.mixer.chooser.node_query"][level - 1, head]
+    weights = softmax([query @ k / math.sqrt(len(k)) for k, _ in leaves])
+    k, v = (sum(w * leaf[i] for w, leaf in zip(weights, leaves, strict=True)) for i in (0, 1))
+    assert isinstance(k, Tensor) and isinstance(v, Tensor)
+    return k, v
+
+
+def bp_shift(reader: Reader, q: Tensor, n: int) -> Tensor:
+    """Shaw et al. 2018, equation 4, with the vector of an edge."""
+    return q @ reader["mixing.mixer.chooser.edges"][n] / math.sqrt(len(q))
+
+
+def bp(reader: Reader, options: Any) -> Window:
+    """Leaves and nodes."""
+    return Window(
+        reader.config.memory + 1,
+        edges=functools.partial(bp_edges, neighbours=options.neighbours),
+        node=bp_node,
+        shift=bp_shift,
+    )
 
 
 # Memories

@@ -32,6 +32,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "band": {"pattern": BAND},
         "dilated": {"pattern": {"name": "dilated", "window": 3, "dilation": 2}},
         "longformer": {"pattern": {"name": "longformer", "window": 3, "sinks": 2}},
+        "bp": {"pattern": {"name": "bp", "neighbours": 2}},
     },
     "selection": {
         "none": {"selection": "none"},
@@ -106,7 +107,7 @@ SCORES = "position: shaw t5 trxl rope alibi; prior: gaussian_transformer; span: 
 NO_SCORES = "mixer: linear performer nystrom average light_conv"
 STATES = "mixer: linear performer average light_conv"
 VALUES = "mixer: average light_conv"
-RESTRICTED = "pattern: band dilated longformer; setting: patterns_of_heads patterns_of_layers"
+RESTRICTED = "pattern: band dilated longformer bp; setting: patterns_of_heads patterns_of_layers"
 
 REFUSED: list[tuple[str, str, str]] = [
     # Without scores of pairs there is nothing to add to by distance, and no weight to multiply. Rotated queries and
@@ -133,6 +134,8 @@ REFUSED: list[tuple[str, str, str]] = [
         "selection: topk routing; losses: commitment; setting: patterns_of_heads",
         "one mask for all of them",
     ),
+    # One of the two chooses the keys of a query.
+    ("pattern: bp", "selection: routing; losses: commitment", "choose the keys of a query themselves"),
     # Blocks decide what is visible, and count tokens.
     ("memory_kind: compressive; losses: compression", RESTRICTED, "itself decides which tokens are visible"),
     ("memory_kind: compressive; losses: compression", "setting: two_tokens", "cut through a step"),
@@ -159,7 +162,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("losses: compression", "memory_kind: cache transformer_xl", "has nothing to act on"),
     # Layers that differ in their mixer: per-layer choices must suit each; those of the model act in the first.
     ("selection: topk routing; losses: commitment", "setting: mixers_of_layers", "the logits of all pairs"),
-    ("pattern: band dilated longformer", "setting: mixers_of_layers", "keys that a pattern can leave out"),
+    ("pattern: band dilated longformer bp", "setting: mixers_of_layers", "keys that a pattern can leave out"),
     ("span: adaptive adaptive_dynamic; losses: span", "setting: mixers_of_layers", "scores of pairs"),
     # The window of these is longer than no memory.
     ("pattern: band dilated longformer", "setting: no_memory", "set memory to at least"),
