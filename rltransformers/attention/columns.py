@@ -97,7 +97,7 @@ def _columns(pattern: Pattern, places: tuple[Place, ...], counts: tuple[int, ...
     p, time = tokens.p, tokens.p.shape[1]
     if len(places) == 1 and isinstance(places[0], Ring) and time == 1:
         age = places[0].age
-        return Columns(window_mask(pattern, age[None], p), age, (None,), 0)
+        return Columns(window_mask(pattern, age[None], p, pattern.dense(counts[0])), age, (None,), 0)
     alone, edge = len(places) == 1 and isinstance(places[0], Rows), pattern.horizon + 1
     elsewhere = [edge if place.farthest is None else place.farthest for place in places if isinstance(place, At)]
     length = max(pattern.horizon, *elsewhere) + 1 if elsewhere else min(pattern.horizon + 1, *counts)
@@ -139,11 +139,17 @@ def allowed_at(pattern: Pattern, place: At, p: Int[Tensor, "B T"]) -> At:
     return replace(place, visible=by_head(place.visible) & allowed & (distance <= limit[..., None]))
 
 
-def window_mask(pattern: Pattern, distance: Int[Tensor, "T N"], p: Int[Tensor, "B T"]) -> Float[Tensor, "B h T N"]:
-    """0 for keys of the token's own episode at a distance that the pattern allows, minus infinity elsewhere."""
+def window_mask(
+    pattern: Pattern, distance: Int[Tensor, "T N"], p: Int[Tensor, "B T"], everywhere: bool = False
+) -> Float[Tensor, "B h T N"]:
+    """0 for keys of the token's own episode at a distance that the pattern allows, minus infinity elsewhere.
+
+    Args:
+        everywhere: whether the pattern is known to allow all of the distances.
+    """
     limit = torch.minimum(pattern.limits(p), p[:, None]) if pattern.anchored else p[:, None]
-    allowed = pattern.allowed(distance)
-    return additive((distance <= limit[..., None]) & allowed)
+    seen = distance <= limit[..., None]
+    return additive(seen if everywhere else seen & pattern.allowed(distance))
 
 
 def additive(visible: Bool[Tensor, "*n"]) -> Float[Tensor, "*n"]:

@@ -70,6 +70,10 @@ class Pattern:
             return self.heads[0].allowed(distance)[None]
         return torch.stack([reach.allowed(distance) for reach in self.heads])
 
+    def dense(self, length: int) -> bool:
+        """Whether every head allows all distances 0 .. length - 1."""
+        return all(reach.dilation == 1 and reach.horizon >= length - 1 for reach in self.heads)
+
     def limits(self, p: Int[Tensor, "B T"]) -> Int[Tensor, "B H T"]:
         """Window edge per head and token."""
         if len(self.heads) == 1:

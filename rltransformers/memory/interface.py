@@ -186,8 +186,10 @@ def ring_place(ring: Tensor, call: Call) -> Ring:
     def ages() -> Ring:
         assert call.clock is not None
         size = ring.shape[1]
-        end = call.clock + call.tokens.p.shape[1]
-        return Ring((end - 1 - torch.arange(size, device=ring.device)) % size, end % size)
+        newest = (call.clock + (call.tokens.p.shape[1] - 1)) % size
+        back = newest - torch.arange(size, device=ring.device)
+        # One division in all: machine code computes ages anew for every key that it compares.
+        return Ring(torch.where(back < 0, back + size, back), (newest + 1) % size)
 
     return call.once(("ring", ring.shape[1]), ages)
 
