@@ -126,12 +126,14 @@ class Attention(RowMixer):
     ) -> tuple[Float[Tensor, "B H T V"], Tensor | None]:
         """One block: the queries of the tokens ``early`` against all keys at once."""
         plan, q = self.plan, self.split_queries(query)
-        groups = [Heads(*self.split(group.rows), group.place) for group in past]
+        fuses = plan.fuses(past, call.probe.reads_weights)
+        shares = fuses and q.shape[2] == 1  # the kernel takes one token's query heads in groups that share their keys
+        groups = [Heads(*self.split(group.rows, shares), group.place) for group in past]
         counts = tuple(group.k.shape[-2] for group in groups)
         columns = columns_of(plan.pattern, tuple(group.place for group in groups), counts, call)
         turned, groups = self.turned(self.content_query(q), groups, call)
         scores = self.scores(q, columns, call)
-        if plan.fuses(past, call.probe.reads_weights):
+        if fuses:
             rate = plan.dropout if self.training else 0.0
             learns = torch.is_grad_enabled() and q.requires_grad
             if early != EVERY:
@@ -141,7 +143,8 @@ class Attention(RowMixer):
             if kernel_of_torch(scores is not None, learns, time, rate if q.device.type == "cpu" else 0.0):
                 return fused(turned, k, v, scores, columns, rate), None
             if scores is None or (columns.contiguous and columns.length <= k.shape[2] - time + 1):
-                return banded(turned, k, v, scores, columns, rate), None
+                return banded(turned, self.all_heads(k), self.all_heads(v), scores, columns, rate), None
+        groups = [replace(group, k=self.all_heads(group.k), v=self.all_heads(group.v)) for group in groups]
         return self.finish(turned, groups, scores, View(h, columns, below), call)
 
     def choose(
@@ -212,20 +215,20 @@ class Attention(RowMixer):
             return query.view(query.shape[0], self.dims.heads, 1, self.dims.head_dim)
         return query.view(*query.shape[:2], self.dims.heads, self.dims.head_dim).transpose(1, 2)
 
-    def split(self, rows: Float[Tensor, "B *T N E"]) -> tuple[Tensor, Tensor]:
-        """Keys [B, H, *T, N, K] and values [B, H, *T, N, V], every query head next to its key-value head."""
+    def split(self, rows: Float[Tensor, "B *T N E"], shares: bool = False) -> tuple[Tensor, Tensor]:
+        """Keys [B, H, *T, N, K] and values [B, H, *T, N, V]; [B, G, ...] where heads of queries share them."""
         groups = self.dims.kv_heads
         if rows.dim() == 3 and self.dims.head_dim == self.dims.value_dim:
             k, v = rows.unflatten(-1, (2, groups, self.dims.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
-            return self.all_heads(k), self.all_heads(v)
-        parts = rows.split_with_sizes([groups * self.dims.head_dim, groups * self.dims.value_dim], -1)
-        k, v = (self.all_heads(part.unflatten(-1, (groups, -1)).movedim(-2, 1)) for part in parts)
-        return k, v
+        else:
+            parts = rows.split_with_sizes([groups * self.dims.head_dim, groups * self.dims.value_dim], -1)
+            k, v = (part.unflatten(-1, (groups, -1)).movedim(-2, 1) for part in parts)
+        return (k, v) if shares else (self.all_heads(k), self.all_heads(v))
 
-    def all_heads(self, grouped: Float[Tensor, "B G *n"]) -> Float[Tensor, "B H *n"]:
+    def all_heads(self, heads: Float[Tensor, "B G *n"]) -> Float[Tensor, "B H *n"]:
         """Every query head next to its key-value head."""
-        repeats = self.dims.heads // self.dims.kv_heads
-        return grouped if repeats == 1 else grouped.repeat_interleave(repeats, 1)
+        repeats = self.dims.heads // heads.shape[1]
+        return heads if repeats == 1 else heads.repeat_interleave(repeats, 1)
 
     def content(self, h: Float[Tensor, "B T D"], rows: Float[Tensor, "B S D"], seen: Tensor) -> Float[Tensor, "B T O"]:
         """What the queries ``h`` read from ``rows`` where ``seen`` [B, S], by content alone and with frozen weights."""
