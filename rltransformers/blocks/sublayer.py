@@ -3,8 +3,6 @@
 Axes: B batch, T tokens, D model width.
 """
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +11,7 @@ from rltransformers.blocks.residual import Residual
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional.call import Call
 from rltransformers.memory.interface import Cached, Compressed, LayerState, Memory, Project, rolled, unrolled
-from rltransformers.mixers.interface import Mixed, Mixer, RowMixer, StateMixer
+from rltransformers.mixers.interface import Mixed, Mixer, RowMixer
 
 
 class Sublayer(nn.Module):
@@ -42,21 +40,23 @@ class Sublayer(nn.Module):
 
     def forward(self, x: Tensor, state: LayerState, call: Call, join: Residual, below: Tensor | None) -> Mixed:
         """The wanted tokens, mixed; the state after all of them; logits for the layer above."""
-        h = join.prepare(x)
-        if self.memory is None:
-            return cast(StateMixer, self.mixer)(h, state, call)
-        mixer = cast(RowMixer, self.mixer)
+        h, mixer = join.prepare(x), self.mixer
+        mixed: Mixed
+        if not isinstance(mixer, RowMixer) or self.memory is None:
+            mixed = mixer(h, state, call)
+            return mixed
         query, keys = mixer.queries_and_keys(h)
         seen = self.memory(x, keys, state, call, self.project(join))
         if call.probe.listens and seen.compressed is not None:
             call.probe.loss("compression", attention_difference(mixer, join, x, seen.compressed, call))
         own = {name: state[name] for name in mixer.state_shapes()}
-        mixed: Mixed = mixer(h, query, seen.past, own, call, below)
+        mixed = mixer(h, query, seen.past, own, call, below)
         return Mixed(mixed.out, seen.state | mixed.state, mixed.logits)
 
     def project(self, join: Residual) -> Project:
         """From layer inputs to key rows, with today's weights."""
-        mixer = cast(RowMixer, self.mixer)
+        mixer = self.mixer
+        assert isinstance(mixer, RowMixer)
         return lambda rows: mixer.keys(join.prepare(rows))
 
     def with_keys(self, state: LayerState, join: Residual) -> LayerState:
