@@ -45,6 +45,7 @@ COMMANDS = {
         "online", "gtrxl_acting", "GTrXL: one step of all environments with cached memory", laws=GTRXL
     ),
     "gtrxl-update": Command("online", "gtrxl_update", "GTrXL: segment updates, against one call per step", laws=GTRXL),
+    "startup": Command("startup", "startup", "seconds until the package is imported and the command line answers"),
     "memory": Command("online", "memory", "GTrXL: bytes of memory per environment and of stored rollouts"),
     "dt-update": Command(
         "offline",

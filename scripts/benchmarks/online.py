@@ -23,7 +23,7 @@ from rltransformers.agents import GTrXLPPO
 from rltransformers.algorithms.ppo import Estimates, PPOWeights, ppo_loss
 from rltransformers.data.rollout import RolloutBuffer, Segment, minibatches
 from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState
-from rltransformers.policies.steps import Acting
+from rltransformers.policies.steps import Acting, ActorCriticMachine
 from scripts.benchmarks import past
 from scripts.benchmarks.harness import Pair, Row, interleave, meets, parameters
 
@@ -205,14 +205,21 @@ BEFORE_RINGS = "5ba8d2d"
 def gtrxl_acting(*, repetitions: int = 5) -> Iterator[Row]:
     """One step against the code before rings, and how much a sixteen times longer memory costs."""
     yield from against_the_past(repetitions)
+    yield memory_row("GTrXL acting, memory 512", {}, repetitions)
+    yield memory_row("GTrXL acting, memory 512, one key-value head", {"kv_heads": 1}, repetitions)
+    yield memory_row("GTrXL acting, memory 512, compiled", {}, repetitions, "compiled")
+
+
+def memory_row(name: str, backbone: Mapping[str, Any], repetitions: int, acting: Acting = "eager") -> Row:
+    """A step with a full memory of 512 against one of 32."""
     steps = 200
-    acting = {rows: MidEpisode.filled(rows) for rows in (512, 32)}
-    pair = interleave(lambda: acting[512].run(steps), lambda: acting[32].run(steps), repetitions)
+    policies = {rows: MidEpisode.filled(rows, backbone, acting) for rows in (512, 32)}
+    pair = interleave(lambda: policies[512].run(steps), lambda: policies[32].run(steps), repetitions)
     ratios = [long / short for long, short in zip(pair.ours, pair.peer, strict=True)]
     ratio, target, scale = statistics.median(ratios), "<= 1.6", 1e3 / steps
     setting = f"policy.step of {ENVS} envs, width 64, 2 layers, 4 heads, ff_width 64; memory full"
-    yield Row(
-        "GTrXL acting, memory 512", setting, "ms per step",
+    return Row(
+        name, setting, "ms per step",
         statistics.median(pair.ours) * scale, statistics.median(pair.peer) * scale, "memory 32",
         ratio, min(ratios), max(ratios), target, meets(ratio, target), len(ratios),
         note="the ratio is time at 512 / time at 32",
@@ -248,10 +255,12 @@ class MidEpisode:
     state: PolicyState
 
     @classmethod
-    def filled(cls, memory: int) -> "MidEpisode":
+    def filled(cls, memory: int, backbone: Mapping[str, Any], acting: Acting) -> "MidEpisode":
         """A policy whose memory is full."""
         torch.manual_seed(0)
-        policy = new_policy(SMALL | {"memory": memory, "ff_width": PUBLISHED_FF_WIDTH})
+        policy = new_policy(SMALL | {"memory": memory, "ff_width": PUBLISHED_FF_WIDTH} | dict(backbone))
+        if acting == "compiled":
+            policy.machine_code = ActorCriticMachine(policy)
         segment = random_segment(policy, ENVS, memory, policy.initial_state(ENVS, cached=False))
         state = policy.with_cache(policy.memory_after(segment))
         return cls(policy, {path: leaf[:, 0] for path, leaf in segment.observations.items()}, state)
