@@ -135,8 +135,7 @@ class Backbone(nn.Module):
         self.check_sizes(x, state)
         if state is not None and state.acts:
             if x.shape[1] <= self.config.tokens_per_step and valid is None and record is None:
-                y, after = self.step(x, state, reset, timestep=timestep)
-                return chosen(y, wanted), after
+                return self.step(x, state, reset, timestep=timestep, wanted=wanted)
             y, after = self.segment(x, self.in_order(state), reset, valid, timestep, wanted, record)
             return y, self.in_rings(after)
         return self.segment(x, state, reset, valid, timestep, wanted, record)
@@ -148,21 +147,23 @@ class Backbone(nn.Module):
         reset: Bool[Tensor, "B T"] | None = None,
         *,
         timestep: Int[Tensor, "B T"] | None = None,
+        wanted: slice = EVERY,
         tables: dict[str, Tensor] | None = None,
         overwrites: bool = False,
         record: Record | None = None,
-    ) -> tuple[Float[Tensor, "B T D"], State]:
+    ) -> tuple[Float[Tensor, "B t D"], State]:
         """The tokens of at most one environment step, in fixed shapes and without a look at data.
 
         Args:
             state: in the form for acting.
+            wanted: tokens whose outputs are needed, as for ``forward``.
             tables: ``tables()``, computed anew whenever weights change; None computes what is needed of them here.
             overwrites: whether the rings of ``state`` may be written in place; the returned state holds the same rings.
             record: collects metrics.
         """
         tokens = self.locate(x, state, reset, timestep, None)
         clock = state.tensors["clock"]
-        call = Call(tokens, SILENT if record is None else Probe(record), EVERY, clock[0], overwrites, tables or {})
+        call = Call(tokens, SILENT if record is None else Probe(record), wanted, clock[0], overwrites, tables or {})
         if not torch.compiler.is_compiling():
             self.check_places(tokens.p, tokens.timestep)
         y, after = self.run(x, [self.layer_state(index, state, x) for index in range(self.config.layers)], call)

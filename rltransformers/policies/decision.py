@@ -356,6 +356,7 @@ class Actor:
             state.memory,
             reset.flatten(0, 1),
             timestep=by_stream(timestep, streams),
+            wanted=NEWEST,
             tables=tables,
             overwrites=overwrites,
         )

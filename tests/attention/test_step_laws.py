@@ -108,6 +108,19 @@ def test_l12_a_step_in_place_keeps_shapes_and_addresses_and_equals_the_pure_one(
             assert {key: own.tensors[key].data_ptr() for key in rings} == rings
 
 
+@pytest.mark.parametrize("name", [name for name, (config, _) in CASES.items() if config.tokens_per_step > 1])
+def test_a_step_that_gives_the_last_token_alone_leaves_the_same_state(name: str) -> None:
+    step = step_of(name)
+    inputs, state = step.draw(BATCH, torch.Generator().manual_seed(4)), State(start_of(step.backbone))
+    with torch.no_grad():
+        y, after = step.backbone.step(inputs["x"], state, inputs["reset"])
+        last, same = step.backbone.step(inputs["x"], state, inputs["reset"], wanted=slice(-1, None))
+    assert y.shape == inputs["x"].shape
+    torch.testing.assert_close(last, y[:, -1:], rtol=1e-12, atol=1e-12)  # products of another height round otherwise
+    for key, value in after.tensors.items():
+        torch.testing.assert_close(same.tensors[key], value, rtol=1e-12, atol=1e-12)
+
+
 @every_case
 def test_l12_tables_follow_every_weight_however_it_is_changed(name: str) -> None:
     backbone = perturbed(CASES[name][0])
