@@ -15,7 +15,7 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
 from rltransformers.envs import memory_rules
 from rltransformers.envs.memory_rules import Array, Outcome, Rules, State
 
@@ -195,9 +195,7 @@ def _rules(rules_type: Callable[..., Rules], options: dict[str, Any]) -> Rules:
     known = [field.name for field in fields(rules_type)]  # type: ignore[arg-type]  # every rules_type is a dataclass
     if "render_mode" in options:  # ``make_vec_env`` of Stable-Baselines3 asks for one first, and reads TypeError as no
         raise TypeError("memory tasks draw nothing; leave out render_mode")
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"unknown option {name!r}; {did_you_mean(name, known)}")
+    refuse_unknown(options, known)
     return rules_type(**options)
 
 

@@ -15,7 +15,7 @@ from rltransformers.backbone.choices import Choices, read
 from rltransformers.backbone.losses import LOSSES
 from rltransformers.backbone.presets import PRESETS, Preset
 from rltransformers.backbone.rules import check_combinations
-from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
 from rltransformers.core.ranges import DropoutRate, check
 from rltransformers.core.spec import Choice, Feature, Size, is_list
 
@@ -111,10 +111,7 @@ class BackboneConfig:
             raise ConfigError(f"backbone must be a mapping of a preset and settings, got {values!r}")
         given = dict(values)
         chosen = find_preset(given.pop("preset", "gtrxl"))
-        known = [each.name for each in fields(BackboneConfig)]
-        for key in given:
-            if key not in known:
-                raise ConfigError(f"unknown backbone setting {key!r}; {did_you_mean(key, known)}")
+        refuse_unknown(given, ["preset", *_annotations()], "backbone.")
         return BackboneConfig(**{**PLAIN, **chosen.overrides, **given})
 
     def to_dict(self) -> dict[str, Any]:
@@ -198,7 +195,6 @@ def check_losses(config: BackboneConfig) -> None:
     Raises:
         ConfigError: an unknown loss, or a weight outside its range.
     """
+    refuse_unknown(config.losses, LOSSES, "backbone.losses.")
     for name, weight in config.losses.items():
-        if name not in LOSSES:
-            raise ConfigError(f"backbone.losses: unknown loss {name!r}; {did_you_mean(name, LOSSES)}")
         check(weight, LossWeight, f"backbone.losses.{name}")

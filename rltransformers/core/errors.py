@@ -2,7 +2,7 @@
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import ModuleType
 
 
@@ -46,6 +46,22 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     if close:
         return f"did you mean {' or '.join(repr(match) for match in close)}?"
     return f"known: {', '.join(names)}"
+
+
+def refuse_unknown(names: Iterable[object], known: Collection[object], path: str = "", source: str = "") -> None:
+    """Raise unless every name of a mapping is a known one.
+
+    Args:
+        path: put before a name in the message: where the mapping stands, with its dot, e.g. "algorithm.".
+        source: what the message begins with: the file that was read, or the part that takes the settings.
+
+    Raises:
+        ConfigError: for the first unknown name, with its path and the closest known ones.
+    """
+    for name in names:
+        if name not in known:
+            way_out = did_you_mean(name, known) if known else "it takes none"
+            raise ConfigError(f"{source}{': ' if source else ''}unknown setting {path}{name}; {way_out}")
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args,
 import numpy as np
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
-from rltransformers.core.errors import ConfigError, did_you_mean, one_line
+from rltransformers.core.errors import ConfigError, did_you_mean, one_line, refuse_unknown
 
 Count = Annotated[int, Ge(1)]
 WholeNumber = Annotated[int, Ge(0)]
@@ -89,9 +89,7 @@ def check_settings(hints: Mapping[str, Any], values: Mapping[str, Any], prefix: 
     Raises:
         ConfigError: as ``check_arguments``.
     """
-    for name in values:
-        if name not in hints:
-            raise ConfigError(f"unknown setting {prefix}{name}; {did_you_mean(name, hints)}")
+    refuse_unknown(values, hints, prefix)
     return {name: check(value, hints[name], prefix + name) for name, value in values.items()}
 
 

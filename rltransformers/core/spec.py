@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 
 from annotated_types import Ge, Le
 
-from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
 from rltransformers.core.ranges import check, describe
 
 Size = Annotated[int, Ge(1), Le(1_000_000)]
@@ -191,10 +191,7 @@ class Choice:
             raise ConfigError(f"{path}: {axis} {name!r} is chosen by other settings: write {spec.settings}")
         given = {key: option for key, option in value.items() if key != "name"}
         known, ranges = spec.defaults(), spec.ranges()
-        for key in given:
-            if key not in known:
-                way_out = did_you_mean(key, known) if known else "it has no options"
-                raise ConfigError(f"{path}: {axis} {name!r} has no option {key!r}; {way_out}")
+        refuse_unknown(given, known, f"{path}.", f"{axis} {name!r}")
         missing = [key for key, default in known.items() if default is dataclasses.MISSING and key not in given]
         if missing:
             raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import yaml
 
-from rltransformers.core.errors import ConfigError, did_you_mean, one_line
+from rltransformers.core.errors import ConfigError, one_line, refuse_unknown
 from rltransformers.core.ranges import (
     Count,
     Environments,
@@ -248,10 +248,9 @@ def _build(kind: type, values: Mapping[str, Any], source: str, place: str) -> An
     """
     hints = get_type_hints(kind, include_extras=True)
     known = {each.name: each for each in fields(kind)}
+    refuse_unknown(values, known, place, source)
     given = {}
     for key, value in values.items():
-        if key not in known:
-            raise ConfigError(f"{source}: unknown setting {place}{key}; {did_you_mean(key, known)}")
         options = (hints[key], *get_args(hints[key]))
         inner = next((each for each in options if isinstance(each, type) and is_dataclass(each)), None)
         if inner is not None and isinstance(value, Mapping):

@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from rltransformers.backbone import BackboneConfig
-from rltransformers.core.errors import CheckpointError, ConfigError, DataError, did_you_mean
+from rltransformers.core.errors import CheckpointError, ConfigError, DataError, refuse_unknown
 from rltransformers.core.guard import attempt, named_fault, raised_in_reset
 from rltransformers.core.ranges import Count, Seed, annotations, check, check_arguments, strict
 from rltransformers.core.seeding import generators
@@ -276,10 +276,8 @@ class OnlineAgent(OnPolicyAlgorithm):
             )
             if len(rewards) != n_envs:
                 raise CheckpointError(f"it names {n_envs} environments and holds another number of memories")
-        for name, value in overrides.items():
-            if name not in cls.setting_names():
-                raise ConfigError(f"load has no argument {name!r}; {did_you_mean(name, cls.setting_names())}")
-            settings[name] = value
+        refuse_unknown(overrides, cls.setting_names(), source="load")
+        settings |= overrides
         vec_env = None if env is None else cls._wrap_env(env)
         if vec_env is not None:
             check_trained_spaces(spaces, vec_env)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import yaml
 
 from rltransformers.cli.runs import find_config
-from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
 from rltransformers.training.experiment import ExperimentConfig, parse_yaml, read_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -357,10 +357,7 @@ def _read(cls: type[Built], values: Any, place: str) -> Built:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{place} must be a mapping of keys, got {values!r}")
     parts, hints = fields(cls), get_type_hints(cls)  # type: ignore[arg-type]  # a dataclass, which type[] cannot say
-    known = [part.name for part in parts]
-    for key in values:
-        if key not in known:
-            raise ConfigError(f"{place}: unknown key {key!r}; {did_you_mean(key, known)}")
+    refuse_unknown(values, [part.name for part in parts], source=place)
     for part in parts:
         if part.default is MISSING and part.default_factory is MISSING and part.name not in values:
             raise ConfigError(f"{place}: {part.name} is missing")

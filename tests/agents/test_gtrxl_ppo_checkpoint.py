@@ -201,7 +201,7 @@ def test_settings_and_spaces_come_back(tmp_path: Path) -> None:
 def test_an_override_replaces_what_was_stored(tmp_path: Path) -> None:
     agent().save(tmp_path / "model")
     assert GTrXLPPO.load(tmp_path / "model", ent_coef=0.5).ent_coef == 0.5
-    with pytest.raises(ConfigError, match="did you mean 'ent_coef'"):
+    with pytest.raises(ConfigError, match="load: unknown setting ent_coeff; did you mean 'ent_coef'"):
         GTrXLPPO.load(tmp_path / "model", ent_coeff=0.5)
 
 

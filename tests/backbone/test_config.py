@@ -33,13 +33,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"position": "rotary"}, "unknown position 'rotary'"),
     ({"position": "sinusoid"}, "unknown position 'sinusoid'; did you mean 'sinusoidal'"),
     ({"mixer": "lineal"}, "unknown mixer 'lineal'; did you mean 'linear'"),
-    ({"pattern": {"name": "band", "windw": 3}}, "pattern 'band' has no option 'windw'; did you mean 'window'"),
+    (
+        {"pattern": {"name": "band", "windw": 3}},
+        "pattern 'band': unknown setting backbone.pattern.windw; did you mean 'window'",
+    ),
     ({"pattern": "band"}, "pattern 'band' needs window: write {name: band, window: ...}"),
-    ({"depth": {"name": "fixed", "epsilon": 0.1}}, "depth 'fixed' has no option 'epsilon'; it has no options"),
+    (
+        {"depth": {"name": "fixed", "epsilon": 0.1}},
+        "depth 'fixed': unknown setting backbone.depth.epsilon; it takes none",
+    ),
     ({"ff": 3}, "ff takes a name or {name: ..., option: value}, got 3"),
     ({"head_mixing": "mqa"}, "head_mixing 'mqa' is chosen by other settings: write kv_heads: 1"),
     ({"head_mixing": "decoupled"}, "is chosen by other settings: write head_dim: n"),
-    ({"losses": {"spam": 1.0}}, "unknown loss 'spam'; did you mean 'span'"),
+    ({"losses": {"spam": 1.0}}, "unknown setting backbone.losses.spam; did you mean 'span'"),
     ({"losses": {"span": "much"}}, r"backbone.losses.span must be a finite number in \[0, 1000000.0\], got 'much'"),
     (
         {"mixer": "average", "attention_bias": True},
@@ -155,10 +161,12 @@ def test_options_that_do_not_fit_each_other_are_refused(values: dict[str, Any], 
 
 
 def test_unknown_settings_and_presets_are_refused_with_the_closest_name() -> None:
-    with pytest.raises(ConfigError, match="unknown backbone setting 'withd'; did you mean 'width'"):
+    with pytest.raises(ConfigError, match=r"unknown setting backbone\.withd; did you mean 'width'"):
         BackboneConfig.from_dict({"withd": 64})
-    with pytest.raises(ConfigError, match="unknown backbone setting 'head'; did you mean 'heads'"):
+    with pytest.raises(ConfigError, match=r"unknown setting backbone\.head; did you mean 'heads'"):
         BackboneConfig.preset("gpt", head=3)
+    with pytest.raises(ConfigError, match=r"unknown setting backbone\.prest; did you mean 'preset'"):
+        BackboneConfig.from_dict({"prest": "gpt"})
     with pytest.raises(ConfigError, match="unknown preset 'gtrlx'; did you mean 'gtrxl'"):
         BackboneConfig.preset("gtrlx")
     with pytest.raises(ConfigError, match="unknown preset 'gtrlx'"):

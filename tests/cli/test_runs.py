@@ -155,7 +155,7 @@ def test_evaluation_has_keywords_of_its_own(work: Path, capsys: pytest.CaptureFi
     words = ("evaluate", str(folder.path), "--json", "--trust", "--env-kwargs")
     again = json.loads(run(capsys, *words, json.dumps({key: 1 for key in changed})))
     assert again[0]["lengths"] == [3] * len(lengths)
-    assert "unknown option 'dealy'" in refused(capsys, *words, '{"dealy": 1}')
+    assert "unknown setting dealy" in refused(capsys, *words, '{"dealy": 1}')
 
 
 def test_evaluation_in_other_spaces_is_refused_before_training(work: Path, capsys: pytest.CaptureFixture[str]) -> None:

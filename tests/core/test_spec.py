@@ -57,8 +57,11 @@ def test_a_choice_is_written_as_it_was_read(value: Any) -> None:
         ("bond", "unknown pattern 'bond'; did you mean 'band'?"),
         ("xyz", "unknown pattern 'xyz'; known: band, bare"),
         ("band", "pattern 'band' needs window: write {name: band, window: ...}"),
-        ({"name": "band", "window": 3, "scal": 1}, "pattern 'band' has no option 'scal'; did you mean 'scale'?"),
-        ({"name": "bare", "window": 3}, "pattern 'bare' has no option 'window'; it has no options"),
+        (
+            {"name": "band", "window": 3, "scal": 1},
+            r"pattern 'band': unknown setting pattern\.scal; did you mean 'scale'",
+        ),
+        ({"name": "bare", "window": 3}, r"pattern 'bare': unknown setting pattern\.window; it takes none"),
         ({"window": 3}, r"pattern takes a name or {name: ..., option: value}, got {'window': 3}"),
         (None, "pattern takes a name"),
     ],

@@ -349,7 +349,7 @@ def test_a_taken_key_leaves_the_view() -> None:
     [
         ("CueRecall", {"delay": -1}, "delay must be a whole number of at least 0"),
         ("CueRecall", {"cues": 1}, "cues must be a whole number of at least 2"),
-        ("CueRecall", {"delays": 3}, "did you mean 'delay'"),
+        ("CueRecall", {"delays": 3}, "unknown setting delays; did you mean 'delay'"),
         ("PassiveTMaze", {"corridor": 0}, "corridor"),
         ("ActiveTMaze", {"corridor": 2.5}, "corridor"),
         ("CueRecall", {"shortest_delay": 17}, "delay must be a whole number of at least 17, got 16"),

@@ -112,8 +112,8 @@ def test_programs_that_a_suite_names_want_trust(
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ({"overides": {}}, "tasks.cue: unknown key 'overides'; did you mean 'overrides'"),
-        ({"aims": [{"leest": 1}]}, r"aims\[0\]: unknown key 'leest'; did you mean 'least'"),
+        ({"overides": {}}, "tasks.cue: unknown setting overides; did you mean 'overrides'"),
+        ({"aims": [{"leest": 1}]}, r"aims\[0\]: unknown setting leest; did you mean 'least'"),
         ({"aims": [{}]}, "an aim has one of least"),
         ({"aims": [{"least": 1, "most": 2}]}, "an aim has one of least"),
         ({"aims": [{"least": 1, "over": "no memory", "seeds": 2}]}, "leave seeds out"),
