@@ -38,7 +38,7 @@ from rltransformers.core.ranges import (
 from rltransformers.core.seeding import step_seed
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
 from rltransformers.data import ContextBatch, ContextSampler, load_trajectories
-from rltransformers.envs.make import WrapperConfig, find_spec
+from rltransformers.envs.make import WrapperConfig, WrapperFunction, find_spec, make_vector_env
 from rltransformers.policies.decision import ActingMode, ActingState, Actor, DecisionPolicy
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.steps import Acting, DecisionMachine
@@ -53,11 +53,9 @@ from rltransformers.training.decision_settings import (
     fitting_mode,
 )
 from rltransformers.training.episodes import (
-    EnvWrapper,
     Episode,
     check_spaces,
     check_vector_env,
-    make_envs,
     play,
     result_of,
 )
@@ -398,7 +396,7 @@ class DecisionTransformer(OfflineAgent):
         num_envs: Environments = 16,
         seed: Seed = 0,
         env_kwargs: Mapping[str, Any] | None = None,
-        wrappers: Sequence[WrapperConfig | EnvWrapper] = (),
+        wrappers: Sequence[WrapperConfig | WrapperFunction] = (),
         deterministic: bool = True,
         acting_mode: ActingMode | None = None,
         longest_episode: int | None = None,
@@ -414,7 +412,7 @@ class DecisionTransformer(OfflineAgent):
             target_returns: in reward units; the best return of the dataset when None. Behaviour cloning takes none.
             num_envs: environments that run at the same time.
             wrappers: applied to every single environment, first innermost: names or {"name": ..., option: ...} as for
-                ``rltransformers.envs.make_vec_env``, then callables.
+                ``rltransformers.envs.make_vec_env``, then functions.
             deterministic: False samples discrete actions, from a generator per episode.
             acting_mode: another one than the model's.
             longest_episode: steps after which an episode that goes on is an error; None: 200,000, or the step limit of
@@ -432,7 +430,8 @@ class DecisionTransformer(OfflineAgent):
         if isinstance(env, VectorEnv):
             envs = check_vector_env(env, env_kwargs, wrappers)
         else:
-            envs = make_envs(env, min(num_envs, len(played)), env_kwargs, wrappers)
+            ordered = sorted(wrappers, key=callable)
+            envs = make_vector_env(env, min(num_envs, len(played)), env_kwargs=env_kwargs, wrappers=ordered)
         try:
             check_spaces(envs, self.observation_space, self.action_space)
             actor = self.actor(acting_mode)

@@ -33,7 +33,6 @@ from rltransformers.core.ranges import (
     strict,
 )
 from rltransformers.data.rollout import RolloutBuffer, Segment, minibatches
-from rltransformers.envs.make import find_spec
 from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState, check_policy_settings, rewarded
 from rltransformers.policies.observations import tree_space
 from rltransformers.policies.steps import Acting, ActorCriticMachine
@@ -48,6 +47,7 @@ from rltransformers.training.rollout_settings import (
     json_kwargs,
 )
 from rltransformers.training.schedules import Scheduled, as_schedule
+from rltransformers.training.vec_envs import as_vec_env
 from rltransformers.training.watch import Watch
 
 KIND = "GTrXLPPO"
@@ -147,7 +147,7 @@ class GTrXLPPO(OnlineAgent):
         if env is None and _init_setup_model:
             raise ConfigError("env is None, but an agent learns in one: give an environment id or an environment")
         if isinstance(env, str):
-            find_spec(env)  # names the closest ids, where gymnasium has errors of its own
+            env = as_vec_env(env)
         policy_kwargs = check_policy_settings(json_kwargs(policy_kwargs), "policy_kwargs.")
         super().__init__(
             "GTrXLPolicy",

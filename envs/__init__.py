@@ -4,7 +4,7 @@ if __name__ != "rltransformers.envs":
     raise ImportError("import this folder as rltransformers.envs")
 
 from rltransformers.core.guard import FiniteVecEnv
-from rltransformers.envs.make import find_spec, make_env, make_vec_env
+from rltransformers.envs.make import find_spec, make_env, make_vec_env, make_vector_env
 from rltransformers.envs.memory_tasks import TASKS, register_tasks
 from rltransformers.envs.vector import GymnasiumVecEnv
 from rltransformers.envs.wrappers import (
@@ -35,6 +35,7 @@ __all__ = [
     "find_spec",
     "make_env",
     "make_vec_env",
+    "make_vector_env",
 ]
 
 register_tasks()

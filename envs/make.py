@@ -1,24 +1,28 @@
-"""From an environment id to a Stable-Baselines3 ``VecEnv``, with clear errors for ids, packages and spaces."""
+"""From an environment id to environments, single and vectorised, with clear errors for ids, packages and spaces."""
 
 import difflib
 import importlib
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor
 
 from rltransformers.core.errors import ConfigError, MissingExtraError, did_you_mean, one_line, require
 from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv
+from rltransformers.core.ranges import Environments, check
 from rltransformers.core.spaces import check_supported, is_nested
 from rltransformers.envs.vector import GymnasiumVecEnv
 from rltransformers.envs.wrappers import WRAPPERS, CopyObservation, FlatDict, check_observation_space
 
 Env = gymnasium.Env[Any, Any]
 WrapperConfig = str | Mapping[str, Any]
+WrapperFunction = Callable[[Env], Env]
 
 SUITES = {
     "popgym-": ("popgym", "popgym"),
@@ -35,7 +39,7 @@ def make_vec_env(
     *,
     seed: int | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[WrapperConfig] = (),
+    wrappers: Sequence[WrapperConfig | WrapperFunction] = (),
     processes: bool = False,
     monitor: bool = True,
 ) -> VecEnv:
@@ -48,8 +52,8 @@ def make_vec_env(
         env_id: a registered id; "module:id" imports the module first. Packages of known suites are imported by need.
         seed: of the first copy, copy i gets seed + i at the first reset; None is random.
         env_kwargs: for the environment's constructor.
-        wrappers: applied in order; each a name or {"name": ..., option: ...}. Names are those in ``WRAPPERS``, those of
-            ``gymnasium.wrappers``, or "module:Class".
+        wrappers: applied in order; each a name, {"name": ..., option: ...}, or a function of an environment. Names are
+            those in ``WRAPPERS``, those of ``gymnasium.wrappers``, or "module:Class".
         processes: one process per copy (the script needs an ``if __name__ == "__main__"`` guard).
         monitor: adds ``infos[i]["episode"]`` (return, length, time) at episode ends.
 
@@ -57,28 +61,63 @@ def make_vec_env(
         ConfigError: for an unknown id, wrapper or option, and for spaces that no encoder or head takes.
         MissingExtraError: when the package behind the id is not installed.
     """
-    if num_envs < 1:
-        raise ConfigError(f"num_envs must be at least 1, got {num_envs}")
-    spec = find_spec(env_id)
-    options = dict(env_kwargs or {})
+    spec, options = find_spec(env_id), dict(env_kwargs or {})
     venv: VecEnv
-    if not wrappers and not processes and _is_ours(spec):
-        venv = GymnasiumVecEnv(make_program(spec, num_envs, {"autoreset_mode": "SameStep"} | options))
+    if processes:
+        make_env(spec, env_kwargs=options, wrappers=wrappers).close()  # an error in a worker is a broken pipe
+        copies = _copies(spec, num_envs, options, wrappers, relay=True)
+        venv = SubprocVecEnv([partial(_in_worker, copy) for copy in copies])
+    elif _is_program(spec, wrappers):
+        venv = GymnasiumVecEnv(_make_program(spec, num_envs, {"autoreset_mode": "SameStep"} | options))
     else:
-        if processes:
-            make_env(spec, env_kwargs=options, wrappers=wrappers).close()  # an error in a worker is a broken pipe
-        builds: list[Callable[[], Env]] = [
-            partial(_checked, spec, options, list(wrappers), index, processes) for index in range(num_envs)
-        ]
-        venv = SubprocVecEnv([partial(_in_worker, build) for build in builds]) if processes else DummyVecEnv(builds)
+        venv = DummyVecEnv(_copies(spec, num_envs, options, wrappers))
     if seed is not None:
         venv.seed(seed)
     venv = FiniteVecEnv(venv)
     return VecMonitor(venv) if monitor else venv
 
 
-def _checked(spec: EnvSpec, options: dict[str, Any], wrappers: list[WrapperConfig], index: int, relay: bool) -> Env:
-    return CheckedEnv(make_env(spec, env_kwargs=options, wrappers=wrappers), index, relay)
+def make_vector_env(
+    env_id: str,
+    num_envs: int = 1,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[WrapperConfig | WrapperFunction] = (),
+) -> VectorEnv[Any, Any, Any]:
+    """As ``make_vec_env``, but a vector environment of Gymnasium that waits at the end of an episode for a reset.
+
+    Nested observations stay nested. Values are not watched: who steps it calls ``attempt`` and ``check_outcome``.
+
+    Raises:
+        ConfigError, MissingExtraError: as ``make_vec_env``.
+    """
+    spec, options = find_spec(env_id), dict(env_kwargs or {})
+    if _is_program(spec, wrappers):
+        return _make_program(spec, num_envs, options | {"autoreset_mode": AutoresetMode.DISABLED.value})
+    copies = _copies(spec, num_envs, options, wrappers, flat=False)
+    return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.DISABLED)
+
+
+def _copies(
+    spec: EnvSpec,
+    num_envs: int,
+    options: dict[str, Any],
+    wrappers: Sequence[WrapperConfig | WrapperFunction],
+    *,
+    flat: bool = True,
+    relay: bool = False,
+) -> list[Callable[[], Env]]:
+    """Functions that make the copies, each checked; ``relay`` as for ``CheckedEnv``."""
+
+    def build(index: int) -> Env:
+        return CheckedEnv(make_env(spec, env_kwargs=options, wrappers=wrappers, flat=flat), index, relay)
+
+    return [partial(build, index) for index in range(check(num_envs, Environments, "num_envs"))]
+
+
+def _is_program(spec: EnvSpec, wrappers: Sequence[Any]) -> bool:
+    """Whether all copies run as one numpy program: our own tasks, as long as nothing is wrapped around a single one."""
+    return not wrappers and str(spec.vector_entry_point).startswith("rltransformers.")
 
 
 def _in_worker(build: Callable[[], Env]) -> Env:
@@ -93,18 +132,23 @@ def _in_worker(build: Callable[[], Env]) -> Env:
 
 
 def make_env(
-    env: str | EnvSpec, *, env_kwargs: Mapping[str, Any] | None = None, wrappers: Sequence[WrapperConfig] = ()
+    env: str | EnvSpec,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[WrapperConfig | WrapperFunction] = (),
+    flat: bool = True,
 ) -> Env:
-    """One environment with its wrappers and, where observations are nested, ``FlatDict``; see ``make_vec_env``.
+    """One environment with its wrappers and, where observations are nested, ``FlatDict`` (unless ``flat`` is False).
 
-    Observations are copied first (``CopyObservation``). Gymnasium's passive checker is off: some suites do not pass it.
+    Other arguments and errors are those of ``make_vec_env``. Observations are copied first (``CopyObservation``).
+    Gymnasium's passive checker is off: some suites do not pass it.
     """
     spec = find_spec(env) if isinstance(env, str) else env
     made: Env = CopyObservation(_make(spec, dict(env_kwargs or {})))
     for wrapper in wrappers:
-        made = _wrap(made, wrapper)
+        made = wrapper(made) if callable(wrapper) else _wrap(made, wrapper)
     _check_spaces(spec.id, made)
-    return FlatDict(made) if is_nested(made.observation_space) else made
+    return FlatDict(made) if flat and is_nested(made.observation_space) else made
 
 
 def find_spec(env_id: str) -> EnvSpec:
@@ -128,10 +172,6 @@ def find_spec(env_id: str) -> EnvSpec:
     return gymnasium.spec(name)
 
 
-def _is_ours(spec: EnvSpec) -> bool:
-    return isinstance(spec.vector_entry_point, str) and spec.vector_entry_point.startswith("rltransformers.")
-
-
 def _close_ids(name: str) -> str:
     """The closest registered ids, with or without their namespace, in any case of letters."""
     ids = {key.lower(): key for key in gymnasium.registry}
@@ -145,30 +185,31 @@ def _close_ids(name: str) -> str:
     return f"did you mean {' or '.join(repr(ids[key]) for key in dict.fromkeys(close))}?"
 
 
-def _make(spec: EnvSpec, env_kwargs: dict[str, Any]) -> Env:
+def _make(spec: EnvSpec, options: dict[str, Any]) -> Env:
+    with _construction(spec, options):
+        return gymnasium.make(spec, disable_env_checker=True, **options)
+
+
+def _make_program(spec: EnvSpec, num_envs: int, options: dict[str, Any]) -> VectorEnv[Any, Any, Any]:
+    count = check(num_envs, Environments, "num_envs")
+    with _construction(spec, options):
+        return gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **options)
+
+
+@contextmanager
+def _construction(spec: EnvSpec, options: dict[str, Any]) -> Iterator[None]:
+    """What a constructor raises, as an error of ours that names the environment."""
     try:
-        return gymnasium.make(spec, disable_env_checker=True, **env_kwargs)
+        yield
     except gymnasium.error.DependencyNotInstalled as error:
         extra = ": pip install 'rltransformers[mujoco]'" if ".mujoco." in str(spec.entry_point) else ""
         raise MissingExtraError(f"{spec.id} needs a package that is not installed{extra} ({error})") from error
+    except ConfigError as error:
+        raise ConfigError(f"env_kwargs of {spec.id}: {error}") from error
     except ENVIRONMENT_ERRORS:
         raise
     except Exception as error:  # whatever a constructor raises for keywords that it was not made for
-        raise ConfigError(f"{spec.id} cannot be made with kwargs {env_kwargs}: {error_line(error)}") from error
-
-
-def make_program(spec: EnvSpec, num_envs: int, options: Mapping[str, Any]) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-    """One of our own tasks as one numpy program.
-
-    Raises:
-        ConfigError: for options that it does not take.
-    """
-    try:
-        return gymnasium.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **options)
-    except ENVIRONMENT_ERRORS:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{spec.id} cannot be made with kwargs {dict(options)}: {error_line(error)}") from error
+        raise ConfigError(f"{spec.id} cannot be made with env_kwargs {options}: {error_line(error)}") from error
 
 
 def error_line(error: Exception) -> str:

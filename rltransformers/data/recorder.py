@@ -26,6 +26,7 @@ from rltransformers.core.guard import (
     checked_copies,
     read_leaves,
 )
+from rltransformers.core.ranges import Environments, check
 from rltransformers.core.seeding import generators
 from rltransformers.core.spaces import (
     check_supported,
@@ -464,12 +465,11 @@ def _vector_env(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str |
         return _GymnasiumVector(env), False
     if isinstance(env, gym.Env):
         return _GymnasiumVector(SyncVectorEnv([lambda: env])), False
-    if num_envs < 1:
-        raise ConfigError(f"num_envs must be at least 1, got {num_envs}")
+    count = check(num_envs, Environments, "num_envs")
     if isinstance(env, str):
-        return _GymnasiumVector(gym.make_vec(env, num_envs, mode, **env_kwargs)), True
+        return _GymnasiumVector(gym.make_vec(env, count, mode, **env_kwargs)), True
     if callable(env):
-        return _GymnasiumVector(SyncVectorEnv([env] * num_envs)), True
+        return _GymnasiumVector(SyncVectorEnv([env] * count)), True
     raise ConfigError(
         f"cannot record in {type(env).__name__}; pass an id, a function, an environment or a vector of them"
     )

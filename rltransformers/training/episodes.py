@@ -5,7 +5,6 @@ N environments, R of them running an episode that counts.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -15,14 +14,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rltransformers.core.episodes import LONGEST_EPISODE, endless_episode
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.guard import CheckedEnv, attempt, check_observations, check_outcome, checked_copies
+from rltransformers.core.guard import attempt, check_observations, check_outcome, checked_copies
 from rltransformers.core.spaces import differing_spaces, leaf_spaces, leaf_values, nest_leaves, space_outline
-from rltransformers.envs.make import WrapperConfig, find_spec, make_env, make_program
-from rltransformers.envs.wrappers import FlatDict
 from rltransformers.policies.decision import ActingState
 from rltransformers.training.evaluation import EvaluationResult
 
-EnvWrapper = Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]
 Leaves = dict[str, np.ndarray]
 Act = Callable[
     [Leaves, ActingState, np.ndarray, np.ndarray, list[float], np.ndarray | None], tuple[Leaves, ActingState]
@@ -67,7 +63,7 @@ def play(
     """Play all episodes to their end; an environment that ends one starts the next, until none is left.
 
     Args:
-        envs: of ``make_envs`` or ``check_vector_env``.
+        envs: of ``make_vector_env`` or ``check_vector_env``.
         begin: number of environments to the state of as many fresh episodes.
         draws: random numbers per action; None for deterministic actions.
         longest: steps after which an episode that goes on is an error.
@@ -139,34 +135,6 @@ def result_of(episodes: Sequence[Episode], env_id: str | None) -> EvaluationResu
         successes=successes if len(successes) == len(episodes) else None,
         target_return=episodes[0].target,
     )
-
-
-def make_envs(
-    env_id: str, num_envs: int, env_kwargs: Mapping[str, Any] | None, wrappers: Sequence[WrapperConfig | EnvWrapper]
-) -> VectorEnv[Any, Any, Any]:
-    """Copies that stop at the end of an episode; our own tasks as one numpy program.
-
-    Raises:
-        ConfigError: for an id that is not registered, or wrappers that cannot be made.
-    """
-    spec, options = find_spec(env_id), dict(env_kwargs or {})
-    if not wrappers and str(spec.vector_entry_point).startswith("rltransformers."):
-        options["autoreset_mode"] = AutoresetMode.DISABLED.value
-        try:
-            return make_program(spec, num_envs, options)
-        except ConfigError as error:
-            raise ConfigError(f"env_kwargs: {error}") from error
-
-    def build(index: int) -> gym.Env[Any, Any]:
-        named = [wrapper for wrapper in wrappers if not callable(wrapper)]
-        env = make_env(spec, env_kwargs=options, wrappers=named)
-        env = env.env if isinstance(env, FlatDict) and "FlatDict" not in named else env
-        for wrapper in wrappers:
-            env = wrapper(env) if callable(wrapper) else env
-        return CheckedEnv(env, index)
-
-    copies = [partial(build, index) for index in range(num_envs)]
-    return gym.vector.SyncVectorEnv(copies, autoreset_mode=AutoresetMode.DISABLED)
 
 
 def check_vector_env(

@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
+from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor
@@ -12,6 +13,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import check_copies
 from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import check_supported, is_nested
+from rltransformers.envs.make import find_spec
 from rltransformers.envs.vector import GymnasiumVecEnv
 from rltransformers.envs.wrappers import FlatDict
 from rltransformers.policies.actor_critic import check_action_space
@@ -24,12 +26,17 @@ def as_vec_env(env: Any, monitor: bool = True) -> VecEnv:
     """``env`` as a ``VecEnv`` with episode statistics; nested observations become flat Dicts.
 
     Args:
-        env: a Gymnasium environment or vector environment, or a ``VecEnv``.
+        env: a Gymnasium id, environment or vector environment, or a ``VecEnv``; an id makes one environment, which
+            draws itself as an array where it can, as in Stable-Baselines3.
         monitor: give a single environment episode statistics.
 
     Raises:
-        ConfigError: for anything else, and for spaces that no encoder or head takes.
+        ConfigError: for anything else, an unknown id, and spaces that no encoder or head takes.
+        MissingExtraError: when the package behind an id is not installed.
     """
+    if isinstance(env, str):
+        find_spec(env)  # names the closest ids, where gymnasium has errors of its own
+        env = maybe_make_env(env, verbose=0)
     if isinstance(env, VectorEnv):
         env = VecMonitor(GymnasiumVecEnv(env))
     elif not isinstance(env, VecEnv):

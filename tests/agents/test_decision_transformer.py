@@ -520,7 +520,16 @@ def test_wrappers_are_applied(data: Trajectories) -> None:
         observation_space=spaces.Box(-10, 10, (1,), np.float32),
     )
     keep = {"name": "KeepIndices", "indices": [0]}
-    assert len(make(first).evaluate("test/Drift-v0", [1.0], episodes=2, wrappers=[keep])[0].returns) == 2
+    model = make(first)
+    assert len(model.evaluate("test/Drift-v0", [1.0], episodes=2, wrappers=[keep])[0].returns) == 2
+    seen: list[Any] = []
+
+    def look(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+        seen.append(env.observation_space.shape)
+        return env
+
+    model.evaluate("test/Drift-v0", [1.0], episodes=1, wrappers=[look, keep])
+    assert seen == [(1,)]  # functions come after names
 
 
 # ------------------------------------------------------------------------------------------------------- memory

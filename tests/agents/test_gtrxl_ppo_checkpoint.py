@@ -205,6 +205,14 @@ def test_an_override_replaces_what_was_stored(tmp_path: Path) -> None:
         GTrXLPPO.load(tmp_path / "model", ent_coeff=0.5)
 
 
+def test_an_agent_goes_on_in_an_environment_named_by_its_id(tmp_path: Path) -> None:
+    agent("CartPole-v1").save(tmp_path / "model")
+    loaded = GTrXLPPO.load(tmp_path / "model", env="CartPole-v1", device="cpu")
+    assert loaded.learn(12).num_timesteps == 12
+    with pytest.raises(ConfigError, match="did you mean 'CartPole-v1'"):
+        GTrXLPPO.load(tmp_path / "model", env="CartPol-v1", device="cpu")
+
+
 def changed(source: Path, target: Path, settings: dict[str, Any], counters: dict[str, Any]) -> Path:
     """The checkpoint with other settings and counters, as a stranger may write it."""
     found = load_checkpoint(source)

@@ -10,8 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rltransformers.core.errors import DataError
-from rltransformers.envs import FiniteVecEnv, make_vec_env
-from rltransformers.training.episodes import make_envs
+from rltransformers.envs import FiniteVecEnv, make_vec_env, make_vector_env
 from tests.envs.faulty import OBSERVATIONS, RESULTS
 
 
@@ -120,7 +119,7 @@ def in_three_processes(**options: Any) -> None:
 
 
 def in_evaluation(**options: Any) -> None:
-    envs = make_envs("test/Wrong-v0", 3, options, ())
+    envs = make_vector_env("test/Wrong-v0", 3, env_kwargs=options)
     envs.reset(seed=10)
     for _ in range(3):
         envs.step(np.zeros(3, np.int64))

@@ -255,7 +255,7 @@ def test_wrong_requests_are_refused() -> None:
     for request in requests:
         with pytest.raises(ConfigError, match="give steps or episodes"):
             record("CartPole-v1", "random", **request)
-    with pytest.raises(ConfigError, match="num_envs"):
+    with pytest.raises(ConfigError, match=r"num_envs must be a whole number in \[1, 65536\], got 0"):
         record("CartPole-v1", "random", 5, num_envs=0)
     with pytest.raises(ConfigError, match=r"returned actions of shape \(1,\) for 2 environments"):
         record("CartPole-v1", lambda observations, starts, generator: np.zeros(1, np.int64), 5, num_envs=2)

@@ -1,4 +1,4 @@
-"""``make_vec_env``: what it builds from an id, and how it refuses what it cannot build."""
+"""``make_vec_env`` and ``make_vector_env``: what they build from an id, and how they refuse what they cannot build."""
 
 import importlib
 import os
@@ -9,11 +9,12 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor
 
 from rltransformers.core.errors import ConfigError, MissingExtraError
-from rltransformers.envs import GymnasiumVecEnv, find_spec, make_env, make_vec_env
+from rltransformers.envs import DropIndices, GymnasiumVecEnv, find_spec, make_env, make_vec_env, make_vector_env
 from rltransformers.envs.make import WrapperConfig
 
 
@@ -34,6 +35,9 @@ class Reuser(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.t += 1
         return {"deep": {"t": self.t}}, 1.0, False, bool(self.t[0] == 3), {}
+
+
+CUE_UNKNOWN = "^env_kwargs of rltransformers/CueRecall-v0: unknown setting cue; did you mean 'cues'"
 
 
 @pytest.fixture(autouse=True)
@@ -176,16 +180,67 @@ def test_a_missing_simulator_names_its_extra(monkeypatch: pytest.MonkeyPatch) ->
         ({"wrappers": ["math:pi"]}, "unknown wrapper"),
         ({"wrappers": [{"indices": [1]}]}, "a wrapper is a name or"),
         ({"wrappers": [{"name": "History", "rewards": True}]}, "does not take the options"),
-        ({"env_kwargs": {"gravity": 3}}, "cannot be made with kwargs {'gravity': 3}.*unexpected keyword"),
+        ({"env_kwargs": {"gravity": 3}}, "cannot be made with env_kwargs {'gravity': 3}.*unexpected keyword"),
         ({"env_id": "tests/Reuser-v0", "env_kwargs": {"field": "text"}}, "'deep/t' space is Text.*DropUnsupported"),
         ({"env_id": "tests/Reuser-v0", "env_kwargs": {"field": "text"}, "processes": True}, "is Text"),
         ({"env_id": "tests/Reuser-v0", "env_kwargs": {"field": "text action"}}, "action space at '0' is Text"),
-        ({"env_id": "rltransformers/CueRecall-v0", "env_kwargs": {"cue": 3}}, "did you mean 'cues'"),
+        ({"env_id": "rltransformers/CueRecall-v0", "env_kwargs": {"cue": 3}}, CUE_UNKNOWN),
+        ({"env_id": "rltransformers/CueRecall-v0", "env_kwargs": {"cue": 3}, "wrappers": ["History"]}, CUE_UNKNOWN),
     ],
 )
 def test_what_cannot_be_built_is_refused_with_the_reason(arguments: dict[str, Any], words: str) -> None:
+    given = {"env_id": "CartPole-v1", **arguments}
     with pytest.raises(ConfigError, match=words):
-        make_vec_env(**{"env_id": "CartPole-v1", **arguments})
+        make_vec_env(**given)
+    if given.pop("processes", None) is None:
+        with pytest.raises(ConfigError, match=words):
+            make_vector_env(**given)
+
+
+def gymnasium_rows(env: VectorEnv[Any, Any, Any], steps: int = 30) -> list[Any]:
+    """Observations of copies with seeds 4, 5, ... under the actions of ``rows``, and how each step ended."""
+    env.single_action_space.seed(1)
+    seen: list[Any] = [env.reset(seed=4)[0]]
+    for _ in range(steps):
+        actions = np.array([env.single_action_space.sample() for _ in range(env.num_envs)])
+        observations, rewards, terminated, truncated, _ = env.step(actions)
+        if (ended := terminated | truncated).any():
+            observations = env.reset(options={"reset_mask": ended})[0]
+        seen.append((observations, rewards, ended))
+    env.close()
+    return seen
+
+
+@pytest.mark.parametrize("wrappers", [[], ["History"], [{"name": "DropIndices", "indices": [1]}, "History"]])
+def test_both_kinds_of_vector_play_the_same_episodes(wrappers: list[WrapperConfig]) -> None:
+    for env_id, options in (("rltransformers/CueRecall-v0", {"delay": 2}), ("CartPole-v1", {})):
+        one = rows(make_vec_env(env_id, 2, seed=4, env_kwargs=options, wrappers=wrappers))
+        other = gymnasium_rows(make_vector_env(env_id, 2, env_kwargs=options, wrappers=wrappers))
+        np.testing.assert_equal(one, other)
+
+
+def test_a_vector_of_gymnasium_waits_at_the_end_and_keeps_observations_nested() -> None:
+    nested = make_vector_env("tests/Reuser-v0", 2)
+    assert isinstance(nested, SyncVectorEnv) and nested.metadata["autoreset_mode"] is AutoresetMode.DISABLED
+    assert nested.single_observation_space == Reuser().observation_space
+    program = make_vector_env("rltransformers/CueRecall-v0", 2)
+    assert not isinstance(program, SyncVectorEnv) and program.metadata["autoreset_mode"] is AutoresetMode.DISABLED
+    forms: list[WrapperConfig] = ["FlatDict", {"name": "FlatDict"}]
+    for flat in forms:
+        space = make_vector_env("tests/Reuser-v0", 2, wrappers=[flat]).single_observation_space
+        assert isinstance(space, spaces.Dict) and list(space) == ["deep/t"]
+
+
+def test_a_wrapper_may_be_a_function_and_has_its_place_in_the_order() -> None:
+    def halved(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        return DropIndices(env, [0, 1])
+
+    inner = make_env("CartPole-v1", wrappers=[halved, {"name": "KeepIndices", "indices": [1]}])
+    outer = make_env("CartPole-v1", wrappers=[{"name": "KeepIndices", "indices": [0, 1, 3]}, halved])
+    whole = gymnasium.make("CartPole-v1").reset(seed=0)[0]
+    for env in (inner, outer):
+        np.testing.assert_array_equal(env.reset(seed=0)[0], whole[3:])
+    assert make_vec_env("CartPole-v1", 2, wrappers=[halved]).observation_space.shape == (2,)
 
 
 class RandomModel:
