@@ -13,7 +13,14 @@ from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
 from rltransformers.core.errors import ConfigError, did_you_mean
-from rltransformers.core.spaces import SUPPORTED_LEAVES, check_supported, leaf_values, map_leaves, observation_leaves
+from rltransformers.core.spaces import (
+    SUPPORTED_LEAVES,
+    check_supported,
+    leaf_values,
+    map_leaves,
+    observation_leaves,
+    space_of,
+)
 
 Env = gymnasium.Env[Any, Any]
 Space = gymnasium.Space[Any]
@@ -144,13 +151,13 @@ class DropUnsupported(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstru
     def __init__(self, env: Env) -> None:
         RecordConstructorArgs.__init__(self)
         gymnasium.ObservationWrapper.__init__(self, env)
-        kept = _supported(env.observation_space)
+        kept = _supported(env.observation_space, env.observation_space)
         if kept is None:
             raise ConfigError(f"no field of the observation is supported: {env.observation_space}")
-        self.observation_space = kept
+        self.observation_space = space_of(kept)
 
     def observation(self, observation: Any) -> Any:
-        return _supported_part(self.env.observation_space, observation)
+        return _supported(self.env.observation_space, observation)
 
 
 class GridSymbols(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
@@ -297,29 +304,15 @@ def _copy(leaf: Any) -> Any:
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
-def _supported(space: Space) -> Space | None:
-    """The space without unsupported leaves and the containers they leave empty; None when nothing is left."""
-    if isinstance(space, spaces.Dict):
-        members = {key: kept for key, child in space.spaces.items() if (kept := _supported(child)) is not None}
-        return spaces.Dict(members) if members else None
-    if isinstance(space, spaces.Tuple):
-        parts = [kept for child in space.spaces if (kept := _supported(child)) is not None]
-        return spaces.Tuple(parts) if parts else None
-    return space if isinstance(space, SUPPORTED_LEAVES) else None
+def _supported(space: Space, value: Any) -> Any:
+    """``value`` without what belongs to unsupported leaves and without containers left empty by that; None: nothing.
 
-
-def _supported_part(space: Space, value: Any) -> Any:
-    """``value`` as a member of ``_supported(space)``."""
+    ``value`` is an observation, or the space itself.
+    """
     if isinstance(space, spaces.Dict):
-        return {
-            key: _supported_part(child, value[key])
-            for key, child in space.spaces.items()
-            if _supported(child) is not None
-        }
+        members = {key: _supported(child, value[key]) for key, child in space.spaces.items()}
+        return {key: part for key, part in members.items() if part is not None} or None
     if isinstance(space, spaces.Tuple):
-        return tuple(
-            _supported_part(child, part)
-            for child, part in zip(space.spaces, value, strict=True)
-            if _supported(child) is not None
-        )
-    return value
+        parts = (_supported(child, part) for child, part in zip(space.spaces, value, strict=True))
+        return tuple(part for part in parts if part is not None) or None
+    return value if isinstance(space, SUPPORTED_LEAVES) else None

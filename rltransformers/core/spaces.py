@@ -169,14 +169,16 @@ def stack_members(space: Space, values: Sequence[Any]) -> Any:
 
 def space_from_leaves(leaves: Mapping[str, Space]) -> Space:
     """A space with the given leaves: the bare leaf for the single path "", else nested Dicts (never Tuples)."""
+    return space_of(nest_paths(leaves))
 
-    def build(node: Any) -> Space:
-        if isinstance(node, dict):
-            return spaces.Dict([(name, build(child)) for name, child in node.items()])
-        assert isinstance(node, gym.Space)
-        return node
 
-    return build(nest_paths(leaves))
+def space_of(nested: Any) -> Space:
+    """Nested mappings and tuples of spaces as one space, in their order."""
+    if isinstance(nested, gym.Space):  # first: a Dict is a mapping too
+        return nested
+    if isinstance(nested, Mapping):
+        return spaces.Dict([(str(name), space_of(child)) for name, child in nested.items()])
+    return spaces.Tuple([space_of(child) for child in nested])
 
 
 def _kind(value: Any) -> str:

@@ -1,6 +1,6 @@
 """Spaces guessed from arrays, for formats that do not store them."""
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from rltransformers.core.errors import DataError
 from rltransformers.core.members import check_numeric, numbers
+from rltransformers.core.spaces import map_leaves, space_of
 
 MOST_GUESSED_CLASSES = 65_536  # of one leaf, all its components together
 CHUNK_ROWS = 32_768  # checks, copies and statistics of a large array touch this many rows at a time
@@ -27,10 +28,10 @@ def infer_space(values: Any, role: str, name: str) -> gym.Space[Any]:
         DataError: for values that are no numbers, and where the space must be given: negative integers, and more than
             ``MOST_GUESSED_CLASSES`` classes, for each of which a network would get weights.
     """
-    if isinstance(values, Mapping):
-        return spaces.Dict([(str(key), infer_space(child, role, name)) for key, child in values.items()])
-    if isinstance(values, tuple):
-        return spaces.Tuple([infer_space(child, role, name) for child in values])
+    return space_of(map_leaves(partial(_leaf_space, role, name), values))
+
+
+def _leaf_space(role: str, name: str, values: Any) -> gym.Space[Any]:
     try:
         rows = values if hasattr(values, "shape") and hasattr(values, "dtype") else numbers(values)
         check_numeric(rows.dtype)

@@ -21,6 +21,7 @@ from rltransformers.core.spaces import (
     nested_leaves,
     space_from_json,
     space_from_leaves,
+    space_of,
     space_to_json,
 )
 
@@ -149,6 +150,14 @@ def test_leaves_without_their_space_become_a_dict_of_the_same_paths() -> None:
     leaves = leaf_spaces(NESTED)
     assert leaf_spaces(space_from_leaves(leaves)) == leaves
     assert space_from_leaves({"": spaces.Discrete(2)}) == spaces.Discrete(2)
+
+
+def test_a_space_is_made_around_nested_spaces_in_their_order() -> None:
+    inner = spaces.Dict({"x": spaces.Discrete(4)})
+    made = space_of({"b": (spaces.Discrete(2), inner), "a": spaces.Discrete(3)})
+    assert list(leaf_spaces(made)) == ["b/0", "b/1/x", "a"]
+    assert made == spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Tuple([spaces.Discrete(2), inner])})
+    assert space_of(inner) is inner
 
 
 @pytest.mark.parametrize(

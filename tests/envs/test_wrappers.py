@@ -171,6 +171,16 @@ def test_unsupported_fields_are_dropped_at_any_depth() -> None:
     run(env)
 
 
+def test_containers_that_would_be_empty_are_dropped_with_their_fields() -> None:
+    text = spaces.Text(4)
+    space = spaces.Tuple([text, VECTOR, spaces.Dict({"a": text, "b": spaces.Tuple([text])}), spaces.Discrete(3)])
+    shown = Shown(space)
+    env = DropUnsupported(shown)
+    assert env.observation_space == spaces.Tuple([VECTOR, spaces.Discrete(3)])
+    observation, _ = env.reset()
+    assert observation[0] is shown.shown[1] and observation[1] == shown.shown[3] and len(observation) == 2
+
+
 def test_a_grid_of_symbols_keeps_every_symbol_of_every_cell() -> None:
     env = Shown(spaces.Dict({"image": GRID, "direction": spaces.Discrete(4), "mission": spaces.Text(9)}))
     wrapped = GridSymbols(env)
