@@ -2,7 +2,8 @@
 
 from gymnasium.envs.registration import EnvSpec
 
-from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.errors import DataError
+from rltransformers.core.ranges import Count, check
 
 LONGEST_EPISODE = 200_000
 """Steps, where neither the caller nor the environment's spec says more.
@@ -15,13 +16,12 @@ def longest_allowed(longest_episode: int | None, spec: EnvSpec | None) -> int:
     """The number given; without one ``LONGEST_EPISODE``, or the step limit in the spec where that is larger.
 
     Raises:
-        ConfigError: for a number below 1.
+        ConfigError: for what is no whole number of at least 1.
     """
+    check(longest_episode, Count | None, "longest_episode")
     if longest_episode is None:
         limit = None if spec is None else spec.max_episode_steps
         return max(LONGEST_EPISODE, limit or 0)
-    if longest_episode < 1:
-        raise ConfigError(f"longest_episode must be at least 1, got {longest_episode}")
     return longest_episode
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
 from rltransformers.core.files import replacing_folder
 from rltransformers.core.members import numbers
+from rltransformers.core.ranges import Count, check
 from rltransformers.core.spaces import (
     leaf_spaces,
     leaf_values,
@@ -87,8 +88,7 @@ def load_trajectories(
     """
     if isinstance(dataset, os.PathLike):
         dataset = os.fspath(dataset)
-    if time_limit is not None and time_limit < 1:
-        raise ConfigError(f"time_limit must be at least 1, got {time_limit}")
+    check(time_limit, Count | None, "time_limit")
     options: dict[str, Any] = {"time_limit": time_limit, "split_on_discontinuity": split_on_discontinuity}
     options |= {"observation_space": observation_space, "action_space": action_space}
 

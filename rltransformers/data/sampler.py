@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.ranges import Count, check
 from rltransformers.data.trajectories import Trajectories
 
 
@@ -71,8 +72,7 @@ class ContextSampler:
         device: torch.device | str = "cpu",
     ) -> None:
         longest = int(trajectories.lengths.max())
-        if context_length < 1:
-            raise ConfigError(f"context_length must be at least 1, got {context_length}")
+        check(context_length, Count, "context_length")
         if whole_episodes and context_length < longest:
             raise ConfigError(
                 f"whole_episodes needs context_length >= {longest}, the longest episode, got {context_length}; "

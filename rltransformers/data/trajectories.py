@@ -19,9 +19,10 @@ import numpy.typing as npt
 from gymnasium import spaces
 from scipy.signal import lfilter
 
-from rltransformers.core.errors import ConfigError, DataError, did_you_mean
+from rltransformers.core.errors import DataError, did_you_mean
 from rltransformers.core.files import replacing_folder
 from rltransformers.core.members import action_bounds, check_numeric, flags, members, numbers
+from rltransformers.core.ranges import Fraction, UnitInterval, check
 from rltransformers.core.spaces import (
     check_supported,
     leaf_spaces,
@@ -176,8 +177,7 @@ class Trajectories:
         Raises:
             ConfigError: for a fraction outside (0, 1].
         """
-        if not 0.0 < fraction <= 1.0:
-            raise ConfigError(f"the fraction of the steps to keep must lie in (0, 1], got {fraction}")
+        check(fraction, Fraction, "top_fraction")
         best_first = np.argsort(-self.returns, kind="stable")
         steps = np.cumsum(self.lengths[best_first])
         count = max(1, int(np.searchsorted(steps, fraction * self.steps * (1 + 1e-12), side="right")))
@@ -571,8 +571,7 @@ def _ranges(starts: Array, lengths: Array) -> npt.NDArray[np.int64]:
 
 
 def _return_to_go(rewards: Array, offsets: Array, discount: float) -> Array:
-    if not 0.0 <= discount <= 1.0:
-        raise ConfigError(f"the discount must lie in [0, 1], got {discount}")
+    check(discount, UnitInterval, "discount")
     lengths = np.diff(offsets)
     result = np.empty(len(rewards), np.float64)
     if len(lengths) <= lengths.max():  # few long episodes: one filter each

@@ -6,7 +6,7 @@ action. B batch or environments, K steps of context, G tokens per step, W model 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.backbone.tables import Tables
-from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.functional.modules import linear
 from rltransformers.functional.windows import oldest_first, padded_behind
@@ -29,7 +29,6 @@ MachineDecision = Callable[..., tuple[dict[str, Tensor], "ActingState"] | None]
 
 ActingMode = Literal["refresh", "banded", "recompute"]
 NEWEST = slice(-1, None)
-ACTING_MODES: tuple[str, ...] = get_args(ActingMode)
 
 
 def normalised_leaves(space: gym.Space[Any]) -> list[str]:
@@ -205,8 +204,7 @@ class Actor:
     delayed_reward: bool = False
 
     def __post_init__(self) -> None:
-        if self.mode not in ACTING_MODES:
-            raise ConfigError(f"acting mode {self.mode!r} is unknown; {did_you_mean(self.mode, ACTING_MODES)}")
+        check(self.mode, ActingMode, "acting_mode")
 
     @property
     def period(self) -> int:

@@ -23,6 +23,7 @@ from rltransformers.core.episodes import endless_episode, longest_allowed
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import replacing
 from rltransformers.core.guard import FiniteVecEnv, checked_copies
+from rltransformers.core.ranges import Episodes, check
 from rltransformers.data.d4rl import normalized_score
 from rltransformers.functional.statistics import iqm, stratified_bootstrap
 
@@ -168,8 +169,7 @@ def evaluate_online(
         ConfigError: for less than one episode, or an environment whose statistics still move or whose returns would be
             normalised.
     """
-    if episodes < 1:
-        raise ConfigError(f"episodes must be at least 1, got {episodes}")
+    check(episodes, Episodes, "episodes")
     longest = longest_allowed(longest_episode, gymnasium.registry.get(env_id))
     monitored = is_vecenv_wrapped(env, VecMonitor) or env.env_is_wrapped(Monitor)[0]
     normalize = unwrap_vec_normalize(env)

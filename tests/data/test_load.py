@@ -395,6 +395,12 @@ def test_arrays_of_another_length_are_named(kind: str, rows: int) -> None:
         load_trajectories(arrays)
 
 
+@pytest.mark.parametrize("limit", [0, -3, 4.5, True])
+def test_a_time_limit_is_a_whole_number_of_steps(limit: Any) -> None:
+    with pytest.raises(ConfigError, match="time_limit must be a whole number of at least 1 or None"):
+        load_trajectories(coded_episodes(), time_limit=limit)
+
+
 def test_an_end_inside_an_episode_is_named() -> None:
     episodes = coded_episodes()
     episodes[2]["terminations"][3] = True

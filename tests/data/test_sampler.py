@@ -125,5 +125,5 @@ def test_leaves_keep_their_types_and_shapes() -> None:
 
 
 def test_a_context_without_steps_is_refused(data: Trajectories) -> None:
-    with pytest.raises(ConfigError, match="at least 1"):
+    with pytest.raises(ConfigError, match="context_length must be a whole number of at least 1, got 0"):
         ContextSampler(data, 0)

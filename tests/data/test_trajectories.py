@@ -79,7 +79,7 @@ def test_the_top_fraction_holds_the_best_episodes_up_to_that_share_of_the_steps(
         assert list(data.top_fraction(fraction).returns) == returns, fraction
     assert wrong_pairs(data.top_fraction(1.0)) == 0
     for fraction in (0.0, 1.1):
-        with pytest.raises(ConfigError, match=r"\(0, 1\]"):
+        with pytest.raises(ConfigError, match=r"top_fraction must be a finite number in \(0, 1\], got"):
             data.top_fraction(fraction)
 
 

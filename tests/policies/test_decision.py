@@ -340,5 +340,5 @@ def test_an_episode_longer_than_the_timestep_table_is_refused() -> None:
 
 
 def test_an_unknown_acting_mode_is_refused() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'refresh'"):
+    with pytest.raises(ConfigError, match=r"acting_mode must be one of 'refresh', .* did you mean 'refresh'"):
         Actor(build(), 6, "refrsh")  # type: ignore[arg-type]

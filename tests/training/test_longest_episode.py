@@ -131,7 +131,7 @@ def test_the_bound_is_the_one_given_or_the_larger_of_the_default_and_the_registe
     assert longest_allowed(None, None) == longest_allowed(None, registered(500)) == LONGEST_EPISODE
     assert longest_allowed(None, registered(10**7)) == 10**7
     assert longest_allowed(3, registered(10**7)) == 3
-    with pytest.raises(ConfigError, match="longest_episode must be at least 1"):
+    with pytest.raises(ConfigError, match="longest_episode must be a whole number of at least 1 or None"):
         longest_allowed(0, None)
 
 
