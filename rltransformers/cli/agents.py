@@ -32,7 +32,7 @@ from rltransformers.policies.actor_critic import check_policy_settings
 from rltransformers.training.checkpoint import load_checkpoint
 from rltransformers.training.decision_settings import PolicySettings
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
-from rltransformers.training.experiment import EvaluationConfig, ExperimentConfig
+from rltransformers.training.experiment import AgentName, EvaluationConfig, ExperimentConfig
 from rltransformers.training.normalization import load_normalization, save_normalization
 from rltransformers.training.schedules import Line, as_schedule
 
@@ -110,7 +110,7 @@ class OnlineAgent(Agent):
         seed = config.seed if training else config.evaluation.seed
         self._environments = [make_environment(config.environment, seed)]
         env = self._environments[0]
-        if config.agent == "gtrxl_ppo":
+        if config.agent is AgentName.GTRXL_PPO:
             self.model = self._gtrxl(env, checkpoint)
         else:
             self.model = self._lstm(env, checkpoint)
@@ -337,10 +337,10 @@ class OfflineAgent(Agent):
         return self.model.policy.backbone
 
 
-AGENT_CLASSES: Mapping[str, type[Any]] = {
-    "gtrxl_ppo": GTrXLPPO,
-    "decision_transformer": DecisionTransformer,
-    "recurrent_ppo": RecurrentPPO,
+AGENT_CLASSES: Mapping[AgentName, type[Any]] = {
+    AgentName.GTRXL_PPO: GTrXLPPO,
+    AgentName.DECISION_TRANSFORMER: DecisionTransformer,
+    AgentName.RECURRENT_PPO: RecurrentPPO,
 }
 _SET_ELSEWHERE = {
     "self": "",
@@ -361,13 +361,13 @@ def build_agent(config: ExperimentConfig, checkpoint: Path | None = None, traini
     Raises:
         ConfigError, DataError, CheckpointError, MissingExtraError: when any part of it cannot work.
     """
-    kind = OfflineAgent if config.agent == "decision_transformer" else OnlineAgent
+    kind = OfflineAgent if config.agent is AgentName.DECISION_TRANSFORMER else OnlineAgent
     return kind(config, checkpoint, training)
 
 
-def require_exportable(agent: str) -> None:
+def require_exportable(agent: AgentName) -> None:
     """Raise ConfigError for an agent whose policy has no file form."""
-    if agent == "recurrent_ppo":
+    if agent is AgentName.RECURRENT_PPO:
         raise ConfigError(
             "recurrent_ppo has a policy of sb3-contrib, which has no file form; gtrxl_ppo and decision_transformer can"
             " be exported"
@@ -406,7 +406,7 @@ def checkpoint_step(path: Path) -> int:
         raise CheckpointError(f"checkpoint {path} is corrupt or of no agent ({error})") from error
 
 
-def check_keywords(agent: str, algorithm: Mapping[str, Any], policy: Mapping[str, Any] | None = None) -> None:
+def check_keywords(agent: AgentName, algorithm: Mapping[str, Any], policy: Mapping[str, Any] | None = None) -> None:
     """Raise unless ``algorithm`` and ``policy`` hold keywords of the agent, each of its type and in its range.
 
     A keyword of RecurrentPPO that GTrXLPPO has too has the same range there.
@@ -418,16 +418,16 @@ def check_keywords(agent: str, algorithm: Mapping[str, Any], policy: Mapping[str
     for key in algorithm:
         if _SET_ELSEWHERE.get(key):
             raise ConfigError(f"algorithm.{key} is set elsewhere in a config: {_SET_ELSEWHERE[key]}")
-    hints = annotations(AGENT_CLASSES[agent].__init__)
-    if agent == "recurrent_ppo":
+    hints, recurrent = annotations(AGENT_CLASSES[agent].__init__), agent is AgentName.RECURRENT_PPO
+    if recurrent:
         hints = {name: annotations(GTrXLPPO.__init__).get(name, hint) for name, hint in hints.items()}
     check_settings({name: hint for name, hint in hints.items() if name not in _SET_ELSEWHERE}, algorithm, "algorithm.")
-    if agent == "recurrent_ppo" and algorithm.get("batch_size") == 1 and algorithm.get("normalize_advantage", True):
+    if recurrent and algorithm.get("batch_size") == 1 and algorithm.get("normalize_advantage", True):
         raise ConfigError("algorithm.batch_size is 1, but one advantage has no deviation to be normalised by; raise it")
     find_device(algorithm.get("device", "auto"), "algorithm.device")
-    if agent == "gtrxl_ppo":
+    if agent is AgentName.GTRXL_PPO:
         check_policy_settings(policy or {}, "policy.")
-    elif agent == "decision_transformer":
+    elif agent is AgentName.DECISION_TRANSFORMER:
         check(policy or {}, PolicySettings, "policy")
     else:
         without = ("observation_space", "action_space", "lr_schedule", "use_sde")

@@ -451,7 +451,7 @@ def list_contents() -> dict[str, Any]:
     """Everything ``rltransformers list`` knows, as JSON values."""
     from rltransformers.backbone import PRESETS, catalogue
     from rltransformers.cli.runs import packaged_configs
-    from rltransformers.training.experiment import AGENTS
+    from rltransformers.training.experiment import AgentName
 
     axes = {
         axis: [
@@ -467,7 +467,8 @@ def list_contents() -> dict[str, Any]:
         ]
         for axis, entries in catalogue().items()
     }
-    return {"axes": axes, "presets": sorted(PRESETS), "agents": list(AGENTS), "configs": packaged_configs()}
+    agents = [agent.value for agent in AgentName]
+    return {"axes": axes, "presets": sorted(PRESETS), "agents": agents, "configs": packaged_configs()}
 
 
 # Inspect ----------------------------------------------------------------------------------------------------

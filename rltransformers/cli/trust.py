@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.training.experiment import ExperimentConfig
+from rltransformers.training.experiment import AgentName, ExperimentConfig
 
 _DATA_BEHAVIOURS = ("random", "checkpoint")
 
@@ -40,7 +40,7 @@ def programs(config: ExperimentConfig, checkpoint: Path | None = None, training:
     collect = config.dataset.collect if config.dataset is not None else None
     if training and collect is not None:
         found += behaviour_programs(collect.behaviours, "dataset.collect.behaviours")
-    if checkpoint is not None and config.agent == "recurrent_ppo":
+    if checkpoint is not None and config.agent is AgentName.RECURRENT_PPO:
         found.append(Program("", f"{checkpoint} is a pickle of Stable-Baselines3 that runs code when it is loaded"))
     return found
 

@@ -11,6 +11,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import StrEnum
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import numpy as np
@@ -44,12 +45,12 @@ Result = TypeVar("Result")
 def check(value: Any, annotation: Any, name: str) -> Any:
     """``value`` if it has the type and lies in the range that ``annotation`` says.
 
-    Numpy numbers become Python's, and whole numbers that stand for fractions become floats, also inside lists and
-    mappings: a setting given as 1 and as 1.0 is the same one.
+    Numpy numbers become Python's, whole numbers that stand for fractions become floats, and texts that name a member of
+    an enumeration become it, also inside lists and mappings: a setting given as 1 and as 1.0 is the same one.
 
     Args:
-        annotation: int, float, bool, str, None, a Literal, a class, type[...], Callable, Any; unions, Mapping,
-            Sequence, list, tuple and dict of them; a TypedDict, whose members are checked by their own names
+        annotation: int, float, bool, str, None, a Literal, a StrEnum, a class, type[...], Callable, Any; unions,
+            Mapping, Sequence, list, tuple and dict of them; a TypedDict, whose members are checked by their own names
             ("learning_rate.start"); ``Annotated`` with bounds of the package annotated_types.
         name: how the message calls the value, e.g. "algorithm.gamma".
 
@@ -63,7 +64,7 @@ def check(value: Any, annotation: Any, name: str) -> Any:
         return _check_members(value, record, name)
     if not fits(value, annotation):
         raise ConfigError(f"{name} must be {describe(annotation)}, got {shown(value)}{_suggestion(value, annotation)}")
-    return _with_fractions(value, annotation)
+    return _converted(value, annotation)
 
 
 def check_arguments(
@@ -156,6 +157,8 @@ def fits(value: Any, annotation: Any) -> bool:
         return any(fits(value, part) for part in parts)
     if origin is Literal:
         return any(type(value) is type(part) and value == part for part in parts)
+    if _is_enumeration(annotation):
+        return isinstance(value, str) and value in list(annotation)
     if annotation is None or annotation is type(None):
         return value is None
     if annotation is bool:
@@ -195,6 +198,8 @@ def describe(annotation: Any) -> str:
         return f"{', '.join(others)} or {last}"
     if origin is Literal:
         return f"one of {', '.join(map(repr, parts))}" if len(parts) > 1 else repr(parts[0])
+    if _is_enumeration(annotation):
+        return f"one of {', '.join(repr(each.value) for each in annotation)}"
     if annotation is None or annotation is type(None):
         return "None (null)"
     names = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a text", Any: "anything"}
@@ -218,27 +223,27 @@ def describe(annotation: Any) -> str:
     return f"a {kind.__name__}"
 
 
-def _with_fractions(value: Any, annotation: Any) -> Any:
-    """``value``, which fits ``annotation``, with floats where the annotation says float."""
+def _converted(value: Any, annotation: Any) -> Any:
+    """``value``, which fits ``annotation``, with floats and members of enumerations where the annotation says so."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if _is_union(annotation):
         fitting = [part for part in parts if fits(value, part)]
         whole = type(value) is int and any(_is_whole(part) for part in fitting)
-        return value if whole else _with_fractions(value, fitting[0])
+        return value if whole else _converted(value, fitting[0])
     if origin is Annotated:
-        return _with_fractions(value, parts[0])
-    if annotation is float:
-        return float(value)
+        return _converted(value, parts[0])
+    if annotation is float or _is_enumeration(annotation):
+        return annotation(value)
     if typing.is_typeddict(annotation):
         hints = typing.get_type_hints(annotation, include_extras=True)
-        return {key: _with_fractions(item, _without_marks(hints[key])) for key, item in value.items()}
+        return {key: _converted(item, _without_marks(hints[key])) for key, item in value.items()}
     # Of other containers, such as Iterable, ``fits`` has not seen the members.
     if type(value) is dict and len(parts) == 2:
-        return {key: _with_fractions(item, parts[1]) for key, item in value.items()}
+        return {key: _converted(item, parts[1]) for key, item in value.items()}
     if type(value) in (list, tuple) and parts and issubclass(origin or object, Sequence):
         one_by_one = origin is tuple and parts[-1] is not Ellipsis
         each = parts if one_by_one else [parts[0]] * len(value)
-        return type(value)(_with_fractions(item, part) for item, part in zip(value, each, strict=True))
+        return type(value)(_converted(item, part) for item, part in zip(value, each, strict=True))
     return value
 
 
@@ -271,6 +276,10 @@ def _without_marks(annotation: Any) -> Any:
     """What stands inside NotRequired or Required."""
     marked = get_origin(annotation) in (typing.NotRequired, typing.Required)
     return get_args(annotation)[0] if marked else annotation
+
+
+def _is_enumeration(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, StrEnum)
 
 
 def _is_union(annotation: Any) -> bool:
@@ -325,6 +334,7 @@ def _suggestion(value: Any, annotation: Any) -> str:
     """The closest name where a text is one of several names, mistyped."""
     parts = get_args(annotation) if _is_union(annotation) else (annotation,)
     names = [name for part in parts if get_origin(part) is Literal for name in get_args(part)]
+    names += [each.value for part in parts if _is_enumeration(part) for each in part]
     if not isinstance(value, str) or not names:
         return ""
     sentence = did_you_mean(value, names)

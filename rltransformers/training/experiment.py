@@ -4,8 +4,9 @@ import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import yaml
 
@@ -22,10 +23,16 @@ from rltransformers.core.ranges import (
     shown,
 )
 
-AgentName = Literal["gtrxl_ppo", "decision_transformer", "recurrent_ppo"]
-AGENTS: tuple[str, ...] = get_args(AgentName)
 MOST_VALUES = 100_000
 """Values in a config with its aliases written out; nine short lines of aliases can stand for thousands of millions."""
+
+
+class AgentName(StrEnum):
+    """What learns in a run; a config writes the value."""
+
+    GTRXL_PPO = "gtrxl_ppo"
+    DECISION_TRANSFORMER = "decision_transformer"
+    RECURRENT_PPO = "recurrent_ppo"
 
 
 @dataclass(frozen=True)
@@ -153,7 +160,7 @@ class ExperimentConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         self._check_length()
-        offline = self.agent == "decision_transformer"
+        offline = self.agent is AgentName.DECISION_TRANSFORMER
         if offline and self.dataset is None:
             raise ConfigError("agent decision_transformer learns from data: set dataset.id or dataset.collect")
         if self.dataset is not None and (self.dataset.id is None) == (self.dataset.collect is None):
@@ -168,23 +175,24 @@ class ExperimentConfig:
             )
         if not offline and self.evaluation.target_returns:
             raise ConfigError("evaluation.target_returns are for agent decision_transformer")
-        if self.agent == "recurrent_ppo" and self.backbone:
+        if self.agent is AgentName.RECURRENT_PPO and self.backbone:
             raise ConfigError(
                 "agent recurrent_ppo has an LSTM instead of a backbone: leave backbone out (--backbone null)"
             )
 
     def _check_length(self) -> None:
-        if self.train.restart_every is not None and self.agent != "gtrxl_ppo":
+        offline = self.agent is AgentName.DECISION_TRANSFORMER
+        if self.train.restart_every is not None and self.agent is not AgentName.GTRXL_PPO:
             raise ConfigError(
                 f"train.restart_every is for agent gtrxl_ppo: leave it out; agent {self.agent} "
-                + ("resumes exactly without it" if self.agent == "decision_transformer" else "cannot resume exactly")
+                + ("resumes exactly without it" if offline else "cannot resume exactly")
             )
         lengths = {
             name: steps
             for name in ("total_timesteps", "gradient_steps")
             if (steps := getattr(self.train, name)) is not None
         }
-        needed = "gradient_steps" if self.agent == "decision_transformer" else "total_timesteps"
+        needed = "gradient_steps" if offline else "total_timesteps"
         if list(lengths) != [needed]:
             raise ConfigError(f"agent {self.agent} takes train.{needed}, got {', '.join(lengths) or 'nothing'}")
 
@@ -200,7 +208,7 @@ class ExperimentConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """What a YAML file of this config holds."""
-        return asdict(self)
+        return asdict(self) | {"agent": self.agent.value}  # YAML writes no members of enumerations
 
 
 def read_experiment(source: Path | str, overrides: Sequence[tuple[str, str]] = ()) -> ExperimentConfig:

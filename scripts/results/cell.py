@@ -32,7 +32,7 @@ from rltransformers.core.files import replacing
 from rltransformers.data import load_trajectories
 from rltransformers.data.trajectories import Trajectories
 from rltransformers.training.evaluation import EvaluationResult
-from rltransformers.training.experiment import ExperimentConfig, build_experiment, read_experiment
+from rltransformers.training.experiment import AgentName, ExperimentConfig, build_experiment, read_experiment
 from rltransformers.training.run_folder import RunFolder
 from scripts.benchmarks import harness
 from scripts.results.suites import ROOT, Cell, config_hash
@@ -159,7 +159,7 @@ def resumable(path: Path, config: ExperimentConfig) -> bool:
         return False
     environment = config.environment
     normalized = environment.normalize_observation or environment.normalize_reward
-    if config.agent == "recurrent_ppo" and normalized and not (path / "last.normalization.zip").is_file():
+    if config.agent is AgentName.RECURRENT_PPO and normalized and not (path / "last.normalization.zip").is_file():
         return False  # killed between the two files of its first checkpoint
     try:
         return config_hash(read_experiment(folder.config)) == config_hash(config)

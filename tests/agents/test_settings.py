@@ -22,6 +22,7 @@ from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import annotations, check, fits
 from rltransformers.policies.actor_critic import GTrXLPolicy, check_policy_settings
 from rltransformers.training.experiment import (
+    AgentName,
     CollectConfig,
     DatasetConfig,
     EnvironmentConfig,
@@ -139,13 +140,13 @@ def test_a_keyword_that_an_environment_does_not_take_is_looked_for_where_it_was_
 
 
 @pytest.mark.parametrize("agent", AGENT_CLASSES)
-def test_in_a_config_every_keyword_is_refused_with_its_full_name(agent: str) -> None:
+def test_in_a_config_every_keyword_is_refused_with_its_full_name(agent: AgentName) -> None:
     ours = annotations(GTrXLPPO.__init__)
     hints = annotations(AGENT_CLASSES[agent].__init__)
     elsewhere = {"seed", "verbose", "tensorboard_log", "policy_kwargs", "_init_setup_model", *LOOSE}
     tried = 0
     for name in hints.keys() - elsewhere:
-        annotation = ours.get(name, hints[name]) if agent == "recurrent_ppo" else hints[name]
+        annotation = ours.get(name, hints[name]) if agent is AgentName.RECURRENT_PPO else hints[name]
         for value in bad_values(annotation):
             with pytest.raises(ConfigError, match=rf"algorithm\.{name}"):
                 check_keywords(agent, {name: value})
@@ -158,13 +159,13 @@ def test_in_a_config_policy_keywords_are_refused_with_their_full_name() -> None:
     for name in hints.keys() - LOOSE:
         for value in bad_values(hints[name]):
             with pytest.raises(ConfigError, match=rf"policy\.{name}"):
-                check_keywords("gtrxl_ppo", {}, {name: value})
+                check_keywords(AgentName.GTRXL_PPO, {}, {name: value})
     with pytest.raises(ConfigError, match=r"unknown setting policy\.lr_schedule"):
         check_policy_settings({"lr_schedule": 1}, "policy.")
     with pytest.raises(ConfigError, match=r"policy\.lstm_hidden_size must be a whole number, got 1.5"):
-        check_keywords("recurrent_ppo", {}, {"lstm_hidden_size": 1.5})
+        check_keywords(AgentName.RECURRENT_PPO, {}, {"lstm_hidden_size": 1.5})
     with pytest.raises(ConfigError, match=r"unknown setting policy\.lstm_hiden_size"):
-        check_keywords("recurrent_ppo", {}, {"lstm_hiden_size": 4})
+        check_keywords(AgentName.RECURRENT_PPO, {}, {"lstm_hiden_size": 4})
 
 
 PARTS: dict[type, tuple[str, Mapping[str, Any]]] = {

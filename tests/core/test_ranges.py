@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -87,6 +88,13 @@ def test_fields_of_records_become_fractions_too() -> None:
     assert repr(Settings(1, 1, [1])) == repr(Settings(1.0, 1, [1.0]))
 
 
+class Colour(StrEnum):
+    """Two texts."""
+
+    RED = "red"
+    BLUE = "blue"
+
+
 CASES: list[tuple[Any, list[Any], list[Any], str]] = [
     (int, [0, -3, 2**70], [1.0, True, "1", None, NAN], "a whole number"),
     (float, [0, 1.5, -2], [NAN, INF, -INF, True, "1.5", None, 1j], "a finite number"),
@@ -105,6 +113,7 @@ CASES: list[tuple[Any, list[Any], list[Any], str]] = [
     (Annotated[float, Lt(0)], [-1], [0], "a finite number below 0"),
     (Count | None, [1, None], [0, "null"], "a whole number of at least 1 or None (null)"),
     (Literal["a", "b"], ["a"], ["c", None, 1], "one of 'a', 'b'"),
+    (Colour, ["red", Colour.BLUE], ["green", None, 1], "one of 'red', 'blue'"),
     (Literal[1], [1], [True, 1.0], "1"),  # True == 1 and 1.0 == 1, yet neither was meant
     (Sequence[Count], [[], [1], (2, 3)], ["12", [0], 1, {1: 1}], "a list of whole numbers of at least 1"),
     (list[Any], [[], [None]], [(), "x"], "a list"),
@@ -136,6 +145,14 @@ def test_numpy_numbers_become_those_of_python() -> None:
         check(np.float32(np.nan), float, "x")
     with pytest.raises(ConfigError):
         check(np.True_, int, "x")
+
+
+def test_a_text_becomes_the_member_of_an_enumeration_that_it_names() -> None:
+    assert check("red", Colour, "x") is Colour.RED and check(Colour.BLUE, Colour, "x") is Colour.BLUE
+    assert check("blue", Literal["auto"] | Colour, "x") is Colour.BLUE
+    assert check({"a": ["red"]}, Mapping[str, list[Colour]], "x")["a"][0] is Colour.RED
+    with pytest.raises(ConfigError, match="x must be one of 'red', 'blue', got 'blu'; did you mean 'blue'"):
+        check("blu", Colour, "x")
 
 
 def test_a_mistyped_name_gets_the_closest_one() -> None:

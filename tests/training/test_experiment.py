@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.training.experiment import CollectConfig, build_experiment, read_experiment
+from rltransformers.training.experiment import AgentName, CollectConfig, build_experiment, read_experiment
 
 ONLINE = """
 agent: gtrxl_ppo
@@ -47,6 +47,7 @@ def test_values_arrive_with_their_types_and_defaults(online: Path, offline: Path
     config = read_experiment(offline)
     assert config.evaluation.target_returns == [1.0, 2.5]
     assert config.dataset is not None and config.dataset.collect == CollectConfig(episodes=4)
+    assert config.agent is AgentName.DECISION_TRANSFORMER and type(config.to_dict()["agent"]) is str
 
 
 def test_overrides_reach_every_depth_and_leave_their_neighbours(online: Path) -> None:
