@@ -33,9 +33,9 @@ def checkout(commit: str) -> Iterator[Path]:
 class Worker:
     """A process that takes steps with the code in a folder."""
 
-    def __init__(self, folder: Path, acting: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, program: Path = Path(__file__)) -> None:
         environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(Path(__file__)), acting]
+        command = [sys.executable, str(program), *arguments]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, cwd=folder, env=environment, stdin=pipe, stdout=pipe, text=True)
         self.read()
@@ -48,12 +48,16 @@ class Worker:
             raise RuntimeError("the worker ended; its error stands above")
         return line
 
-    def seconds(self) -> float:
-        """Of one step, the mean over twenty."""
+    def ask(self) -> str:
+        """What the worker answers to the next line."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
-        return float(self.read())
+        return self.read()
+
+    def seconds(self) -> float:
+        """Of one step, the mean over twenty."""
+        return float(self.ask())
 
     def close(self) -> None:
         """End the process."""
