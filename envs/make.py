@@ -11,13 +11,13 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecMonitor
 
 from rltransformers.core.errors import ConfigError, MissingExtraError, did_you_mean, one_line, require
 from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv
 from rltransformers.core.ranges import Environments, check
 from rltransformers.core.spaces import check_supported, is_nested
-from rltransformers.envs.vector import GymnasiumVecEnv
+from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv
 from rltransformers.envs.wrappers import WRAPPERS, CopyObservation, FlatDict, check_observation_space
 
 Env = gymnasium.Env[Any, Any]
@@ -70,7 +70,7 @@ def make_vec_env(
     elif _is_program(spec, wrappers):
         venv = GymnasiumVecEnv(_make_program(spec, num_envs, {"autoreset_mode": "SameStep"} | options))
     else:
-        venv = DummyVecEnv(_copies(spec, num_envs, options, wrappers))
+        venv = SerialVecEnv(_copies(spec, num_envs, options, wrappers))
     if seed is not None:
         venv.seed(seed)
     venv = FiniteVecEnv(venv)

@@ -96,8 +96,9 @@ class CueRecall:
 
     def observe(self, state: State) -> Array:
         observation = np.zeros((len(state["t"]), self.cues + 1), np.float32)
-        first = np.flatnonzero(state["t"] == 0)
-        observation[first, state["cue"][first]] = 1.0
+        first = state["t"] == 0
+        if np.count_nonzero(first):
+            observation[first, state["cue"][first]] = 1.0
         observation[:, -1] = state["t"] == state["due"]
         return observation
 

@@ -103,22 +103,23 @@ class MemoryTaskVector(VectorEnv[Array, Array, Array]):
         return self.rules.observe(self._state), {}
 
     def step(self, actions: Array) -> tuple[Array, Array, Array, Array, dict[str, Any]]:
-        if self.autoreset_mode is AutoresetMode.DISABLED and self._ended.any():
+        if self.autoreset_mode is AutoresetMode.DISABLED and np.count_nonzero(self._ended):
             raise ResetNeeded(f"copies {np.flatnonzero(self._ended).tolist()} ended; reset them with a reset_mask")
         actions = np.asarray(actions)
         if actions.shape != (self.num_envs,):
             raise InvalidAction(f"actions must have shape ({self.num_envs},), got {actions.shape}")
         restarted = self._ended
         self._state, reward, terminated, success = _step(self.rules, self.single_action_space, self._state, actions)
-        if restarted.any():  # only NEXT_STEP comes here with ended copies: their action is ignored
+        if np.count_nonzero(restarted):  # only NEXT_STEP comes here with ended copies: their action is ignored
             self._restart(restarted)
             reward, terminated = np.where(restarted, 0.0, reward), terminated & ~restarted
         truncated = np.zeros(self.num_envs, bool)
         infos: dict[str, Any] = {}
-        if terminated.any():
+        some_ended = np.count_nonzero(terminated) > 0
+        if some_ended:
             infos = {"is_success": success & terminated, "_is_success": terminated.copy()}
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            if terminated.any():
+            if some_ended:
                 infos = self._final(terminated, infos)
                 self._restart(terminated)
         else:
@@ -210,7 +211,7 @@ def _autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
 def _step(rules: Rules, action_space: Any, state: State | None, actions: Array) -> Outcome:
     if state is None:
         raise ResetNeeded("call reset before the first step")
-    if not ((actions >= 0) & (actions < action_space.n)).all():
+    if np.count_nonzero((actions >= 0) & (actions < action_space.n)) < actions.size:
         raise InvalidAction(f"actions must lie in 0..{action_space.n - 1}, got {actions.tolist()}")
     return rules.step(state, actions)
 

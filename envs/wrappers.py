@@ -203,7 +203,7 @@ class CopyObservation(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstru
         gymnasium.ObservationWrapper.__init__(self, env)
 
     def observation(self, observation: Any) -> Any:
-        return map_leaves(_copy, observation)
+        return observation.copy() if type(observation) is np.ndarray else map_leaves(_copy, observation)
 
 
 class FlatDict(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):

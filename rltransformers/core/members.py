@@ -125,8 +125,8 @@ def action_bounds(space: spaces.Box) -> tuple[Array, Array]:
 def all_finite(rows: Array) -> bool:
     """Whether all entries are finite numbers in float32."""
     if rows.dtype.itemsize > 4:
-        return not rows.size or bool(np.abs(rows).max() <= LARGEST_FLOAT) or bool(finite(rows).all())
-    return bool(np.isfinite(rows).all())
+        return np.count_nonzero(np.abs(rows) <= LARGEST_FLOAT) == rows.size or bool(finite(rows).all())
+    return np.count_nonzero(np.isfinite(rows)) == rows.size
 
 
 def finite(rows: Array) -> Bools:

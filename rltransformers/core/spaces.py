@@ -135,6 +135,8 @@ def map_leaves(function: Callable[..., Any], value: Any, *others: Any) -> Any:
 
 def nested_leaves(value: Any, path: str = "") -> dict[str, Any]:
     """The leaves of nested mappings and tuples by path, whatever space they came from."""
+    if isinstance(value, np.ndarray):
+        return {path: value}
     if isinstance(value, Mapping):
         members = [(str(key), part) for key, part in value.items()]
     elif isinstance(value, tuple):

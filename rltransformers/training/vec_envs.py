@@ -7,14 +7,14 @@ from gymnasium.vector import VectorEnv
 from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor
+from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import check_copies
 from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import check_supported, is_nested
 from rltransformers.envs.make import find_spec
-from rltransformers.envs.vector import GymnasiumVecEnv
+from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv
 from rltransformers.envs.wrappers import FlatDict
 from rltransformers.policies.actor_critic import check_action_space
 from rltransformers.policies.observations import tree_space
@@ -51,7 +51,7 @@ def as_vec_env(env: Any, monitor: bool = True) -> VecEnv:
         if monitor and not is_wrapped(env, Monitor):
             env = Monitor(env)
         single = env
-        env = DummyVecEnv([lambda: single])
+        env = SerialVecEnv([lambda: single])
     check_supported(tree_space(env.observation_space), "observation")
     check_action_space(env.action_space)
     check_copies(env)

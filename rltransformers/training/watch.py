@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from rltransformers.core.guard import check_observations, check_outcome, guarded
+from rltransformers.core.guard import check_observations, check_outcome, guarded, surely_good
 from rltransformers.core.spaces import nested_leaves
 
 Place = Callable[[int], str]
@@ -64,7 +64,8 @@ class Watch:
             for index in np.flatnonzero(dones).tolist()
             if "terminal_observation" in infos[index]
         }
-        for index, one in last.items() if not self._idle else ():  # one by one: another shape does not stack
+        seen = self._idle or surely_good(self._leaves, list(last.values()))
+        for index, one in last.items() if not seen else ():
             alone = {path: [leaf] for path, leaf in one.items()}
             check_observations(self._leaves, alone, "terminal observation", {0: place(index)}.__getitem__)
         cut = [index for index in last if infos[index].get("TimeLimit.truncated", False)]

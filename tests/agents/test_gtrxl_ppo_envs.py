@@ -323,6 +323,18 @@ def test_a_number_that_is_not_finite_names_environment_and_step(reward: bool, no
         agent(env).learn(100)
 
 
+def poisoned_end(at: int | None) -> gym.Env[Any, Any]:
+    return gym.wrappers.TimeLimit(Poisoned(at), 6)
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_a_last_observation_that_is_not_finite_names_environment_and_step(normalised: bool) -> None:
+    env: VecEnv = DummyVecEnv([partial(poisoned_end, at) for at in (None, 6, None)])
+    env = VecNormalize(env) if normalised else env
+    with pytest.raises(DataError, match=r"terminal observation of environment 1 .*step 6.*not finite"):
+        agent(env).learn(100)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

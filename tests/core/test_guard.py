@@ -10,6 +10,8 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rltransformers.core.errors import DataError
+from rltransformers.core.guard import CheckedEnv, surely_good
+from rltransformers.core.members import all_finite
 from rltransformers.envs import FiniteVecEnv, make_vec_env, make_vector_env
 from tests.envs.faulty import OBSERVATIONS, RESULTS
 
@@ -68,6 +70,54 @@ def test_finite_numbers_pass_unchanged() -> None:
     np.testing.assert_equal(watched.reset(), plain.reset())
     for _ in range(3):
         np.testing.assert_equal(watched.step(np.zeros(2, np.int64)), plain.step(np.zeros(2, np.int64)))
+
+
+LEAVES: dict[str, gymnasium.Space[Any]] = {"a": spaces.Box(-1.0, 1.0, (2,)), "b": spaces.Box(0, 9, (1,), np.int64)}
+GOOD = {"a": np.zeros(2, np.float32), "b": np.ones(1, np.int64)}
+
+
+def test_arrays_of_the_types_of_the_space_are_good_at_once() -> None:
+    assert surely_good(LEAVES, [GOOD, GOOD]) and surely_good(LEAVES, [])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"a": np.array([0, np.nan], np.float32)},
+        {"a": np.zeros(3, np.float32)},
+        {"a": np.zeros(2)},
+        {"a": [0.0, 0.0]},
+        {"b": np.array([1.0])},
+        {"b": None},
+    ],
+)
+def test_anything_else_is_not_good_at_once(wrong: dict[str, Any]) -> None:
+    assert not surely_good(LEAVES, [GOOD, GOOD | wrong])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_finite_is_what_is_finite_in_float32(dtype: Any) -> None:
+    largest = float(np.finfo(np.float32).max)
+    values = [0.0, -1.5, np.nan, np.inf, -np.inf]
+    if dtype is np.float64:  # the last but one is rounded down to the largest, the last is rounded up to infinity
+        values += [largest, -largest, largest * (1 + 2.0**-26), 1e39]
+    for value in values:
+        with np.errstate(over="ignore"):
+            expected = bool(np.isfinite(np.float32(value)))
+        assert all_finite(np.array([[1.0, value]], dtype)) == expected
+
+
+def cut(observation: np.ndarray) -> np.ndarray:
+    return observation[:1]
+
+
+def test_a_bare_observation_of_another_shape_is_refused_before_it_is_broadcast() -> None:
+    pendulum = gymnasium.make("Pendulum-v1", disable_env_checker=True)
+    env = CheckedEnv(gymnasium.wrappers.TransformObservation(pendulum, cut, pendulum.observation_space), 4)
+    with pytest.raises(DataError, match=r"observation of environment 4 has shape \(1,\), the space \(3,\)"):
+        env.reset()
+    with pytest.raises(DataError, match=r"observation of environment 4 has shape \(1,\), the space \(3,\)"):
+        env.step(np.zeros(1, np.float32))
 
 
 def test_bare_observations_are_watched_as_well() -> None:

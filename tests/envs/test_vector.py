@@ -1,6 +1,7 @@
 """The vector adaptor: three autoreset modes, one sequence of rows, equal to Stable-Baselines3's own DummyVecEnv."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import gymnasium
@@ -9,11 +10,12 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.envs import FlatDict, GymnasiumVecEnv
-from rltransformers.envs.vector import supports_partial_reset
+from rltransformers.envs.vector import SerialVecEnv, supports_partial_reset
 
 MODES = tuple(AutoresetMode)
 
@@ -79,6 +81,48 @@ def without_time(seen: list[Any]) -> list[Any]:
         for info in row[3]:
             info.get("episode", {}).pop("t", None)
     return seen
+
+
+def frozen_lake() -> gymnasium.Env[Any, Any]:
+    return gymnasium.make("FrozenLake-v1", max_episode_steps=9)
+
+
+def flat_awkward() -> gymnasium.Env[Any, Any]:
+    return Monitor(FlatDict(Awkward()))
+
+
+@pytest.mark.parametrize("make", [cart_pole, key_to_door, frozen_lake, flat_awkward])
+def test_the_serial_environment_returns_what_that_of_stable_baselines3_does(make: Callable[[], Any]) -> None:
+    got, expected = (without_time(rows(kind([make] * 3))) for kind in (SerialVecEnv, DummyVecEnv))
+    np.testing.assert_equal(got, expected)
+    assert [str(row) for row in got] == [str(row) for row in expected]  # types too
+
+
+class Notebook(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Writes into one info and one observation for ever."""
+
+    info: dict[str, Any] = {}
+    pages: list[int] = []
+
+    def step(self, action: Any) -> Any:
+        observation, *results, _ = self.env.step(action)
+        self.pages.append(len(self.pages))
+        self.info |= {"pages": self.pages, "array": self.array}
+        self.array[:] = observation
+        return self.array, *results, self.info
+
+    array = np.zeros(4, np.float32)
+
+
+def test_what_a_serial_environment_returned_stays_as_it_was() -> None:
+    env = SerialVecEnv([lambda: Notebook(cart_pole())])
+    env.reset()
+    observations, rewards, dones, infos = env.step(np.zeros(1, np.int64))
+    before = deepcopy((observations, rewards, dones, infos))
+    assert infos[0]["pages"] == [0]
+    for _ in range(12):
+        env.step(np.zeros(1, np.int64))
+    np.testing.assert_equal((observations, rewards, dones, infos), before)
 
 
 @pytest.mark.parametrize("mode", MODES)
