@@ -213,6 +213,7 @@ class GTrXLPPO(OnlineAgent):
         callback.on_rollout_start()
         watch = Watch(env, self._vec_normalize_env, self._leaf_spaces)
         leaves = policy.leaves_to_tensors(watch.observation(self._last_obs, self._place))
+        none = np.zeros(self.n_envs, bool)
         while not buffer.full:
             first = self._to_device(self._last_episode_starts)
             noise = policy.action_head.draw(self.n_envs, self._action_generator)
@@ -221,7 +222,8 @@ class GTrXLPPO(OnlineAgent):
             when = f"at step {self.num_timesteps // self.n_envs + 1} of this run"
             new_obs, rewards, dones, infos = attempt(env, when, env.step, clipped_actions)
             watch.outcome(rewards, dones, when)
-            resets = np.array([info.get("reset_row", False) for info in infos], dtype=bool)
+            marks = [info.get("reset_row", False) for info in infos]
+            resets = np.array(marks, bool) if any(marks) else none
             self.num_timesteps += env.num_envs - int(np.count_nonzero(resets))
             self._acting = state = rewarded(state, rewards)
             self._last_obs = cast(Any, new_obs)  # may be a tuple here, which SB3's declaration leaves out
@@ -232,7 +234,7 @@ class GTrXLPPO(OnlineAgent):
                 return False
             self._update_info_buffer(infos, dones)
             buffer.add(leaves, actions, rewards, starts, dones, values, log_probs, ~resets)
-            if dones.any():
+            if np.count_nonzero(dones):
                 self._bootstrap(buffer, state, *watch.last_observations(dones, infos, self._place))
             leaves = policy.leaves_to_tensors(watch.observation(new_obs, self._place))
         last_values = policy.values(leaves, state, self._to_device(self._last_episode_starts))

@@ -1,6 +1,10 @@
 """Where tensors live: one place that reads a device setting."""
 
+from typing import Any
+
+import numpy as np
 import torch
+from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import shown
@@ -22,3 +26,14 @@ def find_device(device: torch.device | str, name: str = "device") -> torch.devic
             f"{name} must be 'auto', 'cpu', 'cuda' or another device of this machine, got {shown(str(device))}"
         ) from error
     return found
+
+
+def to_tensor(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """``torch.as_tensor`` on a device, in half its time for an array that stays on the CPU.
+
+    The tensor of such an array shares its memory, unless its type changes.
+    """
+    if type(values) is np.ndarray and device.type == "cpu":
+        tensor = torch.from_numpy(values)
+        return tensor if dtype is None or tensor.dtype == dtype else tensor.to(dtype)
+    return torch.as_tensor(values, dtype=dtype, device=device)

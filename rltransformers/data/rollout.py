@@ -115,6 +115,7 @@ class RolloutBuffer:
             self._zeros((self.n_envs,), torch.float32) if previous_reward is None else previous_reward.clone()
         )
         self.observations = self._leaves(lead, self.observation_leaves)
+        self._columns = [(path, leaf.unbind(1)) for path, leaf in self.observations.items()]
         none = self._leaves((self.n_envs,), self.action_leaves)
         self._actions = [none] * self.n_steps
         # One number per environment and step: columns of numpy arrays and lists cost a tenth of columns of tensors.
@@ -151,8 +152,8 @@ class RolloutBuffer:
         ``actions``, ``values`` and ``log_probs`` are kept as they are until the end of the rollout.
         """
         t = self.position
-        for path, leaf in self.observations.items():
-            leaf[:, t] = observations[path]
+        for path, columns in self._columns:
+            columns[t].copy_(observations[path])
         self._actions[t] = actions
         self.rewards[:, t] = rewards
         self.first[:, t] = first

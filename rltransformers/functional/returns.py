@@ -1,5 +1,6 @@
 """Advantages of recorded steps. Axes: B streams (environments), T time."""
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -26,9 +27,9 @@ def generalised_advantage(
     """
     errors = rewards + discount * next_values - values
     carry = discount * trace * (~episode_ends).to(errors.dtype)
-    advantages = torch.empty_like(errors)
-    advantage = torch.zeros_like(errors[:, 0])
-    for t in reversed(range(errors.shape[1])):
-        advantage = errors[:, t] + carry[:, t] * advantage
-        advantages[:, t] = advantage
-    return advantages
+    # In numpy an operation on a few numbers costs a third of what it costs on tensors.
+    steps, kept = errors.T.contiguous().cpu().numpy(), carry.T.contiguous().cpu().numpy()
+    advantages, advantage = np.empty_like(steps), np.zeros_like(steps[0])
+    for t in reversed(range(len(steps))):
+        advantages[t] = advantage = steps[t] + kept[t] * advantage
+    return torch.from_numpy(advantages).T.contiguous().to(errors.device)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.backbone.state import part_of, prefixed
 from rltransformers.backbone.tables import Tables
+from rltransformers.core.device import to_tensor
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import Weight, check, check_arguments, strict
 from rltransformers.core.spaces import check_supported, check_width, leaf_spaces, nest_leaves, space_from_leaves
@@ -400,15 +401,13 @@ class GTrXLPolicy(BasePolicy):
     def leaves_to_tensors(self, leaves: Mapping[str, Any]) -> dict[str, Tensor]:
         """Numpy leaves as stored: float32 for floats, integers as they are."""
         device = self.value_net.weight.device  # SB3's property walks through all modules
-        return {
-            path: torch.as_tensor(leaves[path], dtype=dtype, device=device) for path, dtype in self.leaf_types.items()
-        }
+        return {path: to_tensor(leaves[path], device, dtype) for path, dtype in self.leaf_types.items()}
 
     def environment_actions(self, actions: Mapping[str, Tensor]) -> Any:
         """Actions as the environments take them: an array [B, ...], or a list of B nested actions; Boxes clipped."""
         leaves = {
-            path: leaf.cpu().numpy().astype(self.action_leaves[path].dtype, copy=False)
-            for path, leaf in self.action_head.execute(actions).items()
+            path: leaf.execute(actions[path]).cpu().numpy().astype(self.action_leaves[path].dtype, copy=False)
+            for path, leaf in self.action_head.named_leaves()
         }
         if "" in leaves:
             return leaves[""]
@@ -598,7 +597,9 @@ def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 def rewarded(state: PolicyState, rewards: Any) -> PolicyState:
     """The state after the environment answered the last action with ``rewards`` [B]."""
     held = state.previous_reward
-    tensor = torch.as_tensor(rewards, dtype=held.dtype, device=held.device).reshape(held.shape)
+    tensor = to_tensor(rewards, held.device, held.dtype)
+    if tensor.shape != held.shape:
+        tensor = tensor.reshape(held.shape)
     return PolicyState(state.actor, state.critic, state.previous_action, tensor)
 
 

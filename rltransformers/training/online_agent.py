@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from rltransformers.backbone import BackboneConfig
+from rltransformers.core.device import to_tensor
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, refuse_unknown
 from rltransformers.core.guard import attempt, named_fault, raised_in_reset
 from rltransformers.core.ranges import Count, Seed, annotations, check, check_arguments, strict
@@ -112,7 +113,7 @@ class OnlineAgent(OnPolicyAlgorithm):
         self._loaded_normalization: dict[str, Any] | None = None  # of a model that was loaded without environment
 
     def _to_device(self, array: Any) -> Tensor:
-        return torch.as_tensor(array, device=self.device)
+        return to_tensor(array, self.device)
 
     # Log
 

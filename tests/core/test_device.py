@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from rltransformers.core.device import find_device
+from rltransformers.core.device import find_device, to_tensor
 from rltransformers.core.errors import ConfigError
 
 
@@ -27,3 +28,12 @@ def test_a_name_that_holds_no_tensor_here_is_refused_in_one_line(name: str) -> N
     message = str(caught.value)
     assert message.startswith("algorithm.device must be 'auto', 'cpu', 'cuda' or another device of this machine, got ")
     assert len(message) < 500 and "\n" not in message
+
+
+@pytest.mark.parametrize("values", [np.arange(3), np.arange(3, dtype=np.float32), np.arange(3) > 1, [0, 1, 2], 1.5])
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.int64])
+def test_a_tensor_of_values_is_that_of_torch(values: Any, dtype: torch.dtype | None) -> None:
+    got, expected = to_tensor(values, torch.device("cpu"), dtype), torch.as_tensor(values, dtype=dtype)
+    assert got.dtype == expected.dtype and torch.equal(got, expected)
+    if isinstance(values, np.ndarray):
+        assert np.shares_memory(got.numpy(), values) == np.shares_memory(expected.numpy(), values)
