@@ -28,8 +28,8 @@ def generalised_advantage(
     errors = rewards + discount * next_values - values
     carry = discount * trace * (~episode_ends).to(errors.dtype)
     # In numpy an operation on a few numbers costs a third of what it costs on tensors.
-    steps, kept = errors.T.contiguous().cpu().numpy(), carry.T.contiguous().cpu().numpy()
-    advantages, advantage = np.empty_like(steps), np.zeros_like(steps[0])
-    for t in reversed(range(len(steps))):
-        advantages[t] = advantage = steps[t] + kept[t] * advantage
+    deltas, carries = errors.T.contiguous().cpu().numpy(), carry.T.contiguous().cpu().numpy()
+    advantages, advantage = np.empty_like(deltas), np.zeros_like(deltas[0])
+    for t in reversed(range(len(deltas))):
+        advantages[t] = advantage = deltas[t] + carries[t] * advantage
     return torch.from_numpy(advantages).T.contiguous().to(errors.device)
