@@ -135,6 +135,7 @@ class Backbone(nn.Module):
         self.check_sizes(x, state)
         if state is not None and state.acts:
             if x.shape[1] <= self.config.tokens_per_step and valid is None and record is None:
+                self.check_places(*self.places(state.tensors["position"], reset, timestep, x.shape[1]))
                 return self.step(x, state, reset, timestep=timestep, wanted=wanted)
             y, after = self.segment(x, self.in_order(state), reset, valid, timestep, wanted, record)
             return y, self.in_rings(after)
@@ -154,6 +155,8 @@ class Backbone(nn.Module):
     ) -> tuple[Float[Tensor, "B t D"], State]:
         """The tokens of at most one environment step, in fixed shapes and without a look at data.
 
+        Before it, ``check_places`` says whether position tables reach to these tokens.
+
         Args:
             state: in the form for acting.
             wanted: tokens whose outputs are needed, as for ``forward``.
@@ -164,8 +167,6 @@ class Backbone(nn.Module):
         tokens = self.locate(x, state, reset, timestep, None)
         clock = state.tensors["clock"]
         call = Call(tokens, SILENT if record is None else Probe(record), wanted, clock[0], overwrites, tables or {})
-        if not torch.compiler.is_compiling():
-            self.check_places(tokens.p, tokens.timestep)
         y, after = self.run(x, [self.layer_state(index, state, x) for index in range(self.config.layers)], call)
         tensors = {"position": tokens.p[:, -1], "clock": clock + x.shape[1]}
         return y, gathered_state(tensors, after)
@@ -211,17 +212,24 @@ class Backbone(nn.Module):
     ) -> Tokens:
         """Where every token stands."""
         batch, time = x.shape[:2]
-        index = torch.arange(time, device=x.device)
         before = torch.full((batch,), -1, device=x.device) if state is None else state.tensors["position"]
-        p = before[:, None] + 1 + index if reset is None else episode_positions(before, reset)
+        p, step = self.places(before, reset, timestep, time)
+        index = torch.arange(time, device=x.device)
         if length is not None:
-            p = torch.where(index < length[:, None], p, 0)
-        live = p > index
+            inside = index < length[:, None]
+            p, step = torch.where(inside, p, 0), torch.where(inside, step, 0)
+        return Tokens(p, step, p > index, before, length)
+
+    def places(
+        self, before: Int[Tensor, " B"], reset: Bool[Tensor, "B T"] | None, timestep: Tensor | None, time: int
+    ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
+        """Episode position and environment step of ``time`` tokens that follow the positions ``before``."""
+        if reset is None:
+            p = before[:, None] + 1 + torch.arange(time, device=before.device)
+        else:
+            p = episode_positions(before, reset)
         group = self.config.tokens_per_step
-        step = timestep if timestep is not None else (p if group == 1 else p // group)
-        if timestep is not None and length is not None:
-            step = torch.where(index < length[:, None], timestep, 0)
-        return Tokens(p, step, live, before, length)
+        return p, timestep if timestep is not None else (p if group == 1 else p // group)
 
     def check_sizes(self, x: Tensor, state: State | None) -> None:
         """Raise ConfigError unless x is [B, T, width] and the state has as many streams."""
@@ -232,11 +240,18 @@ class Backbone(nn.Module):
                 f"state is for {state.batch_size} streams, x has {len(x)}; pass initial_state({len(x)}) or None"
             )
 
-    def check_places(self, p: Int[Tensor, "B T"], timestep: Int[Tensor, "B T"]) -> None:
-        """Raise DataError unless the encodings of the input have all places; looks at data."""
+    def check_places(self, p: Int[Tensor, "*n"], timestep: Int[Tensor, "*n"] | None = None) -> None:
+        """Raise DataError unless the encodings of the input have all places; looks at data.
+
+        Whoever acts calls it before a step, however that is computed; of the tokens of a step the last one is enough.
+
+        Args:
+            p: episode positions of tokens.
+            timestep: their environment steps; None for p divided by ``tokens_per_step``.
+        """
         for position in self.input_positions:
             assert isinstance(position, Position)
-            position.check_places(p, timestep)
+            position.check_places(p, p // self.config.tokens_per_step if timestep is None else timestep)
 
     def embed(self, x: Tensor, call: Call) -> Tensor:
         """Input with the encodings that act on it."""

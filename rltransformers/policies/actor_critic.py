@@ -358,7 +358,11 @@ class GTrXLPolicy(BasePolicy):
         actions, None takes the most likely ones. The next state already holds the actions as previous actions; whoever
         steps the environments adds the rewards with ``rewarded``. ``overwrites`` says that nobody needs ``state`` any
         more: its rings are written in place and belong to the next state.
+
+        Raises:
+            DataError: an episode is longer than a position table; the state is as it was.
         """
+        self.check_places(state, first)
         tables = self.tables.current()
         if self.machine_code is not None:
             found = self.machine_code(observations, state, first, noise, tables, overwrites)
@@ -371,8 +375,17 @@ class GTrXLPolicy(BasePolicy):
 
     @torch.inference_mode()
     def values(self, observations: Mapping[str, Tensor], state: PolicyState, first: Tensor) -> Tensor:
-        """Values [B] of observations that would come next; the state is left as it is."""
+        """Values [B] of observations that would come next; the state is left as it is.
+
+        Raises:
+            DataError: an episode is longer than a position table.
+        """
+        self.check_places(state, first)
         return self.network_step(observations, state, first, self.tables.current())[1]
+
+    def check_places(self, state: PolicyState, first: Tensor) -> None:
+        """Raise DataError unless position tables reach to the next step; both backbones have the same positions."""
+        self.actor.backbone.check_places((state.actor.tensors["position"] + 1).masked_fill(first, 0))
 
     def network_step(
         self,

@@ -267,8 +267,8 @@ class Actor:
             DataError: an episode is longer than a position table.
         """
         tables, policy = self.policy.tables.current(), self.policy
+        self.check_places(state, start)
         if policy.machine_code is not None and self.mode != "recompute":
-            self.check_places(state, start)
             found = policy.machine_code(
                 self, observations, state, start, reward, target_return, noise, tables, overwrites
             )
@@ -286,13 +286,10 @@ class Actor:
         )
 
     def check_places(self, state: ActingState, start: Bool[Tensor, " B"]) -> None:
-        """Raise DataError unless position tables reach to the next step; a cache that begins anew stays inside."""
-        step = (state.step + 1).masked_fill(start, 0)[:, None]
-        p = torch.zeros_like(step)
-        if self.mode == "banded" and state.memory is not None:
-            group = self.policy.tokens_per_step
-            p = (state.memory.tensors["position"] + group).masked_fill(start, group - 2)[:, None]
-        self.policy.backbone.check_places(p, step)
+        """Raise DataError unless position tables reach to the next step."""
+        step = next_step(state, start)
+        # The cache that decides is the longest one; the last token is the observation, the last but one of its group.
+        self.policy.backbone.check_places(self.window(step) * self.policy.tokens_per_step - 2, step)
 
     def decide(
         self,
@@ -314,7 +311,7 @@ class Actor:
         if self.discount != 1.0:
             asked = asked / self.discount
         asked = torch.where(start, target_return.to(asked), asked)
-        step = (state.step + 1).masked_fill(start, 0)
+        step = next_step(state, start)
         new = torch.cat([state.action[:, None], policy.embed_step(observations, asked)], 1)
         if self.mode == "recompute":
             tokens, memory = torch.cat([state.tokens, new], 1)[:, -state.tokens.shape[1] :], state.memory
@@ -378,6 +375,11 @@ class Actor:
         timestep = (step[:, None] - oldest_first(count + 1, tokens.device)[:-1] // group).clamp(min=0)
         features, _ = self.policy.backbone(tokens, reset=index == first[:, None], timestep=timestep, wanted=NEWEST)
         return features[:, -1]
+
+
+def next_step(state: ActingState, start: Bool[Tensor, " B"]) -> Int[Tensor, " B"]:
+    """Number of the step to decide inside its episode."""
+    return (state.step + 1).masked_fill(start, 0)
 
 
 def by_stream(rows: Float[Tensor, "B ..."], streams: int) -> Float[Tensor, "Bs ..."]:

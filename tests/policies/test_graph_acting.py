@@ -19,6 +19,7 @@ OBSERVATIONS = spaces.Dict({"a": spaces.Box(-1, 1, (4,), np.float32), "b": space
 BACKBONES: dict[str, dict[str, Any]] = {
     "gtrxl": {"preset": "gtrxl", "width": 16, "layers": 2, "heads": 2, "memory": 5},
     "rope": {"width": 12, "layers": 2, "heads": 2, "memory": 4, "position": "rope", "memory_kind": "cache"},
+    "learned": {"width": 12, "layers": 1, "heads": 2, "memory": 4, "position": {"name": "learned", "max_len": 24}},
     "compressive": {"preset": "compressive", "width": 12, "layers": 2, "heads": 3, "memory": 4,
                     "memory_kind": {"name": "compressive", "slots": 2, "rate": 2}},
 }  # fmt: skip
@@ -74,8 +75,8 @@ def test_a_graph_acts_as_the_policy_through_resets_and_changes_of_weights(backbo
         ours, theirs = (rewarded(state, np.arange(BATCH, dtype=np.float32)) for state in (ours, theirs))
         counts.append(captures.count)
     assert counts[11] == 1
-    # Tables of distances are made anew with the weights they depend on, and lie elsewhere then; rope depends on none.
-    assert counts[-1] == (1 if backbone == "rope" else 2)
+    # Tables of distances are made anew with the weights they depend on, and lie elsewhere then; these depend on none.
+    assert counts[-1] == (1 if backbone in ("rope", "learned") else 2)
 
 
 def test_only_the_clock_and_small_tensors_of_the_state_are_copied() -> None:
