@@ -336,15 +336,15 @@ class Actor:
     ) -> tuple[Float[Tensor, "B W"], State]:
         """Features of the observation token by feeding only new tokens to all streams.
 
-        The first token, the previous action, still belongs to what a stream read before: where a stream begins anew it
-        does so at the second one.
+        Where a stream begins anew, it does so at the second token and at the first one too: that is the previous
+        action, which nobody looks at then, and behind what the stream read before there may be no place for it.
         """
         assert state.memory is not None
         group, streams = self.policy.tokens_per_step, self.streams
         begins = start[:, None]
         if streams == 2:
             begins = begins | self._begins(step)
-        reset = torch.stack([torch.zeros_like(begins), begins] + [torch.zeros_like(begins)] * (group - 2), -1)
+        reset = torch.stack([begins, begins] + [torch.zeros_like(begins)] * (group - 2), -1)
         timestep = torch.stack([state.step] + [step] * (group - 1), 1)
         features, memory = self.policy.backbone.step(
             by_stream(new, streams),

@@ -76,3 +76,18 @@ def test_offline_acting_ends_with_the_table_of_tokens_in_either_way_of_acting(mo
     eager, compiled = (steps_until_refused(offline(acting, 20, "learned", acting_mode="banded")) for acting in ACTINGS)
     assert eager == compiled
     assert eager[0] == 7 and "episode position 22 is outside the position table of 20 rows" in eager[1]
+
+
+@pytest.mark.parametrize("acting", ACTINGS)
+@pytest.mark.parametrize(("mode", "rows"), [("banded", 20), ("refresh", 17)])
+def test_a_table_that_holds_an_episode_or_a_window_serves_one_after_another(
+    mode: ActingMode, rows: int, acting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The action that ended an episode, or a window, is fed with the next step and stands where no row is."""
+    monkeypatch.setattr(steps, "CompiledStep", StandIn)
+    model = offline(acting, rows, "learned", acting_mode=mode)
+    state: Any = None
+    for time in range(21):
+        start = np.full(2, time % 7 == 0)
+        observation = np.full((2, 4), 0.1 * time, np.float32)
+        _, state = model.predict(observation, state, start, deterministic=True, reward=np.ones(2))
