@@ -66,11 +66,6 @@ class State:
             }
         )
 
-    def put(self, rows: Tensor, other: "State") -> "State":
-        """With the batch rows of ``other`` at the indices ``rows``."""
-        other = other.at_clock_of(self)
-        return State({name: value.index_copy(0, rows, other.tensors[name]) for name, value in self.tensors.items()})
-
     @staticmethod
     def cat(states: Sequence["State"]) -> "State":
         """Batch rows of all states, in order."""

@@ -29,8 +29,6 @@ def test_states_are_indexed_like_tensors() -> None:
     other = state.map(torch.zeros_like)
     mask = torch.tensor([True, False, False, False, True])
     assert state.where(mask, other).tensors["position"].tolist() == [0, 1, 2, 3, 0]
-    rows = torch.tensor([3, 1])
-    assert state.put(rows, state[[0, 4]]).tensors["position"].tolist() == [0, 4, 2, 0, 4]
     assert state.tensors["position"].tolist() == [0, 1, 2, 3, 4]
 
 
