@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from rltransformers.export import cache
 from rltransformers.export.cache import VARIABLE, cache_folder, found_or_made
 
 
@@ -85,6 +87,52 @@ def test_left_overs_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     left.write_bytes(b"half")
     found_or_made(tmp_path / "step.pt2", archive)
     assert not left.exists()
+
+
+def names(folder: Path) -> set[str]:
+    return {path.stem for path in folder.iterdir()}
+
+
+def used_before(path: Path, seconds: float) -> None:
+    """As another process left it that long ago."""
+    archive(path)
+    path.with_suffix(".lock").touch()
+    os.utime(path, (time.time() - seconds,) * 2)
+
+
+def test_the_oldest_uses_make_room_for_what_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "KEPT", 3)
+    for name, seconds in [("second", 3e5), ("oldest", 4e5), ("newest", 1e5), ("found", 5e5)]:
+        used_before(tmp_path / f"{name}.pt2", seconds)
+    (tmp_path / ".other.abcdefgh.tmp.pt2").write_bytes(b"being written by another process")
+    (tmp_path / "notes.txt").write_text("none of ours")
+    found_or_made(tmp_path / "found.pt2", never)  # a file that is used again is new again
+    assert names(tmp_path) == {"found", "second", "newest", ".other.abcdefgh.tmp", "notes"}
+    monkeypatch.setattr(cache, "_of_this_process", set())  # another process
+    found_or_made(tmp_path / "made.pt2", archive)
+    assert names(tmp_path) == {"found", "made", "newest", ".other.abcdefgh.tmp", "notes"}
+
+
+def test_what_this_process_uses_is_never_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "KEPT", 2)
+    mine = [f"mine{count}" for count in range(3)]
+    for name in mine:
+        found_or_made(tmp_path / f"{name}.pt2", archive)
+        os.utime(tmp_path / f"{name}.pt2", (0, 0))
+    used_before(tmp_path / "other.pt2", 10.0)
+    found_or_made(tmp_path / "made.pt2", archive)
+    assert names(tmp_path) == {*mine, "made"}
+
+
+def test_a_folder_that_must_not_be_written_to_serves_what_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError("read-only")
+
+    archive(tmp_path / "step.pt2")
+    monkeypatch.setattr(os, "utime", refused)
+    found_or_made(tmp_path / "step.pt2", never)
 
 
 def test_of_two_processes_one_makes_it_and_the_other_waits(tmp_path: Path) -> None:
