@@ -29,6 +29,7 @@ from rltransformers.core.files import replacing
 from rltransformers.core.ranges import annotations, check, check_arguments, check_settings
 from rltransformers.core.spaces import differing_spaces, is_image, leaf_spaces
 from rltransformers.policies.actor_critic import check_policy_settings
+from rltransformers.policies.steps import Acting
 from rltransformers.training.checkpoint import load_checkpoint
 from rltransformers.training.decision_settings import PolicySettings
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
@@ -50,7 +51,9 @@ class Agent(ABC):
     model: Any
 
     @abstractmethod
-    def __init__(self, config: ExperimentConfig, checkpoint: Path | None, training: bool) -> None: ...
+    def __init__(
+        self, config: ExperimentConfig, checkpoint: Path | None, training: bool, acting: Acting | None
+    ) -> None: ...
 
     @abstractmethod
     def learn(self, total: int, callback: BaseCallback, progress: bool) -> None:
@@ -64,10 +67,6 @@ class Agent(ABC):
     @abstractmethod
     def backbone(self) -> Backbone:
         """The backbone that acts."""
-
-    def acts_eagerly(self) -> None:
-        """From now on steps of acting are PyTorch operations, whatever the setting ``acting`` says."""
-        self.model.policy.machine_code = None
 
     @property
     def steps_done(self) -> int:
@@ -104,8 +103,10 @@ class OnlineAgent(Agent):
     steps = "environment steps"
     online = True
 
-    def __init__(self, config: ExperimentConfig, checkpoint: Path | None, training: bool) -> None:
-        self.config, self._training = config, training
+    def __init__(
+        self, config: ExperimentConfig, checkpoint: Path | None, training: bool, acting: Acting | None
+    ) -> None:
+        self.config, self._training, self._overrides = config, training, {} if acting is None else {"acting": acting}
         check_keywords(config.agent, config.algorithm, config.policy)
         seed = config.seed if training else config.evaluation.seed
         self._environments = [make_environment(config.environment, seed)]
@@ -122,9 +123,8 @@ class OnlineAgent(Agent):
         config = self.config
         if checkpoint is not None:
             exact = False if config.train.restart_every else None  # restarts need no state of the environments
-            return GTrXLPPO.load(
-                checkpoint, env=env, device=self._device, force_reset=exact if self._training else True
-            )
+            reset = exact if self._training else True
+            return GTrXLPPO.load(checkpoint, env=env, device=self._device, force_reset=reset, **self._overrides)
         policy = {"backbone": config.backbone} | config.policy
         return GTrXLPPO(
             "GTrXLPolicy", self._normalized(env), policy_kwargs=policy, seed=config.seed, **config.algorithm
@@ -132,6 +132,8 @@ class OnlineAgent(Agent):
 
     def _lstm(self, env: VecEnv, checkpoint: Path | None) -> RecurrentPPO:
         config = self.config
+        if self._overrides.get("acting") == "compiled":
+            raise ConfigError("recurrent_ppo has no compiled steps; leave --acting out")
         if checkpoint is not None:
             return self._loaded_lstm(env, checkpoint)
         if any(isinstance(leaf, spaces.MultiDiscrete) for leaf in leaf_spaces(env.observation_space).values()):
@@ -289,14 +291,17 @@ class OfflineAgent(Agent):
     steps = "gradient steps"
     online = False
 
-    def __init__(self, config: ExperimentConfig, checkpoint: Path | None, training: bool) -> None:
+    def __init__(
+        self, config: ExperimentConfig, checkpoint: Path | None, training: bool, acting: Acting | None
+    ) -> None:
         self.config = config
         check_keywords(config.agent, config.algorithm, config.policy)
         if config.algorithm.get("mode") == "bc" and config.evaluation.target_returns:
             raise ConfigError("algorithm.mode bc has no target return: set evaluation.target_returns to []")
         dataset = self._dataset() if training else None
         if checkpoint is not None:
-            self.model = DecisionTransformer.load(checkpoint, dataset, device=config.algorithm.get("device", "auto"))
+            device = config.algorithm.get("device", "auto")
+            self.model = DecisionTransformer.load(checkpoint, dataset, acting=acting, device=device)
             return
         policy = dict(config.policy) | ({"backbone": config.backbone} if config.backbone else {})
         self.model = DecisionTransformer(
@@ -355,14 +360,18 @@ _SET_ELSEWHERE = {
 }
 
 
-def build_agent(config: ExperimentConfig, checkpoint: Path | None = None, training: bool = True) -> Agent:
+def build_agent(
+    config: ExperimentConfig, checkpoint: Path | None = None, training: bool = True, acting: Acting | None = None
+) -> Agent:
     """The agent of a config, new or from a checkpoint; without ``training`` no dataset is read.
+
+    ``acting`` takes the place of the setting in the checkpoint.
 
     Raises:
         ConfigError, DataError, CheckpointError, MissingExtraError: when any part of it cannot work.
     """
     kind = OfflineAgent if config.agent is AgentName.DECISION_TRANSFORMER else OnlineAgent
-    return kind(config, checkpoint, training)
+    return kind(config, checkpoint, training, acting)
 
 
 def require_exportable(agent: AgentName) -> None:

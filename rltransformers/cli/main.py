@@ -250,6 +250,9 @@ interval over episodes, episode length, and success rate and normalised score wh
         default="last",
         help="which weights (default: last, the honest choice)",
     )
+    parser.add_argument(
+        "--acting", choices=("eager", "compiled"), help="how steps are computed (default: as the agent was trained)"
+    )
     _add_threads(parser, "of the config, else 1, or OMP_NUM_THREADS where it is set")
     parser.add_argument("--sample", action="store_true", help="sample actions instead of taking the most likely ones")
     parser.add_argument(
@@ -280,6 +283,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
         _mapping(arguments.env_kwargs, "--env-kwargs"),
         arguments.longest_episode,
         arguments.trust,
+        arguments.acting,
     )
     if arguments.json:
         _print_json([result.to_dict() for result in results])

@@ -14,6 +14,7 @@ from typing import Any
 from rltransformers.cli.agents import Agent, build_agent, checkpoint_step, load_agent, require_exportable
 from rltransformers.cli.trust import not_typed, programs, require_trust, trust_flag
 from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.policies.steps import Acting
 from rltransformers.training.callback import RunCallback, Stopped
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.experiment import EvaluationConfig, ExperimentConfig, read_experiment
@@ -177,16 +178,24 @@ def evaluate(
     env_kwargs: Mapping[str, Any] | None = None,
     longest_episode: int | None = None,
     trust: bool = False,
+    acting: Acting | None = None,
 ) -> tuple[list[EvaluationResult], list[Path]]:
     """Evaluate a checkpoint of a run; values that are not given are those of its config. Returns results and pictures.
 
     ``env_kwargs`` change keywords of the environment for this evaluation, as a longer delay than in training.
+    ``acting`` takes the place of the setting in the checkpoint.
     ``trust`` allows what the folder asks to run besides this package, see ``rltransformers.cli.trust``.
 
     Raises:
         ConfigError: when ``path`` is no run folder, would run code of others without ``trust``, or a picture has no
             data.
     """
+    if "lookback" in plots:
+        if acting == "compiled":
+            raise ConfigError(
+                "--plot lookback looks at attention, which compiled steps do not show; leave --acting out"
+            )
+        acting = "eager"
     folder = RunFolder.open(path)
     config = read_experiment(folder.config)
     require_trust(programs(config, getattr(folder, checkpoint), training=False), path, trust)
@@ -204,7 +213,7 @@ def evaluate(
     evaluation = replace(config.evaluation, **changes)
     config = replace(config, evaluation=evaluation)  # checks target returns against the agent
     chosen = use_threads(config.threads if threads is None else threads)
-    agent = build_agent(config, getattr(folder, checkpoint), training=False)
+    agent = build_agent(config, getattr(folder, checkpoint), training=False, acting=acting)
     say(chosen)
     try:
         return _evaluate(agent, evaluation, folder, plots)
@@ -217,7 +226,6 @@ def _evaluate(
 ) -> tuple[list[EvaluationResult], list[Path]]:
     written = []
     if "lookback" in plots:
-        agent.acts_eagerly()  # machine code tells nothing of its attention
         with lookback_of(agent.backbone) as meter:
             results = agent.evaluate(evaluation, progress=_interactive())
         written.append(folder.path / "lookback.png")

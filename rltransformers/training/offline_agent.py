@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any, ClassVar, Self, cast
 
 import gymnasium as gym
@@ -23,6 +23,7 @@ from rltransformers.core.spaces import differing_spaces, space_from_json, space_
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.policies.decision import ActingMode, Actor, DecisionPolicy
 from rltransformers.policies.shipping import DecisionInFile, write_policy
+from rltransformers.policies.steps import Acting
 from rltransformers.training.checkpoint import (
     check_held,
     check_tensor,
@@ -176,11 +177,15 @@ class OfflineAgent:
         path: str | os.PathLike[str],
         dataset: Any = None,
         *,
+        acting: Acting | None = None,
         tensorboard_log: str | os.PathLike[str] | None = None,
         verbose: WholeNumber = 0,
         device: torch.device | str = "auto",
     ) -> Self:
         """The saved model; with the dataset it was trained on, ``learn`` goes on as if it had never stopped.
+
+        Args:
+            acting: takes the place of the stored setting.
 
         Raises:
             CheckpointError: for a file that is missing, corrupt, or of another agent.
@@ -194,6 +199,7 @@ class OfflineAgent:
             weights = check(tensors["policy"], Mapping[str, Any], "policy")
             spaces = (space_from_json(parts["observation_space"]), space_from_json(parts["action_space"]))
             settings = Settings(**with_acting_mode(check(parts["settings"], Mapping[str, Any], "settings")))
+            settings = settings if acting is None else replace(settings, acting=acting)
             summary = DataSummary(**check(parts["summary"], Mapping[str, Any], "summary"))
             statistics = stored_statistics(spaces[0], weights) if settings.normalize_observations else None
             backbone = BackboneConfig.from_dict(parts["backbone"])

@@ -1,21 +1,29 @@
 """Both agents act by machine code as they act in eager mode, wherever they act."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
 
 from rltransformers.agents import DecisionTransformer, GTrXLPPO
 from rltransformers.core.errors import DataError
 from rltransformers.data import record
+from rltransformers.export.cache import VARIABLE
 from rltransformers.policies import steps
-from rltransformers.policies.decision import ActingMode
+from rltransformers.policies.decision import ActingMode, ActingState
+from rltransformers.policies.steps import Acting
+from tests.export.laws import ROUNDING, Run, assert_runs_equal, cloned
 from tests.export.stand_in import StandIn
 
 STEPS = 30
 """Of the longest episode, which the tables of places are made for."""
-ACTINGS = ["eager", "compiled"]
+ACTINGS: tuple[Acting, ...] = ("eager", "compiled")
 Agent = GTrXLPPO | DecisionTransformer
 
 
@@ -91,3 +99,94 @@ def test_a_table_that_holds_an_episode_or_a_window_serves_one_after_another(
         start = np.full(2, time % 7 == 0)
         observation = np.full((2, 4), 0.1 * time, np.float32)
         _, state = model.predict(observation, state, start, deterministic=True, reward=np.ones(2))
+
+
+# With a compiler: one package for the online agent, one for each mode of the offline agent that has compiled steps.
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The cache of the module."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An online agent that is no longer indifferent between actions."""
+    path = tmp_path_factory.mktemp("online") / "agent.zip"
+    online("eager", learning_rate=1e-2).learn(256).save(path)
+    return path
+
+
+def packages(folder: Path) -> int:
+    """How many a cache holds."""
+    return len(list(folder.rglob("*.pt2")))
+
+
+def tensors_of(state: Any) -> dict[str, torch.Tensor]:
+    """All of what an agent remembers, by name."""
+    if isinstance(state, ActingState):
+        memory = {} if state.memory is None else state.memory.tensors
+        return cloned(memory | {"action": state.action, "return_to_go": state.return_to_go, "step": state.step})
+    return cloned(state.actor.tensors | {"previous_action": state.previous_action[""]})
+
+
+def played(model: Agent, deterministic: bool) -> Run:
+    """Actions and memories in three environments for 100 steps; episodes have 25, 30 and 17 steps."""
+    observations = np.random.default_rng(5).normal(size=(100, 3, 4)).astype(np.float32)
+    state: Any = None
+    run: Run = []
+    for time, observation in enumerate(observations):
+        starts = np.array([time % length == 0 for length in (25, STEPS, 17)])
+        action, state = model.predict(
+            observation, state, starts, deterministic=deterministic, reward=observation[:, 0].clip(-1, 1)
+        )
+        run.append(({"action": torch.as_tensor(action)}, tensors_of(state)))
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("compiled_acting")
+class TestWithACompiler:
+    """Actions are equal; memories are within ``ROUNDING``, which has its reasons there."""
+
+    @pytest.mark.parametrize("deterministic", [True, False])
+    def test_an_online_agent_predicts_the_same(self, cache: Path, trained: Path, deterministic: bool) -> None:
+        eager, compiled = (
+            played(GTrXLPPO.load(trained, device="cpu", acting=acting), deterministic) for acting in ACTINGS
+        )
+        assert_runs_equal(compiled, eager, tolerance=ROUNDING)
+        assert packages(cache) == 1
+        assert len({int(number) for outputs, _ in eager for number in outputs["action"]}) == 2, "takes both actions"
+
+    def test_an_online_agent_is_evaluated_the_same(self, cache: Path, trained: Path) -> None:
+        results = []
+        for acting in ACTINGS:
+            model = GTrXLPPO.load(trained, device="cpu", acting=acting)
+            env = Monitor(gym.make("Short-v0"))
+            env.reset(seed=2)
+            # Sampled actions: the most likely ones may all be the same, whatever is observed.
+            settings: dict[str, Any] = {"n_eval_episodes": 10, "deterministic": False, "return_episode_rewards": True}
+            results.append(evaluate_policy(model, env, **settings))
+        assert results[0] == results[1]
+        assert packages(cache) == 1
+
+    def test_an_online_agent_refuses_the_step_behind_its_table(self, cache: Path, trained: Path) -> None:
+        count, error = steps_until_refused(GTrXLPPO.load(trained, device="cpu", acting="compiled"))
+        assert count == STEPS and f"outside the position table of {STEPS} rows" in error
+
+    @pytest.mark.parametrize("mode", get_args(ActingMode))
+    def test_an_offline_agent_acts_the_same(self, cache: Path, tmp_path: Path, mode: ActingMode) -> None:
+        before = packages(cache)
+        model = offline("eager", acting_mode=mode, learning_rate=1e-2, warmup_steps=1).learn(20)
+        model.save(tmp_path / "agent.zip")
+        models = [DecisionTransformer.load(tmp_path / "agent.zip", device="cpu", acting=acting) for acting in ACTINGS]
+        eager, compiled = (played(each, deterministic=True) for each in models)
+        assert_runs_equal(compiled, eager, tolerance=ROUNDING)
+        evaluated = [each.evaluate("Short-v0", [10.0, 30.0], episodes=3, num_envs=2) for each in models]
+        first, second = ([result.returns for result in results] for results in evaluated)
+        assert first == second
+        assert packages(cache) == before + (mode != "recompute")

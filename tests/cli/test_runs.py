@@ -28,6 +28,7 @@ from rltransformers.cli.main import main, split_overrides
 from rltransformers.cli.runs import _signals_to, find_config, packaged_configs
 from rltransformers.core.errors import ConfigError
 from rltransformers.data import load_trajectories
+from rltransformers.policies import steps
 from rltransformers.training import callback
 from rltransformers.training.evaluation import read_results
 from rltransformers.training.experiment import (
@@ -41,6 +42,7 @@ from rltransformers.training.experiment import (
 )
 from rltransformers.training.run_folder import RunFolder
 from scripts.kill_runs import compare
+from tests.export.stand_in import StandIn
 
 ROOT = Path(__file__).parents[2]
 BACKBONE = {"width": 8, "layers": 2, "heads": 2}
@@ -135,6 +137,47 @@ def test_sampled_actions_differ_from_the_most_likely_ones(work: Path, capsys: py
     assert (
         evaluations[0] != evaluations[1]
     )  # equal by chance once in 2^40: the answers of an untrained policy are coins
+
+
+def evaluated(capsys: pytest.CaptureFixture[str], name: str, *words: str) -> tuple[Any, bool]:
+    """What ``evaluate`` prints about a run as JSON, and whether compiled steps were taken for it."""
+    before = StandIn.taken
+    return json.loads(run(capsys, "evaluate", f"runs/{name}", "--json", *words)), StandIn.taken > before
+
+
+@pytest.mark.parametrize("name", ["online", "offline"])
+def test_config_and_command_line_say_how_steps_are_computed(
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(steps, "CompiledStep", StandIn)
+    config = yaml.safe_load((work / f"{name}.yaml").read_text())
+    config["algorithm"]["acting"] = "compiled"
+    (work / "yaml.yaml").write_text(yaml.safe_dump(config))
+    StandIn.taken = 0
+    run(capsys, "train", f"{name}.yaml", "--name", "eager")
+    assert StandIn.taken == 0
+    run(capsys, "train", f"{name}.yaml", "--name", "compiled", "--algorithm.acting", "compiled")
+    once, StandIn.taken = StandIn.taken, 0
+    run(capsys, "train", "yaml.yaml", "--name", "yaml")
+    assert StandIn.taken == once
+    rollouts = 48 // 3 if name == "online" else 0
+    assert once > rollouts, "evaluations of training take compiled steps too"
+    expected, compiled = evaluated(capsys, "eager")
+    assert not compiled
+    assert evaluated(capsys, "compiled") == (expected, True), "as the agent was trained"
+    assert evaluated(capsys, "eager", "--acting", "compiled") == (expected, True)
+    assert evaluated(capsys, "compiled", "--acting", "eager") == (expected, False)
+    assert evaluated(capsys, "compiled", "--plot", "lookback") == (expected, False)
+
+
+def test_compiled_steps_are_refused_where_there_are_none(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "train", "lstm.yaml")
+    words = ("evaluate", "runs/lstm-seed0", "--trust", "--acting")
+    run(capsys, *words, "eager")
+    assert "recurrent_ppo has no compiled steps; leave --acting out" in refused(capsys, *words, "compiled")
+    message = refused(capsys, "evaluate", "runs/lstm-seed0", "--acting", "compiled", "--plot", "lookback")
+    assert "--plot lookback looks at attention, which compiled steps do not show; leave --acting out" in message
+    assert "--acting" in refused(capsys, *words, "fast")
 
 
 @pytest.mark.parametrize("name", ["online", "offline", "lstm"])
