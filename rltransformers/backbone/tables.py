@@ -1,10 +1,11 @@
 """What a network computes from its weights and sizes alone, kept for as long as the weights stay the same."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from rltransformers.core.places import places_of
 
 
 class Tables:
@@ -20,14 +21,11 @@ class Tables:
         self, network: nn.Module, sources: Sequence[nn.Module], compute: Callable[[], dict[str, Tensor]]
     ) -> None:
         self.compute = compute
-        parts = [part for source in sources for part in source.modules()]
-        held = [place for part in parts for place in (part._parameters, part._buffers)]
-        # Where tensors are held, not the tensors: a parameter may be replaced as a whole.
-        self._places: list[tuple[dict[str, Any], str]] = [(place, name) for place in held for name in place]
+        self._places = places_of(*sources)
         self._weightless = bool(sources) and not self._places
         if self._weightless:  # then a weight tells type and device, whatever its numbers are
-            first = next(part for part in network.modules() if part._parameters)
-            self._places = [(first._parameters, name) for name in list(first._parameters)[:1]]
+            places = places_of(network)
+            self._places = [next(place for place in places if isinstance(place[0][place[1]], nn.Parameter))]
         self._copies: list[Tensor] = []
         self._tables: dict[str, Tensor] = {}
 
@@ -36,7 +34,7 @@ class Tables:
 
         All sources are compared with what they were, so that no way of changing a weight goes unnoticed.
         """
-        sources = [tensor for place, name in self._places if (tensor := place[name]) is not None]
+        sources = [tensor for holder, name in self._places if (tensor := holder[name]) is not None]
         if self._weightless:
             sources = [sources[0].flatten()[:0]]
         if sources and not (self._copies and all(map(same, self._copies, sources))):

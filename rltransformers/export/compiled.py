@@ -9,12 +9,12 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rltransformers.core.errors import CompileError, ConfigError, MissingCompilerError, one_line
+from rltransformers.core.places import named_places
 from rltransformers.export.cache import cache_folder, found_or_made
 from rltransformers.export.fingerprint import digest, of_machine, of_module, plain
 from rltransformers.export.step import Tensors, batch_of, check_step, described, in_place_program, quiet, rows_of
@@ -95,8 +95,12 @@ class CompiledStep:
 
         found_or_made(self.path, make)
         self._package = _load(self.path)
-        self._places = _places(module, self._package.get_constant_fqns())
-        self._kinds = {name: _kind(place[own]) for name, (place, own) in self._places.items()}
+        # Constants that are written in the source of the step have no place; they stay as they were compiled.
+        constants = set(self._package.get_constant_fqns())
+        self._places = {
+            constant: place for name, place in named_places(module) if (constant := f"step.{name}") in constants
+        }
+        self._kinds = {name: _kind(holder[own]) for name, (holder, own) in self._places.items()}
         self._linked: Tensors = {}
         weakref.finalize(self, _let_go, self._linked).atexit = False
         self._link()
@@ -124,7 +128,7 @@ class CompiledStep:
             or len({tensor.data_ptr() for tensor in tensors}) != len(tensors)
         ):
             tensors = self._checked(inputs, state, shapes)
-        if [place[name].data_ptr() for place, name in self._places.values()] != self._addresses:
+        if [holder[name].data_ptr() for holder, name in self._places.values()] != self._addresses:
             self._link()
         return dict(zip(self._outputs, self._package.run(tensors), strict=True))
 
@@ -160,7 +164,7 @@ class CompiledStep:
 
     def _link(self) -> None:
         """Make the machine code compute with the parameters and buffers that the module has now."""
-        weights = {name: place[own].detach() for name, (place, own) in self._places.items()}
+        weights = {name: holder[own].detach() for name, (holder, own) in self._places.items()}
         for name, weight in weights.items():
             if _kind(weight) != self._kinds[name]:
                 raise ConfigError(
@@ -197,21 +201,6 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
     last = sum((size - 1) * stride for size, stride in zip(other.shape, other.stride(), strict=True))
     ends = one.data_ptr() + one.numel() * one.element_size(), other.data_ptr() + (last + 1) * other.element_size()
     return one.data_ptr() < ends[1] and other.data_ptr() < ends[0]
-
-
-def _places(module: nn.Module, constants: Collection[str]) -> dict[str, tuple[dict[str, Any], str]]:
-    """For each constant of the machine code, the dictionary of a module that holds it, and its name there.
-
-    Constants that are written in the source of the step have no such place; they stay as they were compiled.
-    """
-    places: dict[str, tuple[dict[str, Any], str]] = {}
-    for path, part in module.named_modules(remove_duplicate=False):
-        for place in (part._parameters, part._buffers):
-            for name in place:
-                full = f"step.{path}.{name}" if path else f"step.{name}"
-                if full in constants:
-                    places[full] = (place, name)
-    return places
 
 
 def _compiler() -> str:

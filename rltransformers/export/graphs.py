@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rltransformers.core.errors import CompileError, one_line
+from rltransformers.core.places import places_of
 from rltransformers.export.step import Tensors
 
 Work = Callable[[], None]
@@ -41,8 +42,7 @@ class GraphStep:
 
     def __init__(self, module: nn.Module, shared: Collection[str] = (), capture: Callable[[Work], Work] = captured):
         self.module, self.shared, self.capture = module, frozenset(shared), capture
-        places = [place for part in module.modules() for place in (part._parameters, part._buffers)]
-        self._weights = [(place, name) for place in places for name, value in place.items() if value is not None]
+        self._places = places_of(module)
         self._replay: Work | None = None
         self._known: list[object] = []
         self._in_place: frozenset[str] = frozenset()
@@ -73,7 +73,7 @@ class GraphStep:
 
     def _facts(self, inputs: Tensors, state: Tensors) -> list[object]:
         """What a graph takes for granted; another list needs another graph."""
-        weights = [place[name] for place, name in self._weights]
+        weights = [holder[name] for holder, name in self._places]
         facts: list[object] = [None if weight is None else (weight.data_ptr(), weight.dtype) for weight in weights]
         for tensors, at_home in ((inputs, self.shared), (state, self._in_place)):
             for name, tensor in tensors.items():
