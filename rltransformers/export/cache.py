@@ -11,7 +11,7 @@ from filelock import FileLock
 from rltransformers.core.files import remove_left_overs, replacing
 
 VARIABLE = "RLTRANSFORMERS_CACHE"
-KEPT = 100
+CAPACITY = 100
 """Compiled steps that a folder keeps; those whose last use is oldest make room for a new one."""
 
 _of_this_process: set[Path] = set()
@@ -29,7 +29,7 @@ def found_or_made(path: Path, make: Callable[[Path], None]) -> None:
     """Leave a whole archive at ``path``: the one that is there, or what ``make`` writes to the file it is given.
 
     Of several processes that want the same file one makes it and the others wait. A damaged file is made again. A file
-    that is made takes the place of the one whose last use is oldest, where the folder holds ``KEPT`` already; files
+    that is made takes the place of the one whose last use is oldest, where the folder holds ``CAPACITY`` already; files
     that this process has used stay.
     """
     if not _whole(path):
@@ -46,10 +46,10 @@ def found_or_made(path: Path, make: Callable[[Path], None]) -> None:
 
 
 def _make_room(folder: Path, suffix: str) -> None:
-    """Remove files until ``KEPT`` are left, oldest use first, but none of this process."""
+    """Remove files until ``CAPACITY`` are left, oldest use first, but none of this process."""
     # Names that begin with a dot are being written.
     used = {each: each.stat().st_mtime for each in folder.iterdir() if each.match(f"[!.]*{suffix}")}
-    for path in sorted(used.keys() - _of_this_process, key=used.__getitem__)[: max(0, len(used) - KEPT)]:
+    for path in sorted(used.keys() - _of_this_process, key=used.__getitem__)[: max(0, len(used) - CAPACITY)]:
         path.unlink(missing_ok=True)
         # Whoever waits for this lock meanwhile makes the file, and at worst another process makes it too.
         path.with_suffix(".lock").unlink(missing_ok=True)

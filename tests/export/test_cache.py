@@ -101,7 +101,7 @@ def used_before(path: Path, seconds: float) -> None:
 
 
 def test_the_oldest_uses_make_room_for_what_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "KEPT", 3)
+    monkeypatch.setattr(cache, "CAPACITY", 3)
     for name, seconds in [("second", 3e5), ("oldest", 4e5), ("newest", 1e5), ("found", 5e5)]:
         used_before(tmp_path / f"{name}.pt2", seconds)
     (tmp_path / ".other.abcdefgh.tmp.pt2").write_bytes(b"being written by another process")
@@ -114,7 +114,7 @@ def test_the_oldest_uses_make_room_for_what_is_made(tmp_path: Path, monkeypatch:
 
 
 def test_what_this_process_uses_is_never_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "KEPT", 2)
+    monkeypatch.setattr(cache, "CAPACITY", 2)
     mine = [f"mine{count}" for count in range(3)]
     for name in mine:
         found_or_made(tmp_path / f"{name}.pt2", archive)
