@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from rltransformers.attention.reach import Pattern
@@ -48,7 +48,7 @@ class Columns:
             return windows.by_key(scores, self.contiguous)
         return beside([self._of_group(scores, index) for index in self.index])
 
-    def _of_group(self, scores: Float[Tensor, "b H t L"], index: Tensor | None) -> Float[Tensor, "b H T N"]:
+    def _of_group(self, scores: Float[Tensor, "#B H #T L"], index: Tensor | None) -> Float[Tensor, "B H T N"]:
         if index is None:
             return scores
         if index.dim() == 2 and scores.shape[0] == 1 and scores.shape[2] == 1:
@@ -70,7 +70,7 @@ class Columns:
         ]
 
 
-def by_head(index: Int[Tensor, "... T N"]) -> Int[Tensor, "B h T N"]:
+def by_head(index: Shaped[Tensor, "... T N"]) -> Shaped[Tensor, "B h T N"]:
     """With the axes of streams and heads."""
     if index.dim() == 2:
         return index[None, None]

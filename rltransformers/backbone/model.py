@@ -114,8 +114,8 @@ class Backbone(nn.Module):
         timestep: Int[Tensor, "B T"] | None = None,
         wanted: slice = EVERY,
         record: Record | None = None,
-    ) -> tuple[Float[Tensor, "B T D"], State]:
-        """Outputs and the state after the last token.
+    ) -> tuple[Float[Tensor, "B t D"], State]:
+        """Outputs of the ``wanted`` tokens and the state after the last token.
 
         Args:
             x: input tokens.

@@ -42,8 +42,8 @@ class At:
         outside: the rows are seen only where the window of the pattern does not reach, as sinks are.
     """
 
-    distance: Int[Tensor, "B *h T N"]
-    visible: Bool[Tensor, "B *h T N"]
+    distance: Int[Tensor, "B *#h T N"]
+    visible: Bool[Tensor, "B *#h T N"]
     farthest: int | None = None
     outside: bool = False
 

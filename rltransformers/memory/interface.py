@@ -173,8 +173,8 @@ def written(ring: Float[Tensor, "B S X"], rows: Float[Tensor, "B T X"], call: Ca
     return ring.index_copy_(1, slots, rows) if call.overwrites else ring.index_copy(1, slots, rows)
 
 
-def next_slots(ring: Tensor, count: int, call: Call) -> Int[Tensor, " T"]:
-    """Where the tokens of a call go."""
+def next_slots(ring: Tensor, count: int, call: Call) -> Int[Tensor, ""] | Int[Tensor, " T"]:
+    """Where the tokens of a call go; without an axis where there is one token."""
     assert call.clock is not None  # a state with rings has a clock
     clock = call.clock if count == 1 else call.clock + torch.arange(count, device=ring.device)
     return clock % ring.shape[1]

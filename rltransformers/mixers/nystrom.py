@@ -10,7 +10,7 @@ from typing import Annotated
 
 import torch
 from annotated_types import Ge, Le
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -116,7 +116,7 @@ def nystrom_blocks(
     return torch.einsum("bnhil,bnhlv->bnihv", far, summary) + torch.einsum("bnhij,bnjhv->bnihv", near, own_v)
 
 
-def _predecessors(blocks: Float[Tensor, "B N ..."], landmarks: int) -> Float[Tensor, "B n ... L"]:
+def _predecessors(blocks: Shaped[Tensor, "B N *n"], landmarks: int) -> Shaped[Tensor, "B M *n L"]:
     """The ``landmarks`` entries in front of every entry but the first ``landmarks``, on a new last axis; a view."""
     return blocks[:, :-1].unfold(1, landmarks, 1)
 

@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -415,9 +415,9 @@ def _total(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
-def _flat(action: Tensor, shape: tuple[int, ...]) -> Float[Tensor, "... A"]:
+def _flat(action: Tensor, shape: tuple[int, ...]) -> Num[Tensor, "... A"]:
     return action if len(shape) == 1 else action.reshape(*action.shape[: action.dim() - len(shape)], math.prod(shape))
 
 
-def _shaped(flat: Float[Tensor, "... A"], shape: tuple[int, ...]) -> Tensor:
+def _shaped(flat: Num[Tensor, "... A"], shape: tuple[int, ...]) -> Tensor:
     return flat if len(shape) == 1 else flat.reshape(*flat.shape[:-1], *shape)

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
@@ -93,8 +93,8 @@ class DecisionPolicy(nn.Module):
         ]
 
     def embed_step(
-        self, observations: Mapping[str, Tensor], return_to_go: Float[Tensor, "..."]
-    ) -> Float[Tensor, "... G-1 W"]:
+        self, observations: Mapping[str, Tensor], return_to_go: Float[Tensor, "*n"]
+    ) -> Float[Tensor, "*n N W"]:
         """The tokens of a step that are known before its action: return-to-go (in reward units) and observation."""
         values = dict(observations)
         for path, mean, deviation in self.statistics():
@@ -382,6 +382,6 @@ def next_step(state: ActingState, start: Bool[Tensor, " B"]) -> Int[Tensor, " B"
     return (state.step + 1).masked_fill(start, 0)
 
 
-def by_stream(rows: Float[Tensor, "B ..."], streams: int) -> Float[Tensor, "Bs ..."]:
+def by_stream(rows: Shaped[Tensor, "B ..."], streams: int) -> Shaped[Tensor, "Bs ..."]:
     """Every row for every stream of its environment."""
     return rows if streams == 1 else rows.repeat_interleave(streams, 0)

@@ -57,7 +57,7 @@ class Position(nn.Module):
         """INPUT: the input with positions."""
         raise NotImplementedError("an encoding that acts on the input defines embed")
 
-    def check_places(self, p: Int[Tensor, "B T"], timestep: Int[Tensor, "B T"]) -> None:
+    def check_places(self, p: Int[Tensor, "*n"], timestep: Int[Tensor, "*n"]) -> None:
         """INPUT: raise DataError unless the encoding has all of these places; looks at data, so it is not traced."""
 
     def content_query(self, q: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:

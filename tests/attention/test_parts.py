@@ -185,7 +185,8 @@ def test_a_soft_mask_falls_along_its_ramp() -> None:
 
 def test_top_k_keeps_the_largest_logits() -> None:
     logits = torch.randn(2, 3, 4, 9)
-    nowhere = View(torch.empty(0), Columns(torch.empty(0), torch.empty(0), (), 0), None)
+    columns = Columns(torch.zeros(2, 1, 4, 9), torch.arange(9), (None,), 9)
+    nowhere = View(torch.empty(2, 4, 5), columns, None)
     for k in (1, 4, 9, 20):
         kept = TopK(k).masked_logits(logits, nowhere) == logits
         assert kept.sum(-1).eq(min(k, 9)).all()

@@ -63,6 +63,6 @@ def test_gradients_with_dropout_follow_the_weights_that_were_kept() -> None:
 
 def test_diagonals_hold_one_distance_per_column() -> None:
     time, memory, length = 3, 4, 5
-    d = memory + torch.arange(time)[:, None] - torch.arange(memory + time)
+    d = memory + torch.arange(time)[:, None] - torch.arange(memory + time, dtype=torch.float64)
     view = diagonals(d.expand(2, 3, -1, -1).contiguous(), length)
     assert (view == torch.arange(length - 1, -1, -1)).all()
