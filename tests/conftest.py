@@ -13,6 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.shapes import check_package
+
+# Annotated shapes hold in every call of this process; those that tests start check nothing.
+check_package("rltransformers")
+
 torch.set_num_threads(1)  # two test processes on two cores; more threads only wait for each other
 
 # The same examples on every run, and no deadline: the first call of a torch function is slow for reasons of its own.
