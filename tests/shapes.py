@@ -68,13 +68,16 @@ def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     hints = {name: hint for name, hint in get_type_hints(function).items() if _names_shape(hint)}  # classes, not names
     signature, known = inspect.signature(function), set[object]()
+    places = [place for place, name in enumerate(signature.parameters) if name in hints]
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         found = function(*args, **kwargs)  # first, since an error that the package raises itself says more
         if torch.compiler.is_compiling():  # no tracer can read what follows
             return found
-        forms = _form(args), _form(kwargs), _form(found)
+        given = [args[place] for place in places if place < len(args)]
+        named = {name: value for name, value in kwargs.items() if name in hints} if kwargs else None
+        forms = _form(given), _form(named), _form(found) if "return" in hints else None
         if forms not in known:
             values = {**signature.bind(*args, **kwargs).arguments, "return": found}
             with jaxtyped("context"):  # one size per letter and call

@@ -1,5 +1,7 @@
 """Every test of this suite checks the shapes in annotations; these tests see that it does."""
 
+import functools
+
 import pytest
 import torch
 from beartype.roar import BeartypeDoorHintViolation as WrongShape
@@ -20,9 +22,12 @@ def test_an_argument_that_would_be_broadcast_is_caught() -> None:
             advantage_of(torch.ones(2, 1))
 
 
-def test_another_dtype_is_caught() -> None:
+def test_another_dtype_is_caught_by_keyword_too() -> None:
+    ones, ends = torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool)
+    call = functools.partial(generalised_advantage, ones, ones, episode_ends=ends, discount=0.9, trace=0.8)
+    assert call(next_values=ones).shape == (2, 3)
     with pytest.raises(WrongShape, match="next_values: "):
-        advantage_of(torch.ones(2, 3, dtype=torch.int64))
+        call(next_values=ones.long())
 
 
 def test_a_field_of_a_record_is_caught() -> None:
