@@ -3,8 +3,6 @@
 Axes: B batch, T tokens, D model width.
 """
 
-from dataclasses import replace
-
 from torch import Tensor, nn
 
 from rltransformers.blocks.residual import Residual
@@ -33,12 +31,12 @@ class Layer(nn.Module):
         mixed = self.mix(x, state, call, below)
         x = self.join_mixing.combine(chosen(x, call.wanted), mixed.out, call.probe)
         out = self.join_ff.combine(x, self.transform(x), call.probe.at("ff"))
-        return replace(mixed, out=out)
+        return Mixed(out, mixed.state, mixed.logits)
 
     def mix(self, x: Tensor, state: LayerState, call: Call, below: Tensor | None) -> Mixed:
         """The mixing submodule alone, not yet joined."""
         mixed: Mixed = self.mixing(x, state, call, self.join_mixing, below)
-        return replace(mixed, out=dropout(mixed.out, self.dropout, self.training))
+        return Mixed(dropout(mixed.out, self.dropout, self.training), mixed.state, mixed.logits)
 
     def transform(self, x: Tensor) -> Tensor:
         """The position-wise submodule alone, not yet joined."""

@@ -24,11 +24,16 @@ class Ring:
 
     Attributes:
         age: tokens from a slot to the last token of the call.
-        oldest: the slot that will be written next.
+        newest: the slot that was written last.
     """
 
     age: Int[Tensor, " N"]
-    oldest: Int[Tensor, ""]
+    newest: Int[Tensor, ""]
+
+    @property
+    def oldest(self) -> Int[Tensor, ""]:
+        """The slot that will be written next."""
+        return (self.newest + 1) % self.age.shape[0]
 
 
 @dataclass(frozen=True)

@@ -168,28 +168,44 @@ def write(state: LayerState, x: Tensor, keys: Tensor, call: Call) -> Remembered:
 
 def written(ring: Float[Tensor, "B S X"], rows: Float[Tensor, "B T X"], call: Call) -> Float[Tensor, "B S X"]:
     """The ring with the rows in the next slots; the very ring where its tensors belong to the call."""
-    slots = call.once(("slots", ring.shape[1], rows.shape[1]), lambda: next_slots(ring, rows.shape[1], call))
+    slots = next_slots(ring, rows.shape[1], call)
     rows = rows if rows.dtype == ring.dtype else rows.to(ring.dtype)
     return ring.index_copy_(1, slots, rows) if call.overwrites else ring.index_copy(1, slots, rows)
 
 
 def next_slots(ring: Tensor, count: int, call: Call) -> Int[Tensor, ""] | Int[Tensor, " T"]:
     """Where the tokens of a call go; without an axis where there is one token."""
-    assert call.clock is not None  # a state with rings has a clock
-    clock = call.clock if count == 1 else call.clock + torch.arange(count, device=ring.device)
-    return clock % ring.shape[1]
+    size = ring.shape[1]
+    if count == 1:
+        return newest_slot(size, call)
+
+    def following() -> Tensor:
+        assert call.clock is not None  # a state with rings has a clock
+        return (call.clock + torch.arange(count, device=ring.device)) % size
+
+    return call.once(("slots", size), following)
+
+
+def newest_slot(size: int, call: Call) -> Int[Tensor, ""]:
+    """Where the last token of a call goes in rings of ``size`` slots."""
+
+    def last() -> Tensor:
+        assert call.clock is not None  # a state with rings has a clock
+        time = call.tokens.p.shape[1]
+        return (call.clock if time == 1 else call.clock + (time - 1)) % size
+
+    return call.once(("newest", size), last)
 
 
 def ring_place(ring: Tensor, call: Call) -> Ring:
     """Ages of the slots after the tokens of the call were written."""
 
     def ages() -> Ring:
-        assert call.clock is not None
         size = ring.shape[1]
-        newest = (call.clock + (call.tokens.p.shape[1] - 1)) % size
+        newest = newest_slot(size, call)
         back = newest - torch.arange(size, device=ring.device)
         # One division in all: machine code computes ages anew for every key that it compares.
-        return Ring(torch.where(back < 0, back + size, back), (newest + 1) % size)
+        return Ring(torch.where(back < 0, back + size, back), newest)
 
     return call.once(("ring", ring.shape[1]), ages)
 

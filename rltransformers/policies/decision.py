@@ -288,8 +288,9 @@ class Actor:
     def check_places(self, state: ActingState, start: Bool[Tensor, " B"]) -> None:
         """Raise DataError unless position tables reach to the next step."""
         step = next_step(state, start)
-        # The cache that decides is the longest one; the last token is the observation, the last but one of its group.
-        self.policy.backbone.check_places(self.window(step) * self.policy.tokens_per_step - 2, step)
+        # A cache that decides has been as long as the episode, up to K; the observation is the last but one of a step.
+        longest = step + 1 if self.mode == "banded" else (step + 1).clamp(max=self.context_length)
+        self.policy.backbone.check_places(longest * self.policy.tokens_per_step - 2, step)
 
     def decide(
         self,
@@ -362,10 +363,13 @@ class Actor:
 
     def _begins(self, step: Int[Tensor, " B"]) -> Bool[Tensor, "B 2"]:
         """Which streams begin anew; an odd K leaves a cache one step too old, which begins anew before it is used."""
-        within = step % (2 * self.period)
-        ends = self.context_length % (2 * self.period)
-        firsts = ((0, ends), (self.period, (self.period + self.context_length) % (2 * self.period)))
-        return torch.stack([(within == first) | (within == again) for first, again in firsts], -1)
+        cycle = 2 * self.period
+        within, found = step % cycle, []
+        for first in (0, self.period):
+            again = (first + self.context_length) % cycle
+            begins = within == first
+            found.append(begins if again == first else begins | (within == again))
+        return torch.stack(found, -1)
 
     def _recompute(self, tokens: Float[Tensor, "B N W"], step: Int[Tensor, " B"]) -> Float[Tensor, "B W"]:
         """Features of the observation token from the newest steps alone: an episode of their own."""
