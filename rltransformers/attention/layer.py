@@ -218,7 +218,8 @@ class Attention(RowMixer):
     def split(self, rows: Float[Tensor, "B *T N E"], shares: bool = False) -> tuple[Tensor, Tensor]:
         """Keys [B, H, *T, N, K] and values [B, H, *T, N, V]; [B, G, ...] where heads of queries share them."""
         groups = self.dims.kv_heads
-        if rows.dim() == 3 and self.dims.head_dim == self.dims.value_dim:
+        alike = rows.dim() == 3 and self.dims.head_dim == self.dims.value_dim
+        if alike and not rows.requires_grad:  # fewer views; their gradients would be copied once more
             k, v = rows.unflatten(-1, (2, groups, self.dims.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
         else:
             parts = rows.split_with_sizes([groups * self.dims.head_dim, groups * self.dims.value_dim], -1)
