@@ -42,10 +42,10 @@ README_RESULTS = {
 }
 README_SPEED = (
     "GTrXL loop",
-    "GTrXL loop: rollout",
-    "GTrXL update",
+    "GTrXL loop, compiled",
+    "GTrXL loop, compiled: rollout",
     "DT update",
-    "DT acting, 100 envs",
+    "DT acting, compiled, 1 env",
     "band, T 8192",
 )
 README_PICTURE = ("online", "cue_recall_64", ("GTrXL", "memoryless"))
