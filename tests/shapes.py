@@ -70,21 +70,24 @@ def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
     signature, known = inspect.signature(function), set[object]()
     places = [place for place, name in enumerate(signature.parameters) if name in hints]
 
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        found = function(*args, **kwargs)  # first, since an error that the package raises itself says more
-        if torch.compiler.is_compiling():  # no tracer can read what follows
-            return found
+    def check(args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> None:
         given = [args[place] for place in places if place < len(args)]
         named = {name: value for name, value in kwargs.items() if name in hints} if kwargs else None
         forms = _form(given), _form(named), _form(found) if "return" in hints else None
-        if forms not in known:
-            values = {**signature.bind(*args, **kwargs).arguments, "return": found}
-            with jaxtyped("context"):  # one size per letter and call
-                for name in filter(values.__contains__, hints):  # in the order of the signature, the result last
-                    where = f"{function.__module__}.{function.__qualname__}, {name}: "
-                    die_if_unbearable(values[name], hints[name], exception_prefix=where)
-            known.add(forms)
+        if forms in known:
+            return
+        values = {**signature.bind(*args, **kwargs).arguments, "return": found}
+        with jaxtyped("context"):  # one size per letter and call
+            for name in filter(values.__contains__, hints):  # in the order of the signature, the result last
+                where = f"{function.__module__}.{function.__qualname__}, {name}: "
+                die_if_unbearable(values[name], hints[name], exception_prefix=where)
+        known.add(forms)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        found = function(*args, **kwargs)  # first, since an error that the package raises itself says more
+        if not torch.compiler.is_compiling():  # no tracer can read what the check does, nor what it holds
+            check(args, kwargs, found)
         return found
 
     return call
