@@ -26,7 +26,7 @@ from rltransformers.policies.action_heads import ActionHead, GaussianAction, bla
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.decision import Actor
 from rltransformers.policies.steps import TABLE, ActorCriticStep, DecisionStep, leaf_name
-from rltransformers.positions.learned import LearnedTable
+from rltransformers.positions.interface import Position
 
 Space = gym.Space[Any]
 Module = TypeVar("Module", bound=nn.Module)
@@ -249,12 +249,12 @@ def _longest_episode(backbone: Backbone, tokens_per_step: int, whole: bool = Tru
     """
     steps = []
     for position in backbone.input_positions:
-        if isinstance(position, LearnedTable):
-            rows = position.table.num_embeddings
-            if position.by_timestep:
-                steps.append(rows)
-            elif whole:  # the last token of an episode is the observation, the last but one of its group
-                steps.append((rows - max(tokens_per_step - 1, 1)) // tokens_per_step + 1)
+        assert isinstance(position, Position)
+        if position.timesteps is not None:
+            steps.append(position.timesteps)
+        if position.places is not None and whole:
+            # The last token of an episode is the observation, the last but one of its group.
+            steps.append((position.places - max(tokens_per_step - 1, 1)) // tokens_per_step + 1)
     return min(steps, default=None)
 
 

@@ -46,10 +46,14 @@ class Position(nn.Module):
     Attributes:
         acts: the places.
         shared: one instance serves all layers.
+        places: episode positions that it has an encoding for, from 0 on; None for all.
+        timesteps: the same of environment steps.
     """
 
     acts = Acts.NOWHERE
     shared = False
+    places: int | None = None
+    timesteps: int | None = None
 
     def embed(
         self, x: Float[Tensor, "B T D"], p: Int[Tensor, "B T"], timestep: Int[Tensor, "B T"]

@@ -20,6 +20,7 @@ class LearnedTable(Position):
         self.table = nn.Embedding(max_len, width)
         nn.init.normal_(self.table.weight, std=0.02)
         self.by_timestep = by_timestep
+        self.places, self.timesteps = (None, max_len) if by_timestep else (max_len, None)
 
     def embed(self, x: Tensor, p: Tensor, timestep: Tensor) -> Tensor:
         """Input [B, T, D] plus the table rows."""
