@@ -22,8 +22,46 @@ MIXERS = {
         light_conv.SPEC,
     )
 }
-PATTERNS = {spec.name: spec for spec in (full.SPEC, band.SPEC, dilated.SPEC, longformer.SPEC, bp.SPEC)}
-SELECTIONS = {spec.name: spec for spec in (no_selection.SPEC, topk.SPEC, routing.SPEC)}
-PRIORS = {spec.name: spec for spec in (no_prior.SPEC, gaussian.SPEC, realformer.SPEC)}
-HEAD_MIXINGS = {spec.name: spec for spec in (multi_head.MHA, multi_head.MQA, multi_head.DECOUPLED, talking.SPEC)}
-SPANS = {spec.name: spec for spec in (full_span.SPEC, adaptive.SPEC, adaptive_dynamic.SPEC)}
+PATTERNS = {
+    spec.name: spec
+    for spec in (
+        full.SPEC,
+        band.SPEC,
+        dilated.SPEC,
+        longformer.SPEC,
+        bp.SPEC,
+    )
+}
+SELECTIONS = {
+    spec.name: spec
+    for spec in (
+        no_selection.SPEC,
+        topk.SPEC,
+        routing.SPEC,
+    )
+}
+PRIORS = {
+    spec.name: spec
+    for spec in (
+        no_prior.SPEC,
+        gaussian.SPEC,
+        realformer.SPEC,
+    )
+}
+HEAD_MIXINGS = {
+    spec.name: spec
+    for spec in (
+        multi_head.MHA,
+        multi_head.MQA,
+        multi_head.DECOUPLED,
+        talking.SPEC,
+    )
+}
+SPANS = {
+    spec.name: spec
+    for spec in (
+        full_span.SPEC,
+        adaptive.SPEC,
+        adaptive_dynamic.SPEC,
+    )
+}

@@ -14,7 +14,8 @@ from rltransformers.attention import layer as attention
 from rltransformers.backbone import AXES, PRESETS, Backbone, BackboneConfig, Record, State
 from scripts.benchmarks import counting
 from tests.attention.references import backbone_reference, twin_of
-from tests.attention.rows import PRESET_ROWS, ROWS, Limit, Row, cases, config_of, entry_config, examples, preset_config
+from tests.attention.row import Limit, Row
+from tests.attention.rows import PRESET_ROWS, ROWS, cases, config_of, entry_config, examples, preset_config
 from tests.backbone import laws
 from tests.backbone.laws import Case, perturbed
 

@@ -16,7 +16,8 @@ from rltransformers.attention.selections.topk import TopK
 from rltransformers.attention.spans.interface import soft_mask
 from rltransformers.backbone import Backbone, BackboneConfig, Record
 from rltransformers.functional.windows import by_key, distances
-from tests.attention.rows import ROWS, config_of, entry_config, projections
+from tests.attention.row import projections
+from tests.attention.rows import ROWS, config_of, entry_config
 from tests.backbone.laws import EXACT, perturbed
 
 

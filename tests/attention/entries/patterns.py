@@ -1,0 +1,7 @@
+"""Rows and twins of further entries: patterns."""
+
+from tests.attention.row import Row
+
+ROWS: dict[tuple[str, str], Row] = {}
+VARIANTS: dict[str, Row] = {}
+PRESET_ROWS: dict[str, Row] = {}
