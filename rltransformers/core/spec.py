@@ -104,6 +104,7 @@ class Spec:
         needs: what the mixer of a layer must offer for the mechanism to act there.
         refuses: what it cannot live beside.
         produces: auxiliary losses.
+        formula: what is computed, one line of plain text: t is the query, s a key, d = t - s.
     """
 
     id: str
@@ -121,6 +122,7 @@ class Spec:
     needs: Collection[Feature] = ()
     refuses: Collection[Refusal] = ()
     produces: Collection[Loss] = ()
+    formula: str = ""
 
     def defaults(self) -> dict[str, Any]:
         """Option names with their defaults (``dataclasses.MISSING`` marks a required one)."""
