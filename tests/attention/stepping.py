@@ -21,9 +21,17 @@ class BackboneStep(nn.Module):
         return {"y": y}, after.tensors
 
     def draw(self, batch: int, generator: torch.Generator) -> Tensors:
-        """Inputs of one step: an episode begins in one of ten, at its first token."""
+        """Inputs of one step with the tables of today's weights."""
+        return {**self.tokens(batch, generator), **self.tables()}
+
+    def tables(self) -> Tensors:
+        """What depends on the weights alone."""
+        return prefixed("table", self.backbone.tables())
+
+    def tokens(self, batch: int, generator: torch.Generator) -> Tensors:
+        """Tokens of one step: an episode begins in one of ten, at its first token."""
         group = self.backbone.config.tokens_per_step
         reset = torch.zeros(batch, group, dtype=torch.bool)
         reset[:, 0] = torch.rand(batch, generator=generator) < 0.1
         x = torch.randn(batch, group, self.backbone.width, generator=generator)
-        return {"x": x, "reset": reset, **prefixed("table", self.backbone.tables())}
+        return {"x": x, "reset": reset}
