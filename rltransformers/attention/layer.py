@@ -327,4 +327,5 @@ SPEC = Spec(
         *(Feature.SCORES, Feature.LOGITS, Feature.PATTERNS),
         *(Feature.ROWS, Feature.SLOTS, Feature.KEYS),
     ),
+    formula="o_t = sum_s softmax_s(q_t k_s / sqrt(Dh)) v_s",
 )

@@ -88,16 +88,18 @@ DEPTHS = {
     for spec in (
         Spec(
             "D0", "fixed", "depth", "-", "Every layer has its own weights.", build_fixed,
-            example={"depth": "fixed"}, traits=Traits(causality="N/A"),
+            example={"depth": "fixed"}, formula="x^n = layer_n(x^(n-1))", traits=Traits(causality="N/A"),
         ),
         Spec(
             "D2", "universal", "depth", _UNIVERSAL, "One layer, applied `layers` times.", build_universal,
-            example={"depth": "universal"}, traits=Traits(causality="N/A"), offers=(Feature.SHARED,), refuses=ONE_LAYER,
+            example={"depth": "universal"}, formula="x^n = layer(x^(n-1) + PE(p_t) + PE(n))",
+            traits=Traits(causality="N/A"), offers=(Feature.SHARED,), refuses=ONE_LAYER,
         ),
         Spec(
             "D3", "universal_act", "depth", f"{_UNIVERSAL}; Graves 2016, arXiv 1603.08983",
             "One layer, applied until each token halts, at most `layers` times.", build_halting, HaltingOptions,
             example={"depth": "universal_act"}, traits=Traits(causality="N/A"),
+            formula="y = sum_n w_n x^n, w_n = sigmoid(w_h x^n + b_h) up to a sum of 1 - epsilon, then what is left",
             offers=(Feature.SHARED, Feature.HALTING), refuses=ONE_LAYER, produces=(Loss("ponder"),),
         ),
     )

@@ -84,11 +84,12 @@ FEED_FORWARDS = {
         Spec(
             "F0", "ffn", "ff", "Vaswani et al. 2017, arXiv 1706.03762", "Two linear maps with an activation between.",
             build_ffn, Options, example={"ff": "ffn"}, traits=Traits(causality="N/A"),
+            formula="W_2 act(W_1 x + b_1) + b_2",
         ),
         Spec(
             "F1", "glu", "ff", "Dauphin et al. 2017, arXiv 1612.08083; Shazeer 2020, arXiv 2002.05202",
             "A linear map gated by another one.", build_glu, GatedOptions, example={"ff": "glu"},
-            traits=Traits(causality="N/A"),
+            traits=Traits(causality="N/A"), formula="W (act(U_1 x) * U_2 x)",
         ),
     )
 }  # fmt: skip

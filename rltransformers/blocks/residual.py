@@ -179,30 +179,55 @@ def _spec(
     name: str,
     paper: str,
     summary: str,
+    formula: str,
     build: Callable[..., Residual],
     options: type = NoOptions,
     **features: Any,
 ) -> Spec:
     example = {"residual": name}
-    return Spec(id, name, "residual", paper, summary, build, options, example=example, traits=N_A, **features)
+    return Spec(
+        id, name, "residual", paper, summary, build, options, example=example, traits=N_A, formula=formula, **features
+    )
 
 
 RESIDUALS = {
     spec.name: spec
     for spec in (
-        _spec("R0", "post_ln", "Vaswani et al. 2017, arXiv 1706.03762", "LN(x + f(x)).", build_post_ln),
-        _spec("R1", "pre_ln", "Xiong et al. 2020, arXiv 2002.04745", "x + f(LN(x)).", build_pre_ln),
-        _spec("R1-relu", "pre_ln_relu", GTRXL, "x + ReLU(f(LN(x))), the paper's TrXL-I.", build_pre_ln_relu),
-        _spec("R2-gru", "gru", GTRXL, "GRU gate; bias 2 starts the stack near the identity.", build_gru, GRUOptions),
-        _spec("R2-input", "input", GTRXL, "sigmoid(W x) x + y.", build_input, InputOptions),
-        _spec("R2-output", "output", GTRXL, "x + sigmoid(W x - b) y.", build_output, GateOptions),
         _spec(
-            "R2-highway", "highway", GTRXL, "sigmoid(W x + b) x + (1 - sigmoid(W x + b)) y.", build_highway, GateOptions
+            "R0", "post_ln", "Vaswani et al. 2017, arXiv 1706.03762",
+            "Normalises the stream behind every submodule.", "LN(x + f(x))", build_post_ln,
         ),
-        _spec("R2-sigtanh", "sigtanh", GTRXL, "x + sigmoid(W y - b) tanh(U y).", build_sigtanh, GateOptions),
+        _spec(
+            "R1", "pre_ln", "Xiong et al. 2020, arXiv 2002.04745",
+            "Normalises the input of every submodule; nothing stands in the way of the stream itself.",
+            "x + f(LN(x))", build_pre_ln,
+        ),
+        _spec(
+            "R1-relu", "pre_ln_relu", GTRXL, "As pre_ln with a ReLU behind every submodule: the paper's TrXL-I.",
+            "x + ReLU(f(LN(x)))", build_pre_ln_relu,
+        ),
+        _spec(
+            "R2-gru", "gru", GTRXL, "GRU gate; bias 2 starts the stack near the identity.",
+            "(1 - z) x + z h, z = sigmoid(W_z y + U_z x - b), h = tanh(W_g y + U_g (r x)), r = sigmoid(W_r y + U_r x)",
+            build_gru, GRUOptions,
+        ),
+        _spec("R2-input", "input", GTRXL, "A gate on the stream.", "sigmoid(W x) x + y", build_input, InputOptions),
+        _spec(
+            "R2-output", "output", GTRXL, "A gate on what the submodule adds, read from the stream.",
+            "x + sigmoid(W x - b) y", build_output, GateOptions,
+        ),
+        _spec(
+            "R2-highway", "highway", GTRXL, "A gate that shares 1 between the stream and what the submodule adds.",
+            "sigmoid(W x + b) x + (1 - sigmoid(W x + b)) y", build_highway, GateOptions,
+        ),
+        _spec(
+            "R2-sigtanh", "sigtanh", GTRXL, "A gate on what the submodule adds, read from the same.",
+            "x + sigmoid(W y - b) tanh(U y)", build_sigtanh, GateOptions,
+        ),
         _spec(
             "R3", "reversible", "Gomez et al. 2017, arXiv 1707.04585; Kitaev et al. 2020, arXiv 2001.04451",
-            "Two streams; activations are recomputed in the backward pass instead of stored.", build_pre_ln,
+            "Two streams; activations are recomputed in the backward pass instead of stored.",
+            "y1 = x1 + f(LN(x2)), y2 = x2 + g(LN(y1))", build_pre_ln,
             offers=(Feature.INVERSE,),
             refuses=(
                 Refusal(Feature.CARRY, "what passes from layer to layer beside the streams is not rebuilt"),

@@ -20,4 +20,5 @@ SPEC = Spec(
     example={"memory_kind": "cache"},
     traits=Traits(horizon="memory", state="memory kv_heads (Dh + Dv)"),
     needs=(Feature.ROWS,),
+    formula="k, v of the last `memory` steps, as they were computed",
 )

@@ -256,4 +256,5 @@ SPEC = Spec(
         Refusal(Feature.STEP_TOKENS, "its blocks count tokens and would cut through a step"),
     ),
     produces=(Loss("compression", {"function": "conv"}),),
+    formula="the oldest c inputs become f_c(inputs); keys are [compressed; raw; own]",
 )

@@ -26,4 +26,5 @@ SPEC = Spec(
         state="memory D",
         causal_form="every query sees the last memory + 1 steps instead of memory + its place in the segment",
     ),
+    formula="k, v of [SG(inputs of the last `memory` steps); own inputs]",
 )

@@ -74,4 +74,5 @@ SPEC = Spec(
     options=Options,
     example={"mixer": "average"},
     traits=Traits(causality="C", family="VAL", horizon="episode", state="D", time="T"),
+    formula="g = FFN(mean_(s <= t) y_s), [i, f] = sigmoid(W [y_t; g]), o_t = i y_t + f g",
 )

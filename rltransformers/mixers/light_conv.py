@@ -110,4 +110,5 @@ SPEC = Spec(
     options=Options,
     example={"mixer": "light_conv"},
     traits=Traits(causality="C", family="VAL", horizon="taps - 1", state="(taps - 1) D", time="T"),
+    formula="o_tc = sum_k softmax_k(w_h) y_(t-k)c, y = GLU(W_in x)",
 )

@@ -46,4 +46,5 @@ SPEC = Spec(
     example={"mixer": "linear"},
     traits=Traits(causality="C", family="KERN", horizon="episode", state="H Dh (Dv + 1)", time="T"),
     offers=(Feature.KEYS,),
+    formula="o_t = phi(q_t) sum_s phi(k_s) v_s / (phi(q_t) sum_s phi(k_s) + 1e-6), phi = elu + 1",
 )

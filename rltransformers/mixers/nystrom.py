@@ -265,4 +265,5 @@ SPEC = Spec(
         causal_form="blocks from the episode start; landmarks and normalisers use completed blocks only",
     ),
     offers=(Feature.ROWS, Feature.KEYS),
+    formula="far = F A^+ G V over completed blocks, near = softmax inside the own block, merged by their masses",
 )

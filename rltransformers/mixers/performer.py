@@ -114,4 +114,5 @@ SPEC = Spec(
     example={"mixer": "performer"},
     traits=Traits(causality="C", family="KERN", horizon="episode", state="H m (Dv + 1)", time="T"),
     offers=(Feature.KEYS,),
+    formula="o_t = phi(q_t) sum_s phi(k_s) v_s / phi(q_t) sum_s phi(k_s), phi(x) = exp(W x - |x|^2 / 2) / sqrt(m)",
 )

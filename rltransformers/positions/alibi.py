@@ -51,4 +51,5 @@ SPEC = Spec(
     example={"position": "alibi"},
     acts_at="inside attention",
     needs=(Feature.SCORES,),
+    formula="l_ts = q_t k_s / sqrt(Dh) - m_h d, m_h = 2^(-8h/H)",
 )

@@ -18,6 +18,7 @@ NONE = Spec(
     summary="No encoding: order is visible only through the causal mask.",
     build=build_none,
     example={"position": "none"},
+    formula="x_t",
 )
 POSITIONS = {
     spec.name: spec

@@ -73,6 +73,7 @@ LEARNED = Spec(
     options=LearnedOptions,
     example={"position": {"name": "learned", "max_len": 64}},
     acts_at="on the input",
+    formula="x_t + E[p_t], E learned [max_len, D]",
 )
 TIMESTEP = Spec(
     id="P17",
@@ -84,4 +85,5 @@ TIMESTEP = Spec(
     options=TimestepOptions,
     example={"position": {"name": "timestep", "max_len": 64}},
     acts_at="on the input",
+    formula="x_t + E[n_t], n_t the environment step, E learned [max_len, D]",
 )

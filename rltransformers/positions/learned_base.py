@@ -45,4 +45,5 @@ SPEC = Spec(
     build=build,
     example={"position": "sinusoidal_learned_base"},
     acts_at="on the input",
+    formula="x_t + PE(p_t) with base = exp(softplus(raw)), raw learned",
 )

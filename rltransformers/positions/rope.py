@@ -76,4 +76,5 @@ SPEC = Spec(
     example={"position": "rope"},
     acts_at="inside attention",
     needs=(Feature.SCORES,),
+    formula="l_ts = (R(p_t) q_t) (R(p_s) k_s) / sqrt(Dh), R rotates the channels 2f, 2f+1 by p base^(-2f/dims)",
 )

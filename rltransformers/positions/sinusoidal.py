@@ -49,4 +49,5 @@ SPEC = Spec(
     options=Options,
     example={"position": "sinusoidal"},
     acts_at="on the input",
+    formula="x_t + PE(p_t), PE(p)[2f] = sin(p base^(-2f/D)), PE(p)[2f+1] = cos(p base^(-2f/D))",
 )

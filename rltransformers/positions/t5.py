@@ -78,4 +78,5 @@ SPEC = Spec(
     example={"position": {"name": "t5", "buckets": 6, "max_distance": 8}},
     acts_at="inside attention",
     needs=(Feature.SCORES,),
+    formula="l_ts = q_t k_s / sqrt(Dh) + b[h, bucket(d)]",
 )

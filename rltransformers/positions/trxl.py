@@ -55,4 +55,5 @@ SPEC = Spec(
     example={"position": "trxl"},
     acts_at="inside attention",
     needs=(Feature.SCORES,),
+    formula="l_ts = ((q_t + u) k_s + (q_t + v) W_R PE(d)) / sqrt(Dh)",
 )

@@ -272,13 +272,13 @@ def test_choices_cycle_over_layers_and_heads() -> None:
     assert [config.choices.layer(layer).selection.name for layer in range(3)] == ["none", "topk", "none"]
 
 
-def test_the_catalogue_tells_id_source_and_summary_of_every_entry() -> None:
+def test_the_catalogue_tells_id_source_summary_and_formula_of_every_entry() -> None:
     for axis, specs in catalogue().items():
         ids = [spec.id for spec in specs]
         assert len(set(ids)) == len(ids)
         for spec in specs:
             assert spec.axis == axis
-            assert spec.summary and spec.paper and spec.example
+            assert spec.summary and spec.formula and spec.paper and spec.example, spec.id
             assert spec.traits.time in ("T", "T^2")
             assert (spec.traits.causality == "X") <= bool(spec.traits.causal_form)
 

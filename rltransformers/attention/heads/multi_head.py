@@ -18,6 +18,7 @@ MHA = Spec(
     summary="Independent heads, concatenated and projected.",
     build=build,
     example={"head_mixing": "mha"},
+    formula="y_t = W_O [o_t1; ...; o_tH]",
 )
 MQA = Spec(
     id="H1",
@@ -27,6 +28,7 @@ MQA = Spec(
     summary="All heads share one key and value head: `kv_heads: 1` (more than 1: grouped).",
     settings="kv_heads: 1",
     example={"kv_heads": 1},
+    formula="l_ts = q_th k_s / sqrt(Dh), o_th = sum_s a_tsh v_s: one k_s and v_s for all heads h",
 )
 DECOUPLED = Spec(
     id="H2",
@@ -36,4 +38,5 @@ DECOUPLED = Spec(
     summary="Head width chosen freely: `head_dim: n`, `value_dim: n`.",
     settings="head_dim: n",
     example={"head_dim": 5, "value_dim": 3},
+    formula="Dh and Dv free, W_O: H Dv -> D",
 )

@@ -49,4 +49,5 @@ SPEC = Spec(
         Refusal(Feature.HEAD_PATTERNS, "heads that are mixed need one mask for all of them"),
         Refusal(Feature.SELECTION, "heads that are mixed need one mask for all of them, not a selection each"),
     ),
+    formula="J_k = sum_h l_h P_l[h, k], w = softmax(J), U_v = sum_k w_k P_w[k, v]",
 )

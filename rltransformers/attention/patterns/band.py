@@ -36,4 +36,5 @@ SPEC = Spec(
     traits=Traits(horizon="window - 1", state="(window-1) D"),
     offers=(Feature.REACH,),
     needs=(Feature.PATTERNS,),
+    formula="0 <= d < window, in steps",
 )

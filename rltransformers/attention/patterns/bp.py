@@ -208,4 +208,5 @@ SPEC = Spec(
     offers=(Feature.REACH, Feature.CHOICE),
     needs=(Feature.PATTERNS,),
     refuses=(Refusal(Feature.HEAD_PATTERNS, "its tree serves all heads alike"),),
+    formula="s, then `neighbours` nodes of every level of the tree to the left of t; spans tile 0 ... p_t - 1",
 )

@@ -49,4 +49,5 @@ SPEC = Spec(
     traits=Traits(horizon="(window - 1) dilation", state="(window-1) dilation D"),
     offers=(Feature.REACH,),
     needs=(Feature.PATTERNS,),
+    formula="0 <= d < window dilation and d mod dilation = 0",
 )

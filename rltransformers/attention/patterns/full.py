@@ -19,4 +19,5 @@ SPEC = Spec(
     build=build,
     example={"pattern": "full"},
     traits=Traits(horizon="memory"),
+    formula="0 <= d <= memory",
 )

@@ -48,4 +48,5 @@ SPEC = Spec(
     ),
     offers=(Feature.REACH,),
     needs=(Feature.PATTERNS,),
+    formula="0 <= d < window, or p_s < sinks",
 )

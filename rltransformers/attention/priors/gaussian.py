@@ -39,4 +39,5 @@ SPEC = Spec(
     build=build,
     example={"prior": "gaussian_transformer"},
     needs=(Feature.SCORES,),
+    formula="l_ts - |w d^2 + b|, w >= 0, b <= 0 per head",
 )

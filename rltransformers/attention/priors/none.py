@@ -13,4 +13,5 @@ def build(dims: Dims, options: NoOptions) -> Part:
 SPEC = Spec(
     id="B0", name="none", axis="prior", paper="-", summary="Scores are content and position only.", build=build,
     example={"prior": "none"},
+    formula="l_ts",
 )  # fmt: skip

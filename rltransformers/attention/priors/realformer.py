@@ -38,4 +38,5 @@ SPEC = Spec(
         Refusal(Feature.MIXED_KEYS, "the logits of the previous layer must be about the same keys"),
         Refusal(Feature.HALTING, "a halted token takes no step, so the next one finds no logits of it"),
     ),
+    formula="l^n = own l^n + l^(n-1), before the mask",
 )

@@ -13,4 +13,5 @@ def build(dims: Dims, options: NoOptions) -> Part:
 SPEC = Spec(
     id="C0", name="none", axis="selection", paper="-", summary="All allowed keys are used.", build=build,
     example={"selection": "none"},
+    formula="all s that the pattern allows",
 )  # fmt: skip

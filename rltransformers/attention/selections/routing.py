@@ -182,4 +182,5 @@ SPEC = Spec(
         Refusal(Feature.CHOICE, "clusters choose the keys of a query themselves"),
     ),
     produces=(Loss("commitment"),),
+    formula="c(x) = argmax_c x mu_c on the sphere; a_t = softmax over the newest `window` s with c(k_s) = c(q_t)",
 )

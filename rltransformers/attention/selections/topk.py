@@ -50,4 +50,5 @@ SPEC = Spec(
     traits=Traits(causality="C*", family="SEL"),
     offers=(Feature.SELECTION,),
     needs=(Feature.LOGITS,),
+    formula="a_t = softmax over the k largest l_ts",
 )

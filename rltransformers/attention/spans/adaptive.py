@@ -63,4 +63,5 @@ SPEC = Spec(
     traits=Traits(family="EXPL"),
     needs=(Feature.SCORES,),
     produces=(Loss("span"),),
+    formula="a_ts <- m(d) a_ts / sum_s m(d) a_ts, m(d) = clip((R + z_h - d) / R, 0, 1)",
 )

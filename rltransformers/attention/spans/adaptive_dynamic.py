@@ -62,4 +62,5 @@ SPEC = Spec(
     traits=Traits(family="EXPL"),
     needs=(Feature.SCORES,),
     produces=(Loss("span"),),
+    formula="as adaptive, with z_t = S sigmoid(v_h x_t + b_h)",
 )

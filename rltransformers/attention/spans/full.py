@@ -13,4 +13,5 @@ def build(dims: Dims, options: NoOptions) -> Part:
 SPEC = Spec(
     id="SP0", name="full", axis="span", paper="-", summary="Heads use the whole window.", build=build,
     example={"span": "full"},
+    formula="m(d) = 1",
 )  # fmt: skip
