@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from rltransformers.attention.roles import Chooser, Part
 from rltransformers.blocks.layer import Layer
 from rltransformers.blocks.sublayer import Sublayer
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spec import Feature
+from rltransformers.core.spec import Choice, Feature
 from rltransformers.memory.interface import MemoryOptions
 from rltransformers.mixers.interface import Dims, Mixer, RowMixer
 from rltransformers.positions.interface import INSIDE_ATTENTION, Acts, Position
@@ -111,6 +112,19 @@ def build_layer(config: BackboneConfig, layer: int, position: Position) -> Layer
     )
 
 
+def build_layers(config: BackboneConfig, indices: Iterable[int], positions: Sequence[Position]) -> list[Layer]:
+    """The layers at ``indices``; what mixers of the same choice share belongs to the first of them."""
+    layers: list[Layer] = []
+    choices: list[Choice] = []
+    for index, position in zip(indices, positions, strict=True):
+        layers.append(build_layer(config, index, position))
+        choices.append(config.choices.layer(index).mixer)
+        first = choices.index(choices[-1])
+        if first < len(layers) - 1:
+            layers[-1].mixing.mixer.share(layers[first].mixing.mixer)
+    return layers
+
+
 def check_parts(config: BackboneConfig) -> None:
     """Build everything without storage: what parts refuse is refused here, and so are absurd sizes.
 
@@ -142,11 +156,15 @@ def part_numbers(config: BackboneConfig, cached: bool = True) -> dict[str, dict[
     state: dict[str, int] = {}
     with torch.device("meta"), _Unfilled():
         inputs, (at_score, *_) = build_positions(config, 1)
-        for kind, count in kinds.items():
-            layer = build_layer(config, kind, at_score)
+        counted: list[nn.Parameter] = []
+        layers = build_layers(config, kinds, [at_score] * len(kinds))
+        for (kind, count), layer in zip(kinds.items(), layers, strict=True):
+            common = [*(at_score.parameters() if at_score.shared else ()), *layer.mixing.mixer.shared_parameters()]
             for name, value in layer.named_parameters():
-                once = universal or (at_score.shared and any(value is each for each in at_score.parameters()))
-                parameters[f"layers.{kind}.{name}"] = value.numel() * (1 if once else count)
+                if not any(value is each for each in counted):
+                    once = universal or any(value is each for each in common)
+                    parameters[f"layers.{kind}.{name}"] = value.numel() * (1 if once else count)
+            counted += common
             for name, shape in layer.mixing.shapes(cached).items():
                 state[f"layers.{kind}.{name}"] = math.prod(shape) * count
     parameters |= {f"input_positions.{name}": value.numel() for name, value in inputs.named_parameters()}

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rltransformers.backbone.build import build_layer, build_positions
+from rltransformers.backbone.build import build_layers, build_positions
 from rltransformers.backbone.config import BackboneConfig
 from rltransformers.backbone.depth import Depth
 from rltransformers.backbone.state import State, prefixed
@@ -49,7 +49,7 @@ class Backbone(nn.Module):
         self.universal = depth.shared
         self.input_positions, at_score = build_positions(self.config, self.config.layers)
         count = 1 if self.universal else self.config.layers
-        self.layers = nn.ModuleList(build_layer(self.config, layer, at_score[layer]) for layer in range(count))
+        self.layers = nn.ModuleList(build_layers(self.config, range(count), at_score[:count]))
         self.input_norm = nn.LayerNorm(self.width) if self.config.input_norm else None
         self.final_norm = nn.LayerNorm(self.width) if self.config.final_norm else None
         self.halt = depth.halt(self.width)

@@ -69,7 +69,22 @@ class Mixer(nn.Module, ABC):
     State from before the call counts for token t only where ``tokens.live[t]``; of the tokens in the call, a <= t
     counts when t - a <= p_t. The returned state describes the episode of the last *valid* token and is unchanged for
     rows without valid tokens.
+
+    Attributes:
+        shared: names of the parameters and submodules that layers with the same choice of mixer have in common.
     """
+
+    shared: tuple[str, ...] = ()
+
+    def share(self, first: "Mixer") -> None:
+        """Take what layers have in common from the first layer with the same choice."""
+        for name in self.shared:
+            setattr(self, name, getattr(first, name))
+
+    def shared_parameters(self) -> list[nn.Parameter]:
+        """The parameters among what is ``shared``."""
+        own = [getattr(self, name) for name in self.shared]
+        return [each for part in own for each in ([part] if isinstance(part, nn.Parameter) else part.parameters())]
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and shape per state tensor."""

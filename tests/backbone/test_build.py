@@ -1,7 +1,7 @@
 """Parts are built from what the mechanisms declare."""
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from rltransformers.backbone import AXES, PLAIN, Backbone, BackboneConfig, build
 from rltransformers.core.spec import Feature, Spec
 from rltransformers.memory import transformer_xl
 from rltransformers.memory.interface import MemoryOptions
+from rltransformers.mixers import linear
 from rltransformers.mixers.interface import RowMixer
 
 
@@ -40,6 +41,30 @@ def test_mixers_offer_rows_where_they_read_some(name: str) -> None:
     config = BackboneConfig(**{**PLAIN, "memory": 20, **spec.example})
     mixer = Backbone(config).layer(0).mixing.mixer
     assert isinstance(mixer, RowMixer) == (Feature.ROWS in spec.offers)
+
+
+class Common(linear.LinearAttention):
+    """A mixer whose layers have one output projection."""
+
+    shared = ("out",)
+
+
+def test_layers_of_one_choice_have_in_common_what_their_mixer_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = AXES["mixer"].table
+    monkeypatch.setitem(table, "common", replace(linear.SPEC, name="common", build=lambda dims, options: Common(dims)))
+    values = {
+        **PLAIN,
+        "layers": 6,
+        "ff_width": 5,
+        "mixer": ["common", "linear", "common"],
+        "final_norm": False,
+        "residual": "post_ln",
+    }
+    backbone = Backbone(BackboneConfig(**values))
+    outputs = [backbone.layer(index).mixing.mixer.get_submodule("out") for index in range(6)]
+    assert [outputs.index(each) for each in outputs] == [0, 1, 0, 0, 4, 0]
+    counted, _ = backbone.config.numbers()
+    assert counted == sum(value.numel() for value in backbone.parameters())
 
 
 @pytest.mark.parametrize("module", [build, rules, choices])
