@@ -135,6 +135,7 @@ def allowed_at(pattern: Pattern, place: At, p: Int[Tensor, "B T"]) -> At:
     else:
         each = distance.expand(-1, len(reaches), -1, -1).unbind(1)
         allowed = torch.stack([reach.allowed(row) for reach, row in zip(reaches, each, strict=True)], 1)
+    allowed = allowed & pattern.by_rule(distance, p) if pattern.ruled else allowed
     limit = torch.minimum(pattern.limits(p), p[:, None])
     return replace(place, visible=by_head(place.visible) & allowed & (distance <= limit[..., None]))
 
@@ -149,7 +150,8 @@ def window_mask(
     """
     limit = torch.minimum(pattern.limits(p), p[:, None]) if pattern.anchored else p[:, None]
     seen = distance <= limit[..., None]
-    return additive(seen if everywhere else seen & pattern.allowed(distance))
+    seen = seen if everywhere else seen & pattern.allowed(distance)
+    return additive(seen & pattern.by_rule(distance[None, None], p) if pattern.ruled else seen)
 
 
 def additive(visible: Bool[Tensor, "*n"]) -> Float[Tensor, "*n"]:

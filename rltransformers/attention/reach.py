@@ -1,8 +1,9 @@
-"""Who may look at whom, as a function of distance (and of the place inside the environment step).
+"""Who may look at whom, as a function of the distance, and of the query's position in its episode where a rule asks.
 
-Axes: B batch, H heads (1 where heads agree), T tokens, L distances.
+Axes: B batch, H heads (1 where heads agree), T tokens, N keys, L distances.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,18 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
+
+
+class Rule(ABC):
+    """Which keys of a window count, where that depends on more than the distance; a frozen record, equal if it does.
+
+    A query at position i of its episode meets the key at i - d. What a rule says about keys of other episodes (d > i)
+    or of the future (d < 0) does not matter.
+    """
+
+    @abstractmethod
+    def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "#B #H T N"]) -> Bool[Tensor, "#B #H T N"]:
+        """Allowed keys, for all heads alike or with one answer per head."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +34,14 @@ class Reach:
         dilation: allowed distances are multiples of it, in tokens.
         sinks: tokens at the start of the episode that stay visible for ever.
         tokens_per_step: tokens of one environment step.
+        rule: leaves out further keys of the window, by the position of the query; None leaves out none.
     """
 
     window: int
     dilation: int = 1
     sinks: int = 0
     tokens_per_step: int = 1
+    rule: Rule | None = None
 
     @property
     def horizon(self) -> int:
@@ -38,9 +53,14 @@ class Reach:
         inside = (distance >= 0) & (distance <= self.horizon)
         return inside if self.dilation == 1 else inside & (distance % self.dilation == 0)
 
-    def limit(self, p: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    def limit(self, p: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
         """Largest distance inside the window: steps are whole, so later tokens of a step reach further."""
         return (self.window - 1) * self.tokens_per_step + p % self.tokens_per_step
+
+    def sees(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "#B #H T N"]) -> Bool[Tensor, "#B #H T N"]:
+        """Keys that the query at position i sees through the window."""
+        seen = (distance <= self.limit(i)) & self.allowed(distance)
+        return seen if self.rule is None else seen & self.rule.allowed(i, distance)
 
     @property
     def anchored(self) -> bool:
@@ -72,7 +92,7 @@ class Pattern:
 
     def dense(self, length: int) -> bool:
         """Whether every head allows all distances 0 .. length - 1."""
-        return all(reach.dilation == 1 and reach.horizon >= length - 1 for reach in self.heads)
+        return not self.ruled and all(reach.dilation == 1 and reach.horizon >= length - 1 for reach in self.heads)
 
     def limits(self, p: Int[Tensor, "B T"]) -> Int[Tensor, "B H T"]:
         """Window edge per head and token."""
@@ -85,11 +105,28 @@ class Pattern:
         """Whether the window edge of any head depends on the place of the token."""
         return any(reach.anchored for reach in self.heads)
 
+    @property
+    def ruled(self) -> bool:
+        """Whether what any head sees depends on more than distances and the window's edge."""
+        return any(reach.rule is not None for reach in self.heads)
+
+    def by_rule(self, distance: Int[Tensor, "#B #H T N"], p: Int[Tensor, "B T"]) -> Bool[Tensor, "b h T N"]:
+        """Which keys the rules of the heads let through."""
+        i, found = p[:, None, :, None], []
+        for head, reach in enumerate(self.heads):
+            own = distance[:, head : head + 1] if distance.shape[1] > 1 and len(self.heads) > 1 else distance
+            let = (own >= 0) if reach.rule is None else reach.rule.allowed(i, own)
+            found.append(let[:, head : head + 1] if let.shape[1] > 1 and len(self.heads) > 1 else let)
+        return found[0] if len(found) == 1 else torch.cat([let.expand(p.shape[0], -1, -1, -1) for let in found], 1)
+
     def outside(self, distance: Int[Tensor, "B T n"], p: Int[Tensor, "B T"]) -> Bool[Tensor, "B H T n"]:
         """Which sinks a head has and does not see through its window."""
         counts = torch.tensor([reach.sinks for reach in self.heads], device=p.device)
         owned = torch.arange(distance.shape[2], device=p.device) < counts[:, None]
-        return (distance[:, None] > self.limits(p)[..., None]) & owned[:, None]
+        beyond = distance[:, None] > self.limits(p)[..., None]
+        if self.ruled:
+            beyond = beyond | ~self.by_rule(distance[:, None], p)
+        return beyond & owned[:, None]
 
 
 def check_window(name: str, window: int, memory: int) -> None:
