@@ -6,6 +6,7 @@ A table stands between the markers of its name, `<!-- slots:start -->` and `<!--
 python scripts/update_docs.py            # rewrite the files
 python scripts/update_docs.py --check    # exit 1 and name the files that differ
 python scripts/update_docs.py --picture  # draw the picture of the README, too
+python scripts/update_docs.py --pairs    # try all pairs of mechanisms anew, too
 """
 
 import argparse
@@ -15,22 +16,23 @@ import sys
 from pathlib import Path
 
 from rltransformers.backbone import AXES, PRESETS, catalogue
-from rltransformers.core.spec import Spec
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that the benchmarks next to this file are found
 
 from scripts import benchmark, reproduce  # noqa: E402
+from scripts.mechanisms import pages as mechanism_pages  # noqa: E402
+from scripts.mechanisms import pairs  # noqa: E402
 from scripts.results import pictures, report  # noqa: E402
 from scripts.results.aims import Runs  # noqa: E402
 from scripts.results.suites import Task, read_suite  # noqa: E402
 
 README = ROOT / "README.md"
+MECHANISMS = ROOT / "docs" / "mechanisms"
 INDEX_PAGE = ROOT / "docs" / "package_index.md"
 PICTURE = ROOT / "docs" / "learning.png"
 FILES = (
     README,
-    ROOT / "docs" / "mechanisms.md",
     ROOT / "docs" / "benchmarks" / "README.md",
     ROOT / "docs" / "results" / "README.md",
 )
@@ -56,6 +58,8 @@ def main() -> int:
     arguments = parser().parse_args()
     if arguments.picture:
         draw(PICTURE)
+    if arguments.pairs:
+        pairs.write(MECHANISMS)
     different = []
     for path, new in pages().items():
         if not path.is_file() or path.read_text() != new:
@@ -72,13 +76,14 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description="Write the generated tables into the documents.")
     made.add_argument("--check", action="store_true", help="change nothing, fail when a file differs")
     made.add_argument("--picture", action="store_true", help="draw the picture of the README anew")
+    made.add_argument("--pairs", action="store_true", help="try all pairs of mechanisms anew")
     return made
 
 
 def pages() -> dict[Path, str]:
     """The text that every generated file should have."""
     texts = {path: updated(path.read_text()) for path in FILES}
-    return texts | {INDEX_PAGE: index_page(texts[README])}
+    return texts | {INDEX_PAGE: index_page(texts[README])} | mechanism_pages.pages(MECHANISMS)
 
 
 def updated(text: str) -> str:
@@ -120,36 +125,9 @@ def slots() -> list[str]:
     lines = ["| slot | decides | names |", "|---|---|---|"]
     for axis, specs in catalogue().items():
         names = ", ".join(f"`{spec.name}`" for spec in specs)
-        lines.append(f"| [`{axis}`](docs/mechanisms.md#{axis}) | {AXES[axis].decides} | {len(specs)}: {names} |")
-    lines.append(f"| [`preset`](docs/mechanisms.md#preset) | all of the above at once | {len(PRESETS)} papers |")
+        lines.append(f"| [`{axis}`](docs/mechanisms/{axis}.md) | {AXES[axis].decides} | {len(specs)}: {names} |")
+    lines.append(f"| [`preset`](docs/mechanisms/preset.md) | all of the above at once | {len(PRESETS)} papers |")
     return lines
-
-
-def mechanisms() -> list[str]:
-    """Every mechanism under the heading of its axis, then the presets."""
-    lines = []
-    for axis, specs in catalogue().items():
-        lines += [f"## {axis}", "", f"{AXES[axis].decides[0].upper()}{AXES[axis].decides[1:]}.", ""]
-        lines += ["| name | id | what it does | options | source |", "|---|---|---|---|---|", *map(row, specs), ""]
-    lines += [
-        "## preset",
-        "",
-        "A whole published architecture; every other key of the config changes a part of it.",
-        "",
-    ]
-    lines += ["| name | source | differs from the source |", "|---|---|---|"]
-    return lines + [f"| `{name}` | {preset.paper} | {preset.deviation or '-'} |" for name, preset in PRESETS.items()]
-
-
-def row(spec: Spec) -> str:
-    """One mechanism."""
-    summary = spec.summary.rstrip(".")
-    if re.match(r"[a-z]+,? [a-zA-Z]{2,}", summary):  # words, not a formula
-        summary = summary[0].upper() + summary[1:]
-    form = f"; here: {spec.traits.causal_form}" if spec.traits.causal_form else ""
-    options = ", ".join(f"`{option}`" for option in spec.options_text()) or "-"
-    cells = (f"`{spec.name}`", spec.id, summary + form, options, spec.paper)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def readme_results() -> list[str]:
@@ -185,7 +163,6 @@ def digest(runs: Runs) -> str:
 
 TABLES = {
     "slots": slots,
-    "mechanisms": mechanisms,
     "readme-results": readme_results,
     "readme-speed": readme_speed,
     "targets": lambda: benchmark.targets(benchmark.RESULTS),

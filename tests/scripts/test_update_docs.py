@@ -1,9 +1,12 @@
 """What stands in the documents is what the catalogue, the CSVs and the curves say."""
 
+import random
+
 from PIL import Image
 
 from rltransformers.backbone import PRESETS, catalogue
 from scripts import benchmark, reproduce, update_docs
+from scripts.mechanisms import pages, pairs
 from scripts.results import report
 
 
@@ -24,21 +27,33 @@ def test_the_picture_shows_the_curves_of_today() -> None:
         assert picture.info["Description"] == update_docs.digest(runs), "run scripts/update_docs.py --picture"
 
 
-def test_the_page_of_mechanisms_names_every_entry_and_preset() -> None:
-    text = "\n".join(update_docs.mechanisms())
+def test_the_page_of_a_slot_tells_everything_about_every_entry() -> None:
+    texts = {path.stem: text for path, text in pages.pages(update_docs.MECHANISMS).items()}
     for axis, specs in catalogue().items():
-        _, section = text.split(f"## {axis}\n")
         for spec in specs:
-            assert f"| `{spec.name}` | {spec.id} |" in section.split("## ")[0]
+            assert f"({axis}.md#{spec.name})" in texts["README"]
+            _, section = texts[axis].split(f"\n## {spec.name}\n")
+            section = section.split("\n## ")[0]
+            assert f"`{spec.formula}`" in section
+            assert all(f"`{option}`" in section for option in spec.options_text())
+            assert spec.traits.causal_form in section
     for name in PRESETS:
-        assert f"| `{name}` |" in text.split("## preset")[1]
+        assert f"| `{name}` |" in texts["preset"]
+
+
+def test_the_table_of_pairs_says_what_configs_get_told() -> None:
+    """A sample: trying all of them takes minutes; `scripts/update_docs.py --pairs` does."""
+    found, every = pairs.read(update_docs.MECHANISMS), list(pairs.pairs(pairs.entries()))
+    assert set(found) == {(pairs.label(one), pairs.label(other)) for one, other in every}
+    for one, other in random.Random(5).sample(every, 100):
+        assert found[pairs.label(one), pairs.label(other)] == pairs.verdict(one, other)
 
 
 def test_the_readme_has_a_row_per_slot_and_no_row_per_mechanism() -> None:
     rows = update_docs.slots()[2:]
     assert len(rows) == len(catalogue()) + 1
     for row, (axis, specs) in zip(rows, catalogue().items(), strict=False):
-        assert f"#{axis})" in row and f"| {len(specs)}: " in row and all(f"`{spec.name}`" in row for spec in specs)
+        assert f"/{axis}.md)" in row and f"| {len(specs)}: " in row and all(f"`{spec.name}`" in row for spec in specs)
 
 
 def test_the_readme_shows_six_rows_each_and_unmet_targets_among_them() -> None:
