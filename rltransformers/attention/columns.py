@@ -42,11 +42,15 @@ class Columns:
 
     def spread(self, scores: Float[Tensor, "... L"]) -> Float[Tensor, "B H T S"]:
         """Scores [H, L] or [B, H, T, L] by listed distance, by key."""
+        return beside(self.of_groups(scores))
+
+    def of_groups(self, scores: Float[Tensor, "... L"]) -> list[Float[Tensor, "b H t N"]]:
+        """The same, group by group."""
         if scores.dim() == 2:
             scores = scores[None, :, None]
         elif self.contiguous:
-            return windows.by_key(scores, self.contiguous)
-        return beside([self._of_group(scores, index) for index in self.index])
+            return [windows.by_key(scores, self.contiguous)]
+        return [self._of_group(scores, index) for index in self.index]
 
     def _of_group(self, scores: Float[Tensor, "#B H #T L"], index: Tensor | None) -> Float[Tensor, "B H T N"]:
         if index is None:

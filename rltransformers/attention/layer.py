@@ -16,7 +16,7 @@ from rltransformers.attention.columns import Columns, allowed_at, beside, column
 from rltransformers.attention.engines.dense import dense
 from rltransformers.attention.engines.fused import banded, fused
 from rltransformers.attention.engines.gathered import gathered
-from rltransformers.attention.plan import Plan, kernel_of_torch
+from rltransformers.attention.plan import TABLES, Plan, kernel_of_torch
 from rltransformers.attention.roles import Heads, View
 from rltransformers.core.spec import Feature, NoOptions, Spec, Traits
 from rltransformers.functional import windows
@@ -68,7 +68,7 @@ class Attention(RowMixer):
     def table_sources(self) -> list[nn.Module]:
         """The position, and the parts that score distances."""
         parts: list[nn.Module] = [part for part in self.plan.parts if part.scores_distances]
-        return [self.position, *parts] if self.plan.turns or Acts.SCORE in self.position.acts else parts
+        return [self.position, *parts] if self.plan.turns or self.plan.position_knows_distances else parts
 
     def forward(
         self,
@@ -132,7 +132,8 @@ class Attention(RowMixer):
         counts = tuple(group.k.shape[-2] for group in groups)
         columns = columns_of(plan.pattern, tuple(group.place for group in groups), counts, call)
         turned, groups = self.turned(self.content_query(q), groups, call)
-        scores = self.scores(q, columns, call)
+        listed = self.listed(q, columns, call)
+        scores = plan.scores(q, listed)
         if fuses:
             rate = plan.dropout if self.training else 0.0
             learns = torch.is_grad_enabled() and q.requires_grad
@@ -145,7 +146,7 @@ class Attention(RowMixer):
             if scores is None or (columns.contiguous and columns.length <= k.shape[2] - time + 1):
                 return banded(turned, self.all_heads(k), self.all_heads(v), scores, columns, rate), None
         groups = [replace(group, k=self.all_heads(group.k), v=self.all_heads(group.v)) for group in groups]
-        return self.finish(turned, groups, scores, View(h, columns, below), call)
+        return self.finish(turned, groups, scores, listed, View(h, columns, below), call)
 
     def choose(
         self, h: Tensor, query: Tensor, past: Past, state: dict[str, Tensor], call: Call, below: Tensor | None
@@ -163,14 +164,20 @@ class Attention(RowMixer):
         groups = [*others, *gathered(window, replace(selected, others=tuple(made)))]
         counts = tuple(group.k.shape[-2] for group in groups)
         columns = columns_of(plan.pattern, tuple(group.place for group in groups), counts, call)
-        view = View(h, columns, below)
-        return *self.finish(turned, groups, self.scores(q, columns, call), view, call), state
+        view, listed = View(h, columns, below), self.listed(q, columns, call)
+        return *self.finish(turned, groups, plan.scores(q, listed), listed, view, call), state
 
     def finish(
-        self, turned: Tensor, groups: list[Heads], scores: Tensor | None, view: View, call: Call
+        self,
+        turned: Tensor,
+        groups: list[Heads],
+        scores: Tensor | None,
+        listed: dict[str, Tensor],
+        view: View,
+        call: Call,
     ) -> tuple[Float[Tensor, "B H T V"], Tensor | None]:
         """By explicit logits, watched where somebody asks."""
-        out, logits, weights = dense(self.plan, turned, groups, scores, view, self.training)
+        out, logits, weights = dense(self.plan, turned, groups, scores, listed, view, self.training)
         if call.probe.reads_weights:
             self.watch(weights, view.columns, call)
         return out, logits if self.plan.hands_on else None
@@ -179,17 +186,15 @@ class Attention(RowMixer):
         """Queries as they meet key contents."""
         return self.position.content_query(q) if Acts.QUERY in self.position.acts else q
 
-    def scores(self, q: Float[Tensor, "B H T K"], columns: Columns, call: Call) -> Tensor | None:
-        """Scores by listed distance, or None when there are none."""
+    def listed(self, q: Float[Tensor, "B H T K"], columns: Columns, call: Call) -> dict[str, Tensor]:
+        """``TABLES`` of the listed distances."""
         if not self.plan.scores_distances:
-            return None
-        tables = {name: call.tables[f"{call.place}.{name}"] for name in ("position", "parts")
+            return {}
+        tables = {name: call.tables[f"{call.place}.{name}"] for name in TABLES
                   if f"{call.place}.{name}" in call.tables}  # fmt: skip
         if tables:
-            rows = {name: table.index_select(0, columns.listed) for name, table in tables.items()}
-        else:
-            rows = self.plan.of_distances(columns.listed, q)
-        return self.plan.scores(q, rows)
+            return {name: table.index_select(0, columns.listed) for name, table in tables.items()}
+        return self.plan.of_distances(columns.listed, q)
 
     def turned(
         self, query: Float[Tensor, "B H T K"], groups: list[Heads], call: Call

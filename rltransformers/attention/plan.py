@@ -14,6 +14,9 @@ from rltransformers.attention.roles import Chooser, Part, Stage
 from rltransformers.functional.keys import Past
 from rltransformers.positions.interface import Acts, Position
 
+TABLES = "position", "factors", "keys", "parts"
+"""What the position scores queries by, multiplies products by and scores keys by; the sum of what other parts add."""
+
 FEW_QUERIES = 8  # up to here the fused kernel is faster: it reads keys where they lie, not moved head by head
 
 
@@ -78,7 +81,8 @@ class Plan:
     def explicit(self) -> bool:
         """Whether logits or weights have to be seen or changed; otherwise fused forms compute the same."""
         stages = self.on_logits or self.on_masked_logits or self.on_weights or self.on_mixed_weights
-        return bool(stages) or self.hands_on or Acts.VALUE in self.position.acts
+        by_pair = Acts.FACTOR | Acts.KEY_SCORE | Acts.VALUE
+        return bool(stages) or self.hands_on or bool(self.position.acts & by_pair)
 
     @functools.cached_property
     def turns(self) -> bool:
@@ -88,7 +92,12 @@ class Plan:
     @functools.cached_property
     def scores_distances(self) -> bool:
         """Whether scores depend on the distance."""
-        return Acts.SCORE in self.position.acts or any(part.scores_distances for part in self.parts)
+        return self.position_knows_distances or any(part.scores_distances for part in self.parts)
+
+    @functools.cached_property
+    def position_knows_distances(self) -> bool:
+        """Whether the position makes something of distances besides turns and values."""
+        return bool(self.position.acts & (Acts.FACTOR | Acts.SCORE | Acts.KEY_SCORE))
 
     @functools.cached_property
     def ordered(self) -> bool:
@@ -98,10 +107,14 @@ class Plan:
         )
 
     def of_distances(self, distance: Int[Tensor, " L"], like: Tensor) -> dict[str, Tensor]:
-        """What parts make of distances under today's weights, first axis L: "position", and "parts" for their sum."""
+        """What ``TABLES`` hold of distances under today's weights, first axis L, as far as the parts need it."""
         found = {}
         if Acts.SCORE in self.position.acts:
             found["position"] = self.position.of_distances(distance, like)
+        if Acts.FACTOR in self.position.acts:
+            found["factors"] = self.position.factors(distance, like)
+        if Acts.KEY_SCORE in self.position.acts:
+            found["keys"] = self.position.key_vectors(distance, like)
         scores = [part.of_distances(distance, like) for part in self.parts if part.scores_distances]
         if scores:
             found["parts"] = functools.reduce(Tensor.add, scores)

@@ -3,9 +3,10 @@
 Axes: B batch, H heads, T tokens, N keys of a group, S keys of all groups side by side, C chosen keys, L distances, D
     model width, K head width, V value width.
 
-The order inside one layer: scores of content, plus those by distance (positions, priors); changes of the unmasked
-logits (talking heads, then the logits of the layer below); the mask of pattern and episode; changes of the masked
-logits (selections); softmax; changes of the weights (spans, talking heads); dropout; values.
+The order inside one layer: scores of content, multiplied by distance (positions), plus those by distance (positions,
+priors); changes of the unmasked logits (talking heads, then the logits of the layer below); the mask of pattern and
+episode; changes of the masked logits (selections); softmax; changes of the weights (spans, talking heads); dropout;
+values.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,10 @@
 """Where a position encoding may act: on the input, on queries and keys, on the scores, on the values.
 
-Axes: B batch, H heads, T tokens, L distances, K head width, V value width, D model width, f pairs of channels.
-    Encodings inside attention know distances only. What they make of a distance alone (``of_distances``, ``circle``) is
-    separate from what they make of a query, so that acting computes it once per change of the weights and not at every
-    step.
+Axes: B batch, H heads, T tokens, N keys, L distances, K head width, V value width, D model width, f pairs of
+    channels.
+Encodings inside attention know distances only. What they make of a distance alone (``of_distances``, ``factors``,
+``key_vectors``, ``circle``) is separate from what they make of a query, so that acting computes it once per change of
+the weights and not at every step.
 """
 
 from enum import Flag, auto
@@ -33,11 +34,13 @@ class Acts(Flag):
     INPUT = auto()
     QUERY = auto()
     ROTATION = auto()
+    FACTOR = auto()
     SCORE = auto()
+    KEY_SCORE = auto()
     VALUE = auto()
 
 
-INSIDE_ATTENTION = Acts.QUERY | Acts.ROTATION | Acts.SCORE | Acts.VALUE
+INSIDE_ATTENTION = Acts.QUERY | Acts.ROTATION | Acts.FACTOR | Acts.SCORE | Acts.KEY_SCORE | Acts.VALUE
 
 
 class Position(nn.Module):
@@ -76,6 +79,14 @@ class Position(nn.Module):
         """ROTATION: queries or keys, turned; only differences of places matter."""
         raise NotImplementedError("an encoding that turns queries and keys defines turn")
 
+    def factors(self, distance: Int[Tensor, " L"], like: Tensor) -> Float[Tensor, "L H"]:
+        """FACTOR: by what products of queries and keys at distances are multiplied, in the dtype of ``like``."""
+        raise NotImplementedError("an encoding that multiplies products of queries and keys defines factors")
+
+    def multiplied(self, products: Float[Tensor, "B H T N"], factors: Float[Tensor, "b H t N"]) -> Tensor:
+        """FACTOR: scaled products of queries and keys with the factors of their distances; nothing is added before."""
+        return products * factors
+
     def of_distances(self, distance: Int[Tensor, " L"], like: Tensor) -> Float[Tensor, "L X"]:
         """SCORE: what distances mean under today's weights, in the dtype of ``like``; X is up to the encoding."""
         raise NotImplementedError("an encoding that acts on scores defines of_distances")
@@ -83,6 +94,10 @@ class Position(nn.Module):
     def scores(self, q: Float[Tensor, "B H T K"], table: Float[Tensor, "L X"]) -> Float[Tensor, "..."]:
         """SCORE: what is added to the scores at the distances of ``table``: [B, H, T, L], or [H, L] without queries."""
         raise NotImplementedError("an encoding that acts on scores defines scores")
+
+    def key_vectors(self, distance: Int[Tensor, " L"], like: Tensor) -> Float[Tensor, "L H K"]:
+        """KEY_SCORE: what keys at distances are multiplied with, in the dtype of ``like``; the products are scores."""
+        raise NotImplementedError("an encoding that scores keys defines key_vectors")
 
     def value_table(self, length: int) -> Float[Tensor, "L V"]:
         """VALUE: vectors added to the values at the distances 0 .. length - 1."""

@@ -1,6 +1,7 @@
 """Attention with explicit logits and weights: a walk through the stages; every other engine equals it.
 
-Axes: B batch, H heads, T tokens, N keys of a group, S keys of all groups, K key width, V value width, D model width.
+Axes: B batch, H heads, T tokens, N keys of a group, S keys of all groups, L listed distances, K key width, V value
+width, D model width.
 """
 
 import functools
@@ -9,10 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rltransformers.attention.columns import Columns, beside
+from rltransformers.attention.columns import Columns, beside, by_head
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.roles import Heads, View
 from rltransformers.functional.dropout import dropout
+from rltransformers.functional.windows import FEW_TOKENS
 from rltransformers.positions.interface import Acts
 
 
@@ -21,6 +23,7 @@ def dense(
     query: Float[Tensor, "B H T K"],
     groups: list[Heads],
     scores: Float[Tensor, "..."] | None,
+    listed: dict[str, Tensor],
     view: View,
     training: bool,
 ) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T S"], Float[Tensor, "B H T S"]]:
@@ -29,9 +32,10 @@ def dense(
     Args:
         query: as it meets contents, turned where keys are.
         scores: by listed distance, see ``Plan.scores``.
+        listed: ``TABLES`` of the listed distances.
     """
-    scale, columns = query.shape[-1] ** -0.5, view.columns
-    logits = beside([content(query, group, scale) for group in groups])
+    columns = view.columns
+    logits = beside(contents(plan, query, groups, listed, columns))
     if scores is not None:
         logits = logits + columns.spread(scores)
     for part in plan.on_logits:
@@ -51,13 +55,39 @@ def dense(
     return read(plan, dropout(mixed, plan.dropout, training), groups, columns), handed, weights
 
 
-def content(query: Float[Tensor, "B H T K"], group: Heads, scale: float) -> Float[Tensor, "B H T N"]:
-    """Scaled products of queries and keys, with the shift of the group."""
+def contents(
+    plan: Plan, query: Float[Tensor, "B H T K"], groups: list[Heads], listed: dict[str, Tensor], columns: Columns
+) -> list[Float[Tensor, "B H T N"]]:
+    """What keys score by their contents, group by group: products, multiplied by distance, with the group's shift."""
+    scale = query.shape[-1] ** -0.5
+    found = [products(query, group, scale) for group in groups]
+    if "factors" in listed:
+        factors = columns.of_groups(listed["factors"].T)
+        found = [plan.position.multiplied(*each) for each in zip(found, factors, strict=True)]
+    if "keys" in listed:
+        scores = [of_keys(group, listed["keys"], index) for group, index in zip(groups, columns.index, strict=True)]
+        found = [each + score for each, score in zip(found, scores, strict=True)]
+    return [each if group.shift is None else each + group.shift for each, group in zip(found, groups, strict=True)]
+
+
+def products(query: Float[Tensor, "B H T K"], group: Heads, scale: float) -> Float[Tensor, "B H T N"]:
+    """Scaled products of queries and keys."""
     if group.per_token:
-        products = (query[..., None, :] * group.k).sum(-1) * scale
-    else:
-        products = query @ group.k.transpose(-1, -2) * scale
-    return products if group.shift is None else products + group.shift
+        return (query[..., None, :] * group.k).sum(-1) * scale
+    return query @ group.k.transpose(-1, -2) * scale
+
+
+def of_keys(group: Heads, vectors: Float[Tensor, "L H K"], index: Tensor | None) -> Float[Tensor, "B H T N"]:
+    """Products of keys with the vectors of their listed distances, which ``Columns.index`` tells."""
+    if index is None:
+        return (group.k * vectors.transpose(0, 1)).sum(-1)[:, :, None]
+    index, (listed, heads) = by_head(index), vectors.shape[:2]
+    if group.per_token or index.shape[2] <= FEW_TOKENS:
+        first = torch.arange(heads, device=index.device)[:, None, None] * listed
+        own = vectors.transpose(0, 1).flatten(0, 1)[first + index]
+        return ((group.k if group.per_token else group.k[:, :, None]) * own).sum(-1)
+    products = vectors.permute(1, 0, 2) @ group.k.transpose(-1, -2)
+    return products.gather(2, index.expand(*products.shape[:2], -1, -1))
 
 
 def read(
