@@ -65,7 +65,7 @@ COMMANDS = {
     "recorder": Command("offline", "recorder", "steps per second of recording CartPole into Minari"),
     "windowed": Command("attention", "windowed", "windowed attention, against dense kernels and x-transformers"),
     "linear": Command("attention", "linear", "linear attention: growth with the length of the segment"),
-    "catalogue": Command("attention", "catalogue", "cost of every mechanism by length, against its declared growth"),
+    "catalogue": Command("catalogue", "catalogue", "cost of every mechanism by length, against its declared growth"),
 }
 
 
