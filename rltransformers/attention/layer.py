@@ -4,7 +4,6 @@ Axes: B batch, H heads, G key-value heads, T tokens, N key rows of a group, L di
 E = G (K + V). Long calls are cut into blocks, each with its own memory rows, so work grows linearly with T.
 """
 
-import math
 from dataclasses import replace
 
 import torch
@@ -38,11 +37,11 @@ class Attention(RowMixer):
         self.position, self.prior, self.selection = plan.position, plan.prior, plan.selection
         self.head_mixing, self.span, self.chooser = plan.head_mixing, plan.span, plan.chooser
         self.horizon, self.sinks = plan.pattern.horizon, plan.pattern.sinks
-        self.query_width = dims.heads * dims.head_dim
-        self.key_width = dims.kv_heads * (dims.head_dim + dims.value_dim)
+        self.score = plan.score
+        self.query_width, self.key_width = self.score.query_width, self.score.key_width
         # rows of the weight: queries, keys, values
-        self.project = dims.projection(dims.width, self.query_width + self.key_width)
-        self.output = dims.projection(dims.heads * dims.value_dim, dims.width)
+        self.project = dims.projection(dims.width, self.score.projected)
+        self.output = plan.combine or dims.projection(dims.heads * dims.value_dim, dims.width)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """That of the chooser."""
@@ -50,13 +49,12 @@ class Attention(RowMixer):
 
     def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
         """Queries, and keys and values side by side, not turned."""
-        query, keys = linear(self.project, h).split_with_sizes([self.query_width, self.key_width], -1)
-        return query, keys
+        return self.plan.score.rows(linear(self.project, h), h)
 
     def keys(self, h: Float[Tensor, "B S D"]) -> Float[Tensor, "B S E"]:
         """Keys and values side by side, not turned."""
-        bias = self.project.bias
-        return F.linear(h, self.project.weight[self.query_width :], None if bias is None else bias[self.query_width :])
+        bias, own = self.project.bias, self.score.own
+        return self.score.key_rows(F.linear(h, self.project.weight[own:], None if bias is None else bias[own:]))
 
     def tables(self, reach: int) -> dict[str, Tensor]:
         """Scores by distance, and the turns of rows by how far they lie back."""
@@ -93,14 +91,19 @@ class Attention(RowMixer):
         if cut and self.chooser is None and foldable(past):
             mixed, logits = self.attend(*self.cut(h, query, past, call, block), below, EVERY)
             mixed = windows.unfold_tokens(joined_heads(mixed), time, batch)
-            return Mixed(linear(self.output, chosen(mixed, call.wanted)), state, logits)
+            return Mixed(self.combined(chosen(mixed, call.wanted)), state, logits)
         early = EVERY if call.probe.listens or self.plan.ordered else call.wanted
         if self.chooser is None:
             mixed, logits = self.attend(h, chosen(query, early), past, call, below, early)
         else:
             mixed, logits, state = self.choose(h, query, past, state, call, below)
         mixed = joined_heads(mixed)
-        return Mixed(linear(self.output, mixed if early is call.wanted else chosen(mixed, call.wanted)), state, logits)
+        return Mixed(self.combined(mixed if early is call.wanted else chosen(mixed, call.wanted)), state, logits)
+
+    def combined(self, heads: Float[Tensor, "B T HV"]) -> Float[Tensor, "B T D"]:
+        """The outputs of the heads as the output of the layer."""
+        found: Tensor = linear(self.output, heads) if isinstance(self.output, nn.Linear) else self.output(heads)
+        return found
 
     def tell(self, h: Float[Tensor, "B T D"], call: Call) -> None:
         """Auxiliary losses of the parts."""
@@ -125,7 +128,7 @@ class Attention(RowMixer):
         self, h: Tensor, query: Tensor, past: Past, call: Call, below: Tensor | None, early: slice
     ) -> tuple[Float[Tensor, "B H T V"], Tensor | None]:
         """One block: the queries of the tokens ``early`` against all keys at once."""
-        plan, q = self.plan, self.split_queries(query)
+        plan, q = self.plan, self.plan.score.split_queries(query)
         fuses = plan.fuses(past, call.probe.reads_weights)
         shares = fuses and q.shape[2] == 1  # the kernel takes one token's query heads in groups that share their keys
         groups = [Heads(*self.split(group.rows, shares), group.place) for group in past]
@@ -133,7 +136,7 @@ class Attention(RowMixer):
         columns = columns_of(plan.pattern, tuple(group.place for group in groups), counts, call)
         turned, groups = self.turned(self.content_query(q), groups, call)
         listed = self.listed(q, columns, call)
-        scores = plan.scores(q, listed)
+        scores = self.scores(q, listed, columns)
         if fuses:
             rate = plan.dropout if self.training else 0.0
             learns = torch.is_grad_enabled() and q.requires_grad
@@ -154,7 +157,7 @@ class Attention(RowMixer):
         """The keys that the chooser picks from the window for every query, as far as the pattern allows; all others."""
         plan, chooser = self.plan, self.chooser
         assert chooser is not None
-        q = chooser.prepare(self.split_queries(query))
+        q = chooser.prepare(self.plan.score.split_queries(query))
         split = [(self.split(group.rows), group.place) for group in past]
         groups = [Heads(chooser.prepare(k), v, place) for (k, v), place in split]
         selected, state = chooser.choose(q, groups[-1], state, call)
@@ -165,7 +168,7 @@ class Attention(RowMixer):
         counts = tuple(group.k.shape[-2] for group in groups)
         columns = columns_of(plan.pattern, tuple(group.place for group in groups), counts, call)
         view, listed = View(h, columns, below), self.listed(q, columns, call)
-        return *self.finish(turned, groups, plan.scores(q, listed), listed, view, call), state
+        return *self.finish(turned, groups, self.scores(q, listed, columns), listed, view, call), state
 
     def finish(
         self,
@@ -196,6 +199,14 @@ class Attention(RowMixer):
             return {name: table.index_select(0, columns.listed) for name, table in tables.items()}
         return self.plan.of_distances(columns.listed, q)
 
+    def scores(self, q: Float[Tensor, "B H T K"], listed: dict[str, Tensor], columns: Columns) -> Tensor | None:
+        """Scores by listed distance, or None when there are none."""
+        found = self.plan.scores(q, listed)
+        own = None if self.plan.score.plain else self.plan.score.by_distance(q, columns.listed)
+        if own is None or found is None:
+            return found if own is None else own
+        return own + (found[:, None] if found.dim() == 2 else found)
+
     def turned(
         self, query: Float[Tensor, "B H T K"], groups: list[Heads], call: Call
     ) -> tuple[Float[Tensor, "B H T K"], list[Heads]]:
@@ -214,21 +225,9 @@ class Attention(RowMixer):
         table = call.tables.get(f"{call.place}.circle")
         return self.plan.position.circle(behind, like) if table is None else table[behind.clamp(0, len(table) - 1)]
 
-    def split_queries(self, query: Float[Tensor, "B T Q"]) -> Float[Tensor, "B H T K"]:
-        """Queries head by head."""
-        if query.shape[1] == 1:  # one token needs no transposition
-            return query.view(query.shape[0], self.dims.heads, 1, self.dims.head_dim)
-        return query.view(*query.shape[:2], self.dims.heads, self.dims.head_dim).transpose(1, 2)
-
     def split(self, rows: Float[Tensor, "B *T N E"], shares: bool = False) -> tuple[Tensor, Tensor]:
         """Keys [B, H, *T, N, K] and values [B, H, *T, N, V]; [B, G, ...] where heads of queries share them."""
-        groups = self.dims.kv_heads
-        alike = rows.dim() == 3 and self.dims.head_dim == self.dims.value_dim
-        if alike and not rows.requires_grad:  # fewer views; their gradients would be copied once more
-            k, v = rows.unflatten(-1, (2, groups, self.dims.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
-        else:
-            parts = rows.split_with_sizes([groups * self.dims.head_dim, groups * self.dims.value_dim], -1)
-            k, v = (part.unflatten(-1, (groups, -1)).movedim(-2, 1) for part in parts)
+        k, v = self.plan.score.split(rows)
         return (k, v) if shares else (self.all_heads(k), self.all_heads(v))
 
     def all_heads(self, heads: Float[Tensor, "B G *n"]) -> Float[Tensor, "B H *n"]:
@@ -238,15 +237,12 @@ class Attention(RowMixer):
 
     def content(self, h: Float[Tensor, "B T D"], rows: Float[Tensor, "B S D"], seen: Tensor) -> Float[Tensor, "B T O"]:
         """What the queries ``h`` read from ``rows`` where ``seen`` [B, S], by content alone and with frozen weights."""
-        weight, given = self.project.weight.detach(), self.project.bias
+        weight, given, score = self.project.weight.detach(), self.project.bias, self.score
         bias = weight.new_zeros(len(weight)) if given is None else given.detach()
-        q = self.split_queries(F.linear(h, weight[: self.query_width], bias[: self.query_width]))
-        k, v = self.split(F.linear(rows, weight[self.query_width :], bias[self.query_width :]))
-        if self.chooser is not None:
-            q, k = self.chooser.prepare(q), self.chooser.prepare(k)
-        logits = q @ k.transpose(-1, -2) / math.sqrt(self.dims.head_dim)
-        weights = logits.masked_fill(~seen[:, None, None], torch.finfo(logits.dtype).min).softmax(-1)
-        return (weights @ v).transpose(1, 2).flatten(2)
+        frozen = {name: value.detach() for name, value in score.named_parameters()}
+        prepare = (lambda heads: heads) if self.chooser is None else self.chooser.prepare
+        found: Tensor = torch.func.functional_call(score, frozen, (weight, bias, h, rows, seen, prepare))
+        return found
 
     def watch(self, weights: Float[Tensor, "B H T S"], columns: Columns, call: Call) -> None:
         """Tell look-back distance in tokens, entropy in nats, and the share of the window that no token fills yet."""
@@ -329,8 +325,8 @@ SPEC = Spec(
     example={"mixer": "softmax"},
     traits=Traits(family="EXPL", state="memory D (training), memory kv_heads (Dh + Dv) more (acting)", time="T"),
     offers=(
-        *(Feature.SCORES, Feature.LOGITS, Feature.PATTERNS),
-        *(Feature.ROWS, Feature.SLOTS, Feature.KEYS),
+        *(Feature.SCORES, Feature.LOGITS, Feature.PRODUCTS, Feature.OUTPUTS),
+        *(Feature.PATTERNS, Feature.ROWS, Feature.SLOTS, Feature.KEYS),
     ),
     formula="o_t = sum_s softmax_s(q_t k_s / sqrt(Dh)) v_s",
 )

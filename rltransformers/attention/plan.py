@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rltransformers.attention.reach import Pattern
-from rltransformers.attention.roles import Chooser, Part, Stage
+from rltransformers.attention.roles import Chooser, Combine, Part, Score, Stage
 from rltransformers.functional.keys import Past
 from rltransformers.positions.interface import Acts, Position
 
@@ -26,19 +26,23 @@ class Plan:
 
     Attributes:
         pattern: who may look at whom.
+        score: how queries meet keys.
         position: encoding inside attention.
         chooser: picks the keys of every query before any product; None for all that the pattern allows.
         selection, prior, head_mixing, span: parts of the stages.
+        combine: what joins the outputs of the heads in place of a projection, or None.
         dropout: share of the weights that is set to 0 in training.
     """
 
     pattern: Pattern
+    score: Score
     position: Position = field(default_factory=Position)
     chooser: Chooser | None = None
     selection: Part = field(default_factory=Part)
     prior: Part = field(default_factory=Part)
     head_mixing: Part = field(default_factory=Part)
     span: Part = field(default_factory=Part)
+    combine: Combine | None = None
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -50,7 +54,7 @@ class Plan:
     @property
     def parts(self) -> tuple[Part, ...]:
         """All parts in the order in which they act at one stage."""
-        return self.head_mixing, self.prior, self.selection, self.span
+        return self.score, self.head_mixing, self.prior, self.selection, self.span
 
     @functools.cached_property
     def on_logits(self) -> tuple[Part, ...]:
@@ -82,7 +86,7 @@ class Plan:
         """Whether logits or weights have to be seen or changed; otherwise fused forms compute the same."""
         stages = self.on_logits or self.on_masked_logits or self.on_weights or self.on_mixed_weights
         by_pair = Acts.FACTOR | Acts.KEY_SCORE | Acts.VALUE
-        return bool(stages) or self.hands_on or bool(self.position.acts & by_pair)
+        return bool(stages) or self.hands_on or bool(self.position.acts & by_pair) or not self.score.plain
 
     @functools.cached_property
     def turns(self) -> bool:

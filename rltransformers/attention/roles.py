@@ -1,7 +1,8 @@
 """The roles that a part of attention can play; parts meet nowhere else.
 
-Axes: B batch, H heads, T tokens, N keys of a group, S keys of all groups side by side, C chosen keys, L distances, D
-    model width, K head width, V value width.
+Axes: B batch, H heads, G key-value heads, T tokens, N keys of a group, S keys of all groups side by side, C chosen
+    keys, L distances, D model width, K head width, V value width, Q and E numbers of a query row and of a key row, O
+    numbers that the projection makes of a layer input.
 
 The order inside one layer: scores of content, multiplied by distance (positions), plus those by distance (positions,
 priors); changes of the unmasked logits (talking heads, then the logits of the layer below); the mask of pattern and
@@ -9,16 +10,20 @@ episode; changes of the masked logits (selections); softmax; changes of the weig
 values.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Flag, auto
 
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rltransformers.attention.columns import Columns
 from rltransformers.attention.reach import Reach
 from rltransformers.functional.call import Call
-from rltransformers.functional.keys import At, Place
+from rltransformers.functional.keys import At, Place, Rows
+from rltransformers.mixers.interface import Dims
 
 
 class Stage(Flag):
@@ -103,6 +108,112 @@ class Heads:
     def per_token(self) -> bool:
         """Whether every token has keys of its own."""
         return self.k.dim() == 5
+
+
+class Score(Part):
+    """How queries meet keys: by scaled dot products, unless a method says otherwise.
+
+    One projection of layer inputs, with the queries' own outputs first, gives what query rows and key rows are made of.
+
+    Attributes:
+        own: outputs of the projection that only queries are made of.
+        projected: all of its outputs.
+        query_width, key_width: Q and E.
+        plain: whether the content of logits is scaled products alone, which need not be explicit.
+    """
+
+    plain = True
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__()
+        self.dims = dims
+        self.own = self.query_width = dims.heads * dims.head_dim
+        self.key_width = dims.kv_heads * (dims.head_dim + dims.value_dim)
+
+    @property
+    def projected(self) -> int:
+        """O."""
+        return self.own + self.key_width
+
+    def rows(
+        self, made: Float[Tensor, "B T O"], h: Float[Tensor, "B T D"]
+    ) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
+        """Query rows and key rows of tokens with inputs ``h``."""
+        query, keys = made.split_with_sizes([self.own, self.key_width], -1)
+        return query, keys
+
+    def key_rows(self, made: Float[Tensor, "B *n X"]) -> Float[Tensor, "B *n E"]:
+        """Key rows of what the projection makes besides the queries' own."""
+        return made
+
+    def split_queries(self, query: Float[Tensor, "B T Q"]) -> Float[Tensor, "B H T K"]:
+        """Queries head by head."""
+        if query.shape[1] == 1:  # one token needs no transposition
+            return query.view(query.shape[0], self.dims.heads, 1, self.dims.head_dim)
+        return query.view(*query.shape[:2], self.dims.heads, self.dims.head_dim).transpose(1, 2)
+
+    def split(self, rows: Float[Tensor, "B *T N E"]) -> tuple[Float[Tensor, "B g *T N K"], Float[Tensor, "B G *T N V"]]:
+        """Keys and values head by head; heads of queries may share them."""
+        groups = self.dims.kv_heads
+        alike = rows.dim() == 3 and self.dims.head_dim == self.dims.value_dim
+        if alike and not rows.requires_grad:  # fewer views; their gradients would be copied once more
+            k, v = rows.unflatten(-1, (2, groups, self.dims.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            parts = rows.split_with_sizes([groups * self.dims.head_dim, groups * self.dims.value_dim], -1)
+            k, v = (part.unflatten(-1, (groups, -1)).movedim(-2, 1) for part in parts)
+        return k, v
+
+    def settled(
+        self,
+        query: Float[Tensor, "B H T K"],
+        groups: list[Heads],
+        logits: Callable[[Tensor], Tensor],
+        visible: Bool[Tensor, "b h t S"],
+    ) -> Float[Tensor, "B H T K"]:
+        """Queries after what they go through before they read: nothing; ``logits`` are those of given queries."""
+        return query
+
+    def content(self, query: Float[Tensor, "B H T K"], group: Heads) -> Float[Tensor, "B H T N"]:
+        """Scores by content."""
+        scale = query.shape[-1] ** -0.5
+        if group.per_token:
+            return (query[..., None, :] * group.k).sum(-1) * scale
+        return query @ group.k.transpose(-1, -2) * scale
+
+    def by_distance(
+        self, query: Float[Tensor, "B H T K"], distance: Int[Tensor, " L"]
+    ) -> Float[Tensor, "B H T L"] | None:
+        """What a query alone says of the listed distances, or None."""
+        return None
+
+    def forward(
+        self,
+        weight: Float[Tensor, "O D"],
+        bias: Float[Tensor, " O"],
+        h: Float[Tensor, "B T D"],
+        rows: Float[Tensor, "B S D"],
+        seen: Bool[Tensor, "B S"],
+        prepare: Callable[[Tensor], Tensor],
+    ) -> Float[Tensor, "B T X"]:
+        """What queries of ``h`` read from ``rows`` by content alone, heads side by side; ``prepare``: by a chooser."""
+        query, _ = self.rows(F.linear(h, weight, bias), h)
+        k, v = self.split(self.key_rows(F.linear(rows, weight[self.own :], bias[self.own :])))
+        repeats = [self.dims.heads // part.shape[1] for part in (k, v)]
+        k, v = (part.repeat_interleave(n, 1) for part, n in zip((prepare(k), v), repeats, strict=True))
+        group, visible = Heads(k, v, Rows()), seen[:, None, None]
+        q = prepare(self.split_queries(query))
+        q = self.settled(q, [group], lambda other: self.content(other, group), visible)
+        logits = self.content(q, group)
+        weights = logits.masked_fill(~visible, torch.finfo(logits.dtype).min).softmax(-1)
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+
+class Combine(nn.Module):
+    """How the outputs of heads, side by side, become the output of the layer in place of a projection."""
+
+    def forward(self, heads: Float[Tensor, "B T X"]) -> Float[Tensor, "B T D"]:
+        """Token by token."""
+        raise NotImplementedError("what combines heads defines forward")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.reach import Pattern, Reach
-from rltransformers.attention.roles import Chooser, Part
+from rltransformers.attention.roles import Chooser, Combine, Part, Score
 from rltransformers.blocks.layer import Layer
 from rltransformers.blocks.sublayer import Sublayer
 from rltransformers.core.errors import ConfigError
@@ -76,20 +76,30 @@ def build_mixing(config: BackboneConfig, layer: int, position: Position) -> Subl
 def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Position) -> Plan:
     """What is plugged into softmax attention; a memory may decide itself what is visible."""
     choices, common = config.choices.layer(layer), config.choices
+    offers = choices.mixer.spec.offers
+    heads_act, prior_acts = (offered(choice, offers) for choice in (common.head_mixing, common.prior))
     memory: MemoryOptions = common.memory_kind.options
     own = memory.reach(dims.memory)
     selection: Part | Chooser = choices.selection.build(dims)
+    heads: Part | Combine = common.head_mixing.build(dims) if heads_act else Part()
     patterns = [choice.build(dims) for choice in choices.patterns] if own is None else [own]
     return Plan(
         pattern=Pattern(tuple(map(reach_of, patterns))),
-        position=position,
+        score=heads if isinstance(heads, Score) else Score(dims),
+        position=position if all(offered(each, offers) for each in common.positions) else Position(),
         chooser=next((each for each in (*patterns, selection) if isinstance(each, Chooser)), None),
         selection=selection if isinstance(selection, Part) else Part(),
-        prior=common.prior.build(dims),
-        head_mixing=common.head_mixing.build(dims),
+        prior=common.prior.build(dims) if prior_acts else Part(),
+        head_mixing=heads if isinstance(heads, Part) and not isinstance(heads, Score) else Part(),
         span=choices.span.build(dims),
+        combine=heads if isinstance(heads, Combine) else None,
         dropout=config.dropout,
     )
+
+
+def offered(choice: Choice, offers: Collection[Feature]) -> bool:
+    """Whether a mixer offers all that a choice needs."""
+    return all(feature in offers for feature in choice.spec.needs)
 
 
 def reach_of(pattern: Reach | Chooser) -> Reach:

@@ -134,6 +134,8 @@ def setting_features(config: BackboneConfig) -> dict[Feature, Origin]:
     found: dict[Feature, Origin] = {}
     if config.tokens_per_step > 1:
         found[Feature.STEP_TOKENS] = Origin(f"tokens_per_step {config.tokens_per_step}", "set tokens_per_step to 1")
+    if config.kv_heads is not None and config.kv_heads < config.heads:
+        found[Feature.SHARED_KEYS] = Origin(f"kv_heads {config.kv_heads}", "leave kv_heads out")
     if any((layer.mixer, layer.patterns) != (kinds[0].mixer, kinds[0].patterns) for layer in kinds):
         name = "mixer" if any(layer.mixer != kinds[0].mixer for layer in kinds) else "pattern"
         found[Feature.MIXED_KEYS] = Origin(f"{name} is a list", f"set {name} to {AXES[name].neutral!r}")

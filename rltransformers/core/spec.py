@@ -49,6 +49,8 @@ class Feature(Enum):
 
     SCORES = "scores of pairs of tokens, by distance"
     LOGITS = "the logits of all pairs of tokens"
+    PRODUCTS = "products of queries and keys"
+    OUTPUTS = "outputs of heads that can be routed"
     PATTERNS = "keys that a pattern can leave out"
     ROWS = "rows of earlier tokens"
     SLOTS = "compressed rows beside the other rows"
@@ -61,6 +63,7 @@ class Feature(Enum):
     HALTING = "tokens that halt"
     INVERSE = "streams that are rebuilt in the backward pass"
     HEAD_PATTERNS = "a pattern per head"
+    SHARED_KEYS = "keys that heads of queries share"
     STEP_TOKENS = "several tokens per step"
     MIXED_KEYS = "layers that differ in mixer or pattern"
     MIXED_LAYERS = "layers that differ"

@@ -75,6 +75,6 @@ SPEC = Spec(
     options=Options,
     example={"position": "rope"},
     acts_at="inside attention",
-    needs=(Feature.SCORES,),
+    needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts = (R(p_t) q_t) (R(p_s) k_s) / sqrt(Dh), R rotates the channels 2f, 2f+1 by p base^(-2f/dims)",
 )

@@ -68,6 +68,6 @@ SPEC = Spec(
     options=Options,
     example={"position": {"name": "shaw", "max_distance": 3}},
     acts_at="inside attention",
-    needs=(Feature.SCORES,),
+    needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts = q_t (k_s + a_K[min(d, K)]) / sqrt(Dh), o_t = sum_s a_ts (v_s + a_V[min(d, K)])",
 )

@@ -54,6 +54,6 @@ SPEC = Spec(
     build=build,
     example={"position": "trxl"},
     acts_at="inside attention",
-    needs=(Feature.SCORES,),
+    needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts = ((q_t + u) k_s + (q_t + v) W_R PE(d)) / sqrt(Dh)",
 )

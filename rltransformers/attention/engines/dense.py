@@ -35,9 +35,15 @@ def dense(
         listed: ``TABLES`` of the listed distances.
     """
     columns = view.columns
-    logits = beside(contents(plan, query, groups, listed, columns))
-    if scores is not None:
-        logits = logits + columns.spread(scores)
+    spread = None if scores is None else columns.spread(scores)
+
+    def logits_of(query: Tensor) -> Tensor:
+        found = beside(contents(plan, query, groups, listed, columns))
+        return found if spread is None else found + spread
+
+    if not plan.score.plain:
+        query = plan.score.settled(query, groups, logits_of, columns.visible)
+    logits = logits_of(query)
     for part in plan.on_logits:
         logits = part.logits(logits, view)
     handed = logits
@@ -59,8 +65,7 @@ def contents(
     plan: Plan, query: Float[Tensor, "B H T K"], groups: list[Heads], listed: dict[str, Tensor], columns: Columns
 ) -> list[Float[Tensor, "B H T N"]]:
     """What keys score by their contents, group by group: products, multiplied by distance, with the group's shift."""
-    scale = query.shape[-1] ** -0.5
-    found = [products(query, group, scale) for group in groups]
+    found = [plan.score.content(query, group) for group in groups]
     if "factors" in listed:
         factors = columns.of_groups(listed["factors"].T)
         found = [plan.position.multiplied(*each) for each in zip(found, factors, strict=True)]
@@ -68,13 +73,6 @@ def contents(
         scores = [of_keys(group, listed["keys"], index) for group, index in zip(groups, columns.index, strict=True)]
         found = [each + score for each, score in zip(found, scores, strict=True)]
     return [each if group.shift is None else each + group.shift for each, group in zip(found, groups, strict=True)]
-
-
-def products(query: Float[Tensor, "B H T K"], group: Heads, scale: float) -> Float[Tensor, "B H T N"]:
-    """Scaled products of queries and keys."""
-    if group.per_token:
-        return (query[..., None, :] * group.k).sum(-1) * scale
-    return query @ group.k.transpose(-1, -2) * scale
 
 
 def of_keys(group: Heads, vectors: Float[Tensor, "L H K"], index: Tensor | None) -> Float[Tensor, "B H T N"]:

@@ -206,7 +206,7 @@ SPEC = Spec(
         "being a token with layers of its own; it is seen when the memory holds all of its leaves",
     ),
     offers=(Feature.REACH, Feature.CHOICE),
-    needs=(Feature.PATTERNS,),
+    needs=(Feature.PATTERNS, Feature.PRODUCTS),
     refuses=(Refusal(Feature.HEAD_PATTERNS, "its tree serves all heads alike"),),
     formula="s, then `neighbours` nodes of every level of the tree to the left of t; spans tile 0 ... p_t - 1",
 )

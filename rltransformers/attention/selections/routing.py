@@ -176,7 +176,7 @@ SPEC = Spec(
         causal_form="a centroid takes its newest tokens in place of its nearest ones, which may lie in the future",
     ),
     offers=(Feature.SELECTION,),
-    needs=(Feature.LOGITS,),
+    needs=(Feature.LOGITS, Feature.PRODUCTS),
     refuses=(
         Refusal(Feature.CARRY, "a query has logits for the keys of its cluster only, other ones in every layer"),
         Refusal(Feature.CHOICE, "clusters choose the keys of a query themselves"),
