@@ -10,11 +10,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Preset:
-    """Changes of the plain stack."""
+    """Changes of the plain stack.
+
+    Attributes:
+        overrides: settings in place of the plain ones.
+        paper: the source.
+        deviation: how the form built here differs from it.
+        id: of the system in the catalogue, where the whole combination is one.
+    """
 
     overrides: Mapping[str, Any]
     paper: str
     deviation: str = ""
+    id: str = ""
 
 
 _WINDOW = "window memory: every token sees the same number of steps, whatever the split into calls"
@@ -29,6 +37,7 @@ PRESETS: dict[str, Preset] = {
          "final_norm": True, "memory_kind": "cache"},
         "Radford et al. 2019, GPT-2",
         "the position counts from the start of the episode; weights start as PyTorch's layers do, not from N(0, 0.02)",
+        id="E2",
     ),
     "roformer": Preset(
         {"position": "rope", "residual": "post_ln"},
@@ -45,6 +54,7 @@ PRESETS: dict[str, Preset] = {
         {"position": "trxl", "residual": "gru"},
         "Parisotto et al. 2019, arXiv 1910.06764",
         f"{_WINDOW}; u and v per layer",
+        id="RL1",
     ),
     "compressive": Preset(
         {"position": "trxl", "residual": "post_ln", "memory_kind": "compressive", "losses": {"compression": 1.0}},
@@ -120,5 +130,6 @@ PRESETS: dict[str, Preset] = {
         "Chen et al. 2021, arXiv 2106.01345, appendix",
         "windows count whole environment steps; weights start as PyTorch's layers do, there from N(0, 0.02); "
         f"{_NO_BIAS}",
+        id="RL2",
     ),
 }  # fmt: skip

@@ -440,8 +440,9 @@ def _list(arguments: argparse.Namespace) -> None:
     if arguments.json:
         _print_json(contents)
         return
+    names = {**contents, "presets": [preset["name"] for preset in contents["presets"]]}
     for name in ("agents", "configs", "presets"):
-        print(f"{name}\n  {', '.join(contents[name])}\n")
+        print(f"{name}\n  {', '.join(names[name])}\n")
     for axis, entries in contents["axes"].items():
         print(f"backbone.{axis}")
         for entry in entries:
@@ -464,6 +465,7 @@ def list_contents() -> dict[str, Any]:
                 "name": spec.name,
                 "paper": spec.paper,
                 "summary": spec.summary,
+                "formula": spec.formula,
                 "options": spec.options_text(),
                 "traits": asdict(spec.traits),
             }
@@ -472,7 +474,11 @@ def list_contents() -> dict[str, Any]:
         for axis, entries in catalogue().items()
     }
     agents = [agent.value for agent in AgentName]
-    return {"axes": axes, "presets": sorted(PRESETS), "agents": agents, "configs": packaged_configs()}
+    presets = [
+        {"id": preset.id, "name": name, "paper": preset.paper, "sets": preset.overrides, "differs": preset.deviation}
+        for name, preset in sorted(PRESETS.items())
+    ]
+    return {"axes": axes, "presets": presets, "agents": agents, "configs": packaged_configs()}
 
 
 # Inspect ----------------------------------------------------------------------------------------------------
