@@ -9,7 +9,7 @@ from rltransformers.attention.selections import none as no_selection
 from rltransformers.attention.selections import routing, topk
 from rltransformers.attention.spans import adaptive, adaptive_dynamic
 from rltransformers.attention.spans import full as full_span
-from rltransformers.mixers import average, light_conv, linear, nystrom, performer
+from rltransformers.mixers import average, dynamic_conv, light_conv, linear, nystrom, performer
 
 MIXERS = {
     spec.name: spec
@@ -20,6 +20,7 @@ MIXERS = {
         nystrom.SPEC,
         average.SPEC,
         light_conv.SPEC,
+        dynamic_conv.SPEC,
     )
 }
 PATTERNS = {

@@ -114,6 +114,12 @@ PRESETS: dict[str, Preset] = {
         "Zhang et al. 2018, arXiv 1805.00631",
         "decoder alone",
     ),
+    "dynamic_conv": Preset(
+        {"mixer": "dynamic_conv", "position": "sinusoidal", "residual": "post_ln"},
+        "Wu et al. 2019, arXiv 1901.10430",
+        "decoder alone; 7 taps in every layer, there 3 to 31 from the lowest up (`mixer` as a list); taps before the "
+        "episode leave their weight to the others (`pad: zero`); no dropout of kernel weights",
+    ),
     "topk": Preset(
         {"selection": "topk", "position": "sinusoidal"},
         "Gupta et al. 2021, arXiv 2106.06899",

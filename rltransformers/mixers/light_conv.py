@@ -15,30 +15,8 @@ from torch.nn import functional as F
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Spec, Traits
 from rltransformers.functional.call import Call, chosen
-from rltransformers.functional.windows import Tokens, last_rows
+from rltransformers.functional.taps import causal_taps, newest_rows, tap_weights, with_past
 from rltransformers.mixers.interface import Dims, Mixed, StateMixer
-
-
-def tap_weights(logits: Float[Tensor, "H K"], tokens: Tokens, renormalise: bool) -> Float[Tensor, "B T H K"]:
-    """Softmax over the taps, lag 0 first; a tap that lies before the episode weighs 0.
-
-    With ``renormalise`` the remaining taps share all of the weight; without, the weight of missing taps is lost.
-    """
-    inside = (torch.arange(logits.shape[1], device=logits.device) <= tokens.p[..., None])[:, :, None]
-    if renormalise:
-        return logits.expand(*tokens.p.shape, -1, -1).masked_fill(~inside, float("-inf")).softmax(-1)
-    return logits.softmax(-1) * inside
-
-
-def causal_taps(rows: Float[Tensor, "B R D"], weights: Float[Tensor, "B T H K"]) -> Float[Tensor, "B T D"]:
-    """``out_t = sum_k weights[t, h, k] * rows[K - 1 + t - k]``; channel group h has D / H neighbouring channels."""
-    time, heads, taps = weights.shape[1:]
-    grouped = rows.unflatten(-1, (heads, -1))
-    out = weights[..., 0, None] * grouped[:, taps - 1 :]
-    for lag in range(1, taps):  # a view per tap; unfolding instead would copy all rows K times
-        start = taps - 1 - lag
-        out = out + weights[..., lag, None] * grouped[:, start : start + time]
-    return out.flatten(2)
 
 
 class LightConv(StateMixer):
@@ -59,19 +37,13 @@ class LightConv(StateMixer):
         """Tells the mean lag of the kernels as "lookback"."""
         tokens = call.tokens
         values = F.glu(self.project(h), -1)
-        rows = torch.cat([state["taps"].to(values.dtype), values], 1)
+        rows = with_past(state["taps"], values)
         weights = tap_weights(self.kernel, tokens, self.renormalise)
         if call.probe.listens:
             lags = torch.arange(self.taps, device=h.device)
             call.probe.metric("lookback", (weights.detach()[tokens.valid()] * lags).sum(-1).mean())
         mixed = self.out(chosen(causal_taps(rows, weights), call.wanted))
-        return Mixed(mixed, {"taps": self._newest(rows, tokens).to(state["taps"].dtype)})
-
-    def _newest(self, rows: Tensor, tokens: Tokens) -> Tensor:
-        """The last K - 1 valid rows; zeros for those of earlier episodes."""
-        kept = last_rows(rows, self.taps - 1, tokens)
-        age = torch.arange(self.taps - 2, -1, -1, device=rows.device)
-        return kept.masked_fill((age > tokens.last_position()[:, None])[..., None], 0.0)
+        return Mixed(mixed, {"taps": newest_rows(rows, state["taps"], tokens)})
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "nystrom": {"mixer": {"name": "nystrom", "block": 3, "landmarks": 4}},
         "average": {"mixer": "average"},
         "light_conv": {"mixer": "light_conv"},
+        "dynamic_conv": {"mixer": "dynamic_conv"},
     },
     "prior": {
         "none": {"prior": "none"},
@@ -107,6 +108,8 @@ SCORES = "position: shaw t5 trxl rope alibi; prior: gaussian_transformer; span: 
 NO_SCORES = "mixer: linear performer nystrom average light_conv"
 STATES = "mixer: linear performer average light_conv"
 VALUES = "mixer: average light_conv"
+TAPS = "mixer: dynamic_conv"
+LOGITS = "selection: topk routing; prior: realformer; head_mixing: talking; losses: commitment"
 RESTRICTED = "pattern: band dilated longformer bp; setting: patterns_of_heads patterns_of_layers"
 
 REFUSED: list[tuple[str, str, str]] = [
@@ -115,7 +118,7 @@ REFUSED: list[tuple[str, str, str]] = [
     # Neither is built.
     (SCORES, NO_SCORES, "scores of pairs"),
     (
-        "selection: topk routing; prior: realformer; head_mixing: talking; losses: commitment",
+        LOGITS,
         NO_SCORES,
         "the logits of all pairs",
     ),
@@ -169,6 +172,14 @@ REFUSED: list[tuple[str, str, str]] = [
     ("mixer: nystrom", "setting: no_memory", "raise memory"),
     # Distances are counted in tokens, of which a step has two.
     ("pattern: dilated", "setting: two_tokens", "counts tokens"),
+    # Taps of convolutions weigh values; there are no queries, no keys, no scores, and no rows.
+    (SCORES, TAPS, "scores of pairs"),
+    (LOGITS, TAPS, "the logits of all pairs"),
+    (RESTRICTED, TAPS, "keys that a pattern can leave out"),
+    ("memory_kind: cache", TAPS, "rows of earlier tokens"),
+    ("memory_kind: compressive; losses: compression", TAPS, "compressed rows"),
+    ("setting: no_memory", TAPS, "does not make it memoryless"),
+    ("head_mixing: mqa decoupled; setting: bias", TAPS, "queries, keys and values"),
 ]
 
 Name = tuple[str, str]

@@ -1,0 +1,50 @@
+"""Convolutions over the last rows of an episode: weights of taps, their sums, and the rows to keep for later calls.
+
+Axes: B batch, T tokens, R = K - 1 + T rows, D width, H groups of channels, K taps (lag 0 is the token itself).
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rltransformers.functional.windows import Tokens, last_rows
+
+
+def inside(taps: int, tokens: Tokens) -> Bool[Tensor, "B T K"]:
+    """Which taps lie in the token's own episode."""
+    return torch.arange(taps, device=tokens.p.device) <= tokens.p[..., None]
+
+
+def tap_weights(logits: Float[Tensor, "*b H K"], tokens: Tokens, renormalise: bool) -> Float[Tensor, "B T H K"]:
+    """Softmax over the taps, lag 0 first; a tap that lies before the episode weighs 0.
+
+    With ``renormalise`` the remaining taps share all of the weight; without, the weight of missing taps is lost.
+    """
+    own = inside(logits.shape[-1], tokens)[:, :, None]
+    if renormalise:
+        return logits.expand(*tokens.p.shape, -1, -1).masked_fill(~own, float("-inf")).softmax(-1)
+    return logits.softmax(-1) * own
+
+
+def causal_taps(rows: Float[Tensor, "B R D"], weights: Float[Tensor, "B T H K"]) -> Float[Tensor, "B T D"]:
+    """``out_t = sum_k weights[t, h, k] * rows[K - 1 + t - k]``; channel group h has D / H neighbouring channels."""
+    time, heads, taps = weights.shape[1:]
+    grouped = rows.unflatten(-1, (heads, -1))
+    out = weights[..., 0, None] * grouped[:, taps - 1 :]
+    for lag in range(1, taps):  # a view per tap; unfolding instead would copy all rows K times
+        start = taps - 1 - lag
+        out = out + weights[..., lag, None] * grouped[:, start : start + time]
+    return out.flatten(2)
+
+
+def with_past(past: Float[Tensor, "B r D"], rows: Float[Tensor, "B T D"]) -> Float[Tensor, "B R D"]:
+    """The rows kept of earlier calls in front of those of this one."""
+    return torch.cat([past.to(rows.dtype), rows], 1)
+
+
+def newest_rows(rows: Float[Tensor, "B R D"], past: Float[Tensor, "B r D"], tokens: Tokens) -> Float[Tensor, "B r D"]:
+    """What takes the place of ``past`` after the call: as many valid rows; zeros for those of earlier episodes."""
+    count = past.shape[1]
+    kept = last_rows(rows, count, tokens)
+    age = torch.arange(count - 1, -1, -1, device=rows.device)
+    return kept.masked_fill((age > tokens.last_position()[:, None])[..., None], 0.0).to(past.dtype)
