@@ -7,6 +7,7 @@ from rltransformers.attention.priors import gaussian, realformer
 from rltransformers.attention.priors import none as no_prior
 from rltransformers.attention.selections import none as no_selection
 from rltransformers.attention.selections import routing, topk
+from rltransformers.attention.slots import memory_compressed
 from rltransformers.attention.spans import adaptive, adaptive_dynamic
 from rltransformers.attention.spans import full as full_span
 from rltransformers.mixers import average, dynamic_conv, light_conv, linear, nystrom, performer
@@ -21,6 +22,7 @@ MIXERS = {
         average.SPEC,
         light_conv.SPEC,
         dynamic_conv.SPEC,
+        memory_compressed.SPEC,
     )
 }
 PATTERNS = {

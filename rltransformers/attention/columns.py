@@ -23,7 +23,7 @@ class Columns:
     """Distances and visibility.
 
     Attributes:
-        mask: 0 where a key is seen, minus infinity elsewhere.
+        mask: 0, or the shift of its place, where a key is seen, minus infinity elsewhere.
         listed: the distances for which scores are computed.
         index: per group, where its keys find their distance in ``listed``: [T, N], [B, T, N] or [B, H, T, N]; None for
             keys that are listed as they lie.
@@ -38,7 +38,7 @@ class Columns:
     @property
     def visible(self) -> Bool[Tensor, "B h T S"]:
         """Where a query may look."""
-        return self.mask == 0
+        return self.mask > -math.inf
 
     def spread(self, scores: Float[Tensor, "... L"]) -> Float[Tensor, "B H T S"]:
         """Scores [H, L] or [B, H, T, L] by listed distance, by key."""
@@ -108,7 +108,8 @@ def _columns(pattern: Pattern, places: tuple[Place, ...], counts: tuple[int, ...
     masks, index = [], []
     for place, count in zip(places, counts, strict=True):
         if isinstance(place, At):
-            masks.append(additive(seen_at(pattern, place, p)))
+            mask = additive(seen_at(pattern, place, p))
+            masks.append(mask + place.shift if place.shift else mask)
             distance = place.distance
         else:
             distance = window_distance(place, time, count, p.device)

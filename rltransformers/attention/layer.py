@@ -255,13 +255,16 @@ class Attention(RowMixer):
             entropy = -(weights * weights.clamp(min=1e-12).log()).sum(-1)
             probe.metric("lookback", (far * valid).sum() / count)
             probe.metric("entropy", (entropy * valid).sum() / count)
-            seen = torch.minimum(tokens.p, self.plan.pattern.limits(tokens.p).amax(1)) + 1
-            empty = (1 - seen / (self.horizon + 1)).to(valid.dtype)
+            empty = (1 - self.filled(tokens.p) / (self.horizon + 1)).to(valid.dtype)
             probe.metric("empty_slots", (empty * valid[:, 0]).sum() / valid.sum().clamp(min=1))
             mass = weights.new_zeros(self.dims.heads, columns.length)
             index = distance.transpose(0, 1).flatten(1)
             mass = mass.scatter_add_(1, index, (weights * valid[..., None]).transpose(0, 1).flatten(1))
             probe.lookback(mass / valid.sum().clamp(min=1))
+
+    def filled(self, p: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+        """Tokens of the window that exist."""
+        return torch.minimum(p, self.plan.pattern.limits(p).amax(1)) + 1
 
     def constrain_(self) -> None:
         """Bring parameters back into their range after an optimiser step."""

@@ -92,6 +92,13 @@ PRESETS: dict[str, Preset] = {
         "Xiong et al. 2021, arXiv 2102.03902",
         f"causal block form over the window; no convolution beside it (`conv: 33`); {_PRE_NORM}; {_RELU}; {_NO_BIAS}",
     ),
+    "memory_compressed": Preset(
+        {"mixer": ["softmax", "memory_compressed"], "position": "sinusoidal"},
+        "Liu et al. 2018, arXiv 1801.10198",
+        "layers in between read the whole window, there blocks of 256 tokens; completed blocks from the episode start, "
+        "with the tokens behind them; keys and values are convolved apart; no mixtures of experts; "
+        f"{_NO_BIAS}",
+    ),
     "realformer": Preset(
         {"prior": "realformer", "position": "sinusoidal", "residual": "post_ln"},
         "He et al. 2021, arXiv 2012.11747",

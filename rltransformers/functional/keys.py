@@ -45,12 +45,14 @@ class At:
         visible: True where a query may look.
         farthest: the largest distance that is told apart from larger ones; None for one beyond the window's edge.
         outside: the rows are seen only where the window of the pattern does not reach, as sinks are.
+        shift: added to the scaled products of queries and rows.
     """
 
     distance: Int[Tensor, "B *#h T N"]
     visible: Bool[Tensor, "B *#h T N"]
     farthest: int | None = None
     outside: bool = False
+    shift: float = 0.0
 
 
 Place: TypeAlias = Rows | Ring | At

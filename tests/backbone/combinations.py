@@ -47,6 +47,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "average": {"mixer": "average"},
         "light_conv": {"mixer": "light_conv"},
         "dynamic_conv": {"mixer": "dynamic_conv"},
+        "memory_compressed": {"mixer": {"name": "memory_compressed", "kept": 2}},
     },
     "prior": {
         "none": {"prior": "none"},
@@ -107,6 +108,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
 SCORES = "position: shaw t5 trxl rope alibi; prior: gaussian_transformer; span: adaptive adaptive_dynamic; losses: span"
 NO_SCORES = "mixer: linear performer nystrom average light_conv"
 STATES = "mixer: linear performer average light_conv"
+SLOTS = "mixer: memory_compressed"
 VALUES = "mixer: average light_conv"
 TAPS = "mixer: dynamic_conv"
 LOGITS = "selection: topk routing; prior: realformer; head_mixing: talking; losses: commitment"
@@ -180,6 +182,11 @@ REFUSED: list[tuple[str, str, str]] = [
     ("memory_kind: compressive; losses: compression", TAPS, "compressed rows"),
     ("setting: no_memory", TAPS, "does not make it memoryless"),
     ("head_mixing: mqa decoupled; setting: bias", TAPS, "queries, keys and values"),
+    # Slots have a place and scores by distance, but stand for several tokens, and decide what is visible.
+    (LOGITS, SLOTS, "the logits of all pairs"),
+    (RESTRICTED, SLOTS, "keys that a pattern can leave out"),
+    ("memory_kind: compressive; losses: compression", SLOTS, "compressed rows"),
+    (SLOTS, "setting: no_memory", "raise memory"),
 ]
 
 Name = tuple[str, str]

@@ -127,6 +127,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "position.learned.max_len": {"max_len": 9},
     "mixer.nystrom.landmarks": {"block": 2},
     "mixer.nystrom.block": {"landmarks": 2},
+    "mixer.memory_compressed.kept": {"block": 2},
 }
 
 

@@ -61,9 +61,9 @@ def test_a_new_mixer_gets_what_it_offers_to_take_and_nothing_else(monkeypatch: p
     assert "mixer 'new' has none" in refusal({"mixer": "new", "memory_kind": "compressive"})
     assert "mixer 'new' has none" in refusal({"mixer": "new", "kv_heads": 2})
     assert "mixer 'new' has none" in refusal({"mixer": "new", "position": "rope"})
-    assert refusal({"mixer": "average", "memory": 0}).endswith(
-        "set mixer to 'softmax' or 'nystrom' or 'new' or memory to at least 1"
-    )
+    message = refusal({"mixer": "average", "memory": 0})
+    assert "set mixer to 'softmax' or 'nystrom' or " in message
+    assert message.endswith(" or 'new' or memory to at least 1")
 
 
 def test_rules_name_no_mechanism() -> None:

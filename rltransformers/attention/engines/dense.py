@@ -14,6 +14,7 @@ from rltransformers.attention.columns import Columns, beside, by_head
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.roles import Heads, View
 from rltransformers.functional.dropout import dropout
+from rltransformers.functional.keys import At
 from rltransformers.functional.windows import FEW_TOKENS
 from rltransformers.positions.interface import Acts
 
@@ -64,7 +65,7 @@ def dense(
 def contents(
     plan: Plan, query: Float[Tensor, "B H T K"], groups: list[Heads], listed: dict[str, Tensor], columns: Columns
 ) -> list[Float[Tensor, "B H T N"]]:
-    """What keys score by their contents, group by group: products, multiplied by distance, with the group's shift."""
+    """What keys score by their contents, group by group: products, multiplied by distance, with the group's shifts."""
     found = [plan.score.content(query, group) for group in groups]
     if "factors" in listed:
         factors = columns.of_groups(listed["factors"].T)
@@ -72,7 +73,14 @@ def contents(
     if "keys" in listed:
         scores = [of_keys(group, listed["keys"], index) for group, index in zip(groups, columns.index, strict=True)]
         found = [each + score for each, score in zip(found, scores, strict=True)]
-    return [each if group.shift is None else each + group.shift for each, group in zip(found, groups, strict=True)]
+    return [shifted(each, group) for each, group in zip(found, groups, strict=True)]
+
+
+def shifted(scores: Float[Tensor, "B H T N"], group: Heads) -> Float[Tensor, "B H T N"]:
+    """With what the group, and the place of its rows, add."""
+    if isinstance(group.place, At) and group.place.shift:
+        scores = scores + group.place.shift
+    return scores if group.shift is None else scores + group.shift
 
 
 def of_keys(group: Heads, vectors: Float[Tensor, "L H K"], index: Tensor | None) -> Float[Tensor, "B H T N"]:

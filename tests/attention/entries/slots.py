@@ -1,7 +1,125 @@
-"""Rows and twins of further entries: slots."""
+"""Rows and twins of further entries: what stands for many tokens at once."""
 
-from tests.attention.row import Row
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
 
-ROWS: dict[tuple[str, str], Row] = {}
-VARIANTS: dict[str, Row] = {}
+import torch
+from torch import Tensor
+
+from rltransformers.backbone import Backbone
+from tests.attention import twins
+from tests.attention.row import Limit, Row
+from tests.attention.twins import Key, Logits, Mixture, Reader, Rows, Window
+
+Pairs = list[tuple[Tensor, Tensor]]
+Compress = Callable[[Reader, int, Pairs], Pairs]
+"""Keys and values of the slots of a block, from one head and the keys and values of its tokens."""
+
+
+def slot_attention(compress: Compress, sizes: Callable[[Reader], tuple[int, int, int, int]]) -> Callable[..., Mixture]:
+    """Softmax attention whose keys are the slots of completed blocks and the tokens behind them.
+
+    Args:
+        sizes: tokens of a block, blocks kept, slots of a block, tokens between the places of two slots.
+    """
+
+    def mixture(reader: Reader, tokens: Rows, prepared: Rows, below: Logits) -> Mixture:
+        block, kept, slots, span = sizes(reader)
+        shown: list[Key] = []
+
+        def edges(reader: Reader, t: int) -> list[Key]:
+            done = (t + 1) // block
+            shown[:] = [
+                ("block", m * slots + c, t - (m * block + block - 1 - span * (slots - 1 - c)))
+                for m in range(max(0, done - kept), done)
+                for c in range(slots)
+            ]
+            shown.extend(("token", s, t - s) for s in range(done * block, t + 1))
+            return list(shown)
+
+        def node(reader: Reader, kind: str, index: int, head: int, all_tokens: Pairs) -> tuple[Tensor, Tensor]:
+            m, c = divmod(index, slots)
+            return compress(reader, head, all_tokens[m * block : m * block + block])[c]
+
+        def shift(reader: Reader, q: Tensor, n: int) -> Tensor:
+            counts = shown[n][0] == "block" and getattr(reader.options("mixer"), "mass", False)
+            return q.new_tensor(math.log(block) if counts else 0.0)
+
+        changed, find = copy.copy(reader), reader.find
+        pattern = Window(1, edges=edges, node=node, shift=shift)
+        changed.find = lambda axis, name: (lambda *_: pattern) if axis == "pattern" else find(axis, name)
+        return twins.attention(changed, tokens, prepared, below)
+
+    return mixture
+
+
+def kept_of(reader: Reader, block: int) -> int:
+    """The blocks that fit into the memory beside one that is nearly complete."""
+    given = reader.options("mixer").kept
+    tokens = (reader.config.memory + 1) * reader.config.tokens_per_step
+    return given or (tokens + 1) // block - 1
+
+
+def one_slot(reader: Reader) -> tuple[int, int, int, int]:
+    """Of a block."""
+    block = reader.options("mixer").block
+    return block, kept_of(reader, block), 1, 0
+
+
+def group_of(reader: Reader, head: int) -> int:
+    """The key-value head of a query head."""
+    return head // (reader.heads // (reader.config.kv_heads or reader.heads))
+
+
+def convolved(reader: Reader, head: int, tokens: Pairs) -> Pairs:
+    """Liu et al. 2018, section 4.2.3: one product per tap, kernels of their own for keys and values."""
+    if reader.options("mixer").compress == "mean":
+        k, v = (sum(token[i] for token in tokens[1:]) + tokens[0][i] for i in (0, 1))
+        return [(k / len(tokens), v / len(tokens))]
+    group, found = group_of(reader, head), []
+    for i, name in enumerate(("of_keys", "of_values")):
+        weight, bias = (reader[f"mixing.mixer.compression.{name}.{part}"][group] for part in ("weight", "bias"))
+        found.append(sum((weight[j] @ token[i] for j, token in enumerate(tokens)), bias))
+    return [(found[0], found[1])]
+
+
+def identity_taps(special: Backbone, plain: Backbone) -> None:
+    """Convolutions of one tap that change nothing."""
+    for name, value in special.named_parameters():
+        if ".compression." in name:
+            value.data.copy_(torch.eye(value.shape[-1]).expand_as(value) if name.endswith("weight") else 0 * value)
+
+
+def compressing(**options: Any) -> dict[str, Any]:
+    return {"mixer": {"name": "memory_compressed", **options}}
+
+
+SLOTS = "tests/attention/test_slots.py::"
+
+ROWS: dict[tuple[str, str], Row] = {
+    # The tokens that complete a block equal lucidrains/memory-compressed-attention a806696 without its null key, with
+    # copied weights and one kernel for keys and values: 4e-16 in float64. It divides by sqrt(D).
+    ("mixer", "memory_compressed"): Row(
+        twin=slot_attention(convolved, one_slot),
+        config={**compressing(kept=2), "memory": 7, "kv_heads": 1, "value_dim": 4},
+        limits=(
+            Limit(compressing(block=1), {}, identity_taps),
+            f"{SLOTS}test_a_slot_of_equal_tokens_counts_for_all_of_them_or_for_one",
+        ),
+    ),
+}
+VARIANTS: dict[str, Row] = {
+    "compressed keys among steps": Row(
+        {
+            **compressing(block=2, compress="mean", mass=True),
+            "memory": 2,
+            "tokens_per_step": 3,
+            "position": "rope",
+            "memory_kind": "cache",
+            "span": {"name": "adaptive", "ramp": 3.0, "initial": 0.4},
+        }
+    ),
+}
 PRESET_ROWS: dict[str, Row] = {}

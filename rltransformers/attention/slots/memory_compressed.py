@@ -1,0 +1,106 @@
+"""Memory-compressed attention: a convolution whose stride is its kernel makes one key and value of every block.
+
+Axes: B batch, N blocks, b tokens of a block, G key-value heads, X width of a key or value.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rltransformers.attention.plan import Plan
+from rltransformers.attention.slots.interface import Compression, SlotAttention, kept_blocks
+from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.mixers.interface import Dims
+
+
+class BlockConvolution(nn.Module):
+    """``sum_j W[g, j] x[j, g] + b[g]`` of the tokens j of a block, per head g; starts as PyTorch's convolutions do."""
+
+    def __init__(self, groups: int, block: int, width: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(block * width)
+        self.weight = nn.Parameter(torch.empty(groups, block, width, width).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(groups, width).uniform_(-bound, bound))
+
+    def forward(self, x: Float[Tensor, "B N b G X"]) -> Float[Tensor, "B N G X"]:
+        """One vector per block and head."""
+        return torch.einsum("znjgx,gjyx->zngy", x, self.weight) + self.bias
+
+
+class Convolution(Compression):
+    """Keys and values have convolutions of their own."""
+
+    slots, span = 1, 0
+
+    def __init__(self, dims: Dims, block: int) -> None:
+        super().__init__()
+        self.of_keys = BlockConvolution(dims.kv_heads, block, dims.head_dim)
+        self.of_values = BlockConvolution(dims.kv_heads, block, dims.value_dim)
+
+    def forward(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """One slot."""
+        return self.of_keys(k)[:, :, None], self.of_values(v)[:, :, None]
+
+
+class Mean(Compression):
+    """The mean of the keys, and of the values, of a block."""
+
+    slots, span = 1, 0
+
+    def forward(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """One slot."""
+        return k.mean(2, keepdim=True), v.mean(2, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of memory-compressed attention.
+
+    Attributes:
+        block: tokens that become one slot: kernel and stride of the convolution.
+        kept: completed blocks that are kept; default: as many as the memory holds.
+        compress: what makes a slot of them.
+        mass: add ln(block) to the score of a slot, so that it counts for all of its tokens.
+    """
+
+    block: Size = 3
+    kept: Size | None = None
+    compress: Literal["conv", "mean"] = "conv"
+    mass: bool = False
+
+
+def build(dims: Dims, plan: Plan, options: Options) -> SlotAttention:
+    """S7 for one layer.
+
+    Raises:
+        ConfigError: the memory does not hold the blocks and the one that is not complete.
+    """
+    block = options.block
+    kept = kept_blocks("memory_compressed", dims, block, options.kept)
+    compression = Convolution(dims, block) if options.compress == "conv" else Mean()
+    return SlotAttention(dims, plan, compression, block, kept, math.log(block) if options.mass else 0.0)
+
+
+SPEC = Spec(
+    id="S7",
+    name="memory_compressed",
+    axis="mixer",
+    paper="Liu et al. 2018, arXiv 1801.10198, section 4.2.3",
+    summary="Completed blocks are read through one convolved key and value each, the tokens behind them directly.",
+    build=build,
+    options=Options,
+    example={"mixer": {"name": "memory_compressed", "kept": 1}},
+    traits=Traits(
+        causality="X",
+        family="SLOT",
+        horizon="(kept + 1) block - 2",
+        state="memory D (training), memory kv_heads (Dh + Dv) more (acting)",
+        causal_form="blocks from the episode start, seen once they are complete; the tokens behind them are keys, too",
+    ),
+    offers=(Feature.SCORES, Feature.PRODUCTS, Feature.OUTPUTS, Feature.ROWS, Feature.KEYS),
+    formula="o_t = softmax(q_t [K'; K_tail] / sqrt(Dh)) [V'; V_tail], K'_m = sum_j W_j k_(m b + j) of completed blocks",
+)
