@@ -2,7 +2,22 @@
 
 from rltransformers.attention import layer
 from rltransformers.attention.heads import multi_head, talking
-from rltransformers.attention.patterns import band, bp, dilated, full, longformer
+from rltransformers.attention.patterns import (
+    band,
+    bigbird,
+    block_local,
+    blockwise,
+    bp,
+    dilated,
+    full,
+    global_tokens,
+    image_1d,
+    image_2d,
+    longformer,
+    random,
+    sparse_fixed,
+    sparse_strided,
+)
 from rltransformers.attention.priors import gaussian, realformer
 from rltransformers.attention.priors import none as no_prior
 from rltransformers.attention.selections import none as no_selection
@@ -33,6 +48,15 @@ PATTERNS = {
         dilated.SPEC,
         longformer.SPEC,
         bp.SPEC,
+        global_tokens.SPEC,
+        random.SPEC,
+        block_local.SPEC,
+        image_1d.SPEC,
+        image_2d.SPEC,
+        sparse_strided.SPEC,
+        sparse_fixed.SPEC,
+        blockwise.SPEC,
+        bigbird.SPEC,
     )
 }
 SELECTIONS = {

@@ -227,6 +227,7 @@ class Window:
 
     Attributes:
         edges: the keys of token t in place of these, or None.
+        allowed: whether a head of token t may see token s of the window; None for yes.
         node: key and value of one head of a node, from the keys and values of all tokens.
         shift: what is added to the score of the n-th edge.
     """
@@ -235,6 +236,7 @@ class Window:
     dilation: int = 1
     sinks: int = 0
     edges: Callable[..., list[Key]] | None = None
+    allowed: Callable[[int, int, int], bool] | None = None
     node: Callable[[Reader, str, int, int, list[tuple[Tensor, Tensor]]], tuple[Tensor, Tensor]] | None = None
     shift: Callable[[Reader, Tensor, int], Tensor] | None = None
 
@@ -334,7 +336,8 @@ def by_patterns(reader: Reader, head: int, t: int) -> list[Key]:
     edge = max(each.steps for each in windows) * group
     found: list[Key] = []
     for s in range(t + 1):
-        if t // group - s // group < own.steps and (t - s) % own.dilation == 0:
+        near = t // group - s // group < own.steps and (t - s) % own.dilation == 0
+        if near and (own.allowed is None or own.allowed(head, t, s)):
             found.append(("token", s, t - s))
         elif s < own.sinks:
             found.append(("token", s, min(t - s, edge)))

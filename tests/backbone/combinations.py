@@ -33,6 +33,15 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "dilated": {"pattern": {"name": "dilated", "window": 3, "dilation": 2}},
         "longformer": {"pattern": {"name": "longformer", "window": 3, "sinks": 2}},
         "bp": {"pattern": {"name": "bp", "neighbours": 2}},
+        "global": {"pattern": {"name": "global", "sinks": 2}},
+        "random": {"pattern": {"name": "random", "count": 2}},
+        "block_local": {"pattern": {"name": "block_local", "block": 3, "back": 1}},
+        "image_1d": {"pattern": {"name": "image_1d", "block": 3, "before": 4}},
+        "image_2d": {"pattern": {"name": "image_2d", "width": 4, "rows": 2, "columns": 2, "above": 1}},
+        "sparse_strided": {"pattern": {"name": "sparse_strided", "stride": 3}},
+        "sparse_fixed": {"pattern": {"name": "sparse_fixed", "block": 4, "summary": 1}},
+        "blockwise": {"pattern": {"name": "blockwise", "block": 3, "shifts": [0, 1, 2]}},
+        "bigbird": {"pattern": {"name": "bigbird", "window": 3, "random": 2, "sinks": 2}},
     },
     "selection": {
         "none": {"selection": "none"},
@@ -112,7 +121,8 @@ SLOTS = "mixer: memory_compressed"
 VALUES = "mixer: average light_conv"
 TAPS = "mixer: dynamic_conv"
 LOGITS = "selection: topk routing; prior: realformer; head_mixing: talking; losses: commitment"
-RESTRICTED = "pattern: band dilated longformer bp; setting: patterns_of_heads patterns_of_layers"
+RULES = "pattern: random block_local image_1d image_2d sparse_strided sparse_fixed blockwise bigbird"
+RESTRICTED = f"{RULES} band dilated longformer bp global; setting: patterns_of_heads patterns_of_layers"
 
 REFUSED: list[tuple[str, str, str]] = [
     # Without scores of pairs there is nothing to add to by distance, and no weight to multiply. Rotated queries and
@@ -187,6 +197,10 @@ REFUSED: list[tuple[str, str, str]] = [
     (RESTRICTED, SLOTS, "keys that a pattern can leave out"),
     ("memory_kind: compressive; losses: compression", SLOTS, "compressed rows"),
     (SLOTS, "setting: no_memory", "raise memory"),
+    # Patterns with rules about the position of the query.
+    (f"{RULES} global", "setting: mixers_of_layers", "keys that a pattern can leave out"),
+    (RULES, "setting: no_memory", "set memory to at least"),
+    ("pattern: random blockwise bigbird", "head_mixing: talking", "one mask for all of them"),
 ]
 
 Name = tuple[str, str]

@@ -3,7 +3,7 @@
 import math
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -78,13 +78,21 @@ def edge(bound: Any) -> Any:
     return next(getattr(bound, name) for name in ("ge", "gt", "le", "lt") if hasattr(bound, name))
 
 
-def ends(annotation: Any) -> list[Any]:
+LISTS: dict[str, list[Any]] = {
+    "pattern.blockwise.shifts": [[0], [2, 0], [1, 1, 0, 2]],
+}
+"""Values of options that are lists."""
+
+
+def ends(key: str, annotation: Any) -> list[Any]:
     """Values at both ends of a range; of sizes only the lower end, the upper one is a matter of memory."""
     base, limits = bounds(annotation)
     if get_origin(base) is Literal:
         return list(get_args(base))
     if base is bool:
         return [True, False]
+    if get_origin(base) is Sequence:
+        return LISTS[key]
     low: Any = next((each for each in limits if isinstance(each, Ge | Gt)), None)
     high: Any = next((each for each in limits if isinstance(each, Le | Lt)), None)
     if base is int:
@@ -100,6 +108,8 @@ def test_every_option_has_a_type_and_every_number_a_range() -> None:
     assert len(ENTRIES) > 30
     for key, (_, spec, option) in ENTRIES.items():
         base, limits = bounds(spec.ranges()[option])
+        if get_origin(base) is Sequence:
+            base, limits = bounds(get_args(base)[0])
         assert base in (int, float, bool) or get_origin(base) is Literal, key
         if base in (int, float):
             assert any(isinstance(each, Ge | Gt | Interval) for each in limits), key
@@ -125,6 +135,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "position.t5.max_distance": {"buckets": 2},
     "position.timestep.max_len": {"max_len": 9},
     "position.learned.max_len": {"max_len": 9},
+    "pattern.block_local.back": {"block": 2},
     "mixer.nystrom.landmarks": {"block": 2},
     "mixer.nystrom.block": {"landmarks": 2},
     "mixer.memory_compressed.kept": {"block": 2},
@@ -139,7 +150,7 @@ def beside(key: str, values: dict[str, Any]) -> dict[str, Any]:
 @every_option
 def test_an_option_gives_finite_numbers_at_both_ends_of_its_range(key: str) -> None:
     _, spec, option = ENTRIES[key]
-    for value in ends(spec.ranges()[option]):
+    for value in ends(key, spec.ranges()[option]):
         runs(beside(key, config_with(key, value)))
 
 

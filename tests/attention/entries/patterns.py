@@ -1,7 +1,237 @@
 """Rows and twins of further entries: patterns."""
 
-from tests.attention.row import Row
+from typing import Any
 
-ROWS: dict[tuple[str, str], Row] = {}
-VARIANTS: dict[str, Row] = {}
+from tests.attention.row import Limit, Row
+from tests.attention.twins import Reader, Window
+
+REACHES = "tests/attention/test_patterns.py::"
+
+
+def block_local(reader: Reader, options: Any) -> Window:
+    """By the numbers of the blocks of steps."""
+    size = options.block * reader.config.tokens_per_step
+    return Window((options.back + 1) * options.block, allowed=lambda head, t, s: t // size - s // size <= options.back)
+
+
+def image_1d(reader: Reader, options: Any) -> Window:
+    """Parmar et al. 2018, section 3.3: from the memory in front of the block on."""
+    group = reader.config.tokens_per_step
+
+    def allowed(head: int, t: int, s: int) -> bool:
+        begin = t // group // options.block * options.block
+        return s // group >= begin - options.before
+
+    return Window(options.block + options.before, allowed=allowed)
+
+
+def image_2d(reader: Reader, options: Any) -> Window:
+    """Parmar et al. 2018, section 3.3: by rows and columns."""
+
+    def allowed(head: int, t: int, s: int) -> bool:
+        (row, column), (y, x) = divmod(t, options.width), divmod(s, options.width)
+        top, left = row // options.rows, column // options.columns
+        rows = range(top * options.rows - options.above, (top + 1) * options.rows)
+        columns = range(left * options.columns - options.beside, (left + 1) * options.columns + options.beside)
+        return y in rows and x in columns
+
+    return Window(reader.config.memory + 1, allowed=allowed)
+
+
+def sparse_strided(reader: Reader, options: Any) -> Window:
+    """Child et al. 2019, section 4.2."""
+    group = reader.config.tokens_per_step
+
+    def allowed(head: int, t: int, s: int) -> bool:
+        i, j = t // group, s // group
+        local, strided = j in range(i - options.stride, i + 1), (i - j) % options.stride == 0
+        return {"local": local, "strided": strided, "both": local or strided}[options.part]
+
+    return Window(reader.config.memory + 1, allowed=allowed)
+
+
+def sparse_fixed(reader: Reader, options: Any) -> Window:
+    """Child et al. 2019, section 4.2, with the summaries at another place of the block."""
+    group = reader.config.tokens_per_step
+
+    def allowed(head: int, t: int, s: int) -> bool:
+        i, j, size = t // group, s // group, options.block
+        end = size - options.offset * options.summary
+        own, summary = i // size == j // size, j % size in range(end - options.summary, end) or i == j
+        return {"block": own, "summary": summary, "both": own or summary}[options.part]
+
+    return Window(reader.config.memory + 1, allowed=allowed)
+
+
+def blockwise(reader: Reader, options: Any) -> Window:
+    """Qiu et al. 2019, section 3, with shifts for permutations."""
+    size = options.block * reader.config.tokens_per_step
+
+    def allowed(head: int, t: int, s: int) -> bool:
+        shift = options.shifts[head % len(options.shifts)]
+        block = t // size - shift if t // size >= shift else t // size
+        return s // size == block or s == t or (options.own and s // size == t // size)
+
+    return Window((max(options.shifts) + 1) * options.block, allowed=allowed)
+
+
+PRIME = 2**31 - 1
+
+
+def hashed(*numbers: int) -> int:
+    """One number of several: add, take the fifth power, and so on."""
+    found = numbers[0]
+    for number in numbers[1:]:
+        found = (found + number + 1) ** 5 % PRIME
+    return found
+
+
+def drawn_blocks(reader: Reader, count: int, size: int, seed: int, head: int, block: int) -> set[int]:
+    """Blocks without repetition among the whole ones in the memory (Floyd's algorithm)."""
+    earlier = min(block, (reader.config.memory + 1) // size - 1)
+    key = ((seed + 2) ** 5 % PRIME + reader.layer + 1) ** 5 % PRIME
+    found: set[int] = set()
+    for draw in range(count):
+        last = earlier - count + draw
+        if last >= 0:
+            guess = hashed(block, key, head, draw) % (last + 1)
+            found.add(last if guess in found else guess)
+    return {block - 1 - back for back in found}
+
+
+def random_keys(reader: Reader, options: Any) -> Window:
+    """Zaheer et al. 2020, section 2: own block and drawn ones."""
+    size = options.block * reader.config.tokens_per_step
+
+    def allowed(head: int, t: int, s: int) -> bool:
+        drawn = drawn_blocks(reader, options.count, options.block, options.seed, head, t // size)
+        return s // size in drawn | {t // size}
+
+    return Window(reader.config.memory + 1, allowed=allowed)
+
+
+def first_tokens(reader: Reader, options: Any) -> Window:
+    """Own step and sinks."""
+    return Window(1, sinks=options.sinks)
+
+
+def bigbird(reader: Reader, options: Any) -> Window:
+    """Zaheer et al. 2020, section 2: three kinds of keys."""
+    group = reader.config.tokens_per_step
+    size = options.block * group
+
+    def allowed(head: int, t: int, s: int) -> bool:
+        drawn = drawn_blocks(reader, options.random, options.block, options.seed, head, t // size)
+        return t // group - s // group < options.window or s // size in drawn | {t // size}
+
+    # Sinks stand just outside the longest window, which is that of the draws where it holds whole blocks.
+    farthest = (reader.config.memory + 1) // options.block * options.block if options.random else 0
+    return Window(max(options.window, farthest), sinks=options.sinks, allowed=allowed if options.random else None)
+
+
+def pattern(name: str, **options: Any) -> dict[str, Any]:
+    """The settings of one pattern."""
+    return {"pattern": {"name": name, **options}}
+
+
+ROWS: dict[tuple[str, str], Row] = {
+    ("pattern", "global"): Row(
+        twin=first_tokens,
+        limits=(Limit(pattern("global", sinks=2), pattern("longformer", window=1, sinks=2)),),
+    ),
+    ("pattern", "random"): Row(
+        twin=random_keys,
+        limits=(
+            Limit(pattern("random", count=6), {}),
+            Limit(
+                {"memory": 8, **pattern("random", count=2, block=3)},
+                {"memory": 8, **pattern("block_local", block=3, back=2)},
+            ),
+        ),
+    ),
+    ("pattern", "block_local"): Row(
+        twin=block_local,
+        limits=(
+            Limit({"memory": 24, **pattern("block_local", block=25)}, {"memory": 24}),
+            Limit(pattern("block_local", block=1, back=3), pattern("band", window=4)),
+        ),
+    ),
+    ("pattern", "image_1d"): Row(
+        twin=image_1d,
+        limits=(
+            Limit(pattern("image_1d", block=4, before=0), pattern("block_local", block=4)),
+            Limit(pattern("image_1d", block=1, before=3), pattern("band", window=4)),
+        ),
+    ),
+    ("pattern", "image_2d"): Row(
+        twin=image_2d,
+        limits=(
+            Limit(pattern("image_2d", width=1, rows=3, columns=1, above=2), pattern("image_1d", block=3, before=2)),
+            Limit({"memory": 27, **pattern("image_2d", width=4, rows=7, columns=3, beside=3)}, {"memory": 27}),
+        ),
+    ),
+    ("pattern", "sparse_strided"): Row(
+        twin=sparse_strided,
+        limits=(
+            Limit(pattern("sparse_strided", stride=6), {}),
+            Limit(pattern("sparse_strided", stride=3, part="local"), pattern("band", window=4)),
+            Limit(pattern("sparse_strided", stride=3, part="strided"), pattern("dilated", window=3, dilation=3)),
+        ),
+    ),
+    ("pattern", "sparse_fixed"): Row(
+        twin=sparse_fixed,
+        limits=(
+            Limit(pattern("sparse_fixed", block=3, summary=3), {}),
+            Limit(pattern("sparse_fixed", block=3, part="block"), pattern("block_local", block=3)),
+        ),
+    ),
+    ("pattern", "blockwise"): Row(
+        twin=blockwise,
+        limits=(
+            Limit(pattern("blockwise", block=3, shifts=[0]), pattern("block_local", block=3)),
+            Limit(pattern("blockwise", block=3, shifts=[1], own=True), pattern("block_local", block=3, back=1)),
+        ),
+    ),
+    ("pattern", "bigbird"): Row(
+        twin=bigbird,
+        limits=(
+            Limit(pattern("bigbird", window=3, random=0, sinks=0), pattern("band", window=3)),
+            Limit(pattern("bigbird", window=1, random=2, sinks=0), pattern("random", count=2)),
+            Limit(pattern("bigbird", window=3, random=0, sinks=2), pattern("longformer", window=3, sinks=2)),
+        ),
+    ),
+}
+
+VARIANTS: dict[str, Row] = {
+    "blocks of steps": Row({"memory": 3, "tokens_per_step": 2, **pattern("block_local", block=2, back=1)}),
+    "random blocks of steps": Row(
+        {"memory": 5, "tokens_per_step": 3, "position": "rope", **pattern("random", count=1, block=2, seed=4)}
+    ),
+    "big bird among steps": Row(
+        {
+            "memory": 4,
+            "tokens_per_step": 2,
+            "memory_kind": "cache",
+            "kv_heads": 1,
+            **pattern("bigbird", window=2, random=1, sinks=3),
+        }
+    ),
+    "summaries of heads": Row(
+        {
+            "pattern": [
+                [
+                    {"name": "sparse_fixed", "block": 3, "part": "block"},
+                    {"name": "sparse_fixed", "block": 3, "part": "summary", "offset": 1},
+                    {"name": "blockwise", "block": 2, "shifts": [0, 1, 2]},
+                ]
+            ]
+        }
+    ),
+    "strides of steps and chosen keys": Row(
+        {"memory": 5, "tokens_per_step": 2, **pattern("sparse_strided", stride=2), "position": "shaw"}
+    ),
+    "a grid of steps": Row(
+        {"memory": 4, "tokens_per_step": 3, **pattern("image_2d", width=3, rows=2, columns=2, above=1, beside=1)}
+    ),
+}
 PRESET_ROWS: dict[str, Row] = {}

@@ -1,0 +1,48 @@
+"""Blocks of the episode: every token sees its own block, and some before it."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from rltransformers.attention.patterns.interface import Blocks, blocks
+from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.mixers.interface import Dims
+
+
+@dataclass(frozen=True)
+class Options:
+    """Steps of a block, and earlier blocks that are seen wholly."""
+
+    block: Size
+    back: Annotated[int, Ge(0), Le(1_000_000)] = 0
+
+
+def build(dims: Dims, options: Options) -> Blocks:
+    """Own block and ``back`` earlier ones.
+
+    Raises:
+        ConfigError: the memory is shorter than these.
+    """
+    before = options.back * options.block
+    return blocks("block_local", options.block, before, dims.memory, dims.tokens_per_step)
+
+
+SPEC = Spec(
+    id="A5",
+    name="block_local",
+    axis="pattern",
+    paper="Qiu et al. 2019, arXiv 1911.02972; survey Lin et al. 2021, arXiv 2106.04554",
+    summary="Every token sees its own block of `block` steps and the `back` blocks before it.",
+    build=build,
+    options=Options,
+    example={"pattern": {"name": "block_local", "block": 3, "back": 1}},
+    traits=Traits(
+        horizon="(back + 1) block - 1",
+        state="((back + 1) block - 1) D",
+        causal_form="blocks are anchored to the episode; of its own block a token sees what lies behind it",
+    ),
+    offers=(Feature.REACH,),
+    needs=(Feature.PATTERNS,),
+    formula="softmax over s <= t with floor(t / block) - floor(s / block) <= back",
+)

@@ -1,0 +1,91 @@
+"""Blockwise attention: every head looks at its own block, or one a fixed number of blocks back (Qiu et al. 2019)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from rltransformers.attention.patterns.interface import check_memory
+from rltransformers.attention.reach import Reach, Rule
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.mixers.interface import Dims
+
+
+@dataclass(frozen=True)
+class Shifted(Rule):
+    """The token itself, and the block ``shifts[h]`` blocks back, or the own one while there is no such block.
+
+    Attributes:
+        size: tokens of a block.
+        shifts: one per head.
+        own: whether the own block is seen in any case.
+    """
+
+    size: int
+    shifts: tuple[int, ...]
+    own: bool
+
+    def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "b h T N"]) -> Bool[Tensor, "B g T N"]:
+        """By the numbers of the blocks."""
+        block = i // self.size
+        back = block - (i - distance) // self.size
+        shift = torch.tensor(self.shifts, device=i.device)[:, None, None]
+        inside = (back == 0) if self.own else (back == 0) & (block < shift)
+        return (back == shift) | inside | (distance == 0)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Blocks and shifts.
+
+    Attributes:
+        block: steps of a block.
+        shifts: blocks back, which the heads take in turn; 0 is the own block.
+        own: every head sees its own block besides.
+    """
+
+    block: Size
+    shifts: Sequence[Annotated[int, Ge(0), Le(1_000_000)]] = (0, 1)
+    own: bool = False
+
+
+def build(dims: Dims, options: Options) -> Reach:
+    """One block per head.
+
+    Raises:
+        ConfigError: no shift, or a memory that is shorter than the largest one.
+    """
+    if not options.shifts:
+        raise ConfigError("pattern 'blockwise' needs at least one number of blocks in shifts: leave shifts out")
+    window = (max(options.shifts) + 1) * options.block
+    check_memory("blockwise", window - 1, dims.memory)
+    shifts = tuple(options.shifts[head % len(options.shifts)] for head in range(dims.heads))
+    rule = Shifted(options.block * dims.tokens_per_step, shifts, options.own)
+    return Reach(window, tokens_per_step=dims.tokens_per_step, rule=rule)
+
+
+SPEC = Spec(
+    id="A11",
+    name="blockwise",
+    axis="pattern",
+    paper="Qiu et al. 2019, arXiv 1911.02972, section 3",
+    summary="Each head sees one block of `block` steps: that of the token, or one `shifts` blocks back.",
+    build=build,
+    options=Options,
+    example={"pattern": {"name": "blockwise", "block": 2, "shifts": [0, 1, 2]}},
+    traits=Traits(
+        causality="X",
+        horizon="(largest shift + 1) block - 1",
+        state="((largest shift + 1) block - 1) D",
+        causal_form="a fixed number of blocks back in place of a permutation, which may map to the future; blocks are "
+        "anchored to the episode; a token sees itself, and its own block while there is no block so far back",
+    ),
+    offers=(Feature.REACH, Feature.HEAD_PATTERNS),
+    needs=(Feature.PATTERNS,),
+    formula="head h: softmax over s <= t with floor(s / block) = floor(t / block) - shifts[h], and s = t",
+)

@@ -1,0 +1,47 @@
+"""Image Transformer, local in one dimension: blocks of queries with a memory in front (Parmar et al. 2018)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from rltransformers.attention.patterns.interface import Blocks, blocks
+from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.mixers.interface import Dims
+
+
+@dataclass(frozen=True)
+class Options:
+    """Steps of a query block, and steps in front of it that all of its queries see."""
+
+    block: Size
+    before: Annotated[int, Ge(0), Le(1_000_000)]
+
+
+def build(dims: Dims, options: Options) -> Blocks:
+    """Own block and the ``before`` steps in front of it.
+
+    Raises:
+        ConfigError: the memory is shorter than both.
+    """
+    return blocks("image_1d", options.block, options.before, dims.memory, dims.tokens_per_step)
+
+
+SPEC = Spec(
+    id="A6",
+    name="image_1d",
+    axis="pattern",
+    paper="Parmar et al. 2018, arXiv 1802.05751, section 3.3, 1D local attention",
+    summary="Every token sees its own block of `block` steps and the `before` steps in front of the block.",
+    build=build,
+    options=Options,
+    example={"pattern": {"name": "image_1d", "block": 3, "before": 2}},
+    traits=Traits(
+        horizon="block + before - 1",
+        state="(block + before - 1) D",
+        causal_form="blocks are anchored to the episode",
+    ),
+    offers=(Feature.REACH,),
+    needs=(Feature.PATTERNS,),
+    formula="softmax over s <= t with s >= block floor(t / block) - before",
+)

@@ -1,0 +1,158 @@
+"""What several patterns are made of: blocks anchored to the episode, random blocks, unions of reaches.
+
+Axes: B batch, H heads (1 where heads agree), T tokens, N keys. Sizes of blocks are in tokens here; positions count from
+the start of the episode, so neither a reset nor the way a stream is cut into calls moves a block.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from rltransformers.attention.reach import Reach, Rule
+from rltransformers.core.errors import ConfigError
+
+Draws = Annotated[int, Ge(0), Le(256)]
+"""Keys or blocks that are drawn for every query."""
+
+DrawSeed = Annotated[int, Ge(0), Le(2**32 - 1)]
+"""Of keys or blocks that are drawn."""
+
+PRIME = 2**31 - 1
+"""The fifth power is one to one modulo it, and products of two such numbers fit 64 bits."""
+
+
+@dataclass(frozen=True)
+class Blocks(Reach):
+    """Down to the beginning of the query's own block, and some tokens further.
+
+    Attributes:
+        size: tokens of a block.
+        before: tokens in front of the block.
+    """
+
+    size: int = 1
+    before: int = 0
+
+    @property
+    def anchored(self) -> bool:
+        """The edge is the beginning of a block."""
+        return True
+
+    def limit(self, p: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+        """Tokens since the beginning of the block, and those in front."""
+        return p % self.size + self.before
+
+
+def blocks(name: str, size: int, before: int, memory: int, tokens_per_step: int) -> Blocks:
+    """Blocks of ``size`` steps with ``before`` steps in front.
+
+    Raises:
+        ConfigError: the memory is shorter than both.
+    """
+    check_memory(name, size + before - 1, memory)
+    per = tokens_per_step
+    return Blocks(size + before, tokens_per_step=per, size=size * per, before=before * per)
+
+
+@dataclass(frozen=True)
+class AnyOf(Rule):
+    """Keys that at least one of several reaches shows."""
+
+    reaches: tuple[Reach, ...]
+
+    def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "b h T N"]) -> Bool[Tensor, "c g T N"]:
+        """The OR of masks."""
+        return functools.reduce(torch.logical_or, (reach.sees(i, distance) for reach in self.reaches))
+
+
+def union(reaches: tuple[Reach, ...], sinks: int = 0) -> Reach:
+    """One reach with all keys of several, in one softmax; ``sinks`` are the fewest first tokens that stay visible."""
+    window = max(reach.window for reach in reaches)
+    kept = max(sinks, *(reach.sinks for reach in reaches))
+    return Reach(window, sinks=kept, tokens_per_step=reaches[0].tokens_per_step, rule=AnyOf(reaches))
+
+
+@dataclass(frozen=True)
+class RandomBlocks(Rule):
+    """The query's own block, and for every block and head a few of the earlier blocks, drawn without replacement.
+
+    The draws are whole-number arithmetic on (seed, layer, head, number of the block): the same on every device, in
+    every call, and after every reset.
+
+    Attributes:
+        size: tokens of a block.
+        count: blocks that are drawn.
+        farthest: blocks from the query's own to the oldest that may be drawn.
+    """
+
+    size: int
+    count: int
+    farthest: int
+    seed: int
+    layer: int
+    heads: int
+
+    def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "b h T N"]) -> Bool[Tensor, "B g T N"]:
+        """Blocks back from the query's own are compared with those drawn."""
+        block = i // self.size
+        back = block - (i - distance) // self.size
+        seen = back == 0
+        for drawn in self.drawn(block).unbind(-1):
+            seen = seen | (back == drawn[..., None])
+        return seen
+
+    def drawn(self, block: Int[Tensor, "B 1 T 1"]) -> Int[Tensor, "B H T r"]:
+        """How many blocks back the drawn ones lie; 0 where there are not so many earlier ones.
+
+        Floyd's way to draw r of n: for k = n - r ... n - 1 take a number from 0 ... k, or k where it was taken before.
+        """
+        key = pow(pow(self.seed + 2, 5, PRIME) + self.layer + 1, 5, PRIME)
+        heads = torch.arange(self.heads, device=block.device)[:, None, None]
+        state = mixed(mixed(block, key), heads)
+        count = block.clamp(max=self.farthest)
+        found = torch.full_like(state[..., :0], 0)
+        for draw in range(self.count):
+            k = count - self.count + draw
+            guess = mixed(state, draw) % (k + 1).clamp(min=1)
+            taken = (found == guess + 1).any(-1, keepdim=True)
+            found = torch.cat([found, torch.where(k < 0, 0, torch.where(taken, k, guess) + 1)], -1)
+        return found
+
+
+def mixed(number: Int[Tensor, "*n"], key: int | Int[Tensor, "*k"]) -> Int[Tensor, "..."]:
+    """A number below ``PRIME`` of two others, the fifth power of their sum."""
+    base = (number + key + 1) % PRIME
+    square = base * base % PRIME
+    return square * square % PRIME * base % PRIME
+
+
+def random_blocks(
+    name: str, size: int, count: int, seed: int, memory: int, tokens_per_step: int, layer: int, heads: int
+) -> Reach:
+    """Own and drawn blocks of ``size`` steps, as far back as the memory holds whole ones.
+
+    Raises:
+        ConfigError: the memory does not hold one earlier block.
+    """
+    farthest = (memory + 1) // size - 1
+    if farthest < 1:
+        check_memory(name, 2 * size - 1, memory)
+    rule = RandomBlocks(size * tokens_per_step, count, farthest, seed, layer, heads)
+    return Reach((farthest + 1) * size, tokens_per_step=tokens_per_step, rule=rule)
+
+
+def check_memory(name: str, back: int, memory: int) -> None:
+    """Refuse what looks ``back`` more steps than the memory keeps.
+
+    Raises:
+        ConfigError: names both numbers.
+    """
+    if back > memory:
+        raise ConfigError(
+            f"pattern {name!r} looks {back} steps back but memory keeps {memory}; set memory to at least {back}"
+        )
