@@ -20,6 +20,7 @@ from rltransformers.attention.patterns import (
 )
 from rltransformers.attention.priors import gaussian, realformer
 from rltransformers.attention.priors import none as no_prior
+from rltransformers.attention.scores import hopfield
 from rltransformers.attention.selections import none as no_selection
 from rltransformers.attention.selections import routing, topk
 from rltransformers.attention.slots import memory_compressed
@@ -31,6 +32,7 @@ MIXERS = {
     spec.name: spec
     for spec in (
         layer.SPEC,
+        hopfield.SPEC,
         linear.SPEC,
         performer.SPEC,
         nystrom.SPEC,

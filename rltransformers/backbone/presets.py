@@ -132,6 +132,12 @@ PRESETS: dict[str, Preset] = {
         "Gupta et al. 2021, arXiv 2106.06899",
         "queries are not taken in chunks to save memory; the transform after attention keeps all of its units",
     ),
+    "hopfield": Preset(
+        {"mixer": "hopfield", "position": "sinusoidal", "residual": "post_ln"},
+        "Ramsauer et al. 2020, arXiv 2008.02217",
+        "causal; one update (`updates`), there until a state pattern stands still; beta is 1 / sqrt(Dh), there tuned; "
+        f"stored and state patterns have no norms of their own; {_NO_BIAS}",
+    ),
     "reversible": Preset(
         {"residual": "reversible", "position": "sinusoidal", "final_norm": True},
         "Kitaev et al. 2020, arXiv 2001.04451; Gomez et al. 2017, arXiv 1707.04585",

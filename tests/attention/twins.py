@@ -428,12 +428,71 @@ def separate(reader: Reader, rows: list[Any]) -> list[Any]:
     return rows
 
 
+def own_queries(reader: Reader, row: Tensor) -> Rows:
+    """The query of every head."""
+    return list(reader.query_of(row).view(reader.heads, reader.head_dim))
+
+
+def own_keys(reader: Reader, row: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The key and the value of every head, which heads may share."""
+    groups, width = reader.config.kv_heads or reader.heads, reader.head_dim
+    both = reader.key_value_of(row)
+    k, v = both[: groups * width].view(groups, width), both[groups * width :].view(groups, reader.value_dim)
+    own = [head // (reader.heads // groups) for head in range(reader.heads)]
+    return [(k[group], v[group]) for group in own]
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """How the queries of a token meet keys.
+
+    Attributes:
+        queries, keys: of every head, from the input of a token.
+        content: the score of a query and a key at a distance besides what the position adds; None for their product.
+        settle: what a query becomes before it reads, from the keys in sight and what is added to their scores.
+        sees: whether a head of token t sees a key that its pattern allows.
+    """
+
+    queries: Callable[[Reader, Tensor], Rows] = own_queries
+    keys: Callable[[Reader, Tensor], list[tuple[Tensor, Tensor]]] = own_keys
+    content: Callable[[Reader, int, Tensor, Tensor, int], Tensor] | None = None
+    settle: Callable[[Reader, int, Tensor, Rows, Rows], Tensor] | None = None
+    sees: Callable[[Reader, int, int, Key], bool] = lambda reader, head, t, key: True
+
+    def scores(
+        self, reader: Reader, position: tuple[Position, Any], head: int, q: Tensor, keys: list[tuple[Tensor, int]]
+    ) -> Rows:
+        """Scores of keys with their distances."""
+        twin, options = position
+        if self.content is None:
+            return [twin.score(reader, options, head, q, k, d) for k, d in keys]
+        added = [twin.score(reader, options, head, q if len(q) == len(k) else 0 * k, 0 * k, d) for k, d in keys]
+        moved = q if self.settle is None else self.settle(reader, head, q, [k for k, _ in keys], added)
+        return [self.content(reader, head, moved, k, d) + a for (k, d), a in zip(keys, added, strict=True)]
+
+
+PRODUCTS = Meeting()
+
+
+def projected(reader: Reader, outputs: Rows) -> Tensor:
+    """Outputs of heads side by side, projected."""
+    out, bias = reader["mixing.mixer.output.weight"] @ torch.cat(outputs), reader.get("mixing.mixer.output.bias")
+    return out if bias is None else out + bias
+
+
 @dataclass(frozen=True)
 class HeadMixing:
-    """What heads [H] of rows of numbers become before and after the softmax; sizes of heads are settings."""
+    """What heads [H] of rows of numbers become before and after the softmax; sizes of heads are settings.
+
+    Attributes:
+        meeting: how queries meet keys, unless the mixer says it.
+        join: the output of the layer from those of the heads.
+    """
 
     before: Callable[[Reader, list[Any]], list[Any]] = separate
     after: Callable[[Reader, list[Any]], list[Any]] = separate
+    meeting: Meeting = PRODUCTS
+    join: Callable[[Reader, Rows], Tensor] = projected
 
 
 def talking(name: str) -> Callable[[Reader, list[Any]], list[Any]]:
@@ -518,13 +577,22 @@ def dynamic_span(reader: Reader, head: int, query_row: Tensor, weights: Rows, di
 Mixture = tuple[Rows, dict[str, Tensor], Logits]
 
 
-def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits) -> Mixture:
+def attention_by(meeting: Meeting) -> Callable[..., Mixture]:
+    """Attention whose queries meet keys in another way."""
+
+    def mixture(reader: Reader, tokens: Rows, prepared: Rows, below: Logits) -> Mixture:
+        return attention(reader, tokens, prepared, below, meeting)
+
+    return mixture
+
+
+def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeting: Meeting | None = None) -> Mixture:
     """Every token collects its keys one by one."""
-    heads, width, value_width = reader.heads, reader.head_dim, reader.value_dim
-    groups = reader.config.kv_heads or heads
+    heads, value_width = reader.heads, reader.value_dim
     memory: Memory = reader.twin("memory_kind")
     prior: Prior = reader.twin("prior")
     mixing: HeadMixing = reader.twin("head_mixing")
+    meeting = meeting or mixing.meeting
     selection: Selection = reader.twin("selection")
     span = reader.twin("span")
     at_score = [(twin, options) for twin, options in reader.positions() if twin.score is not content]
@@ -534,17 +602,17 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits) -> Mi
     logits: Logits = {}
 
     def key_of(row: Tensor) -> list[tuple[Tensor, Tensor]]:
-        both = reader.key_value_of(row)
-        k, v = both[: groups * width].view(groups, width), both[groups * width :].view(groups, value_width)
-        own = [head // (heads // groups) for head in range(heads)]
-        return [(selection.prepare(k[group]), v[group]) for group in own]
+        return [(selection.prepare(k), v) for k, v in meeting.keys(reader, row)]
 
     sources = {("token", s): key_of(row) for s, row in enumerate(prepared)}
     sources |= {("slot", k): key_of(reader.prepare("join_mixing", row)) for k, row in enumerate(slots)}
     pattern = windows_of(reader)[0]
     for t, query_row in enumerate(prepared):
-        q = [selection.prepare(row) for row in reader.query_of(query_row).view(heads, width)]
-        seen = [memory.visible(reader, head, t) for head in range(heads)]
+        q = [selection.prepare(row) for row in meeting.queries(reader, query_row)]
+        seen = [
+            [key for key in memory.visible(reader, head, t) if meeting.sees(reader, head, t, key)]
+            for head in range(heads)
+        ]
         for kind, s, _ in seen[0]:
             if pattern.node is not None and (kind, s) not in sources:
                 of_heads = [[sources["token", each][head] for each in range(len(prepared))] for head in range(heads)]
@@ -552,7 +620,7 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits) -> Mi
         own: list[Any] = []
         for head in range(heads):
             keys = [(sources[kind, s][head][0], d) for kind, s, d in seen[head]]
-            own.append([position.score(reader, options, head, q[head], k, d) for k, d in keys])
+            own.append(meeting.scores(reader, (position, options), head, q[head], keys))
             if pattern.shift is not None:
                 own[head] = [logit + pattern.shift(reader, q[head], n) for n, logit in enumerate(own[head])]
             if prior.shift is not None:
@@ -575,8 +643,7 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits) -> Mi
             for weight, (kind, s, d) in zip(row, seen[head], strict=True):
                 total = total + weight * position.value(reader, options, sources[kind, s][head][1], d)
             outputs.append(total)
-        out, bias = reader["mixing.mixer.output.weight"] @ torch.cat(outputs), reader.get("mixing.mixer.output.bias")
-        mixed.append(out if bias is None else out + bias)
+        mixed.append(mixing.join(reader, outputs))
     state = memory.rows(reader, tokens, prepared) | memory.state_of_slots(reader, slots, len(tokens))
     return mixed, state, logits
 

@@ -50,6 +50,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "mixer": {
         "softmax": {"mixer": "softmax"},
+        "hopfield": {"mixer": {"name": "hopfield", "updates": 2}},
         "linear": {"mixer": "linear"},
         "performer": {"mixer": "performer"},
         "nystrom": {"mixer": {"name": "nystrom", "block": 3, "landmarks": 4}},
