@@ -26,7 +26,7 @@ from rltransformers.attention.selections import routing, topk
 from rltransformers.attention.slots import memory_compressed
 from rltransformers.attention.spans import adaptive, adaptive_dynamic
 from rltransformers.attention.spans import full as full_span
-from rltransformers.mixers import average, dynamic_conv, light_conv, linear, nystrom, performer
+from rltransformers.mixers import average, dynamic_conv, light_conv, linear, nystrom, performer, rfa
 
 MIXERS = {
     spec.name: spec
@@ -35,6 +35,7 @@ MIXERS = {
         hopfield.SPEC,
         linear.SPEC,
         performer.SPEC,
+        rfa.SPEC,
         nystrom.SPEC,
         average.SPEC,
         light_conv.SPEC,

@@ -87,6 +87,12 @@ PRESETS: dict[str, Preset] = {
         "random features are drawn once, so that acting and training agree; nothing is added to them, there 1e-6; "
         f"{_PRE_NORM}",
     ),
+    "rfa": Preset(
+        {"mixer": {"name": "rfa", "gate": True}, "position": "sinusoidal", "residual": "post_ln"},
+        "Peng et al. 2021, arXiv 2103.02143",
+        "random directions are drawn once, so that acting and training agree, there from a pool of 200 sets; the "
+        f"denominator is at least 0.001, in the authors' code 1 for features that are smaller; {_RELU}; {_NO_BIAS}",
+    ),
     "nystromformer": Preset(
         {"mixer": "nystrom", "position": "sinusoidal", "final_norm": True},
         "Xiong et al. 2021, arXiv 2102.03902",

@@ -10,10 +10,43 @@ from torch import Tensor
 
 from rltransformers.functional.call import Call, chosen
 from rltransformers.functional.recurrences import kernel_attention
+from rltransformers.functional.windows import Tokens
 from rltransformers.mixers.interface import Dims, Mixed, StateMixer
 
 
-class KernelAttention(StateMixer):
+class HeadsMixer(StateMixer):
+    """Queries, keys and values per head; a state in place of earlier keys and values."""
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__()
+        self.dims = dims
+        self.widths = [dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.value_dim]
+        self.project = dims.projection(dims.width, sum(self.widths))
+        self.out = dims.projection(dims.heads * dims.value_dim, dims.width)
+
+    @abstractmethod
+    def read(
+        self,
+        h: Float[Tensor, "B T D"],
+        q: Float[Tensor, "B H T Dh"],
+        k: Float[Tensor, "B G T Dh"],
+        v: Float[Tensor, "B G T Dv"],
+        state: dict[str, Tensor],
+        call: Call,
+    ) -> tuple[Float[Tensor, "B H T Dv"], dict[str, Tensor]]:
+        """What every head reads of the episode up to each token, and the new state."""
+
+    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
+        """The state holds the new sums."""
+        counts = (self.dims.heads, self.dims.kv_heads, self.dims.kv_heads)
+        parts = self.project(h).split(self.widths, -1)
+        q, k, v = (part.unflatten(-1, (n, -1)).transpose(1, 2) for part, n in zip(parts, counts, strict=True))
+        mixed, state = self.read(h, q, k, v, state, call)
+        mixed = mixed.transpose(1, 2).flatten(2).to(h.dtype)
+        return Mixed(self.out(chosen(mixed, call.wanted)), state)
+
+
+class KernelAttention(HeadsMixer):
     """``o_t = phi(q_t) S_t / (phi(q_t) z_t + eps)``, S and z sums of ``phi(k) v`` and ``phi(k)`` over the episode.
 
     Source: Katharopoulos et al. 2020 (arXiv 2006.16236), equations 8-12.
@@ -21,33 +54,40 @@ class KernelAttention(StateMixer):
     Args:
         features: m, the size of phi.
         eps: added to the denominator.
+        floor: of the denominator, where it is not positive by itself.
     """
 
-    def __init__(self, dims: Dims, features: int, eps: float) -> None:
-        super().__init__()
-        self.dims, self.features, self.eps = dims, features, eps
-        self.widths = [dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.value_dim]
-        self.project = dims.projection(dims.width, sum(self.widths))
-        self.out = dims.projection(dims.heads * dims.value_dim, dims.width)
+    def __init__(self, dims: Dims, features: int, eps: float, floor: float | None = None) -> None:
+        super().__init__(dims)
+        self.features, self.eps, self.floor = features, eps, floor
 
     @abstractmethod
     def of_queries(self, q: Float[Tensor, "B H T Dh"]) -> Float[Tensor, "B H T m"]:
-        """phi of queries, positive."""
+        """phi of queries."""
 
     @abstractmethod
     def of_keys(self, k: Float[Tensor, "B G T Dh"]) -> Float[Tensor, "B G T m"]:
-        """phi of keys, positive."""
+        """phi of keys."""
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Feature-value products and features, summed over the episode."""
         heads = self.dims.heads
         return {"sum": (heads, self.features, self.dims.value_dim), "norm": (heads, self.features)}
 
-    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
-        """The state holds the new sums."""
-        counts = (self.dims.heads, self.dims.kv_heads, self.dims.kv_heads)
-        parts = self.project(h).split(self.widths, -1)
-        q, k, v = (part.unflatten(-1, (n, -1)).transpose(1, 2) for part, n in zip(parts, counts, strict=True))
-        mixed, state = kernel_attention(self.of_queries(q), self.of_keys(k), v, state, call.tokens, self.eps)
-        mixed = mixed.transpose(1, 2).flatten(2).to(h.dtype)
-        return Mixed(self.out(chosen(mixed, call.wanted)), state)
+    def read(
+        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: dict[str, Tensor], call: Call
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """``kernel_attention`` of the features."""
+        return self.attend(self.of_queries(q), self.of_keys(k), v, state, call.tokens)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        state: dict[str, Tensor],
+        tokens: Tokens,
+        log_decay: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """``kernel_attention`` with the denominator of the class."""
+        return kernel_attention(query, key, value, state, tokens, self.eps, self.floor, log_decay)

@@ -53,6 +53,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "hopfield": {"mixer": {"name": "hopfield", "updates": 2}},
         "linear": {"mixer": "linear"},
         "performer": {"mixer": "performer"},
+        "rfa": {"mixer": {"name": "rfa", "directions": 5}},
         "nystrom": {"mixer": {"name": "nystrom", "block": 3, "landmarks": 4}},
         "average": {"mixer": "average"},
         "light_conv": {"mixer": "light_conv"},
@@ -116,8 +117,8 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 SCORES = "position: shaw t5 trxl rope alibi; prior: gaussian_transformer; span: adaptive adaptive_dynamic; losses: span"
-NO_SCORES = "mixer: linear performer nystrom average light_conv"
-STATES = "mixer: linear performer average light_conv"
+NO_SCORES = "mixer: linear performer rfa nystrom average light_conv"
+STATES = "mixer: linear performer rfa average light_conv"
 SLOTS = "mixer: memory_compressed"
 VALUES = "mixer: average light_conv"
 TAPS = "mixer: dynamic_conv"

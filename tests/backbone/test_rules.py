@@ -31,7 +31,7 @@ def prior(**declared: Any) -> Spec:
             {"needs": [Feature.KEYS]},
             {"mixer": "average"},
             "prior 'new' needs queries, keys and values, but mixer 'average' has none; set prior to 'none' or mixer to "
-            "'softmax' or 'linear' or 'performer' or 'nystrom'",
+            "'softmax' or 'linear' or 'performer'",
         ),
         ({"refuses": [Refusal(Feature.REACH, "it is blind")]}, {"pattern": "full"}, ""),
         (

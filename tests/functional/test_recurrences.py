@@ -106,3 +106,47 @@ def test_sums_of_bfloat16_inputs_are_kept_in_float32_under_autocast() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out, state = causal_sums(ones, ones, ones, ones.new_zeros(1, 1, 1, 1), tokens)
     assert out.dtype == torch.float32 and out[0, 0, -1].item() == 300 and state.item() == 300
+
+
+def decayed_by_token(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor, log_decay: Tensor, reset: Tensor, length: list[int]
+) -> tuple[Tensor, Tensor]:
+    """The same recurrence with a factor before every addition."""
+    out, final = torch.zeros_like(v), []
+    for b in range(len(v)):
+        memory = state[b]
+        for t in range(length[b]):
+            if reset[b, t]:
+                memory = torch.zeros_like(memory)
+            memory = log_decay[b, :, t, None, None].exp() * memory + k[b, :, t, :, None] * v[b, :, t, None, :]
+            out[b, :, t] = (q[b, :, t, :, None] * memory).sum(1)
+        final.append(memory)
+    return out, torch.stack(final)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 13, 64])
+@pytest.mark.parametrize("length", [[13, 13, 13], [0, 7, 12]], ids=str)
+def test_decayed_sums_equal_a_loop_in_value_gradient_and_state(chunk: int, length: list[int]) -> None:
+    q, k, v, state, reset = example()
+    log_decay = -3 * torch.rand(B, H, T, dtype=torch.float64)
+    inputs = [each.requires_grad_() for each in (q, k, v, state, log_decay)]
+    tokens = tokens_of(reset, torch.tensor([6, 2, 4]), torch.tensor(length))
+    weight = torch.randn(B, H, T, V, dtype=torch.float64)
+    for b, count in enumerate(length):
+        weight[b, :, count:] = 0  # what padding reads is nobody's
+    found = causal_sums(q, k, v, state, tokens, chunk, log_decay)
+    expected = decayed_by_token(q, k, v, state, log_decay, reset, length)
+    results = []
+    for out, after in (found, expected):
+        grads = torch.autograd.grad((out * weight).sum() + after.square().sum(), inputs)
+        results.append([out * weight, after, *grads])
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_no_gradient_of_a_decay_crosses_an_episode_border() -> None:
+    q, k, v, state, reset = example()
+    log_decay = (-torch.rand(B, H, T, dtype=torch.float64)).requires_grad_()
+    out, after = causal_sums(q, k, v, state, tokens_of(reset, torch.tensor([6, 2, 4])), 5, log_decay)
+    (seen,) = torch.autograd.grad(out[1, :, 9:].sum() + after[1].sum(), log_decay)
+    assert seen[1, :, :10].eq(0).all()  # the decay of the first token of an episode has nothing to act on
+    assert seen[1, :, 10:].ne(0).all()

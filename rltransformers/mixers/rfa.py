@@ -1,0 +1,125 @@
+"""Random feature attention: sines and cosines of random projections estimate a Gaussian kernel; a gate may forget.
+
+Axes: B batch, T tokens, D width, H heads, G key-value heads, r random directions, Dh width of a head.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.functional.call import Call
+from rltransformers.mixers.interface import Dims
+from rltransformers.mixers.kernel import KernelAttention
+
+SMALLEST_LENGTH = 1e-6
+"""A query or key that is shorter is not stretched to length 1."""
+
+
+def fourier_features(
+    x: Float[Tensor, "B G T Dh"], directions: Float[Tensor, "G r Dh"]
+) -> Float[Tensor, "B G T features"]:
+    """``[sin w.u, cos w.u] / sqrt(r)`` with ``u = x / |x|``, in float32 at least (arXiv 2103.02143, equation 4)."""
+    kept = torch.promote_types(x.dtype, torch.float32)
+    with torch.autocast(x.device.type, enabled=False):
+        unit = F.normalize(x.to(kept), dim=-1, eps=SMALLEST_LENGTH)
+        angle = unit @ directions.to(kept).transpose(-1, -2)
+        return torch.cat([angle.sin(), angle.cos()], -1) / directions.shape[1] ** 0.5
+
+
+class RandomFeatureAttention(KernelAttention):
+    """Kernel attention whose features estimate ``exp(-|u_q - u_k|^2 / (2 sigma^2))`` of unit queries and keys.
+
+    ``directions`` is drawn once and saved with the weights; the authors draw from a pool while training. Features are
+    divided by sqrt(r), so that a weight lies between -1 and 1; the authors' code multiplies them by 0.1 and holds the
+    denominator above 1, which shrinks what the first tokens of an episode read.
+    """
+
+    directions: Tensor
+    scale: nn.Parameter | None
+    gate: nn.Linear | None
+
+    def __init__(
+        self, dims: Dims, directions: int, sigma: float, learned_scale: bool, gate: bool, floor: float, seed: int
+    ) -> None:
+        super().__init__(dims, 2 * directions, 0.0, floor)
+        shape = dims.kv_heads, directions, dims.head_dim
+        self.register_buffer("directions", torch.empty(shape))
+        self.register_parameter("scale", nn.Parameter(torch.ones(shape[0], 1, shape[2])) if learned_scale else None)
+        self.gate = nn.Linear(dims.width, dims.kv_heads) if gate else None
+        if not self.directions.is_meta:  # a network that is only measured draws nothing
+            generator = torch.Generator().manual_seed(seed * 1_000_003 + dims.layer)
+            self.directions.copy_(torch.randn(shape, generator=generator, dtype=torch.float64) / sigma)
+
+    def of_queries(self, q: Tensor) -> Tensor:
+        """``fourier_features`` along the directions of the key heads."""
+        return fourier_features(q, self._scaled().repeat_interleave(self.dims.heads // self.dims.kv_heads, 0))
+
+    def of_keys(self, k: Tensor) -> Tensor:
+        """``fourier_features``."""
+        return fourier_features(k, self._scaled())
+
+    def read(
+        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: dict[str, Tensor], call: Call
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """With a gate g the sums become ``g S + (1 - g) phi(k) v^T`` (section 3.2). Tells the mean of g as "kept"."""
+        if self.gate is None:
+            return super().read(h, q, k, v, state, call)
+        logit = self.gate(h).transpose(1, 2)
+        logit = logit.to(torch.promote_types(logit.dtype, torch.float32))
+        if call.probe.listens:
+            call.probe.metric("kept", logit.detach().sigmoid().transpose(1, 2)[call.tokens.valid()].mean())
+        key = self.of_keys(k) * (-logit).sigmoid()[..., None]
+        return self.attend(self.of_queries(q), key, v, state, call.tokens, -F.softplus(-logit))
+
+    def _scaled(self) -> Tensor:
+        return self.directions if self.scale is None else self.directions * self.scale
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of random feature attention.
+
+    Attributes:
+        directions: r, random directions of a head; there are 2 r features. The error falls with ``r ** -0.5``.
+        sigma: width of the Gaussian kernel over unit vectors; weights estimate exp(q.k / sigma^2).
+        learned_scale: learn a factor per dimension of a head in place of one sigma, as the authors do.
+        gate: forget the past by a learned gate.
+        floor: smallest denominator; sines and cosines estimate weights that may be negative.
+        seed: of the random directions, which never change afterwards.
+    """
+
+    directions: Size = 64
+    sigma: Annotated[float, Ge(0.01), Le(1e3)] = 1.0
+    learned_scale: bool = True
+    gate: bool = False
+    floor: Annotated[float, Ge(1e-6), Le(100)] = 1e-3
+    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
+
+
+def build(dims: Dims, options: Options) -> RandomFeatureAttention:
+    """S4 for one layer; ``dims.layer`` makes the features of every layer different."""
+    return RandomFeatureAttention(
+        dims, options.directions, options.sigma, options.learned_scale, options.gate, options.floor, options.seed
+    )
+
+
+SPEC = Spec(
+    id="S4",
+    name="rfa",
+    axis="mixer",
+    paper="Peng et al. 2021, arXiv 2103.02143, equations 4-6 and section 3.2",
+    summary="sines and cosines of random projections estimate a Gaussian kernel of unit vectors; a gate may forget",
+    build=build,
+    options=Options,
+    example={"mixer": "rfa"},
+    traits=Traits(causality="C", family="KERN", horizon="episode", state="2 H r (Dv + 1)", time="T"),
+    offers=(Feature.KEYS,),
+    formula="o_t = phi(q_t) S_t / max(phi(q_t) z_t, floor), S_t = g S_(t-1) + (1 - g) phi(k_t) v_t^T, "
+    "phi(x) = [sin W x/|x|, cos W x/|x|] / sqrt(r)",
+)

@@ -1,0 +1,122 @@
+"""Facts about kernel attentions that the contract does not state: what they estimate, forget, store and cost."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rltransformers.core.record import Probe, Record
+from rltransformers.functional.call import Call
+from rltransformers.functional.recurrences import kernel_attention
+from rltransformers.functional.windows import Tokens
+from rltransformers.mixers import rfa
+from rltransformers.mixers.interface import Dims
+
+DIMS = Dims(width=12, heads=4, kv_heads=2, head_dim=3, value_dim=5, memory=1)
+T = 11
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def one_episode(time: int = T, batch: int = 1) -> Tokens:
+    p = torch.arange(time).expand(batch, time)
+    return Tokens(p, p, torch.zeros(batch, time, dtype=torch.bool), torch.full((batch,), -1))
+
+
+def fresh(mixer: Any, batch: int = 1) -> dict[str, Tensor]:
+    return {name: torch.zeros(batch, *shape) for name, shape in mixer.state_shapes().items()}
+
+
+def run(mixer: Any, x: Tensor, probe: Probe | None = None) -> Tensor:
+    """Outputs of an episode."""
+    out: Tensor = mixer(x, fresh(mixer, len(x)), Call(one_episode(x.shape[1], len(x)), probe or Probe())).out
+    return out
+
+
+def heads_of(mixer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [B, H, T, .] with key and value heads repeated."""
+    q, k, v = mixer.project(x).split(mixer.widths, -1)
+    q, k, v = (each.unflatten(-1, (n, -1)).transpose(1, 2) for each, n in ((q, 4), (k, 2), (v, 2)))
+    return q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+
+
+def test_random_features_approach_softmax_of_unit_queries_and_keys() -> None:
+    x = torch.randn(1, T, 12)
+
+    def error(directions: int) -> float:
+        squares = []
+        for seed in range(20):
+            torch.manual_seed(5)
+            mixer = rfa.build(DIMS, rfa.Options(directions=directions, sigma=1.7, seed=seed))
+            q, k, v = heads_of(mixer, x)
+            q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+            exact = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.7**-2)
+            squares.append((run(mixer, x) - mixer.out(exact.transpose(1, 2).flatten(2))).square().mean().item())
+        return math.sqrt(sum(squares) / len(squares))
+
+    # 64 times the directions: error / 8. The mean over 20 draws leaves about 20 % of doubt, so between 5 and 13.
+    assert 5 < error(32) / error(2048) < 13
+
+
+def test_a_gate_of_n_by_n_plus_1_is_no_gate() -> None:
+    q, k = torch.rand(1, 3, T, 4), torch.rand(1, 3, T, 4)
+    v = torch.randn(1, 3, T, 5)
+    start = {"sum": torch.zeros(1, 3, 4, 5), "norm": torch.zeros(1, 3, 4)}
+    n = torch.arange(T)
+    decay = (n / (n + 1)).clamp(min=1e-9).log().expand(1, 3, T)  # nothing is kept from before the first token
+    plain, sums = kernel_attention(q, k, v, start, one_episode())
+    gated, means = kernel_attention(q, k / (n + 1)[:, None], v, start, one_episode(), log_decay=decay)
+    torch.testing.assert_close(gated, plain)
+    torch.testing.assert_close({name: T * value for name, value in means.items()}, sums)
+
+
+def test_the_kernel_of_a_token_with_itself_is_one_and_others_are_unbiased() -> None:
+    q, k = (F.normalize(torch.randn(4), dim=0) for _ in range(2))
+    expected = torch.exp(-(q - k).square().sum() / (2 * 0.8**2))
+    found = []
+    for seed in range(400):
+        w = rfa.build(Dims(4, 1, 1, 4, 4, 1), rfa.Options(directions=3, sigma=0.8, seed=seed)).directions
+        of_q, of_k = (rfa.fourier_features(each.view(1, 1, 1, 4), w).flatten() for each in (3 * q, 0.2 * k))
+        torch.testing.assert_close(of_q @ of_q, torch.tensor(1.0))
+        found.append(of_q @ of_k)
+    estimates = torch.stack(found)
+    assert abs(estimates.mean() - expected) < 4 * estimates.std() / math.sqrt(len(estimates))  # 4 sigma
+
+
+def test_what_a_denominator_near_zero_divides_stays_bounded() -> None:
+    mixer = rfa.build(DIMS, rfa.Options(directions=1, sigma=0.2, floor=0.5))
+    x = torch.randn(5, T, 12)
+    q, k, v = heads_of(mixer, x)
+    phi = [f(each) for f, each in ((mixer.of_queries, q), (mixer.of_keys, k[:, ::2]))]
+    weights = (phi[0] @ phi[1].repeat_interleave(2, 1).transpose(-1, -2)).tril()
+    assert (weights.sum(-1) < 0).any()
+    expected = weights @ v / weights.sum(-1, keepdim=True).clamp(min=0.5)
+    torch.testing.assert_close(run(mixer, x), mixer.out(expected.transpose(1, 2).flatten(2)))
+
+
+def test_directions_are_fixed_saved_and_differ_by_layer_and_head() -> None:
+    first, again = (rfa.build(DIMS, rfa.Options(seed=3)) for _ in range(2))
+    other = rfa.build(Dims(**{**vars(DIMS), "layer": 1}), rfa.Options(seed=3))
+    assert torch.equal(first.directions, again.directions)
+    assert "directions" in first.state_dict()
+    assert first.directions.ne(other.directions).all()
+    assert first.directions[0].ne(first.directions[1]).all()
+
+
+def test_the_record_tells_how_much_a_gate_keeps() -> None:
+    mixer, record = rfa.build(DIMS, rfa.Options(gate=True)), Record()
+    assert mixer.gate is not None
+    torch.nn.init.zeros_(mixer.gate.weight)
+    torch.nn.init.constant_(mixer.gate.bias, math.log(3))
+    run(mixer, torch.randn(2, 4, 12), Probe(record, "layer0"))
+    assert record.metrics["layer0/kept"].item() == pytest.approx(0.75)
