@@ -21,8 +21,8 @@ from rltransformers.attention.patterns import (
 from rltransformers.attention.priors import gaussian, realformer
 from rltransformers.attention.priors import none as no_prior
 from rltransformers.attention.scores import hopfield
+from rltransformers.attention.selections import lsh, routing, topk
 from rltransformers.attention.selections import none as no_selection
-from rltransformers.attention.selections import routing, topk
 from rltransformers.attention.slots import memory_compressed
 from rltransformers.attention.spans import adaptive, adaptive_dynamic
 from rltransformers.attention.spans import full as full_span
@@ -68,6 +68,7 @@ SELECTIONS = {
         no_selection.SPEC,
         topk.SPEC,
         routing.SPEC,
+        lsh.SPEC,
     )
 }
 PRIORS = {

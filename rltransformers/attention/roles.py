@@ -242,6 +242,10 @@ class Chooser(nn.Module):
 
     reach: Reach | None = None
 
+    def score(self, dims: Dims) -> Score:
+        """How queries meet the keys that were chosen for them."""
+        return Score(dims)
+
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """State tensors without the batch axis."""
         return {}

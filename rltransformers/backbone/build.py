@@ -83,11 +83,12 @@ def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Positio
     selection: Part | Chooser = choices.selection.build(dims)
     heads: Part | Combine = common.head_mixing.build(dims) if heads_act else Part()
     patterns = [choice.build(dims) for choice in choices.patterns] if own is None else [own]
+    chooser = next((each for each in (*patterns, selection) if isinstance(each, Chooser)), None)
     return Plan(
         pattern=Pattern(tuple(map(reach_of, patterns))),
-        score=heads if isinstance(heads, Score) else Score(dims),
+        score=heads if isinstance(heads, Score) else Score(dims) if chooser is None else chooser.score(dims),
         position=position if all(offered(each, offers) for each in common.positions) else Position(),
-        chooser=next((each for each in (*patterns, selection) if isinstance(each, Chooser)), None),
+        chooser=chooser,
         selection=selection if isinstance(selection, Part) else Part(),
         prior=common.prior.build(dims) if prior_acts else Part(),
         head_mixing=heads if isinstance(heads, Part) and not isinstance(heads, Score) else Part(),

@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from rltransformers.attention.layer import Attention
-from rltransformers.attention.selections.routing import Routing, newest_by_distance, newest_in_order
+from rltransformers.attention.selections.interface import newest_by_distance, newest_in_order
+from rltransformers.attention.selections.routing import Routing
 from rltransformers.backbone import Backbone, Record
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional.windows import distances

@@ -351,7 +351,9 @@ def layer_inputs(reader: Reader, tokens: Rows, prepared: Rows) -> dict[str, Tens
 
 def layer_keys(reader: Reader, tokens: Rows, prepared: Rows) -> dict[str, Tensor]:
     """Keys and values."""
-    keys = torch.stack([reader.key_value_of(row) for row in prepared])
+    shared = reader.twin("selection").meeting is not None  # queries are a part of the keys
+    every = slice(None)
+    keys = torch.stack([reader.projected_by(every, row) if shared else reader.key_value_of(row) for row in prepared])
     return {"keys": keys, "sink_keys": keys}
 
 
@@ -518,10 +520,17 @@ def every_key(reader: Reader, head: int, q: Tensor, keys: Rows, logits: Rows) ->
 
 @dataclass(frozen=True)
 class Selection:
-    """What queries and keys become before they meet, and which of the visible keys, oldest first, count."""
+    """What queries and keys become before they meet, and which of the visible keys, oldest first, count.
+
+    Attributes:
+        shift: what is added to the score at a distance.
+        meeting: how the queries of a token meet keys, or None where heads say it.
+    """
 
     prepare: Callable[[Tensor], Tensor] = lambda row: row
     chosen: Callable[[Reader, int, Tensor, Rows, Rows], list[int]] = every_key
+    shift: Callable[[int], float] = lambda distance: 0.0
+    meeting: Meeting | None = None
 
 
 def largest_keys(reader: Reader, head: int, q: Tensor, keys: Rows, logits: Rows) -> list[int]:
@@ -592,8 +601,8 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
     memory: Memory = reader.twin("memory_kind")
     prior: Prior = reader.twin("prior")
     mixing: HeadMixing = reader.twin("head_mixing")
-    meeting = meeting or mixing.meeting
     selection: Selection = reader.twin("selection")
+    meeting = meeting or selection.meeting or mixing.meeting
     span = reader.twin("span")
     at_score = [(twin, options) for twin, options in reader.positions() if twin.score is not content]
     position, options = at_score[0] if at_score else (Position(), None)
@@ -620,7 +629,8 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
         own: list[Any] = []
         for head in range(heads):
             keys = [(sources[kind, s][head][0], d) for kind, s, d in seen[head]]
-            own.append(meeting.scores(reader, (position, options), head, q[head], keys))
+            scores = meeting.scores(reader, (position, options), head, q[head], keys)
+            own.append([score + selection.shift(d) for score, (_, d) in zip(scores, keys, strict=True)])
             if pattern.shift is not None:
                 own[head] = [logit + pattern.shift(reader, q[head], n) for n, logit in enumerate(own[head])]
             if prior.shift is not None:
@@ -649,10 +659,11 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
 
 
 def softmax(logits: Rows) -> Rows:
-    """Shares of the exponentials; nothing where all of them are 0."""
-    powers = [torch.exp(logit) if logit > -math.inf else torch.zeros(()) for logit in logits]
+    """Shares of the exponentials; nothing where all logits are minus infinity."""
+    largest = max(float(logit.detach()) for logit in logits)
+    powers = [torch.exp(logit - largest) if logit > -math.inf else torch.zeros(()) for logit in logits]
     total = sum(powers[1:], powers[0])
-    return [power / total for power in powers] if total > 0 else powers
+    return [power / total for power in powers] if largest > -math.inf else powers
 
 
 def other_mixer(twin: Callable[[Any, Tensor], tuple[Tensor, dict[str, Tensor] | None]]) -> Callable[..., Mixture]:

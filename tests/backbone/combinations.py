@@ -47,6 +47,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "none": {"selection": "none"},
         "topk": {"selection": {"name": "topk", "k": 3}},
         "routing": {"selection": ROUTING},
+        "lsh": {"selection": {"name": "lsh", "rounds": 2, "buckets": 4, "window": 3}},
     },
     "mixer": {
         "softmax": {"mixer": "softmax"},
@@ -203,6 +204,16 @@ REFUSED: list[tuple[str, str, str]] = [
     (f"{RULES} global", "setting: mixers_of_layers", "keys that a pattern can leave out"),
     (RULES, "setting: no_memory", "set memory to at least"),
     ("pattern: random blockwise bigbird", "head_mixing: talking", "one mask for all of them"),
+    # Hashes need products to stand for, and one projection makes a query and a key of every head.
+    ("selection: lsh", NO_SCORES, "the logits of all pairs"),
+    ("selection: lsh", TAPS, "the logits of all pairs"),
+    ("selection: lsh", SLOTS, "the logits of all pairs"),
+    ("selection: lsh", "setting: mixers_of_layers", "the logits of all pairs"),
+    ("selection: lsh", "head_mixing: mqa", "has to equal heads"),
+    ("selection: lsh", "head_mixing: talking", "one mask for all of them"),
+    ("selection: lsh", "pattern: bp", "choose the keys of a query themselves"),
+    ("selection: lsh", "prior: realformer", "for the keys of its buckets only"),
+    ("selection: lsh", "losses: commitment", "has nothing to act on"),
 ]
 
 Name = tuple[str, str]

@@ -8,16 +8,16 @@ from typing import Annotated
 
 import torch
 from annotated_types import Ge, Le, Lt
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from rltransformers.attention.columns import window_distance
 from rltransformers.attention.roles import Chooser, Heads, Selected
+from rltransformers.attention.selections.interface import newest_of_class
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Loss, Refusal, Size, Spec, Traits
 from rltransformers.functional.call import Call
-from rltransformers.functional.keys import At, Ring
+from rltransformers.functional.keys import At
 from rltransformers.mixers.interface import Dims
 
 
@@ -30,36 +30,6 @@ def clusters_of(x: Float[Tensor, "B H N K"], centroids: Float[Tensor, "H C K"]) 
     """The centroid with the largest product, of full precision: acting and learning have to find the same one."""
     with torch.autocast(x.device.type, enabled=False):
         return (x @ centroids.to(x.dtype).transpose(-1, -2)).argmax(-1)
-
-
-def newest_in_order(
-    of_queries: Int[Tensor, "B H T"], of_keys: Int[Tensor, "B H N"], count: int
-) -> tuple[Int[Tensor, "B H T w"], Bool[Tensor, "B H T w"]]:
-    """Rows of the ``count`` newest keys of a query's cluster up to the query itself, newest first; which of them exist.
-
-    Rows are contiguous in time and end with the tokens of the queries. Keys are put in the order of cluster and time,
-    where those of one query lie side by side: work and memory grow as T w + N log N, never as T N.
-    """
-    rows, time = of_keys.shape[-1], of_queries.shape[-1]
-    place = torch.arange(rows, device=of_keys.device)
-    codes = of_keys * rows + place  # all differ, so that no order has to be stable
-    order = codes.argsort(-1)
-    own = of_queries * rows + place[rows - time :]
-    behind = torch.searchsorted(codes.gather(-1, order), own, right=True)
-    slot = behind[..., None] - 1 - torch.arange(count, device=of_keys.device)
-    index = order.gather(-1, slot.clamp(min=0).flatten(-2)).unflatten(-1, (time, count))
-    same = of_keys.gather(-1, index.flatten(-2)).unflatten(-1, (time, count)) == of_queries[..., None]
-    return index, same & (slot >= 0)
-
-
-def newest_by_distance(
-    of_queries: Int[Tensor, "B H T"], of_keys: Int[Tensor, "B H N"], distance: Int[Tensor, "T N"], count: int
-) -> tuple[Int[Tensor, "B H T w"], Bool[Tensor, "B H T w"]]:
-    """The same for rows in any order, in fixed shapes."""
-    same = (of_queries[..., None] == of_keys[..., None, :]) & (distance >= 0)
-    never = distance.shape[-1]  # further than any row lies back
-    far, index = torch.where(same, distance, never).topk(count, -1, largest=False)
-    return index, far < never
 
 
 class Routing(Chooser):
@@ -97,15 +67,7 @@ class Routing(Chooser):
         of_queries, of_keys = (clusters_of(x.detach(), self.centroids) for x in (q, window.k))
         if call.probe.listens or (self.training and torch.is_grad_enabled()):
             self.watch(q, window.k[:, :, rows - time :], of_queries, of_keys[:, :, rows - time :], call)
-        place, count = window.place, min(self.window, rows)
-        assert not isinstance(place, At)
-        if isinstance(place, Ring):
-            distance = window_distance(place, time, rows, q.device)
-            index, exists = newest_by_distance(of_queries, of_keys, distance, count)
-            away = distance.expand(*index.shape[:3], -1).gather(-1, index)
-        else:
-            index, exists = newest_in_order(of_queries, of_keys, count)
-            away = torch.arange(rows - time, rows, device=q.device)[:, None] - index
+        index, away, exists = newest_of_class(of_queries, of_keys, window.place, min(self.window, rows))
         return Selected(index, At(away.masked_fill(~exists, 0), exists)), state
 
     def watch(self, q: Tensor, k: Tensor, of_queries: Tensor, of_keys: Tensor, call: Call) -> None:
