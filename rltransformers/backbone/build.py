@@ -114,13 +114,9 @@ def build_layer(config: BackboneConfig, layer: int, position: Position) -> Layer
     """One layer."""
     hidden = config.ff_width or 4 * config.width
     residual = config.choices.residual
-    return Layer(
-        build_mixing(config, layer, position),
-        config.choices.ff.build(config.width, hidden),
-        residual.build(config.width),
-        residual.build(config.width),
-        config.dropout,
-    )
+    mixing, ff = build_mixing(config, layer, position), config.choices.ff.build(config.width, hidden)
+    join_mixing = residual.build(config.width)
+    return Layer(mixing, ff, join_mixing, None if ff is None else residual.build(config.width), config.dropout)
 
 
 def build_layers(config: BackboneConfig, indices: Iterable[int], positions: Sequence[Position]) -> list[Layer]:
@@ -176,7 +172,7 @@ def part_numbers(config: BackboneConfig, cached: bool = True) -> dict[str, dict[
                     once = universal or any(value is each for each in common)
                     parameters[f"layers.{kind}.{name}"] = value.numel() * (1 if once else count)
             counted += common
-            for name, shape in layer.mixing.shapes(cached).items():
+            for name, shape in layer.shapes(cached).items():
                 state[f"layers.{kind}.{name}"] = math.prod(shape) * count
     parameters |= {f"input_positions.{name}": value.numel() for name, value in inputs.named_parameters()}
     return {"parameters": parameters, "numbers of state per stream": state}

@@ -87,7 +87,7 @@ class Backbone(nn.Module):
         if cached:
             tensors["clock"] = torch.zeros(batch_size, dtype=torch.long, device=device)
         for index in range(self.config.layers):
-            for name, shape in self.layer(index).mixing.shapes(cached).items():
+            for name, shape in self.layer(index).shapes(cached).items():
                 tensors[f"{layer_place(index)}.{name}"] = torch.zeros(batch_size, *shape, device=device, dtype=dtype)
         return State(tensors)
 
@@ -264,7 +264,7 @@ class Backbone(nn.Module):
         """State of one layer; a stream that starts here has no memory rows at all."""
         if state is not None:
             return detached(state.layer(layer_place(index)))
-        shapes = self.layer(index).mixing.shapes(cached=False)
+        shapes = self.layer(index).shapes(cached=False)
         return {
             name: x.new_zeros(x.shape[0], *((0, *shape[1:]) if name in ("hidden", "keys") else shape))
             for name, shape in shapes.items()

@@ -76,6 +76,12 @@ PRESETS: dict[str, Preset] = {
         "weights and the last step allowed takes the remainder, the listing interpolates from step to step and gives "
         f"unfinished tokens none; {_NO_BIAS}",
     ),
+    "universal_sep_conv": Preset(
+        {"position": "sinusoidal", "residual": "post_ln", "depth": "universal",
+         "ff": {"name": "sep_conv", "taps": 3, "second_taps": 5}},
+        "Dehghani et al. 2019, arXiv 1807.03819",
+        f"decoder alone; convolutions of 3 and 5 tokens as in tensor2tensor (0405ed1); {_NO_BIAS}",
+    ),
     "linear_transformer": Preset(
         {"mixer": "linear", "position": "sinusoidal", "final_norm": True},
         "Katharopoulos et al. 2020, arXiv 2006.16236",

@@ -132,6 +132,8 @@ def setting_features(config: BackboneConfig) -> dict[Feature, Origin]:
     """What the settings that are no choices, and lists of choices, add to the features."""
     kinds = config.choices.kinds
     found: dict[Feature, Origin] = {}
+    if config.memory == 0:
+        found[Feature.NO_MEMORY] = Origin("memory 0", "set memory to at least 1")
     if config.tokens_per_step > 1:
         found[Feature.STEP_TOKENS] = Origin(f"tokens_per_step {config.tokens_per_step}", "set tokens_per_step to 1")
     if config.kv_heads is not None and config.kv_heads < config.heads:

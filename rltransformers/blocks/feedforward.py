@@ -1,22 +1,15 @@
-"""Position-wise transforms after the mixer."""
+"""What follows the mixer of a layer: position-wise transforms, and the table of all."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from rltransformers.core.spec import Spec, Traits
+from rltransformers.blocks import sep_conv
+from rltransformers.blocks.activations import ACTIVATIONS, Activation
+from rltransformers.core.spec import Feature, NoOptions, Spec, Traits
 from rltransformers.functional.modules import linear
-
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "sigmoid", "identity"]
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "silu": F.silu,
-    "sigmoid": Tensor.sigmoid, "identity": lambda x: x,
-}  # fmt: skip
 
 
 class FeedForward(nn.Module):
@@ -78,6 +71,10 @@ def build_glu(width: int, hidden: int, options: GatedOptions) -> nn.Module:
     return GatedLinearUnit(width, hidden, ACTIVATIONS[options.activation])
 
 
+def build_none(width: int, hidden: int, options: NoOptions) -> None:
+    """Layers end behind the mixer."""
+
+
 FEED_FORWARDS = {
     spec.name: spec
     for spec in (
@@ -90,6 +87,11 @@ FEED_FORWARDS = {
             "F1", "glu", "ff", "Dauphin et al. 2017, arXiv 1612.08083; Shazeer 2020, arXiv 2002.05202",
             "A linear map gated by another one.", build_glu, GatedOptions, example={"ff": "glu"},
             traits=Traits(causality="N/A"), formula="W (act(U_1 x) * U_2 x)",
+        ),
+        sep_conv.SPEC,
+        Spec(
+            "F-none", "none", "ff", "-", "Layers are mixers alone.", build_none, example={"ff": "none"},
+            traits=Traits(causality="N/A"), formula="x", offers=(Feature.MIXER_ALONE,),
         ),
     )
 }  # fmt: skip

@@ -1,23 +1,37 @@
-"""One layer: mixing, then the position-wise transform, each joined to the residual stream.
+"""One layer: mixing, then the transform behind it, each joined to the residual stream.
 
 Axes: B batch, T tokens, D model width.
 """
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor, nn
 
 from rltransformers.blocks.residual import Residual
 from rltransformers.blocks.sublayer import Sublayer
-from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.call import EVERY, Call, chosen
 from rltransformers.functional.dropout import dropout
-from rltransformers.memory.interface import LayerState
-from rltransformers.mixers.interface import Mixed
+from rltransformers.memory.interface import Cached, LayerState
+from rltransformers.mixers.interface import Mixed, StateMixer
+
+TRANSFORM = "ff."
+"""Names of what the transform keeps begin so in the state of a layer."""
 
 
 class Layer(nn.Module):
-    """The order of the parts; everything else is passed in."""
+    """The order of the parts; everything else is passed in.
+
+    Args:
+        ff: position-wise, a ``StateMixer`` that reads earlier tokens too, or None where mixing is all there is.
+        join_ff: None with ``ff``.
+
+    Attributes:
+        transform_mixes: whether the transform reads earlier tokens.
+    """
 
     def __init__(
-        self, mixing: Sublayer, ff: nn.Module, join_mixing: Residual, join_ff: Residual, dropout: float
+        self, mixing: Sublayer, ff: nn.Module | None, join_mixing: Residual, join_ff: Residual | None, dropout: float
     ) -> None:
         super().__init__()
         self.mixing = mixing
@@ -25,13 +39,28 @@ class Layer(nn.Module):
         self.join_mixing = join_mixing
         self.join_ff = join_ff
         self.dropout = dropout
+        self.transform_mixes = isinstance(ff, StateMixer)
+
+    def shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
+        """State tensors without the batch axis."""
+        found = self.mixing.shapes(cached)
+        if isinstance(self.ff, StateMixer):
+            found |= {f"{TRANSFORM}{name}": shape for name, shape in self.ff.state_shapes().items()}
+        return found
 
     def forward(self, x: Tensor, state: LayerState, call: Call, below: Tensor | None) -> Mixed:
         """Stream after the layer (of the wanted tokens only), its state, logits for the next layer."""
-        mixed = self.mix(x, state, call, below)
-        x = self.join_mixing.combine(chosen(x, call.wanted), mixed.out, call.probe)
-        out = self.join_ff.combine(x, self.transform(x), call.probe.at("ff"))
-        return Mixed(out, mixed.state, mixed.logits)
+        needed = EVERY if self.transform_mixes else call.wanted
+        mixed = self.mix(x, state, call if needed is call.wanted else replace(call, wanted=needed), below)
+        x, after = self.join_mixing.combine(chosen(x, needed), mixed.out, call.probe), mixed.state
+        if self.join_ff is None:
+            return Mixed(x, after, mixed.logits)
+        if self.transform_mixes:
+            out, kept = self.transform_over_time(x, state, call)
+            x, after = chosen(x, call.wanted), after | kept
+        else:
+            out = self.transform(x)
+        return Mixed(self.join_ff.combine(x, out, call.probe.at("ff")), after, mixed.logits)
 
     def mix(self, x: Tensor, state: LayerState, call: Call, below: Tensor | None) -> Mixed:
         """The mixing submodule alone, not yet joined."""
@@ -40,4 +69,14 @@ class Layer(nn.Module):
 
     def transform(self, x: Tensor) -> Tensor:
         """The position-wise submodule alone, not yet joined."""
+        if self.ff is None or self.join_ff is None:
+            return torch.zeros_like(x)
         return dropout(self.ff(self.join_ff.prepare(x)), self.dropout, self.training)
+
+    def transform_over_time(self, x: Tensor, state: LayerState, call: Call) -> tuple[Tensor, LayerState]:
+        """The same of a submodule that reads earlier tokens: the wanted ones, and what it keeps."""
+        assert isinstance(self.ff, StateMixer) and self.join_ff is not None
+        own = {name: state[f"{TRANSFORM}{name}"] for name in self.ff.state_shapes()}
+        mixed: Mixed = self.ff(self.join_ff.prepare(x), own, call)
+        kept = {f"{TRANSFORM}{name}": value for name, value in mixed.state.items()}
+        return dropout(mixed.out, self.dropout, self.training), kept

@@ -230,6 +230,7 @@ RESIDUALS = {
             "y1 = x1 + f(LN(x2)), y2 = x2 + g(LN(y1))", build_pre_ln,
             offers=(Feature.INVERSE,),
             refuses=(
+                Refusal(Feature.MIXER_ALONE, "the second stream would never change"),
                 Refusal(Feature.CARRY, "what passes from layer to layer beside the streams is not rebuilt"),
                 Refusal(Feature.HALTING, "a token that halts leaves nothing that its input could be rebuilt from"),
                 Refusal(Feature.SHARED, "the signals added between its applications are not taken off again"),

@@ -64,6 +64,8 @@ class Feature(Enum):
     INVERSE = "streams that are rebuilt in the backward pass"
     HEAD_PATTERNS = "a pattern per head"
     SHARED_KEYS = "keys that heads of queries share"
+    NO_MEMORY = "a memory of nothing"
+    MIXER_ALONE = "layers without a transform"
     STEP_TOKENS = "several tokens per step"
     MIXED_KEYS = "layers that differ in mixer or pattern"
     MIXED_LAYERS = "layers that differ"

@@ -37,6 +37,17 @@ def causal_taps(rows: Float[Tensor, "B R D"], weights: Float[Tensor, "B T H K"])
     return out.flatten(2)
 
 
+def depthwise(rows: Float[Tensor, "B R D"], kernel: Float[Tensor, "D K"], tokens: Tokens) -> Float[Tensor, "B T D"]:
+    """``out_t = sum_k kernel[:, k] * rows[K - 1 + t - k]``, channel by channel; rows before the episode are zeros."""
+    time, taps = tokens.p.shape[1], kernel.shape[1]
+    out = kernel[:, 0] * rows[:, taps - 1 :]
+    for lag in range(1, taps):
+        start = taps - 1 - lag
+        own = rows[:, start : start + time].masked_fill((tokens.p < lag)[..., None], 0.0)
+        out = out + kernel[:, lag] * own
+    return out
+
+
 def with_past(past: Float[Tensor, "B r D"], rows: Float[Tensor, "B T D"]) -> Float[Tensor, "B R D"]:
     """The rows kept of earlier calls in front of those of this one."""
     return torch.cat([past.to(rows.dtype), rows], 1)

@@ -32,12 +32,16 @@ class Reversible:
             found: list[LayerState] = []
             mix = partial(mix_once, layer, state, call.at(layer_place(index), EVERY), found)
             last = index == len(states) - 1
+            kept: list[LayerState] = []
+            transform = layer.transform
+            if layer.transform_mixes:
+                transform = partial(transform_once, layer, state, call.at(layer_place(index), EVERY), kept)
             if torch.is_grad_enabled():
-                x1, x2 = ReversibleLayer.apply(mix, layer.transform, rebuilt, last, x1, x2, *layer.parameters())
+                x1, x2 = ReversibleLayer.apply(mix, transform, rebuilt, last, x1, x2, *layer.parameters())
             else:
                 x1 = x1 + mix(x2)
-                x2 = x2 + layer.transform(x1)
-            after.extend(found)
+                x2 = x2 + transform(x1)
+            after.append(found[0] | kept[0] if kept else found[0])
         return chosen((x1 + x2) / 2, call.wanted), after
 
 
@@ -48,3 +52,12 @@ def mix_once(layer: Layer, state: LayerState, call: Call, found: list[LayerState
     if first:
         found.append(mixed.state)
     return mixed.out
+
+
+def transform_once(layer: Layer, state: LayerState, call: Call, kept: list[LayerState], x: Tensor) -> Tensor:
+    """The same of a transform that reads earlier tokens."""
+    first = not kept
+    out, after = layer.transform_over_time(x, state, call if first else call.silent())
+    if first:
+        kept.append(after)
+    return out

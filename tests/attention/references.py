@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rltransformers.backbone import Backbone
 from tests.attention.rows import ROWS
-from tests.attention.twins import Depth, Logits, Reader, Residual, Rows, layer_norm
+from tests.attention.twins import Depth, Logits, Reader, Residual, Rows, layer_norm, nothing
 
 
 def backbone_reference(backbone: Backbone, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -70,6 +70,8 @@ class Walk:
         reader = self.reader(index)
         mixed, logits = self.mix(index, tokens, below)
         tokens = [reader.combine("join_mixing", x, y) for x, y in zip(tokens, mixed, strict=True)]
+        if reader.twin("ff") is nothing:
+            return tokens, logits
         transformed = self.transform(index, tokens)
         return [reader.combine("join_ff", x, y) for x, y in zip(tokens, transformed, strict=True)], logits
 
@@ -82,6 +84,8 @@ class Walk:
         return mixed, logits
 
     def transform(self, index: int, tokens: Rows) -> Rows:
-        """The position-wise submodule of one layer."""
+        """The transform of one layer."""
         reader = self.reader(index)
-        return [reader.twin("ff")(reader, reader.prepare("join_ff", row)) for row in tokens]
+        rows, state = reader.twin("ff")(reader, [reader.prepare("join_ff", row) for row in tokens])
+        self.state |= {f"layer{index}.ff.{name}": value for name, value in state.items()}
+        return rows

@@ -318,8 +318,12 @@ ROWS: dict[tuple[str, str], Row] = {
         twin=replace(twins.PRE_NORM, way=twins.two_streams),
         limits=(f"{BLOCKS}test_reversible_gradients_equal_those_of_the_stored_forward_pass",),
     ),
-    ("ff", "ffn"): Row(twin=twins.feed_forward, limits=(f"{BLOCKS}test_feed_forward_treats_every_token_alike",)),
-    ("ff", "glu"): Row(twin=twins.glu, limits=(f"{BLOCKS}test_a_glu_without_gate_weights_is_half_a_linear_map",)),
+    ("ff", "ffn"): Row(
+        twin=twins.by_token(twins.feed_forward), limits=(f"{BLOCKS}test_feed_forward_treats_every_token_alike",)
+    ),
+    ("ff", "glu"): Row(
+        twin=twins.by_token(twins.glu), limits=(f"{BLOCKS}test_a_glu_without_gate_weights_is_half_a_linear_map",)
+    ),
     ("losses", "span"): Row(limits=(f"{PARTS}test_the_span_loss_is_the_mean_span_of_the_heads",)),
     ("losses", "ponder"): Row(
         config={"layers": 4},

@@ -824,7 +824,18 @@ def halting(walk: Walk, tokens: Rows) -> Rows:
     return total
 
 
-# Position-wise transforms
+# Transforms behind the mixer: of all tokens, and what is kept of them.
+
+
+def by_token(twin: Callable[[Reader, Tensor], Tensor]) -> Callable[[Reader, Rows], tuple[Rows, dict[str, Tensor]]]:
+    """A transform of one token."""
+    return lambda reader, rows: ([twin(reader, row) for row in rows], {})
+
+
+def nothing(reader: Reader, rows: Rows) -> tuple[Rows, dict[str, Tensor]]:
+    """There is none."""
+    raise AssertionError("a layer that ends behind its mixer has no transform")
+
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": positive,

@@ -98,7 +98,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "sigtanh": {"residual": "sigtanh"},
         "reversible": {"residual": "reversible"},
     },
-    "ff": {"ffn": {"ff": "ffn"}, "glu": {"ff": "glu"}},
+    "ff": {"ffn": {"ff": "ffn"}, "glu": {"ff": "glu"}, "sep_conv": {"ff": "sep_conv"}, "none": {"ff": "none"}},
     # A loss comes with a mechanism that produces it; the other mechanism of the pair may replace that one.
     "losses": {
         "span": {"losses": {"span": 1e-3}, "span": ADAPTIVE},
@@ -214,6 +214,9 @@ REFUSED: list[tuple[str, str, str]] = [
     ("selection: lsh", "pattern: bp", "choose the keys of a query themselves"),
     ("selection: lsh", "prior: realformer", "for the keys of its buckets only"),
     ("selection: lsh", "losses: commitment", "has nothing to act on"),
+    # A transform that reads earlier tokens keeps them itself; without any, one of two streams stands still.
+    ("ff: sep_conv", "setting: no_memory", "does not make the layers memoryless"),
+    ("ff: none", "residual: reversible", "would never change"),
 ]
 
 Name = tuple[str, str]

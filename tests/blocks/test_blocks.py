@@ -155,7 +155,7 @@ def test_the_openness_of_gates_is_recorded() -> None:
         assert record.metrics[name].item() < 1e-12
 
 
-@pytest.mark.parametrize("name", FEED_FORWARDS)
+@pytest.mark.parametrize("name", ["ffn", "glu"])
 def test_feed_forward_treats_every_token_alike(name: str) -> None:
     module = Choice.parse(name, "ff", FEED_FORWARDS).build(6, 9)
     x, order = torch.randn(2, 5, 6), torch.tensor([3, 0, 4, 1, 2])

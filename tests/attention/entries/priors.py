@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rltransformers.backbone import Backbone
 from tests.attention import twins
-from tests.attention.row import KERNEL, Limit, Row
+from tests.attention.row import HALTING, KERNEL, Limit, Row, fill
 
 
 def dynamic_conv_twin(mixer: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -36,6 +36,41 @@ def equal_taps(special: Backbone, plain: Backbone) -> None:
         plain.get_parameter(f"layers.{index}.mixing.mixer.kernel").data.zero_()
 
 
+def channels_over_time(kernel: Tensor, rows: twins.Rows) -> twins.Rows:
+    """Every channel weighs its newest numbers, the last weight for the oldest."""
+    found = []
+    for t in range(len(rows)):
+        lags = range(min(t + 1, kernel.shape[1]))
+        found.append(sum((kernel[:, lag] * rows[t - lag] for lag in lags), torch.zeros(())))
+    return found
+
+
+def newest(rows: twins.Rows, count: int) -> Tensor:
+    """The last rows, zeros in front of the first one."""
+    return torch.stack([torch.zeros_like(rows[0])] * count + rows)[len(rows) :]
+
+
+def sep_conv(reader: twins.Reader, rows: twins.Rows) -> tuple[twins.Rows, dict[str, Tensor]]:
+    """Dehghani et al. 2019, section 2.1; Chollet 2017."""
+    options = reader.options("ff")
+    state = {"taps": newest(rows, options.taps - 1)}
+    act = twins.ACTIVATIONS[options.activation]
+    mixed = channels_over_time(reader["ff.kernel"], rows)
+    hidden = [act(reader["ff.into.weight"] @ row + reader["ff.into.bias"]) for row in mixed]
+    second = reader.get("ff.second_kernel")
+    if second is not None:
+        state["second_taps"] = newest(hidden, options.second_taps - 1)
+        hidden = channels_over_time(second, hidden)
+    return [reader["ff.out.weight"] @ row + reader["ff.out.bias"] for row in hidden], state
+
+
+def silence_transforms(special: Backbone, plain: Backbone) -> None:
+    """Transforms of the plain backbone that add nothing."""
+    for name, value in plain.named_parameters():
+        if "ff.out" in name:
+            value.data.zero_()
+
+
 DYNAMIC = {**KERNEL, "mixer": {"name": "dynamic_conv", "taps": 4}}
 
 ROWS: dict[tuple[str, str], Row] = {
@@ -44,10 +79,27 @@ ROWS: dict[tuple[str, str], Row] = {
         twins.other_mixer(dynamic_conv_twin),
         (Limit(DYNAMIC, {**KERNEL, "mixer": {"name": "light_conv", "taps": 4}}, equal_taps),),
     ),
+    ("ff", "sep_conv"): Row(
+        twin=sep_conv,
+        limits=(Limit({"ff": {"name": "sep_conv", "taps": 1}}, {"ff": "ffn"}, fill("ff.kernel", 1.0)),),
+    ),
+    ("ff", "none"): Row(
+        twin=twins.nothing,
+        limits=(Limit({"ff": "none", "residual": "pre_ln"}, {"residual": "pre_ln"}, silence_transforms),),
+    ),
 }
 VARIANTS: dict[str, Row] = {
+    "two separable convolutions in a reversible stack": Row(
+        {"ff": {"name": "sep_conv", "taps": 2, "second_taps": 4, "activation": "silu"}, "residual": "reversible"}
+    ),
+    "separable convolution, applied until tokens halt": Row(
+        {"ff": "sep_conv", "depth": "universal_act", "layers": 3}, bfloat16=1.0, why=HALTING
+    ),
     "dynamic convolution padded with zeros": Row(
         {**KERNEL, "mixer": {"name": "dynamic_conv", "taps": 3, "pad": "zero"}}
     ),
 }
-PRESET_ROWS: dict[str, Row] = {"dynamic_conv": Row({"width": 12, "heads": 4})}
+PRESET_ROWS: dict[str, Row] = {
+    "dynamic_conv": Row({"width": 12, "heads": 4}),
+    "universal_sep_conv": Row({"layers": 3}),
+}
