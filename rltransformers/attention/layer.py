@@ -36,7 +36,9 @@ class Attention(RowMixer):
         self.dims, self.plan = dims, plan
         self.position, self.prior, self.selection = plan.position, plan.prior, plan.selection
         self.head_mixing, self.span, self.chooser = plan.head_mixing, plan.span, plan.chooser
+        self.retriever = plan.retriever
         self.horizon, self.sinks = plan.pattern.horizon, plan.pattern.sinks
+        self.stored = 0 if plan.retriever is None else plan.retriever.farthest - self.horizon
         self.score = plan.score
         self.query_width, self.key_width = self.score.query_width, self.score.key_width
         # rows of the weight: queries, keys, values
@@ -49,12 +51,16 @@ class Attention(RowMixer):
 
     def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
         """Queries, and keys and values side by side, not turned."""
-        return self.plan.score.rows(linear(self.project, h), h)
+        query, keys = self.score.rows(linear(self.project, h), h)
+        if self.retriever is not None:
+            query, keys = self.retriever.queries(query), self.retriever.keys(keys)
+        return query, keys
 
     def keys(self, h: Float[Tensor, "B S D"]) -> Float[Tensor, "B S E"]:
         """Keys and values side by side, not turned."""
         bias, own = self.project.bias, self.score.own
-        return self.score.key_rows(F.linear(h, self.project.weight[own:], None if bias is None else bias[own:]))
+        keys = self.score.key_rows(F.linear(h, self.project.weight[own:], None if bias is None else bias[own:]))
+        return keys if self.retriever is None else self.retriever.keys(keys)
 
     def tables(self, reach: int) -> dict[str, Tensor]:
         """Scores by distance, and the turns of rows by how far they lie back."""
@@ -85,12 +91,16 @@ class Attention(RowMixer):
         batch, time = query.shape[:2]
         if call.probe.listens:
             self.tell(h, call)
-        block = max(-(-self.horizon // 4), SMALLEST_BLOCK)  # a quarter of the window: few keys stand outside it
-        window = past[-1]
+        block, window = block_of(self.horizon), past[-1]
+        if self.retriever is not None:
+            store, window = window, newest(window, self.horizon, self.dims.tokens_per_step, call)
+            past = (*past[:-1], window)
         cut = isinstance(window.place, Rows) and self.horizon + block < window.rows.shape[1]
         if cut and self.chooser is None and foldable(past):
             mixed, logits = self.attend(*self.cut(h, query, past, call, block), below, EVERY)
             mixed = windows.unfold_tokens(joined_heads(mixed), time, batch)
+            if self.retriever is not None:
+                mixed = self.recall(mixed, query, store, call)
             return Mixed(self.combined(chosen(mixed, call.wanted)), state, logits)
         early = EVERY if call.probe.listens or self.plan.ordered else call.wanted
         if self.chooser is None:
@@ -98,12 +108,28 @@ class Attention(RowMixer):
         else:
             mixed, logits, state = self.choose(h, query, past, state, call, below)
         mixed = joined_heads(mixed)
+        if self.retriever is not None:
+            mixed = self.recall(mixed, query, store, call)
         return Mixed(self.combined(mixed if early is call.wanted else chosen(mixed, call.wanted)), state, logits)
 
     def combined(self, heads: Float[Tensor, "B T HV"]) -> Float[Tensor, "B T D"]:
         """The outputs of the heads as the output of the layer."""
         found: Tensor = linear(self.output, heads) if isinstance(self.output, nn.Linear) else self.output(heads)
         return found
+
+    def recall(
+        self, mixed: Float[Tensor, "B T HV"], query: Float[Tensor, "B T Q"], store: Group, call: Call
+    ) -> Float[Tensor, "B T HO"]:
+        """Outputs of the window joined with what queries retrieve from behind it."""
+        assert self.retriever is not None
+        batch, time = query.shape[:2]
+        horizon = self.horizon + self.stored
+        block = block_of(horizon)
+        if isinstance(store.place, Rows) and horizon + block < store.rows.shape[1]:
+            (part,), folded = cut((store,), call, block, horizon, time)
+            found = self.retriever.retrieve(windows.fold(query, block), part, folded)
+            return self.retriever.join(mixed, windows.unfold_tokens(found, time, batch))
+        return self.retriever.join(mixed, self.retriever.retrieve(query, store, call))
 
     def tell(self, h: Float[Tensor, "B T D"], call: Call) -> None:
         """Auxiliary losses of the parts."""
@@ -112,17 +138,8 @@ class Attention(RowMixer):
 
     def cut(self, h: Tensor, query: Tensor, past: Past, call: Call, block: int) -> tuple[Tensor, Tensor, Past, Call]:
         """Blocks of ``block`` tokens as further batch rows, each with ``horizon`` rows of its own past in front."""
-        *others, window = past
-        rows = window.rows
-        missing = self.horizon - (rows.shape[1] - query.shape[1])
-        if missing > 0:
-            rows = F.pad(rows, (0, 0, missing, 0))
-        elif missing < 0:
-            rows = rows[:, -missing:]
-        folded = call.once(("blocks", block), lambda: Call(call.tokens.cut(block)))
-        groups = [Group(windows.fold(group.rows, block), folded_place(group.place, block)) for group in others]
-        groups.append(Group(windows.fold_keys(rows, self.horizon, block), Rows()))
-        return windows.fold(h, block), windows.fold(query, block), tuple(groups), replace(folded, probe=call.probe)
+        groups, folded = cut(past, call, block, self.horizon, query.shape[1])
+        return windows.fold(h, block), windows.fold(query, block), groups, folded
 
     def attend(
         self, h: Tensor, query: Tensor, past: Past, call: Call, below: Tensor | None, early: slice
@@ -277,6 +294,39 @@ class Attention(RowMixer):
             self.chooser.maintain()
 
 
+def block_of(horizon: int) -> int:
+    """Tokens of a block: a quarter of the window, so that few keys stand outside it."""
+    return max(-(-horizon // 4), SMALLEST_BLOCK)
+
+
+def newest(store: Group, horizon: int, tokens_per_step: int, call: Call) -> Group:
+    """The window at the end of a store, as a memory that keeps ``horizon`` rows has it."""
+    rows, place, time = store.rows, store.place, call.tokens.p.shape[1]
+    if isinstance(place, Rows):
+        return Group(rows[:, max(0, rows.shape[1] - horizon - time) :], place)
+    assert isinstance(place, Ring) and call.clock is not None
+    size = horizon + tokens_per_step
+    last = (call.clock + (time - 1)) % size
+    back = last - torch.arange(size, device=rows.device)
+    age = torch.where(back < 0, back + size, back)
+    return Group(rows.index_select(1, (place.newest - age) % rows.shape[1]), Ring(age, last))
+
+
+def cut(past: Past, call: Call, block: int, horizon: int, time: int) -> tuple[Past, Call]:
+    """Groups and call of blocks of tokens, each with ``horizon`` rows of its own past in front."""
+    *others, window = past
+    rows = window.rows
+    missing = horizon - (rows.shape[1] - time)
+    if missing > 0:
+        rows = F.pad(rows, (0, 0, missing, 0))
+    elif missing < 0:
+        rows = rows[:, -missing:]
+    folded = call.once(("blocks", block), lambda: Call(call.tokens.cut(block)))
+    groups = [Group(windows.fold(group.rows, block), folded_place(group.place, block)) for group in others]
+    groups.append(Group(windows.fold_keys(rows, horizon, block), Rows()))
+    return tuple(groups), replace(folded, probe=call.probe)
+
+
 def joined_heads(mixed: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T HV"]:
     """Outputs of all heads side by side."""
     batch, heads, time, width = mixed.shape
@@ -329,7 +379,7 @@ SPEC = Spec(
     traits=Traits(family="EXPL", state="memory D (training), memory kv_heads (Dh + Dv) more (acting)", time="T"),
     offers=(
         *(Feature.SCORES, Feature.LOGITS, Feature.PRODUCTS, Feature.OUTPUTS),
-        *(Feature.PATTERNS, Feature.ROWS, Feature.SLOTS, Feature.KEYS),
+        *(Feature.PATTERNS, Feature.ROWS, Feature.SLOTS, Feature.KEYS, Feature.RETRIEVAL),
     ),
     formula="o_t = sum_s softmax_s(q_t k_s / sqrt(Dh)) v_s",
 )

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rltransformers.attention.reach import Pattern
-from rltransformers.attention.roles import Chooser, Combine, Part, Score, Stage
+from rltransformers.attention.roles import Chooser, Combine, Part, Retriever, Score, Stage
 from rltransformers.functional.keys import Past
 from rltransformers.positions.interface import Acts, Position
 
@@ -29,6 +29,7 @@ class Plan:
         score: how queries meet keys.
         position: encoding inside attention.
         chooser: picks the keys of every query before any product; None for all that the pattern allows.
+        retriever: reads what lies behind the window; None where nothing is kept there.
         selection, prior, head_mixing, span: parts of the stages.
         combine: what joins the outputs of the heads in place of a projection, or None.
         dropout: share of the weights that is set to 0 in training.
@@ -38,6 +39,7 @@ class Plan:
     score: Score
     position: Position = field(default_factory=Position)
     chooser: Chooser | None = None
+    retriever: Retriever | None = None
     selection: Part = field(default_factory=Part)
     prior: Part = field(default_factory=Part)
     head_mixing: Part = field(default_factory=Part)
@@ -86,7 +88,8 @@ class Plan:
         """Whether logits or weights have to be seen or changed; otherwise fused forms compute the same."""
         stages = self.on_logits or self.on_masked_logits or self.on_weights or self.on_mixed_weights
         by_pair = Acts.FACTOR | Acts.KEY_SCORE | Acts.VALUE
-        return bool(stages) or self.hands_on or bool(self.position.acts & by_pair) or not self.score.plain
+        own = not self.score.plain or (self.retriever is not None and self.retriever.weighs)
+        return bool(stages) or self.hands_on or bool(self.position.acts & by_pair) or own
 
     @functools.cached_property
     def turns(self) -> bool:
@@ -106,9 +109,8 @@ class Plan:
     @functools.cached_property
     def ordered(self) -> bool:
         """Whether the output of a query depends on which query it is, or its keys are its own."""
-        return (
-            self.explicit or self.scores_distances or self.turns or self.pattern.sinks > 0 or self.chooser is not None
-        )
+        own = self.chooser is not None or self.retriever is not None
+        return self.explicit or self.scores_distances or self.turns or self.pattern.sinks > 0 or own
 
     def of_distances(self, distance: Int[Tensor, " L"], like: Tensor) -> dict[str, Tensor]:
         """What ``TABLES`` hold of distances under today's weights, first axis L, as far as the parts need it."""

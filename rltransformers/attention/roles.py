@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from rltransformers.attention.columns import Columns
 from rltransformers.attention.reach import Reach
 from rltransformers.functional.call import Call
-from rltransformers.functional.keys import At, Place, Rows
+from rltransformers.functional.keys import At, Group, Place, Rows
 from rltransformers.mixers.interface import Dims
 
 
@@ -265,3 +265,31 @@ class Chooser(nn.Module):
 
     def maintain(self) -> None:
         """Learn from what was seen since the last call of this; only between two rounds of collecting and learning."""
+
+
+class Retriever(nn.Module):
+    """Reads rows that lie behind the window and joins what it finds there with what the window gave.
+
+    Attributes:
+        farthest: largest distance in tokens of a row that it reads.
+        weighs: whether it needs the logarithm of the sum of exponentials of every head's logits in the window.
+    """
+
+    farthest: int
+    weighs = False
+
+    def queries(self, query: Float[Tensor, "B T Q"]) -> Float[Tensor, "B T Q"]:
+        """Queries as the whole layer compares them; themselves by default."""
+        return query
+
+    def keys(self, keys: Float[Tensor, "B S E"]) -> Float[Tensor, "B S E"]:
+        """Key rows as they are kept; themselves by default."""
+        return keys
+
+    def retrieve(self, query: Float[Tensor, "B T Q"], store: Group, call: Call) -> Float[Tensor, "B T H R"]:
+        """What every query finds; ``store`` holds the rows of the window, too."""
+        raise NotImplementedError("a retriever defines retrieve")
+
+    def join(self, window: Float[Tensor, "B T HV"], found: Float[Tensor, "B T H R"]) -> Float[Tensor, "B T HO"]:
+        """Outputs of all heads side by side; where it ``weighs``, each of those of the window ends with its sum."""
+        raise NotImplementedError("a retriever defines join")

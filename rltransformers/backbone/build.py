@@ -69,7 +69,7 @@ def build_mixing(config: BackboneConfig, layer: int, position: Position) -> Subl
     mixer: Mixer = choice.build(dims, *plugged)
     if not isinstance(mixer, RowMixer):
         return Sublayer(mixer, None)
-    sizes = mixer.horizon, dims.width, mixer.key_width, mixer.sinks, dims.tokens_per_step
+    sizes = mixer.horizon + mixer.stored, dims.width, mixer.key_width, mixer.sinks, dims.tokens_per_step
     return Sublayer(mixer, config.choices.memory_kind.build(*sizes))
 
 
@@ -84,11 +84,13 @@ def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Positio
     heads: Part | Combine = common.head_mixing.build(dims) if heads_act else Part()
     patterns = [choice.build(dims) for choice in choices.patterns] if own is None else [own]
     chooser = next((each for each in (*patterns, selection) if isinstance(each, Chooser)), None)
+    stores = layer == layer_with_store(config) and Feature.RETRIEVAL in choices.mixer.spec.offers
     return Plan(
         pattern=Pattern(tuple(map(reach_of, patterns))),
         score=heads if isinstance(heads, Score) else Score(dims) if chooser is None else chooser.score(dims),
         position=position if all(offered(each, offers) for each in common.positions) else Position(),
         chooser=chooser,
+        retriever=memory.retriever(dims) if stores else None,
         selection=selection if isinstance(selection, Part) else Part(),
         prior=common.prior.build(dims) if prior_acts else Part(),
         head_mixing=heads if isinstance(heads, Part) and not isinstance(heads, Score) else Part(),
@@ -101,6 +103,13 @@ def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Positio
 def offered(choice: Choice, offers: Collection[Feature]) -> bool:
     """Whether a mixer offers all that a choice needs."""
     return all(feature in offers for feature in choice.spec.needs)
+
+
+def layer_with_store(config: BackboneConfig) -> int | None:
+    """The layer that reads a store behind its window, where the memory has one."""
+    memory: MemoryOptions = config.choices.memory_kind.options
+    offers = [config.choices.layer(index).mixer.spec.offers for index in range(config.layers)]
+    return memory.layer_with_store([i for i, each in enumerate(offers) if Feature.RETRIEVAL in each], config.layers)
 
 
 def reach_of(pattern: Reach | Chooser) -> Reach:
@@ -157,7 +166,9 @@ def part_numbers(config: BackboneConfig, cached: bool = True) -> dict[str, dict[
     Raises:
         ConfigError: options that do not fit the sizes.
     """
-    kinds = Counter(layer % len(config.choices.kinds) for layer in range(config.layers))
+    turns, store = len(config.choices.kinds), layer_with_store(config)
+    firsts: dict[tuple[int, bool], int] = {}
+    kinds = Counter(firsts.setdefault((layer % turns, layer == store), layer) for layer in range(config.layers))
     universal = config.choices.depth.build().shared
     parameters: dict[str, int] = {}
     state: dict[str, int] = {}

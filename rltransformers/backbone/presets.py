@@ -62,6 +62,12 @@ PRESETS: dict[str, Preset] = {
         "blocks anchored to the episode; u and v per layer; compression trained by auto-encoding, in the paper's best "
         "runs by attention reconstruction (`objective: attention`)",
     ),
+    "memorizing": Preset(
+        {"position": "t5", "memory_kind": "memorizing"},
+        "Wu et al. 2022, arXiv 2203.08913",
+        f"{_WINDOW}; the store holds 1,024 steps, there 8,192 and more (`store`); scales of normalised products start "
+        f"at sqrt(Dh), in the authors' code at 1; LayerNorm in place of T5's norm without mean and shift; {_RELU}",
+    ),
     "adaptive_span": Preset(
         {"position": {"name": "shaw", "max_distance": 64, "values": False}, "span": "adaptive", "residual": "post_ln",
          "losses": {"span": 2e-6}},

@@ -32,7 +32,9 @@ class Sublayer(nn.Module):
 
     def tables(self) -> dict[str, Tensor]:
         """What depends on weights and sizes alone."""
-        return self.mixer.tables(self.memory.reach) if isinstance(self.mixer, RowMixer) and self.memory else {}
+        if not isinstance(self.mixer, RowMixer) or self.memory is None:
+            return {}
+        return self.mixer.tables(self.memory.reach - self.mixer.stored)
 
     def table_sources(self) -> list[nn.Module]:
         """The modules whose weights ``tables`` depends on."""

@@ -69,6 +69,7 @@ class Feature(Enum):
     STEP_TOKENS = "several tokens per step"
     MIXED_KEYS = "layers that differ in mixer or pattern"
     MIXED_LAYERS = "layers that differ"
+    RETRIEVAL = "a place for what is retrieved from a store"
     LOSSES = "auxiliary losses"
 
 

@@ -10,7 +10,7 @@ first of these tokens still sees when the last one is written.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,10 +19,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rltransformers.attention.reach import Reach
+from rltransformers.attention.roles import Retriever
 from rltransformers.functional import windows
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import At, Group, Past, Ring, Rows
 from rltransformers.functional.windows import Tokens
+from rltransformers.mixers.interface import Dims
 
 Project = Callable[[Tensor], Tensor]
 """Layer inputs [B, S, D] to key rows [B, S, E], with today's weights (normalisation included)."""
@@ -43,6 +45,14 @@ class MemoryOptions:
     def reach(self, memory: int) -> Reach | None:
         """What a layer that may see ``memory`` steps back sees of the rows, where patterns have no say in it."""
         return None
+
+    def layer_with_store(self, able: Sequence[int], layers: int) -> int | None:
+        """The layer, of those that are ``able``, that reads a store behind its window; None where none does."""
+        return None
+
+    def retriever(self, dims: Dims) -> Retriever:
+        """What reads the store in that layer."""
+        raise NotImplementedError("a memory with a store defines retriever")
 
 
 @dataclass(frozen=True)

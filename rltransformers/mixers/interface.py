@@ -104,11 +104,13 @@ class RowMixer(Mixer):
         horizon: tokens of the past that a memory has to keep.
         key_width: E.
         sinks: first tokens of an episode that a memory has to keep for ever.
+        stored: further tokens behind those of the horizon that a memory has to keep.
     """
 
     horizon: int
     key_width: int
     sinks: int = 0
+    stored: int = 0
 
     @abstractmethod
     def keys(self, h: Float[Tensor, "B S D"]) -> Float[Tensor, "B S E"]:

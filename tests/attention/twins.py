@@ -364,11 +364,19 @@ def no_slots(reader: Reader, tokens: Rows) -> Rows:
 
 @dataclass(frozen=True)
 class Memory:
-    """Which keys a head of token t sees, what is kept of all tokens, and what some of them are compressed into."""
+    """Which keys a head of token t sees, what is kept of all tokens, and what some of them are compressed into.
+
+    Attributes:
+        query, key: what queries and keys become in the whole layer.
+        recall: the output of a head with what its query finds among the keys and values of all tokens so far.
+    """
 
     visible: Callable[[Reader, int, int], list[Key]] = by_patterns
     rows: Callable[[Reader, Rows, Rows], dict[str, Tensor]] = layer_inputs
     slots: Callable[[Reader, Rows], Rows] = no_slots
+    query: Callable[[Reader, int, Tensor], Tensor] = lambda reader, head, q: q
+    key: Callable[[Reader, Tensor], Tensor] = lambda reader, k: k
+    recall: Callable[..., Tensor] = lambda reader, head, q, stored, logits, out: out
     state_of_slots: Callable[[Reader, Rows, int], dict[str, Tensor]] = lambda reader, slots, count: {}
 
 
@@ -611,13 +619,18 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
     logits: Logits = {}
 
     def key_of(row: Tensor) -> list[tuple[Tensor, Tensor]]:
-        return [(selection.prepare(k), v) for k, v in meeting.keys(reader, row)]
+        return [(memory.key(reader, k), v) for k, v in meeting.keys(reader, row)]
 
-    sources = {("token", s): key_of(row) for s, row in enumerate(prepared)}
-    sources |= {("slot", k): key_of(reader.prepare("join_mixing", row)) for k, row in enumerate(slots)}
+    def compared(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        return [(selection.prepare(k), v) for k, v in pairs]
+
+    stored = [key_of(row) for row in prepared]
+    sources = {("token", s): compared(pairs) for s, pairs in enumerate(stored)}
+    sources |= {("slot", k): compared(key_of(reader.prepare("join_mixing", row))) for k, row in enumerate(slots)}
     pattern = windows_of(reader)[0]
     for t, query_row in enumerate(prepared):
-        q = [selection.prepare(row) for row in meeting.queries(reader, query_row)]
+        asked = [memory.query(reader, head, q) for head, q in enumerate(meeting.queries(reader, query_row))]
+        q = [selection.prepare(row) for row in asked]
         seen = [
             [key for key in memory.visible(reader, head, t) if meeting.sees(reader, head, t, key)]
             for head in range(heads)
@@ -638,6 +651,7 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
                     logit + prior.shift(reader, head, d) for logit, (_, d) in zip(own[head], keys, strict=True)
                 ]
         weights: list[Any] = []
+        counted: list[Rows] = []
         for head, row in enumerate(mixing.before(reader, own)):
             if prior.logits is not None:
                 row = prior.logits(row, [below[t, head, key] for key in seen[head]]) if below else row
@@ -645,6 +659,7 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
             found = selection.chosen(
                 reader, head, q[head], [sources[kind, s][head][0] for kind, s, _ in seen[head]], row
             )
+            counted.append([row[i] for i in found])
             shares = softmax([x if i in found else x.detach() * 0 - math.inf for i, x in enumerate(row)])
             weights.append(span(reader, head, query_row, shares, [d for _, _, d in seen[head]]))
         outputs = []
@@ -652,7 +667,8 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
             total = torch.zeros(value_width)
             for weight, (kind, s, d) in zip(row, seen[head], strict=True):
                 total = total + weight * position.value(reader, options, sources[kind, s][head][1], d)
-            outputs.append(total)
+            past = [pairs[head] for pairs in stored[: t + 1]]
+            outputs.append(memory.recall(reader, head, asked[head], past, counted[head], total))
         mixed.append(mixing.join(reader, outputs))
     state = memory.rows(reader, tokens, prepared) | memory.state_of_slots(reader, slots, len(tokens))
     return mixed, state, logits

@@ -81,6 +81,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "cache": {"memory_kind": "cache"},
         "transformer_xl": {"memory_kind": "transformer_xl"},
         "compressive": {"memory_kind": COMPRESSIVE},
+        "memorizing": {"memory_kind": {"name": "memorizing", "store": 3, "neighbours": 2}},
     },
     "depth": {
         "fixed": {"depth": "fixed"},
@@ -217,6 +218,15 @@ REFUSED: list[tuple[str, str, str]] = [
     # A transform that reads earlier tokens keeps them itself; without any, one of two streams stands still.
     ("ff: sep_conv", "setting: no_memory", "does not make the layers memoryless"),
     ("ff: none", "residual: reversible", "would never change"),
+    # A store behind a window.
+    (
+        "memory_kind: memorizing",
+        f"{NO_SCORES}; {TAPS}; {SLOTS}",
+        "what is retrieved from a store",
+    ),
+    ("memory_kind: memorizing", "depth: universal universal_act; losses: ponder", "there is only one layer"),
+    ("memory_kind: memorizing", "setting: no_memory", "does not make it memoryless"),
+    ("memory_kind: memorizing", "losses: compression", "has nothing to act on"),
 ]
 
 Name = tuple[str, str]

@@ -93,6 +93,8 @@ def ends(key: str, annotation: Any) -> list[Any]:
         return [True, False]
     if get_origin(base) is Sequence:
         return LISTS[key]
+    if base is str:  # the name of a file
+        return []
     low: Any = next((each for each in limits if isinstance(each, Ge | Gt)), None)
     high: Any = next((each for each in limits if isinstance(each, Le | Lt)), None)
     if base is int:
@@ -110,7 +112,7 @@ def test_every_option_has_a_type_and_every_number_a_range() -> None:
         base, limits = bounds(spec.ranges()[option])
         if get_origin(base) is Sequence:
             base, limits = bounds(get_args(base)[0])
-        assert base in (int, float, bool) or get_origin(base) is Literal, key
+        assert base in (int, float, bool, str) or get_origin(base) is Literal, key
         if base in (int, float):
             assert any(isinstance(each, Ge | Gt | Interval) for each in limits), key
             # A whole number counts rows, units or steps: without an upper end it would ask for all memory there is.
@@ -142,9 +144,13 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 
 
+# Ends that need other fields of the config.
+FIELDS_BESIDE: dict[str, dict[str, Any]] = {"memory_kind.memorizing.layer": {"layers": 3}}
+
+
 def beside(key: str, values: dict[str, Any]) -> dict[str, Any]:
     axis = ENTRIES[key][0]
-    return {**values, axis: {**values[axis], **BESIDE.get(key, {})}}
+    return {**values, **FIELDS_BESIDE.get(key, {}), axis: {**values[axis], **BESIDE.get(key, {})}}
 
 
 @every_option

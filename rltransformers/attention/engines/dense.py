@@ -30,6 +30,8 @@ def dense(
 ) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T S"], Float[Tensor, "B H T S"]]:
     """Outputs, the unmasked logits, and every head's own weights.
 
+    Where the plan has a retriever that ``weighs``, every output ends with the logarithm of the sum of exponentials.
+
     Args:
         query: as it meets contents, turned where keys are.
         scores: by listed distance, see ``Plan.scores``.
@@ -59,7 +61,10 @@ def dense(
     mixed = weights
     for part in plan.on_mixed_weights:
         mixed = part.mixed_weights(mixed, view)
-    return read(plan, dropout(mixed, plan.dropout, training), groups, columns), handed, weights
+    out = read(plan, dropout(mixed, plan.dropout, training), groups, columns)
+    if plan.retriever is not None and plan.retriever.weighs:
+        out = torch.cat([out, logits.logsumexp(-1, keepdim=True).to(out.dtype)], -1)
+    return out, handed, weights
 
 
 def contents(

@@ -1,7 +1,119 @@
 """Rows and twins of further entries: stores."""
 
-from tests.attention.row import Row
+import math
 
-ROWS: dict[tuple[str, str], Row] = {}
-VARIANTS: dict[str, Row] = {}
-PRESET_ROWS: dict[str, Row] = {}
+import torch
+from torch import Tensor
+
+from tests.attention import twins
+from tests.attention.row import CHOICE, Limit, Row, both, fill
+from tests.attention.twins import Reader, Rows, sigmoid, softmax
+
+
+def reads_store(reader: Reader) -> bool:
+    """The last but one layer, of up to four."""
+    layer = reader.options("memory_kind").layer
+    return reader.layer == (max(0, reader.config.layers - 2) if layer is None else layer)
+
+
+def of_length_one(row: Tensor) -> Tensor:
+    """Henry et al. 2020, arXiv 2010.04245."""
+    return row / torch.sqrt((row * row).sum() + 1e-12)
+
+
+def scaled_query(reader: Reader, head: int, q: Tensor) -> Tensor:
+    """Products over sqrt(Dh) become cosines times sqrt(Dh) and a factor of the head."""
+    factor = reader.get("mixing.mixer.retriever.log_scale")
+    assert (factor is not None) == reads_store(reader)
+    return q if factor is None else of_length_one(q) * len(q) * torch.exp(factor[head])
+
+
+def normalised_key(reader: Reader, k: Tensor) -> Tensor:
+    """A key of length 1."""
+    return of_length_one(k) if reads_store(reader) else k
+
+
+def kept_keys(reader: Reader, tokens: Rows, prepared: Rows) -> dict[str, Tensor]:
+    """Keys as they are compared, and values."""
+    both = twins.layer_keys(reader, tokens, prepared)["keys"]
+    width, groups = reader.head_dim, reader.config.kv_heads or reader.heads
+    found = []
+    for row in both:
+        keys = [normalised_key(reader, row[g * width : (g + 1) * width]) for g in range(groups)]
+        found.append(torch.cat([*keys, row[groups * width :]]))
+    return {"keys": torch.stack(found), "sink_keys": torch.stack(found)}
+
+
+def recalled(
+    reader: Reader, head: int, q: Tensor, past: list[tuple[Tensor, Tensor]], logits: Rows, out: Tensor
+) -> Tensor:
+    """Wu et al. 2022, section 3.2: the nearest of the tokens whose step is older than the window's."""
+    if not reads_store(reader):
+        return out
+    options, group, t = reader.options("memory_kind"), reader.config.tokens_per_step, len(past) - 1
+    ages = [t // group - s // group for s in range(t + 1)]
+    memory = reader.config.memory
+    old = [past[s] for s in range(t + 1) if memory < ages[s] <= memory + options.store]
+    found = sorted(
+        ((q @ k.detach() / math.sqrt(len(q)), v.detach()) for k, v in old), key=lambda pair: -float(pair[0].detach())
+    )
+    found = found[: options.neighbours]
+    if not found:
+        return out
+    if options.joint:
+        shares = softmax([*(logit for logit, _ in found), *logits])
+        local = sum(shares[len(found) :], torch.zeros(()))
+        return sum((share * v for share, (_, v) in zip(shares, found, strict=False)), out * local)
+    shares = softmax([logit for logit, _ in found])
+    mixed = sum((share * v for share, (_, v) in zip(shares, found, strict=True)), torch.zeros(reader.value_dim))
+    gate = sigmoid(reader["mixing.mixer.retriever.gate"][head])
+    return gate * mixed + (1 - gate) * out
+
+
+MEMORIZING = twins.Memory(rows=kept_keys, query=scaled_query, key=normalised_key, recall=recalled)
+
+
+def memorizing(**options: object) -> dict[str, object]:
+    """The choice of the memory with a small store."""
+    return {"memory_kind": {"name": "memorizing", "store": 3, "neighbours": 2, **options}}
+
+
+ALONE = {"position": "none", "layers": 1}
+ROWS: dict[tuple[str, str], Row] = {
+    # In one softmax with the window it equals KNNAttention of lucidrains/memorizing-transformers-pytorch at 272e39b,
+    # with its weights and token by token, to 2e-12 in float64.
+    ("memory_kind", "memorizing"): Row(
+        twin=MEMORIZING,
+        limits=(
+            # A gate that is shut leaves the window, with the same normalised queries and keys.
+            Limit(
+                memorizing(),
+                memorizing(store=1, neighbours=1),
+                both(fill("retriever.gate", -1e3), lambda special, plain: fill("retriever.gate", -1e3)(plain, special)),
+            ),
+            # One softmax over the window and all that lies behind it is full attention.
+            Limit(
+                {**ALONE, **memorizing(joint=True, store=17, neighbours=20)}, {**ALONE, "memory": 23, **memorizing()}
+            ),
+        ),
+        bfloat16=0.4,
+        why=CHOICE,
+    ),
+}
+VARIANTS: dict[str, Row] = {
+    "a store in one softmax with the window": Row(
+        {**memorizing(joint=True, neighbours=3, store=2), "memory": 2, "tokens_per_step": 3, "kv_heads": 1,
+         "position": "rope", "value_dim": 4, "attention_bias": True},
+        bfloat16=0.4,
+        why=CHOICE,
+    ),
+    "a store with sinks and chosen keys": Row(
+        {**memorizing(), "pattern": {"name": "longformer", "window": 3, "sinks": 2}, "prior": "realformer",
+         "selection": {"name": "topk", "k": 3}, "layers": 3},
+        bfloat16=0.4,
+        why=CHOICE,
+    ),
+}  # fmt: skip
+PRESET_ROWS: dict[str, Row] = {
+    "memorizing": Row(memorizing(), bfloat16=0.4, why=CHOICE),
+}

@@ -1,0 +1,56 @@
+"""Nearest keys among many: vectors of length 1, and flat indices of FAISS beside exact search.
+
+Axes: K width, M keys, L queries, C keys found.
+"""
+
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rltransformers.core.errors import require
+
+Search = Literal["exact", "faiss"]
+"""How keys are searched: all products in PyTorch, or a flat index of FAISS, which finds the same keys on the CPU."""
+
+SMALLEST_SQUARE = 1e-12
+
+
+def unit(x: Float[Tensor, "*n K"]) -> Float[Tensor, "*n K"]:
+    """Vectors divided by their length, in single precision at least; zeros stay zeros."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return wide * (wide.square().sum(-1, keepdim=True) + SMALLEST_SQUARE).rsqrt()
+
+
+class FlatIndex:
+    """An index of FAISS over keys that do not change, made at the first search; copies and files leave it behind.
+
+    Args:
+        by_distance: nearest by Euclidean distance; otherwise by product.
+
+    Raises:
+        MissingExtraError: FAISS is not installed.
+    """
+
+    def __init__(self, by_distance: bool = False) -> None:
+        require("faiss", "knn")
+        self.by_distance = by_distance
+        self._index: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"by_distance": self.by_distance, "_index": None}
+
+    def search(self, queries: Float[Tensor, "*n K"], keys: Float[Tensor, "M K"], count: int) -> Int[Tensor, "*n C"]:
+        """The ``count`` nearest of ``keys``, which are the same in all calls, nearest first."""
+        if self._index is None:
+            faiss = require("faiss", "knn")
+            self._index = (faiss.IndexFlatL2 if self.by_distance else faiss.IndexFlatIP)(keys.shape[1])
+            self._index.add(keys.detach().float().contiguous().numpy())
+        flat = queries.detach().flatten(0, -2).float().contiguous().numpy()
+        return torch.from_numpy(self._index.search(flat, count)[1]).unflatten(0, queries.shape[:-1])
+
+
+def searches_outside(search: Search, queries: Tensor) -> bool:
+    """Whether FAISS searches: on the CPU, and not while a step is compiled or written to a file."""
+    return search == "faiss" and queries.is_cpu and not torch.compiler.is_compiling()
