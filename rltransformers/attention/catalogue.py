@@ -23,10 +23,10 @@ from rltransformers.attention.priors import none as no_prior
 from rltransformers.attention.scores import hopfield
 from rltransformers.attention.selections import lsh, routing, topk
 from rltransformers.attention.selections import none as no_selection
-from rltransformers.attention.slots import memory_compressed
+from rltransformers.attention.slots import linformer, memory_compressed
 from rltransformers.attention.spans import adaptive, adaptive_dynamic
 from rltransformers.attention.spans import full as full_span
-from rltransformers.mixers import average, dynamic_conv, light_conv, linear, nystrom, performer, rfa
+from rltransformers.mixers import average, dynamic_conv, light_conv, linear, linformer_prefix, nystrom, performer, rfa
 
 MIXERS = {
     spec.name: spec
@@ -41,6 +41,8 @@ MIXERS = {
         light_conv.SPEC,
         dynamic_conv.SPEC,
         memory_compressed.SPEC,
+        linformer.SPEC,
+        linformer_prefix.SPEC,
     )
 }
 PATTERNS = {

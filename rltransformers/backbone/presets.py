@@ -117,6 +117,11 @@ PRESETS: dict[str, Preset] = {
         "with the tokens behind them; keys and values are convolved apart; no mixtures of experts; "
         f"{_NO_BIAS}",
     ),
+    "linformer": Preset(
+        {"mixer": "linformer", "position": _DECODER_POSITION, "residual": "post_ln"},
+        "Wang et al. 2020, arXiv 2006.04768",
+        f"causal: completed blocks of 16 tokens become 4, there 512 tokens 128; {_RELU}; {_NO_BIAS}",
+    ),
     "realformer": Preset(
         {"prior": "realformer", "position": "sinusoidal", "residual": "post_ln"},
         "He et al. 2021, arXiv 2012.11747",

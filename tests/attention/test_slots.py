@@ -9,14 +9,19 @@ from rltransformers.backbone import PLAIN, Backbone, BackboneConfig
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import Group, Rows
 from rltransformers.functional.windows import Tokens
+from rltransformers.mixers.interface import Mixer
+from rltransformers.mixers.linformer_prefix import LinformerPrefix
 
 SIZES = {"width": 12, "heads": 3, "layers": 1, "memory": 11, "ff_width": 7}
 
 
-def attention_of(**mixer: object) -> SlotAttention:
+def mixer_of(**mixer: object) -> Mixer:
     torch.manual_seed(0)
-    backbone = Backbone(BackboneConfig(**{**PLAIN, **SIZES, "mixer": mixer}))
-    found = backbone.layer(0).mixing.mixer
+    return Backbone(BackboneConfig(**{**PLAIN, **SIZES, "mixer": mixer})).layer(0).mixing.mixer
+
+
+def attention_of(**mixer: object) -> SlotAttention:
+    found = mixer_of(**mixer)
     assert isinstance(found, SlotAttention)
     return found
 
@@ -54,6 +59,38 @@ def test_the_token_that_completes_a_block_sees_its_slot_alone() -> None:
     x = torch.randn(1, 3, 12)
     values = mixer.project(x)[..., 24:]
     torch.testing.assert_close(mixed(mixer, x)[0, 2], mixer.output(values.mean(1))[0])
+
+
+@pytest.mark.parametrize("sharing", ["none", "heads", "kv", "layers"])
+def test_a_prefix_as_long_as_its_projections_is_the_published_linformer(sharing: str) -> None:
+    """The last of n tokens reads E K and F V of all of them, as every token does in equation 7 of the paper."""
+    mixer = mixer_of(name="linformer_prefix", slots=3, max_len=5, sharing=sharing)
+    assert isinstance(mixer, LinformerPrefix)
+    x = torch.randn(1, 5, 12)
+    q, k, v = (part.unflatten(-1, (3, 4)) for part in mixer.project(x)[0].split(12, -1))
+    expected = []
+    for head in range(3):
+        e, f = (
+            each.weight[:, head if sharing == "none" else 0].T
+            for each in (mixer.projections.of_keys, mixer.projections.of_values)
+        )
+        weights = (q[-1, head] @ (e @ k[:, head]).T / 2).softmax(-1)
+        expected.append(weights @ (f @ v[:, head]))
+    p = torch.arange(5)[None]
+    state = {name: torch.zeros(1, *shape) for name, shape in mixer.state_shapes().items()}
+    out = mixer(x, state, Call(Tokens(p, p, p < 0, torch.tensor([-1])))).out
+    torch.testing.assert_close(out[0, -1], mixer.out(torch.cat(expected)))
+
+
+def test_sharing_leaves_the_projections_of_the_paper() -> None:
+    """Section 4 counts 2 L, L and 1 matrices for heads, keys and values, and layers."""
+    counts = {}
+    for sharing in ("none", "heads", "kv", "layers"):
+        mixer = {"name": "linformer", "block": 4, "slots": 2, "sharing": sharing}
+        backbone = Backbone(BackboneConfig(**{**PLAIN, **SIZES, "layers": 5, "mixer": mixer}))
+        own = sum(value.numel() for name, value in backbone.named_parameters() if ".compression." in name)
+        counts[sharing] = own // (2 * 4)
+    assert counts == {"none": 2 * 5 * 3, "heads": 2 * 5, "kv": 5, "layers": 1}
 
 
 def test_blocks_end_where_the_episode_says() -> None:

@@ -60,6 +60,8 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "light_conv": {"mixer": "light_conv"},
         "dynamic_conv": {"mixer": "dynamic_conv"},
         "memory_compressed": {"mixer": {"name": "memory_compressed", "kept": 2}},
+        "linformer": {"mixer": {"name": "linformer", "block": 4, "slots": 2}},
+        "linformer_prefix": {"mixer": {"name": "linformer_prefix", "slots": 3, "max_len": 9}},
     },
     "prior": {
         "none": {"prior": "none"},
@@ -119,9 +121,9 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 SCORES = "position: shaw t5 trxl rope alibi; prior: gaussian_transformer; span: adaptive adaptive_dynamic; losses: span"
-NO_SCORES = "mixer: linear performer rfa nystrom average light_conv"
-STATES = "mixer: linear performer rfa average light_conv"
-SLOTS = "mixer: memory_compressed"
+NO_SCORES = "mixer: linear performer rfa linformer_prefix nystrom average light_conv"
+STATES = "mixer: linear performer rfa linformer_prefix average light_conv"
+SLOTS = "mixer: memory_compressed linformer"
 VALUES = "mixer: average light_conv"
 TAPS = "mixer: dynamic_conv"
 LOGITS = "selection: topk routing; prior: realformer; head_mixing: talking; losses: commitment"

@@ -141,6 +141,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "mixer.nystrom.landmarks": {"block": 2},
     "mixer.nystrom.block": {"landmarks": 2},
     "mixer.memory_compressed.kept": {"block": 2},
+    "mixer.linformer.kept": {"block": 2},
+    "mixer.linformer.block": {"slots": 1},
 }
 
 

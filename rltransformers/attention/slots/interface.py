@@ -1,7 +1,7 @@
 """Attention to slots, which stand for completed blocks of tokens, and to the tokens behind these blocks.
 
 Axes: B batch, H heads, G key-value heads, T tokens, S key rows, N blocks, b tokens of a block, c slots of a block, K
-key width, V value width, E = G (K + V), C tokens of a chunk.
+key width, V value width, X one of both, E = G (K + V), C tokens of a chunk.
 Block m covers the positions m b ... m b + b - 1 of an episode. Once its last token has come, the block is seen through
 its slots and no longer through its tokens, by that token, too; one softmax is taken over slots and tokens.
 """
@@ -56,6 +56,24 @@ class Compression(nn.Module, ABC):
     @abstractmethod
     def forward(self, k: Float[Tensor, "B N b G K"], v: Float[Tensor, "B N b G V"]) -> tuple[Tensor, Tensor]:
         """Keys [B, N, c, G, K] and values [B, N, c, G, V]."""
+
+
+class BlockConvolution(nn.Module):
+    """``sum_j W[g, j] x[j, g] + b[g]`` over the tokens j of a block; starts as the convolutions of PyTorch do.
+
+    Args:
+        groups: key-value heads g with weights of their own; 1 for the same weights in all of them.
+    """
+
+    def __init__(self, groups: int, block: int, width: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(block * width)
+        self.weight = nn.Parameter(torch.empty(groups, block, width, width).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(groups, width).uniform_(-bound, bound))
+
+    def forward(self, x: Float[Tensor, "B N b G X"]) -> Float[Tensor, "B N G X"]:
+        """One vector per block and head."""
+        return torch.einsum("znjgx,gjyx->zngy", x, self.weight) + self.bias
 
 
 class SlotAttention(Attention):

@@ -1,34 +1,15 @@
-"""Memory-compressed attention: a convolution whose stride is its kernel makes one key and value of every block.
-
-Axes: B batch, N blocks, b tokens of a block, G key-value heads, X width of a key or value.
-"""
+"""Memory-compressed attention: a convolution whose stride is its kernel makes one key and value of every block."""
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from rltransformers.attention.plan import Plan
-from rltransformers.attention.slots.interface import Compression, SlotAttention, kept_blocks
+from rltransformers.attention.slots.interface import BlockConvolution, Compression, SlotAttention, kept_blocks
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
-
-
-class BlockConvolution(nn.Module):
-    """``sum_j W[g, j] x[j, g] + b[g]`` of the tokens j of a block, per head g; starts as PyTorch's convolutions do."""
-
-    def __init__(self, groups: int, block: int, width: int) -> None:
-        super().__init__()
-        bound = 1 / math.sqrt(block * width)
-        self.weight = nn.Parameter(torch.empty(groups, block, width, width).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(groups, width).uniform_(-bound, bound))
-
-    def forward(self, x: Float[Tensor, "B N b G X"]) -> Float[Tensor, "B N G X"]:
-        """One vector per block and head."""
-        return torch.einsum("znjgx,gjyx->zngy", x, self.weight) + self.bias
 
 
 class Convolution(Compression):

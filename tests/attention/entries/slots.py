@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rltransformers.backbone import Backbone
 from tests.attention import twins
-from tests.attention.row import Limit, Row
+from tests.attention.row import KEEP_ALL, Limit, Row
 from tests.attention.twins import Key, Logits, Mixture, Reader, Rows, Window
 
 Pairs = list[tuple[Tensor, Tensor]]
@@ -92,6 +92,78 @@ def identity_taps(special: Backbone, plain: Backbone) -> None:
             value.data.copy_(torch.eye(value.shape[-1]).expand_as(value) if name.endswith("weight") else 0 * value)
 
 
+def linformer_sizes(reader: Reader) -> tuple[int, int, int, int]:
+    """Learned mixtures stand at the end of the block, what is made of a part at its end."""
+    options = reader.options("mixer")
+    tokens = (reader.config.memory + 1) * reader.config.tokens_per_step
+    block = options.block or min(16, (tokens + 1) // 2)
+    slots = options.slots or max(1, block // 4)
+    return block, kept_of(reader, block), slots, 0 if options.projection == "learned" else block // slots
+
+
+def projected(reader: Reader, head: int, tokens: Pairs) -> Pairs:
+    """Wang et al. 2020, equation 7, for the tokens of a block; pooled and convolved as section 4 proposes."""
+    options, (_, _, slots, span) = reader.options("mixer"), linformer_sizes(reader)
+    owner = Reader(reader.backbone, 0, reader.find) if options.sharing == "layers" else reader
+    group = group_of(reader, head) if options.sharing == "none" else 0
+    found: list[list[Tensor]] = []
+    for i, own in enumerate(("of_keys", "of_values")):
+        name = f"mixing.mixer.compression.{'of_keys' if options.sharing in ('kv', 'layers') else own}."
+        vectors = [token[i] for token in tokens]
+        rows = []
+        for c in range(slots):
+            part = vectors[c * span : (c + 1) * span]
+            if options.projection == "learned":
+                weight = owner[name + "weight"][group, c]
+                rows.append(sum((w * x for w, x in zip(weight[1:], vectors[1:], strict=True)), weight[0] * vectors[0]))
+            elif options.projection == "conv":
+                weight, bias = owner[name + "weight"][group], owner[name + "bias"][group]
+                rows.append(sum((weight[j] @ x for j, x in enumerate(part)), bias))
+            elif options.projection == "mean":
+                rows.append(sum(part[1:], part[0]) / span)
+            else:
+                rows.append(torch.stack(part).max(0).values)
+        found.append(rows)
+    return list(zip(*found, strict=True))
+
+
+def prefix_twin(mixer: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Wang et al. 2020, equation 7, with the projections of every prefix added up token by token."""
+    dims, owner = mixer.dims, mixer.projections
+    share = dims.heads // dims.kv_heads
+    rows = [mixer.project(row).split(mixer.widths) for row in x]
+    outputs: list[list[Tensor]] = [[] for _ in x]
+    keys, values = [], []
+    for head in range(dims.heads):
+        group = head // share
+        sums = [torch.zeros(mixer.slots, dims.head_dim), torch.zeros(mixer.slots, dims.value_dim)]
+        for t, (q, k, v) in enumerate(rows):
+            own = k.view(dims.kv_heads, -1)[group], v.view(dims.kv_heads, -1)[group]
+            for i, part in enumerate((owner.of_keys, owner.of_values)):
+                table = part.weight
+                columns = table[t % len(table), group if table.shape[1] > 1 else 0]
+                sums[i] = sums[i] + torch.outer(columns, own[i])
+            logits = sums[0] @ q.view(dims.heads, -1)[head] / math.sqrt(dims.head_dim)
+            outputs[t].append(torch.stack(twins.softmax(list(logits))) @ sums[1])
+        keys.append(sums[0].T)
+        values.append(sums[1])
+    return mixer.out(torch.stack([torch.cat(row) for row in outputs])), {
+        "projected_keys": torch.stack(keys),
+        "projected_values": torch.stack(values),
+    }
+
+
+def identity_projections(special: Backbone, plain: Backbone) -> None:
+    """As many slots as tokens, each of which is a token."""
+    for name, value in special.named_parameters():
+        if ".compression." in name:
+            value.data.copy_(torch.eye(value.shape[-1]))
+
+
+def linformer(**options: Any) -> dict[str, Any]:
+    return {"mixer": {"name": "linformer", **options}}
+
+
 def compressing(**options: Any) -> dict[str, Any]:
     return {"mixer": {"name": "memory_compressed", **options}}
 
@@ -109,8 +181,33 @@ ROWS: dict[tuple[str, str], Row] = {
             f"{SLOTS}test_a_slot_of_equal_tokens_counts_for_all_of_them_or_for_one",
         ),
     ),
+    ("mixer", "linformer"): Row(
+        twin=slot_attention(projected, linformer_sizes),
+        config={**linformer(block=3, slots=2, kept=2, sharing="none"), "memory": 7, "kv_heads": 1, "value_dim": 4},
+        limits=(Limit({**linformer(block=3, slots=3), **KEEP_ALL}, KEEP_ALL, identity_projections),),
+    ),
+    # The last of n tokens equals lucidrains/linformer 970e1c3 and tatp22/linformer-pytorch 3ecfc0e, both of which show
+    # every token all others, with copied weights: 2e-16 in float64.
+    ("mixer", "linformer_prefix"): Row(
+        twin=twins.other_mixer(prefix_twin),
+        config={
+            "mixer": {"name": "linformer_prefix", "slots": 5, "max_len": 9},
+            "position": "sinusoidal",
+            "kv_heads": 1,
+            "value_dim": 4,
+        },
+        limits=(f"{SLOTS}test_a_prefix_as_long_as_its_projections_is_the_published_linformer",),
+    ),
 }
 VARIANTS: dict[str, Row] = {
+    "convolved parts of blocks in every layer": Row(
+        {
+            **linformer(block=4, slots=2, kept=1, projection="conv", sharing="layers"),
+            "layers": 3,
+            "position": "none",
+            "prior": "gaussian_transformer",
+        }
+    ),
     "compressed keys among steps": Row(
         {
             **compressing(block=2, compress="mean", mass=True),
