@@ -26,7 +26,17 @@ from rltransformers.attention.selections import none as no_selection
 from rltransformers.attention.slots import linformer, memory_compressed
 from rltransformers.attention.spans import adaptive, adaptive_dynamic
 from rltransformers.attention.spans import full as full_span
-from rltransformers.mixers import average, dynamic_conv, light_conv, linear, linformer_prefix, nystrom, performer, rfa
+from rltransformers.mixers import (
+    average,
+    dynamic_conv,
+    gmlp,
+    light_conv,
+    linear,
+    linformer_prefix,
+    nystrom,
+    performer,
+    rfa,
+)
 
 MIXERS = {
     spec.name: spec
@@ -40,6 +50,7 @@ MIXERS = {
         average.SPEC,
         light_conv.SPEC,
         dynamic_conv.SPEC,
+        gmlp.SPEC,
         memory_compressed.SPEC,
         linformer.SPEC,
         linformer_prefix.SPEC,

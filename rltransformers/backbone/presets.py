@@ -150,6 +150,11 @@ PRESETS: dict[str, Preset] = {
         "decoder alone; 7 taps in every layer, there 3 to 31 from the lowest up (`mixer` as a list); taps before the "
         "episode leave their weight to the others (`pad: zero`); no dropout of kernel weights",
     ),
+    "gmlp": Preset(
+        {"mixer": "gmlp", "ff": "none", "final_norm": True},
+        "Liu et al. 2021, arXiv 2105.08050",
+        "causal: a number per distance below 64, there one per pair of places (`weights: absolute`); no tiny attention",
+    ),
     "topk": Preset(
         {"selection": "topk", "position": "sinusoidal"},
         "Gupta et al. 2021, arXiv 2106.06899",

@@ -1,13 +1,16 @@
 """Convolutions over the last rows of an episode: weights of taps, their sums, and the rows to keep for later calls.
 
-Axes: B batch, T tokens, R = K - 1 + T rows, D width, H groups of channels, K taps (lag 0 is the token itself).
+Axes: B batch, T tokens, R = K - 1 + T rows, D width, H groups of channels, K taps (lag 0 is the token itself). A sum
+per tap suits few taps, a product of matrices many.
 """
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rltransformers.functional.windows import Tokens, last_rows
+from rltransformers.functional.windows import Tokens, by_key, fold, fold_keys, last_rows, unfold_tokens
+
+SMALLEST_BLOCK = 32  # tokens of one product of matrices; smaller ones cost more than the zeros that they leave out
 
 
 def inside(taps: int, tokens: Tokens) -> Bool[Tensor, "B T K"]:
@@ -46,6 +49,16 @@ def depthwise(rows: Float[Tensor, "B R D"], kernel: Float[Tensor, "D K"], tokens
         own = rows[:, start : start + time].masked_fill((tokens.p < lag)[..., None], 0.0)
         out = out + kernel[:, lag] * own
     return out
+
+
+def many_taps(rows: Float[Tensor, "B R D"], weights: Float[Tensor, "B T K"]) -> Float[Tensor, "B T D"]:
+    """``out_t = sum_k weights[t, k] * rows[K - 1 + t - k]``, in blocks of tokens, so that work grows linearly in T."""
+    (batch, time, taps), oldest_first = weights.shape, weights.flip(-1)
+    block = max(taps // 4, SMALLEST_BLOCK)
+    if time <= block:
+        return by_key(oldest_first, rows.shape[1]) @ rows
+    out = by_key(fold(oldest_first, block), taps - 1 + block) @ fold_keys(rows, taps - 1, block)
+    return unfold_tokens(out, time, batch)
 
 
 def with_past(past: Float[Tensor, "B r D"], rows: Float[Tensor, "B T D"]) -> Float[Tensor, "B R D"]:

@@ -59,6 +59,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "average": {"mixer": "average"},
         "light_conv": {"mixer": "light_conv"},
         "dynamic_conv": {"mixer": "dynamic_conv"},
+        "gmlp": {"mixer": {"name": "gmlp", "tokens": 5}},
         "memory_compressed": {"mixer": {"name": "memory_compressed", "kept": 2}},
         "linformer": {"mixer": {"name": "linformer", "block": 4, "slots": 2}},
         "linformer_prefix": {"mixer": {"name": "linformer_prefix", "slots": 3, "max_len": 9}},
@@ -125,7 +126,7 @@ NO_SCORES = "mixer: linear performer rfa linformer_prefix nystrom average light_
 STATES = "mixer: linear performer rfa linformer_prefix average light_conv"
 SLOTS = "mixer: memory_compressed linformer"
 VALUES = "mixer: average light_conv"
-TAPS = "mixer: dynamic_conv"
+TAPS = "mixer: dynamic_conv gmlp"
 LOGITS = "selection: topk routing; prior: realformer; head_mixing: talking; losses: commitment"
 RULES = "pattern: random block_local image_1d image_2d sparse_strided sparse_fixed blockwise bigbird"
 RESTRICTED = f"{RULES} band dilated longformer bp global; setting: patterns_of_heads patterns_of_layers"

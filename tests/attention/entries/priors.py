@@ -29,6 +29,36 @@ def dynamic_conv_twin(mixer: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]
     return mixer.out(torch.stack(rows)), {"taps": torch.cat([y.new_zeros(taps - 1, width), y])[len(y) :]}
 
 
+def gmlp_twin(mixer: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Liu et al. 2021, equations 1 to 4: sums over the tokens that a token may read."""
+    n, absolute = mixer.tokens, mixer.weight.dim() == 2
+    z = [twins.ACTIVATIONS["gelu"](mixer.project(row)) for row in x]
+    half = len(z[0]) // 2
+    norm = mixer.norm.weight, mixer.norm.bias
+    read = [twins.layer_norm(row[half:], *norm) for row in z]
+    rows = []
+    for t in range(len(x)):
+        gate = mixer.bias[t % n] if absolute else mixer.bias[0]
+        for s in range(t + 1):
+            if absolute and s // n == t // n:
+                gate = gate + mixer.weight[t % n, s % n] * read[s]
+            elif not absolute and t - s < n:
+                gate = gate + mixer.weight[t - s] * read[s]
+        rows.append(mixer.out.weight @ (z[t][:half] * gate) + mixer.out.bias)
+    return torch.stack(rows), {"taps": newest(read, n - 1)}
+
+
+def weights_by_distance(special: Backbone, plain: Backbone) -> None:
+    """A map between places that depends on their distance alone."""
+    for index in range(len(special.layers)):
+        mine, other = (each.get_submodule(f"layers.{index}.mixing.mixer") for each in (special, plain))
+        weight, by_distance = mine.get_parameter("weight").data, other.get_parameter("weight").data
+        for i in range(len(weight)):
+            for j in range(i + 1):
+                weight[i, j] = by_distance[i - j]
+        mine.get_parameter("bias").data.fill_(float(other.get_parameter("bias")[0].detach()))
+
+
 def equal_taps(special: Backbone, plain: Backbone) -> None:
     """Kernels that do not read the token, and kernels that are learned alone: all taps weigh the same."""
     for index in range(len(special.layers)):
@@ -79,6 +109,18 @@ ROWS: dict[tuple[str, str], Row] = {
         twins.other_mixer(dynamic_conv_twin),
         (Limit(DYNAMIC, {**KERNEL, "mixer": {"name": "light_conv", "taps": 4}}, equal_taps),),
     ),
+    ("mixer", "gmlp"): Row(
+        {"position": "none"},
+        twins.other_mixer(gmlp_twin),
+        (
+            Limit(
+                {"position": "none", "mixer": {"name": "gmlp", "tokens": 24, "weights": "absolute"}},
+                {"position": "none", "mixer": {"name": "gmlp", "tokens": 24}},
+                weights_by_distance,
+            ),
+            "tests/mixers/test_gmlp.py::test_without_a_map_over_time_no_token_reads_another",
+        ),
+    ),
     ("ff", "sep_conv"): Row(
         twin=sep_conv,
         limits=(Limit({"ff": {"name": "sep_conv", "taps": 1}}, {"ff": "ffn"}, fill("ff.kernel", 1.0)),),
@@ -89,6 +131,9 @@ ROWS: dict[tuple[str, str], Row] = {
     ),
 }
 VARIANTS: dict[str, Row] = {
+    "gMLP of places": Row(
+        {"position": "none", "mixer": {"name": "gmlp", "tokens": 4, "weights": "absolute", "hidden": 7}, "layers": 3}
+    ),
     "two separable convolutions in a reversible stack": Row(
         {"ff": {"name": "sep_conv", "taps": 2, "second_taps": 4, "activation": "silu"}, "residual": "reversible"}
     ),
@@ -100,6 +145,7 @@ VARIANTS: dict[str, Row] = {
     ),
 }
 PRESET_ROWS: dict[str, Row] = {
+    "gmlp": Row({"mixer": {"name": "gmlp", "tokens": 5}}),
     "dynamic_conv": Row({"width": 12, "heads": 4}),
     "universal_sep_conv": Row({"layers": 3}),
 }

@@ -1,0 +1,107 @@
+"""gMLP: no attention; a linear map over time gates the channels.
+
+Axes: B batch, T tokens, D width, F gated channels, n tokens that the map reads.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.core.spec import Size, Spec, Traits
+from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.taps import inside, many_taps, newest_rows, with_past
+from rltransformers.functional.windows import Tokens
+from rltransformers.mixers.interface import Dims, Mixed, StateMixer
+
+NEARLY_ZERO = 1e-3
+
+
+def by_distance(weight: Float[Tensor, " n"], tokens: Tokens) -> Float[Tensor, "B T n"]:
+    """``weight[d]`` for the token d back, 0 before the episode."""
+    return weight * inside(len(weight), tokens)
+
+
+def by_place(weight: Float[Tensor, "n n"], tokens: Tokens) -> Float[Tensor, "B T n"]:
+    """``weight[p_t mod n, p_s mod n]`` for the token d = t - s back, 0 before the block of n tokens that p_t is in."""
+    place = (tokens.p % len(weight))[..., None]
+    source = place - torch.arange(len(weight), device=weight.device)
+    rows = weight[place[..., 0]]
+    return rows.gather(-1, source.clamp(min=0)).masked_fill(source < 0, 0.0)
+
+
+class SpatialGating(StateMixer):
+    """``V (Z_1 * (W LN(Z_2) + b))`` with ``[Z_1, Z_2] = GELU(U x)``; W acts on tokens (arXiv 2105.08050)."""
+
+    def __init__(self, dims: Dims, hidden: int, tokens: int, absolute: bool) -> None:
+        super().__init__()
+        self.tokens, self.absolute = tokens, absolute
+        self.project = nn.Linear(dims.width, 2 * hidden)
+        self.norm = nn.LayerNorm(hidden)
+        shape = (tokens, tokens) if absolute else (tokens,)
+        self.weight = nn.Parameter(nn.init.uniform_(torch.empty(shape), -NEARLY_ZERO / tokens, NEARLY_ZERO / tokens))
+        self.bias = nn.Parameter(torch.ones(tokens if absolute else 1))
+        self.out = nn.Linear(hidden, dims.width)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Normalised Z_2 of the last n - 1 tokens of the episode, zeros where it is younger."""
+        return {"taps": (self.tokens - 1, self.norm.normalized_shape[0])}
+
+    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
+        """Tells the mean gate as "gate"."""
+        tokens = call.tokens
+        value, read = F.gelu(self.project(h)).chunk(2, -1)
+        rows = with_past(state["taps"], self.norm(read))
+        weights = by_place(self.weight, tokens) if self.absolute else by_distance(self.weight, tokens)
+        bias = self.bias[tokens.p % self.tokens][..., None] if self.absolute else self.bias
+        gate = many_taps(rows, weights) + bias
+        if call.probe.listens:
+            call.probe.metric("gate", gate.detach()[tokens.valid()].mean())
+        mixed = self.out(chosen(value * gate, call.wanted))
+        return Mixed(mixed, {"taps": newest_rows(rows, state["taps"], tokens)})
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of gMLP.
+
+    Attributes:
+        tokens: n, the tokens that the map over time reads, the token itself included.
+        weights: "relative" has one number per distance; "absolute" one per pair of places in blocks of n tokens from
+            the start of the episode on: as published for episodes of up to n tokens.
+        hidden: gated channels; None takes 2 D.
+    """
+
+    tokens: Annotated[int, Ge(1), Le(4096)] = 64
+    weights: Literal["relative", "absolute"] = "relative"
+    hidden: Size | None = None
+
+
+def build(dims: Dims, options: Options) -> SpatialGating:
+    """gMLP for one layer; heads play no part."""
+    hidden = 2 * dims.width if options.hidden is None else options.hidden
+    return SpatialGating(dims, hidden, options.tokens, options.weights == "absolute")
+
+
+SPEC = Spec(
+    id="F2",
+    name="gmlp",
+    axis="mixer",
+    paper="Liu et al. 2021, arXiv 2105.08050, equations 1-4",
+    summary="A linear map over the last n tokens gates the channels: no queries, no keys.",
+    build=build,
+    options=Options,
+    example={"mixer": {"name": "gmlp", "tokens": 5}, "ff": "none"},
+    traits=Traits(
+        causality="C*",
+        family="VAL",
+        horizon="tokens - 1",
+        state="(tokens - 1) hidden",
+        causal_form="W reads earlier tokens by their distance (`weights: absolute`: by places in blocks of n)",
+    ),
+    formula="V (Z_1 * (W LN(Z_2) + b)), [Z_1, Z_2] = GELU(U x), (W Z)_t = sum_(d < n) w_d Z_(t-d)",
+)
