@@ -22,11 +22,11 @@ class Depth:
 
     shared = False
 
-    def halt(self, width: int) -> nn.Linear | None:
-        """What reads the probability that a token halts from the stream; None where no token halts."""
+    def halt(self, width: int, layers: int) -> nn.Module | None:
+        """What decides from the stream where a token halts; None where no token halts."""
         return None
 
-    def stack(self, layers: Sequence[Layer], embed: Embed, halt: nn.Linear | None) -> Plain:
+    def stack(self, layers: Sequence[Layer], embed: Embed, halt: nn.Module | None) -> Plain:
         """The way through the layers, of which there is one per application."""
         return Plain(layers)
 
@@ -36,7 +36,7 @@ class UniversalDepth(Depth):
 
     shared = True
 
-    def stack(self, layers: Sequence[Layer], embed: Embed, halt: nn.Linear | None) -> Plain:
+    def stack(self, layers: Sequence[Layer], embed: Embed, halt: nn.Module | None) -> Plain:
         """Layers that are told where they are applied."""
         return Universal(layers, embed)
 
@@ -47,15 +47,15 @@ class HaltingDepth(UniversalDepth):
 
     epsilon: float
 
-    def halt(self, width: int) -> nn.Linear:
+    def halt(self, width: int, layers: int) -> nn.Module:
         """A projection to one logit that starts in favour of halting."""
         projection = nn.Linear(width, 1)
         nn.init.ones_(projection.bias)
         return projection
 
-    def stack(self, layers: Sequence[Layer], embed: Embed, halt: nn.Linear | None) -> Plain:
+    def stack(self, layers: Sequence[Layer], embed: Embed, halt: nn.Module | None) -> Plain:
         """The stack that ``halt`` cuts short."""
-        assert halt is not None  # made by this class
+        assert isinstance(halt, nn.Linear)  # made by this class
         return AdaptiveTime(layers, embed, halt, self.epsilon)
 
 
@@ -89,6 +89,12 @@ DEPTHS = {
         Spec(
             "D0", "fixed", "depth", "-", "Every layer has its own weights.", build_fixed,
             example={"depth": "fixed"}, formula="x^n = layer_n(x^(n-1))", traits=Traits(causality="N/A"),
+        ),
+        Spec(
+            "D1", "act", "depth", "Graves 2016, arXiv 1603.08983",
+            "Weights of the states of one token, decided as they come, that sum to 1.", settings="depth: universal_act",
+            example={"depth": "universal_act"}, traits=Traits(causality="N/A"),
+            formula="N = min{n: p_1 + ... + p_n >= 1 - epsilon}, y = sum_(n<N) p_n s_n + (1 - sum_(n<N) p_n) s_N",
         ),
         Spec(
             "D2", "universal", "depth", _UNIVERSAL, "One layer, applied `layers` times.", build_universal,

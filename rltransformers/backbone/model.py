@@ -52,7 +52,7 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(build_layers(self.config, range(count), at_score[:count]))
         self.input_norm = nn.LayerNorm(self.width) if self.config.input_norm else None
         self.final_norm = nn.LayerNorm(self.width) if self.config.final_norm else None
-        self.halt = depth.halt(self.width)
+        self.halt = depth.halt(self.width, self.config.layers)
         self.stack = self.way(depth)
 
     def way(self, depth: Depth) -> Plain | Reversible:

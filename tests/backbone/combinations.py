@@ -89,6 +89,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
     "depth": {
         "fixed": {"depth": "fixed"},
         "universal": {"depth": "universal"},
+        "act": {"depth": "universal_act"},
         "universal_act": {"depth": "universal_act"},
     },
     "residual": {
@@ -163,17 +164,17 @@ REFUSED: list[tuple[str, str, str]] = [
     ("memory_kind: compressive; losses: compression", "setting: two_tokens", "cut through a step"),
     # A layer adds the logits of the one before, key by key.
     ("prior: realformer", "setting: patterns_of_layers mixers_of_layers", "about the same keys"),
-    ("prior: realformer", "depth: universal_act; losses: ponder", "a halted token takes no step"),
+    ("prior: realformer", "depth: act universal_act; losses: ponder", "a halted token takes no step"),
     ("prior: realformer", "selection: routing; losses: commitment", "for the keys of its cluster only"),
     # Inputs are rebuilt from outputs: nothing may pass beside the streams, be added between layers, or need the stored
     # forward pass.
     ("residual: reversible", "prior: realformer", "beside the streams is not rebuilt"),
     ("residual: reversible", "depth: universal", "not taken off again"),
-    ("residual: reversible", "depth: universal_act; losses: ponder", "a token that halts leaves nothing"),
+    ("residual: reversible", "depth: act universal_act; losses: ponder", "a token that halts leaves nothing"),
     ("residual: reversible", "losses: span compression commitment", "no gradient would reach them"),
     # One layer has one mixer and one pattern.
     (
-        "depth: universal universal_act; losses: ponder",
+        "depth: universal act universal_act; losses: ponder",
         "setting: patterns_of_layers mixers_of_layers",
         "there is only one layer",
     ),
