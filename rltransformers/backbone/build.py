@@ -125,7 +125,8 @@ def build_layer(config: BackboneConfig, layer: int, position: Position) -> Layer
     residual = config.choices.residual
     mixing, ff = build_mixing(config, layer, position), config.choices.ff.build(config.width, hidden)
     join_mixing = residual.build(config.width)
-    return Layer(mixing, ff, join_mixing, None if ff is None else residual.build(config.width), config.dropout)
+    join_ff = None if ff is None else residual.build(config.width)
+    return Layer(mixing, ff, join_mixing, join_ff, config.dropout, config.ff_chunks)
 
 
 def build_layers(config: BackboneConfig, indices: Iterable[int], positions: Sequence[Position]) -> list[Layer]:

@@ -4,7 +4,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -19,6 +19,7 @@ from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
 from rltransformers.core.ranges import DropoutRate, check
 from rltransformers.core.spec import Choice, Feature, Size, is_list
 
+ComputeType = Literal["float32", "bfloat16"]
 LossWeight = Annotated[float, Ge(0), Le(1e6)]
 
 
@@ -45,8 +46,13 @@ class BackboneConfig:
             list inside the list gives one choice per head.
         prior, head_mixing, depth, residual, ff: one choice.
         ff_width: hidden width of the position-wise transform; default 4 width.
+        ff_chunks: slices of the tokens that this transform takes one after the other, to use less memory.
         input_norm, final_norm: LayerNorm before and after the stack.
         dropout: on embeddings, attention weights and submodule outputs.
+        checkpoint: keep the inputs of the layers alone for the backward pass and compute the rest again.
+        compute_dtype: "bfloat16" multiplies the matrices of segments in bfloat16, while weights, softmax, sums and
+            states stay in float32, and so do the steps of acting; "float32", and networks of another type,
+            compute in the type of their weights.
         losses: weights of the auxiliary losses, 0 to 1e6.
 
     Raises:
@@ -75,9 +81,12 @@ class BackboneConfig:
     residual: Any = "gru"
     ff: Any = "ffn"
     ff_width: Size | None = None
+    ff_chunks: Size = 1
     input_norm: bool = False
     final_norm: bool = False
     dropout: DropoutRate = 0.0
+    checkpoint: bool = False
+    compute_dtype: ComputeType = "float32"
     losses: Mapping[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ Axes: B batch, T tokens, D model width.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -60,7 +61,8 @@ class Backbone(nn.Module):
         layers = [self.layer(index) for index in range(self.config.layers)]
         if Feature.INVERSE in self.config.choices.residual.spec.offers:
             return Reversible(layers)
-        return depth.stack(layers, self.embed, self.halt)
+        stack = depth.stack(layers, self.embed, self.halt)
+        return replace(stack, recomputes=True) if self.config.checkpoint else stack
 
     def layer(self, index: int) -> Layer:
         """The layer applied at ``index``; a universal backbone has only one."""
@@ -204,8 +206,13 @@ class Backbone(nn.Module):
         """Embedding, layers, norms: the wanted tokens, and the states of the layers."""
         x = normalised(self.input_norm, x if self.universal else self.embed(x, call))
         x = dropout(x, self.config.dropout, self.training)
-        x, after = self.stack.run(x, states, call)
-        return normalised(self.final_norm, x), after
+        if call.clock is not None or self.config.compute_dtype == "float32" or x.dtype != torch.float32:
+            x, after = self.stack.run(x, states, call)
+            return normalised(self.final_norm, x), after
+        with torch.autocast(x.device.type, torch.bfloat16):
+            y, after = self.stack.run(x, states, call)
+        after = [{name: like(value, x) for name, value in state.items()} for state in after]
+        return normalised(self.final_norm, y.to(x.dtype)), after
 
     def locate(
         self, x: Tensor, state: State | None, reset: Tensor | None, timestep: Tensor | None, length: Tensor | None
@@ -318,6 +325,11 @@ def gathered_state(tensors: dict[str, Tensor], layers: list[LayerState]) -> Stat
     for index, part in enumerate(layers):
         tensors |= prefixed(layer_place(index), part)
     return State(tensors)
+
+
+def like(value: Tensor, x: Tensor) -> Tensor:
+    """Numbers in the type of ``x``; what is no fraction stays as it is."""
+    return value.to(x.dtype) if value.is_floating_point() else value
 
 
 def _take(tokens: Tensor, order: Tensor) -> Tensor:

@@ -146,6 +146,10 @@ def setting_features(config: BackboneConfig) -> dict[Feature, Origin]:
         names = [items[0][0].removesuffix("s") for items in parts if any(item != items[0] for item in items)]
         way_out = f"set {names[0]} to {AXES[names[0]].neutral!r}"
         found[Feature.MIXED_LAYERS] = Origin(f"{names[0]} is a list", way_out)
+    if config.ff_chunks > 1:
+        found[Feature.CHUNKS] = Origin(f"ff_chunks {config.ff_chunks}", "set ff_chunks to 1")
+    if config.checkpoint:
+        found[Feature.RECOMPUTED] = Origin("checkpoint true", "set checkpoint to False")
     if config.losses:
         found[Feature.LOSSES] = Origin(f"losses {', '.join(config.losses)}", "leave losses out")
     return found

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rltransformers.blocks import sep_conv
+from rltransformers.blocks import chunks, sep_conv
 from rltransformers.blocks.activations import ACTIVATIONS, Activation
-from rltransformers.core.spec import Feature, NoOptions, Spec, Traits
+from rltransformers.core.spec import Feature, NoOptions, Refusal, Spec, Traits
 from rltransformers.functional.modules import linear
 
 
@@ -92,6 +92,8 @@ FEED_FORWARDS = {
         Spec(
             "F-none", "none", "ff", "-", "Layers are mixers alone.", build_none, example={"ff": "none"},
             traits=Traits(causality="N/A"), formula="x", offers=(Feature.MIXER_ALONE,),
+            refuses=(Refusal(Feature.CHUNKS, "there is no transform"),),
         ),
+        chunks.SPEC,
     )
 }  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from rltransformers.blocks.chunks import in_chunks
 from rltransformers.blocks.residual import Residual
 from rltransformers.blocks.sublayer import Sublayer
 from rltransformers.functional.call import EVERY, Call, chosen
@@ -25,13 +26,20 @@ class Layer(nn.Module):
     Args:
         ff: position-wise, a ``StateMixer`` that reads earlier tokens too, or None where mixing is all there is.
         join_ff: None with ``ff``.
+        ff_chunks: slices of the tokens that a position-wise transform takes one after the other.
 
     Attributes:
         transform_mixes: whether the transform reads earlier tokens.
     """
 
     def __init__(
-        self, mixing: Sublayer, ff: nn.Module | None, join_mixing: Residual, join_ff: Residual | None, dropout: float
+        self,
+        mixing: Sublayer,
+        ff: nn.Module | None,
+        join_mixing: Residual,
+        join_ff: Residual | None,
+        dropout: float,
+        ff_chunks: int = 1,
     ) -> None:
         super().__init__()
         self.mixing = mixing
@@ -39,6 +47,7 @@ class Layer(nn.Module):
         self.join_mixing = join_mixing
         self.join_ff = join_ff
         self.dropout = dropout
+        self.ff_chunks = ff_chunks
         self.transform_mixes = isinstance(ff, StateMixer)
 
     def shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
@@ -71,7 +80,7 @@ class Layer(nn.Module):
         """The position-wise submodule alone, not yet joined."""
         if self.ff is None or self.join_ff is None:
             return torch.zeros_like(x)
-        return dropout(self.ff(self.join_ff.prepare(x)), self.dropout, self.training)
+        return dropout(in_chunks(self.ff, self.join_ff.prepare(x), self.ff_chunks), self.dropout, self.training)
 
     def transform_over_time(self, x: Tensor, state: LayerState, call: Call) -> tuple[Tensor, LayerState]:
         """The same of a submodule that reads earlier tokens: the wanted ones, and what it keeps."""

@@ -235,7 +235,22 @@ RESIDUALS = {
                 Refusal(Feature.HALTING, "a token that halts leaves nothing that its input could be rebuilt from"),
                 Refusal(Feature.SHARED, "the signals added between its applications are not taken off again"),
                 Refusal(Feature.LOSSES, "its forward pass is not stored, so no gradient would reach them"),
+                Refusal(Feature.RECOMPUTED, "its layers are rebuilt from their outputs already"),
             ),
+        ),
+        Spec(
+            "R5", "checkpoint", "residual",
+            "Chen et al. 2016, arXiv 1604.06174; Child et al. 2019, arXiv 1904.10509, section 5.4",
+            "Only the inputs of the layers are kept for the backward pass; the rest is computed again.",
+            settings="checkpoint: true", example={"checkpoint": True}, traits=Traits(causality="N/A"),
+            formula="x^n is kept, and layer_n(x^(n-1)) computed twice",
+        ),
+        Spec(
+            "R5-bfloat16", "mixed_precision", "residual",
+            "Micikevicius et al. 2018, arXiv 1710.03740; Child et al. 2019, arXiv 1904.10509, section 6",
+            "Products of matrices in bfloat16, in training alone; weights, softmax, sums and states in full precision.",
+            settings="compute_dtype: bfloat16", example={"compute_dtype": "bfloat16"}, traits=Traits(causality="N/A"),
+            formula="x W computed from x and W rounded to 8 bits",
         ),
     )
 }  # fmt: skip

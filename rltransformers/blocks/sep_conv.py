@@ -89,6 +89,7 @@ SPEC = Spec(
     traits=Traits(horizon="taps + second_taps - 2", state="(taps - 1) D + (second_taps - 1) ff_width"),
     refuses=(
         Refusal(Feature.NO_MEMORY, "it keeps rows of its own, so that memory 0 does not make the layers memoryless"),
+        Refusal(Feature.CHUNKS, "every token reads those before it"),
     ),
     formula="W_2 (c_2 * act(W_1 (c_1 * x) + b_1)) + b_2, (c * x)_t = sum_(k < K) c_k x_(t-k) per channel",
 )

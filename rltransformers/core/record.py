@@ -52,6 +52,10 @@ class Probe:
         """The same for a part of this place, or of the whole network."""
         return self if self.record is None else replace(self, place=f"{self.place}/{place}" if self.place else place)
 
+    def unheard(self) -> "Probe":
+        """The same for a record that nobody reads."""
+        return self if self.record is None else replace(self, record=Record(weights=self.record.weights))
+
     def loss(self, name: str, value: Tensor) -> None:
         """Add to an auxiliary loss of the whole network."""
         if self.record is not None:

@@ -61,6 +61,10 @@ class Call:
         """The same call, telling nothing."""
         return replace(self, probe=SILENT)
 
+    def unheard(self) -> "Call":
+        """The same call, which tells as much to a record that nobody reads."""
+        return replace(self, probe=self.probe.unheard())
+
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """What ``make`` returns, computed by the first layer that asks for ``key`` and shared by the others."""
         if key not in self.made:

@@ -34,7 +34,7 @@ class AdaptiveTime(Universal):
         halting = Halting.start(x[..., 0])
         after = []
         for index, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
-            mixed = layer(self.into(x, index, call), state, call.at(layer_place(index), EVERY), None)
+            mixed = self.apply(layer, self.into(x, index, call), state, call.at(layer_place(index), EVERY), None)
             after.append(mixed.state)
             probability = torch.sigmoid(linear(self.halt, mixed.out))[..., 0]
             frozen = halting.halted

@@ -4,15 +4,17 @@ Axes: B batch, T tokens, D model width.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from rltransformers.blocks.layer import Layer
 from rltransformers.functional.call import EVERY, Call
 from rltransformers.functional.sinusoids import sinusoid
 from rltransformers.memory.interface import LayerState
+from rltransformers.mixers.interface import Mixed
 
 Embed = Callable[[Tensor, Call], Tensor]
 """The stream with the encodings that act on the input of a layer."""
@@ -29,19 +31,36 @@ class Plain:
 
     Attributes:
         layers: the layer of every application.
+        recomputes: for the backward pass only the inputs of the layers are kept, and the rest is computed again (Chen
+            et al. 2016, arXiv 1604.06174).
     """
 
     layers: Sequence[Layer]
+    recomputes: bool = field(default=False, kw_only=True)
 
     def run(self, x: Tensor, states: Sequence[LayerState], call: Call) -> tuple[Tensor, list[LayerState]]:
         """Stream [B, t, D] and states after all layers."""
         after, below = [], None
         for index, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
             wanted = call.wanted if index == len(self.layers) - 1 else EVERY
-            mixed = layer(self.into(x, index, call), state, call.at(layer_place(index), wanted), below)
+            mixed = self.apply(layer, self.into(x, index, call), state, call.at(layer_place(index), wanted), below)
             x, below = mixed.out, mixed.logits
             after.append(mixed.state)
         return x, after
+
+    def apply(self, layer: Layer, x: Tensor, state: LayerState, call: Call, below: Tensor | None) -> Mixed:
+        """The layer; a second run, in the backward pass, draws the same random numbers and tells nobody."""
+        if not (self.recomputes and torch.is_grad_enabled()):
+            mixed: Mixed = layer(x, state, call, below)
+            return mixed
+        calls = iter((call,))
+
+        def run(x: Tensor, below: Tensor | None) -> Mixed:
+            mixed: Mixed = layer(x, state, next(calls, None) or call.unheard(), below)
+            return mixed
+
+        mixed = checkpoint(run, x, below, use_reentrant=False)
+        return mixed
 
     def into(self, x: Tensor, index: int, call: Call) -> Tensor:
         """What the layer receives."""

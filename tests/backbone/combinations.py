@@ -102,8 +102,16 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "highway": {"residual": "highway"},
         "sigtanh": {"residual": "sigtanh"},
         "reversible": {"residual": "reversible"},
+        "checkpoint": {"checkpoint": True},
+        "mixed_precision": {"compute_dtype": "bfloat16"},
     },
-    "ff": {"ffn": {"ff": "ffn"}, "glu": {"ff": "glu"}, "sep_conv": {"ff": "sep_conv"}, "none": {"ff": "none"}},
+    "ff": {
+        "ffn": {"ff": "ffn"},
+        "glu": {"ff": "glu"},
+        "sep_conv": {"ff": "sep_conv"},
+        "none": {"ff": "none"},
+        "chunked": {"ff_chunks": 3},
+    },
     # A loss comes with a mechanism that produces it; the other mechanism of the pair may replace that one.
     "losses": {
         "span": {"losses": {"span": 1e-3}, "span": ADAPTIVE},
@@ -228,7 +236,7 @@ REFUSED: list[tuple[str, str, str]] = [
         f"{NO_SCORES}; {TAPS}; {SLOTS}",
         "what is retrieved from a store",
     ),
-    ("memory_kind: memorizing", "depth: universal universal_act; losses: ponder", "there is only one layer"),
+    ("memory_kind: memorizing", "depth: universal act universal_act; losses: ponder", "there is only one layer"),
     ("memory_kind: memorizing", "setting: no_memory", "does not make it memoryless"),
     ("memory_kind: memorizing", "losses: compression", "has nothing to act on"),
 ]

@@ -103,6 +103,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"residual": "reversible", "span": ADAPTIVE, "losses": {"span": 1.0}},
         "no gradient would reach them; leave losses out",
     ),
+    ({"residual": "reversible", "checkpoint": True}, "rebuilt from their outputs already; set checkpoint to False"),
+    ({"ff": "sep_conv", "ff_chunks": 3}, "every token reads those before it; set ff_chunks to 1"),
+    ({"ff": "none", "ff_chunks": 3}, "there is no transform; set ff_chunks to 1"),
+    ({"compute_dtype": "float16"}, "backbone.compute_dtype must be one of 'float32', 'bfloat16'"),
     ({"depth": "universal", "pattern": ["full", BAND]}, "only one layer, which cannot change between its applications"),
     ({"prior": "realformer", "depth": "universal_act"}, "a halted token takes no step"),
     (
@@ -198,11 +202,13 @@ EVERY_FIELD: dict[str, Any] = {
     "losses": {},
 }  # fmt: skip
 
+LATER_FIELDS = {"attention_bias": False, "ff_chunks": 1, "checkpoint": False, "compute_dtype": "float32"}
+
 
 def test_settings_of_older_checkpoints_give_the_networks_that_they_gave() -> None:
     config = BackboneConfig.from_dict(AS_WRITTEN)
     assert (config.position, config.residual, config.attention_bias) == ("trxl", "gru", True)
-    assert BackboneConfig.from_dict(EVERY_FIELD).to_dict() == {**EVERY_FIELD, "attention_bias": False}
+    assert BackboneConfig.from_dict(EVERY_FIELD).to_dict() == {**EVERY_FIELD, **LATER_FIELDS}
     parts = {name.split(".")[2] for name, _ in Backbone(EVERY_FIELD).named_parameters()}
     assert parts == {"mixing", "ff", "join_mixing", "join_ff"}
     shapes = {name: tuple(value.shape) for name, value in Backbone(EVERY_FIELD).named_parameters()}

@@ -204,7 +204,7 @@ def test_only_the_remainder_of_the_ponder_cost_has_a_gradient() -> None:
 
 def test_a_halted_backbone_reports_its_steps_over_valid_tokens() -> None:
     backbone = perturbed(config_of({"depth": {"name": "universal_act", "epsilon": 0.01}, "layers": 3}))
-    assert backbone.halt is not None
+    assert isinstance(backbone.halt, torch.nn.Linear)
     backbone.halt.weight.data.zero_()
     backbone.halt.bias.data.fill_(math.log(0.4 / 0.6))  # halting probability 0.4: three steps, remainder 0.2
     record = Record()
