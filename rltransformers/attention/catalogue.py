@@ -29,6 +29,7 @@ from rltransformers.attention.spans import full as full_span
 from rltransformers.mixers import (
     average,
     dynamic_conv,
+    fast_weight,
     gmlp,
     light_conv,
     linear,
@@ -46,6 +47,7 @@ MIXERS = {
         linear.SPEC,
         performer.SPEC,
         rfa.SPEC,
+        fast_weight.SPEC,
         nystrom.SPEC,
         average.SPEC,
         light_conv.SPEC,

@@ -105,6 +105,11 @@ PRESETS: dict[str, Preset] = {
         "random directions are drawn once, so that acting and training agree, there from a pool of 200 sets; the "
         f"denominator is at least 0.001, in the authors' code 1 for features that are smaller; {_RELU}; {_NO_BIAS}",
     ),
+    "fast_weight": Preset(
+        {"mixer": "fast_weight", "position": "sinusoidal", "residual": "post_ln"},
+        "Schlag et al. 2021, arXiv 2102.11174",
+        f"what is read is not divided by sqrt(Dh), the output projection can do that; {_RELU}",
+    ),
     "nystromformer": Preset(
         {"mixer": "nystrom", "position": "sinusoidal", "final_norm": True},
         "Xiong et al. 2021, arXiv 2102.03902",

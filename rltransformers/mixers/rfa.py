@@ -24,7 +24,7 @@ SMALLEST_LENGTH = 1e-6
 def fourier_features(
     x: Float[Tensor, "B G T Dh"], directions: Float[Tensor, "G r Dh"]
 ) -> Float[Tensor, "B G T features"]:
-    """``[sin w.u, cos w.u] / sqrt(r)`` with ``u = x / |x|``, in float32 at least (arXiv 2103.02143, equation 4)."""
+    """``[sin w.u, cos w.u] / sqrt(r)`` with ``u = x / |x|``, in float32 at least (arXiv 2103.02143, theorem 1)."""
     kept = torch.promote_types(x.dtype, torch.float32)
     with torch.autocast(x.device.type, enabled=False):
         unit = F.normalize(x.to(kept), dim=-1, eps=SMALLEST_LENGTH)
@@ -113,7 +113,7 @@ SPEC = Spec(
     id="S4",
     name="rfa",
     axis="mixer",
-    paper="Peng et al. 2021, arXiv 2103.02143, equations 4-6 and section 3.2",
+    paper="Peng et al. 2021, arXiv 2103.02143, sections 3.1 and 3.2",
     summary="sines and cosines of random projections estimate a Gaussian kernel of unit vectors; a gate may forget",
     build=build,
     options=Options,

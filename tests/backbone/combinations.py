@@ -55,6 +55,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "linear": {"mixer": "linear"},
         "performer": {"mixer": "performer"},
         "rfa": {"mixer": {"name": "rfa", "directions": 5}},
+        "fast_weight": {"mixer": "fast_weight"},
         "nystrom": {"mixer": {"name": "nystrom", "block": 3, "landmarks": 4}},
         "average": {"mixer": "average"},
         "light_conv": {"mixer": "light_conv"},
@@ -131,8 +132,8 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 SCORES = "position: shaw t5 trxl rope alibi; prior: gaussian_transformer; span: adaptive adaptive_dynamic; losses: span"
-NO_SCORES = "mixer: linear performer rfa linformer_prefix nystrom average light_conv"
-STATES = "mixer: linear performer rfa linformer_prefix average light_conv"
+NO_SCORES = "mixer: linear performer rfa fast_weight linformer_prefix nystrom average light_conv"
+STATES = "mixer: linear performer rfa fast_weight linformer_prefix average light_conv"
 SLOTS = "mixer: memory_compressed linformer"
 VALUES = "mixer: average light_conv"
 TAPS = "mixer: dynamic_conv gmlp"

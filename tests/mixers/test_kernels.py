@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.record import Probe, Record
 from rltransformers.functional.call import Call
+from rltransformers.functional.delta import delta_sums
 from rltransformers.functional.recurrences import kernel_attention
 from rltransformers.functional.windows import Tokens
-from rltransformers.mixers import rfa
+from rltransformers.mixers import fast_weight, rfa
 from rltransformers.mixers.interface import Dims
 
 DIMS = Dims(width=12, heads=4, kv_heads=2, head_dim=3, value_dim=5, memory=1)
@@ -120,3 +122,52 @@ def test_the_record_tells_how_much_a_gate_keeps() -> None:
     torch.nn.init.constant_(mixer.gate.bias, math.log(3))
     run(mixer, torch.randn(2, 4, 12), Probe(record, "layer0"))
     assert record.metrics["layer0/kept"].item() == pytest.approx(0.75)
+
+
+def test_under_orthonormal_keys_fast_weights_hold_the_latest_value() -> None:
+    basis = torch.linalg.qr(torch.randn(4, 4)).Q
+    written = torch.tensor([2, 0, 2, 1, 0, 2, 1])
+    v = torch.randn(1, 1, len(written), 5)
+    for asked in range(4):
+        query = basis[asked].expand(1, 1, len(written), 4)
+        key, rate = basis[written][None, None], torch.ones(1, 1, len(written))
+        out, _ = delta_sums(query, key, v, rate, torch.zeros(1, 1, 4, 5), one_episode(len(written)))
+        for t in range(len(written)):
+            places = [s for s in range(t + 1) if written[s] == asked]
+            expected = v[0, 0, places[-1]] if places else torch.zeros(5)
+            torch.testing.assert_close(out[0, 0, t], expected)
+
+
+def test_a_rate_of_zero_writes_nothing() -> None:
+    q, k, v, start = torch.rand(1, 2, T, 4), torch.rand(1, 2, T, 4), torch.randn(1, 2, T, 5), torch.randn(1, 2, 4, 5)
+    p = torch.arange(7, 7 + T)[None]
+    tokens = Tokens(p, p, torch.ones(1, T, dtype=torch.bool), torch.tensor([6]))
+    out, after = delta_sums(q, k, v, torch.zeros(1, 2, T), start, tokens)
+    torch.testing.assert_close(out, q @ start)
+    torch.testing.assert_close(after, start)
+
+
+def test_summing_fast_weights_are_linear_attention_without_its_denominator() -> None:
+    mixer = fast_weight.build(DIMS, fast_weight.Options(rule="sum"))
+    x = torch.randn(2, T, 12)
+    q, k, v = heads_of(mixer, x)
+    phi_q, phi_k = (F.elu(each) + 1 for each in (q, k))
+    weights = (phi_q / phi_q.sum(-1, keepdim=True)) @ (phi_k / phi_k.sum(-1, keepdim=True)).transpose(-1, -2)
+    torch.testing.assert_close(run(mixer, x), mixer.out((weights.tril() @ v).transpose(1, 2).flatten(2)))
+
+
+def test_products_of_rectified_numbers_by_hand() -> None:
+    # r = [1, 0, 0, 2]; rolled by one place [2, 1, 0, 0], by two [0, 2, 1, 0], by three [0, 0, 2, 1]
+    features = fast_weight.fast_weight_features(torch.tensor([1.0, -2.0]), 3)
+    torch.testing.assert_close(features, torch.tensor([2.0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2.0]) / 4)
+    assert fast_weight.fast_weight_features(torch.zeros(2), 3).eq(0).all()
+    with pytest.raises(ConfigError, match="set nu to at most 5"):
+        fast_weight.build(DIMS, fast_weight.Options(nu=6))
+
+
+def test_the_record_tells_the_rate_of_writing() -> None:
+    mixer, record = fast_weight.build(DIMS, fast_weight.Options()), Record()
+    assert mixer.rate is not None
+    torch.nn.init.zeros_(mixer.rate.weight)
+    run(mixer, torch.randn(2, 4, 12), Probe(record, "layer0"))
+    assert record.metrics["layer0/rate"].item() == 0.5

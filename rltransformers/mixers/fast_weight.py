@@ -1,0 +1,117 @@
+"""Fast weights: a matrix per head that every token programs by a rank-one update and reads.
+
+Axes: B batch, T tokens, H heads, G key-value heads, Dh width of a head, m features.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Feature, Spec, Traits
+from rltransformers.functional.call import Call
+from rltransformers.functional.delta import delta_sums
+from rltransformers.functional.recurrences import causal_sums
+from rltransformers.mixers.interface import Dims
+from rltransformers.mixers.kernel import HeadsMixer
+
+SMALLEST_SUM = 1e-6
+"""Features of products of rectified numbers may all be 0; they are divided by no less."""
+
+
+def fast_weight_features(x: Float[Tensor, "*n Dh"], nu: int) -> Float[Tensor, "*n m"]:
+    """``elu(x) + 1`` or, for nu > 0, 2 Dh nu products of rectified numbers; they sum up to 1. Float32 at least.
+
+    The products are those of r = relu([x, -x]) with r rolled by 1 to nu places (arXiv 2102.11174, section 5.3).
+    """
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    if not nu:
+        features = F.elu(x) + 1
+    else:
+        rectified = torch.cat([x, -x], -1).relu()
+        features = torch.cat([rectified * rectified.roll(shift, -1) for shift in range(1, nu + 1)], -1)
+    return features / features.sum(-1, keepdim=True).clamp(min=SMALLEST_SUM)
+
+
+class FastWeights(HeadsMixer):
+    """``W_t = W_(t-1) + beta_t (v_t - W_(t-1) phi(k_t)) phi(k_t)^T``, or ``+ v_t phi(k_t)^T``; ``o_t = W_t phi(q_t)``.
+
+    Source: Schlag et al. 2021 (arXiv 2102.11174), section 4.2, without attention normalisation. The authors'
+    code multiplies what is read by 1/sqrt(Dh), which the output projection can do.
+    """
+
+    rate: nn.Linear | None
+
+    def __init__(self, dims: Dims, delta: bool, nu: int) -> None:
+        super().__init__(dims)
+        self.nu, self.features = nu, 2 * dims.head_dim * nu if nu else dims.head_dim
+        self.rate = dims.projection(dims.width, dims.kv_heads) if delta else None
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The fast weights, transposed."""
+        return {"weights": (self.dims.heads, self.features, self.dims.value_dim)}
+
+    def read(
+        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: dict[str, Tensor], call: Call
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Tells the mean of beta as "rate"."""
+        share = self.dims.heads // self.dims.kv_heads
+        query, key = fast_weight_features(q, self.nu), fast_weight_features(k, self.nu)
+        key, value = key.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+        if self.rate is None:
+            read, weights = causal_sums(query, key, value, state["weights"], call.tokens)
+        else:
+            beta = self.rate(h).sigmoid().transpose(1, 2)
+            if call.probe.listens:
+                call.probe.metric("rate", beta.detach().transpose(1, 2)[call.tokens.valid()].mean())
+            beta = beta.repeat_interleave(share, 1)
+            read, weights = delta_sums(query, key, value, beta, state["weights"], call.tokens)
+        return read, {"weights": weights}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of fast weights.
+
+    Attributes:
+        rule: "delta" replaces what was stored under a key by a learned share, "sum" adds to it.
+        nu: rolls of the deterministic projection, which has 2 Dh nu features; 0 takes elu(x) + 1.
+    """
+
+    rule: Literal["delta", "sum"] = "delta"
+    nu: Annotated[int, Ge(0), Le(1000)] = 0
+
+
+def build(dims: Dims, options: Options) -> FastWeights:
+    """S6 for one layer.
+
+    Raises:
+        ConfigError: a roll by more places than there are.
+    """
+    if options.nu >= 2 * dims.head_dim:
+        raise ConfigError(
+            f"fast_weight rolls the {2 * dims.head_dim} rectified numbers of a head by up to nu ({options.nu}) places; "
+            f"set nu to at most {2 * dims.head_dim - 1}"
+        )
+    return FastWeights(dims, options.rule == "delta", options.nu)
+
+
+SPEC = Spec(
+    id="S6",
+    name="fast_weight",
+    axis="mixer",
+    paper="Schlag et al. 2021, arXiv 2102.11174, sections 4.2 and 5.3; Schmidhuber 1992",
+    summary="every token corrects the value that a matrix of fast weights holds under its key",
+    build=build,
+    options=Options,
+    example={"mixer": "fast_weight"},
+    traits=Traits(causality="C", family="KERN", horizon="episode", state="H m Dv", time="T"),
+    offers=(Feature.KEYS,),
+    formula="W_t = W_(t-1) + beta_t (v_t - W_(t-1) phi(k_t)) phi(k_t)^T, o_t = W_t phi(q_t), beta_t = sigmoid(w x_t), "
+    "phi(x) = (elu(x) + 1) / sum(elu(x) + 1)",
+)
