@@ -72,7 +72,7 @@ def check_layer(config: BackboneConfig, layer: LayerChoices, index: int) -> None
             if feature not in mixer.spec.offers:
                 raise ConfigError(
                     f"{title(choice)} needs {feature.value}, but {where} has none; {without(choice)} or "
-                    f"mixer to {offering(feature)}"
+                    f"mixer to {serving(choice)}"
                 )
     if config.memory == 0 and Feature.ROWS not in mixer.spec.offers:
         raise ConfigError(
@@ -91,7 +91,7 @@ def check_reach(choice: Choice, choices: Choices) -> None:
             names = sorted({mixer.name for mixer in lacking} or {layer.mixer.name for layer in choices.kinds})
             raise ConfigError(
                 f"{title(choice)} needs {feature.value}, but mixer {' and '.join(map(repr, names))} has none; "
-                f"{without(choice)} or mixer to {offering(feature)}"
+                f"{without(choice)} or mixer to {serving(choice)}"
             )
 
 
@@ -195,3 +195,14 @@ def without(choice: Choice) -> str:
 def offering(feature: Feature) -> str:
     """The mixers that offer a feature."""
     return " or ".join(repr(spec.name) for spec in AXES["mixer"].table.values() if feature in spec.offers)
+
+
+def serving(choice: Choice) -> str:
+    """The mixers that a choice can act in: they offer all that it needs, and neither of the two refuses the other."""
+    return " or ".join(
+        repr(spec.name)
+        for spec in AXES["mixer"].table.values()
+        if all(feature in spec.offers for feature in choice.spec.needs)
+        and not any(refusal.feature in choice.spec.offers for refusal in spec.refuses)
+        and not any(refusal.feature in spec.offers for refusal in choice.spec.refuses)
+    )
