@@ -20,7 +20,14 @@ from rltransformers.attention.patterns import (
 )
 from rltransformers.attention.priors import gaussian, realformer
 from rltransformers.attention.priors import none as no_prior
-from rltransformers.attention.scores import hopfield
+from rltransformers.attention.scores import (
+    additive,
+    hard_gaussian,
+    hopfield,
+    lowrank_band,
+    synthesizer_dense,
+    synthesizer_random,
+)
 from rltransformers.attention.selections import lsh, routing, topk
 from rltransformers.attention.selections import none as no_selection
 from rltransformers.attention.slots import linformer, memory_compressed
@@ -44,6 +51,11 @@ MIXERS = {
     for spec in (
         layer.SPEC,
         hopfield.SPEC,
+        additive.SPEC,
+        synthesizer_dense.SPEC,
+        synthesizer_random.SPEC,
+        hard_gaussian.SPEC,
+        lowrank_band.SPEC,
         linear.SPEC,
         performer.SPEC,
         rfa.SPEC,

@@ -171,6 +171,35 @@ PRESETS: dict[str, Preset] = {
         "causal; one update (`updates`), there until a state pattern stands still; beta is 1 / sqrt(Dh), there tuned; "
         f"stored and state patterns have no norms of their own; {_NO_BIAS}",
     ),
+    "graph_attention": Preset(
+        {"mixer": "additive"},
+        "Velickovic et al. 2018, arXiv 1710.10903",
+        "tokens are the nodes and the past of an episode their neighbours; norms, a feed-forward and a projection of "
+        "the heads, there an ELU over heads side by side, which the last layer averages; no dropout of weights",
+    ),
+    "synthesizer_dense": Preset(
+        {"mixer": "synthesizer_dense", "position": "sinusoidal", "residual": "post_ln"},
+        "Tay et al. 2021, arXiv 2005.00743",
+        "logits belong to distances, there to places of a sequence of fixed length; heads share the hidden units; "
+        f"{_NO_BIAS}",
+    ),
+    "synthesizer_random": Preset(
+        {"mixer": "synthesizer_random", "position": "sinusoidal", "residual": "post_ln"},
+        "Tay et al. 2021, arXiv 2005.00743",
+        f"logits belong to distances, there to places of a sequence of fixed length; {_NO_BIAS}",
+    ),
+    "hard_gaussian": Preset(
+        {"mixer": "hard_gaussian", "position": "sinusoidal", "residual": "post_ln"},
+        "You et al. 2020, arXiv 2005.00742",
+        "decoder alone, without attention to a source; weights are normalised over the tokens in sight, there they are "
+        f"densities as they are; {_NO_BIAS}",
+    ),
+    "lowrank_band": Preset(
+        {"mixer": "lowrank_band", "position": "sinusoidal", "residual": "post_ln"},
+        "Guo et al. 2019, IEEE/ACM TASLP 27",
+        "causal; low rank and band are heads of their own, joined by the projection; half of the heads have a quarter "
+        f"of the width, the others see an eighth of the memory; {_NO_BIAS}",
+    ),
     "reversible": Preset(
         {"residual": "reversible", "position": "sinusoidal", "final_norm": True},
         "Kitaev et al. 2020, arXiv 2001.04451; Gomez et al. 2017, arXiv 1707.04585",

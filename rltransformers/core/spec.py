@@ -63,6 +63,7 @@ class Feature(Enum):
     HALTING = "tokens that halt"
     INVERSE = "streams that are rebuilt in the backward pass"
     HEAD_PATTERNS = "a pattern per head"
+    TIED_KEYS = "queries that are keys, too"
     SHARED_KEYS = "keys that heads of queries share"
     NO_MEMORY = "a memory of nothing"
     MIXER_ALONE = "layers without a transform"

@@ -3,13 +3,18 @@
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from rltransformers.attention.roles import Heads, Score
+from rltransformers.attention.scores.additive import Additive
+from rltransformers.attention.scores.hard_gaussian import HardGaussian
 from rltransformers.attention.scores.hopfield import Hopfield
+from rltransformers.attention.scores.lowrank_band import LowRankBand
+from rltransformers.attention.scores.synthesizer_random import RandomSynthesizer
 from rltransformers.functional.keys import Rows
 from rltransformers.mixers.interface import Dims
 
@@ -55,3 +60,61 @@ def test_one_update_finds_the_nearest_of_patterns_that_lie_apart() -> None:
 def test_a_state_pattern_without_temperature_becomes_the_mean_of_the_keys() -> None:
     keys = torch.randn(6, 7)
     torch.testing.assert_close(states(torch.randn(3, 7), keys, 1e-9, 1), keys.mean(0).expand(3, -1), rtol=0, atol=1e-7)
+
+
+def additive_scores(score: Additive, queries: Tensor, keys: Tensor) -> Tensor:
+    """Scores of heads, queries and keys, all of them tokens after the projection."""
+    query, _ = score.rows(queries[None], queries[None])
+    k, v = score.split(score.key_rows(keys[None]))
+    return score.content(score.split_queries(query), Heads(k, v, Rows()))[0]
+
+
+def test_additive_scores_are_those_of_query_and_key_side_by_side() -> None:
+    """Velickovic et al. 2018, equation 3 as printed: one vector times both, one below the other."""
+    dims = Dims(width=14, heads=2, kv_heads=2, head_dim=5, value_dim=5, memory=6)
+    score, queries, keys = Additive(dims, 0.2), torch.randn(3, 10), torch.randn(4, 10)
+    found = additive_scores(score, queries, keys)
+    for head in range(2):
+        part, vector = slice(5 * head, 5 * head + 5), torch.cat([score.of_query[head], score.of_key[head]])
+        for t in range(3):
+            for s in range(4):
+                total = vector @ torch.cat([queries[t, part], keys[s, part]])
+                torch.testing.assert_close(found[head, t, s], total if total > 0 else 0.2 * total)
+
+
+def test_additive_scores_without_a_kink_order_keys_alike_for_all_queries() -> None:
+    dims = Dims(width=14, heads=2, kv_heads=2, head_dim=5, value_dim=5, memory=6)
+    queries, keys = torch.randn(3, 10), torch.randn(4, 10)
+    weights = additive_scores(Additive(dims, 1.0), queries, keys).softmax(-1)
+    torch.testing.assert_close(weights, weights[:, :1].expand_as(weights))
+    bent = additive_scores(Additive(dims, 0.2), queries, keys).softmax(-1)
+    assert (bent - bent[:, :1]).abs().max() > 1e-3
+
+
+def test_hard_gaussian_attention_is_a_convolution_with_fixed_taps() -> None:
+    """Weights 1 and 0.6065 for distances of no and of one deviation, 0.1353 for two."""
+    score = HardGaussian(DIMS, 1.0)
+    found = score.of_distances(torch.arange(4), torch.zeros(1)).exp()
+    torch.testing.assert_close(found[:, 0], torch.tensor([1, 0.60653, 0.13534, 0.01111]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(found[:, 1], torch.tensor([0.60653, 1, 0.60653, 0.13534]), rtol=0, atol=1e-5)
+
+
+def test_frozen_logits_are_drawn_from_the_seed_and_the_layer_and_stay() -> None:
+    def drawn(seed: int, layer: int) -> RandomSynthesizer:
+        return RandomSynthesizer(replace(DIMS, layer=layer), 9, None, False, seed)
+
+    one = drawn(3, 1)
+    assert not list(one.parameters())
+    assert torch.equal(one.table(), drawn(3, 1).table())
+    assert not any(torch.equal(one.table(), other.table()) for other in (drawn(3, 2), drawn(4, 1)))
+
+
+def test_logits_of_narrow_heads_are_of_low_rank() -> None:
+    score = LowRankBand(replace(DIMS, value_dim=7), 1, 2)
+    rows = torch.randn(1, 11, score.projected)
+    query, keys = score.rows(rows, rows)
+    q, (k, v) = score.split_queries(query), score.split(keys)
+    narrow, wide = score.content(q, Heads(k, v, Rows()))[0]
+    assert torch.linalg.matrix_rank(narrow) == 2
+    assert torch.linalg.matrix_rank(wide) == 7
+    torch.testing.assert_close(narrow, query[0, :, :2] @ keys[0, :, :2].T / math.sqrt(2))

@@ -52,6 +52,11 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
     "mixer": {
         "softmax": {"mixer": "softmax"},
         "hopfield": {"mixer": {"name": "hopfield", "updates": 2}},
+        "additive": {"mixer": "additive"},
+        "synthesizer_dense": {"mixer": "synthesizer_dense"},
+        "synthesizer_random": {"mixer": "synthesizer_random"},
+        "hard_gaussian": {"mixer": "hard_gaussian"},
+        "lowrank_band": {"mixer": {"name": "lowrank_band", "rank": 2, "window": 3}},
         "linear": {"mixer": "linear"},
         "performer": {"mixer": "performer"},
         "rfa": {"mixer": {"name": "rfa", "directions": 5}},
@@ -140,6 +145,9 @@ TAPS = "mixer: dynamic_conv gmlp"
 LOGITS = "selection: topk routing; prior: realformer; head_mixing: talking; losses: commitment"
 RULES = "pattern: random block_local image_1d image_2d sparse_strided sparse_fixed blockwise bigbird"
 RESTRICTED = f"{RULES} band dilated longformer bp global; setting: patterns_of_heads patterns_of_layers"
+
+OF_PRODUCTS = "position: shaw trxl rope"
+KEYLESS = "mixer: synthesizer_dense synthesizer_random hard_gaussian"
 
 REFUSED: list[tuple[str, str, str]] = [
     # Without scores of pairs there is nothing to add to by distance, and no weight to multiply. Rotated queries and
@@ -240,6 +248,21 @@ REFUSED: list[tuple[str, str, str]] = [
     ("memory_kind: memorizing", "depth: universal act universal_act; losses: ponder", "there is only one layer"),
     ("memory_kind: memorizing", "setting: no_memory", "does not make it memoryless"),
     ("memory_kind: memorizing", "losses: compression", "has nothing to act on"),
+    # Scores that are not products of queries and keys, or have no keys at all.
+    (
+        f"{OF_PRODUCTS}; selection: routing lsh; losses: commitment; pattern: bp",
+        f"mixer: additive; {KEYLESS}",
+        "products of queries and keys",
+    ),
+    ("memory_kind: compressive; losses: compression", f"{KEYLESS}; mixer: lowrank_band", "compressed rows"),
+    ("head_mixing: mqa decoupled; setting: bias", KEYLESS, "queries, keys and values"),
+    ("head_mixing: mqa", "mixer: additive lowrank_band", "keys that heads of queries share"),
+    ("head_mixing: decoupled", "mixer: additive", "reads what it compares"),
+    ("head_mixing: talking", "mixer: lowrank_band", "one mask for all of them"),
+    ("selection: lsh", "mixer: lowrank_band", "projections of their own"),
+    ("memory_kind: memorizing", f"mixer: additive lowrank_band; {KEYLESS}", "what is retrieved from a store"),
+    ("pattern: bp", "mixer: lowrank_band", "serves all heads alike"),
+    ("setting: no_memory", "mixer: lowrank_band", "set memory to at least"),
 ]
 
 Name = tuple[str, str]

@@ -155,7 +155,7 @@ SPEC = Spec(
         causal_form="the newest keys of a bucket in place of chunks of the sorted sequence, whose borders depend on "
         "later tokens; a fixed number of buckets; -5e4 in place of -1e5 for the token itself",
     ),
-    offers=(Feature.SELECTION,),
+    offers=(Feature.SELECTION, Feature.TIED_KEYS),
     needs=(Feature.LOGITS, Feature.PRODUCTS),
     refuses=(
         Refusal(Feature.CARRY, "a query has logits for the keys of its buckets only, other ones in every layer"),

@@ -1,0 +1,117 @@
+"""Low-rank and locality constrained attention: narrow keys far away, wide ones nearby (Guo et al. 2019).
+
+Axes: B batch, H heads, T tokens, N key rows, K and V widths of a head, r width of the narrow queries and keys.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from rltransformers.attention.layer import SPEC as SOFTMAX
+from rltransformers.attention.layer import Attention
+from rltransformers.attention.plan import Plan
+from rltransformers.attention.reach import check_window
+from rltransformers.attention.roles import Score
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
+from rltransformers.mixers.interface import Dims
+
+
+class LowRankBand(Score):
+    """The first ``narrow`` heads have queries and keys of r numbers, which zeros fill up to the width of the others."""
+
+    def __init__(self, dims: Dims, narrow: int, rank: int) -> None:
+        super().__init__(dims)
+        self.narrow, self.rank = narrow, rank
+        self.widths = [narrow * rank, (dims.heads - narrow) * dims.head_dim]
+        self.own = self.query_width = sum(self.widths)
+        self.key_width = self.query_width + dims.heads * dims.value_dim
+
+    def split_queries(self, query: Float[Tensor, "B T Q"]) -> Float[Tensor, "B H T K"]:
+        """Queries head by head; products of narrow ones are divided by sqrt(r)."""
+        return self.side_by_side(query, (self.dims.head_dim / self.rank) ** 0.5)
+
+    def split(self, rows: Float[Tensor, "B *T N E"]) -> tuple[Float[Tensor, "B H *T N K"], Float[Tensor, "B H *T N V"]]:
+        """Keys and values head by head."""
+        k, v = rows.split_with_sizes([self.own, self.key_width - self.own], -1)
+        return self.side_by_side(k, 1.0), v.unflatten(-1, (self.dims.heads, -1)).movedim(-2, 1)
+
+    def side_by_side(self, rows: Float[Tensor, "B *n Q"], factor: float) -> Float[Tensor, "B H *n K"]:
+        """Narrow heads, multiplied and filled up, beside the wide ones."""
+        head_dim = self.dims.head_dim
+        narrow, wide = rows.split_with_sizes(self.widths, -1)
+        filled = F.pad(narrow.unflatten(-1, (self.narrow, self.rank)) * factor, (0, head_dim - self.rank))
+        wide = wide.unflatten(-1, (self.dims.heads - self.narrow, head_dim))
+        return torch.cat([filled, wide], -2).movedim(-2, 1)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of low-rank and band heads.
+
+    Attributes:
+        narrow: heads that look as far as the pattern goes with narrow queries and keys; None takes half of the heads.
+        rank: r; None takes a quarter of the head width.
+        window: steps that the other heads look back, the token's own included; None takes an eighth of the memory.
+    """
+
+    narrow: Annotated[int, Ge(1), Le(1_000_000)] | None = None
+    rank: Size | None = None
+    window: Size | None = None
+
+
+def build(dims: Dims, plan: Plan, options: Options) -> Attention:
+    """S14.
+
+    Raises:
+        ConfigError: no wide head is left, a narrow one would be wider than the others, or the window is too long.
+    """
+    narrow = max(1, dims.heads // 2) if options.narrow is None else options.narrow
+    rank = max(1, dims.head_dim // 4) if options.rank is None else options.rank
+    window = max(1, dims.memory // 8) if options.window is None else options.window
+    if narrow >= dims.heads:
+        raise ConfigError(
+            f"lowrank_band needs a head beside the narrow ones ({narrow}), but there are {dims.heads}: "
+            f"set heads to at least {narrow + 1}"
+        )
+    if rank > dims.head_dim:
+        raise ConfigError(f"lowrank_band rank ({rank}) must be at most the head width ({dims.head_dim})")
+    check_window("lowrank_band", window, dims.memory)
+    given = plan.pattern.heads * (dims.heads // len(plan.pattern.heads))
+    wide = (replace(each, window=min(each.window, window)) for each in given[narrow:])
+    score = LowRankBand(dims, narrow, rank)
+    return Attention(dims, replace(plan, score=score, pattern=replace(plan.pattern, heads=(*given[:narrow], *wide))))
+
+
+SPEC = Spec(
+    id="S14",
+    name="lowrank_band",
+    axis="mixer",
+    paper="Guo et al. 2019, Low-Rank and Locality Constrained Self-Attention for Sequence Modeling, IEEE/ACM TASLP 27",
+    summary="Some heads compare short queries and keys over the whole memory, the others full ones in a band.",
+    build=build,
+    options=Options,
+    example={"mixer": {"name": "lowrank_band", "rank": 2, "window": 3}},
+    traits=Traits(
+        causality="C*",
+        family="EXPL",
+        state="memory D (training), memory (narrow r + wide Dh + heads Dv) more (acting)",
+        time="T",
+        causal_form="the two parts are groups of heads, joined by the projection of the layer; wide keys are kept as "
+        "long as narrow ones",
+    ),
+    offers=(
+        *(feature for feature in SOFTMAX.offers if feature not in (Feature.SLOTS, Feature.RETRIEVAL)),
+        Feature.HEAD_PATTERNS,
+    ),
+    refuses=(
+        Refusal(Feature.SHARED_KEYS, "heads whose keys differ in width have no key in common"),
+        Refusal(Feature.TIED_KEYS, "its queries and keys are projections of their own"),
+    ),
+    formula="narrow heads: softmax_s(q_t k_s / sqrt(r)) over the memory, r < Dh; others the same with Dh, d < w",
+)

@@ -1,0 +1,98 @@
+"""Random Synthesizer: one logit per head and distance, whatever the tokens are (Tay et al. 2021).
+
+Axes: H heads, L distances, N distances that have a logit of their own, r rank.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from rltransformers.attention.layer import Attention
+from rltransformers.attention.plan import Plan
+from rltransformers.attention.scores.interface import EXPLICIT, ValuesOnly, check_value_heads, tokens_in_window
+from rltransformers.core.ranges import Seed
+from rltransformers.core.spec import Size, Spec, Traits
+from rltransformers.mixers.interface import Dims
+
+
+class RandomSynthesizer(ValuesOnly):
+    """``r[h, d]``, learned or as drawn; of a ``rank`` it is the product of a factor of heads and one of distances."""
+
+    scores_distances = True
+
+    def __init__(self, dims: Dims, distances: int, rank: int | None, learned: bool, seed: int) -> None:
+        super().__init__(dims)
+        self.names = ("entries",) if rank is None else ("of_heads", "of_places")
+        shapes = [(dims.heads, distances)] if rank is None else [(dims.heads, rank), (rank, distances)]
+        tables = [torch.empty(shape) for shape in shapes]
+        if not tables[0].is_meta:  # a network that is only measured draws nothing
+            generator = torch.Generator().manual_seed(seed * 1_000_003 + dims.layer)
+            for table in tables:
+                table.copy_(torch.randn(table.shape, generator=generator))
+        for name, drawn in zip(self.names, tables, strict=True):
+            if learned:
+                self.register_parameter(name, nn.Parameter(drawn))
+            else:
+                self.register_buffer(name, drawn)
+
+    def table(self) -> Float[Tensor, "H N"]:
+        """All logits."""
+        first, *second = (getattr(self, name) for name in self.names)
+        found: Tensor = first @ second[0] if second else first
+        return found
+
+    def of_distances(self, distance: Int[Tensor, " L"], like: Tensor) -> Float[Tensor, "L H"]:
+        """Farther distances than the table has share its last logit."""
+        table = self.table()
+        return table[:, distance.clamp(max=table.shape[1] - 1)].T
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the random Synthesizer.
+
+    Attributes:
+        distances: N, in tokens; default: all that the memory lets a token see.
+        rank: of the logits as a product; None for a table.
+        learned: whether the logits learn or stay as they are drawn, from N(0, 1).
+        seed: of the draw.
+    """
+
+    distances: Size | None = None
+    rank: Annotated[int, Ge(1), Le(1_000_000)] | None = None
+    learned: bool = True
+    seed: Seed = 0
+
+
+def build(dims: Dims, plan: Plan, options: Options) -> Attention:
+    """B10; ``dims.layer`` makes the logits of every layer different."""
+    check_value_heads("synthesizer_random", dims)
+    distances = options.distances or tokens_in_window(dims)
+    score = RandomSynthesizer(dims, distances, options.rank, options.learned, options.seed)
+    return Attention(dims, replace(plan, score=score))
+
+
+SPEC = Spec(
+    id="B10",
+    name="synthesizer_random",
+    axis="mixer",
+    paper="Tay et al. 2021, arXiv 2005.00743, sections 3.2 and 3.4",
+    summary="Weights that do not depend on the tokens: a logit per head and distance, learned or as drawn.",
+    build=build,
+    options=Options,
+    example={"mixer": "synthesizer_random"},
+    traits=Traits(
+        causality="C*",
+        family="VAL",
+        state="memory D (training), memory heads Dv more (acting)",
+        time="T",
+        causal_form="a logit belongs to a distance, there to a pair of places in a sequence of fixed length; the "
+        "factors are of heads and distances, there of places and places",
+    ),
+    offers=EXPLICIT,
+    formula="o_t = sum_s softmax_s(r[h, d]) v_s, r = R1 R2 where it has a rank",
+)
