@@ -3,6 +3,7 @@
 from rltransformers.attention import layer
 from rltransformers.attention.heads import multi_head, talking
 from rltransformers.attention.patterns import (
+    adjacency,
     band,
     bigbird,
     block_local,
@@ -15,8 +16,10 @@ from rltransformers.attention.patterns import (
     image_2d,
     longformer,
     random,
+    schedule,
     sparse_fixed,
     sparse_strided,
+    union,
 )
 from rltransformers.attention.priors import gaussian, realformer
 from rltransformers.attention.priors import none as no_prior
@@ -31,7 +34,7 @@ from rltransformers.attention.scores import (
 from rltransformers.attention.selections import lsh, routing, topk
 from rltransformers.attention.selections import none as no_selection
 from rltransformers.attention.slots import linformer, memory_compressed
-from rltransformers.attention.spans import adaptive, adaptive_dynamic
+from rltransformers.attention.spans import adaptive, adaptive_dynamic, multi_scale
 from rltransformers.attention.spans import full as full_span
 from rltransformers.mixers import (
     average,
@@ -87,6 +90,9 @@ PATTERNS = {
         sparse_fixed.SPEC,
         blockwise.SPEC,
         bigbird.SPEC,
+        union.SPEC,
+        adjacency.SPEC,
+        schedule.SPEC,
     )
 }
 SELECTIONS = {
@@ -121,5 +127,6 @@ SPANS = {
         full_span.SPEC,
         adaptive.SPEC,
         adaptive_dynamic.SPEC,
+        multi_scale.SPEC,
     )
 }

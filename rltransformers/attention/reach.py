@@ -3,8 +3,9 @@
 Axes: B batch, H heads (1 where heads agree), T tokens, N keys, L distances.
 """
 
+import functools
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Int
@@ -62,10 +63,29 @@ class Reach:
         seen = (distance <= self.limit(i)) & self.allowed(distance)
         return seen if self.rule is None else seen & self.rule.allowed(i, distance)
 
+    def within(self, window: int) -> "Reach":
+        """The keys of the newest ``window`` steps among its own; sinks stay."""
+        if window >= self.window:
+            return self
+        if type(self) is Reach:
+            return replace(self, window=window)
+        return Reach(window, sinks=self.sinks, tokens_per_step=self.tokens_per_step, rule=AnyOf((self,)))
+
     @property
     def anchored(self) -> bool:
         """Whether the edge depends on the place of the token; otherwise it is always the horizon."""
         return self.tokens_per_step > 1
+
+
+@dataclass(frozen=True)
+class AnyOf(Rule):
+    """Keys that at least one of several reaches shows."""
+
+    reaches: tuple[Reach, ...]
+
+    def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "b h T N"]) -> Bool[Tensor, "c g T N"]:
+        """The OR of masks."""
+        return functools.reduce(torch.logical_or, (reach.sees(i, distance) for reach in self.reaches))
 
 
 @dataclass(frozen=True)
@@ -113,9 +133,15 @@ class Pattern:
     def by_rule(self, distance: Int[Tensor, "#B #H T N"], p: Int[Tensor, "B T"]) -> Bool[Tensor, "b h T N"]:
         """Which keys the rules of the heads let through."""
         i, found = p[:, None, :, None], []
+        answers: dict[Rule, Tensor] = {}
         for head, reach in enumerate(self.heads):
             own = distance[:, head : head + 1] if distance.shape[1] > 1 and len(self.heads) > 1 else distance
-            let = (own >= 0) if reach.rule is None else reach.rule.allowed(i, own)
+            if reach.rule is None:
+                let = own >= 0
+            elif own is distance and reach.rule in answers:
+                let = answers[reach.rule]
+            else:
+                let = answers[reach.rule] = reach.rule.allowed(i, own)
             found.append(let[:, head : head + 1] if let.shape[1] > 1 and len(self.heads) > 1 else let)
         return found[0] if len(found) == 1 else torch.cat([let.expand(p.shape[0], -1, -1, -1) for let in found], 1)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.attention.columns import Columns
-from rltransformers.attention.reach import Reach
+from rltransformers.attention.reach import Pattern, Reach
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import At, Group, Place, Rows
 from rltransformers.mixers.interface import Dims
@@ -89,6 +89,10 @@ class Part(nn.Module):
 
     def constrain_(self) -> None:
         """Bring parameters back into their range after an optimiser step."""
+
+    def narrowed(self, pattern: Pattern) -> Pattern:
+        """What is left of the pattern of the layer; asked once, when the layer is built."""
+        return pattern
 
 
 @dataclass(frozen=True)

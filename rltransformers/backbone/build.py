@@ -85,8 +85,9 @@ def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Positio
     patterns = [choice.build(dims) for choice in choices.patterns] if own is None else [own]
     chooser = next((each for each in (*patterns, selection) if isinstance(each, Chooser)), None)
     stores = layer == layer_with_store(config) and Feature.RETRIEVAL in choices.mixer.spec.offers
+    span: Part = choices.span.build(dims)
     return Plan(
-        pattern=Pattern(tuple(map(reach_of, patterns))),
+        pattern=span.narrowed(Pattern(tuple(map(reach_of, patterns)))),
         score=heads if isinstance(heads, Score) else Score(dims) if chooser is None else chooser.score(dims),
         position=position if all(offered(each, offers) for each in common.positions) else Position(),
         chooser=chooser,
@@ -94,7 +95,7 @@ def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Positio
         selection=selection if isinstance(selection, Part) else Part(),
         prior=common.prior.build(dims) if prior_acts else Part(),
         head_mixing=heads if isinstance(heads, Part) and not isinstance(heads, Score) else Part(),
-        span=choices.span.build(dims),
+        span=span,
         combine=heads if isinstance(heads, Combine) else None,
         dropout=config.dropout,
     )

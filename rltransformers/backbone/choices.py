@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rltransformers.backbone.axes import CHOICES, Axis
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spec import Choice, is_list
+from rltransformers.core.spec import Choice, Feature, is_list
 
 if TYPE_CHECKING:
     from rltransformers.backbone.config import BackboneConfig
@@ -26,7 +26,14 @@ class LayerChoices:
 
     def __iter__(self) -> Iterator[Choice]:
         """All of them."""
-        return iter((self.mixer, *self.patterns, self.selection, self.span))
+        patterns = (each for pattern in self.patterns for each in pattern.unfolded())
+        return iter((self.mixer, *patterns, self.selection, self.span))
+
+    @property
+    def of_keys(self) -> dict[str, Any]:
+        """What decides which keys there are, by axis."""
+        span = self.span if Feature.REACH in self.span.spec.offers else None
+        return {"mixer": self.mixer, "pattern": self.patterns, "span": span}
 
 
 @dataclass(frozen=True)

@@ -138,8 +138,10 @@ def setting_features(config: BackboneConfig) -> dict[Feature, Origin]:
         found[Feature.STEP_TOKENS] = Origin(f"tokens_per_step {config.tokens_per_step}", "set tokens_per_step to 1")
     if config.kv_heads is not None and config.kv_heads < config.heads:
         found[Feature.SHARED_KEYS] = Origin(f"kv_heads {config.kv_heads}", "leave kv_heads out")
-    if any((layer.mixer, layer.patterns) != (kinds[0].mixer, kinds[0].patterns) for layer in kinds):
-        name = "mixer" if any(layer.mixer != kinds[0].mixer for layer in kinds) else "pattern"
+    first = kinds[0].of_keys
+    differing = [axis for axis in first if any(layer.of_keys[axis] != first[axis] for layer in kinds)]
+    if differing:
+        name = differing[0]
         found[Feature.MIXED_KEYS] = Origin(f"{name} is a list", f"set {name} to {AXES[name].neutral!r}")
     if any(layer != kinds[0] for layer in kinds):
         parts = zip(*(vars(layer).items() for layer in kinds), strict=True)

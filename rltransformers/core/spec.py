@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 from annotated_types import Ge, Le
 
 from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
-from rltransformers.core.ranges import check, describe
+from rltransformers.core.ranges import check, describe, shown
 
 Size = Annotated[int, Ge(1), Le(1_000_000)]
 """Rows, units, tokens: large enough for every use, small enough that products of three sizes fit 64 bits."""
@@ -208,12 +208,22 @@ class Choice:
             raise ConfigError(
                 f"{path}: {axis} {name!r} needs {', '.join(missing)}: write {{name: {name}, {missing[0]}: ...}}"
             )
-        options = {key: _option(option, ranges[key], f"{path}.{key}") for key, option in given.items()}
+        options = {
+            key: _choices(option, axis, table, f"{path}.{key}")
+            if ranges[key] == Sequence[Choice]
+            else _option(option, ranges[key], f"{path}.{key}")
+            for key, option in given.items()
+        }
         return Choice(spec, spec.options(**options))
+
+    def unfolded(self) -> "tuple[Choice, ...]":
+        """The choice, and those that its options hold."""
+        inside = [getattr(self.options, name) for name, hint in self.spec.ranges().items() if hint == Sequence[Choice]]
+        return (self, *(each for choices in inside for each in choices))
 
     def to_dict(self) -> Any:
         """The shortest form that ``parse`` reads back."""
-        values = {name: getattr(self.options, name) for name in self.spec.ranges()}
+        values = {name: _plain(getattr(self.options, name)) for name in self.spec.ranges()}
         changed = {name: value for name, value in values.items() if value != self.spec.defaults()[name]}
         return {"name": self.name, **changed} if changed else self.name
 
@@ -227,6 +237,27 @@ def is_list(value: Any) -> bool:
 def _annotations(record: type) -> dict[str, Any]:
     hints = typing.get_type_hints(record, include_extras=True)
     return {each.name: hints[each.name] for each in dataclasses.fields(record)}
+
+
+def _choices(value: Any, axis: str, table: Mapping[str, Spec], path: str) -> tuple[Choice, ...]:
+    """Further choices of the same axis, which hold none themselves."""
+    if not is_list(value) or not all(isinstance(each, str | Mapping | Choice) for each in value):
+        raise ConfigError(f"{path} must be a list of names or {{name: ..., option: value}}, got {shown(value)}")
+    for place, each in enumerate(map(_plain, value)):
+        name = each.get("name") if isinstance(each, Mapping) else each
+        spec = table.get(name) if isinstance(name, str) else None
+        if spec is not None and Sequence[Choice] in spec.ranges().values():
+            raise ConfigError(
+                f"{path}[{place}]: {axis} {name!r} inside itself adds nothing; write its parts in its place"
+            )
+    return tuple(Choice.parse(each, axis, table, f"{path}[{place}]") for place, each in enumerate(value))
+
+
+def _plain(value: Any) -> Any:
+    """Choices, and those in a list, as ``Choice.parse`` reads them."""
+    if isinstance(value, Choice):
+        return value.to_dict()
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
 def _option(value: Any, annotation: Any, path: str) -> Any:

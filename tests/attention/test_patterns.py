@@ -89,6 +89,79 @@ def test_two_layers_with_one_part_each_connect_all_tokens(
     assert torch.equal(both @ both > 0, full)
 
 
+def test_neighbours_are_those_of_the_table() -> None:
+    graph: dict[str, Any] = {"offsets": [3], "edges": [[5, 1], [5, 4], [7, 0]]}
+    assert keys("adjacency", 5, **graph) == [1, 2, 4, 5]
+    assert keys("adjacency", 7, **graph) == [0, 4, 7]
+    assert keys("adjacency", 20, **graph) == [17, 20]
+    assert keys("adjacency", 11, **graph, steps=2) == [2, 3, 4, 5, 8, 9, 10, 11]  # token 11 is the second of step 5
+
+
+def test_a_union_shows_what_any_of_its_patterns_shows() -> None:
+    assert keys("union", 9, patterns=["global", {"name": "dilated", "window": 3, "dilation": 4}]) == [1, 5, 9]
+    shifts = [{"name": "blockwise", "block": 3, "shifts": [shift]} for shift in range(3)]
+    assert torch.equal(table(pattern_of("union", 8, patterns=shifts), 9), torch.ones(9, 9).tril() > 0)
+    assert pattern_of("union", 8, patterns=["global", {"name": "global", "sinks": 4}]).sinks == 4
+
+
+@pytest.mark.parametrize(("patterns", "words"), [
+    ([], "its list is empty; set pattern to 'full'"),
+    (["full", "bp"], "'bp' chooses the keys of a query itself; take 'bp' out of its patterns"),
+    (["x"], r"backbone.pattern.patterns\[0\]: unknown pattern 'x'"),
+    ([{"name": "band", "window": 0}], r"backbone.pattern.patterns\[0\].window must be"),
+    (["full", {"name": "union", "patterns": ["full"]}], r"patterns\[1\]: pattern 'union' inside itself adds nothing"),
+    ([{"name": ["full"]}], r"patterns\[0\] takes a name"),
+    ("full", r"backbone.pattern.patterns must be a list of names"),
+    (["schedule"], "chosen by other settings: write pattern: "),
+])  # fmt: skip
+def test_a_union_says_what_it_cannot_join(patterns: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config_of({"pattern": {"name": "union", "patterns": patterns}})
+
+
+def test_a_union_can_be_written_down_and_read_again() -> None:
+    config = config_of({"pattern": {"name": "union", "patterns": ("full", {"name": "band", "window": 2})}})
+    (choice,) = config.choices.layer(0).patterns
+    assert choice.to_dict() == {"name": "union", "patterns": ["full", {"name": "band", "window": 2}]}
+    again = config_of({"pattern": choice})
+    assert again.choices == config.choices
+    assert again.to_dict()["pattern"] == choice.to_dict()
+
+
+def test_a_part_of_a_union_refuses_what_it_would_refuse_alone() -> None:
+    joined = {"name": "union", "patterns": ["full", {"name": "random", "count": 1}]}
+    with pytest.raises(ConfigError, match=r"'random'.*one mask for all of them"):
+        config_of({"pattern": joined, "head_mixing": "talking"})
+    config_of({"pattern": {"name": "union", "patterns": ["full"]}, "head_mixing": "talking"})
+
+
+def test_layers_take_the_patterns_of_a_list_in_turn() -> None:
+    backbone = Backbone(config_of({"layers": 5, "pattern": ["full", {"name": "band", "window": 3}]}))
+    mixers = [backbone.layer(index).mixing.mixer for index in range(5)]
+    assert [mixer.horizon for mixer in mixers if isinstance(mixer, Attention)] == [6, 2, 6, 2, 6]
+
+
+def test_scales_of_heads_narrow_whatever_the_pattern_shows() -> None:
+    settings = {"memory": 20, "span": {"name": "multi_scale", "windows": [1, 4, 21]}}
+    mixer = Backbone(config_of({**settings, "pattern": {"name": "block_local", "block": 6}})).layer(0).mixing.mixer
+    assert isinstance(mixer, Attention)
+    found = [table(mixer.plan.pattern, 12, head)[11].nonzero().flatten().tolist() for head in range(3)]
+    assert found == [[11], [8, 9, 10, 11], [6, 7, 8, 9, 10, 11]]
+    assert table(mixer.plan.pattern, 12, 1)[7].nonzero().flatten().tolist() == [6, 7]
+    mixer = (
+        Backbone(config_of({"memory": 20, "span": {"name": "multi_scale", "windows": [3, 2]}})).layer(0).mixing.mixer
+    )
+    assert mixer.horizon == 2  # no more is kept than the longest window needs
+
+
+def test_scales_of_layers_leave_no_common_keys_for_logits_that_are_handed_on() -> None:
+    scales = [{"name": "multi_scale", "windows": [window]} for window in (2, 5)]
+    with pytest.raises(ConfigError, match=r"span is a list.*about the same keys; set span to 'full'"):
+        config_of({"span": scales, "prior": "realformer"})
+    config_of({"span": [scales[0], scales[0]], "prior": "realformer"})
+    config_of({"span": [{"name": "adaptive", "ramp": 2.0}, "full"], "prior": "realformer"})
+
+
 def test_all_shifts_together_are_full_attention() -> None:
     pattern = pattern_of("blockwise", 8, block=3, shifts=[0, 1, 2])
     assert torch.equal(
@@ -168,6 +241,9 @@ def test_big_bird_has_all_three_kinds_of_keys() -> None:
     ("blockwise", {"block": 2, "shifts": []}, "leave shifts out"),
     ("random", {"count": 1, "block": 4}, "set memory to at least 7"),
     ("bigbird", {"window": 8}, "set memory to at least 7"),
+    ("adjacency", {"offsets": [7]}, "set memory to at least 7"),
+    ("adjacency", {"edges": [[9, 2]]}, "set memory to at least 7"),
+    ("adjacency", {"edges": [[2, 3]]}, r"from step 2 to step 3, which comes later; write \[3, 2\]"),
 ])  # fmt: skip
 def test_a_memory_that_is_too_short_is_refused(name: str, options: dict[str, Any], words: str) -> None:
     if name == "image_2d":

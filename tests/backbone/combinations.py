@@ -42,6 +42,9 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "sparse_fixed": {"pattern": {"name": "sparse_fixed", "block": 4, "summary": 1}},
         "blockwise": {"pattern": {"name": "blockwise", "block": 3, "shifts": [0, 1, 2]}},
         "bigbird": {"pattern": {"name": "bigbird", "window": 3, "random": 2, "sinks": 2}},
+        "union": {"pattern": {"name": "union", "patterns": [BAND, {"name": "longformer", "window": 2, "sinks": 1}]}},
+        "adjacency": {"pattern": {"name": "adjacency", "offsets": [2, 5], "edges": [[4, 3], [3, 0]]}},
+        "schedule": {"pattern": ["full", BAND]},
     },
     "selection": {
         "none": {"selection": "none"},
@@ -85,6 +88,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "full": {"span": "full"},
         "adaptive": {"span": ADAPTIVE},
         "adaptive_dynamic": {"span": {"name": "adaptive_dynamic", "ramp": 2.0, "bias": 0.0}},
+        "multi_scale": {"span": {"name": "multi_scale", "windows": [1, 3, 15]}},
     },
     "memory_kind": {
         "cache": {"memory_kind": "cache"},
@@ -143,8 +147,9 @@ SLOTS = "mixer: memory_compressed linformer"
 VALUES = "mixer: average light_conv"
 TAPS = "mixer: dynamic_conv gmlp"
 LOGITS = "selection: topk routing; prior: realformer; head_mixing: talking; losses: commitment"
-RULES = "pattern: random block_local image_1d image_2d sparse_strided sparse_fixed blockwise bigbird"
-RESTRICTED = f"{RULES} band dilated longformer bp global; setting: patterns_of_heads patterns_of_layers"
+RULES = "pattern: random block_local image_1d image_2d sparse_strided sparse_fixed blockwise bigbird union adjacency"
+RESTRICTED = f"{RULES} band dilated longformer bp global schedule; setting: patterns_of_heads patterns_of_layers"
+SCALES = "span: multi_scale"
 
 OF_PRODUCTS = "position: shaw trxl rope"
 KEYLESS = "mixer: synthesizer_dense synthesizer_random hard_gaussian"
@@ -223,8 +228,20 @@ REFUSED: list[tuple[str, str, str]] = [
     ("memory_kind: compressive; losses: compression", SLOTS, "compressed rows"),
     (SLOTS, "setting: no_memory", "raise memory"),
     # Patterns with rules about the position of the query.
-    (f"{RULES} global", "setting: mixers_of_layers", "keys that a pattern can leave out"),
-    (RULES, "setting: no_memory", "set memory to at least"),
+    (f"{RULES} global schedule", "setting: mixers_of_layers", "keys that a pattern can leave out"),
+    (f"{RULES} schedule", "setting: no_memory", "set memory to at least"),
+    ("pattern: schedule", "prior: realformer", "about the same keys"),
+    ("pattern: schedule", "depth: universal universal_act act; losses: ponder", "there is only one layer"),
+    # A window per head is a pattern per head.
+    (SCALES, NO_SCORES, "keys that a pattern can leave out"),
+    (SCALES, TAPS, "keys that a pattern can leave out"),
+    (SCALES, SLOTS, "keys that a pattern can leave out"),
+    (SCALES, "setting: mixers_of_layers", "keys that a pattern can leave out"),
+    (SCALES, "setting: no_memory", "set memory to at least"),
+    (SCALES, "pattern: bp", "its tree serves all heads alike"),
+    (SCALES, "head_mixing: talking", "one mask for all of them"),
+    (SCALES, "memory_kind: compressive; losses: compression", "itself decides which tokens are visible"),
+    (SCALES, "losses: span", "has nothing to act on"),
     ("pattern: random blockwise bigbird", "head_mixing: talking", "one mask for all of them"),
     # Hashes need products to stand for, and one projection makes a query and a key of every head.
     ("selection: lsh", NO_SCORES, "the logits of all pairs"),

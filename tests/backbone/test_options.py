@@ -16,7 +16,7 @@ from rltransformers.backbone import Backbone, BackboneConfig, Record, catalogue
 from rltransformers.backbone.axes import AXES
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import fits, shown
-from rltransformers.core.spec import Spec
+from rltransformers.core.spec import Choice, Spec
 
 NAN, INF = float("nan"), float("inf")
 VALUES: list[Any] = [
@@ -80,6 +80,10 @@ def edge(bound: Any) -> Any:
 
 LISTS: dict[str, list[Any]] = {
     "pattern.blockwise.shifts": [[0], [2, 0], [1, 1, 0, 2]],
+    "pattern.union.patterns": [["full"], ("full", {"name": "band", "window": 2})],
+    "pattern.adjacency.offsets": [[], [0], [1, 6, 6]],
+    "pattern.adjacency.edges": [[], [[0, 0]], [[6, 0], [8, 7], (3, 2)]],
+    "span.multi_scale.windows": [[1], [7, 1], [2, 3, 4, 5]],
 }
 """Values of options that are lists."""
 
@@ -111,7 +115,10 @@ def test_every_option_has_a_type_and_every_number_a_range() -> None:
     for key, (_, spec, option) in ENTRIES.items():
         base, limits = bounds(spec.ranges()[option])
         if get_origin(base) is Sequence:
-            base, limits = bounds(get_args(base)[0])
+            base = get_args(base)[0]
+            if base is Choice:
+                continue
+            base, limits = bounds(get_args(base)[0] if get_origin(base) is tuple else base)
         assert base in (int, float, bool, str) or get_origin(base) is Literal, key
         if base in (int, float):
             assert any(isinstance(each, Ge | Gt | Interval) for each in limits), key

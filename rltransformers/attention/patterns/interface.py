@@ -4,7 +4,6 @@ Axes: B batch, H heads (1 where heads agree), T tokens, N keys. Sizes of blocks 
 the start of the episode, so neither a reset nor the way a stream is cut into calls moves a block.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from annotated_types import Ge, Le
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from rltransformers.attention.reach import Reach, Rule
+from rltransformers.attention.reach import AnyOf, Reach, Rule
 from rltransformers.core.errors import ConfigError
 
 Draws = Annotated[int, Ge(0), Le(256)]
@@ -59,19 +58,10 @@ def blocks(name: str, size: int, before: int, memory: int, tokens_per_step: int)
     return Blocks(size + before, tokens_per_step=per, size=size * per, before=before * per)
 
 
-@dataclass(frozen=True)
-class AnyOf(Rule):
-    """Keys that at least one of several reaches shows."""
-
-    reaches: tuple[Reach, ...]
-
-    def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "b h T N"]) -> Bool[Tensor, "c g T N"]:
-        """The OR of masks."""
-        return functools.reduce(torch.logical_or, (reach.sees(i, distance) for reach in self.reaches))
-
-
 def union(reaches: tuple[Reach, ...], sinks: int = 0) -> Reach:
     """One reach with all keys of several, in one softmax; ``sinks`` are the fewest first tokens that stay visible."""
+    if len(reaches) == 1 and not sinks:
+        return reaches[0]
     window = max(reach.window for reach in reaches)
     kept = max(sinks, *(reach.sinks for reach in reaches))
     return Reach(window, sinks=kept, tokens_per_step=reaches[0].tokens_per_step, rule=AnyOf(reaches))

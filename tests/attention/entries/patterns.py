@@ -2,10 +2,13 @@
 
 from typing import Any
 
-from tests.attention.row import Limit, Row
-from tests.attention.twins import Reader, Window
+from torch import Tensor
 
-REACHES = "tests/attention/test_patterns.py::"
+from tests.attention import twins
+from tests.attention.row import Limit, Row
+from tests.attention.twins import Reader, Rows, Window
+
+PATTERNS = "tests/attention/test_patterns.py::"
 
 
 def block_local(reader: Reader, options: Any) -> Window:
@@ -129,9 +132,53 @@ def bigbird(reader: Reader, options: Any) -> Window:
     return Window(max(options.window, farthest), sinks=options.sinks, allowed=allowed if options.random else None)
 
 
+def union(reader: Reader, options: Any) -> Window:
+    """What any of the patterns shows."""
+    windows = [reader.find("pattern", choice.name)(reader, choice.options) for choice in options.patterns]
+    group = reader.config.tokens_per_step
+
+    def allowed(head: int, t: int, s: int) -> bool:
+        return any(
+            t // group - s // group < each.steps
+            and (t - s) % each.dilation == 0
+            and (each.allowed is None or each.allowed(head, t, s))
+            for each in windows
+        )
+
+    return Window(max(each.steps for each in windows), sinks=max(each.sinks for each in windows), allowed=allowed)
+
+
+def adjacency(reader: Reader, options: Any) -> Window:
+    """Neighbours in the graph, and the step itself."""
+    group = reader.config.tokens_per_step
+    edges = {tuple(edge) for edge in options.edges}
+
+    def allowed(head: int, t: int, s: int) -> bool:
+        i, j = t // group, s // group
+        return i == j or i - j in options.offsets or (i, j) in edges
+
+    return Window(reader.config.memory + 1, allowed=allowed)
+
+
+def multi_scale(reader: Reader, head: int, query_row: Tensor, weights: Rows, distances: list[int]) -> Rows:
+    """Guo et al. 2020: a hard window, after which the weights sum to 1 again."""
+    windows = reader.options("span").windows
+    kept = [w if d < windows[head % len(windows)] else w * 0 for w, d in zip(weights, distances, strict=True)]
+    total = sum(kept[1:], kept[0])
+    return [each / total for each in kept]
+
+
 def pattern(name: str, **options: Any) -> dict[str, Any]:
     """The settings of one pattern."""
     return {"pattern": {"name": name, **options}}
+
+
+BAND = {"name": "band", "window": 4}
+
+
+def of_one(choice: dict[str, Any]) -> dict[str, Any]:
+    """A union of one pattern."""
+    return pattern("union", patterns=[choice])
 
 
 ROWS: dict[tuple[str, str], Row] = {
@@ -200,9 +247,84 @@ ROWS: dict[tuple[str, str], Row] = {
             Limit(pattern("bigbird", window=3, random=0, sinks=2), pattern("longformer", window=3, sinks=2)),
         ),
     ),
+    ("pattern", "union"): Row(
+        twin=union,
+        limits=(
+            Limit(of_one(BAND), {"pattern": BAND}),
+            Limit(of_one(BAND), {"pattern": [[BAND] * 3]}),
+            Limit(of_one({"name": "longformer", "window": 2, "sinks": 2}), pattern("longformer", window=2, sinks=2)),
+            Limit(
+                pattern(
+                    "union",
+                    patterns=[{"name": "sparse_strided", "stride": 3, "part": part} for part in ("local", "strided")],
+                ),
+                pattern("sparse_strided", stride=3),
+            ),
+            f"{PATTERNS}test_all_shifts_together_are_full_attention",
+        ),
+    ),
+    ("pattern", "adjacency"): Row(
+        twin=adjacency,
+        limits=(
+            Limit(pattern("adjacency", offsets=[0, 1, 2, 3, 4, 5, 6]), {}),
+            Limit(pattern("adjacency", offsets=[1, 2]), pattern("band", window=3)),
+            Limit(
+                {"memory": 22, **pattern("adjacency", edges=[[i, j] for i in range(23) for j in range(i)])},
+                {"memory": 22},
+            ),
+        ),
+    ),
+    ("pattern", "schedule"): Row(
+        twin=twins.everything,
+        limits=(Limit({"pattern": [BAND, BAND]}, {"pattern": BAND}),),
+    ),
+    ("span", "multi_scale"): Row(
+        twin=multi_scale,
+        limits=(
+            Limit(
+                {"span": {"name": "multi_scale", "windows": [2, 4, 3]}},
+                {"pattern": [[{"name": "band", "window": window} for window in (2, 4, 3)]]},
+            ),
+            Limit({"span": {"name": "multi_scale", "windows": [7]}}, {}),
+            Limit(
+                {"span": {"name": "multi_scale", "windows": [3, 9]}, "memory": 8, "tokens_per_step": 2},
+                {
+                    "pattern": [[{"name": "band", "window": window} for window in (3, 9, 3)]],
+                    "memory": 8,
+                    "tokens_per_step": 2,
+                },
+            ),
+            Limit(
+                {"span": {"name": "multi_scale", "windows": [4]}, **pattern("block_local", block=1, back=6)},
+                {"pattern": BAND},
+            ),
+        ),
+    ),
 }
 
 VARIANTS: dict[str, Row] = {
+    "union of heads that differ, with sinks": Row(
+        {
+            "position": "rope",
+            **pattern(
+                "union",
+                patterns=[
+                    {"name": "random", "count": 1},
+                    {"name": "longformer", "window": 2, "sinks": 2},
+                    {"name": "block_local", "block": 3},
+                ],
+            ),
+        }
+    ),
+    "a graph of steps": Row(
+        {"memory": 4, "tokens_per_step": 2, **pattern("adjacency", offsets=[3], edges=[[2, 0], [2, 1], [4, 1]])}
+    ),
+    "scales per layer on blocks": Row(
+        {
+            "span": [{"name": "multi_scale", "windows": [2, 5, 3]}, "full"],
+            **pattern("blockwise", block=2, shifts=[0, 1, 2]),
+        }
+    ),
     "blocks of steps": Row({"memory": 3, "tokens_per_step": 2, **pattern("block_local", block=2, back=1)}),
     "random blocks of steps": Row(
         {"memory": 5, "tokens_per_step": 3, "position": "rope", **pattern("random", count=1, block=2, seed=4)}

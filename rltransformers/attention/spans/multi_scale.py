@@ -1,0 +1,64 @@
+"""A fixed window per head: small scales in low layers, large ones in high layers (Guo et al. 2020)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rltransformers.attention.reach import Pattern, check_window
+from rltransformers.attention.roles import Part
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.mixers.interface import Dims
+
+
+class MultiScale(Part):
+    """Every head sees the newest of the keys that its pattern shows, within a window of its own."""
+
+    def __init__(self, windows: tuple[int, ...]) -> None:
+        super().__init__()
+        self.windows = windows
+
+    def narrowed(self, pattern: Pattern) -> Pattern:
+        """A reach per head, or one where all are alike."""
+        own = pattern.heads * (len(self.windows) // len(pattern.heads))
+        reaches = tuple(reach.within(window) for reach, window in zip(own, self.windows, strict=True))
+        return Pattern(reaches[:1] if len(set(reaches)) == 1 else reaches)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Steps that heads look back, their own included; the heads take them in turn."""
+
+    windows: Sequence[Size]
+
+
+def build(dims: Dims, options: Options) -> Part:
+    """SP3; a list of spans gives every layer its scales.
+
+    Raises:
+        ConfigError: no window, or one that is longer than the memory.
+    """
+    if not options.windows:
+        raise ConfigError("span 'multi_scale' needs at least one window; set span to 'full'")
+    check_window("multi_scale", max(options.windows), dims.memory)
+    return MultiScale(tuple(options.windows[head % len(options.windows)] for head in range(dims.heads)))
+
+
+SPEC = Spec(
+    id="SP3",
+    name="multi_scale",
+    axis="span",
+    paper="Guo et al. 2020, Multi-Scale Self-Attention for Text Classification, AAAI, arXiv 1912.00544",
+    summary="Each head has a window of its own, fixed: the `windows` in turn; a list gives layers their scales.",
+    build=build,
+    options=Options,
+    example={"span": {"name": "multi_scale", "windows": [1, 3, 5]}},
+    traits=Traits(
+        family="EXPL",
+        horizon="largest window - 1",
+        state="(largest window - 1) D",
+        causal_form="windows look back only; first tokens that a pattern keeps stay visible",
+    ),
+    offers=(Feature.REACH, Feature.HEAD_PATTERNS),
+    needs=(Feature.PATTERNS,),
+    formula="head h: softmax over s <= t with t - s < windows[h]",
+)
