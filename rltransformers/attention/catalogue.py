@@ -31,7 +31,7 @@ from rltransformers.attention.scores import (
     synthesizer_dense,
     synthesizer_random,
 )
-from rltransformers.attention.selections import lsh, routing, topk
+from rltransformers.attention.selections import lsh, routing, sinkhorn, topk
 from rltransformers.attention.selections import none as no_selection
 from rltransformers.attention.slots import linformer, memory_compressed
 from rltransformers.attention.spans import adaptive, adaptive_dynamic, multi_scale
@@ -102,6 +102,7 @@ SELECTIONS = {
         topk.SPEC,
         routing.SPEC,
         lsh.SPEC,
+        sinkhorn.SPEC,
     )
 }
 PRIORS = {

@@ -87,3 +87,8 @@ def in_order(window: Group) -> Float[Tensor, "B N E"]:
         slots = torch.arange(count, device=window.rows.device)
         return window.rows.index_select(1, (window.place.oldest + slots) % count)
     return window.rows
+
+
+def slots_of(row: Int[Tensor, "*n"], place: Place, rows: int) -> Int[Tensor, "*n"]:
+    """Where rows in order lie in a window of ``rows`` rows."""
+    return (place.oldest + row) % rows if isinstance(place, Ring) else row

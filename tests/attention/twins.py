@@ -322,6 +322,9 @@ def bp(reader: Reader, options: Any) -> Window:
 
 def windows_of(reader: Reader) -> list[Window]:
     """The window that all heads share, or one per head."""
+    selection: Selection = reader.twin("selection")
+    if selection.window is not None:
+        return [selection.window(reader, reader.options("selection"))]
     choices = reader.config.choices.layer(reader.layer).patterns
     return [reader.find("pattern", choice.name)(reader, choice.options) for choice in choices]
 
@@ -533,12 +536,14 @@ class Selection:
     Attributes:
         shift: what is added to the score at a distance.
         meeting: how the queries of a token meet keys, or None where heads say it.
+        window: keys in place of those that patterns allow, or None.
     """
 
     prepare: Callable[[Tensor], Tensor] = lambda row: row
     chosen: Callable[[Reader, int, Tensor, Rows, Rows], list[int]] = every_key
     shift: Callable[[int], float] = lambda distance: 0.0
     meeting: Meeting | None = None
+    window: Callable[[Reader, Any], Window] | None = None
 
 
 def largest_keys(reader: Reader, head: int, q: Tensor, keys: Rows, logits: Rows) -> list[int]:

@@ -50,6 +50,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "none": {"selection": "none"},
         "topk": {"selection": {"name": "topk", "k": 3}},
         "routing": {"selection": ROUTING},
+        "sinkhorn": {"selection": {"name": "sinkhorn", "block": 3}},
         "lsh": {"selection": {"name": "lsh", "rounds": 2, "buckets": 4, "window": 3}},
     },
     "mixer": {
@@ -280,6 +281,20 @@ REFUSED: list[tuple[str, str, str]] = [
     ("memory_kind: memorizing", f"mixer: additive lowrank_band; {KEYLESS}", "what is retrieved from a store"),
     ("pattern: bp", "mixer: lowrank_band", "serves all heads alike"),
     ("setting: no_memory", "mixer: lowrank_band", "set memory to at least"),
+    # Sorted blocks take the place of a pattern.
+    ("selection: sinkhorn", f"{NO_SCORES}; {TAPS}; {SLOTS}", "the logits of all pairs"),
+    ("selection: sinkhorn", "setting: mixers_of_layers", "the logits of all pairs"),
+    ("selection: sinkhorn", f"mixer: additive; {KEYLESS}", "products of queries and keys"),
+    (
+        "selection: sinkhorn",
+        f"{RULES} global band dilated longformer schedule; span: multi_scale; setting: patterns_of_heads "
+        "patterns_of_layers",
+        "mixes everything that the memory holds",
+    ),
+    ("selection: sinkhorn", "pattern: bp", "choose the keys of a query themselves"),
+    ("selection: sinkhorn", "setting: no_memory", "set memory to at least"),
+    ("selection: sinkhorn", "prior: realformer", "are not those of the next one"),
+    ("selection: sinkhorn", "losses: commitment", "has nothing to act on"),
 ]
 
 Name = tuple[str, str]

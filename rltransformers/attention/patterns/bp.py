@@ -16,7 +16,7 @@ from rltransformers.attention.reach import Reach
 from rltransformers.attention.roles import Chooser, Heads, Selected
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.functional.call import Call
-from rltransformers.functional.keys import At, Place, Ring
+from rltransformers.functional.keys import At, Ring, slots_of
 from rltransformers.functional.windows import Tokens
 from rltransformers.mixers.interface import Dims
 
@@ -170,11 +170,6 @@ class BinaryPartition(Chooser):
         found = fetch(nodes, index[:, None])
         k, v = found.split_with_sizes([window.k.shape[-1], window.v.shape[-1]], -1)
         return k, v
-
-
-def slots_of(row: Int[Tensor, "*n"], place: Place, rows: int) -> Int[Tensor, "*n"]:
-    """Where rows in order lie in the window."""
-    return (place.oldest + row) % rows if isinstance(place, Ring) else row
 
 
 @dataclass(frozen=True)
