@@ -21,7 +21,7 @@ from rltransformers.attention.patterns import (
     sparse_strided,
     union,
 )
-from rltransformers.attention.priors import gaussian, realformer
+from rltransformers.attention.priors import gaussian, gaussian_predicted, realformer
 from rltransformers.attention.priors import none as no_prior
 from rltransformers.attention.scores import (
     additive,
@@ -110,6 +110,7 @@ PRIORS = {
     for spec in (
         no_prior.SPEC,
         gaussian.SPEC,
+        gaussian_predicted.SPEC,
         realformer.SPEC,
     )
 }

@@ -4,6 +4,7 @@ Axes: B batch, H heads, G key-value heads, T tokens, N key rows of a group, L di
 E = G (K + V). Long calls are cut into blocks, each with its own memory rows, so work grows linearly with T.
 """
 
+import functools
 from dataclasses import replace
 
 import torch
@@ -153,7 +154,7 @@ class Attention(RowMixer):
         columns = columns_of(plan.pattern, tuple(group.place for group in groups), counts, call)
         turned, groups = self.turned(self.content_query(q), groups, call)
         listed = self.listed(q, columns, call)
-        scores = self.scores(q, listed, columns)
+        scores = self.scores(q, listed, columns, call)
         if fuses:
             rate = plan.dropout if self.training else 0.0
             learns = torch.is_grad_enabled() and q.requires_grad
@@ -185,7 +186,7 @@ class Attention(RowMixer):
         counts = tuple(group.k.shape[-2] for group in groups)
         columns = columns_of(plan.pattern, tuple(group.place for group in groups), counts, call)
         view, listed = View(h, columns, below), self.listed(q, columns, call)
-        return *self.finish(turned, groups, self.scores(q, listed, columns), listed, view, call), state
+        return *self.finish(turned, groups, self.scores(q, listed, columns, call), listed, view, call), state
 
     def finish(
         self,
@@ -216,13 +217,19 @@ class Attention(RowMixer):
             return {name: table.index_select(0, columns.listed) for name, table in tables.items()}
         return self.plan.of_distances(columns.listed, q)
 
-    def scores(self, q: Float[Tensor, "B H T K"], listed: dict[str, Tensor], columns: Columns) -> Tensor | None:
+    def scores(
+        self, q: Float[Tensor, "B H T K"], listed: dict[str, Tensor], columns: Columns, call: Call
+    ) -> Tensor | None:
         """Scores by listed distance, or None when there are none."""
         found = self.plan.scores(q, listed)
-        own = None if self.plan.score.plain else self.plan.score.by_distance(q, columns.listed)
-        if own is None or found is None:
-            return found if own is None else own
-        return own + (found[:, None] if found.dim() == 2 else found)
+        own = [part.of_queries(q, columns.listed, call.tokens) for part in self.plan.on_queries]
+        if not self.plan.score.plain and (score := self.plan.score.by_distance(q, columns.listed)) is not None:
+            own.append(score)
+        if not own:
+            return found
+        return functools.reduce(
+            Tensor.add, own if found is None else [*own, found[:, None] if found.dim() == 2 else found]
+        )
 
     def turned(
         self, query: Float[Tensor, "B H T K"], groups: list[Heads], call: Call

@@ -59,6 +59,11 @@ class Plan:
         return self.score, self.head_mixing, self.prior, self.selection, self.span
 
     @functools.cached_property
+    def on_queries(self) -> tuple[Part, ...]:
+        """What scores distances for every query."""
+        return tuple(part for part in self.parts if part.scores_queries)
+
+    @functools.cached_property
     def on_logits(self) -> tuple[Part, ...]:
         """Changes of unmasked logits."""
         return tuple(part for part in (self.head_mixing, self.prior) if Stage.LOGITS in part.stages)
@@ -109,7 +114,7 @@ class Plan:
     @functools.cached_property
     def ordered(self) -> bool:
         """Whether the output of a query depends on which query it is, or its keys are its own."""
-        own = self.chooser is not None or self.retriever is not None
+        own = self.chooser is not None or self.retriever is not None or bool(self.on_queries)
         return self.explicit or self.scores_distances or self.turns or self.pattern.sinks > 0 or own
 
     def of_distances(self, distance: Int[Tensor, " L"], like: Tensor) -> dict[str, Tensor]:

@@ -5,9 +5,9 @@ Axes: B batch, H heads, G key-value heads, T tokens, N keys of a group, S keys o
     numbers that the projection makes of a layer input.
 
 The order inside one layer: scores of content, multiplied by distance (positions), plus those by distance (positions,
-priors); changes of the unmasked logits (talking heads, then the logits of the layer below); the mask of pattern and
-episode; changes of the masked logits (selections); softmax; changes of the weights (spans, talking heads); dropout;
-values.
+priors), for all queries alike or for each; changes of the unmasked logits (talking heads, then the logits of the layer
+below); the mask of pattern and episode; changes of the masked logits (selections); softmax; changes of the weights
+(spans, talking heads); dropout; values.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,7 @@ from rltransformers.attention.columns import Columns
 from rltransformers.attention.reach import Pattern, Reach
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import At, Group, Place, Rows
+from rltransformers.functional.windows import Tokens
 from rltransformers.mixers.interface import Dims
 
 
@@ -57,16 +58,24 @@ class Part(nn.Module):
     Attributes:
         stages: where it changes logits or weights.
         scores_distances: whether it adds to the scores by distance.
+        scores_queries: whether it adds to the scores by distance something else for every query.
         hands_on: whether the layer above needs the unmasked logits.
     """
 
     stages = Stage.NONE
     scores_distances = False
+    scores_queries = False
     hands_on = False
 
     def of_distances(self, distance: Int[Tensor, " L"], like: Tensor) -> Float[Tensor, "L H"]:
         """Additive scores of the distances under today's weights, in the dtype of ``like``."""
         raise NotImplementedError("a part that scores distances defines of_distances")
+
+    def of_queries(
+        self, q: Float[Tensor, "B H T K"], distance: Int[Tensor, " L"], tokens: Tokens
+    ) -> Float[Tensor, "B H T L"]:
+        """Additive scores of the distances for every query, in the dtype of the queries, which are not turned."""
+        raise NotImplementedError("a part that scores queries defines of_queries")
 
     def logits(self, logits: Float[Tensor, "B H T S"], view: View) -> Float[Tensor, "B H T S"]:
         """LOGITS: before any mask."""

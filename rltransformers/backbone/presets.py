@@ -127,6 +127,12 @@ PRESETS: dict[str, Preset] = {
         "Wang et al. 2020, arXiv 2006.04768",
         f"causal: completed blocks of 16 tokens become 4, there 512 tokens 128; {_RELU}; {_NO_BIAS}",
     ),
+    "gaussian_predicted": Preset(
+        {"prior": "gaussian_predicted", "position": "sinusoidal", "residual": "post_ln"},
+        "Yang et al. 2018, arXiv 1810.10182",
+        "causal: centre and width are shares of the visible past, counted backwards; in all layers, in the paper's "
+        f"best runs in the lowest ones; decoder alone; {_NO_BIAS}",
+    ),
     "realformer": Preset(
         {"prior": "realformer", "position": "sinusoidal", "residual": "post_ln"},
         "He et al. 2021, arXiv 2012.11747",

@@ -419,9 +419,15 @@ def newest_blocks(reader: Reader, slots: Rows, count: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Prior:
-    """What is added to a score by distance, and the logits of one query with those of the layer below."""
+    """What is added to a score, and the logits of one query with those of the layer below.
+
+    Attributes:
+        shift: by distance.
+        at: by query, its place and distance.
+    """
 
     shift: Callable[[Reader, int, int], Tensor] | None = None
+    at: Callable[[Reader, int, Tensor, int, int], Tensor] | None = None
     logits: Callable[[Rows, Rows], Rows] | None = None
 
 
@@ -654,6 +660,10 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
             if prior.shift is not None:
                 own[head] = [
                     logit + prior.shift(reader, head, d) for logit, (_, d) in zip(own[head], keys, strict=True)
+                ]
+            if prior.at is not None:
+                own[head] = [
+                    logit + prior.at(reader, head, q[head], t, d) for logit, (_, d) in zip(own[head], keys, strict=True)
                 ]
         weights: list[Any] = []
         counted: list[Rows] = []

@@ -77,6 +77,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
     "prior": {
         "none": {"prior": "none"},
         "gaussian_transformer": {"prior": "gaussian_transformer"},
+        "gaussian_predicted": {"prior": "gaussian_predicted"},
         "realformer": {"prior": "realformer"},
     },
     "head_mixing": {
@@ -141,7 +142,10 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
-SCORES = "position: shaw t5 trxl rope alibi; prior: gaussian_transformer; span: adaptive adaptive_dynamic; losses: span"
+SCORES = (
+    "position: shaw t5 trxl rope alibi; prior: gaussian_transformer gaussian_predicted; "
+    "span: adaptive adaptive_dynamic; losses: span"
+)
 NO_SCORES = "mixer: linear performer rfa fast_weight linformer_prefix nystrom average light_conv"
 STATES = "mixer: linear performer rfa fast_weight linformer_prefix average light_conv"
 SLOTS = "mixer: memory_compressed linformer"
@@ -254,6 +258,8 @@ REFUSED: list[tuple[str, str, str]] = [
     ("selection: lsh", "pattern: bp", "choose the keys of a query themselves"),
     ("selection: lsh", "prior: realformer", "for the keys of its buckets only"),
     ("selection: lsh", "losses: commitment", "has nothing to act on"),
+    # Queries predict where they look.
+    ("prior: gaussian_predicted", f"mixer: additive; {KEYLESS}", "products of queries and keys"),
     # A transform that reads earlier tokens keeps them itself; without any, one of two streams stands still.
     ("ff: sep_conv", "setting: no_memory", "does not make the layers memoryless"),
     ("ff: none", "residual: reversible", "would never change"),

@@ -48,6 +48,18 @@ def gmlp_twin(mixer: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     return torch.stack(rows), {"taps": newest(read, n - 1)}
 
 
+def predicted_gaussian(reader: twins.Reader, head: int, q: Tensor, t: int, distance: int) -> Tensor:
+    """Yang et al. 2018, equations 4 to 7, counted from the query backwards."""
+    past = min(t, (reader.config.memory + 1) * reader.config.tokens_per_step - 1)
+    inner = torch.tanh(reader["mixing.mixer.prior.hidden"][head] @ q)
+    centre = past * twins.sigmoid(reader["mixing.mixer.prior.centre"][head] @ inner)
+    width = reader.get("mixing.mixer.prior.width")
+    fixed = reader.options("prior").window
+    window = past * twins.sigmoid(width[head] @ inner) if width is not None else torch.tensor(fixed)
+    deviation = max(window / 2, torch.tensor(0.5))
+    return -((distance - centre) ** 2) / (2 * deviation**2)
+
+
 def weights_by_distance(special: Backbone, plain: Backbone) -> None:
     """A map between places that depends on their distance alone."""
     for index in range(len(special.layers)):
@@ -104,6 +116,13 @@ def silence_transforms(special: Backbone, plain: Backbone) -> None:
 DYNAMIC = {**KERNEL, "mixer": {"name": "dynamic_conv", "taps": 4}}
 
 ROWS: dict[tuple[str, str], Row] = {
+    ("prior", "gaussian_predicted"): Row(
+        twin=twins.Prior(at=predicted_gaussian),
+        limits=(
+            Limit({"prior": {"name": "gaussian_predicted", "window": 1e9}}, {}),
+            "tests/attention/test_priors.py::test_a_narrow_predicted_gaussian_leaves_the_token_at_its_centre",
+        ),
+    ),
     ("mixer", "dynamic_conv"): Row(
         DYNAMIC,
         twins.other_mixer(dynamic_conv_twin),
@@ -131,6 +150,15 @@ ROWS: dict[tuple[str, str], Row] = {
     ),
 }
 VARIANTS: dict[str, Row] = {
+    "predicted Gaussian of a fixed width among steps and sinks": Row(
+        {
+            "prior": {"name": "gaussian_predicted", "window": 3.0},
+            "memory": 2,
+            "tokens_per_step": 3,
+            "pattern": {"name": "longformer", "window": 2, "sinks": 2},
+            "head_mixing": "talking",
+        }
+    ),
     "gMLP of places": Row(
         {"position": "none", "mixer": {"name": "gmlp", "tokens": 4, "weights": "absolute", "hidden": 7}, "layers": 3}
     ),

@@ -1,0 +1,98 @@
+"""Localness: every query predicts where it looks, and how widely (Yang et al. 2018).
+
+Axes: B batch, H heads, T tokens, L distances, K head width.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from rltransformers.attention.roles import Part
+from rltransformers.core.spec import Feature, Spec, Traits
+from rltransformers.functional.windows import Tokens
+from rltransformers.mixers.interface import Dims
+
+NARROWEST = 0.5
+"""Smallest standard deviation in tokens: narrower ones tell no distance from its neighbours."""
+
+
+def gaussian(
+    centre: Float[Tensor, "B H T"], window: Float[Tensor, "*B H T"], distance: Int[Tensor, " L"]
+) -> Float[Tensor, "B H T L"]:
+    """``-(d - centre)^2 / (2 sd^2)`` with sd half of the window."""
+    deviation = (window / 2).clamp(min=NARROWEST)[..., None]
+    return -0.5 * ((distance - centre[..., None]) / deviation).square()
+
+
+class PredictedGaussian(Part):
+    """A penalty for the distance from a centre; centre and window are shares of the visible past of the query.
+
+    Args:
+        reach: distance of the oldest token of a full window.
+        window: a fixed one, in tokens; None predicts it.
+    """
+
+    scores_queries = True
+
+    def __init__(self, heads: int, head_dim: int, reach: int, window: float | None) -> None:
+        super().__init__()
+        self.reach, self.window = reach, window
+        self.hidden = nn.Parameter(torch.randn(heads, head_dim, head_dim) / head_dim**0.5)
+        self.centre = nn.Parameter(torch.randn(heads, head_dim) / head_dim**0.5)
+        self.width = nn.Parameter(torch.randn(heads, head_dim) / head_dim**0.5) if window is None else None
+
+    def of_queries(self, q: Tensor, distance: Tensor, tokens: Tokens) -> Tensor:
+        """Squares in float32 at least."""
+        inner = torch.tanh(q @ self.hidden.transpose(1, 2))
+        past = tokens.p.clamp(max=self.reach)[:, None]
+        centre = past * self.share(inner, self.centre)
+        window = (
+            torch.full_like(centre, self.window or 0.0) if self.width is None else past * self.share(inner, self.width)
+        )
+        return gaussian(centre, window, distance).to(q.dtype)
+
+    @staticmethod
+    def share(inner: Float[Tensor, "B H T K"], weight: Float[Tensor, "H K"]) -> Float[Tensor, "B H T"]:
+        """Between 0 and 1."""
+        product = (inner * weight[:, None]).sum(-1)
+        return product.to(torch.promote_types(product.dtype, torch.float32)).sigmoid()
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the predicted Gaussian.
+
+    Attributes:
+        window: twice the standard deviation in tokens; None lets every query predict it.
+    """
+
+    window: Annotated[float, Ge(1), Le(1e12)] | None = None
+
+
+def build(dims: Dims, options: Options) -> Part:
+    """B1."""
+    reach = (dims.memory + 1) * dims.tokens_per_step - 1
+    return PredictedGaussian(dims.heads, dims.head_dim, reach, options.window)
+
+
+SPEC = Spec(
+    id="B1",
+    name="gaussian_predicted",
+    axis="prior",
+    paper="Yang et al. 2018, arXiv 1810.10182, equations 4-8",
+    summary="Every query predicts the distance at which it looks and how widely, and scores fall off from there.",
+    build=build,
+    options=Options,
+    example={"prior": "gaussian_predicted"},
+    traits=Traits(
+        causality="C*",
+        family="EXPL",
+        causal_form="shares of the visible past n_t = min(p_t, W - 1), counted backwards, not of a sentence",
+    ),
+    needs=(Feature.SCORES, Feature.PRODUCTS),
+    formula="l_ts += -(d - P_t)^2 / (2 sd_t^2), P_t = n_t sigm(u_p h_t), 2 sd_t = n_t sigm(u_d h_t), h_t = tanh(W q_t)",
+)
