@@ -17,7 +17,7 @@ from rltransformers.attention.engines.dense import dense
 from rltransformers.attention.engines.fused import banded, fused
 from rltransformers.attention.engines.gathered import gathered
 from rltransformers.attention.plan import TABLES, Plan, kernel_of_torch
-from rltransformers.attention.roles import Heads, View
+from rltransformers.attention.roles import Heads, Judged, Objective, View
 from rltransformers.core.spec import Feature, NoOptions, Spec, Traits
 from rltransformers.functional import windows
 from rltransformers.functional.call import EVERY, Call, chosen
@@ -93,6 +93,10 @@ class Attention(RowMixer):
         if call.probe.listens:
             self.tell(h, call)
         block, window = block_of(self.horizon), past[-1]
+        if self.plan.objectives and call.probe.listens and isinstance(window.place, Rows):
+            values = self.split(window.rows[:, -time:], shares=True)[1]
+            for objective in self.plan.objectives:
+                judge(objective, objective.of_values(values), call)
         if self.retriever is not None:
             store, window = window, newest(window, self.horizon, self.dims.tokens_per_step, call)
             past = (*past[:-1], window)
@@ -102,6 +106,7 @@ class Attention(RowMixer):
             mixed = windows.unfold_tokens(joined_heads(mixed), time, batch)
             if self.retriever is not None:
                 mixed = self.recall(mixed, query, store, call)
+            self.judge_outputs(mixed, call)
             return Mixed(self.combined(chosen(mixed, call.wanted)), state, logits)
         early = EVERY if call.probe.listens or self.plan.ordered else call.wanted
         if self.chooser is None:
@@ -111,6 +116,7 @@ class Attention(RowMixer):
         mixed = joined_heads(mixed)
         if self.retriever is not None:
             mixed = self.recall(mixed, query, store, call)
+        self.judge_outputs(mixed, call)
         return Mixed(self.combined(mixed if early is call.wanted else chosen(mixed, call.wanted)), state, logits)
 
     def combined(self, heads: Float[Tensor, "B T HV"]) -> Float[Tensor, "B T D"]:
@@ -137,6 +143,13 @@ class Attention(RowMixer):
         for part in self.plan.parts:
             part.tell(h, call)
 
+    def judge_outputs(self, mixed: Float[Tensor, "B T HV"], call: Call) -> None:
+        """Auxiliary losses of what the heads read."""
+        if self.plan.objectives and call.probe.listens:
+            outputs = mixed.unflatten(-1, (self.dims.heads, -1)).transpose(1, 2)
+            for objective in self.plan.objectives:
+                judge(objective, objective.of_outputs(outputs), call)
+
     def cut(self, h: Tensor, query: Tensor, past: Past, call: Call, block: int) -> tuple[Tensor, Tensor, Past, Call]:
         """Blocks of ``block`` tokens as further batch rows, each with ``horizon`` rows of its own past in front."""
         groups, folded = cut(past, call, block, self.horizon, query.shape[1])
@@ -147,7 +160,7 @@ class Attention(RowMixer):
     ) -> tuple[Float[Tensor, "B H T V"], Tensor | None]:
         """One block: the queries of the tokens ``early`` against all keys at once."""
         plan, q = self.plan, self.plan.score.split_queries(query)
-        fuses = plan.fuses(past, call.probe.reads_weights)
+        fuses = plan.fuses(past, call.probe.reads_weights or (call.probe.listens and plan.judges_weights))
         shares = fuses and q.shape[2] == 1  # the kernel takes one token's query heads in groups that share their keys
         groups = [Heads(*self.split(group.rows, shares), group.place) for group in past]
         counts = tuple(group.k.shape[-2] for group in groups)
@@ -201,6 +214,9 @@ class Attention(RowMixer):
         out, logits, weights = dense(self.plan, turned, groups, scores, listed, view, self.training)
         if call.probe.reads_weights:
             self.watch(weights, view.columns, call)
+        if call.probe.listens:
+            for objective in self.plan.objectives:
+                judge(objective, objective.of_weights(weights, view.columns, call.tokens), call)
         return out, logits if self.plan.hands_on else None
 
     def content_query(self, q: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
@@ -332,6 +348,16 @@ def cut(past: Past, call: Call, block: int, horizon: int, time: int) -> tuple[Pa
     groups = [Group(windows.fold(group.rows, block), folded_place(group.place, block)) for group in others]
     groups.append(Group(windows.fold_keys(rows, horizon, block), Rows()))
     return tuple(groups), replace(folded, probe=call.probe)
+
+
+def judge(objective: Objective, found: Judged | Tensor | None, call: Call) -> None:
+    """Tell an auxiliary loss, the mean over what counts of the valid tokens."""
+    if found is None:
+        return
+    if isinstance(found, Tensor):
+        found = Judged(found[:, None], torch.ones_like(found, dtype=torch.bool)[:, None])
+    counts = (found.counts & call.tokens.valid()[:, None]).to(found.loss.dtype)
+    call.probe.loss(objective.name, (found.loss * counts).sum() / counts.sum().clamp(min=1))
 
 
 def joined_heads(mixed: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T HV"]:

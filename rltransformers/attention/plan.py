@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rltransformers.attention.reach import Pattern
-from rltransformers.attention.roles import Chooser, Combine, Part, Retriever, Score, Stage
+from rltransformers.attention.roles import Chooser, Combine, Objective, Part, Retriever, Score, Stage
 from rltransformers.functional.keys import Past
 from rltransformers.positions.interface import Acts, Position
 
@@ -33,6 +33,7 @@ class Plan:
         selection, prior, head_mixing, span: parts of the stages.
         combine: what joins the outputs of the heads in place of a projection, or None.
         dropout: share of the weights that is set to 0 in training.
+        objectives: auxiliary losses that read what is computed.
     """
 
     pattern: Pattern
@@ -46,6 +47,7 @@ class Plan:
     span: Part = field(default_factory=Part)
     combine: Combine | None = None
     dropout: float = 0.0
+    objectives: tuple[Objective, ...] = ()
 
     def __post_init__(self) -> None:
         """Settle what follows from the parts: a strict trace cannot enter the lock of ``cached_property``."""
@@ -140,6 +142,11 @@ class Plan:
         else:
             scores = position + (parts[:, None] if position.dim() == 4 else parts)
         return scores if scores is None or scores.dtype == q.dtype else scores.to(q.dtype)
+
+    @functools.cached_property
+    def judges_weights(self) -> bool:
+        """Whether an auxiliary loss reads the weights."""
+        return any(objective.reads_weights for objective in self.objectives)
 
     def fuses(self, past: Past, reads_weights: bool) -> bool:
         """Whether an engine without explicit logits computes ``past``."""

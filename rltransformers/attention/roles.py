@@ -105,6 +105,45 @@ class Part(nn.Module):
 
 
 @dataclass(frozen=True)
+class Judged:
+    """What an objective found.
+
+    Attributes:
+        loss: by head, or for all heads together.
+        counts: which of them enter the mean.
+    """
+
+    loss: Float[Tensor, "B h T"]
+    counts: Bool[Tensor, "B h T"]
+
+
+class Objective:
+    """An auxiliary loss that reads what attention computed; asked only when somebody listens."""
+
+    @property
+    def name(self) -> str:
+        """Of the loss, as in a config."""
+        raise NotImplementedError("an objective has a name")
+
+    @property
+    def reads_weights(self) -> bool:
+        """Whether weights have to be explicit."""
+        return False
+
+    def of_values(self, values: Float[Tensor, "B G T V"]) -> Float[Tensor, "B T"] | None:
+        """From the values that the tokens themselves offer; None where these do not matter."""
+        return None
+
+    def of_outputs(self, outputs: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T"] | None:
+        """From what the heads read."""
+        return None
+
+    def of_weights(self, weights: Float[Tensor, "B H T S"], columns: Columns, tokens: Tokens) -> Judged | None:
+        """From the weights of every head."""
+        return None
+
+
+@dataclass(frozen=True)
 class Heads:
     """Keys and values of one group by head; [B, H, T, N, ...] where every token has keys of its own.
 

@@ -98,6 +98,7 @@ def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Positio
         span=span,
         combine=heads if isinstance(heads, Combine) else None,
         dropout=config.dropout,
+        objectives=tuple(each.build(dims) for each in common.losses if each.spec.build and offered(each, offers)),
     )
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rltransformers.backbone.axes import CHOICES, Axis
+from rltransformers.backbone.axes import AXES, CHOICES, Axis
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Choice, Feature, is_list
 
 if TYPE_CHECKING:
     from rltransformers.backbone.config import BackboneConfig
+
+WEIGHT = "weight"
+"""Beside the options of a loss."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Choices:
 
     kinds: tuple[LayerChoices, ...]
     positions: tuple[Choice, ...]
+    losses: tuple[Choice, ...]
     prior: Choice
     head_mixing: Choice
     memory_kind: Choice
@@ -56,7 +60,7 @@ class Choices:
     def common(self) -> tuple[Choice, ...]:
         """What holds for all layers."""
         single = (self.prior, self.head_mixing, self.memory_kind, self.depth, self.residual, self.ff)
-        return (*self.positions, *single)
+        return (*self.positions, *single, *self.losses)
 
 
 def read(config: BackboneConfig) -> Choices:
@@ -80,7 +84,18 @@ def read(config: BackboneConfig) -> Choices:
         for index in range(min(turns, config.layers))
     )
     common = ("prior", "head_mixing", "memory_kind", "depth", "residual", "ff")
-    return Choices(kinds, of_layer("position", 0), *map(one, common))
+    return Choices(kinds, of_layer("position", 0), tuple(losses(config.losses)), *map(one, common))
+
+
+def losses(written: Mapping[str, Any]) -> Iterator[Choice]:
+    """The auxiliary losses with their options.
+
+    Raises:
+        ConfigError: as ``read``.
+    """
+    for name, value in written.items():
+        options = {key: option for key, option in value.items() if key != WEIGHT} if isinstance(value, Mapping) else {}
+        yield Choice.parse({**options, "name": name}, "losses", AXES["losses"].table, f"backbone.losses.{name}")
 
 
 def groups(value: Any, axis: Axis) -> list[tuple[Choice, ...]]:

@@ -11,7 +11,7 @@ from annotated_types import Ge, Le
 
 from rltransformers.backbone.axes import PLAIN
 from rltransformers.backbone.build import check_parts, part_numbers
-from rltransformers.backbone.choices import Choices, read
+from rltransformers.backbone.choices import WEIGHT, Choices, read
 from rltransformers.backbone.losses import LOSSES
 from rltransformers.backbone.presets import PRESETS, Preset
 from rltransformers.backbone.rules import check_combinations
@@ -53,7 +53,7 @@ class BackboneConfig:
         compute_dtype: "bfloat16" multiplies the matrices of segments in bfloat16, while weights, softmax, sums and
             states stay in float32, and so do the steps of acting; "float32", and networks of another type,
             compute in the type of their weights.
-        losses: weights of the auxiliary losses, 0 to 1e6.
+        losses: weights of the auxiliary losses, 0 to 1e6, or ``{weight: ..., option: value}``.
 
     Raises:
         ConfigError: values of another type or outside their range, unknown names, sizes that do not divide or would
@@ -132,6 +132,10 @@ class BackboneConfig:
         """The mechanisms with their options, per layer and for all layers."""
         return read(self)
 
+    def loss_weights(self) -> dict[str, float]:
+        """Weights of the auxiliary losses by name."""
+        return {name: value[WEIGHT] if isinstance(value, Mapping) else value for name, value in self.losses.items()}
+
     def numbers(self) -> tuple[int, int]:
         """Parameters, and numbers of training state per stream, of all parts but the norms around the layers."""
         parameters, state = (sum(counts.values()) for counts in part_numbers(self, cached=False).values())
@@ -205,5 +209,11 @@ def check_losses(config: BackboneConfig) -> None:
         ConfigError: an unknown loss, or a weight outside its range.
     """
     refuse_unknown(config.losses, LOSSES, "backbone.losses.")
-    for name, weight in config.losses.items():
-        check(weight, LossWeight, f"backbone.losses.{name}")
+    for name, value in config.losses.items():
+        path = f"backbone.losses.{name}"
+        if not isinstance(value, Mapping):
+            check(value, LossWeight, path)
+        elif WEIGHT in value:
+            check(value[WEIGHT], LossWeight, f"{path}.{WEIGHT}")
+        else:
+            raise ConfigError(f"{path} needs {WEIGHT}: write {{{WEIGHT}: ..., ...}}, or a number")

@@ -1,5 +1,6 @@
-"""Auxiliary losses: what is trained besides the task, each produced by a mechanism of another axis."""
+"""Auxiliary losses: what is trained besides the task, each produced by a mechanism of another axis or by attention."""
 
+from rltransformers.attention.objectives import disagreement, guidance
 from rltransformers.core.spec import Spec, Traits
 
 LOSSES = {
@@ -33,5 +34,7 @@ LOSSES = {
             example={"losses": {"commitment": 1e-4}, "selection": {"name": "routing", "clusters": 3, "window": 2}},
             traits=Traits(causality="N/A"),
         ),
+        disagreement.SPEC,
+        guidance.SPEC,
     )
 }  # fmt: skip

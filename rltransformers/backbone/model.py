@@ -45,7 +45,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.config = BackboneConfig.from_dict(config)
         self.width = self.config.width
-        self.aux_weights = dict(self.config.losses)
+        self.aux_weights = self.config.loss_weights()
         depth: Depth = self.config.choices.depth.build()
         self.universal = depth.shared
         self.input_positions, at_score = build_positions(self.config, self.config.layers)

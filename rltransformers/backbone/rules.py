@@ -124,7 +124,7 @@ def check_refusals(config: BackboneConfig) -> None:
                     origin = features[refusal.feature]
                     raise ConfigError(
                         f"{title(choice)} does not go with {refusal.feature.value} ({origin.text}): {refusal.reason}; "
-                        f"{origin.way_out} or {choice.spec.axis} to {AXES[choice.spec.axis].neutral!r}"
+                        f"{origin.way_out} or {without(choice).removeprefix('set ')}"
                     )
 
 
@@ -161,7 +161,9 @@ def check_losses(config: BackboneConfig) -> None:
     """Raise unless every loss has a mechanism that produces it."""
     chosen = [*config.choices.common(), *(choice for layer in config.choices.kinds for choice in layer)]
     for name in config.losses:
-        if not any(produced(choice, loss) for choice in chosen for loss in choice.spec.produces if loss.name == name):
+        if AXES["losses"].table[name].build is None and not any(
+            produced(choice, loss) for choice in chosen for loss in choice.spec.produces if loss.name == name
+        ):
             raise ConfigError(
                 f"loss {name!r} has nothing to act on; it needs {' or '.join(producers(name))}, or leave losses out"
             )
@@ -186,12 +188,13 @@ def producers(name: str) -> list[str]:
 
 def title(choice: Choice) -> str:
     """A choice in a sentence."""
-    return f"{choice.spec.axis} {choice.name!r}"
+    return f"{'loss' if choice.spec.axis == 'losses' else choice.spec.axis} {choice.name!r}"
 
 
 def without(choice: Choice) -> str:
     """The change that takes a choice out."""
-    return f"set {choice.spec.axis} to {AXES[choice.spec.axis].neutral!r}"
+    axis = AXES[choice.spec.axis]
+    return f"set {axis.name} to {axis.neutral!r}" if axis.neutral else f"leave {axis.name} out"
 
 
 def offering(feature: Feature) -> str:

@@ -130,6 +130,8 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "ponder": {"losses": {"ponder": 1e-2}, "depth": "universal_act"},
         "compression": {"losses": {"compression": 1.0}, "memory_kind": COMPRESSIVE},
         "commitment": {"losses": {"commitment": 1e-4}, "selection": ROUTING},
+        "disagreement": {"losses": {"disagreement": {"weight": 0.1, "on": "position"}}},
+        "pattern": {"losses": {"pattern": {"weight": 0.1, "target": "first"}}},
     },
     # What is no mechanism but decides what mechanisms can do.
     "setting": {
@@ -301,6 +303,9 @@ REFUSED: list[tuple[str, str, str]] = [
     ("selection: sinkhorn", "setting: no_memory", "set memory to at least"),
     ("selection: sinkhorn", "prior: realformer", "are not those of the next one"),
     ("selection: sinkhorn", "losses: commitment", "has nothing to act on"),
+    # What heads agree on, and where they look, is read from explicit weights.
+    ("losses: disagreement pattern", f"{NO_SCORES}; {TAPS}; {SLOTS}", "the logits of all pairs"),
+    ("losses: disagreement pattern", "residual: reversible", "no gradient would reach them"),
 ]
 
 Name = tuple[str, str]

@@ -52,6 +52,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "attention_bias is about queries, keys and values, but mixer 'average'",
     ),
     ({"losses": {"span": 1.0}}, "loss 'span' has nothing to act on; it needs span: adaptive"),
+    ({"losses": {"pattern": {"target": "first"}}}, "backbone.losses.pattern needs weight: write {weight: ..., ...}"),
+    ({"losses": {"pattern": {"weight": -1}}}, r"backbone.losses.pattern.weight must be a finite number in \[0,"),
+    (
+        {"losses": {"pattern": {"weight": 1, "goal": 2}}},
+        "unknown setting backbone.losses.pattern.goal; known: share, target",
+    ),
+    (
+        {"losses": {"pattern": 1.0}, "mixer": "linear"},
+        "loss 'pattern' needs the logits of all pairs .* leave losses out",
+    ),
     ({"losses": {"ponder": 1.0}}, "loss 'ponder' has nothing to act on; it needs depth: universal_act"),
     ({"losses": {"compression": 1.0}}, "loss 'compression' has nothing to act on"),
     (

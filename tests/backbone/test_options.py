@@ -12,7 +12,7 @@ import pytest
 import torch
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
-from rltransformers.backbone import Backbone, BackboneConfig, Record, catalogue
+from rltransformers.backbone import PLAIN, Backbone, BackboneConfig, Record, catalogue
 from rltransformers.backbone.axes import AXES
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import fits, shown
@@ -47,6 +47,9 @@ def config_with(key: str, value: Any) -> dict[str, Any]:
     """The smallest settings that use an option, with ``value`` for it."""
     axis, spec, option = ENTRIES[key]
     example = dict(spec.example)
+    if axis == "losses":
+        written = {spec.name: {"weight": 1.0, option: value}}
+        return {**PLAIN, "width": 12, "heads": 3, "memory": 6, **example, axis: written}
     choice = example[axis] if isinstance(example[axis], Mapping) else {"name": example[axis]}
     settings = {
         "width": 12,
@@ -134,7 +137,8 @@ def test_an_option_refuses_every_value_that_it_does_not_mean(key: str) -> None:
     for value in wrong:
         with pytest.raises(ConfigError) as caught:
             BackboneConfig(**config_with(key, value))
-        assert f"backbone.{axis}.{option} must be" in str(caught.value)
+        where = f"{axis}.{spec.name}" if axis == "losses" else axis
+        assert f"backbone.{where}.{option} must be" in str(caught.value)
         assert f"got {shown(as_python(value))}" in str(caught.value)
 
 

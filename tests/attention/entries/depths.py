@@ -4,6 +4,7 @@ from tests.attention import twins
 from tests.attention.row import BLOCKS, HALTING, Limit, Row
 
 COMPUTE = "tests/backbone/test_compute.py::"
+OBJECTIVES = "tests/attention/test_objectives.py::"
 ROUNDED = "products are rounded to 8 bits in every type but float64"
 
 ROWS: dict[tuple[str, str], Row] = {
@@ -41,6 +42,18 @@ ROWS: dict[tuple[str, str], Row] = {
         ),
         float32=0.1,
         why=ROUNDED,
+    ),
+    ("losses", "disagreement"): Row(
+        limits=(
+            f"{OBJECTIVES}test_identical_heads_agree_in_everything_and_orthogonal_ones_with_themselves_only",
+            f"{OBJECTIVES}test_losses_of_a_backbone_are_the_sums_of_the_formula",
+        )
+    ),
+    ("losses", "pattern"): Row(
+        limits=(
+            f"{OBJECTIVES}test_weights_that_are_the_pattern_cost_nothing_and_rows_without_a_target_do_not_count",
+            f"{OBJECTIVES}test_losses_of_a_backbone_are_the_sums_of_the_formula",
+        )
     ),
 }
 VARIANTS: dict[str, Row] = {
