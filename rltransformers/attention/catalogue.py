@@ -1,7 +1,7 @@
 """All mixers, patterns, selections, priors, head mechanisms and spans by name."""
 
 from rltransformers.attention import layer
-from rltransformers.attention.heads import multi_head, talking
+from rltransformers.attention.heads import capsule_dynamic, capsule_em, collaborative, multi_head, talking
 from rltransformers.attention.patterns import (
     adjacency,
     band,
@@ -121,6 +121,9 @@ HEAD_MIXINGS = {
         multi_head.MQA,
         multi_head.DECOUPLED,
         talking.SPEC,
+        collaborative.SPEC,
+        capsule_dynamic.SPEC,
+        capsule_em.SPEC,
     )
 }
 SPANS = {

@@ -411,7 +411,7 @@ SPEC = Spec(
     example={"mixer": "softmax"},
     traits=Traits(family="EXPL", state="memory D (training), memory kv_heads (Dh + Dv) more (acting)", time="T"),
     offers=(
-        *(Feature.SCORES, Feature.LOGITS, Feature.PRODUCTS, Feature.OUTPUTS),
+        *(Feature.SCORES, Feature.LOGITS, Feature.PRODUCTS, Feature.OUTPUTS, Feature.COMMON_KEYS),
         *(Feature.PATTERNS, Feature.ROWS, Feature.SLOTS, Feature.KEYS, Feature.RETRIEVAL),
     ),
     formula="o_t = sum_s softmax_s(q_t k_s / sqrt(Dh)) v_s",

@@ -260,6 +260,15 @@ class Score(Part):
         return (weights @ v).transpose(1, 2).flatten(2)
 
 
+@dataclass(frozen=True)
+class HeadOptions:
+    """Options of a head mechanism that makes queries and keys of another width."""
+
+    def inside(self, dims: Dims) -> Dims:
+        """The sizes that parts of attention meet."""
+        return dims
+
+
 class Combine(nn.Module):
     """How the outputs of heads, side by side, become the output of the layer in place of a projection."""
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.reach import Pattern, Reach
-from rltransformers.attention.roles import Chooser, Combine, Part, Score
+from rltransformers.attention.roles import Chooser, Combine, HeadOptions, Part, Score
 from rltransformers.blocks.layer import Layer
 from rltransformers.blocks.sublayer import Sublayer
 from rltransformers.core.errors import ConfigError
@@ -45,18 +45,25 @@ def layer_dims(config: BackboneConfig, layer: int) -> Dims:
     )
 
 
+def inside(config: BackboneConfig, dims: Dims) -> Dims:
+    """Sizes as the parts of attention meet them: heads may make queries and keys of another width."""
+    heads, mixer = config.choices.head_mixing, config.choices.layer(dims.layer).mixer
+    acts = isinstance(heads.options, HeadOptions) and offered(heads, mixer.spec.offers)
+    return heads.options.inside(dims) if acts else dims
+
+
 def build_positions(config: BackboneConfig, layers: int) -> tuple[nn.ModuleList, list[Position]]:
     """Encodings of the input, and the one that acts inside attention for each of ``layers`` layers."""
-    dims = layer_dims(config, 0)
+    sizes = [inside(config, layer_dims(config, layer)) for layer in range(layers)]
     at_input: list[nn.Module] = []
     at_score: list[Position] = [Position() for _ in range(layers)]
     for choice in config.choices.positions:
-        first = choice.build(dims)
+        first = choice.build(sizes[0])
         assert isinstance(first, Position)
         if Acts.INPUT in first.acts:
             at_input.append(first)
         elif first.acts & INSIDE_ATTENTION:
-            others = (choice.build(dims) for _ in at_score[1:])
+            others = (choice.build(each) for each in sizes[1:])
             at_score = [first] * layers if first.shared else [first, *others]
     return nn.ModuleList(at_input), at_score
 
@@ -80,12 +87,13 @@ def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Positio
     heads_act, prior_acts = (offered(choice, offers) for choice in (common.head_mixing, common.prior))
     memory: MemoryOptions = common.memory_kind.options
     own = memory.reach(dims.memory)
-    selection: Part | Chooser = choices.selection.build(dims)
-    heads: Part | Combine = common.head_mixing.build(dims) if heads_act else Part()
-    patterns = [choice.build(dims) for choice in choices.patterns] if own is None else [own]
+    met = inside(config, dims)
+    selection: Part | Chooser = choices.selection.build(met)
+    heads: Part | Combine = common.head_mixing.build(met) if heads_act else Part()
+    patterns = [choice.build(met) for choice in choices.patterns] if own is None else [own]
     chooser = next((each for each in (*patterns, selection) if isinstance(each, Chooser)), None)
     stores = layer == layer_with_store(config) and Feature.RETRIEVAL in choices.mixer.spec.offers
-    span: Part = choices.span.build(dims)
+    span: Part = choices.span.build(met)
     return Plan(
         pattern=span.narrowed(Pattern(tuple(map(reach_of, patterns)))),
         score=heads if isinstance(heads, Score) else Score(dims) if chooser is None else chooser.score(dims),
@@ -93,7 +101,7 @@ def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Positio
         chooser=chooser,
         retriever=memory.retriever(dims) if stores else None,
         selection=selection if isinstance(selection, Part) else Part(),
-        prior=common.prior.build(dims) if prior_acts else Part(),
+        prior=common.prior.build(met) if prior_acts else Part(),
         head_mixing=heads if isinstance(heads, Part) and not isinstance(heads, Score) else Part(),
         span=span,
         combine=heads if isinstance(heads, Combine) else None,

@@ -206,6 +206,18 @@ PRESETS: dict[str, Preset] = {
         "causal; low rank and band are heads of their own, joined by the projection; half of the heads have a quarter "
         f"of the width, the others see an eighth of the memory; {_NO_BIAS}",
     ),
+    "collaborative": Preset(
+        {"head_mixing": "collaborative", "position": "sinusoidal", "residual": "post_ln"},
+        "Cordonnier et al. 2020, arXiv 2006.16362",
+        "decoder alone; the common width is that of all heads side by side, less of it is chosen with `width`; no bias "
+        f"of contents per head; {_NO_BIAS}",
+    ),
+    "capsule": Preset(
+        {"head_mixing": "capsule_em", "position": "sinusoidal", "residual": "post_ln"},
+        "Li et al. 2019, arXiv 1904.03100",
+        "decoder alone, routing in every layer, there in the lowest ones of an encoder; as many capsules as heads, "
+        f"there 512 (`capsules`); {_NO_BIAS}",
+    ),
     "reversible": Preset(
         {"residual": "reversible", "position": "sinusoidal", "final_norm": True},
         "Kitaev et al. 2020, arXiv 2001.04451; Gomez et al. 2017, arXiv 1707.04585",

@@ -270,6 +270,7 @@ SPEC = Spec(
         causal_form="a token enters the store when it leaves the window, there when its segment ends; where nothing "
         "is stored yet the window stands alone; scales of products are learned as logarithms and start at sqrt(Dh)",
     ),
+    offers=(Feature.STORE,),
     needs=(Feature.RETRIEVAL, Feature.PRODUCTS),
     refuses=(Refusal(Feature.SHARED, "one of several layers reads the store, and there is only one layer"),),
     formula="o = g softmax_{s in the kk nearest of the store}(c q.k_s) v_s + (1 - g) o_window with |q| = |k| = 1 and "

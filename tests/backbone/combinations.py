@@ -85,6 +85,9 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "mqa": {"kv_heads": 1},
         "decoupled": {"head_dim": 5, "value_dim": 3},
         "talking": {"head_mixing": "talking"},
+        "collaborative": {"head_mixing": {"name": "collaborative", "width": 8}},
+        "capsule_dynamic": {"head_mixing": "capsule_dynamic"},
+        "capsule_em": {"head_mixing": "capsule_em"},
     },
     "span": {
         "full": {"span": "full"},
@@ -306,6 +309,16 @@ REFUSED: list[tuple[str, str, str]] = [
     # What heads agree on, and where they look, is read from explicit weights.
     ("losses: disagreement pattern", f"{NO_SCORES}; {TAPS}; {SLOTS}", "the logits of all pairs"),
     ("losses: disagreement pattern", "residual: reversible", "no gradient would reach them"),
+    # One query and one key for all heads; outputs of heads that vote.
+    (
+        "head_mixing: collaborative",
+        f"mixer: additive lowrank_band; {KEYLESS}; {NO_SCORES}; {TAPS}; {SLOTS}",
+        "keys that heads can have in common",
+    ),
+    ("head_mixing: collaborative", "position: shaw", "needs value_dim"),
+    ("head_mixing: collaborative", "selection: lsh", "weighed by every head"),
+    ("head_mixing: collaborative", "memory_kind: memorizing", "keys of single heads"),
+    ("head_mixing: capsule_dynamic capsule_em", f"{NO_SCORES}; {TAPS}", "outputs of heads that can be routed"),
 ]
 
 Name = tuple[str, str]

@@ -106,7 +106,7 @@ SPEC = Spec(
         "long as narrow ones",
     ),
     offers=(
-        *(feature for feature in SOFTMAX.offers if feature not in (Feature.SLOTS, Feature.RETRIEVAL)),
+        *(each for each in SOFTMAX.offers if each not in (Feature.SLOTS, Feature.RETRIEVAL, Feature.COMMON_KEYS)),
         Feature.HEAD_PATTERNS,
     ),
     refuses=(

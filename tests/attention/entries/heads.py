@@ -1,7 +1,151 @@
 """Rows and twins of further entries: heads."""
 
-from tests.attention.row import Row
+import math
 
-ROWS: dict[tuple[str, str], Row] = {}
-VARIANTS: dict[str, Row] = {}
+import torch
+from torch import Tensor
+
+from rltransformers.backbone import Backbone
+from tests.attention.row import Limit, Row
+from tests.attention.twins import HeadMixing, Meeting, Reader, Rows, sigmoid
+
+HEADS = "tests/attention/test_heads.py::"
+
+
+# Collaborative heads
+
+
+def common_width(reader: Reader) -> int:
+    """K."""
+    return reader.options("head_mixing").width or reader.heads * reader.head_dim
+
+
+def weighed_queries(reader: Reader, row: Tensor) -> Rows:
+    """q * m_h for every head, times sqrt(H) so that products are divided by sqrt(K / H)."""
+    q = reader.projected_by(slice(None, common_width(reader)), row)
+    return [q * m * math.sqrt(reader.heads) for m in reader["mixing.mixer.score.mixing"]]
+
+
+def one_key(reader: Reader, row: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The same key for all heads, and values."""
+    width = common_width(reader)
+    k = reader.projected_by(slice(width, 2 * width), row)
+    values = reader.projected_by(slice(2 * width, None), row).view(reader.heads, reader.value_dim)
+    return [(k, v) for v in values]
+
+
+def sliced(special: Backbone, plain: Backbone) -> None:
+    """Every head looks at channels of its own."""
+    for index in range(len(special.layers)):
+        mixing = special.get_parameter(f"layers.{index}.mixing.mixer.score.mixing").data
+        heads, width = mixing.shape
+        for head in range(heads):
+            for channel in range(width):
+                mixing[head, channel] = float(channel // (width // heads) == head)
+
+
+# Capsules
+
+
+def votes(reader: Reader, outputs: Rows) -> list[Rows]:
+    """o_h W_hn for heads and capsules."""
+    weight = reader["mixing.mixer.output.weight"]
+    count = reader.options("head_mixing").capsules or reader.heads
+    return [list((o @ weight[head]).view(count, -1)) for head, o in enumerate(outputs)]
+
+
+def total(rows: Rows) -> Tensor:
+    """The sum."""
+    return sum(rows[1:], rows[0])
+
+
+def shares(numbers: Rows) -> Rows:
+    """Softmax."""
+    largest = max(float(number.detach()) for number in numbers)
+    powers = [torch.exp(number - largest) for number in numbers]
+    return [power / total(powers) for power in powers]
+
+
+def by_agreement(reader: Reader, outputs: Rows) -> Tensor:
+    """Sabour et al. 2017, procedure 1."""
+    voted = votes(reader, outputs)
+    heads, count = range(len(voted)), range(len(voted[0]))
+    b = [[torch.zeros(()) for _ in count] for _ in heads]
+    capsules: Rows = []
+    for _ in range(reader.options("head_mixing").iterations):
+        c = [shares(row) for row in b]
+        capsules = []
+        for n in count:
+            s = total([c[h][n] * voted[h][n] for h in heads])
+            squared = s @ s
+            capsules.append(squared / (1 + squared) * s / torch.sqrt(squared + 1e-8))
+        b = [[b[h][n] + capsules[n] @ voted[h][n] for n in count] for h in heads]
+    return torch.cat(capsules)
+
+
+def by_em(reader: Reader, outputs: Rows) -> Tensor:
+    """Hinton et al. 2018, procedure 1, with 0.001 added to variances and to sums of shares."""
+    voted = votes(reader, outputs)
+    heads, count = range(len(voted)), range(len(voted[0]))
+    beta_u, beta_a = (reader[f"mixing.mixer.output.{name}"] for name in ("cost", "threshold"))
+    r = [[torch.tensor(1 / len(count)) for _ in count] for _ in heads]
+    capsules: Rows = []
+    for _ in range(reader.options("head_mixing").iterations):
+        capsules, logs = [], [[torch.zeros(()) for _ in count] for _ in heads]
+        for n in count:
+            weight = total([r[h][n] for h in heads])
+            mean = total([r[h][n] * voted[h][n] for h in heads]) / (weight + 1e-3)
+            variance = total([r[h][n] * (voted[h][n] - mean) ** 2 for h in heads]) / (weight + 1e-3) + 1e-3
+            cost = total([torch.log(torch.sqrt(v)) + beta_u[n] for v in variance]) * weight
+            activation = sigmoid(beta_a[n] - cost)
+            for h in heads:
+                density = [
+                    -((vote - m) ** 2) / (2 * v) - torch.log(torch.sqrt(2 * math.pi * v))
+                    for vote, m, v in zip(voted[h][n], mean, variance, strict=True)
+                ]
+                logs[h][n] = torch.log(activation) + total(density)
+            capsules.append(activation * mean)
+        r = [shares(row) for row in logs]
+    return torch.cat(capsules)
+
+
+ROWS: dict[tuple[str, str], Row] = {
+    ("head_mixing", "collaborative"): Row(
+        twin=HeadMixing(meeting=Meeting(weighed_queries, one_key)),
+        limits=(
+            Limit(
+                {"head_mixing": "collaborative", "position": "none"},
+                {"position": "none"},
+                sliced,
+            ),
+        ),
+    ),
+    ("head_mixing", "capsule_dynamic"): Row(
+        twin=HeadMixing(join=by_agreement),
+        limits=(
+            f"{HEADS}test_one_iteration_is_the_squashed_mean_of_the_votes",
+            f"{HEADS}test_capsules_are_shorter_than_one",
+        ),
+    ),
+    ("head_mixing", "capsule_em"): Row(
+        {"head_mixing": {"name": "capsule_em", "capsules": 5}},
+        HeadMixing(join=by_em),
+        (
+            f"{HEADS}test_votes_that_agree_leave_a_gaussian_around_them",
+            f"{HEADS}test_the_shares_of_a_head_in_capsules_sum_to_one",
+        ),
+    ),
+}
+VARIANTS: dict[str, Row] = {
+    "collaborative heads that start apart": Row(
+        {
+            "head_mixing": {"name": "collaborative", "width": 7, "initial": "normal"},
+            "value_dim": 4,
+            "position": "rope",
+            "attention_bias": True,
+            "memory": 3,
+            "memory_kind": {"name": "compressive", "slots": 2, "rate": 3},
+        }
+    ),
+}
 PRESET_ROWS: dict[str, Row] = {}

@@ -1,0 +1,71 @@
+"""Dynamic routing: heads agree on output capsules instead of being projected (Sabour et al. 2017).
+
+Axes: B batch, T tokens, H heads, N capsules, C width of a capsule, D = N C.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Float
+from torch import Tensor
+
+from rltransformers.attention.heads.interface import Capsules, count_of
+from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.mixers.interface import Dims
+
+EPS = 1e-8
+"""Added to squared lengths: a capsule of length 0 has a direction, and a gradient."""
+
+
+def squash(s: Float[Tensor, "*n C"]) -> Float[Tensor, "*n C"]:
+    """``|s|^2 / (1 + |s|^2) s / |s|``."""
+    squared = s.square().sum(-1, keepdim=True)
+    return s * (squared / ((1 + squared) * (squared + EPS).sqrt()))
+
+
+def dynamic_routing(votes: Float[Tensor, "B T H N C"], iterations: int) -> Float[Tensor, "B T N C"]:
+    """Heads send their votes where they agree with the other heads' (arXiv 1710.09829, procedure 1)."""
+    agreement = torch.zeros_like(votes[..., 0])
+    for _ in range(iterations - 1):
+        outputs = squash((agreement.softmax(-1)[..., None] * votes).sum(2))
+        agreement = agreement + (votes * outputs[:, :, None]).sum(-1)
+    return squash((agreement.softmax(-1)[..., None] * votes).sum(2))
+
+
+class DynamicRouting(Capsules):
+    """Capsules by ``dynamic_routing``."""
+
+    def forward(self, heads: Float[Tensor, "B T X"]) -> Float[Tensor, "B T D"]:
+        """Capsules side by side."""
+        return dynamic_routing(self.votes(heads), self.iterations).flatten(2).to(heads.dtype)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Output capsules (None: as many as heads; they divide the width) and iterations of the routing."""
+
+    capsules: Size | None = None
+    iterations: Annotated[int, Ge(1), Le(10)] = 3
+
+
+def build(dims: Dims, options: Options) -> DynamicRouting:
+    """H5."""
+    return DynamicRouting(dims, count_of("capsule_dynamic", dims, options.capsules), options.iterations)
+
+
+SPEC = Spec(
+    id="H5",
+    name="capsule_dynamic",
+    axis="head_mixing",
+    paper="Li et al. 2019, arXiv 1904.03100, section 3.2; Gu & Feng 2019; Sabour et al. 2017, arXiv 1710.09829",
+    summary="Heads vote for output capsules, and votes that agree count more, in place of one projection of all heads.",
+    build=build,
+    options=Options,
+    example={"head_mixing": "capsule_dynamic"},
+    traits=Traits(family="EXPL"),
+    needs=(Feature.OUTPUTS,),
+    formula="b = 0; thrice: Om_n = squash(sum_h softmax_n(b_hn) V_hn), b_hn += Om_n V_hn; "
+    "V_hn = o_h W_hn; out = [Om_n]",
+)

@@ -1,0 +1,77 @@
+"""What head mechanisms do, by numbers and laws of their papers."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from rltransformers.attention.heads.capsule_dynamic import dynamic_routing, squash
+from rltransformers.attention.heads.capsule_em import em_routing
+from rltransformers.attention.heads.collaborative import slices
+from rltransformers.backbone import PLAIN, Backbone, BackboneConfig
+
+VOTES = (2, 3, 5, 4, 6)  # streams, tokens, heads, capsules, width of a capsule
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_one_iteration_is_the_squashed_mean_of_the_votes() -> None:
+    votes = torch.randn(VOTES)
+    torch.testing.assert_close(dynamic_routing(votes, 1), squash(votes.sum(2) / 4))
+
+
+def test_capsules_are_shorter_than_one() -> None:
+    votes = 30 * torch.randn(VOTES)
+    lengths = dynamic_routing(votes, 3).norm(dim=-1)
+    assert (lengths < 1).all() and lengths.max() > 0.9
+    small = squash(torch.tensor([0.3, 0.4]))  # 0.25 / 1.25 of a unit vector
+    torch.testing.assert_close(small, 0.2 * torch.tensor([0.6, 0.8]), rtol=0, atol=1e-7)
+
+
+def test_a_capsule_of_length_nothing_has_a_gradient() -> None:
+    votes = torch.zeros(VOTES, requires_grad=True)
+    found = dynamic_routing(votes, 3)
+    (gradient,) = torch.autograd.grad(found.sum(), votes)
+    assert found.eq(0).all() and gradient.isfinite().all()
+
+
+def test_routing_sends_votes_where_most_heads_agree() -> None:
+    """Four heads agree about the first capsule and one does not; its vote has less weight than in the mean."""
+    votes = torch.zeros(1, 1, 5, 2, 3)
+    votes[..., :4, 0, 0], votes[..., 4, 0, 1] = 2.0, 2.0
+    one, three = dynamic_routing(votes, 1)[0, 0, 0], dynamic_routing(votes, 3)[0, 0, 0]
+    assert three[1] / three[0] < 0.8 * one[1] / one[0]
+
+
+def test_votes_that_agree_leave_a_gaussian_around_them() -> None:
+    votes = torch.randn(VOTES)[:, :, :1].expand(VOTES)
+    capsules, shares = em_routing(votes, torch.zeros(4), torch.zeros(4), 3)
+    assert capsules.isfinite().all() and shares.isfinite().all()
+    direction = torch.nn.functional.cosine_similarity(capsules, votes[:, :, 0], dim=-1)
+    torch.testing.assert_close(direction, torch.ones_like(direction))
+
+
+def test_the_shares_of_a_head_in_capsules_sum_to_one() -> None:
+    _, shares = em_routing(torch.randn(VOTES), torch.randn(4), torch.randn(4), 2)
+    torch.testing.assert_close(shares.sum(-1), torch.ones(VOTES[:3]))
+
+
+def test_slices_give_every_channel_to_one_head() -> None:
+    found = slices(3, 8)
+    assert found.sum(0).eq(1).all()
+    assert sorted(found.sum(1).tolist()) == [2, 3, 3]
+
+
+@pytest.mark.parametrize("width", [4, 12])
+def test_collaborative_heads_keep_one_key_of_the_width_that_is_asked_for(width: int) -> None:
+    heads = {"name": "collaborative", "width": width}
+    sizes = {"width": 12, "heads": 4, "layers": 1, "memory": 5, "position": "none"}
+    backbone = Backbone(BackboneConfig(**{**PLAIN, **sizes, "head_mixing": heads}))
+    state = backbone.initial_state(2, cached=True).tensors
+    assert state["layer0.key_ring"].shape == (2, 6, width + 12)
