@@ -38,6 +38,7 @@ from rltransformers.attention.spans import adaptive, adaptive_dynamic, multi_sca
 from rltransformers.attention.spans import full as full_span
 from rltransformers.mixers import (
     average,
+    csalr,
     dynamic_conv,
     fast_weight,
     gmlp,
@@ -71,6 +72,7 @@ MIXERS = {
         memory_compressed.SPEC,
         linformer.SPEC,
         linformer_prefix.SPEC,
+        csalr.SPEC,
     )
 }
 PATTERNS = {

@@ -133,6 +133,11 @@ PRESETS: dict[str, Preset] = {
         "causal: centre and width are shares of the visible past, counted backwards; in all layers, in the paper's "
         f"best runs in the lowest ones; decoder alone; {_NO_BIAS}",
     ),
+    "csalr": Preset(
+        {"mixer": "csalr", "position": "sinusoidal"},
+        "Chen et al. 2020, IJCAI, Compressed self-attention with low-rank approximation",
+        f"causal block form over the window, in a stack of the kind of the others here; {_NO_BIAS}",
+    ),
     "realformer": Preset(
         {"prior": "realformer", "position": "sinusoidal", "residual": "post_ln"},
         "He et al. 2021, arXiv 2012.11747",

@@ -66,7 +66,11 @@ from tests.agents.rollouts import loud, rollout
 from tests.agents.tiny_envs import AnySpace, Steady, Walk
 
 TINY = {"preset": "gtrxl", "width": 16, "layers": 2, "heads": 2, "memory": 4}
-SIZES: dict[str, dict[str, Any]] = {"decision_transformer": {"dropout": 0.0}, "nystromformer": {"memory": 15}}
+SIZES: dict[str, dict[str, Any]] = {
+    "decision_transformer": {"dropout": 0.0},
+    "nystromformer": {"memory": 15},
+    "csalr": {"memory": 15},
+}
 
 
 def walks(n: int, lengths: tuple[int, ...] = (5, 3, 7), truncates: bool = False) -> VecEnv:

@@ -9,6 +9,7 @@ from rltransformers.backbone import PLAIN, Backbone, BackboneConfig
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import Group, Rows
 from rltransformers.functional.windows import Tokens
+from rltransformers.mixers import csalr
 from rltransformers.mixers.interface import Mixer
 from rltransformers.mixers.linformer_prefix import LinformerPrefix
 
@@ -91,6 +92,21 @@ def test_sharing_leaves_the_projections_of_the_paper() -> None:
         own = sum(value.numel() for name, value in backbone.named_parameters() if ".compression." in name)
         counts[sharing] = own // (2 * 4)
     assert counts == {"none": 2 * 5 * 3, "heads": 2 * 5, "kv": 5, "layers": 1}
+
+
+def test_weights_of_regularised_landmarks_sum_to_the_published_half() -> None:
+    """A is row-stochastic: (A + I) 1 = 2, so values that are all 1 are read as 1/2 from far and as 1 from near."""
+    logits = torch.randn(2, 3, 4, 6, 6, dtype=torch.float64)
+    for iterations in (0, 8):
+        read = csalr.ridge_solve(logits.softmax(-1), torch.ones(2, 3, 4, 6, 5, dtype=torch.float64), 1.0, iterations)
+        torch.testing.assert_close(read, torch.full_like(read, 0.5))
+
+
+def test_a_larger_ridge_leaves_less_of_what_is_far() -> None:
+    """One landmark alone is read with the weight 1 / (1 + ridge)."""
+    read = torch.randn(1, 1, 1, 1, 5)
+    found = csalr.ridge_solve(torch.ones(1, 1, 1, 1, 1), read, 3.0, 0)
+    torch.testing.assert_close(found, read / 4)
 
 
 def test_blocks_end_where_the_episode_says() -> None:

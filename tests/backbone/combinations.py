@@ -72,6 +72,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "gmlp": {"mixer": {"name": "gmlp", "tokens": 5}},
         "memory_compressed": {"mixer": {"name": "memory_compressed", "kept": 2}},
         "linformer": {"mixer": {"name": "linformer", "block": 4, "slots": 2}},
+        "csalr": {"mixer": {"name": "csalr", "block": 3, "landmarks": 4}},
         "linformer_prefix": {"mixer": {"name": "linformer_prefix", "slots": 3, "max_len": 9}},
     },
     "prior": {
@@ -154,6 +155,7 @@ SCORES = (
 NO_SCORES = "mixer: linear performer rfa fast_weight linformer_prefix nystrom average light_conv"
 STATES = "mixer: linear performer rfa fast_weight linformer_prefix average light_conv"
 SLOTS = "mixer: memory_compressed linformer"
+NO_SCORES += " csalr"
 VALUES = "mixer: average light_conv"
 TAPS = "mixer: dynamic_conv gmlp"
 LOGITS = "selection: topk routing; prior: realformer; head_mixing: talking; losses: commitment"
@@ -221,7 +223,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("span: adaptive adaptive_dynamic; losses: span", "setting: mixers_of_layers", "scores of pairs"),
     # The window of these is longer than no memory.
     ("pattern: band dilated longformer", "setting: no_memory", "set memory to at least"),
-    ("mixer: nystrom", "setting: no_memory", "raise memory"),
+    ("mixer: nystrom csalr", "setting: no_memory", "raise memory"),
     # Distances are counted in tokens, of which a step has two.
     ("pattern: dilated", "setting: two_tokens", "counts tokens"),
     # Taps of convolutions weigh values; there are no queries, no keys, no scores, and no rows.

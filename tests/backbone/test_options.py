@@ -151,6 +151,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "pattern.block_local.back": {"block": 2},
     "mixer.nystrom.landmarks": {"block": 2},
     "mixer.nystrom.block": {"landmarks": 2},
+    "mixer.csalr.landmarks": {"block": 2},
+    "mixer.csalr.block": {"landmarks": 2},
     "mixer.memory_compressed.kept": {"block": 2},
     "mixer.linformer.kept": {"block": 2},
     "mixer.linformer.block": {"slots": 1},

@@ -40,7 +40,8 @@ def other_ways(values: dict[str, Any], message: str) -> Iterator[dict[str, Any]]
     """The config after every other change of one field: "or mixer to 'x' or 'y'", "it needs span: x or span: y"."""
     for field, names in re.findall(r"or (\w+) to ((?:'\w+'(?: or )?)+)", message):
         for name in re.findall(r"'(\w+)'", names):
-            yield {**values, field: {"name": "nystrom", "block": 3, "landmarks": 4} if name == "nystrom" else name}
+            blocks = {"name": name, "block": 3, "landmarks": 4}
+            yield {**values, field: blocks if name in ("nystrom", "csalr") else name}
     for field, choice in re.findall(r"(?:it needs|or) (\w+): ({.*?}|\w+)", message):
         yield {**values, field: yaml.safe_load(choice)}
     if found := re.search(r"write ({name: \w+, .*?})", message):

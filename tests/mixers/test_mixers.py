@@ -16,7 +16,7 @@ from rltransformers.core.spec import Choice, NoOptions
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import Group, Rows
 from rltransformers.functional.windows import Tokens, episode_positions, last_rows
-from rltransformers.mixers import average, light_conv, linear, nystrom, performer
+from rltransformers.mixers import average, landmarks, light_conv, linear, nystrom, performer
 from rltransformers.mixers.interface import Dims, StateMixer
 from tests.mixers.twins import (
     D,
@@ -275,10 +275,10 @@ def test_nystrom_with_one_block_for_everything_is_full_attention() -> None:
 
 def test_nystrom_iterations_approach_the_pseudo_inverse_of_every_matrix_on_its_own() -> None:
     matrices = torch.randn(7, 5, 5, dtype=torch.float64).softmax(-1)
-    exact = nystrom.pseudo_inverse(matrices, 0)
-    torch.testing.assert_close(nystrom.pseudo_inverse(matrices, 30), exact, rtol=1e-6, atol=1e-6)
-    alone = nystrom.pseudo_inverse(matrices[2:3], 6)
-    torch.testing.assert_close(nystrom.pseudo_inverse(matrices, 6)[2:3], alone)
+    exact = landmarks.pseudo_inverse(matrices, 0)
+    torch.testing.assert_close(landmarks.pseudo_inverse(matrices, 30), exact, rtol=1e-6, atol=1e-6)
+    alone = landmarks.pseudo_inverse(matrices[2:3], 6)
+    torch.testing.assert_close(landmarks.pseudo_inverse(matrices, 6)[2:3], alone)
 
 
 def test_nystrom_sees_exactly_its_horizon() -> None:

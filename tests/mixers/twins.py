@@ -79,6 +79,23 @@ def light_conv_twin(mixer: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def nystrom_twin(mixer: Any, x: Tensor) -> tuple[Tensor, None]:
+    def solved(between: Tensor, read: Tensor) -> Tensor:
+        return (newton(between, mixer.iterations) if mixer.iterations else torch.linalg.inv(between)) @ read
+
+    return landmark_twin(mixer, x, solved, mixer.kernel)
+
+
+def csalr_twin(mixer: Any, x: Tensor) -> tuple[Tensor, None]:
+    def solved(between: Tensor, read: Tensor) -> Tensor:
+        between = between + mixer.ridge * torch.eye(len(between), dtype=between.dtype)
+        return (newton(between, mixer.iterations) if mixer.iterations else torch.linalg.inv(between)) @ read
+
+    return landmark_twin(mixer, x, solved, None)
+
+
+def landmark_twin(
+    mixer: Any, x: Tensor, solved: Callable[[Tensor, Tensor], Tensor], kernel: Tensor | None
+) -> tuple[Tensor, None]:
     q, k, v = heads_of(mixer, x)
     b, rows = mixer.block, []
     for t in range(len(x)):
@@ -103,14 +120,13 @@ def nystrom_twin(mixer: Any, x: Tensor) -> tuple[Tensor, None]:
                 between = between / between.sum(1, keepdim=True)
                 to_tokens = torch.stack([torch.stack([dot(m, k[h, j]) for j in past]) for m in mean_q])
                 read = to_tokens @ v[h, past.start : past.stop] / to_tokens.sum(1, keepdim=True)
-                inverse = newton(between, mixer.iterations) if mixer.iterations else torch.linalg.inv(between)
-                far = to_landmarks / to_landmarks.sum() @ inverse @ read
+                far = to_landmarks / to_landmarks.sum() @ solved(between, read)
                 mass_far = b * to_landmarks.sum()
                 top, bottom = top + mass_far * far, bottom + mass_far
             mixed = top / bottom
-            if mixer.kernel is not None:
-                for lag in range(min(mixer.kernel.shape[1], t + 1)):
-                    mixed = mixed + mixer.kernel[h, lag] * v[h, t - lag]
+            if kernel is not None:
+                for lag in range(min(kernel.shape[1], t + 1)):
+                    mixed = mixed + kernel[h, lag] * v[h, t - lag]
             heads.append(mixed)
         rows.append(torch.cat(heads))
     return mixer.out(torch.stack(rows)), None

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from rltransformers.backbone import Backbone
 from tests.attention import twins
-from tests.attention.row import KEEP_ALL, Limit, Row
+from tests.attention.row import GROUPED, GROUPED_SIZES, KEEP_ALL, Limit, Row, tie_projections
 from tests.attention.twins import Key, Logits, Mixture, Reader, Rows, Window
+from tests.mixers.twins import csalr_twin
 
 Pairs = list[tuple[Tensor, Tensor]]
 Compress = Callable[[Reader, int, Pairs], Pairs]
@@ -186,6 +187,18 @@ ROWS: dict[tuple[str, str], Row] = {
         config={**linformer(block=3, slots=2, kept=2, sharing="none"), "memory": 7, "kv_heads": 1, "value_dim": 4},
         limits=(Limit({**linformer(block=3, slots=3), **KEEP_ALL}, KEEP_ALL, identity_projections),),
     ),
+    ("mixer", "csalr"): Row(
+        twin=twins.other_mixer(csalr_twin),
+        config={**GROUPED, "mixer": {"name": "csalr", "block": 3, "landmarks": 2}, "memory": 9},
+        limits=(
+            Limit(
+                {"memory": 47, "position": "none", "mixer": {"name": "csalr", "block": 24, "landmarks": 1}},
+                {"memory": 47, "position": "none"},
+                tie_projections,
+            ),
+            f"{SLOTS}test_weights_of_regularised_landmarks_sum_to_the_published_half",
+        ),
+    ),
     # The last of n tokens equals lucidrains/linformer 970e1c3 and tatp22/linformer-pytorch 3ecfc0e, both of which show
     # every token all others, with copied weights: 2e-16 in float64.
     ("mixer", "linformer_prefix"): Row(
@@ -200,6 +213,9 @@ ROWS: dict[tuple[str, str], Row] = {
     ),
 }
 VARIANTS: dict[str, Row] = {
+    "landmarks by LU": Row(
+        {**GROUPED, "mixer": {"name": "csalr", "block": 2, "landmarks": 3, "ridge": 0.5, "iterations": 0}, "memory": 7}
+    ),
     "convolved parts of blocks in every layer": Row(
         {
             **linformer(block=4, slots=2, kept=1, projection="conv", sharing="layers"),
@@ -219,4 +235,6 @@ VARIANTS: dict[str, Row] = {
         }
     ),
 }
-PRESET_ROWS: dict[str, Row] = {}
+PRESET_ROWS: dict[str, Row] = {
+    "csalr": Row({**GROUPED_SIZES, "mixer": {"name": "csalr", "block": 2, "landmarks": 2}}),
+}

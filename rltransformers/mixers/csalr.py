@@ -1,0 +1,96 @@
+"""Compressed self-attention with low-rank approximation, causal: Nystrom attention whose matrix inverts well.
+
+Axes: B batch, H heads, n query blocks, L landmarks.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Float
+from torch import Tensor
+
+from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.mixers.interface import Dims
+from rltransformers.mixers.landmarks import MOST_LANDMARKS, LandmarkAttention, pseudo_inverse, window_of
+
+
+def ridge_solve(
+    between: Float[Tensor, "B n H L L"], read: Float[Tensor, "B n H L Dv"], ridge: float, iterations: int
+) -> Float[Tensor, "B n H L Dv"]:
+    """``(A + ridge I)^-1 read`` in float32 at least; by LU with ``iterations=0``.
+
+    A row of A is positive and sums to 1, so with a ridge of 1 the diagonal is larger than the rest of its row together:
+    the matrix can always be inverted.
+    """
+    kept = between.to(torch.promote_types(between.dtype, torch.float32))
+    kept = kept + ridge * torch.eye(between.shape[-1], dtype=kept.dtype, device=kept.device)
+    if iterations == 0:
+        with torch.autocast(between.device.type, enabled=False):
+            return torch.linalg.solve(kept, read.to(kept.dtype)).to(read.dtype)
+    return pseudo_inverse(kept, iterations).to(read.dtype) @ read
+
+
+class CompressedSelfAttention(LandmarkAttention):
+    """Landmark attention with ``far = F (A + ridge I)^-1 G V``, whose weights sum to 1 / (1 + ridge)."""
+
+    def __init__(self, dims: Dims, block: int, landmarks: int, ridge: float, iterations: int, horizon: int) -> None:
+        super().__init__(dims, block, landmarks, horizon)
+        self.ridge, self.iterations = ridge, iterations
+
+    def solve(
+        self, between: Float[Tensor, "B n H L L"], read: Float[Tensor, "B n H L Dv"]
+    ) -> Float[Tensor, "B n H L Dv"]:
+        """``ridge_solve``."""
+        return ridge_solve(between, read, self.ridge, self.iterations)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of compressed self-attention.
+
+    Attributes:
+        block: tokens of a block, attended exactly while it is the current one.
+        landmarks: completed blocks that are kept; default: as many as the memory holds.
+        ridge: added to the diagonal of the attention between landmarks; 1 as published.
+        iterations: of the inverse, each of which triples its correct digits in the end; 0 for LU, which files of ONNX
+            do not know.
+    """
+
+    block: Size = 8
+    landmarks: Annotated[int, Ge(1), Le(MOST_LANDMARKS)] | None = None
+    ridge: Annotated[float, Ge(1e-3), Le(1e3)] = 1.0
+    iterations: Annotated[int, Ge(0), Le(100)] = 8
+
+
+def build(dims: Dims, options: Options) -> CompressedSelfAttention:
+    """S15 for one layer.
+
+    Raises:
+        ConfigError: as ``window_of``.
+    """
+    landmarks, horizon = window_of("csalr", dims, options.block, options.landmarks)
+    return CompressedSelfAttention(dims, options.block, landmarks, options.ridge, options.iterations, horizon)
+
+
+SPEC = Spec(
+    id="S15",
+    name="csalr",
+    axis="mixer",
+    paper="Chen et al. 2020, IJCAI, Compressed self-attention with low-rank approximation",
+    summary="Own block exactly, completed blocks through landmark means and a regularised inverse.",
+    build=build,
+    options=Options,
+    example={"mixer": {"name": "csalr", "block": 3, "landmarks": 4}, "memory": 14},
+    traits=Traits(
+        causality="X",
+        family="SLOT",
+        horizon="(landmarks + 1) block - 1",
+        state="window x 3 H Dh",
+        time="T",
+        causal_form="blocks from the episode start; landmarks and normalisers use completed blocks only",
+    ),
+    offers=(Feature.ROWS, Feature.KEYS),
+    formula="far = F (A + I)^-1 G V over completed blocks, near = softmax inside the own block, merged by their masses",
+)
