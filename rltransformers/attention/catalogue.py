@@ -45,9 +45,11 @@ from rltransformers.mixers import (
     light_conv,
     linear,
     linformer_prefix,
+    luna,
     nystrom,
     performer,
     rfa,
+    set_transformer,
 )
 
 MIXERS = {
@@ -64,6 +66,8 @@ MIXERS = {
         performer.SPEC,
         rfa.SPEC,
         fast_weight.SPEC,
+        set_transformer.SPEC,
+        luna.SPEC,
         nystrom.SPEC,
         average.SPEC,
         light_conv.SPEC,

@@ -110,6 +110,12 @@ PRESETS: dict[str, Preset] = {
         "Schlag et al. 2021, arXiv 2102.11174",
         f"what is read is not divided by sqrt(Dh), the output projection can do that; {_RELU}",
     ),
+    "luna": Preset(
+        {"mixer": "luna", "position": "sinusoidal", "residual": "post_ln"},
+        "Ma et al. 2021, arXiv 2106.01540",
+        "decoder alone; queries that pack are parameters of a layer, there projections of what the encoder hands on; "
+        f"keys and values are not tied; {_RELU}; {_NO_BIAS}",
+    ),
     "nystromformer": Preset(
         {"mixer": "nystrom", "position": "sinusoidal", "final_norm": True},
         "Xiong et al. 2021, arXiv 2102.03902",

@@ -14,28 +14,8 @@ from torch import Tensor, nn
 
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.call import Call, chosen
-from rltransformers.functional.recurrences import causal_sums
-from rltransformers.functional.windows import Tokens
+from rltransformers.functional.prefixes import prefix_attention
 from rltransformers.mixers.interface import Dims, Mixed, StateMixer
-
-
-def prefix_attention(
-    q: Float[Tensor, "B H T Dh"],
-    k: Float[Tensor, "B H T Dh"],
-    v: Float[Tensor, "B H T Dv"],
-    of_keys: Float[Tensor, "B H T c"],
-    of_values: Float[Tensor, "B H T c"],
-    state: dict[str, Tensor],
-    tokens: Tokens,
-) -> tuple[Float[Tensor, "B H T Dv"], dict[str, Tensor]]:
-    """``softmax(q_t K'_t / sqrt(Dh)) V'_t`` with ``K'_t`` the sum of ``of_keys_s k_s`` over the episode up to t.
-
-    Two sums over the past without a denominator, one after the other: logits ``(q_t k_s) of_keys_s``, then weights
-    ``(softmax_t of_values_s) v_s``. State: "projected_keys" [B, H, Dh, c] and "projected_values" [B, H, c, Dv].
-    """
-    logits, keys = causal_sums(q / math.sqrt(q.shape[-1]), k, of_keys, state["projected_keys"], tokens)
-    mixed, values = causal_sums(logits.softmax(-1), of_values, v, state["projected_values"], tokens)
-    return mixed, {"projected_keys": keys, "projected_values": values}
 
 
 class Columns(nn.Module):
@@ -91,7 +71,7 @@ class LinformerPrefix(StateMixer):
         columns = [each(call.tokens.p) for each in (self.projections.of_keys, self.projections.of_values)]
         q, *rest = [part.unflatten(-1, (count, -1)).transpose(1, 2) for part, count in parts]
         k, v, of_keys, of_values = (each.repeat_interleave(heads // each.shape[1], 1) for each in (*rest, *columns))
-        mixed, state = prefix_attention(q, k, v, of_keys, of_values, state, call.tokens)
+        mixed, state = prefix_attention(q / math.sqrt(q.shape[-1]), k, v, of_keys, of_values, state, call.tokens)
         mixed = mixed.transpose(1, 2).flatten(2).to(h.dtype)
         return Mixed(self.out(chosen(mixed, call.wanted)), state)
 

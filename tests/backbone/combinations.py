@@ -65,6 +65,8 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "performer": {"mixer": "performer"},
         "rfa": {"mixer": {"name": "rfa", "directions": 5}},
         "fast_weight": {"mixer": "fast_weight"},
+        "set_transformer": {"mixer": {"name": "set_transformer", "points": 5}},
+        "luna": {"mixer": {"name": "luna", "packed": 5}},
         "nystrom": {"mixer": {"name": "nystrom", "block": 3, "landmarks": 4}},
         "average": {"mixer": "average"},
         "light_conv": {"mixer": "light_conv"},
@@ -152,8 +154,8 @@ SCORES = (
     "position: shaw t5 trxl rope alibi; prior: gaussian_transformer gaussian_predicted; "
     "span: adaptive adaptive_dynamic; losses: span"
 )
-NO_SCORES = "mixer: linear performer rfa fast_weight linformer_prefix nystrom average light_conv"
-STATES = "mixer: linear performer rfa fast_weight linformer_prefix average light_conv"
+NO_SCORES = "mixer: linear performer rfa fast_weight set_transformer luna linformer_prefix nystrom average light_conv"
+STATES = "mixer: linear performer rfa fast_weight set_transformer luna linformer_prefix average light_conv"
 SLOTS = "mixer: memory_compressed linformer"
 NO_SCORES += " csalr"
 VALUES = "mixer: average light_conv"

@@ -15,7 +15,7 @@ from rltransformers.functional.call import Call
 from rltransformers.functional.delta import delta_sums
 from rltransformers.functional.recurrences import kernel_attention
 from rltransformers.functional.windows import Tokens
-from rltransformers.mixers import fast_weight, rfa
+from rltransformers.mixers import fast_weight, luna, rfa, set_transformer
 from rltransformers.mixers.interface import Dims
 
 DIMS = Dims(width=12, heads=4, kv_heads=2, head_dim=3, value_dim=5, memory=1)
@@ -171,3 +171,54 @@ def test_the_record_tells_the_rate_of_writing() -> None:
     torch.nn.init.zeros_(mixer.rate.weight)
     run(mixer, torch.randn(2, 4, 12), Probe(record, "layer0"))
     assert record.metrics["layer0/rate"].item() == 0.5
+
+
+def test_induced_attention_is_the_attention_of_two_blocks() -> None:
+    """For the last token: points attend to all tokens, then the token to the points."""
+    mixer = set_transformer.build(DIMS, set_transformer.Options(points=6))
+    x = torch.randn(3, T, 12)
+    q, k, v = heads_of(mixer, x)
+    points = mixer.points.repeat_interleave(2, 0).expand(3, -1, -1, -1)
+    summaries = F.scaled_dot_product_attention(points, k, v)
+    keys = summaries @ mixer.of_summaries.transpose(-1, -2)
+    last = F.scaled_dot_product_attention(q[:, :, -1:], keys, summaries)
+    torch.testing.assert_close(run(mixer, x)[:, -1], mixer.out(last.transpose(1, 2).flatten(2))[:, 0])
+
+
+@pytest.mark.parametrize("scale", [1e-3, 30.0, 1e4])
+def test_points_stay_finite_for_keys_of_any_size(scale: float) -> None:
+    torch.set_default_dtype(torch.float32)
+    mixer = set_transformer.build(DIMS, set_transformer.Options(points=6))
+    mixer.project.weight.data *= scale
+    x = torch.randn(3, 200, 12, requires_grad=True)
+    out = run(mixer, x)
+    gradients = torch.autograd.grad(out.square().sum(), [x, *mixer.parameters()])
+    assert all(each.isfinite().all() for each in (out, *gradients))
+
+
+@pytest.mark.parametrize("level", [-37.0, 37.0])
+def test_gradients_of_a_running_softmax_are_precise_near_the_bound_of_its_exponents(level: float) -> None:
+    """A constant that all logits have in common cancels, in float32 too."""
+    found = []
+    for shift in (0.0, level):
+        torch.set_default_dtype(torch.float32)
+        torch.manual_seed(1)
+        mixer = set_transformer.build(DIMS, set_transformer.Options(points=6))
+        with torch.no_grad():
+            # keys and points get a coordinate whose product is the shift for all tokens
+            mixer.project.weight.data.view(-1, 12)[12:18:3, :] = 0
+            mixer.points[..., 0] = shift * math.sqrt(3)
+        mixer.project.bias = torch.nn.Parameter(torch.zeros(28))
+        with torch.no_grad():
+            mixer.project.bias[12:18:3] = 1
+        x = torch.randn(2, 40, 12, requires_grad=True)
+        out = run(mixer, x)
+        found.append([out, *torch.autograd.grad(out.square().sum(), x)])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)  # exponents near 37 keep 5 digits
+
+
+def test_packing_weights_are_one_at_zero_and_those_of_the_paper() -> None:
+    x = torch.tensor([[-1.0, 0.0, 3.0]])
+    torch.testing.assert_close(luna.packing_weights(x, "elu"), torch.tensor([[math.exp(-1), 1, 4]]))
+    expected = torch.tensor([[math.log2(1.5), 1, math.log2(9)]])
+    torch.testing.assert_close(luna.packing_weights(x, "softplus"), expected)

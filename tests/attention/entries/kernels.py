@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.attention.row import GROUPED, GROUPED_SIZES, KEEP_ALL, Limit, Row, mean_by_softmax
+from tests.attention.row import GROUPED, GROUPED_SIZES, KEEP_ALL, Limit, Row, both, mean_by_softmax, zero
 from tests.attention.twins import other_mixer
 
 State = dict[str, Tensor]
@@ -76,6 +76,41 @@ def fast_weight_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
     return by_head(mixer, x, head)
 
 
+def set_transformer_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
+    def head(h: int, q: list[Tensor], k: list[Tensor], v: list[Tensor]) -> tuple[list[Tensor], State]:
+        points = mixer.points[h * mixer.dims.kv_heads // mixer.dims.heads]
+        root, out = math.sqrt(len(q[0])), []
+        weights = torch.stack([torch.stack([(point @ k_s / root).exp() for k_s in k]) for point in points])
+        for t in range(len(x)):
+            seen = weights[:, : t + 1]
+            summaries = [sum(w * v_s for w, v_s in zip(row / row.sum(), v, strict=False)) for row in seen]
+            logits = torch.stack([q[t] @ (mixer.of_summaries[h] @ summary) / root for summary in summaries])
+            shares = logits.exp() / logits.exp().sum()
+            out.append(torch.stack([a * summary for a, summary in zip(shares, summaries, strict=True)]).sum(0))
+        return out, {"sum": weights @ torch.stack(v), "norm": weights.sum(1)}
+
+    return by_head(mixer, x, head)
+
+
+def luna_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
+    def head(h: int, q: list[Tensor], k: list[Tensor], v: list[Tensor]) -> tuple[list[Tensor], State]:
+        g, root = h * mixer.dims.kv_heads // mixer.dims.heads, math.sqrt(len(q[0]))
+        keys, values, out = torch.zeros(()), torch.zeros(()), []
+        for t, row in enumerate(x):
+            key = mixer.packing_keys(row)[g * len(q[0]) : (g + 1) * len(q[0])]
+            logit = torch.stack([query @ key / root for query in mixer.packing_queries[g]])
+            if mixer.activation == "elu":
+                weight = torch.where(logit > 0, logit + 1, logit.clamp(max=0).exp())
+            else:
+                weight = torch.log2(1 + 2**logit)
+            keys, values = keys + torch.outer(k[t], weight), values + torch.outer(weight, v[t])
+            unpack = (q[t] @ keys / root / (t + 1)).exp()
+            out.append(unpack / unpack.sum() @ values / (t + 1))
+        return out, {"projected_keys": keys, "projected_values": values}
+
+    return by_head(mixer, x, head)
+
+
 KERNELS = "tests/mixers/test_kernels.py::"
 
 ROWS: dict[tuple[str, str], Row] = {
@@ -100,6 +135,21 @@ ROWS: dict[tuple[str, str], Row] = {
             f"{KERNELS}test_summing_fast_weights_are_linear_attention_without_its_denominator",
         ),
     ),
+    ("mixer", "set_transformer"): Row(
+        twin=other_mixer(set_transformer_twin),
+        config={**GROUPED, "mixer": {"name": "set_transformer", "points": 6}},
+        limits=(
+            Limit({"mixer": "set_transformer", **KEEP_ALL}, KEEP_ALL, both(zero("mixer.points"), mean_by_softmax)),
+            f"{KERNELS}test_induced_attention_is_the_attention_of_two_blocks",
+        ),
+    ),
+    # Against github.com/XuezheMax/fairseq-apollo, 3644d20, LunarCausalAttention with keys and values not tied, the same
+    # weights in float64: largest error 1.3e-15.
+    ("mixer", "luna"): Row(
+        twin=other_mixer(luna_twin),
+        config={**GROUPED, "mixer": {"name": "luna", "packed": 6}},
+        limits=(Limit({"mixer": "luna", **KEEP_ALL}, KEEP_ALL, both(zero("packing_queries"), mean_by_softmax)),),
+    ),
 }
 
 VARIANTS: dict[str, Row] = {
@@ -113,9 +163,18 @@ VARIANTS: dict[str, Row] = {
     "fast weights that sum products": Row(
         {**GROUPED, "attention_bias": True, "mixer": {"name": "fast_weight", "rule": "sum", "nu": 2}}
     ),
+    "packed by elu": Row(
+        {
+            **GROUPED,
+            "attention_bias": True,
+            "tokens_per_step": 2,
+            "mixer": {"name": "luna", "packed": 1, "activation": "elu"},
+        }
+    ),
 }
 
 PRESET_ROWS: dict[str, Row] = {
+    "luna": Row({**GROUPED_SIZES, "mixer": {"name": "luna", "packed": 4}}),
     "fast_weight": Row(GROUPED_SIZES),
     "rfa": Row({**GROUPED_SIZES, "mixer": {"name": "rfa", "directions": 6, "sigma": 2.0, "gate": True}}),
 }
