@@ -31,7 +31,7 @@ from rltransformers.attention.scores import (
     synthesizer_dense,
     synthesizer_random,
 )
-from rltransformers.attention.selections import lsh, routing, sinkhorn, topk
+from rltransformers.attention.selections import lsh, routing, sac, sinkhorn, topk
 from rltransformers.attention.selections import none as no_selection
 from rltransformers.attention.slots import linformer, memory_compressed
 from rltransformers.attention.spans import adaptive, adaptive_dynamic, multi_scale
@@ -109,6 +109,7 @@ SELECTIONS = {
         routing.SPEC,
         lsh.SPEC,
         sinkhorn.SPEC,
+        sac.SPEC,
     )
 }
 PRIORS = {

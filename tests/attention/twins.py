@@ -543,6 +543,7 @@ class Selection:
         shift: what is added to the score at a distance.
         meeting: how the queries of a token meet keys, or None where heads say it.
         window: keys in place of those that patterns allow, or None.
+        added: which of the keys count, and what is added to their scores; None where ``chosen`` says it.
     """
 
     prepare: Callable[[Tensor], Tensor] = lambda row: row
@@ -550,6 +551,7 @@ class Selection:
     shift: Callable[[int], float] = lambda distance: 0.0
     meeting: Meeting | None = None
     window: Callable[[Reader, Any], Window] | None = None
+    added: Callable[[Reader, int, Tensor, Rows], dict[int, Tensor]] | None = None
 
 
 def largest_keys(reader: Reader, head: int, q: Tensor, keys: Rows, logits: Rows) -> list[int]:
@@ -671,9 +673,12 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
             if prior.logits is not None:
                 row = prior.logits(row, [below[t, head, key] for key in seen[head]]) if below else row
                 logits |= {(t, head, key): logit for logit, key in zip(row, seen[head], strict=True)}
-            found = selection.chosen(
-                reader, head, q[head], [sources[kind, s][head][0] for kind, s, _ in seen[head]], row
-            )
+            own_keys = [sources[kind, s][head][0] for kind, s, _ in seen[head]]
+            if selection.added is None:
+                found = selection.chosen(reader, head, q[head], own_keys, row)
+            else:
+                added = selection.added(reader, head, q[head], own_keys)
+                row, found = [x + added.get(i, 0.0) for i, x in enumerate(row)], sorted(added)
             counted.append([row[i] for i in found])
             shares = softmax([x if i in found else x.detach() * 0 - math.inf for i, x in enumerate(row)])
             weights.append(span(reader, head, query_row, shares, [d for _, _, d in seen[head]]))

@@ -50,6 +50,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "none": {"selection": "none"},
         "topk": {"selection": {"name": "topk", "k": 3}},
         "routing": {"selection": ROUTING},
+        "sac": {"selection": {"name": "sac", "edges": 3, "width": 5}},
         "sinkhorn": {"selection": {"name": "sinkhorn", "block": 3}},
         "lsh": {"selection": {"name": "lsh", "rounds": 2, "buckets": 4, "window": 3}},
     },
@@ -297,19 +298,27 @@ REFUSED: list[tuple[str, str, str]] = [
     ("pattern: bp", "mixer: lowrank_band", "serves all heads alike"),
     ("setting: no_memory", "mixer: lowrank_band", "set memory to at least"),
     # Sorted blocks take the place of a pattern.
-    ("selection: sinkhorn", f"{NO_SCORES}; {TAPS}; {SLOTS}", "the logits of all pairs"),
-    ("selection: sinkhorn", "setting: mixers_of_layers", "the logits of all pairs"),
-    ("selection: sinkhorn", f"mixer: additive; {KEYLESS}", "products of queries and keys"),
+    ("selection: sinkhorn sac", f"{NO_SCORES}; {TAPS}; {SLOTS}", "the logits of all pairs"),
+    ("selection: sinkhorn sac", "setting: mixers_of_layers", "the logits of all pairs"),
+    ("selection: sinkhorn sac", f"mixer: additive; {KEYLESS}", "products of queries and keys"),
     (
         "selection: sinkhorn",
         f"{RULES} global band dilated longformer schedule; span: multi_scale; setting: patterns_of_heads "
         "patterns_of_layers",
         "mixes everything that the memory holds",
     ),
-    ("selection: sinkhorn", "pattern: bp", "choose the keys of a query themselves"),
-    ("selection: sinkhorn", "setting: no_memory", "set memory to at least"),
+    ("selection: sinkhorn sac", "pattern: bp", "choose the keys of a query themselves"),
+    ("selection: sinkhorn sac", "setting: no_memory", "set memory to at least"),
+    ("selection: sac", "prior: realformer", "for its edges only"),
+    ("selection: sac", "head_mixing: talking", "one mask for all of them"),
+    (
+        "selection: sac",
+        f"{RULES} global band dilated longformer schedule; span: multi_scale; setting: patterns_of_heads "
+        "patterns_of_layers",
+        "edges to everything that the memory holds",
+    ),
     ("selection: sinkhorn", "prior: realformer", "are not those of the next one"),
-    ("selection: sinkhorn", "losses: commitment", "has nothing to act on"),
+    ("selection: sinkhorn sac", "losses: commitment", "has nothing to act on"),
     # What heads agree on, and where they look, is read from explicit weights.
     ("losses: disagreement pattern", f"{NO_SCORES}; {TAPS}; {SLOTS}", "the logits of all pairs"),
     ("losses: disagreement pattern", "residual: reversible", "no gradient would reach them"),

@@ -11,6 +11,7 @@ from tests.attention import twins
 from tests.attention.row import Row
 from tests.attention.twins import Key, Meeting, Reader, Rows, Window
 
+SAC = "tests/attention/test_sac.py::"
 SINKHORN = "tests/attention/test_sinkhorn.py::"
 LSH = "tests/attention/test_lsh.py::"
 
@@ -76,6 +77,33 @@ def blocks(reader: Reader, options: Any) -> Window:
     return Window(1, edges=functools.partial(block_edges, size=options.block), node=lambda *given: mixture(*given))
 
 
+def lstm(reader: Reader, row: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    """Hochreiter & Schmidhuber 1997 with a forget gate, in the order input, forget, cell, output."""
+    at = "mixing.mixer.chooser.walk."
+    made = reader[at + "weight_ih"] @ row + reader[at + "bias_ih"] + reader[at + "weight_hh"] @ hidden
+    gates = (made + reader[at + "bias_hh"]).chunk(4)
+    write, keep, read = (twins.sigmoid(gates[i]) for i in (0, 1, 3))
+    cell = keep * cell + write * torch.tanh(gates[2])
+    return read * torch.tanh(cell), cell
+
+
+def walked_edges(reader: Reader, head: int, q: Tensor, keys: Rows) -> dict[int, Tensor]:
+    """Steps of the walk with the logarithms of their probabilities; the token itself with nothing."""
+    options, at = reader.options("selection"), "mixing.mixer.chooser."
+    past = keys[-1 - reader.config.memory * reader.config.tokens_per_step : -1]  # whole steps, counted from the token
+    first = len(keys) - 1 - len(past)
+    targets = [reader[at + "target.weight"] @ key for key in past]
+    hidden = torch.tanh(reader[at + "start.weight"] @ q + reader[at + "start.bias"])
+    cell, found = torch.zeros_like(hidden), {len(keys) - 1: torch.zeros(())}
+    for _ in range(min(options.edges, len(past))):
+        free = [i for i in range(len(past)) if first + i not in found]
+        scores = torch.stack([hidden @ targets[i] for i in free]) / math.sqrt(len(hidden))
+        best = int(scores.argmax())
+        found[first + free[best]] = scores[best] - torch.log(torch.exp(scores).sum())
+        hidden, cell = lstm(reader, targets[free[best]], hidden, cell)
+    return found
+
+
 ROWS: dict[tuple[str, str], Row] = {
     ("selection", "lsh"): Row(
         twin=twins.Selection(
@@ -95,6 +123,15 @@ ROWS: dict[tuple[str, str], Row] = {
             f"{SINKHORN}test_a_mixture_that_is_not_seen_is_attention_to_the_own_block",
         ),
     ),
+    ("selection", "sac"): Row(
+        twin=twins.Selection(added=walked_edges),
+        limits=(
+            f"{SAC}test_edges_to_all_that_add_nothing_are_full_attention",
+            f"{SAC}test_a_walk_that_always_steps_to_the_newest_token_is_a_band",
+        ),
+        bfloat16=1.0,
+        why="rounding changes which of two nearly equal steps a walk takes, and all steps after it",
+    ),
 }
 VARIANTS: dict[str, Row] = {
     "blocks sorted among steps": Row(
@@ -107,6 +144,19 @@ VARIANTS: dict[str, Row] = {
             "kv_heads": 1,
             "value_dim": 4,
         }
+    ),
+    "walks among steps": Row(
+        {
+            "selection": {"name": "sac", "edges": 20, "width": 3},
+            "tokens_per_step": 2,
+            "memory": 3,
+            "position": "rope",
+            "memory_kind": "cache",
+            "kv_heads": 1,
+            "value_dim": 4,
+        },
+        bfloat16=1.0,
+        why="as the row of sac",
     ),
     "one hash among steps": Row(
         {
