@@ -21,7 +21,7 @@ from rltransformers.attention.patterns import (
     sparse_strided,
     union,
 )
-from rltransformers.attention.priors import gaussian, gaussian_predicted, realformer
+from rltransformers.attention.priors import gaussian, gaussian_predicted, lazyformer, realformer
 from rltransformers.attention.priors import none as no_prior
 from rltransformers.attention.scores import (
     additive,
@@ -119,6 +119,7 @@ PRIORS = {
         gaussian.SPEC,
         gaussian_predicted.SPEC,
         realformer.SPEC,
+        lazyformer.SPEC,
     )
 }
 HEAD_MIXINGS = {

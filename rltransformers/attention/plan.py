@@ -87,8 +87,8 @@ class Plan:
 
     @functools.cached_property
     def hands_on(self) -> bool:
-        """Whether the next layer needs the logits."""
-        return any(part.hands_on for part in self.parts)
+        """Whether the next layer needs the logits, or the weights."""
+        return any(part.hands_on or part.hands_weights for part in self.parts)
 
     @functools.cached_property
     def explicit(self) -> bool:
@@ -96,6 +96,7 @@ class Plan:
         stages = self.on_logits or self.on_masked_logits or self.on_weights or self.on_mixed_weights
         by_pair = Acts.FACTOR | Acts.KEY_SCORE | Acts.VALUE
         own = not self.score.plain or (self.retriever is not None and self.retriever.weighs)
+        own = own or self.prior.takes_weights
         return bool(stages) or self.hands_on or bool(self.position.acts & by_pair) or own
 
     @functools.cached_property

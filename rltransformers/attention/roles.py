@@ -44,7 +44,7 @@ class View:
     Attributes:
         h: normalised inputs of the queries.
         columns: distance and visibility of every key.
-        below: logits that the layer below handed on, or None.
+        below: logits, or weights, that the layer below handed on, or None.
     """
 
     h: Float[Tensor, "B T D"]
@@ -60,12 +60,18 @@ class Part(nn.Module):
         scores_distances: whether it adds to the scores by distance.
         scores_queries: whether it adds to the scores by distance something else for every query.
         hands_on: whether the layer above needs the unmasked logits.
+        hands_weights: whether it needs the weights in their place, which no dropout thins out then.
+        takes_weights: whether the layer has no queries and keys and reads values with the weights of the layer below.
+        group: number of layers after which such layers repeat.
     """
 
     stages = Stage.NONE
     scores_distances = False
     scores_queries = False
     hands_on = False
+    hands_weights = False
+    takes_weights = False
+    group = 1
 
     def of_distances(self, distance: Int[Tensor, " L"], like: Tensor) -> Float[Tensor, "L H"]:
         """Additive scores of the distances under today's weights, in the dtype of ``like``."""

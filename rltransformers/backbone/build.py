@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.reach import Pattern, Reach
 from rltransformers.attention.roles import Chooser, Combine, HeadOptions, Part, Score
+from rltransformers.attention.scores.interface import ValuesOnly
 from rltransformers.blocks.layer import Layer
 from rltransformers.blocks.sublayer import Sublayer
 from rltransformers.core.errors import ConfigError
@@ -72,8 +74,11 @@ def build_mixing(config: BackboneConfig, layer: int, position: Position) -> Subl
     """Mixer and memory of one layer."""
     dims = layer_dims(config, layer)
     choice = config.choices.layer(layer).mixer
-    plugged = (build_plan(config, layer, dims, position),) if Feature.SCORES in choice.spec.offers else ()
-    mixer: Mixer = choice.build(dims, *plugged)
+    plan = build_plan(config, layer, dims, position) if Feature.SCORES in choice.spec.offers else None
+    if plan is not None and plan.prior.takes_weights:
+        mixer: Mixer = Attention(dims, plan)
+    else:
+        mixer = choice.build(dims) if plan is None else choice.build(dims, plan)
     if not isinstance(mixer, RowMixer):
         return Sublayer(mixer, None)
     sizes = mixer.horizon + mixer.stored, dims.width, mixer.key_width, mixer.sinks, dims.tokens_per_step
@@ -94,18 +99,22 @@ def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Positio
     chooser = next((each for each in (*patterns, selection) if isinstance(each, Chooser)), None)
     stores = layer == layer_with_store(config) and Feature.RETRIEVAL in choices.mixer.spec.offers
     span: Part = choices.span.build(met)
+    pattern = span.narrowed(Pattern(tuple(map(reach_of, patterns))))
+    prior: Part = common.prior.build(met) if prior_acts else Part()
+    if prior.takes_weights:
+        return Plan(pattern, ValuesOnly(dims), prior=prior, combine=heads if isinstance(heads, Combine) else None)
     return Plan(
-        pattern=span.narrowed(Pattern(tuple(map(reach_of, patterns)))),
+        pattern=pattern,
         score=heads if isinstance(heads, Score) else Score(dims) if chooser is None else chooser.score(dims),
         position=position if all(offered(each, offers) for each in common.positions) else Position(),
         chooser=chooser,
         retriever=memory.retriever(dims) if stores else None,
         selection=selection if isinstance(selection, Part) else Part(),
-        prior=common.prior.build(met) if prior_acts else Part(),
+        prior=prior,
         head_mixing=heads if isinstance(heads, Part) and not isinstance(heads, Score) else Part(),
         span=span,
         combine=heads if isinstance(heads, Combine) else None,
-        dropout=config.dropout,
+        dropout=0.0 if prior.hands_weights else config.dropout,
         objectives=tuple(each.build(dims) for each in common.losses if each.spec.build and offered(each, offers)),
     )
 
@@ -120,6 +129,12 @@ def layer_with_store(config: BackboneConfig) -> int | None:
     memory: MemoryOptions = config.choices.memory_kind.options
     offers = [config.choices.layer(index).mixer.spec.offers for index in range(config.layers)]
     return memory.layer_with_store([i for i, each in enumerate(offers) if Feature.RETRIEVAL in each], config.layers)
+
+
+def layers_of_group(config: BackboneConfig) -> int:
+    """Layers after which those repeat that take weights from the layer below."""
+    prior: Part = config.choices.prior.build(layer_dims(config, 0))
+    return prior.group
 
 
 def reach_of(pattern: Reach | Chooser) -> Reach:
@@ -177,7 +192,7 @@ def part_numbers(config: BackboneConfig, cached: bool = True) -> dict[str, dict[
     Raises:
         ConfigError: options that do not fit the sizes.
     """
-    turns, store = len(config.choices.kinds), layer_with_store(config)
+    turns, store = math.lcm(len(config.choices.kinds), layers_of_group(config)), layer_with_store(config)
     firsts: dict[tuple[int, bool], int] = {}
     kinds = Counter(firsts.setdefault((layer % turns, layer == store), layer) for layer in range(config.layers))
     universal = config.choices.depth.build().shared

@@ -144,6 +144,12 @@ PRESETS: dict[str, Preset] = {
         "Chen et al. 2020, IJCAI, Compressed self-attention with low-rank approximation",
         f"causal block form over the window, in a stack of the kind of the others here; {_NO_BIAS}",
     ),
+    "lazyformer": Preset(
+        {"prior": "lazyformer", "position": "sinusoidal", "residual": "post_ln"},
+        "Ying et al. 2021, arXiv 2102.12702",
+        f"decoder alone; sinusoids, there learned positions; layers keep their width, there wider layers use the time "
+        f"that is saved; {_RELU}; {_NO_BIAS}",
+    ),
     "realformer": Preset(
         {"prior": "realformer", "position": "sinusoidal", "residual": "post_ln"},
         "He et al. 2021, arXiv 2012.11747",

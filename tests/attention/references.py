@@ -79,7 +79,8 @@ class Walk:
         """The mixing submodule of one layer."""
         reader = self.reader(index)
         prepared = [reader.prepare("join_mixing", row) for row in tokens]
-        mixed, state, logits = reader.twin("mixer")(reader, tokens, prepared, below)
+        mixer = reader.twin("prior").reads(reader) or reader.twin("mixer")
+        mixed, state, logits = mixer(reader, tokens, prepared, below)
         self.state |= {f"layer{index}.{name}": value for name, value in state.items()}
         return mixed, logits
 

@@ -3,7 +3,10 @@
 import torch
 
 from rltransformers.attention.priors.gaussian_predicted import PredictedGaussian, gaussian
+from rltransformers.backbone import Backbone
 from rltransformers.functional.windows import Tokens
+from tests.attention.rows import config_of
+from tests.backbone.laws import perturbed
 
 
 def places(*p: int) -> Tokens:
@@ -29,3 +32,24 @@ def test_a_query_looks_back_by_its_share_of_the_visible_past() -> None:
     torch.testing.assert_close(found[0, 0, 0, :4], torch.tensor([-2.0, -0.5, 0.0, -0.5]))
     torch.testing.assert_close(found[0, 0, 1, 0], torch.tensor(-2.0))
     assert torch.equal(found[0, 0, 1], found[0, 0, 2])
+
+
+def test_lazy_layers_have_values_only_and_the_weights_of_the_first_of_their_group() -> None:
+    config = config_of({"prior": {"name": "lazyformer", "group": 2}, "layers": 4, "position": "none"})
+    backbone = perturbed(config)
+    sizes = [value.shape[0] for name, value in backbone.named_parameters() if name.endswith("mixer.project.weight")]
+    assert sizes == [45, 15, 45, 15]
+    shapes = {name: value.shape[-1] for name, value in backbone.initial_state(1, cached="only").tensors.items()}
+    assert [shapes[f"layer{index}.key_ring"] for index in range(4)] == [30, 15, 30, 15]
+    parameters, _ = config.numbers()
+    found = sum(value.numel() for name, value in backbone.named_parameters() if "norm" not in name)
+    assert parameters == sum(value.numel() for value in Backbone(config).parameters() if value.dim() > 0) >= found
+
+
+def test_a_token_that_looks_at_itself_alone_does_so_in_lazy_layers_too() -> None:
+    backbone = perturbed(config_of({"prior": "lazyformer", "pattern": {"name": "band", "window": 1}, "ff": "none"}))
+    x = torch.randn(1, 6, 15)
+    changed = x.clone()
+    changed[:, 2] += 1
+    same = (backbone(changed)[0] == backbone(x)[0]).all(-1)[0]
+    assert same.tolist() == [True, True, False, True, True, True]

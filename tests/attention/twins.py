@@ -424,10 +424,14 @@ class Prior:
     Attributes:
         shift: by distance.
         at: by query, its place and distance.
+        hands_weights: whether the layer above gets the weights of a layer in place of its logits.
+        reads: what takes the place of the mixer in layers that take weights from the layer below, or None.
     """
 
     shift: Callable[[Reader, int, int], Tensor] | None = None
     at: Callable[[Reader, int, Tensor, int, int], Tensor] | None = None
+    hands_weights: bool = False
+    reads: Callable[[Reader], Callable[[Reader, Rows, Rows, Logits], Mixture] | None] = lambda reader: None
     logits: Callable[[Rows, Rows], Rows] | None = None
 
 
@@ -687,6 +691,8 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
             total = torch.zeros(value_width)
             for weight, (kind, s, d) in zip(row, seen[head], strict=True):
                 total = total + weight * position.value(reader, options, sources[kind, s][head][1], d)
+            if prior.hands_weights:
+                logits |= {(t, head, key): weight for weight, key in zip(row, seen[head], strict=True)}
             past = [pairs[head] for pairs in stored[: t + 1]]
             outputs.append(memory.recall(reader, head, asked[head], past, counted[head], total))
         mixed.append(mixing.join(reader, outputs))

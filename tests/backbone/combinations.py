@@ -82,6 +82,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "none": {"prior": "none"},
         "gaussian_transformer": {"prior": "gaussian_transformer"},
         "gaussian_predicted": {"prior": "gaussian_predicted"},
+        "lazyformer": {"prior": "lazyformer"},
         "realformer": {"prior": "realformer"},
     },
     "head_mixing": {
@@ -161,7 +162,7 @@ SLOTS = "mixer: memory_compressed linformer"
 NO_SCORES += " csalr"
 VALUES = "mixer: average light_conv"
 TAPS = "mixer: dynamic_conv gmlp"
-LOGITS = "selection: topk routing; prior: realformer; head_mixing: talking; losses: commitment"
+LOGITS = "selection: topk routing; prior: realformer lazyformer; head_mixing: talking; losses: commitment"
 RULES = "pattern: random block_local image_1d image_2d sparse_strided sparse_fixed blockwise bigbird union adjacency"
 RESTRICTED = f"{RULES} band dilated longformer bp global schedule; setting: patterns_of_heads patterns_of_layers"
 SCALES = "span: multi_scale"
@@ -268,8 +269,15 @@ REFUSED: list[tuple[str, str, str]] = [
     ("selection: lsh", "pattern: bp", "choose the keys of a query themselves"),
     ("selection: lsh", "prior: realformer", "for the keys of its buckets only"),
     ("selection: lsh", "losses: commitment", "has nothing to act on"),
-    # Queries predict where they look.
-    ("prior: gaussian_predicted", f"mixer: additive; {KEYLESS}", "products of queries and keys"),
+    # Queries predict where they look; layers without queries and keys have none to do without.
+    ("prior: gaussian_predicted lazyformer", f"mixer: additive; {KEYLESS}", "products of queries and keys"),
+    # Weights are reused about the same keys, in layers without queries, which differ from the first of their group.
+    ("prior: lazyformer", "setting: patterns_of_layers mixers_of_layers; pattern: schedule", "about the same keys"),
+    ("prior: lazyformer", "pattern: bp", "which keys the first one chose"),
+    ("prior: lazyformer", "selection: routing lsh sinkhorn sac; losses: commitment", "from layer to layer"),
+    ("prior: lazyformer", "memory_kind: memorizing", "may have no queries"),
+    ("prior: lazyformer", "depth: universal act universal_act; losses: ponder", "there is only one layer"),
+    ("prior: lazyformer", "residual: reversible", "beside the streams is not rebuilt"),
     # A transform that reads earlier tokens keeps them itself; without any, one of two streams stands still.
     ("ff: sep_conv", "setting: no_memory", "does not make the layers memoryless"),
     ("ff: none", "residual: reversible", "would never change"),

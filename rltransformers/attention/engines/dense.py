@@ -28,7 +28,7 @@ def dense(
     view: View,
     training: bool,
 ) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T S"], Float[Tensor, "B H T S"]]:
-    """Outputs, the unmasked logits, and every head's own weights.
+    """Outputs, what the layer above may build on (the unmasked logits, or weights), and every head's own weights.
 
     Where the plan has a retriever that ``weighs``, every output ends with the logarithm of the sum of exponentials.
 
@@ -38,6 +38,9 @@ def dense(
         listed: ``TABLES`` of the listed distances.
     """
     columns = view.columns
+    if plan.prior.takes_weights:
+        assert view.below is not None  # the first layer of a group handed them on
+        return read(plan, view.below, groups, columns), view.below, view.below
     spread = None if scores is None else columns.spread(scores)
 
     def logits_of(query: Tensor) -> Tensor:
@@ -61,6 +64,8 @@ def dense(
     mixed = weights
     for part in plan.on_mixed_weights:
         mixed = part.mixed_weights(mixed, view)
+    if plan.prior.hands_weights:
+        handed = mixed
     out = read(plan, dropout(mixed, plan.dropout, training), groups, columns)
     if plan.retriever is not None and plan.retriever.weighs:
         out = torch.cat([out, logits.logsumexp(-1, keepdim=True).to(out.dtype)], -1)

@@ -60,6 +60,27 @@ def predicted_gaussian(reader: twins.Reader, head: int, q: Tensor, t: int, dista
     return -((distance - centre) ** 2) / (2 * deviation**2)
 
 
+def is_lazy(reader: twins.Reader) -> bool:
+    """Whether the layer takes its weights from the layer below."""
+    return bool(reader.layer % reader.options("prior").group)
+
+
+def lazy_values(reader: twins.Reader, tokens: twins.Rows, prepared: twins.Rows, below: twins.Logits) -> twins.Mixture:
+    """Ying et al. 2021, section 3: values of its own under the weights of another layer."""
+    groups, width = reader.config.kv_heads or reader.heads, reader.value_dim
+    values = [(reader["mixing.mixer.project.weight"] @ row).view(groups, width) for row in prepared]
+    mixed = []
+    for t in range(len(tokens)):
+        heads = [torch.zeros(width) for _ in range(reader.heads)]
+        for (query, head, (kind, s, _)), weight in below.items():
+            if query == t:
+                assert kind == "token"
+                heads[head] = heads[head] + weight * values[s][head * groups // reader.heads]
+        mixed.append(reader["mixing.mixer.output.weight"] @ torch.cat(heads))
+    memory: twins.Memory = reader.twin("memory_kind")
+    return mixed, memory.rows(reader, tokens, prepared), below
+
+
 def weights_by_distance(special: Backbone, plain: Backbone) -> None:
     """A map between places that depends on their distance alone."""
     for index in range(len(special.layers)):
@@ -116,6 +137,13 @@ def silence_transforms(special: Backbone, plain: Backbone) -> None:
 DYNAMIC = {**KERNEL, "mixer": {"name": "dynamic_conv", "taps": 4}}
 
 ROWS: dict[tuple[str, str], Row] = {
+    ("prior", "lazyformer"): Row(
+        twin=twins.Prior(hands_weights=True, reads=lambda reader: lazy_values if is_lazy(reader) else None),
+        limits=(
+            Limit({"prior": {"name": "lazyformer", "group": 1}}, {}),
+            "tests/attention/test_priors.py::test_lazy_layers_have_values_only_and_the_weights_of_the_first_of_their_group",
+        ),
+    ),
     ("prior", "gaussian_predicted"): Row(
         twin=twins.Prior(at=predicted_gaussian),
         limits=(
@@ -150,6 +178,17 @@ ROWS: dict[tuple[str, str], Row] = {
     ),
 }
 VARIANTS: dict[str, Row] = {
+    "weights shared by three layers among sinks and talking heads": Row(
+        {
+            "prior": {"name": "lazyformer", "group": 3},
+            "layers": 4,
+            "kv_heads": 1,
+            "value_dim": 4,
+            "position": "t5",
+            "pattern": {"name": "longformer", "window": 3, "sinks": 2},
+            "head_mixing": "talking",
+        }
+    ),
     "predicted Gaussian of a fixed width among steps and sinks": Row(
         {
             "prior": {"name": "gaussian_predicted", "window": 3.0},

@@ -1,0 +1,58 @@
+"""LazyFormer: the first layer of a group computes weights, the others read values with them (Ying et al. 2021)."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from rltransformers.attention.roles import Part
+from rltransformers.core.spec import Feature, Refusal, Spec, Traits
+from rltransformers.mixers.interface import Dims
+
+
+class Lazy(Part):
+    """Of one layer of a group of ``group``."""
+
+    def __init__(self, dims: Dims, group: int) -> None:
+        super().__init__()
+        place = dims.layer % group
+        self.group, self.takes_weights, self.hands_weights = group, place > 0, place < group - 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of groups of layers.
+
+    Attributes:
+        group: layers that share the weights of the first of them; 1 shares none.
+    """
+
+    group: Annotated[int, Ge(1), Le(1000)] = 2
+
+
+def build(dims: Dims, options: Options) -> Part:
+    """B5."""
+    return Lazy(dims, options.group)
+
+
+SPEC = Spec(
+    id="B5",
+    name="lazyformer",
+    axis="prior",
+    paper="Ying et al. 2021, arXiv 2102.12702",
+    summary="Only the first layer of a group has queries and keys; the others read their own values with its weights.",
+    build=build,
+    options=Options,
+    example={"prior": "lazyformer", "layers": 3},
+    traits=Traits(
+        family="EXPL", state="memory kv_heads Dv in place of keys and values (acting, but the first of a group)"
+    ),
+    offers=(Feature.CARRY, Feature.MIXED_LAYERS),
+    needs=(Feature.LOGITS, Feature.PRODUCTS),
+    refuses=(
+        Refusal(Feature.MIXED_KEYS, "the weights of the first layer of a group must be about the same keys"),
+        Refusal(Feature.CHOICE, "layers without queries cannot say which keys the first one chose"),
+        Refusal(Feature.STORE, "the layer that reads the store may have no queries"),
+    ),
+    formula="a^l = a^(l - l mod group), o^l_t = sum_s a^l_ts v^l_s",
+)
