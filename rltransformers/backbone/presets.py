@@ -235,6 +235,68 @@ PRESETS: dict[str, Preset] = {
         "decoder alone, routing in every layer, there in the lowest ones of an encoder; as many capsules as heads, "
         f"there 512 (`capsules`); {_NO_BIAS}",
     ),
+    "image_transformer": Preset(
+        {"pattern": {"name": "image_1d", "block": 8, "before": 16}, "position": "sinusoidal", "residual": "post_ln"},
+        "Parmar et al. 2018, arXiv 1802.05751",
+        "decoder alone; 1D local attention, the 2D form is `pattern: image_2d`; blocks of 8 steps with 16 in front, "
+        f"there hundreds of pixels; sinusoids of the position in the episode, there of rows and columns; {_NO_BIAS}",
+    ),
+    "sparse_transformer": Preset(
+        {"pattern": {"name": "sparse_fixed", "block": 8, "summary": 2}, "position": _DECODER_POSITION,
+         "ff": {"name": "ffn", "activation": "gelu"}, "final_norm": True, "attention_bias": True},
+        "Child et al. 2019, arXiv 1904.10509",
+        "the fixed pattern, both parts in one softmax as in its model of text; for data with a period, as images have, "
+        "`pattern: {name: sparse_strided, stride: n}` with n steps to a period; `part` gives layers or heads one part "
+        "each; blocks of 8 steps with 2 of summary fit a memory of 64, there 128 and 32; positions are one table",
+    ),
+    "blockwise": Preset(
+        {"pattern": {"name": "blockwise", "block": 16, "shifts": [0, 0, 0, 1]}, "position": _DECODER_POSITION,
+         "ff": {"name": "ffn", "activation": "gelu"}, "residual": "post_ln", "attention_bias": True},
+        "Qiu et al. 2019, arXiv 1911.02972",
+        "causal: heads look at their own block or the one before, there at blocks of a permutation, most of them at "
+        "their own, too",
+    ),
+    "longformer": Preset(
+        {"layers": 3, "pattern": [{"name": "band", "window": 8}, {"name": "band", "window": 16},
+                                  {"name": "band", "window": 32}],
+         "position": "trxl"},
+        "Beltagy et al. 2020, arXiv 2004.05150, section 4",
+        "its language model, whose windows grow from layer to layer, there from 32 to 512; no heads with a dilated "
+        "window in high layers (`pattern: dilated`); first tokens that stay visible are `pattern: longformer`; u and "
+        f"v per layer; {_NO_BIAS}",
+    ),
+    "bigbird": Preset(
+        {"pattern": {"name": "bigbird", "window": 12, "random": 3, "block": 4, "sinks": 8},
+         "position": _DECODER_POSITION, "ff": {"name": "ffn", "activation": "gelu"}, "residual": "post_ln",
+         "attention_bias": True},
+        "Zaheer et al. 2020, arXiv 2007.14062",
+        "causal, inside the memory; blocks of 4 steps, there of 64; the window of three blocks ends with the token; "
+        "random blocks are drawn from those that the memory holds, there from all; global tokens are the first of the "
+        "episode",
+    ),
+    "bp": Preset(
+        {"pattern": {"name": "bp", "neighbours": 4}},
+        "Ye et al. 2019, arXiv 1911.04070",
+        "left context only; nodes are made of the keys and values of their leaves in every layer, there they are "
+        f"states that layers update; {_NO_BIAS}",
+    ),
+    "gpt3_alternating": Preset(
+        {"pattern": ["full", {"name": "band", "window": 16}], "position": _DECODER_POSITION,
+         "ff": {"name": "ffn", "activation": "gelu_tanh"}, "attention_bias": True, "final_norm": True,
+         "memory_kind": "cache"},
+        "Brown et al. 2020, arXiv 2005.14165, section 2.1",
+        "every second layer sees the newest 16 steps, there a banded sparse pattern whose sizes are not told; weights "
+        "start as PyTorch's layers do, not from N(0, 0.02)",
+    ),
+    "multi_scale": Preset(
+        {"layers": 3, "span": [{"name": "multi_scale", "windows": [1, 3, 3, 4]},
+                               {"name": "multi_scale", "windows": [1, 3, 8, 16]},
+                               {"name": "multi_scale", "windows": [3, 8, 16, 32]}],
+         "position": "sinusoidal", "residual": "post_ln"},
+        "Guo et al. 2020, AAAI, arXiv 1912.00544",
+        "causal: windows end with the token; scales of 1, 3 and shares of a memory of 64, few and small ones in low "
+        f"layers, there shares of the length of the text; no token of a whole text; {_NO_BIAS}",
+    ),
     "reversible": Preset(
         {"residual": "reversible", "position": "sinusoidal", "final_norm": True},
         "Kitaev et al. 2020, arXiv 2001.04451; Gomez et al. 2017, arXiv 1707.04585",

@@ -59,7 +59,8 @@ class Sublayer(nn.Module):
         """From layer inputs to key rows, with today's weights."""
         mixer = self.mixer
         assert isinstance(mixer, RowMixer)
-        return lambda rows: mixer.keys(join.prepare(rows))
+        # A product with a bias rounds in another way for rows that are cut from longer ones.
+        return lambda rows: mixer.keys(join.prepare(rows).contiguous())
 
     def with_keys(self, state: LayerState, join: Residual) -> LayerState:
         """Acting form of a training state: rings of the remembered inputs and of their keys under today's weights."""

@@ -19,6 +19,7 @@ from rltransformers.data import record
 from rltransformers.export.step import Tensors
 from rltransformers.policies.shipping import ActorCriticInFile, DecisionInFile, PolicyInFile
 from rltransformers.training.normalization import scalings_of
+from tests.attention.rows import small_windows
 from tests.docs.blocks import ROOT
 from tests.export.laws import assert_runs_equal, random_like, run_of
 from tests.export.test_files import onnx_step
@@ -105,7 +106,7 @@ def test_every_preset_acts_in_an_onnx_file(preset: str, tmp_path: Path) -> None:
     memory = 15 if preset in ("nystromformer", "csalr") else 4  # its blocks look that far back
     small: dict[str, Any] = {"layers": 2 if preset in BETWEEN_LAYERS else 1, "width": 8}
     tokens: dict[str, Any] = {"tokens_per_step": 1, "dropout": 0.0} if preset == "decision_transformer" else {}
-    model = online(preset=preset, memory=memory, **small, **tokens)
+    model = online(preset=preset, **{"memory": memory, **small, **tokens, **small_windows(preset)})
     model.export(tmp_path / "policy.onnx", batch=2)
     assert_file_equals_eager(tmp_path / "policy.onnx", model, 20, 2, 1e-5)  # longer than any memory
 

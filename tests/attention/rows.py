@@ -549,6 +549,13 @@ def preset_config(name: str, **overrides: Any) -> BackboneConfig:
     return BackboneConfig.preset(name, **{**SMALL, **row.config, **overrides})
 
 
+def small_windows(name: str) -> dict[str, Any]:
+    """Settings of a preset whose windows have sizes of their own, for a memory of a few steps."""
+    config = PRESET_ROWS.get(name, Row()).config
+    sized = {key: config[key] for key in ("pattern", "span") if key in config}
+    return {"memory": config.get("memory", SMALL["memory"]), **sized} if sized else {}
+
+
 def cases() -> dict[str, tuple[BackboneConfig, Row]]:
     """Everything the laws are held against: catalogue entries and their variants."""
     found = {f"{axis}:{name}": (entry_config((axis, name)), row) for (axis, name), row in ROWS.items()}

@@ -96,7 +96,7 @@ class RandomBlocks(Rule):
             seen = seen | (back == drawn[..., None])
         return seen
 
-    def drawn(self, block: Int[Tensor, "B 1 T 1"]) -> Int[Tensor, "B H T r"]:
+    def drawn(self, block: Int[Tensor, "B 1 T 1"]) -> Int[Tensor, "B H T n"]:
         """How many blocks back the drawn ones lie; 0 where there are not so many earlier ones.
 
         Floyd's way to draw r of n: for k = n - r ... n - 1 take a number from 0 ... k, or k where it was taken before.
@@ -105,7 +105,7 @@ class RandomBlocks(Rule):
         heads = torch.arange(self.heads, device=block.device)[:, None, None]
         state = mixed(mixed(block, key), heads)
         count = block.clamp(max=self.farthest)
-        found = torch.full_like(state[..., :0], 0)
+        found = torch.zeros_like(state)  # runtimes disagree about whether any of no numbers is true
         for draw in range(self.count):
             k = count - self.count + draw
             guess = mixed(state, draw) % (k + 1).clamp(min=1)

@@ -356,4 +356,13 @@ VARIANTS: dict[str, Row] = {
         {"memory": 4, "tokens_per_step": 3, **pattern("image_2d", width=3, rows=2, columns=2, above=1, beside=1)}
     ),
 }
-PRESET_ROWS: dict[str, Row] = {}
+PRESET_ROWS: dict[str, Row] = {
+    "image_transformer": Row(pattern("image_1d", block=3, before=2)),
+    "sparse_transformer": Row(pattern("sparse_fixed", block=3, summary=1)),
+    "blockwise": Row(pattern("blockwise", block=2, shifts=[0, 0, 1])),
+    "longformer": Row({"pattern": [{"name": "band", "window": window} for window in (2, 3, 6)], "layers": 3}),
+    "bigbird": Row(pattern("bigbird", window=2, random=1, block=2, sinks=2)),
+    "bp": Row({**pattern("bp", neighbours=2), "memory": 9}),
+    "gpt3_alternating": Row({"pattern": ["full", {"name": "band", "window": 3}]}),
+    "multi_scale": Row({"span": [{"name": "multi_scale", "windows": windows} for windows in ([1, 3, 2], [2, 7, 5])]}),
+}
