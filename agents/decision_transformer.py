@@ -37,11 +37,13 @@ from rltransformers.core.ranges import (
 )
 from rltransformers.core.seeding import step_seed
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
+from rltransformers.core.spec import Choice
 from rltransformers.data import ContextBatch, ContextSampler, load_trajectories
 from rltransformers.envs.make import WrapperConfig, WrapperFunction, find_spec, make_vector_env
 from rltransformers.policies.decision import ActingMode, ActingState, Actor, DecisionPolicy
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.steps import Acting, DecisionMachine
+from rltransformers.training.datastore import fill_store
 from rltransformers.training.decision_data import DataSummary, statistics_of, summary_of, training_data
 from rltransformers.training.decision_settings import (
     BatchSize,
@@ -51,6 +53,7 @@ from rltransformers.training.decision_settings import (
     Settings,
     backbone_config,
     fitting_mode,
+    readout_choice,
 )
 from rltransformers.training.episodes import (
     Episode,
@@ -107,6 +110,8 @@ class DecisionTransformer(OfflineAgent):
             minute) and kept in the user's cache folder; "eager" as PyTorch operations. Both compute the same.
         policy_kwargs: {"backbone": {...}} as for ``BackboneConfig.from_dict``, by default the preset
             "decision_transformer". "tokens_per_step" is set here; "memory" (in steps) defaults to context_length - 1.
+            {"readout": ...}: what the head adds of recorded actions, "knn" (discrete actions), "spalm" or {"name": ...,
+            option: ...}; see ``build_datastore``.
         tensorboard_log: folder for TensorBoard; the x axis counts updates.
         verbose: 1 also prints what is logged.
         seed: same seed, same run; None draws one.
@@ -152,7 +157,7 @@ class DecisionTransformer(OfflineAgent):
         if mode == "bc" and return_scale is not None:
             raise ConfigError("mode 'bc' has no return tokens, so return_scale has no effect; leave it at None")
         device = find_device(device)
-        backbone = backbone_config(policy_kwargs, mode, context_length)
+        backbone, readout = backbone_config(policy_kwargs, mode, context_length), readout_choice(policy_kwargs)
         settings = Settings(
             context_length=context_length,
             learning_rate=learning_rate,
@@ -179,6 +184,7 @@ class DecisionTransformer(OfflineAgent):
             summary_of(data, settings, return_scale),
             statistics_of(data) if normalize_observations else None,
             device,
+            readout,
         )
         self._attach(data, tensorboard_log, verbose)
 
@@ -190,8 +196,9 @@ class DecisionTransformer(OfflineAgent):
         summary: DataSummary,
         statistics: Mapping[str, tuple[Tensor, Tensor]] | None,
         device: torch.device,
+        readout: Choice | None,
     ) -> None:
-        self.settings, self.summary, self.backbone_config = settings, summary, backbone
+        self.settings, self.summary, self.backbone_config, self.readout = settings, summary, backbone, readout
         self.observation_space, self.action_space = spaces
         self.device = device
         self.seed = settings.seed
@@ -206,6 +213,7 @@ class DecisionTransformer(OfflineAgent):
                 return_conditioned=settings.mode == "dt",
                 return_scale=summary.return_scale,
                 statistics=statistics,
+                readout=readout,
             ).to(self.device)
         self.policy.eval()
         self._optimizer = torch.optim.AdamW(
@@ -253,11 +261,32 @@ class DecisionTransformer(OfflineAgent):
                 if not callback.on_step():
                     break
         callback.on_training_end()
+        readout = self.policy.head.readout
+        if readout is not None and not readout.learns:  # training goes on as before, whatever it holds
+            self.build_datastore()
+        return self
+
+    def build_datastore(self) -> Self:
+        """Fill the store of the readout with features of the dataset under today's weights, and the recorded actions.
+
+        ``learn`` does so, too: every ``refresh`` updates, and for "knn" at its end.
+
+        Raises:
+            ConfigError: when the model has no readout, or was loaded without a dataset.
+        """
+        if self.readout is None:
+            raise ConfigError('this model has no readout to fill; give policy_kwargs={"readout": "knn"} or "spalm"')
+        if self._sampler is None:
+            raise ConfigError(f"this model has no dataset to read; give one to {KIND}.load(path, dataset=...)")
+        seed = step_seed(self.seed, self.num_timesteps, "datastore")
+        fill_store(self.policy, self._sampler, seed, self.device)
         return self
 
     def _update(self, sampler: ContextSampler, with_panel: bool) -> dict[str, Tensor]:
         """One step of AdamW on one batch; the random numbers depend on the seed and the step count only."""
-        settings = self.settings
+        settings, readout = self.settings, self.policy.head.readout
+        if readout is not None and self.num_timesteps % readout.options.refresh == 0:
+            self.build_datastore()
         generator = torch.Generator().manual_seed(step_seed(self.seed, self.num_timesteps, "batch"))
         torch.manual_seed(step_seed(self.seed, self.num_timesteps, "dropout"))
         batch = sampler.sample(settings.batch_size, generator)
@@ -285,7 +314,13 @@ class DecisionTransformer(OfflineAgent):
         record = record or Record()
         batch, head = batch.to(self.device), self.policy.head
         outputs = self.policy(
-            batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid, record=record
+            batch.observations,
+            batch.actions,
+            batch.return_to_go,
+            batch.timestep,
+            batch.valid,
+            record=record,
+            episode=batch.episode,
         )
         loss = action_loss(head, outputs, head.blank(batch.actions, batch.valid), batch.valid)
         for name, weight in self.policy.backbone.aux_weights.items():

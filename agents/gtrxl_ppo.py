@@ -271,6 +271,7 @@ class GTrXLPPO(OnlineAgent):
         for part in self.policy.backbones():
             part.backbone.maintain()
         self._refresh_memory(segment)
+        self.policy.remember(segment)
         self._log_update(segment, losses)
 
     def _optimise(self, segment: Segment) -> list[PPOLoss]:

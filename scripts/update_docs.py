@@ -15,7 +15,7 @@ import re
 import sys
 from pathlib import Path
 
-from rltransformers.backbone import AXES, PRESETS, catalogue
+from rltransformers.backbone import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that the benchmarks next to this file are found
@@ -123,9 +123,10 @@ def _named(link: re.Match[str]) -> str:
 def slots() -> list[str]:
     """One line per axis: what it decides and the names that fit."""
     lines = ["| slot | decides | names |", "|---|---|---|"]
-    for axis, specs in catalogue().items():
+    for axis, specs in mechanism_pages.mechanisms().items():
         names = ", ".join(f"`{spec.name}`" for spec in specs)
-        lines.append(f"| [`{axis}`](docs/mechanisms/{axis}.md) | {AXES[axis].decides} | {len(specs)}: {names} |")
+        decides = mechanism_pages.decides(axis)
+        lines.append(f"| [`{axis}`](docs/mechanisms/{axis}.md) | {decides} | {len(specs)}: {names} |")
     lines.append(f"| [`preset`](docs/mechanisms/preset.md) | all of the above at once | {len(PRESETS)} papers |")
     return lines
 

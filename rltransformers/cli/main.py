@@ -436,6 +436,8 @@ The names printed here are what a config takes under `agent`, `backbone.preset` 
 
 
 def _list(arguments: argparse.Namespace) -> None:
+    from rltransformers.backbone import AXES
+
     contents = list_contents()
     if arguments.json:
         _print_json(contents)
@@ -444,7 +446,7 @@ def _list(arguments: argparse.Namespace) -> None:
     for name in ("agents", "configs", "presets"):
         print(f"{name}\n  {', '.join(names[name])}\n")
     for axis, entries in contents["axes"].items():
-        print(f"backbone.{axis}")
+        print(f"{'backbone' if axis in AXES else 'policy'}.{axis}")
         for entry in entries:
             print(f"  {entry['name']:<20} {entry['id']:<11} {entry['summary'].rstrip('.')}. [{entry['paper']}]")
             if entry["options"]:
@@ -456,6 +458,7 @@ def list_contents() -> dict[str, Any]:
     """Everything ``rltransformers list`` knows, as JSON values."""
     from rltransformers.backbone import PRESETS, catalogue
     from rltransformers.cli.runs import packaged_configs
+    from rltransformers.policies.readouts.catalogue import READOUTS
     from rltransformers.training.experiment import AgentName
 
     axes = {
@@ -471,7 +474,7 @@ def list_contents() -> dict[str, Any]:
             }
             for spec in entries
         ]
-        for axis, entries in catalogue().items()
+        for axis, entries in (catalogue() | {"readout": list(READOUTS.values())}).items()
     }
     agents = [agent.value for agent in AgentName]
     presets = [

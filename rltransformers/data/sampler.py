@@ -23,6 +23,7 @@ class ContextBatch:
 
     ``timestep`` counts from the start of the episode, ``return_to_go`` includes the reward of its own step and is not
     scaled. Where ``valid`` is False every entry repeats the last valid step: a member of its space, and never a target.
+    ``episode`` is the number of each window's episode.
     """
 
     observations: dict[str, Tensor]
@@ -31,6 +32,7 @@ class ContextBatch:
     return_to_go: Float[Tensor, "B K"]
     timestep: Int[Tensor, "B K"]
     valid: Bool[Tensor, "B K"]
+    episode: Int[Tensor, " B"]
 
     def to(self, device: torch.device | str) -> "ContextBatch":
         """The same batch on ``device``."""
@@ -129,4 +131,19 @@ class ContextSampler:
             gather(self._return_to_go, steps),
             timestep,
             self._arange < length[:, None],
+            episode,
         )
+
+    def covering(self, episodes: Int[Tensor, " E"]) -> tuple[Int[Tensor, " N"], Bool[Tensor, "N K"]]:
+        """Windows that hold every step of some episodes once, and which of their steps these are.
+
+        A window begins every h = K - K // 2 steps, and stands for its last h steps; the first one for all of its own.
+        """
+        length, period = self.context_length, self.context_length - self.context_length // 2
+        steps = self._offsets[episodes + 1] - self._offsets[episodes]
+        counts = 1 + (steps - length).clamp(min=0).add(period - 1).div(period, rounding_mode="floor")
+        of_window = torch.arange(len(episodes), device=self.device).repeat_interleave(counts)
+        begin = (torch.arange(len(of_window), device=self.device) - (counts.cumsum(0) - counts)[of_window]) * period
+        first = torch.where(begin == 0, 0, length - period)
+        wanted = (self._arange >= first[:, None]) & (self._arange < (steps[of_window] - begin)[:, None])
+        return self._window_starts[episodes][of_window] + self._before + begin, wanted

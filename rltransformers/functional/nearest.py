@@ -41,8 +41,12 @@ class FlatIndex:
     def __getstate__(self) -> dict[str, Any]:
         return {"by_distance": self.by_distance, "_index": None}
 
+    def forget(self) -> None:
+        """The keys have changed: the next search makes the index anew."""
+        self._index = None
+
     def search(self, queries: Float[Tensor, "*n K"], keys: Float[Tensor, "M K"], count: int) -> Int[Tensor, "*n C"]:
-        """The ``count`` nearest of ``keys``, which are the same in all calls, nearest first."""
+        """The ``count`` nearest of ``keys``, which are the same until ``forget``, nearest first."""
         if self._index is None:
             faiss = require("faiss", "knn")
             self._index = (faiss.IndexFlatL2 if self.by_distance else faiss.IndexFlatIP)(keys.shape[1])

@@ -18,9 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.core.spaces import check_supported, check_width, leaf_spaces
+from rltransformers.core.spec import Choice
 from rltransformers.functional.modules import linear
+from rltransformers.policies.readouts.interface import Readout
 
 HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
+LEAST = 1e-30
+"""Of a probability that is a mixture: its logarithm is finite."""
 
 
 class ContinuousAction(nn.Module):
@@ -31,6 +35,7 @@ class ContinuousAction(nn.Module):
     bounded: Tensor
     low: Tensor
     high: Tensor
+    countable = tied = False
 
     def __init__(self, space: spaces.Box, width: int | None) -> None:
         super().__init__()
@@ -49,6 +54,14 @@ class ContinuousAction(nn.Module):
     def normalise(self, action: Tensor) -> Float[Tensor, "... A"]:
         """The action in head units, flat; data outside the bounds lands outside [-1, 1]."""
         return (_flat(action, self.shape).to(self.centre.dtype) - self.centre) / self.scale
+
+    def recorded(self, action: Tensor) -> Float[Tensor, "... A"]:
+        """The action as a readout stores it, in head units."""
+        return self.normalise(action)
+
+    def mixed(self, output: Tensor, recorded: Tensor, share: Tensor) -> Tensor:
+        """Not of this leaf, whose actions have no probabilities."""
+        raise NotImplementedError("a Box has no mixture of probabilities")
 
     def squash(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "... A"]:
         """The predicted action in head units: tanh where both bounds are finite, the output itself elsewhere."""
@@ -73,6 +86,7 @@ class GaussianAction(nn.Module):
 
     low: Tensor
     high: Tensor
+    countable = tied = False
 
     def __init__(self, space: spaces.Box, log_std: float) -> None:
         super().__init__()
@@ -81,6 +95,15 @@ class GaussianAction(nn.Module):
         self.log_std = nn.Parameter(torch.full((self.outputs,), float(log_std)))
         for name, bound in zip(("low", "high"), inner_bounds(space), strict=True):
             self.register_buffer(name, torch.as_tensor(bound), persistent=False)
+
+    def recorded(self, action: Tensor) -> Float[Tensor, "... A"]:
+        """The action as a readout stores it: in units where the bounds are -1 and 1."""
+        low, high = self.low.flatten(), self.high.flatten()
+        return (2 * _flat(action, self.shape) - low - high) / (high - low).clamp(min=1e-6)
+
+    def mixed(self, output: Tensor, recorded: Tensor, share: Tensor) -> Tensor:
+        """Not of this leaf, whose actions have no probabilities."""
+        raise NotImplementedError("a Box has no mixture of probabilities")
 
     def draw(self, rows: int, generator: torch.Generator | None) -> Float[Tensor, "R A"]:
         """Standard normal numbers."""
@@ -114,6 +137,7 @@ class CategoricalAction(nn.Module):
     places: Tensor
     exists: Tensor
     counts: Tensor
+    countable = tied = True
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete, width: int | None) -> None:
         super().__init__()
@@ -146,6 +170,20 @@ class CategoricalAction(nn.Module):
         lead = action.dim() - len(self.shape)
         flat = action.reshape(*action.shape[:lead], self.draws).long()
         return flat if self.counted_from_zero else flat - self.start
+
+    def recorded(self, action: Tensor) -> Float[Tensor, "... A"]:
+        """The action as a readout stores it: 1 for the class of every component, 0 for its others."""
+        place = self.classes(action) + self.offset
+        zeros = self.counts.new_zeros(*place.shape[:-1], self.outputs)
+        return zeros.scatter(-1, place, 1.0)
+
+    def mixed(
+        self, output: Float[Tensor, "... A"], recorded: Float[Tensor, "... A"], share: Float[Tensor, "... 1"]
+    ) -> Float[Tensor, "... A"]:
+        """Logits of a mixture with what is recorded, component by component."""
+        parts = zip(output.split_with_sizes(self.sizes, -1), recorded.split_with_sizes(self.sizes, -1), strict=True)
+        mixtures = [share * other + (1 - share) * own.softmax(-1) for own, other in parts]
+        return torch.cat(mixtures, -1).clamp(min=LEAST).log()
 
     def logits(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "... C N"]:
         """One row of logits per component; -inf for the classes that the largest component has and this one lacks."""
@@ -209,6 +247,21 @@ class BinaryAction(nn.Module):
 
     like: Tensor
     """Says the type and the device of noise and bits."""
+    countable, tied = True, False
+
+    def recorded(self, action: Tensor) -> Float[Tensor, "... A"]:
+        """The action as a readout stores it."""
+        return self.bits(action)
+
+    def mixed(
+        self, output: Float[Tensor, "... A"], recorded: Float[Tensor, "... A"], share: Float[Tensor, "... 1"]
+    ) -> Float[Tensor, "... A"]:
+        """Logits of a mixture with what is recorded, bit by bit."""
+        on, off = (
+            (share * other + (1 - share) * own.sigmoid()).clamp(min=LEAST)
+            for other, own in ((recorded, output), (1 - recorded, -output))
+        )
+        return on.log() - off.log()
 
     def draw(self, rows: int, generator: torch.Generator | None) -> Float[Tensor, "R A"]:
         """Uniform numbers in [0, 1)."""
@@ -263,12 +316,21 @@ class ActionHead(nn.Module):
         log_std: Box leaves are normal with this first logarithm of their standard deviation; None makes them
             deterministic: the tanh of an output, between the bounds.
         embeds: whether actions are turned into tokens.
+        readout: what is added of recorded actions; None for nothing.
 
     Raises:
-        ConfigError: for an action space with an unsupported leaf.
+        ConfigError: for an action space with an unsupported leaf, or one that the readout cannot serve.
     """
 
-    def __init__(self, space: gym.Space[Any], width: int, *, log_std: float | None = None, embeds: bool = True) -> None:
+    def __init__(
+        self,
+        space: gym.Space[Any],
+        width: int,
+        *,
+        log_std: float | None = None,
+        embeds: bool = True,
+        readout: Choice | None = None,
+    ) -> None:
         super().__init__()
         check_supported(space, "action")
         check_width(space, "action", width)
@@ -281,7 +343,8 @@ class ActionHead(nn.Module):
         self._deterministic = any(isinstance(leaf, ContinuousAction) for leaf in parts)
         self.linear = nn.Linear(width, sum(leaf.outputs for leaf in parts))
         self.draws = sum(leaf.draws for leaf in parts)
-        self.countable = all(isinstance(leaf, CategoricalAction | BinaryAction) for leaf in parts)
+        self.countable = all(leaf.countable for leaf in parts)
+        self.readout: Readout | None = None if readout is None else readout.build(width, parts)
 
     def named_leaves(self) -> list[tuple[str, ActionLeaf]]:
         """Leaf paths with their parts, in the order of the space."""
@@ -294,7 +357,17 @@ class ActionHead(nn.Module):
 
     def forward(self, features: Float[Tensor, "... W"]) -> Float[Tensor, "... A"]:
         """Outputs of all leaves, side by side."""
-        return linear(self.linear, features)
+        return linear(self.linear, features) if self.readout is None else self.readout(features, self.linear)
+
+    def learning(self, features: Float[Tensor, "... W"], episode: Int[Tensor, "..."]) -> Float[Tensor, "... A"]:
+        """Outputs to learn recorded actions by: without what a readout reads of the same ``episode``."""
+        if self.readout is None or not self.readout.learns:
+            return linear(self.linear, features)
+        return self.readout(features, self.linear, episode)
+
+    def recorded(self, actions: Mapping[str, Tensor]) -> Float[Tensor, "... A"]:
+        """Actions as a readout stores them."""
+        return torch.cat([leaf.recorded(actions[path]) for path, leaf in self.named_leaves()], -1)
 
     def blank(self, actions: Mapping[str, Tensor], valid: Bool[Tensor, "..."]) -> dict[str, Tensor]:
         """The actions with a legal constant wherever ``valid`` is False, whatever stood there (NaN, -10)."""

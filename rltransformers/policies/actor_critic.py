@@ -32,6 +32,7 @@ from rltransformers.memory.interface import Cached
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts, tree_space
+from rltransformers.policies.readouts.catalogue import read_readout
 
 Space = gym.Space[Any]
 NOTHING = slice(0, 0)
@@ -148,6 +149,8 @@ class GTrXLPolicy(BasePolicy):
         first_step: tell the network which step is the first of its episode.
         head_width: units of one hidden layer (tanh) in front of each head; 0 for none.
         log_std_init: first logarithm of the standard deviation of Box actions.
+        readout: what the action head adds of recorded actions: "knn", "spalm" or {"name": ..., option: ...}; their
+            store fills after every update, and is frozen from then to the end of the next one.
         optimizer_kwargs: keywords of Adam beside the learning rate, see ``AdamOptions``.
 
     Raises:
@@ -171,6 +174,7 @@ class GTrXLPolicy(BasePolicy):
         first_step: bool = False,
         head_width: Annotated[int, Ge(0), Le(2**16)] = 0,
         log_std_init: Annotated[float, Ge(-20), Le(20)] = 0.0,
+        readout: str | Mapping[str, Any] | None = None,
         optimizer_kwargs: AdamOptions | None = None,
     ) -> None:
         check_action_space(action_space)
@@ -198,7 +202,9 @@ class GTrXLPolicy(BasePolicy):
             )
         self.action_hidden, latent = _hidden(width, head_width)
         self.value_hidden, _ = _hidden(width, head_width)
-        self.action_head = ActionHead(action_space, latent, log_std=log_std_init, embeds=False)
+        self.action_head = ActionHead(
+            action_space, latent, log_std=log_std_init, embeds=False, readout=read_readout(readout)
+        )
         sources = [module for part in self.backbones() for module in part.backbone.table_sources()]
         self.tables = Tables(self, sources, self._compute_tables)
         self.machine_code: MachineStep | None = None
@@ -341,6 +347,19 @@ class GTrXLPolicy(BasePolicy):
         if self.critic is not None:
             _, critic = self.critic(*steps, state.critic, None, NOTHING)
         return PolicyState(actor, critic, last_actions(segment), segment.rewards[:, -1])
+
+    @torch.no_grad()
+    def remember(self, segment: Segment) -> None:
+        """Store features under today's weights and the actions of a segment, for the readout where there is one."""
+        readout = self.action_head.readout
+        if readout is None:
+            return
+        steps = (segment.observations, *previous_steps(segment), segment.first)
+        features, _ = self.actor(*steps, segment.memory.actor, None)
+        actions = self.action_head.recorded(self.action_head.execute(segment.actions))
+        kept = segment.counts & (segment.advantages > 0) if readout.options.better else segment.counts
+        latent, actions, kept = (each.transpose(0, 1) for each in (self.action_hidden(features), actions, kept))
+        readout.store.add(latent[kept], actions[kept], kept.new_zeros(int(kept.sum()), dtype=torch.long))
 
     @torch.inference_mode()
     def step(

@@ -19,6 +19,7 @@ from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.backbone.tables import Tables
 from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces
+from rltransformers.core.spec import Choice
 from rltransformers.functional.modules import linear
 from rltransformers.functional.windows import oldest_first, padded_behind
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
@@ -48,6 +49,7 @@ class DecisionPolicy(nn.Module):
         return_scale: return-to-go is divided by this before it becomes a token.
         statistics: mean and standard deviation of the floating-point observation leaves by path; others pass as they
             are.
+        readout: what the head adds of recorded actions; None for nothing.
 
     Raises:
         ConfigError: for a space with an unsupported leaf.
@@ -62,6 +64,7 @@ class DecisionPolicy(nn.Module):
         return_conditioned: bool = True,
         return_scale: float = 1.0,
         statistics: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+        readout: Choice | None = None,
     ) -> None:
         super().__init__()
         self.observation_leaves = leaf_spaces(observation_space)
@@ -69,7 +72,7 @@ class DecisionPolicy(nn.Module):
         self.backbone = Backbone(backbone)
         self.width = self.backbone.width
         self.encoder = ObservationEncoder(observation_space, self.width)
-        self.head = ActionHead(action_space, self.width)
+        self.head = ActionHead(action_space, self.width, readout=readout)
         self.tables = Tables(self, self.backbone.table_sources(), self.backbone.tables)
         self.machine_code: MachineDecision | None = None
         self.embed_return = nn.Linear(1, self.width) if return_conditioned else None
@@ -117,13 +120,32 @@ class DecisionPolicy(nn.Module):
         timestep: Int[Tensor, "B K"],
         valid: Bool[Tensor, "B K"],
         record: Record | None = None,
+        episode: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B K A"]:
         """Head outputs for the action of every step, from windows of K steps; what stands in padding is never read.
 
         Args:
             timestep: number of the step inside its episode, 0 at the first.
             valid: False for padding, anywhere in the window.
+            episode: number of the episode of a window, of whose steps a readout reads nothing; None for outputs that do
+                not learn.
         """
+        features = self.features(observations, actions, return_to_go, timestep, valid, record)
+        if episode is None:
+            outputs: Tensor = self.head(features)
+            return outputs
+        return self.head.learning(features, episode[:, None].expand(timestep.shape))
+
+    def features(
+        self,
+        observations: Mapping[str, Tensor],
+        actions: Mapping[str, Tensor],
+        return_to_go: Float[Tensor, "B K"],
+        timestep: Int[Tensor, "B K"],
+        valid: Bool[Tensor, "B K"],
+        record: Record | None = None,
+    ) -> Float[Tensor, "B K W"]:
+        """What the head reads at every step; arguments as for ``forward``."""
         observations = blank_invalid(self.observation_leaves, observations, valid)
         known = self.embed_step(observations, torch.where(valid, return_to_go, 0.0))
         taken = self.embed_action(self.head.blank(actions, valid))
@@ -132,6 +154,7 @@ class DecisionPolicy(nn.Module):
         # Padding behind the valid steps is never looked at; only what averages over tokens has to know of it.
         averages = record is not None and (record.weights or bool(self.backbone.aux_weights))
         told = averages or not padded_behind(valid)
+        features: Tensor
         features, _ = self.backbone(  # nothing is predicted from the last action
             tokens[:, :-1],
             valid=valid.repeat_interleave(group, 1)[:, :-1] if told else None,
@@ -139,8 +162,7 @@ class DecisionPolicy(nn.Module):
             wanted=slice(group - 2, None, group),
             record=record,
         )
-        outputs: Tensor = self.head(features)
-        return outputs
+        return features
 
 
 @dataclass(frozen=True)

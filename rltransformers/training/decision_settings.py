@@ -18,7 +18,9 @@ from rltransformers.core.ranges import (
     check_fields,
     shown,
 )
+from rltransformers.core.spec import Choice
 from rltransformers.policies.decision import ActingMode
+from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.steps import Acting
 
 Mode = Literal["dt", "bc"]
@@ -31,6 +33,7 @@ class PolicySettings(TypedDict, total=False):
     """What ``policy_kwargs`` may hold."""
 
     backbone: BackboneConfig | Mapping[str, Any] | None
+    readout: str | Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,12 @@ def backbone_config(policy_kwargs: Mapping[str, Any] | None, mode: str, context_
     values |= chosen.to_dict() if isinstance(chosen, BackboneConfig) else dict(chosen)
     check_tokens(values.setdefault("tokens_per_step", tokens_of(mode)), mode)
     return BackboneConfig.from_dict(values)
+
+
+def readout_choice(policy_kwargs: Mapping[str, Any] | None) -> Choice | None:
+    """What the head adds of recorded actions, or None."""
+    options = check(policy_kwargs or {}, PolicySettings, "policy_kwargs")
+    return read_readout(options.get("readout"), "policy_kwargs.readout")
 
 
 def fitting_mode(backbone: BackboneConfig, context_length: int) -> ActingMode:

@@ -20,8 +20,10 @@ from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, WholeNumber, check, strict
 from rltransformers.core.spaces import differing_spaces, space_from_json, space_to_json
+from rltransformers.core.spec import Choice
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.policies.decision import ActingMode, Actor, DecisionPolicy
+from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.shipping import DecisionInFile, write_policy
 from rltransformers.policies.steps import Acting
 from rltransformers.training.checkpoint import (
@@ -52,6 +54,7 @@ class OfflineAgent:
     settings: Settings
     summary: DataSummary
     backbone_config: BackboneConfig
+    readout: Choice | None
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
     policy: DecisionPolicy
@@ -68,6 +71,7 @@ class OfflineAgent:
         summary: DataSummary,
         statistics: Mapping[str, tuple[Tensor, Tensor]] | None,
         device: torch.device,
+        readout: Choice | None,
     ) -> None:
         """The model and its optimiser, before the first update."""
         raise NotImplementedError
@@ -159,6 +163,7 @@ class OfflineAgent:
             "settings": asdict(self.settings),
             "summary": asdict(self.summary),
             "backbone": self.backbone_config.to_dict(),
+            "readout": None if self.readout is None else self.readout.to_dict(),
             "observation_space": space_to_json(self.observation_space),
             "action_space": space_to_json(self.action_space),
         }
@@ -205,7 +210,9 @@ class OfflineAgent:
             backbone = BackboneConfig.from_dict(parts["backbone"])
             check_tokens(backbone.tokens_per_step, settings.mode)
             check_held(backbone, weights)
-            self._build(settings, backbone, spaces, summary, statistics, device)
+            # Checkpoints of the first releases have no readout.
+            readout = read_readout(parts.get("readout"))
+            self._build(settings, backbone, spaces, summary, statistics, device, readout)
             restore_weights(self.policy, weights)
             restore_optimizer(self._optimizer, tensors["optimizer"])
             self.num_timesteps = check(tensors["updates"], Updates, "updates")

@@ -10,6 +10,7 @@ from typing import Any
 
 from rltransformers.backbone import AXES, PRESETS, catalogue
 from rltransformers.core.spec import Spec
+from rltransformers.policies.readouts.catalogue import DECIDES, READOUTS
 from scripts import benchmark, reproduce
 from scripts.results import report
 from scripts.results.suites import read_suite
@@ -26,13 +27,24 @@ NOTES = {
     "mixer": "A list gives the layers theirs in turn.",
     "span": "A list gives the layers theirs in turn.",
     "losses": "Written as `losses: {NAME: weight}`.",
+    "readout": 'Of the policy, not of the backbone: `policy_kwargs={"readout": ...}`, `policy.readout` in YAML.',
 }
+
+
+def mechanisms() -> dict[str, list[Spec]]:
+    """Those of the backbone by axis, and those of the policy."""
+    return catalogue() | {"readout": list(READOUTS.values())}
+
+
+def decides(axis: str) -> str:
+    """What the answer is about, part of a sentence."""
+    return AXES[axis].decides if axis in AXES else DECIDES
 
 
 def pages(folder: Path) -> dict[Path, str]:
     """Text of every page of ``folder``."""
     found = {folder / "README.md": "\n".join(index()) + "\n"}
-    for axis, specs in catalogue().items():
+    for axis, specs in mechanisms().items():
         found[folder / f"{axis}.md"] = "\n".join(slot(axis, specs)) + "\n"
     found[folder / "preset.md"] = "\n".join(presets()) + "\n"
     return found
@@ -40,15 +52,15 @@ def pages(folder: Path) -> dict[Path, str]:
 
 def index() -> Iterator[str]:
     """The page that lists the slots."""
-    count = sum(map(len, catalogue().values()))
+    count = sum(map(len, mechanisms().values()))
     yield from ["# Mechanisms", ""]
     yield f"The {count} mechanisms of [the backbone](../backbone.md), a page per slot: what each one computes,"
     yield "its options, what it costs, how it differs from its source, what was measured."
     yield "`rltransformers list` prints them, too; `python scripts/update_docs.py` writes these pages."
     yield from ["", "| slot | decides | names |", "|---|---|---|"]
-    for axis, specs in catalogue().items():
+    for axis, specs in mechanisms().items():
         names = ", ".join(f"[`{spec.name}`]({axis}.md#{spec.name})" for spec in specs)
-        yield f"| [`{axis}`]({axis}.md) | {AXES[axis].decides} | {names} |"
+        yield f"| [`{axis}`]({axis}.md) | {decides(axis)} | {names} |"
     yield f"| [`preset`](preset.md) | all of the above at once | {len(PRESETS)} papers |"
     yield from ["", "## Which of them go together", ""]
     yield "[All pairs](pairs.csv), each with the reason where it is refused: what a config is told that asks for it."
@@ -58,8 +70,8 @@ def index() -> Iterator[str]:
 
 def slot(axis: str, specs: Sequence[Spec]) -> Iterator[str]:
     """The page of one axis."""
-    decides = AXES[axis].decides
-    yield from [f"# {axis}", "", f"{decides[0].upper()}{decides[1:]}. {NOTES.get(axis, '')}".rstrip()]
+    text = decides(axis)
+    yield from [f"# {axis}", "", f"{text[0].upper()}{text[1:]}. {NOTES.get(axis, '')}".rstrip()]
     yield "[All slots](README.md)."
     yield from ["", "| name | id | in one sentence |", "|---|---|---|"]
     for spec in specs:
@@ -85,7 +97,7 @@ def entry(spec: Spec) -> Iterator[str]:
     if options:
         yield f"- options: {', '.join(f'`{option}`' for option in options)}"
     traits = spec.traits
-    if AXES[spec.axis].attention:
+    if spec.axis in AXES and AXES[spec.axis].attention:
         yield f"- sees: {traits.horizon}; state: {traits.state}; work grows as {traits.time}"
     if traits.causal_form:
         yield f"- differs from the source: {traits.causal_form}"

@@ -1,0 +1,20 @@
+"""All readouts by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rltransformers.core.spec import Choice
+from rltransformers.policies.readouts import knn, spalm
+
+READOUTS = {spec.name: spec for spec in (knn.SPEC, spalm.SPEC)}
+DECIDES = "what the action head adds of recorded actions"
+"""What the answer is about, part of a sentence."""
+
+
+def read_readout(value: str | Mapping[str, Any] | Choice | None, path: str = "readout") -> Choice | None:
+    """The choice that a setting says; None for none.
+
+    Raises:
+        ConfigError: an unknown name or option, or a value that an option does not take.
+    """
+    return None if value is None else Choice.parse(value, "readout", READOUTS, path)

@@ -1,0 +1,98 @@
+"""Nearest neighbours as a policy (Khandelwal et al. 2020, arXiv 1911.00172).
+
+Axes: W width of features, A outputs of an action head, C neighbours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Gt, Le
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Spec, Traits
+from rltransformers.functional.modules import linear
+from rltransformers.policies.readouts.interface import Readout, RecordedLeaf, StoreOptions
+
+FINENESS = 1e-3
+"""Distances closer than this share of the temperature count as equal."""
+
+
+def shares_of(
+    distance: Float[Tensor, "*n C"], exists: Bool[Tensor, "*n C"], temperature: float
+) -> Float[Tensor, "*n C"]:
+    """exp(-distance / temperature), divided by the sum over what exists (equation 2); 0 where nothing does."""
+    logits = (-distance / temperature).masked_fill(~exists, torch.finfo(distance.dtype).min)
+    return logits.softmax(-1) * exists
+
+
+@dataclass(frozen=True)
+class Options(StoreOptions):
+    """Options of the nearest neighbours.
+
+    Attributes:
+        weight: of what the neighbours did; the rest is the model's.
+        temperature: of the squared distances.
+    """
+
+    weight: Annotated[float, Ge(0), Le(1)] = 0.25
+    temperature: Annotated[float, Gt(0), Le(1e6)] = 1.0
+
+
+class NearestNeighbours(Readout):
+    """p = weight p_knn + (1 - weight) p_model (equation 3), for every component of a discrete action by itself.
+
+    Nothing is learned through the neighbours. As long as none is stored the model stands alone.
+    """
+
+    options: Options
+
+    def forward(
+        self, features: Float[Tensor, "*n W"], layer: nn.Linear, own: Int[Tensor, "*n"] | None = None
+    ) -> Float[Tensor, "*n A"]:
+        """Outputs whose probabilities are those of the mixture."""
+        outputs, options = linear(layer, features), self.options
+        if options.weight == 0:
+            return outputs
+        found = self.store.nearest(features, options.neighbours, own)
+        share = options.weight * found.exists.any(-1, keepdim=True)
+        shares = shares_of(found.distance, found.exists, options.temperature)
+        recorded = (shares[..., None, :] @ self.store.actions[found.index].to(shares.dtype)).squeeze(-2)
+        parts = zip(self.leaves, self.split(outputs), self.split(recorded), strict=True)
+        return torch.cat([leaf.mixed(output, other, share) for leaf, output, other in parts], -1)
+
+
+def build(width: int, leaves: Sequence[RecordedLeaf], options: Options) -> NearestNeighbours:
+    """O1.
+
+    Raises:
+        ConfigError: for actions that are not countable.
+    """
+    if not all(leaf.countable for leaf in leaves):
+        raise ConfigError(
+            "readout 'knn' mixes probabilities of discrete actions, but the action space has a Box; "
+            "use readout 'spalm' or leave readout out"
+        )
+    return NearestNeighbours(width, leaves, options, FINENESS * options.temperature)
+
+
+SPEC = Spec(
+    id="O1",
+    name="knn",
+    axis="readout",
+    paper="Khandelwal et al. 2020, arXiv 1911.00172, equations 2 and 3",
+    summary="Mixes the model's probabilities with those of what was done where features were nearest.",
+    build=build,
+    options=Options,
+    example={"readout": {"name": "knn", "neighbours": 3}},
+    traits=Traits(
+        horizon="-",
+        state="0",
+        causal_form="keys are what the head reads in place of the input of the last transform; components of an action "
+        "are mixed one by one; distances are compared in steps of a thousandth of the temperature",
+    ),
+    formula="p(a) = weight sum_i softmax_i(-|f - k_i|^2 / temperature) [a = a_i] + (1 - weight) p_model(a)",
+)
