@@ -18,8 +18,10 @@ from stable_baselines3.common.callbacks import BaseCallback  # noqa: F401  # May
 from stable_baselines3.common.type_aliases import MaybeCallback
 from torch import Tensor
 
-from rltransformers.algorithms.decision import action_loss, learning_rate_factor
+from rltransformers.algorithms.calibration import learn_then_test
+from rltransformers.algorithms.decision import action_loss, difference, learning_rate_factor, step_losses
 from rltransformers.backbone import BackboneConfig, Record
+from rltransformers.blocks.leaving import NEVER, Confident
 from rltransformers.core.device import find_device
 from rltransformers.core.episodes import longest_allowed
 from rltransformers.core.errors import ConfigError, did_you_mean
@@ -30,6 +32,7 @@ from rltransformers.core.ranges import (
     Fraction,
     PositiveNumber,
     Seed,
+    UnitInterval,
     Weight,
     WholeNumber,
     check,
@@ -41,6 +44,7 @@ from rltransformers.core.spec import Choice
 from rltransformers.data import ContextBatch, ContextSampler, load_trajectories
 from rltransformers.envs.make import WrapperConfig, WrapperFunction, find_spec, make_vector_env
 from rltransformers.policies.decision import ActingMode, ActingState, Actor, DecisionPolicy
+from rltransformers.policies.deep_losses import Targets, shifted, tell_deep_losses
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.steps import Acting, DecisionMachine
 from rltransformers.training.datastore import fill_store
@@ -204,6 +208,7 @@ class DecisionTransformer(OfflineAgent):
         self.seed = settings.seed
         self.num_timesteps = 0
         self._interval = {}
+        self._progress = 0.0
         self._action_noise = np.random.default_rng(step_seed(settings.seed, 0, "action"))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(step_seed(settings.seed, 0, "weights"))
@@ -251,6 +256,7 @@ class DecisionTransformer(OfflineAgent):
         log = IntervalLog(self.logger, self.num_timesteps, self._interval)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             while self.num_timesteps < total_timesteps:
+                self._progress = self.num_timesteps / total_timesteps
                 logs = (self.num_timesteps + 1) % log_interval == 0 or self.num_timesteps + 1 == total_timesteps
                 metrics = self._update(self._sampler, with_panel=logs)
                 self.num_timesteps += 1
@@ -322,10 +328,81 @@ class DecisionTransformer(OfflineAgent):
             record=record,
             episode=batch.episode,
         )
-        loss = action_loss(head, outputs, head.blank(batch.actions, batch.valid), batch.valid)
+        actions = head.blank(batch.actions, batch.valid)
+        loss = action_loss(head, outputs, actions, batch.valid)
+        if record.streams:
+            tell_deep_losses(self.policy.backbone, record, self._targets(batch, actions), self._progress)
         for name, weight in self.policy.backbone.aux_weights.items():
             loss = loss + weight * record.losses[name]
         return loss
+
+    def _targets(self, batch: ContextBatch, actions: Mapping[str, Tensor]) -> Targets:
+        """What features behind inner layers predict: the recorded actions, as the policy does, and those after them."""
+        head, later_net, later = self.policy.head, self.policy.later_net, shifted(actions)
+
+        def next_one(features: Tensor) -> Tensor:
+            assert later_net is not None
+            return step_losses(head, later_net(features), later)
+
+        return Targets(
+            now=lambda features: step_losses(head, head(features), actions),
+            later=None if later_net is None else next_one,
+            counts=batch.valid,
+            first=batch.timestep == 0,
+        )
+
+    @strict
+    @torch.no_grad()
+    def calibrate_exits(
+        self,
+        bound: UnitInterval = 0.1,
+        error: UnitInterval = 0.05,
+        windows: Count = 512,
+        candidates: Count = 20,
+        dataset: Any = None,
+    ) -> float:
+        """Set the threshold of a policy with ``depth: calm`` as low as is safe, and return it.
+
+        With probability 1 - ``error`` over the windows, decisions with early exits differ from those of the whole stack
+        by at most ``bound`` in expectation: the share of steps with another most probable action, for a Box the
+        difference by the width of its bounds (Schuster et al. 2022, arXiv 2207.07061, section 4).
+
+        Args:
+            windows: drawn from the data, the samples of the test.
+            candidates: thresholds that are tried, from 1 downwards in equal steps.
+            dataset: what to calibrate on, best other data than it was trained on; None for the data of training.
+
+        Raises:
+            ConfigError: the depth of the backbone is another one, or there is no dataset.
+        """
+        leaving = self.policy.backbone.halt
+        if not isinstance(leaving, Confident):
+            raise ConfigError(f"only depth 'calm' has a threshold, not {self.backbone_config.choices.depth.name!r}")
+        sampler = self._sampler
+        if dataset is not None:
+            sampler = self._sampler_of(training_data(load_trajectories(dataset), self.settings))
+        if sampler is None:
+            raise ConfigError("this model has no dataset to calibrate on; pass calibrate_exits(dataset=...)")
+        generator = torch.Generator().manual_seed(step_seed(self.seed, self.num_timesteps, "batch"))
+        batch = sampler.sample(windows, generator).to(self.device)
+
+        def outputs(threshold: float) -> Tensor:
+            leaving.threshold.fill_(threshold)
+            found: Tensor = self.policy(
+                batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid
+            )
+            return found
+
+        whole = outputs(2 * NEVER)
+
+        def losses(threshold: float) -> Tensor:
+            differs = difference(self.policy.head, outputs(threshold), whole)
+            return torch.where(batch.valid, differs, 0.0).sum(1) / batch.valid.sum(1).clamp(min=1)
+
+        tried = [1.0 - index / candidates for index in range(candidates + 1)]
+        found = learn_then_test(tried, losses, bound, error)
+        leaving.threshold.fill_(2 * NEVER if found is None else found)
+        return float(leaving.threshold)
 
     # Acting
 

@@ -263,6 +263,7 @@ class GTrXLPPO(OnlineAgent):
         segment = self._segment
         assert segment is not None  # learn() collects before it trains
         self.policy.set_training_mode(True)
+        self.policy.progress = 1.0 - self._current_progress_remaining
         self._update_learning_rate(self.policy.optimizer)
         watched = segment.rows(self._watched_rows())
         for name, value in memory_panel(lambda record: self.policy.evaluate_segment(watched, record)).items():
@@ -301,7 +302,8 @@ class GTrXLPPO(OnlineAgent):
         now = self.policy.evaluate_segment(batch, gradient_window=self.gradient_window)
         loss = ppo_loss(now, batch, self._loss_weights())
         if now.last.auxiliary_loss is not None:
-            loss = replace(loss, total=loss.total + now.last.auxiliary_loss)
+            named = {name: value.detach() for name, value in now.last.losses.items()}
+            loss = replace(loss, total=loss.total + now.last.auxiliary_loss, auxiliary=named)
         return loss
 
     def _loss_weights(self) -> PPOWeights:

@@ -41,9 +41,31 @@ def action_loss(
     Args:
         actions: by leaf path, [B, K, *leaf shape]; rows where ``valid`` is False must hold legal actions.
     """
+    return masked_mean(step_losses(head, outputs, actions), valid)
+
+
+def step_losses(
+    head: ActionHead, outputs: Float[Tensor, "B K A"], actions: Mapping[str, Tensor]
+) -> Float[Tensor, "B K"]:
+    """Loss of the recorded action at every step, summed over the leaves of the action space."""
     parts = head.split(outputs)
-    losses = [leaf_loss(leaf, parts[path], actions[path]) for path, leaf in head.named_leaves()]
-    return masked_mean(torch.stack(losses).sum(0), valid)
+    return torch.stack([leaf_loss(leaf, parts[path], actions[path]) for path, leaf in head.named_leaves()]).sum(0)
+
+
+def difference(head: ActionHead, one: Float[Tensor, "B K A"], other: Float[Tensor, "B K A"]) -> Float[Tensor, "B K"]:
+    """How far decisions lie apart, in [0, 1]: 1 for another class or bit, a Box by the width of its bounds.
+
+    The largest difference of all leaves.
+    """
+    mine, others = head.split(one), head.split(other)
+    found = []
+    for path, leaf in head.named_leaves():
+        if isinstance(leaf, ContinuousAction):
+            found.append((leaf.squash(mine[path]) - leaf.squash(others[path])).abs().amax(-1) / 2)
+        else:
+            same = leaf.decode(mine[path]) == leaf.decode(others[path])
+            found.append((~same).flatten(2).any(-1).to(one.dtype) if same.dim() > 2 else (~same).to(one.dtype))
+    return torch.stack(found).amax(0)
 
 
 def learning_rate_factor(step: int, warmup_steps: int, decay_steps: int | None = None) -> float:

@@ -1,6 +1,7 @@
 """The loss of Proximal Policy Optimisation (arXiv 1707.06347) on recorded segments. Axes: B environments, T steps."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 class PPOLoss:
     """The loss to minimise and what it is made of; every field is a scalar tensor, only ``total`` carries gradient.
 
-    ``log_barrier`` is None where actions are not finite many.
+    ``log_barrier`` is None where actions are not finite many; ``auxiliary`` losses of the network have names.
     """
 
     total: Tensor
@@ -23,6 +24,7 @@ class PPOLoss:
     clip_fraction: Tensor
     ratio_error: Tensor
     log_barrier: Tensor | None = None
+    auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,21 @@
 """How often the layers of a stack are applied, and whether they share their weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Le, Lt
 from torch import nn
 
 from rltransformers.blocks.layer import Layer
-from rltransformers.core.spec import Feature, Loss, NoOptions, Refusal, Spec, Traits
+from rltransformers.blocks.leaving import Classified, Geometric, Leaving, Multinomial, Saturated
+from rltransformers.core.spec import Feature, Loss, NoOptions, Refusal, Size, Spec, Traits
+from rltransformers.stacks.exits import Exits
 from rltransformers.stacks.halting import AdaptiveTime
 from rltransformers.stacks.plain import Embed, Plain, Universal
+
+Confidence = Literal["saturation", "classifier"]
+Predictor = Literal["multinomial", "geometric"]
 
 
 class Depth:
@@ -60,10 +65,64 @@ class HaltingDepth(UniversalDepth):
 
 
 @dataclass(frozen=True)
+class ExitDepth(Depth):
+    """Every layer once, until a token leaves."""
+
+    leaving: Callable[[int, int], Leaving]
+
+    def halt(self, width: int, layers: int) -> nn.Module:
+        """What decides where a token leaves."""
+        return self.leaving(width, layers)
+
+    def stack(self, layers: Sequence[Layer], embed: Embed, halt: nn.Module | None) -> Plain:
+        """The stack that tokens leave early."""
+        assert isinstance(halt, Leaving)  # made by this class
+        return Exits(layers, halt)
+
+
+@dataclass(frozen=True)
 class HaltingOptions:
     """A token halts when its halting probabilities add up to 1 - epsilon."""
 
     epsilon: Annotated[float, Ge(0), Lt(1)] = 0.01
+
+
+@dataclass(frozen=True)
+class ConfidentOptions:
+    """When a token is sure enough to leave.
+
+    Attributes:
+        confidence: "saturation" is the cosine of the stream before and behind a layer; "classifier" is learned by the
+            loss exits.
+        threshold: lambda, confidence that suffices.
+        decay: early tokens of an episode have to be surer, by 0.1 exp(-decay p / horizon); None: all alike.
+        horizon: tokens.
+    """
+
+    confidence: Confidence = "saturation"
+    threshold: Annotated[float, Ge(-1), Le(2)] = 0.9
+    decay: Annotated[float, Ge(0), Le(1e6)] | None = 4.0
+    horizon: Size = 512
+
+
+@dataclass(frozen=True)
+class AdaptiveOptions:
+    """What predicts where a token leaves: one choice after the first layer, or one decision after every layer."""
+
+    predictor: Predictor = "multinomial"
+
+
+def build_calm(options: ConfidentOptions) -> Depth:
+    """D5."""
+    rest = options.threshold, options.decay, options.horizon
+    if options.confidence == "classifier":
+        return ExitDepth(lambda width, layers: Classified(width, *rest))
+    return ExitDepth(lambda width, layers: Saturated(*rest))
+
+
+def build_adaptive(options: AdaptiveOptions) -> Depth:
+    """D4."""
+    return ExitDepth(Multinomial if options.predictor == "multinomial" else Geometric)
 
 
 def build_fixed(options: NoOptions) -> Depth:
@@ -82,6 +141,7 @@ def build_halting(options: HaltingOptions) -> Depth:
 
 
 ONE_LAYER = (Refusal(Feature.MIXED_LAYERS, "there is only one layer, which cannot change between its applications"),)
+_DEPTH_ADAPTIVE = "tokens decide by themselves; the choice for a whole sequence would read its later tokens"
 _UNIVERSAL = "Dehghani et al. 2019, arXiv 1807.03819"
 DEPTHS = {
     spec.name: spec
@@ -89,6 +149,7 @@ DEPTHS = {
         Spec(
             "D0", "fixed", "depth", "-", "Every layer has its own weights.", build_fixed,
             example={"depth": "fixed"}, formula="x^n = layer_n(x^(n-1))", traits=Traits(causality="N/A"),
+            produces=(Loss("al_rfou"),),
         ),
         Spec(
             "D1", "act", "depth", "Graves 2016, arXiv 1603.08983",
@@ -99,7 +160,7 @@ DEPTHS = {
         Spec(
             "D2", "universal", "depth", _UNIVERSAL, "One layer, applied `layers` times.", build_universal,
             example={"depth": "universal"}, formula="x^n = layer(x^(n-1) + PE(p_t) + PE(n))",
-            traits=Traits(causality="N/A"), offers=(Feature.SHARED,), refuses=ONE_LAYER,
+            traits=Traits(causality="N/A"), offers=(Feature.SHARED,), refuses=ONE_LAYER, produces=(Loss("al_rfou"),),
         ),
         Spec(
             "D3", "universal_act", "depth", f"{_UNIVERSAL}; Graves 2016, arXiv 1603.08983",
@@ -107,6 +168,23 @@ DEPTHS = {
             example={"depth": "universal_act"}, traits=Traits(causality="N/A"),
             formula="y = sum_n w_n x^n, w_n = sigmoid(w_h x^n + b_h) up to a sum of 1 - epsilon, then what is left",
             offers=(Feature.SHARED, Feature.HALTING), refuses=ONE_LAYER, produces=(Loss("ponder"),),
+        ),
+        Spec(
+            "D4", "depth_adaptive", "depth", "Elbayad et al. 2020, arXiv 1910.10073, section 3",
+            "Each token leaves after a layer that is predicted for it, and stays for the others as it was then.",
+            build_adaptive, AdaptiveOptions, example={"depth": "depth_adaptive"},
+            traits=Traits(causality="C*", causal_form=_DEPTH_ADAPTIVE), offers=(Feature.HALTING,),
+            produces=(Loss("exits"),),
+            formula="n_t = argmax_n softmax(W h^1_t + b), or the first n with sigmoid(w_n h^n_t + b_n) > 1/2; h^m_t = "
+            "h^(n_t)_t for m > n_t",
+        ),
+        Spec(
+            "D5", "calm", "depth", "Schuster et al. 2022, arXiv 2207.07061, section 3",
+            "Each token leaves after the first layer that it is sure of, and stays for the others as it was then.",
+            build_calm, ConfidentOptions, example={"depth": {"name": "calm", "threshold": 0.6}}, traits=Traits(),
+            offers=(Feature.HALTING,), produces=(Loss("exits"),),
+            formula="n_t = min{n: c^n_t >= clip(0.9 lam + 0.1 exp(-decay p_t / horizon), 0, 1)}, c = cos(h^n, h^(n-1)) "
+            "or sigmoid(w h^n + b); h^m_t = h^(n_t)_t for m > n_t",
         ),
     )
 }  # fmt: skip

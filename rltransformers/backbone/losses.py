@@ -1,7 +1,39 @@
 """Auxiliary losses: what is trained besides the task, each produced by a mechanism of another axis or by attention."""
 
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
 from rltransformers.attention.objectives import disagreement, guidance
-from rltransformers.core.spec import Spec, Traits
+from rltransformers.core.spec import Feature, Spec, Traits
+
+LayerWeights = Literal["uniform", "growing"]
+
+
+@dataclass(frozen=True)
+class ExitOptions:
+    """How exits are trained.
+
+    Attributes:
+        weights: of the layers n: all alike, or n.
+        penalty: of the oracle, loss that one layer more has to save.
+        smoothing: of the oracle, sums losses of the steps around with exp(-distance^2 / smoothing); 0 does not.
+        slack: of a classifier, loss more than that of the last layer that is right still.
+    """
+
+    weights: LayerWeights = "growing"
+    penalty: Annotated[float, Ge(0), Le(1e6)] = 0.01
+    smoothing: Annotated[float, Ge(0), Le(1e6)] = 0.0
+    slack: Annotated[float, Ge(0), Le(1e6)] = 0.1
+
+
+@dataclass(frozen=True)
+class DeepOptions:
+    """The share of what is lost about the step after the next one; 0 predicts one step only."""
+
+    future: Annotated[float, Ge(0), Le(1e6)] = 0.5
+
 
 LOSSES = {
     spec.name: spec
@@ -33,6 +65,24 @@ LOSSES = {
             formula="mean |x - SG(mu_c(x))|^2 over normalised queries and keys",
             example={"losses": {"commitment": 1e-4}, "selection": {"name": "routing", "clusters": 3, "window": 2}},
             traits=Traits(causality="N/A"),
+        ),
+        Spec(
+            "X1", "al_rfou", "losses", "Al-Rfou et al. 2018, arXiv 1808.04444, section 2",
+            "What the policy would lose behind inner layers, each for a part of training, and about the next action.",
+            options=DeepOptions,
+            formula="sum_(l < n) [progress < l / 2n] L^l + future sum_l L'^l, L' about the action after the next one",
+            example={"losses": {"al_rfou": 1.0}}, traits=Traits(causality="N/A"), offers=(Feature.STREAMS,),
+        ),
+        Spec(
+            "X7", "exits", "losses",
+            "Elbayad et al. 2020, arXiv 1910.10073, section 3; Schuster et al. 2022, arXiv 2207.07061, section 3.3",
+            "What the policy would lose if all tokens left after the same layer, weighted by layer, and what the "
+            "predictor of exits loses.",
+            options=ExitOptions,
+            formula="sum_n w_n L^n / sum_n w_n - log q(argmin_n (L^n_t + penalty n)), or binary cross-entropies of "
+            "L^n_t <= L^N_t + slack",
+            example={"losses": {"exits": 1.0}, "depth": "depth_adaptive"}, traits=Traits(causality="N/A"),
+            offers=(Feature.STREAMS,),
         ),
         disagreement.SPEC,
         guidance.SPEC,

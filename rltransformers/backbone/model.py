@@ -53,6 +53,7 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(build_layers(self.config, range(count), at_score[:count]))
         self.input_norm = nn.LayerNorm(self.width) if self.config.input_norm else None
         self.final_norm = nn.LayerNorm(self.width) if self.config.final_norm else None
+        self.hands_out = any(Feature.STREAMS in each.spec.offers for each in self.config.choices.losses)
         self.halt = depth.halt(self.width, self.config.layers)
         self.stack = self.way(depth)
 
@@ -193,14 +194,20 @@ class Backbone(nn.Module):
             wanted = EVERY  # sorted tokens go back to their places before any is left out
         tokens = self.locate(x, state, reset, timestep, None if valid is None else valid.sum(1))
         self.check_places(tokens.p, tokens.timestep)
+        if record is not None:
+            record.streams, record.exits = [] if self.hands_out else None, None
         states = [self.layer_state(index, state, x) for index in range(self.config.layers)]
         x, after = self.run(x, states, Call(tokens, Probe(record), wanted))
-        if order is not None:
-            x = torch.zeros_like(x).scatter(1, order[..., None].expand_as(x), x)
-            x = chosen(x, asked)
-        if valid is not None:
-            x = x * valid[:, asked, None]
-        return x, gathered_state({"position": tokens.last_position()}, after)
+
+        def placed(x: Tensor) -> Tensor:
+            if order is not None:
+                x = chosen(torch.zeros_like(x).scatter(1, order[..., None].expand_as(x), x), asked)
+            return x if valid is None else x * valid[:, asked, None]
+
+        if record is not None and record.streams is not None:
+            record.streams = [placed(normalised(self.final_norm, like(each, x))) for each in record.streams]
+            record.exits = None if record.exits is None else placed(like(record.exits, x))
+        return placed(x), gathered_state({"position": tokens.last_position()}, after)
 
     def run(self, x: Tensor, states: list[LayerState], call: Call) -> tuple[Tensor, list[LayerState]]:
         """Embedding, layers, norms: the wanted tokens, and the states of the layers."""

@@ -302,6 +302,24 @@ PRESETS: dict[str, Preset] = {
         "Kitaev et al. 2020, arXiv 2001.04451; Gomez et al. 2017, arXiv 1707.04585",
         "softmax attention, no hashing; the output is the mean of the two streams, there they are joined side by side",
     ),
+    "depth_adaptive": Preset(
+        {"depth": "depth_adaptive", "position": "sinusoidal", "residual": "post_ln", "losses": {"exits": 1.0}},
+        "Elbayad et al. 2020, arXiv 1910.10073",
+        "decoder alone; layers share the output head; the predictor's targets are actions, its loss does not train the "
+        f"stream; {_NO_BIAS}",
+    ),
+    "calm": Preset(
+        {"depth": {"name": "calm", "threshold": 0.9}, "position": "t5", "final_norm": True, "losses": {"exits": 1.0}},
+        "Schuster et al. 2022, arXiv 2207.07061",
+        "decoder alone; confidence is the saturation of the stream, there also the gap of the softmax; LayerNorm in "
+        "place of T5's norm without mean and shift, and logits keep 1/sqrt(Dh)",
+    ),
+    "al_rfou": Preset(
+        {"position": _DECODER_POSITION, "residual": "post_ln", "losses": {"al_rfou": 1.0}},
+        "Al-Rfou et al. 2018, arXiv 1808.04444",
+        "learned positions are added once, there in front of every layer; inner layers share the output head of the "
+        f"last one; predicts actions, the next one with a head of its own; {_NO_BIAS}",
+    ),
     "decision_transformer": Preset(
         {"width": 128, "layers": 3, "heads": 1, "memory": 19, "tokens_per_step": 3, "dropout": 0.1,
          "position": {"name": "timestep", "max_len": 4096}, "input_norm": True, "final_norm": True},

@@ -13,6 +13,9 @@ class Record:
         weights: also collect attention metrics, which needs explicit attention weights.
         losses: auxiliary losses ("span", "ponder", "compression", "commitment"), means over valid tokens, not weighted.
         metrics: scalars such as "layer0/lookback" (tokens) or "layer0/entropy" (nats).
+        streams: where a loss of the backbone asks for them, the streams of the wanted tokens after every layer [B, t,
+            D], normalised as its output is; None elsewhere.
+        exits: what is predicted of leaving after each of these layers [B, t, E], or None.
         lookback: attention mass by distance, [H, L] per layer, averaged over valid tokens.
     """
 
@@ -20,6 +23,8 @@ class Record:
     losses: dict[str, Tensor] = field(default_factory=dict)
     metrics: dict[str, Tensor] = field(default_factory=dict)
     lookback: dict[str, Tensor] = field(default_factory=dict)
+    streams: list[Tensor] | None = None
+    exits: Tensor | None = None
 
     def add_loss(self, name: str, value: Tensor) -> None:
         """Sum of the contributions of all layers."""
@@ -47,6 +52,11 @@ class Probe:
     def reads_weights(self) -> bool:
         """Whether attention weights have to be explicit."""
         return self.record is not None and self.record.weights
+
+    @property
+    def streams(self) -> list[Tensor] | None:
+        """Where streams after layers are collected; None where nobody asks for them."""
+        return None if self.record is None else self.record.streams
 
     def at(self, place: str) -> "Probe":
         """The same for a part of this place, or of the whole network."""

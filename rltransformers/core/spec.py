@@ -74,6 +74,7 @@ class Feature(Enum):
     MIXED_LAYERS = "layers that differ"
     RETRIEVAL = "a place for what is retrieved from a store"
     LOSSES = "auxiliary losses"
+    STREAMS = "the streams after inner layers"
     CHUNKS = "a transform that takes tokens in chunks"
     RECOMPUTED = "layers that are computed again in the backward pass"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from jaxtyping import Float, Int
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from rltransformers.core.record import Probe
@@ -22,7 +22,7 @@ SILENT = Probe()
 Made = TypeVar("Made")
 
 
-def chosen(x: Float[Tensor, "B T *n"], wanted: slice) -> Float[Tensor, "B t *n"]:
+def chosen(x: Shaped[Tensor, "B T *n"], wanted: slice) -> Shaped[Tensor, "B t *n"]:
     """The ``wanted`` tokens; all of them cost nothing."""
     return x if wanted == EVERY else x[:, wanted]
 

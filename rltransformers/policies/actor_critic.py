@@ -30,6 +30,7 @@ from rltransformers.functional.call import EVERY
 from rltransformers.functional.modules import linear
 from rltransformers.memory.interface import Cached
 from rltransformers.policies.action_heads import ActionHead
+from rltransformers.policies.deep_losses import Targets, predicts_later, shifted, tell_deep_losses
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts, tree_space
 from rltransformers.policies.readouts.catalogue import read_readout
@@ -112,13 +113,17 @@ MachineStep = Callable[
 
 @dataclass
 class Evaluation:
-    """What the policy says about [B, T] steps; ``outputs`` [B, T, A] are those of its action head."""
+    """What the policy says about [B, T] steps; ``outputs`` [B, T, A] are those of its action head.
+
+    ``auxiliary_loss`` is the weighted sum of ``losses``, which are named as in the config.
+    """
 
     outputs: Tensor
     values: Tensor
     state: PolicyState
     auxiliary_loss: Tensor | None = None
     metrics: dict[str, Tensor] = field(default_factory=dict)
+    losses: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -209,6 +214,10 @@ class GTrXLPolicy(BasePolicy):
         self.tables = Tables(self, sources, self._compute_tables)
         self.machine_code: MachineStep | None = None
         self.value_net = nn.Linear(latent, 1)
+        later = predicts_later(self.actor.backbone)
+        self.later_net = nn.Linear(latent, self.action_head.linear.out_features) if later else None
+        self.progress = 0.0
+        """Share of the training that is over, 0 to 1: some auxiliary losses end before it does."""
         # Small first logits: every action is tried before any is preferred (arXiv 2006.05990, section 3.2).
         self.init_weights(self.action_head.linear, gain=0.01)
         self.init_weights(self.value_net, gain=1.0)
@@ -281,6 +290,7 @@ class GTrXLPolicy(BasePolicy):
         features, memory = self.actor(observations, previous_actions, previous_rewards, first, state.actor, record)
         auxiliary = _weighted_losses(self.actor.backbone, record)
         metrics = {} if record is None else dict(record.metrics)
+        losses = {} if record is None else dict(record.losses)
         value_features, value_memory = features, state.critic
         if self.critic is not None:
             critic_record = None if record is None else Record(weights=record.weights)
@@ -290,9 +300,10 @@ class GTrXLPolicy(BasePolicy):
             auxiliary = _add(auxiliary, _weighted_losses(self.critic.backbone, critic_record))
             if critic_record is not None:
                 metrics |= {f"value_{name}": value for name, value in critic_record.metrics.items()}
+                losses |= {f"value_{name}": value for name, value in critic_record.losses.items()}
         outputs, values = self._read(features, value_features)
         after = PolicyState(memory, value_memory, state.previous_action, state.previous_reward)
-        return Evaluation(outputs, values, after, auxiliary, metrics)
+        return Evaluation(outputs, values, after, auxiliary, metrics, losses)
 
     def evaluate_segment(
         self, segment: Segment, record: Record | None = None, gradient_window: int | None = None
@@ -308,25 +319,32 @@ class GTrXLPolicy(BasePolicy):
         state: PolicyState = segment.memory
         log_probs, values, entropies, barriers = [], [], [], []
         auxiliary: Tensor | None = None
+        losses: dict[str, Tensor] = {}
         for begin in range(0, steps, window):
             part = slice(begin, min(begin + window, steps))
+            told = Record() if record is None and self.actor.backbone.aux_weights else record
             result = self.evaluate(
                 {path: leaf[:, part] for path, leaf in segment.observations.items()},
                 {path: leaf[:, part] for path, leaf in previous_actions.items()},
                 previous_rewards[:, part],
                 segment.first[:, part],
                 state,
-                record,
+                told,
             )
             state = result.state
             taken = {path: leaf[:, part] for path, leaf in segment.actions.items()}
+            if told is not None and told.streams:
+                self._add_deep_losses(
+                    result, told.streams, told.exits, taken, segment.counts[:, part], segment.first[:, part]
+                )
             log_probs.append(self.action_head.log_prob(result.outputs, taken))
             values.append(result.values)
             entropies.append(self.action_head.entropy(result.outputs))
             barriers.append(self.action_head.log_barrier(result.outputs))
             share = (part.stop - part.start) / steps
             auxiliary = _add(auxiliary, None if result.auxiliary_loss is None else share * result.auxiliary_loss)
-        result.auxiliary_loss = auxiliary
+            losses = {name: losses.get(name, 0.0) + share * value for name, value in result.losses.items()}
+        result.auxiliary_loss, result.losses = auxiliary, losses
         result.state = PolicyState(state.actor, state.critic, last_actions(segment), segment.rewards[:, -1])
         finite = [barrier for barrier in barriers if barrier is not None]
         return SegmentEvaluation(
@@ -336,6 +354,36 @@ class GTrXLPolicy(BasePolicy):
             log_barrier=torch.cat(finite, 1) if finite else None,
             last=result,
         )
+
+    def _add_deep_losses(
+        self,
+        result: Evaluation,
+        streams: list[Tensor],
+        exits: Tensor | None,
+        taken: Leaves,
+        counts: Tensor,
+        first: Tensor,
+    ) -> None:
+        """What features behind inner layers lose: they clone the policy that acted, and follow its value function.
+
+        A surrogate of their own would compare them with probabilities that another layer gave, and be clipped.
+        """
+        head, later = self.action_head, shifted(taken)
+
+        def now(features: Tensor) -> Tensor:
+            outputs, values = self._read(features, features)
+            lost = -head.log_prob(outputs, taken)
+            return lost if self.critic is not None else lost + (values - result.values.detach()).square()
+
+        def next_one(features: Tensor) -> Tensor:
+            assert self.later_net is not None
+            return -head.log_prob(linear(self.later_net, self.action_hidden(features)), later)
+
+        deep = Record(streams=streams, exits=exits)
+        targets = Targets(now, None if self.later_net is None else next_one, counts, first)
+        tell_deep_losses(self.actor.backbone, deep, targets, self.progress)
+        result.auxiliary_loss = _add(result.auxiliary_loss, _weighted_losses(self.actor.backbone, deep))
+        result.losses |= deep.losses
 
     def memory_after(self, segment: Segment) -> PolicyState:
         """The memory at the end of a segment, every step of it encoded again with today's weights; training form."""

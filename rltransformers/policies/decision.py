@@ -23,6 +23,7 @@ from rltransformers.core.spec import Choice
 from rltransformers.functional.modules import linear
 from rltransformers.functional.windows import oldest_first, padded_behind
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
+from rltransformers.policies.deep_losses import predicts_later
 from rltransformers.policies.encoders import ObservationEncoder
 
 MachineDecision = Callable[..., tuple[dict[str, Tensor], "ActingState"] | None]
@@ -75,6 +76,8 @@ class DecisionPolicy(nn.Module):
         self.head = ActionHead(action_space, self.width, readout=readout)
         self.tables = Tables(self, self.backbone.table_sources(), self.backbone.tables)
         self.machine_code: MachineDecision | None = None
+        later = predicts_later(self.backbone)
+        self.later_net = nn.Linear(self.width, self.head.linear.out_features) if later else None
         self.embed_return = nn.Linear(1, self.width) if return_conditioned else None
         self.normalised = normalised_leaves(observation_space) if statistics is not None else []
         for index, path in enumerate(self.normalised):

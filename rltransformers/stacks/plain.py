@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rltransformers.blocks.layer import Layer
-from rltransformers.functional.call import EVERY, Call
+from rltransformers.functional.call import EVERY, Call, chosen
 from rltransformers.functional.sinusoids import sinusoid
 from rltransformers.memory.interface import LayerState
 from rltransformers.mixers.interface import Mixed
@@ -46,6 +46,8 @@ class Plain:
             mixed = self.apply(layer, self.into(x, index, call), state, call.at(layer_place(index), wanted), below)
             x, below = mixed.out, mixed.logits
             after.append(mixed.state)
+            if call.probe.streams is not None:
+                call.probe.streams.append(chosen(x, call.wanted) if wanted is EVERY else x)
         return x, after
 
     def apply(self, layer: Layer, x: Tensor, state: LayerState, call: Call, below: Tensor | None) -> Mixed:

@@ -80,17 +80,19 @@ class OfflineAgent:
         """The trained policy as something that acts, in the model's acting mode or the one given."""
         raise NotImplementedError
 
+    def _sampler_of(self, data: Trajectories) -> ContextSampler:
+        """Windows of training from data that the settings have shaped."""
+        settings = self.settings
+        return ContextSampler(
+            data,
+            settings.context_length,
+            discount=settings.discount,
+            whole_episodes=settings.whole_episodes,
+        )
+
     def _attach(self, data: Trajectories | None, tensorboard_log: str | os.PathLike[str] | None, verbose: int) -> None:
         """What a run needs besides the model: data and logs."""
-        settings = self.settings
-        self._sampler: ContextSampler | None = None
-        if data is not None:
-            self._sampler = ContextSampler(
-                data,
-                settings.context_length,
-                discount=settings.discount,
-                whole_episodes=settings.whole_episodes,
-            )
+        self._sampler = None if data is None else self._sampler_of(data)
         self.tensorboard_log = None if tensorboard_log is None else os.fspath(tensorboard_log)
         self.verbose = verbose
 

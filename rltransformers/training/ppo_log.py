@@ -37,5 +37,7 @@ def log_update(
     if losses[0].log_barrier is not None:
         logger.record("train/log_barrier", mean("log_barrier"))
         logger.record("train/barrier_coef", weights.barrier_coef)
+    for name in losses[0].auxiliary:
+        logger.record(f"train/{name}_loss", float(torch.stack([loss.auxiliary[name] for loss in losses]).mean()))
     if action_std is not None:
         logger.record("train/std", float(action_std.detach()))

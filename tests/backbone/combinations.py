@@ -111,6 +111,8 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "universal": {"depth": "universal"},
         "act": {"depth": "universal_act"},
         "universal_act": {"depth": "universal_act"},
+        "depth_adaptive": {"depth": "depth_adaptive"},
+        "calm": {"depth": {"name": "calm", "threshold": 0.6}},
     },
     "residual": {
         "post_ln": {"residual": "post_ln"},
@@ -138,6 +140,8 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "ponder": {"losses": {"ponder": 1e-2}, "depth": "universal_act"},
         "compression": {"losses": {"compression": 1.0}, "memory_kind": COMPRESSIVE},
         "commitment": {"losses": {"commitment": 1e-4}, "selection": ROUTING},
+        "exits": {"losses": {"exits": 1.0}, "depth": "depth_adaptive"},
+        "al_rfou": {"losses": {"al_rfou": 1.0}},
         "disagreement": {"losses": {"disagreement": {"weight": 0.1, "on": "position"}}},
         "pattern": {"losses": {"pattern": {"weight": 0.1, "target": "first"}}},
     },
@@ -340,6 +344,13 @@ REFUSED: list[tuple[str, str, str]] = [
     ("head_mixing: collaborative", "selection: lsh", "weighed by every head"),
     ("head_mixing: collaborative", "memory_kind: memorizing", "keys of single heads"),
     ("head_mixing: capsule_dynamic capsule_em", f"{NO_SCORES}; {TAPS}", "outputs of heads that can be routed"),
+    # A token that leaves a layer early has no logits there, and no input could be rebuilt from it.
+    ("prior: realformer", "depth: depth_adaptive calm; losses: exits", "a halted token takes no step"),
+    ("residual: reversible", "depth: depth_adaptive calm; losses: exits", "a token that halts leaves nothing"),
+    ("losses: exits", "depth: fixed universal act universal_act", "has nothing to act on"),
+    ("losses: ponder", "depth: depth_adaptive calm", "has nothing to act on"),
+    ("losses: al_rfou", "depth: act universal_act depth_adaptive calm", "has nothing to act on"),
+    ("losses: al_rfou", "residual: reversible", "no gradient would reach them"),
 ]
 
 Name = tuple[str, str]

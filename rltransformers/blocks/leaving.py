@@ -1,0 +1,145 @@
+"""Which tokens leave the stack after a layer (Elbayad et al. 2020, Schuster et al. 2022).
+
+Axes: B batch, T tokens, D model width, N layers, E numbers of a predictor.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.functional.modules import linear
+
+NEVER = 1.2
+"""A threshold above this one keeps every token to the last layer."""
+
+
+class Leaving(nn.Module):
+    """Decides after every layer but the last; the decision about a token reads that token alone."""
+
+    def forward(
+        self,
+        index: int,
+        before: Float[Tensor, "B T D"],
+        after: Float[Tensor, "B T D"],
+        first: Float[Tensor, "B T D"],
+        p: Int[Tensor, "B T"],
+    ) -> Bool[Tensor, "B T"]:
+        """Tokens that leave after the layer ``index``.
+
+        Args:
+            before, after: the stream on both sides of the layer.
+            first: the stream after the first layer.
+            p: positions in the episode.
+        """
+        raise NotImplementedError("what decides defines forward")
+
+    def predictions(self, streams: list[Float[Tensor, "B T D"]]) -> Float[Tensor, "B T E"]:
+        """What is learned of leaving, from the streams after all layers: empty where nothing is.
+
+        Log-probabilities of leaving after each of the N layers, or N - 1 logits of being right already.
+        """
+        return streams[0].new_zeros(*streams[0].shape[:2], 0)
+
+
+def threshold_at(
+    threshold: Float[Tensor, ""], p: Int[Tensor, "B T"], decay: float | None, horizon: int
+) -> Float[Tensor, "B T"]:
+    """clip(0.9 lam + 0.1 exp(-decay p / horizon), 0, 1); the threshold itself without decay, or where it exceeds 1.2.
+
+    Schuster et al. 2022, equation 5: early tokens, which all later ones look at, have to be surer.
+    """
+    if decay is None:
+        return threshold.expand(p.shape)
+    least = (0.9 * threshold + 0.1 * torch.exp(-decay * p.to(threshold.dtype) / horizon)).clamp(0, 1)
+    return torch.where(threshold > NEVER, threshold, least)
+
+
+class Confident(Leaving):
+    """A token leaves as soon as its confidence reaches the threshold.
+
+    Attributes:
+        threshold: starts as configured and is calibrated afterwards.
+    """
+
+    threshold: Tensor
+
+    def __init__(self, threshold: float, decay: float | None, horizon: int) -> None:
+        super().__init__()
+        self.decay, self.horizon = decay, horizon
+        self.register_buffer("threshold", torch.tensor(threshold))
+
+    def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, p: Tensor) -> Tensor:
+        """Tokens that are confident enough."""
+        least = threshold_at(self.threshold, p, self.decay, self.horizon)
+        return self.confidence(before, after) >= least
+
+    def confidence(self, before: Float[Tensor, "B T D"], after: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
+        """Of every token after a layer."""
+        raise NotImplementedError("what is confident defines confidence")
+
+
+class Saturated(Confident):
+    """Confidence is the cosine of the stream on both sides of the layer."""
+
+    def confidence(self, before: Tensor, after: Tensor) -> Tensor:
+        """In [-1, 1]."""
+        return F.cosine_similarity(before, after, dim=-1)
+
+
+class Classified(Confident):
+    """Confidence is what a classifier, the same after all layers, says: sigmoid(w h + b)."""
+
+    def __init__(self, width: int, threshold: float, decay: float | None, horizon: int) -> None:
+        super().__init__(threshold, decay, horizon)
+        self.classifier = nn.Linear(width, 1)
+
+    def confidence(self, before: Tensor, after: Tensor) -> Tensor:
+        """In [0, 1]."""
+        return torch.sigmoid(linear(self.classifier, after))[..., 0]
+
+    def predictions(self, streams: list[Tensor]) -> Tensor:
+        """A logit after every layer but the last; the streams do not learn from it."""
+        return torch.cat([linear(self.classifier, stream.detach()) for stream in streams[:-1]], -1)
+
+
+class Multinomial(Leaving):
+    """The first layer's stream says after which layer the token leaves: the largest of softmax(W h + b)."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.predict = nn.Linear(width, layers)
+
+    def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, p: Tensor) -> Tensor:
+        """Tokens whose layer has come."""
+        return linear(self.predict, first).argmax(-1) <= index
+
+    def predictions(self, streams: list[Tensor]) -> Tensor:
+        """log q(n)."""
+        return linear(self.predict, streams[0].detach()).log_softmax(-1)
+
+
+class Geometric(Leaving):
+    """A token leaves after the first layer whose own classifier says so: sigmoid(w_n h + b_n) > 1/2."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.predict = nn.Linear(width, max(layers - 1, 1))
+
+    def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, p: Tensor) -> Tensor:
+        """Tokens that leave now."""
+        return linear(self.predict, after)[..., index] > 0
+
+    def predictions(self, streams: list[Tensor]) -> Tensor:
+        """log q(n), q(n) = chi_n prod_(k < n) (1 - chi_k); the last layer takes what is left."""
+        logits = [linear(self.predict, stream.detach())[..., n] for n, stream in enumerate(streams[:-1])]
+        return geometric(torch.stack(logits, -1) if logits else streams[0].new_zeros(*streams[0].shape[:2], 0))
+
+
+def geometric(logits: Float[Tensor, "*n E"]) -> Float[Tensor, "*n N"]:
+    """Log-probabilities of leaving at each of N = E + 1 places; sigmoid(logits) are those of what came so far."""
+    stays = F.logsigmoid(-logits).cumsum(-1)
+    none = logits.new_zeros(*logits.shape[:-1], 1)
+    came = torch.cat([none, stays], -1)
+    leaves = torch.cat([F.logsigmoid(logits), torch.zeros_like(none)], -1)
+    return came + leaves

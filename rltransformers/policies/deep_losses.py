@@ -1,0 +1,133 @@
+"""What the streams after inner layers are trained on, where a loss asks for them: the same head reads all of them.
+
+Axes: N layers, B environments or windows, T steps, E numbers of a predictor of exits.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from rltransformers.backbone import Backbone, Record
+from rltransformers.backbone.losses import DeepOptions, ExitOptions
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the steps of a batch are compared with.
+
+    Attributes:
+        now: loss of every step [B, T] from features [B, T, W]: of its action, and whatever else is predicted.
+        later: the same of the step after it, read by heads of its own; not read where the next step is another
+            episode's.
+        counts: steps that enter the means.
+        first: steps that begin an episode.
+    """
+
+    now: Callable[[Tensor], Float[Tensor, "B T"]]
+    later: Callable[[Tensor], Float[Tensor, "B T"]] | None
+    counts: Bool[Tensor, "B T"]
+    first: Bool[Tensor, "B T"]
+
+
+def predicts_later(backbone: Backbone) -> bool:
+    """Whether a loss predicts the step after the next one, which takes a head of its own."""
+    return any(
+        isinstance(choice.options, DeepOptions) and choice.options.future > 0
+        for choice in backbone.config.choices.losses
+    )
+
+
+def shifted(actions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The actions [B, T, ...] of the step after each step; the last ones stay, and do not count."""
+    return {path: torch.cat([leaf[:, 1:], leaf[:, -1:]], 1) for path, leaf in actions.items()}
+
+
+def tell_deep_losses(backbone: Backbone, record: Record, targets: Targets, progress: float) -> None:
+    """Add what the streams of a call lose to its record, by the names in the config.
+
+    Args:
+        progress: share of the training that is over, 0 to 1.
+    """
+    streams = record.streams
+    if not streams:
+        return
+    for choice in backbone.config.choices.losses:
+        if isinstance(choice.options, ExitOptions):
+            losses = torch.stack([targets.now(stream) for stream in streams])
+            record.add_loss(choice.name, exits_loss(losses, record.exits, targets, choice.options))
+        elif isinstance(choice.options, DeepOptions):
+            record.add_loss(choice.name, deep_loss(streams, targets, choice.options, progress))
+
+
+def mean_over(x: Float[Tensor, "*n B T"], counts: Bool[Tensor, "B T"]) -> Float[Tensor, "*n"]:
+    """The mean of what counts, whatever stands elsewhere; 0 when nothing does."""
+    return torch.where(counts, x, 0.0).sum((-2, -1)) / counts.sum().clamp(min=1)
+
+
+def exits_loss(
+    losses: Float[Tensor, "N B T"], predictions: Float[Tensor, "B T E"] | None, targets: Targets, options: ExitOptions
+) -> Float[Tensor, ""]:
+    """Weighted mean of what the layers lose, plus what the predictor of exits loses against what would have been best.
+
+    Elbayad et al. 2020 (arXiv 1910.10073, equations 2 and 5), Schuster et al. 2022 (arXiv 2207.07061, equations 6 and
+    7).
+    """
+    layers = len(losses)
+    weights = torch.ones(layers) if options.weights == "uniform" else torch.arange(1.0, layers + 1)
+    weights = weights.to(losses)
+    total = (weights * mean_over(losses, targets.counts)).sum() / weights.sum()
+    if predictions is None or predictions.shape[-1] == 0:
+        return total
+    found = losses.detach()
+    if predictions.shape[-1] == layers:
+        best = oracle(found, targets, options.penalty, options.smoothing)
+        missed = -predictions.gather(-1, best[..., None])[..., 0]
+    else:
+        right = (found[:-1] <= found[-1] + options.slack).movedim(0, -1).to(predictions.dtype)
+        missed = F.binary_cross_entropy_with_logits(predictions, right, reduction="none").mean(-1)
+    return total + mean_over(missed, targets.counts)
+
+
+def oracle(losses: Float[Tensor, "N B T"], targets: Targets, penalty: float, smoothing: float) -> Int[Tensor, "B T"]:
+    """The layer, counted from 0, whose smoothed loss plus ``penalty`` per layer is smallest.
+
+    Smoothing sums over the steps t' of the episode, later ones included, with weights exp(-(t - t')^2 / smoothing):
+    only a target of training knows the future.
+    """
+    losses = torch.where(targets.counts, losses, 0.0)
+    if smoothing > 0:
+        episode = targets.first.long().cumsum(1)
+        t = torch.arange(losses.shape[-1], device=losses.device)
+        near = torch.exp(-((t[:, None] - t).square() / smoothing)).to(losses.dtype)
+        losses = torch.einsum("bts,nbs->nbt", near * (episode[:, :, None] == episode[:, None]), losses)
+    number = torch.arange(1, len(losses) + 1, device=losses.device, dtype=losses.dtype)
+    return (losses + penalty * number[:, None, None]).argmin(0)
+
+
+def deep_loss(
+    streams: list[Float[Tensor, "B T D"]], targets: Targets, options: DeepOptions, progress: float
+) -> Float[Tensor, ""]:
+    """What inner layers lose as long as they count, plus a share of what all lose about the step after.
+
+    Al-Rfou et al. 2018 (arXiv 1808.04444, section 2): what layer l of n loses counts until l / 2n of the training.
+    """
+    layers = len(streams)
+    counted = [
+        stream for number, stream in enumerate(streams, 1) if number == layers or active(number, layers, progress)
+    ]
+    found = [mean_over(targets.now(stream), targets.counts) for stream in counted[:-1]]
+    if options.future > 0 and targets.later is not None:
+        begins = torch.cat([targets.first[:, 1:], torch.ones_like(targets.first[:, :1])], 1)
+        follows = torch.cat([targets.counts[:, 1:], torch.zeros_like(targets.counts[:, :1])], 1)
+        counts = targets.counts & follows & ~begins
+        found += [options.future * mean_over(targets.later(stream), counts) for stream in counted]
+    return torch.stack(found).sum() if found else streams[0].new_zeros(())
+
+
+def active(number: int, layers: int, progress: float) -> bool:
+    """Whether the loss of layer ``number``, counted from 1, still counts."""
+    return progress < number / (2 * layers)

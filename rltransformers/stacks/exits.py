@@ -1,0 +1,82 @@
+"""Tokens leave the stack after some layer and take their state along (Elbayad et al. 2020, Schuster et al. 2022).
+
+Axes: B batch, T tokens, D model width, N layers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from rltransformers.blocks.leaving import Leaving
+from rltransformers.core.record import Probe, Record
+from rltransformers.functional.call import EVERY, Call, chosen
+from rltransformers.memory.interface import LayerState
+from rltransformers.stacks.plain import Plain, layer_place
+
+NOBODY = slice(0, 0)
+"""No token: of a layer only its state is needed."""
+
+
+@dataclass(frozen=True)
+class Exits(Plain):
+    """A token that has left is the input of all deeper layers as it was then, so that later tokens can look at it.
+
+    Whether a token leaves depends on itself and its past alone, so a segment equals its steps. Where all streams have
+    left while acting, what is left to do of deeper layers is to remember.
+
+    Attributes:
+        leaving: decides after every layer but the last.
+    """
+
+    leaving: Leaving
+
+    def run(self, x: Tensor, states: Sequence[LayerState], call: Call) -> tuple[Tensor, list[LayerState]]:
+        """Stream [B, t, D] of every token where it left, and the states after all layers."""
+        if call.probe.streams is not None:
+            self.hand_out(x, states, call)
+        left = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+        used = torch.ones(x.shape[:2], device=x.device)
+        after: list[LayerState] = []
+        first, last = x, len(self.layers) - 1
+        for index, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
+            over = idle(left, index, call)
+            wanted = NOBODY if over else call.wanted if index == last else EVERY
+            mixed = self.apply(layer, x, state, call.at(layer_place(index), wanted), None)
+            after.append(mixed.state)
+            if over:
+                x = chosen(x, call.wanted) if index == last else x
+                continue
+            gone = chosen(left, wanted)
+            before, x = x, torch.where(gone[..., None], chosen(x, wanted), mixed.out)
+            first = x if index == 0 else first
+            if index < last:
+                left = left | self.leaving(index, before, x, first, call.tokens.p)
+                used = used + ~left
+        if call.probe.listens:
+            valid = call.tokens.valid().to(used.dtype)
+            call.probe.at("exits").metric("layers", (used * valid).sum() / valid.sum().clamp(min=1))
+        return x, after
+
+    def hand_out(self, x: Tensor, states: Sequence[LayerState], call: Call) -> None:
+        """The streams of a pass in which nobody leaves, and what the predictor makes of them, for ``Record``.
+
+        All positions are aligned: each layer sees what the layer below made of every token (Elbayad et al. 2020,
+        section 3.1).
+        """
+        assert call.probe.record is not None
+        aside = Record(streams=[])
+        every = replace(call, probe=Probe(aside), wanted=EVERY)
+        super().run(x, states, every)
+        streams = aside.streams or []
+        call.probe.record.streams = [chosen(stream, call.wanted) for stream in streams]
+        call.probe.record.exits = chosen(self.leaving.predictions(streams), call.wanted)
+
+
+def idle(left: Bool[Tensor, "B T"], index: int, call: Call) -> bool:
+    """Whether nobody needs the layer any more; asked only where acting may look at data."""
+    if index == 0 or not call.overwrites or left.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return bool(left.all())
