@@ -24,7 +24,7 @@ from rltransformers.functional.call import EVERY, Call, chosen
 from rltransformers.functional.keys import At, Group, Past, Place, Ring, Rows
 from rltransformers.functional.modules import linear
 from rltransformers.mixers.interface import Dims, Mixed, RowMixer
-from rltransformers.positions.interface import Acts
+from rltransformers.positions.interface import BY_PLACE, Acts
 
 SMALLEST_BLOCK = 32  # tokens; smaller blocks cost more in small products than they save in keys outside the window
 
@@ -42,6 +42,8 @@ class Attention(RowMixer):
         self.stored = 0 if plan.retriever is None else plan.retriever.farthest - self.horizon
         self.score = plan.score
         self.query_width, self.key_width = self.score.query_width, self.score.key_width
+        self.key_width += dims.kv_heads * plan.position.channels
+        self.placed = bool(plan.position.acts & BY_PLACE)
         # rows of the weight: queries, keys, values
         self.project = dims.projection(dims.width, self.score.projected)
         self.output = plan.combine or dims.projection(dims.heads * dims.value_dim, dims.width)
@@ -62,6 +64,24 @@ class Attention(RowMixer):
         bias, own = self.project.bias, self.score.own
         keys = self.score.key_rows(F.linear(h, self.project.weight[own:], None if bias is None else bias[own:]))
         return keys if self.retriever is None else self.retriever.keys(keys)
+
+    def placed_queries(self, query: Float[Tensor, "B T Q"], p: Int[Tensor, "B T"]) -> Float[Tensor, "B T R"]:
+        """Queries with the projected code, or the channels, of their positions."""
+        position, weight = self.position, self.project.weight
+        if Acts.CODE in position.acts:
+            return query + F.linear(position.code(p, query), weight[: self.score.own])
+        return heads_beside(query, position.query_channels(p, query), self.dims.heads)
+
+    def placed_keys(self, keys: Float[Tensor, "B S F"], p: Int[Tensor, "*b S"]) -> Float[Tensor, "B S E"]:
+        """The same of keys; values stay as they are."""
+        position, weight = self.position, self.project.weight
+        own, width = self.score.own, self.dims.kv_heads * self.dims.head_dim
+        k, v = keys.split_with_sizes([width, keys.shape[-1] - width], -1)
+        if Acts.CODE in position.acts:
+            k = k + F.linear(position.code(p, keys), weight[own : own + width])
+        else:
+            k = heads_beside(k, position.key_channels(p, keys), self.dims.kv_heads)
+        return torch.cat([k, v], -1)
 
     def tables(self, reach: int) -> dict[str, Tensor]:
         """Scores by distance, and the turns of rows by how far they lie back."""
@@ -358,6 +378,12 @@ def judge(objective: Objective, found: Judged | Tensor | None, call: Call) -> No
         found = Judged(found[:, None], torch.ones_like(found, dtype=torch.bool)[:, None])
     counts = (found.counts & call.tokens.valid()[:, None]).to(found.loss.dtype)
     call.probe.loss(objective.name, (found.loss * counts).sum() / counts.sum().clamp(min=1))
+
+
+def heads_beside(rows: Float[Tensor, "B S X"], others: Float[Tensor, "*b S Y"], heads: int) -> Float[Tensor, "B S Z"]:
+    """The channels of others beside those of the rows, head by head."""
+    parts = [part.unflatten(-1, (heads, -1)) for part in (rows, others)]
+    return torch.cat([parts[0], parts[1].expand(*rows.shape[:2], -1, -1)], -1).flatten(2)
 
 
 def joined_heads(mixed: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T HV"]:

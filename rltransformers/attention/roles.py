@@ -206,18 +206,20 @@ class Score(Part):
 
     def split_queries(self, query: Float[Tensor, "B T Q"]) -> Float[Tensor, "B H T K"]:
         """Queries head by head."""
+        width = query.shape[-1] // self.dims.heads
         if query.shape[1] == 1:  # one token needs no transposition
-            return query.view(query.shape[0], self.dims.heads, 1, self.dims.head_dim)
-        return query.view(*query.shape[:2], self.dims.heads, self.dims.head_dim).transpose(1, 2)
+            return query.view(query.shape[0], self.dims.heads, 1, width)
+        return query.view(*query.shape[:2], self.dims.heads, width).transpose(1, 2)
 
     def split(self, rows: Float[Tensor, "B *T N E"]) -> tuple[Float[Tensor, "B g *T N K"], Float[Tensor, "B G *T N V"]]:
         """Keys and values head by head; heads of queries may share them."""
-        groups = self.dims.kv_heads
-        alike = rows.dim() == 3 and self.dims.head_dim == self.dims.value_dim
+        groups, values = self.dims.kv_heads, self.dims.kv_heads * self.dims.value_dim
+        keys = rows.shape[-1] - values
+        alike = rows.dim() == 3 and keys == values
         if alike and not rows.requires_grad:  # fewer views; their gradients would be copied once more
-            k, v = rows.unflatten(-1, (2, groups, self.dims.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+            k, v = rows.unflatten(-1, (2, groups, self.dims.value_dim)).permute(2, 0, 3, 1, 4).unbind(0)
         else:
-            parts = rows.split_with_sizes([groups * self.dims.head_dim, groups * self.dims.value_dim], -1)
+            parts = rows.split_with_sizes([keys, values], -1)
             k, v = (part.unflatten(-1, (groups, -1)).movedim(-2, 1) for part in parts)
         return k, v
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -89,12 +90,14 @@ def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Positio
     """What is plugged into softmax attention; a memory may decide itself what is visible."""
     choices, common = config.choices.layer(layer), config.choices
     offers = choices.mixer.spec.offers
+    position = position if all(offered(each, offers) for each in common.positions) else Position()
     heads_act, prior_acts = (offered(choice, offers) for choice in (common.head_mixing, common.prior))
     memory: MemoryOptions = common.memory_kind.options
     own = memory.reach(dims.memory)
-    met = inside(config, dims)
+    content = inside(config, dims)
+    met = replace(content, head_dim=content.head_dim + position.channels)
     selection: Part | Chooser = choices.selection.build(met)
-    heads: Part | Combine = common.head_mixing.build(met) if heads_act else Part()
+    heads: Part | Combine = common.head_mixing.build(content) if heads_act else Part()
     patterns = [choice.build(met) for choice in choices.patterns] if own is None else [own]
     chooser = next((each for each in (*patterns, selection) if isinstance(each, Chooser)), None)
     stores = layer == layer_with_store(config) and Feature.RETRIEVAL in choices.mixer.spec.offers
@@ -106,7 +109,7 @@ def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Positio
     return Plan(
         pattern=pattern,
         score=heads if isinstance(heads, Score) else Score(dims) if chooser is None else chooser.score(dims),
-        position=position if all(offered(each, offers) for each in common.positions) else Position(),
+        position=position,
         chooser=chooser,
         retriever=memory.retriever(dims) if stores else None,
         selection=selection if isinstance(selection, Part) else Part(),

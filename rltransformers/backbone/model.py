@@ -49,6 +49,8 @@ class Backbone(nn.Module):
         depth: Depth = self.config.choices.depth.build()
         self.universal = depth.shared
         self.input_positions, at_score = build_positions(self.config, self.config.layers)
+        every = [each for each in (*self.input_positions, at_score[0]) if isinstance(each, Position)]
+        self.finite_positions = [each for each in every if (each.places, each.timesteps) != (None, None)]
         count = 1 if self.universal else self.config.layers
         self.layers = nn.ModuleList(build_layers(self.config, range(count), at_score[:count]))
         self.input_norm = nn.LayerNorm(self.width) if self.config.input_norm else None
@@ -255,7 +257,7 @@ class Backbone(nn.Module):
             )
 
     def check_places(self, p: Int[Tensor, "*n"], timestep: Int[Tensor, "*n"] | None = None) -> None:
-        """Raise DataError unless the encodings of the input have all places; looks at data.
+        """Raise DataError unless the encodings have all places; looks at data.
 
         Whoever acts calls it before a step, however that is computed; of the tokens of a step the last one is enough.
 
@@ -263,8 +265,7 @@ class Backbone(nn.Module):
             p: episode positions of tokens.
             timestep: their environment steps; None for p divided by ``tokens_per_step``.
         """
-        for position in self.input_positions:
-            assert isinstance(position, Position)
+        for position in self.finite_positions:
             position.check_places(p, p // self.config.tokens_per_step if timestep is None else timestep)
 
     def embed(self, x: Tensor, call: Call) -> Tensor:
@@ -288,8 +289,9 @@ class Backbone(nn.Module):
         """Acting form of ``state``: keys and values of what is remembered, with today's weights."""
         with torch.no_grad():
             state = self.without_cache(state)
+            before = state.tensors["position"]
             return self.clocked(
-                self.map_layers(state, lambda layer, part: layer.mixing.with_keys(part, layer.join_mixing))
+                self.map_layers(state, lambda layer, part: layer.mixing.with_keys(part, layer.join_mixing, before))
             )
 
     def without_cache(self, state: State) -> State:

@@ -4,13 +4,14 @@ Axes: B batch, T tokens, D model width.
 """
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from rltransformers.attention.layer import Attention
 from rltransformers.blocks.residual import Residual
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional.call import Call
-from rltransformers.memory.interface import Cached, Compressed, LayerState, Memory, Project, rolled, unrolled
+from rltransformers.memory.interface import Cached, Compressed, LayerState, Memory, Places, Project, rolled, unrolled
 from rltransformers.mixers.interface import Mixed, Mixer, RowMixer
 
 
@@ -48,6 +49,8 @@ class Sublayer(nn.Module):
             mixed = mixer(h, state, call)
             return mixed
         query, keys = mixer.queries_and_keys(h)
+        if mixer.placed:
+            query, keys = mixer.placed_queries(query, call.tokens.p), mixer.placed_keys(keys, call.tokens.p)
         seen = self.memory(x, keys, state, call, self.project(join))
         if call.probe.listens and seen.compressed is not None:
             call.probe.loss("compression", attention_difference(mixer, join, x, seen.compressed, call))
@@ -59,15 +62,24 @@ class Sublayer(nn.Module):
         """From layer inputs to key rows, with today's weights."""
         mixer = self.mixer
         assert isinstance(mixer, RowMixer)
-        # A product with a bias rounds in another way for rows that are cut from longer ones.
-        return lambda rows: mixer.keys(join.prepare(rows).contiguous())
 
-    def with_keys(self, state: LayerState, join: Residual) -> LayerState:
-        """Acting form of a training state: rings of the remembered inputs and of their keys under today's weights."""
+        def keys_of(rows: Tensor, places: Places) -> Tensor:
+            # A product with a bias rounds in another way for rows that are cut from longer ones.
+            keys = mixer.keys(join.prepare(rows).contiguous())
+            return mixer.placed_keys(keys, places().clamp(min=0)) if mixer.placed else keys
+
+        return keys_of
+
+    def with_keys(self, state: LayerState, join: Residual, before: Int[Tensor, " B"]) -> LayerState:
+        """Acting form of a training state: rings of the remembered inputs and of their keys under today's weights.
+
+        Args:
+            before: position of the last token.
+        """
         if self.memory is None:
             return state
         check_inputs(state, self.memory)
-        return rolled(self.memory.with_keys(state, self.project(join)), self.memory.slots)
+        return rolled(self.memory.with_keys(state, self.project(join), before), self.memory.slots)
 
     def without_keys(self, state: LayerState, clock: Tensor | None) -> LayerState:
         """Training form: layer inputs only, oldest first."""

@@ -81,6 +81,11 @@ def episode_positions(before: Int[Tensor, " B"], reset: Bool[Tensor, "B T"]) -> 
     return index - start
 
 
+def positions_behind(before: Int[Tensor, " B"], rows: int) -> Int[Tensor, "B M"]:
+    """Episode positions of the newest ``rows`` rows up to position ``before``; negative in other episodes."""
+    return before[:, None] - torch.arange(rows - 1, -1, -1, device=before.device)
+
+
 def padded_behind(valid: Bool[Tensor, "B T"]) -> bool:
     """Whether all valid tokens come first and padding, if any, behind them."""
     return not bool((valid[:, 1:] & ~valid[:, :-1]).any())

@@ -84,9 +84,19 @@ class CompressiveMemory(Memory):
         found = {**super().shapes(bool(cached)), "slots": (self.blocks, self.width)}
         return found | ({"slot_keys": (self.blocks, self.key_width)} if cached else {})
 
-    def with_keys(self, state: LayerState, project: Project) -> LayerState:
+    def with_keys(self, state: LayerState, project: Project, before: Int[Tensor, " B"]) -> LayerState:
         """Rows with keys, and keys of the compressed inputs."""
-        return super().with_keys(state, project) | {"slot_keys": project(state["slots"])}
+        keys = project(state["slots"], lambda: self.last_of(self.newest(before)))
+        return super().with_keys(state, project, before) | {"slot_keys": keys}
+
+    def newest(self, p: Int[Tensor, " B"]) -> Int[Tensor, "B n"]:
+        """Numbers of the newest blocks that the token at p sees; negative where there are fewer."""
+        first = compressed_blocks(p, self.recent, self.rate)[:, None] - self.blocks
+        return first + torch.arange(self.blocks, device=p.device)
+
+    def last_of(self, block: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+        """Position of the last token of a block, which is the place of the block."""
+        return (block + 1) * self.rate - 1
 
     def without_keys(self, state: LayerState) -> LayerState:
         """Layer inputs, raw and compressed."""
@@ -116,8 +126,7 @@ class CompressiveMemory(Memory):
             if call.probe.listens:
                 call.probe.loss("compression", reconstruction(self.decode(compressed), made))
             made = None
-        old = compressed_blocks(tokens.before, self.recent, self.rate)[:, None] - self.blocks
-        old = old + torch.arange(self.blocks, device=x.device)
+        old = self.newest(tokens.before)
         old_end = memory - 1 - (tokens.before[:, None] - (old + 1) * self.rate + 1)
         hidden = torch.cat([state["slots"], compressed.detach()], 1)
         block = torch.cat([old, number], 1)
@@ -131,8 +140,8 @@ class CompressiveMemory(Memory):
         visible = own & (k >= 0) & (k >= done - self.blocks) & (k < done)
         after["slots"] = self.keep(hidden, block, row, from_state, tokens, memory)
         if "slot_keys" in state:
-            after["slot_keys"] = project(after["slots"])
-        slots = Group(project(hidden), At(distance, visible, self.farthest))
+            after["slot_keys"] = project(after["slots"], lambda: self.last_of(self.newest(tokens.last_position())))
+        slots = Group(project(hidden, lambda: self.last_of(block)), At(distance, visible, self.farthest))
         return Remembered((slots, *seen.past), after, made)
 
     def act(self, x: Tensor, keys: Tensor, state: LayerState, call: Call, project: Project) -> Remembered:
@@ -150,7 +159,7 @@ class CompressiveMemory(Memory):
         fresh = (done > compressed_blocks(p - 1, self.recent, self.rate))[..., None]
         order = torch.arange(self.blocks, device=x.device)
         exists = (order >= self.blocks - done)[..., None]
-        for name, new in (("slots", block), ("slot_keys", project(block))):
+        for name, new in (("slots", block), ("slot_keys", project(block, lambda: self.last_of(done - 1)))):
             old = state[name]
             moved = torch.where(fresh, torch.cat([old[:, 1:], new.to(old.dtype)], 1), old)
             seen.state[name] = moved.masked_fill(~exists, 0.0)
@@ -181,8 +190,7 @@ class CompressiveMemory(Memory):
         distance = tokens.last_row(memory)[:, None] - row
         live = tokens.last(tokens.live, torch.ones_like(p, dtype=torch.bool))
         own = torch.where(from_state, live[:, None], (distance >= 0) & (distance <= p[:, None]))
-        wanted = compressed_blocks(p, self.recent, self.rate)[:, None] - self.blocks
-        wanted = wanted + torch.arange(self.blocks, device=hidden.device)
+        wanted = self.newest(p)
         match = (wanted[..., None] == block[:, None]) & own[:, None] & (wanted >= 0)[..., None]
         index = torch.where(match.any(-1), match.to(torch.uint8).argmax(-1), -1)
         return windows.take_rows(hidden, index)

@@ -26,8 +26,11 @@ from rltransformers.functional.keys import At, Group, Past, Ring, Rows
 from rltransformers.functional.windows import Tokens
 from rltransformers.mixers.interface import Dims
 
-Project = Callable[[Tensor], Tensor]
-"""Layer inputs [B, S, D] to key rows [B, S, E], with today's weights (normalisation included)."""
+Places = Callable[[], Int[Tensor, "*b S"]]
+"""Tells the episode positions of rows, to those who ask; of rows that belong to another episode it tells anything."""
+
+Project = Callable[[Tensor, Places], Tensor]
+"""Layer inputs [B, S, D] at places to key rows [B, S, E], with today's weights (normalisation included)."""
 
 LayerState = dict[str, Tensor]
 
@@ -128,13 +131,13 @@ class Memory(nn.Module, ABC):
             found |= {"sink_keys": (self.sinks, self.key_width)} if self.sinks else {}
         return found
 
-    def with_keys(self, state: LayerState, project: Project) -> LayerState:
-        """Rows with keys of a training state; with today's weights."""
+    def with_keys(self, state: LayerState, project: Project, before: Int[Tensor, " B"]) -> LayerState:
+        """Rows with keys of a training state whose last token has the position ``before``; with today's weights."""
         if not self.stores_inputs:
             return state
-        projected = {"keys": project(state["hidden"])}
+        projected = {"keys": project_rows(project, state["hidden"], before)}
         if "sinks" in state:
-            projected["sink_keys"] = project(state["sinks"])
+            projected["sink_keys"] = project_sinks(project, state["sinks"])
         return {**state, **projected}
 
     def without_keys(self, state: LayerState) -> LayerState:
@@ -265,7 +268,8 @@ def advance(state: LayerState, x: Tensor, keys: Tensor, tokens: Tokens, project:
     if "keys" in state:
         all_keys, after["keys"] = joined(state["keys"], keys, tokens, rows)
     else:
-        all_keys = torch.cat([project(state["hidden"]), keys], 1) if state["hidden"].shape[1] else keys
+        old = state["hidden"]
+        all_keys = torch.cat([project_rows(project, old, tokens.before), keys], 1) if old.shape[1] else keys
     memory = all_keys.shape[1] - x.shape[1]
     if "hidden" in state:
         inputs, after["hidden"] = joined(state["hidden"], x, tokens, rows)
@@ -273,13 +277,23 @@ def advance(state: LayerState, x: Tensor, keys: Tensor, tokens: Tokens, project:
             after["sinks"] = keep_sinks(state["sinks"], inputs, tokens)
     past: Past = (Group(all_keys, Rows()),)
     if "sinks" in state or "sink_keys" in state:
-        first = state["sink_keys"] if "sink_keys" in state else project(state["sinks"])
+        first = state["sink_keys"] if "sink_keys" in state else project_sinks(project, state["sinks"])
         if "sink_keys" in state:
             after["sink_keys"] = keep_sinks(first, all_keys, tokens)
         index = sink_index(tokens, memory, first.shape[1])
         sinks = windows.take_rows(torch.cat([first, all_keys], 1), index.flatten(1)).unflatten(1, index.shape[1:])
         past = (sink_group(sinks, tokens), *past)
     return Remembered(past, after)
+
+
+def project_rows(project: Project, rows: Float[Tensor, "B R D"], before: Int[Tensor, " B"]) -> Float[Tensor, "B R E"]:
+    """Keys of the rows up to the position ``before``."""
+    return project(rows, lambda: windows.positions_behind(before, rows.shape[1]))
+
+
+def project_sinks(project: Project, sinks: Float[Tensor, "B n D"]) -> Float[Tensor, "B n E"]:
+    """Keys of the first tokens of an episode."""
+    return project(sinks, lambda: torch.arange(sinks.shape[1], device=sinks.device))
 
 
 def joined(past: Tensor, rows: Tensor, tokens: Tokens, keep: int) -> tuple[Tensor, Tensor]:

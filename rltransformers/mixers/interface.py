@@ -8,7 +8,7 @@ There are two kinds. A *row mixer* reads key rows that a memory keeps for it, an
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from rltransformers.functional.call import Call
@@ -105,20 +105,30 @@ class RowMixer(Mixer):
         key_width: E.
         sinks: first tokens of an episode that a memory has to keep for ever.
         stored: further tokens behind those of the horizon that a memory has to keep.
+        placed: whether queries and key rows depend on the episode position.
     """
 
     horizon: int
     key_width: int
     sinks: int = 0
     stored: int = 0
+    placed: bool = False
 
     @abstractmethod
     def keys(self, h: Float[Tensor, "B S D"]) -> Float[Tensor, "B S E"]:
-        """Key rows, which are cached while acting, of normalised layer inputs."""
+        """Key rows, which are cached while acting, of normalised layer inputs; not placed."""
 
     @abstractmethod
     def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
-        """Queries and key rows of the same tokens, in one product."""
+        """Queries and key rows of the same tokens, in one product; not placed."""
+
+    def placed_queries(self, query: Float[Tensor, "B T Q"], p: Int[Tensor, "B T"]) -> Float[Tensor, "B T R"]:
+        """Queries with their episode positions; only called where ``placed``, as ``placed_keys``."""
+        raise NotImplementedError("a mixer whose rows depend on the position defines placed_queries")
+
+    def placed_keys(self, keys: Float[Tensor, "B S F"], p: Int[Tensor, "*b S"]) -> Float[Tensor, "B S E"]:
+        """Key rows with their episode positions, of all streams or of each."""
+        raise NotImplementedError("a mixer whose rows depend on the position defines placed_keys")
 
     def tables(self, reach: int) -> dict[str, Tensor]:
         """What the mixer makes of the distances 0 .. reach - 1 under today's weights, by name."""

@@ -453,7 +453,7 @@ class GTrXLPolicy(BasePolicy):
     def check_places(self, state: PolicyState, first: Tensor) -> None:
         """Raise DataError unless position tables reach to the next step; both backbones have the same positions."""
         backbone = self.actor.backbone
-        if len(backbone.input_positions):  # most policies have none
+        if backbone.finite_positions:  # most policies have none
             backbone.check_places((state.actor.tensors["position"] + 1).masked_fill(first, 0))
 
     def network_step(

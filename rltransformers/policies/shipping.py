@@ -26,7 +26,6 @@ from rltransformers.policies.action_heads import ActionHead, GaussianAction, bla
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.decision import Actor
 from rltransformers.policies.steps import TABLE, ActorCriticStep, DecisionStep, leaf_name
-from rltransformers.positions.interface import Position
 
 Space = gym.Space[Any]
 Module = TypeVar("Module", bound=nn.Module)
@@ -248,8 +247,7 @@ def _longest_episode(backbone: Backbone, tokens_per_step: int, whole: bool = Tru
         whole: whether places count from the first step of the episode.
     """
     steps = []
-    for position in backbone.input_positions:
-        assert isinstance(position, Position)
+    for position in backbone.finite_positions:
         if position.timesteps is not None:
             steps.append(position.timesteps)
         if position.places is not None and whole:

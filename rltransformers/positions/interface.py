@@ -1,26 +1,32 @@
 """Where a position encoding may act: on the input, on queries and keys, on the scores, on the values.
 
-Axes: B batch, H heads, T tokens, N keys, L distances, K head width, V value width, D model width, f pairs of
-    channels.
-Encodings inside attention know distances only. What they make of a distance alone (``of_distances``, ``factors``,
-``key_vectors``, ``circle``) is separate from what they make of a query, so that acting computes it once per change of
-the weights and not at every step.
+Axes: B batch, H heads, G key heads, T tokens, N keys, L distances, K head width, V value width, D model width,
+    C channels of an encoding, f pairs of channels.
+Encodings inside attention know distances, or, of queries and keys, the episode position. What they make of a distance
+alone (``of_distances``, ``factors``, ``key_vectors``, ``circle``) is separate from what they make of a query, so that
+acting computes it once per change of the weights and not at every step.
 """
 
 from enum import Flag, auto
 from typing import Protocol
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from rltransformers.core.errors import DataError
+from rltransformers.functional.sinusoids import sinusoid
+
 
 class Sizes(Protocol):
-    """Sizes of a layer that encodings are made from: D, heads, and the width of a query/key and of a value head."""
+    """Sizes of a layer that encodings are made from: D, H, G, and the width of a query/key and of a value head."""
 
     @property
     def width(self) -> int: ...
     @property
     def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
     @property
     def head_dim(self) -> int: ...
     @property
@@ -32,6 +38,8 @@ class Acts(Flag):
 
     NOWHERE = 0
     INPUT = auto()
+    CODE = auto()
+    CHANNELS = auto()
     QUERY = auto()
     ROTATION = auto()
     FACTOR = auto()
@@ -40,7 +48,10 @@ class Acts(Flag):
     VALUE = auto()
 
 
-INSIDE_ATTENTION = Acts.QUERY | Acts.ROTATION | Acts.FACTOR | Acts.SCORE | Acts.KEY_SCORE | Acts.VALUE
+BY_PLACE = Acts.CODE | Acts.CHANNELS
+"""Queries and keys know their episode position; a key row that is cached holds it."""
+
+INSIDE_ATTENTION = BY_PLACE | Acts.QUERY | Acts.ROTATION | Acts.FACTOR | Acts.SCORE | Acts.KEY_SCORE | Acts.VALUE
 
 
 class Position(nn.Module):
@@ -51,12 +62,14 @@ class Position(nn.Module):
         shared: one instance serves all layers.
         places: episode positions that it has an encoding for, from 0 on; None for all.
         timesteps: the same of environment steps.
+        channels: how many it puts beside those of a query and of a key.
     """
 
     acts = Acts.NOWHERE
     shared = False
     places: int | None = None
     timesteps: int | None = None
+    channels: int = 0
 
     def embed(
         self, x: Float[Tensor, "B T D"], p: Int[Tensor, "B T"], timestep: Int[Tensor, "B T"]
@@ -65,7 +78,19 @@ class Position(nn.Module):
         raise NotImplementedError("an encoding that acts on the input defines embed")
 
     def check_places(self, p: Int[Tensor, "*n"], timestep: Int[Tensor, "*n"]) -> None:
-        """INPUT: raise DataError unless the encoding has all of these places; looks at data, so it is not traced."""
+        """Raise DataError unless the encoding has all of these places; looks at data, so it is not traced."""
+
+    def code(self, p: Int[Tensor, "*n"], like: Tensor) -> Float[Tensor, "*n D"]:
+        """CODE: what is added to the normalised inputs that queries and keys are made of, but not values."""
+        raise NotImplementedError("an encoding that is added to queries and keys defines code")
+
+    def query_channels(self, p: Int[Tensor, "*n"], like: Tensor) -> Float[Tensor, "*n HC"]:
+        """CHANNELS: what stands beside the channels of every query head; the products with those of keys are added."""
+        raise NotImplementedError("an encoding that has channels defines query_channels")
+
+    def key_channels(self, p: Int[Tensor, "*n"], like: Tensor) -> Float[Tensor, "*n GC"]:
+        """CHANNELS: the same of every key head."""
+        raise NotImplementedError("an encoding that has channels defines key_channels")
 
     def content_query(self, q: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
         """QUERY: the query as it meets key contents."""
@@ -102,3 +127,35 @@ class Position(nn.Module):
     def value_table(self, length: int) -> Float[Tensor, "L V"]:
         """VALUE: vectors added to the values at the distances 0 .. length - 1."""
         raise NotImplementedError("an encoding that acts on values defines value_table")
+
+
+class Codes(nn.Module):
+    """PI[p]: rows of a learned table, or sines and cosines, which have no end.
+
+    Args:
+        max_len: rows of the table; None for sinusoids.
+    """
+
+    def __init__(self, width: int, max_len: int | None) -> None:
+        super().__init__()
+        self.width = width
+        self.table = None if max_len is None else nn.Parameter(torch.randn(max_len, width) * 0.02)
+
+    def forward(self, p: Int[Tensor, "*n"], like: Tensor) -> Float[Tensor, "*n D"]:
+        """Codes of episode positions."""
+        return sinusoid(p, self.width, like) if self.table is None else torch.embedding(self.table, p)
+
+    def check_places(self, p: Int[Tensor, "*n"]) -> None:
+        """Raise DataError unless the table is as long as the episode."""
+        if self.table is not None:
+            check_table("episode position", p, len(self.table))
+
+
+def check_table(what: str, index: Int[Tensor, "*n"], rows: int) -> None:
+    """Raise DataError unless a table of ``rows`` rows has every index."""
+    largest = int(index.max())
+    if largest >= rows:
+        raise DataError(
+            f"{what} {largest} is outside the position table of {rows} rows; "
+            f"raise max_len of the position, or choose a relative position (trxl, rope, alibi)"
+        )

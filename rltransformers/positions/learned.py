@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rltransformers.core.errors import DataError
 from rltransformers.core.spec import Size, Spec
-from rltransformers.positions.interface import Acts, Position, Sizes
+from rltransformers.positions.interface import Acts, Position, Sizes, check_table
 
 
 class LearnedTable(Position):
@@ -29,14 +28,8 @@ class LearnedTable(Position):
     def check_places(self, p: Tensor, timestep: Tensor) -> None:
         """Raise DataError unless the table is as long as the episode."""
         index = timestep if self.by_timestep else p
-        rows = self.table.num_embeddings
-        largest = int(index.max())
-        if largest >= rows:
-            what = "environment step" if self.by_timestep else "episode position"
-            raise DataError(
-                f"{what} {largest} is outside the position table of {rows} rows; "
-                f"raise max_len of the position, or choose a relative position (trxl, rope, alibi)"
-            )
+        what = "environment step" if self.by_timestep else "episode position"
+        check_table(what, index, self.table.num_embeddings)
 
 
 @dataclass(frozen=True)
