@@ -69,13 +69,13 @@ class Attention(RowMixer):
         """Queries with the projected code, or the channels, of their positions."""
         position, weight = self.position, self.project.weight
         if Acts.CODE in position.acts:
-            return query + F.linear(position.code(p, query), weight[: self.score.own])
+            return query + F.linear(position.code(p, query), weight[: self.query_width])
         return heads_beside(query, position.query_channels(p, query), self.dims.heads)
 
     def placed_keys(self, keys: Float[Tensor, "B S F"], p: Int[Tensor, "*b S"]) -> Float[Tensor, "B S E"]:
         """The same of keys; values stay as they are."""
         position, weight = self.position, self.project.weight
-        own, width = self.score.own, self.dims.kv_heads * self.dims.head_dim
+        own, width = self.score.own, keys.shape[-1] - self.dims.kv_heads * self.dims.value_dim
         k, v = keys.split_with_sizes([width, keys.shape[-1] - width], -1)
         if Acts.CODE in position.acts:
             k = k + F.linear(position.code(p, keys), weight[own : own + width])
@@ -437,7 +437,7 @@ SPEC = Spec(
     example={"mixer": "softmax"},
     traits=Traits(family="EXPL", state="memory D (training), memory kv_heads (Dh + Dv) more (acting)", time="T"),
     offers=(
-        *(Feature.SCORES, Feature.LOGITS, Feature.PRODUCTS, Feature.OUTPUTS, Feature.COMMON_KEYS),
+        *(Feature.SCORES, Feature.LOGITS, Feature.PRODUCTS, Feature.CHANNELS, Feature.OUTPUTS, Feature.COMMON_KEYS),
         *(Feature.PATTERNS, Feature.ROWS, Feature.SLOTS, Feature.KEYS, Feature.RETRIEVAL),
     ),
     formula="o_t = sum_s softmax_s(q_t k_s / sqrt(Dh)) v_s",

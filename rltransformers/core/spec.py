@@ -50,6 +50,8 @@ class Feature(Enum):
     SCORES = "scores of pairs of tokens, by distance"
     LOGITS = "the logits of all pairs of tokens"
     PRODUCTS = "products of queries and keys"
+    CHANNELS = "queries and keys with room for channels of a position"
+    PLACES = "queries and keys that know the episode position"
     OUTPUTS = "outputs of heads that can be routed"
     PATTERNS = "keys that a pattern can leave out"
     ROWS = "rows of earlier tokens"

@@ -272,7 +272,10 @@ SPEC = Spec(
     ),
     offers=(Feature.STORE,),
     needs=(Feature.RETRIEVAL, Feature.PRODUCTS),
-    refuses=(Refusal(Feature.SHARED, "one of several layers reads the store, and there is only one layer"),),
+    refuses=(
+        Refusal(Feature.SHARED, "one of several layers reads the store, and there is only one layer"),
+        Refusal(Feature.PLACES, "keys of the store have length 1 and are compared by contents"),
+    ),
     formula="o = g softmax_{s in the kk nearest of the store}(c q.k_s) v_s + (1 - g) o_window with |q| = |k| = 1 and "
     "g = sigmoid(b) and c of the head",
 )

@@ -1,7 +1,7 @@
 """All position encodings by name."""
 
 from rltransformers.core.spec import NoOptions, Spec
-from rltransformers.positions import alibi, learned, learned_base, rope, shaw, sinusoidal, t5, trxl
+from rltransformers.positions import alibi, attn_only, learned, learned_base, rope, shaw, sinusoidal, t5, trxl, untied
 from rltransformers.positions.interface import Position, Sizes
 
 
@@ -25,5 +25,7 @@ POSITIONS = {
     for spec in (
         NONE, sinusoidal.SPEC, learned.LEARNED, learned_base.SPEC, shaw.SPEC, t5.SPEC, trxl.SPEC, rope.SPEC, alibi.SPEC,
         learned.TIMESTEP,
+        attn_only.SPEC,
+        untied.SPEC,
     )
 }  # fmt: skip

@@ -133,9 +133,16 @@ def content(reader: Reader, options: Any, head: int, q: Tensor, k: Tensor, dista
 
 @dataclass(frozen=True)
 class Position:
-    """What an encoding does to the input at place p, to the score of one query and one key, and to a value."""
+    """What an encoding does to the input at place p, to the score of one query and one key, and to a value.
+
+    Attributes:
+        source: what queries and keys are made of at place p.
+        beside: further channels of the query ("query") or the key ("key") of a head at place p.
+    """
 
     embed: Callable[[Reader, Any, Tensor, int], Tensor] = unchanged
+    source: Callable[[Reader, Any, Tensor, int], Tensor] = unchanged
+    beside: Callable[[Reader, Any, str, int, int], Tensor] | None = None
     score: Callable[[Reader, Any, int, Tensor, Tensor, int], Tensor] = content
     value: Callable[[Reader, Any, Tensor, int], Tensor] = unchanged
 
@@ -629,24 +636,39 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
     selection: Selection = reader.twin("selection")
     meeting = meeting or selection.meeting or mixing.meeting
     span = reader.twin("span")
-    at_score = [(twin, options) for twin, options in reader.positions() if twin.score is not content]
+    inside = (content, unchanged, None)
+    at_score = [each for each in reader.positions() if (each[0].score, each[0].source, each[0].beside) != inside]
     position, options = at_score[0] if at_score else (Position(), None)
     slots = memory.slots(reader, tokens)
     mixed: Rows = []
     logits: Logits = {}
 
-    def key_of(row: Tensor) -> list[tuple[Tensor, Tensor]]:
-        return [(memory.key(reader, k), v) for k, v in meeting.keys(reader, row)]
+    def with_channels(row: Tensor, which: str, index: int, p: int) -> Tensor:
+        return row if position.beside is None else torch.cat([row, position.beside(reader, options, which, index, p)])
+
+    def key_of(row: Tensor, p: int) -> list[tuple[Tensor, Tensor]]:
+        groups = reader.config.kv_heads or heads
+        both = zip(
+            meeting.keys(reader, position.source(reader, options, row, p)), meeting.keys(reader, row), strict=True
+        )
+        return [
+            (memory.key(reader, with_channels(k, "key", head * groups // heads, p)), v)
+            for head, ((k, _), (_, v)) in enumerate(both)
+        ]
 
     def compared(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
         return [(selection.prepare(k), v) for k, v in pairs]
 
-    stored = [key_of(row) for row in prepared]
+    stored = [key_of(row, s) for s, row in enumerate(prepared)]
     sources = {("token", s): compared(pairs) for s, pairs in enumerate(stored)}
-    sources |= {("slot", k): compared(key_of(reader.prepare("join_mixing", row))) for k, row in enumerate(slots)}
+    for number, slot in enumerate(slots):
+        last = (number + 1) * reader.options("memory_kind").rate - 1
+        sources["slot", number] = compared(key_of(reader.prepare("join_mixing", slot), last))
     pattern = windows_of(reader)[0]
     for t, query_row in enumerate(prepared):
-        asked = [memory.query(reader, head, q) for head, q in enumerate(meeting.queries(reader, query_row))]
+        made = meeting.queries(reader, position.source(reader, options, query_row, t))
+        wide = [with_channels(row, "query", head, t) for head, row in enumerate(made)]
+        asked = [memory.query(reader, head, row) for head, row in enumerate(wide)]
         q = [selection.prepare(row) for row in asked]
         seen = [
             [key for key in memory.visible(reader, head, t) if meeting.sees(reader, head, t, key)]

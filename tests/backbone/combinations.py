@@ -26,6 +26,8 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "rope": {"position": "rope"},
         "alibi": {"position": "alibi"},
         "timestep": {"position": {"name": "timestep", "max_len": 64}},
+        "attn_only": {"position": "attn_only"},
+        "untied": {"position": "untied"},
     },
     "pattern": {
         "full": {"pattern": "full"},
@@ -351,6 +353,14 @@ REFUSED: list[tuple[str, str, str]] = [
     ("losses: ponder", "depth: depth_adaptive calm", "has nothing to act on"),
     ("losses: al_rfou", "depth: act universal_act depth_adaptive calm", "has nothing to act on"),
     ("losses: al_rfou", "residual: reversible", "no gradient would reach them"),
+    # Positions of queries and keys need both. Compressed keys are as wide as contents, keys of a store have length 1,
+    # and one projection that makes queries and keys makes no difference between theirs.
+    ("position: attn_only untied", f"{NO_SCORES}; {TAPS}", "scores of pairs"),
+    ("position: attn_only untied", f"mixer: additive; {KEYLESS}", "products of queries and keys"),
+    ("position: untied", f"{SLOTS}; mixer: lowrank_band", "room for channels"),
+    ("position: attn_only untied", "memory_kind: memorizing", "compared by contents"),
+    ("position: untied", "selection: lsh", "projections of their own"),
+    ("position: attn_only untied", "head_mixing: collaborative", "of single heads"),
 ]
 
 Name = tuple[str, str]

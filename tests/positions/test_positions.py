@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from rltransformers.backbone import Backbone
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spec import Choice, NoOptions
 from rltransformers.functional.sinusoids import sinusoid
@@ -143,6 +144,17 @@ def test_an_episode_longer_than_the_table_is_named() -> None:
     steps = build_timestep(sizes(4), TimestepOptions(max_len=6))
     with pytest.raises(DataError, match="environment step 9 is outside"):
         steps.check_places(torch.tensor([[0]]), torch.tensor([[9]]))
+
+
+@pytest.mark.parametrize("name", ["attn_only", "untied"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_an_episode_longer_than_a_table_inside_attention_is_named(name: str, cached: bool) -> None:
+    position = {"name": name, "max_len": 6}
+    backbone = Backbone({"position": position, "width": 6, "heads": 2, "layers": 1, "memory": 3})
+    _, state = backbone(torch.randn(2, 6, 6), backbone.initial_state(2, cached=cached))
+    with pytest.raises(DataError, match="episode position 6 is outside the position table of 6 rows"):
+        backbone(torch.randn(2, 1, 6), state)
+    backbone(torch.randn(2, 1, 6), state, torch.ones(2, 1, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("name", POSITIONS)

@@ -86,6 +86,7 @@ SPEC = Spec(
         Refusal(Feature.SHARED_KEYS, "all of its heads share one key already"),
         Refusal(Feature.TIED_KEYS, "its query is weighed by every head, its key is not"),
         Refusal(Feature.STORE, "what is stored are keys of single heads"),
+        Refusal(Feature.PLACES, "positions are added to queries and keys of single heads"),
     ),
     formula="logit_h = (q_t * m_h) k_s / sqrt(K / H), q and k of width K for all heads",
 )

@@ -88,6 +88,9 @@ def build(dims: Dims, plan: Plan, options: Options) -> Attention:
     return Attention(dims, replace(plan, score=score, pattern=replace(plan.pattern, heads=(*given[:narrow], *wide))))
 
 
+NOT_OF_NARROW = Feature.SLOTS, Feature.RETRIEVAL, Feature.COMMON_KEYS, Feature.CHANNELS
+"""What heads of different widths cannot offer."""
+
 SPEC = Spec(
     id="S14",
     name="lowrank_band",
@@ -106,7 +109,7 @@ SPEC = Spec(
         "long as narrow ones",
     ),
     offers=(
-        *(each for each in SOFTMAX.offers if each not in (Feature.SLOTS, Feature.RETRIEVAL, Feature.COMMON_KEYS)),
+        *(each for each in SOFTMAX.offers if each not in NOT_OF_NARROW),
         Feature.HEAD_PATTERNS,
     ),
     refuses=(

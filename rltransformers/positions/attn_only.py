@@ -1,0 +1,57 @@
+"""Absolute encoding of queries and keys, at every layer; values and the stream itself know no positions."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.positions.interface import Acts, Codes, Position, Sizes
+
+
+class AttentionOnly(Position):
+    """q = (x + PI[p]) W_q, k = (x + PI[p]) W_k, v = x W_v, with one PI for all layers."""
+
+    acts = Acts.CODE
+    shared = True
+
+    def __init__(self, width: int, max_len: int | None) -> None:
+        super().__init__()
+        self.codes = Codes(width, max_len)
+        self.places = max_len
+
+    def code(self, p: Tensor, like: Tensor) -> Tensor:
+        """PI[p]."""
+        return self.codes(p, like)
+
+    def check_places(self, p: Tensor, timestep: Tensor) -> None:
+        """Raise DataError unless a learned table is as long as the episode."""
+        self.codes.check_places(p)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Rows of a learned table PI; without, PI is sinusoidal and episodes may have any length."""
+
+    max_len: Size | None = None
+
+
+def build(sizes: Sizes, options: Options) -> Position:
+    """P4."""
+    return AttentionOnly(sizes.width, options.max_len)
+
+
+SPEC = Spec(
+    id="P4",
+    name="attn_only",
+    axis="position",
+    paper="Carion et al. 2020, arXiv 2005.12872, figure 10",
+    summary="Adds an encoding of the episode position to what queries and keys are made of, at every layer.",
+    build=build,
+    options=Options,
+    example={"position": "attn_only"},
+    traits=Traits(causal_form="keys of compressed slots and of tree nodes stand where their last token stands"),
+    acts_at="inside attention",
+    offers=(Feature.PLACES,),
+    needs=(Feature.SCORES, Feature.PRODUCTS),
+    formula="l_ts = (x_t + PI(p_t)) W_q ((x_s + PI(p_s)) W_k) / sqrt(Dh), v_s = x_s W_v",
+)

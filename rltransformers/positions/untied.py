@@ -1,0 +1,72 @@
+"""Untied scores of contents and of positions, each with projections of its own (TUPE, Ke et al. 2021)."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
+from rltransformers.functional.modules import linear
+from rltransformers.positions.interface import Acts, Codes, Position, Sizes
+
+
+class Untied(Position):
+    """[(x_t W_q) (x_s W_k) + (PI[p_t] U_q) (PI[p_s] U_k)] / sqrt(2 Dh); U_q, U_k and PI serve all layers.
+
+    Queries and keys are twice as wide: the half that knows the position stands beside the half that knows the content.
+    """
+
+    acts = Acts.CHANNELS
+    shared = True
+
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, max_len: int | None) -> None:
+        super().__init__()
+        self.codes = Codes(width, max_len)
+        self.places = max_len
+        self.channels = head_dim
+        self.query = nn.Linear(width, heads * head_dim, bias=False)
+        self.key = nn.Linear(width, kv_heads * head_dim, bias=False)
+
+    def query_channels(self, p: Tensor, like: Tensor) -> Tensor:
+        """PI[p] U_q of all heads."""
+        return linear(self.query, self.codes(p, like))
+
+    def key_channels(self, p: Tensor, like: Tensor) -> Tensor:
+        """PI[p] U_k of all key heads."""
+        return linear(self.key, self.codes(p, like))
+
+    def check_places(self, p: Tensor, timestep: Tensor) -> None:
+        """Raise DataError unless a learned table is as long as the episode."""
+        self.codes.check_places(p)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Rows of a learned table PI; without, PI is sinusoidal and episodes may have any length."""
+
+    max_len: Size | None = None
+
+
+def build(sizes: Sizes, options: Options) -> Position:
+    """P5."""
+    return Untied(sizes.width, sizes.heads, sizes.kv_heads, sizes.head_dim, options.max_len)
+
+
+SPEC = Spec(
+    id="P5",
+    name="untied",
+    axis="position",
+    paper="Ke et al. 2021, arXiv 2006.15595, equation 7",
+    summary="Scores positions by projections of their own, beside the contents; every layer has the same ones.",
+    build=build,
+    options=Options,
+    example={"position": "untied"},
+    traits=Traits(
+        state="memory kv_heads Dh more (acting)",
+        causal_form="keys of compressed slots and of tree nodes stand where their last token stands",
+    ),
+    acts_at="inside attention",
+    offers=(Feature.PLACES,),
+    needs=(Feature.SCORES, Feature.PRODUCTS, Feature.CHANNELS),
+    refuses=(Refusal(Feature.TIED_KEYS, "queries and keys have projections of their own for positions"),),
+    formula="l_ts = (x_t W_q (x_s W_k) + PI(p_t) U_q (PI(p_s) U_k)) / sqrt(2 Dh)",
+)
