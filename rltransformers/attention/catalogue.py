@@ -38,6 +38,7 @@ from rltransformers.attention.spans import adaptive, adaptive_dynamic, multi_sca
 from rltransformers.attention.spans import full as full_span
 from rltransformers.mixers import (
     average,
+    clustered,
     csalr,
     dynamic_conv,
     fast_weight,
@@ -68,6 +69,7 @@ MIXERS = {
         fast_weight.SPEC,
         set_transformer.SPEC,
         luna.SPEC,
+        clustered.SPEC,
         nystrom.SPEC,
         average.SPEC,
         light_conv.SPEC,

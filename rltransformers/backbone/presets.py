@@ -116,6 +116,12 @@ PRESETS: dict[str, Preset] = {
         "decoder alone; queries that pack are parameters of a layer, there projections of what the encoder hands on; "
         f"keys and values are not tied; {_RELU}; {_NO_BIAS}",
     ),
+    "clustered": Preset(
+        {"mixer": {"name": "clustered", "clusters": 100, "top": 32}, "position": "sinusoidal", "residual": "post_ln"},
+        "Vyas et al. 2020, arXiv 2007.04825",
+        "causal; improved clustered attention with a codebook, there Lloyd's algorithm on hashes of the queries of one "
+        f"sequence; {_RELU}; {_NO_BIAS}",
+    ),
     "nystromformer": Preset(
         {"mixer": "nystrom", "position": "sinusoidal", "final_norm": True},
         "Xiong et al. 2021, arXiv 2102.03902",

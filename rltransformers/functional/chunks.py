@@ -4,7 +4,7 @@ Axes: B batch, H heads, T tokens, N chunks, C tokens of a chunk, X numbers of a 
 """
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -62,6 +62,6 @@ def chunk_sizes(time: int, chunk: int) -> tuple[int, int]:
     return count, -(-time // count)
 
 
-def in_chunks(rows: Float[Tensor, "B H T X"], count: int, size: int) -> Float[Tensor, "B H N C X"]:
+def in_chunks(rows: Shaped[Tensor, "B H T X"], count: int, size: int) -> Shaped[Tensor, "B H N C X"]:
     """The rows of every chunk, zeros at the end."""
     return F.pad(rows, (0, 0, 0, count * size - rows.shape[2])).unflatten(2, (count, size))

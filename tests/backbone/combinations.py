@@ -70,6 +70,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "fast_weight": {"mixer": "fast_weight"},
         "set_transformer": {"mixer": {"name": "set_transformer", "points": 5}},
         "luna": {"mixer": {"name": "luna", "packed": 5}},
+        "clustered": {"mixer": {"name": "clustered", "clusters": 5, "top": 3}},
         "nystrom": {"mixer": {"name": "nystrom", "block": 3, "landmarks": 4}},
         "average": {"mixer": "average"},
         "light_conv": {"mixer": "light_conv"},
@@ -162,8 +163,8 @@ SCORES = (
     "position: shaw t5 trxl rope alibi; prior: gaussian_transformer gaussian_predicted; "
     "span: adaptive adaptive_dynamic; losses: span"
 )
-NO_SCORES = "mixer: linear performer rfa fast_weight set_transformer luna linformer_prefix nystrom average light_conv"
-STATES = "mixer: linear performer rfa fast_weight set_transformer luna linformer_prefix average light_conv"
+STATES = "mixer: linear performer rfa fast_weight set_transformer luna clustered linformer_prefix average light_conv"
+NO_SCORES = f"{STATES} nystrom"
 SLOTS = "mixer: memory_compressed linformer"
 NO_SCORES += " csalr"
 VALUES = "mixer: average light_conv"

@@ -15,7 +15,7 @@ from rltransformers.functional.call import Call
 from rltransformers.functional.delta import delta_sums
 from rltransformers.functional.recurrences import kernel_attention
 from rltransformers.functional.windows import Tokens
-from rltransformers.mixers import fast_weight, luna, rfa, set_transformer
+from rltransformers.mixers import clustered, fast_weight, luna, rfa, set_transformer
 from rltransformers.mixers.interface import Dims
 
 DIMS = Dims(width=12, heads=4, kv_heads=2, head_dim=3, value_dim=5, memory=1)
@@ -222,3 +222,80 @@ def test_packing_weights_are_one_at_zero_and_those_of_the_paper() -> None:
     torch.testing.assert_close(luna.packing_weights(x, "elu"), torch.tensor([[math.exp(-1), 1, 4]]))
     expected = torch.tensor([[math.log2(1.5), 1, math.log2(9)]])
     torch.testing.assert_close(luna.packing_weights(x, "softplus"), expected)
+
+
+def test_a_codebook_that_holds_every_query_gives_full_attention() -> None:
+    mixer = clustered.build(DIMS, clustered.Options(clusters=T + 2, top=0))
+    x = torch.randn(1, T, 12)
+    q, k, v = heads_of(mixer, x)
+    mixer.codebook[:, 1 : T + 1] = q[0].flip(1)
+    full = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(run(mixer, x), mixer.out(full.transpose(1, 2).flatten(2)))
+
+
+def test_with_one_codeword_at_zero_all_values_weigh_the_same() -> None:
+    mixer = clustered.build(DIMS, clustered.Options(clusters=1, top=0))
+    mixer.codebook.zero_()
+    x = torch.randn(2, T, 12)
+    mean = heads_of(mixer, x)[2].cumsum(2) / torch.arange(1, T + 1)[:, None]
+    torch.testing.assert_close(run(mixer, x), mixer.out(mean.transpose(1, 2).flatten(2)))
+
+
+def test_codewords_move_in_maintain_only_towards_the_queries_of_training() -> None:
+    mixer = clustered.build(DIMS, clustered.Options(clusters=9, top=2, decay=0.75)).train()
+    before, x = mixer.codebook.clone(), torch.randn(2, 5, 12)
+    with torch.no_grad():
+        run(mixer, x)
+    mixer.eval()
+    run(mixer, x)
+    mixer.maintain()
+    assert torch.equal(mixer.codebook, before)
+    tokens = one_episode(5, 2)
+    padded = Tokens(tokens.p, tokens.p, tokens.live, tokens.before, torch.tensor([5, 3]))
+    mixer.train()(x, fresh(mixer, 2), Call(padded))
+    assert torch.equal(mixer.codebook, before)
+    mixer.maintain()
+    q, moved = heads_of(mixer, x)[0], 0
+    for head in range(4):
+        seen = [*q[0, head], *q[1, head, :3]]
+        nearest = [int((before[head] - row).square().sum(-1).argmin()) for row in seen]
+        for word in range(9):
+            members = [row for row, own in zip(seen, nearest, strict=True) if own == word]
+            expected = before[head, word]
+            if members:
+                expected, moved = 0.75 * expected + 0.25 * torch.stack(members).mean(0), moved + 1
+            torch.testing.assert_close(mixer.codebook[head, word], expected)
+    assert 4 < moved < 32
+    after = mixer.codebook.clone()
+    mixer.maintain()
+    assert torch.equal(mixer.codebook, after)
+
+
+def test_queries_learn_from_the_keys_that_weigh_most_only() -> None:
+    x = torch.randn(2, T, 12)
+    for top, learns in ((0, False), (3, True)):
+        mixer = clustered.build(DIMS, clustered.Options(clusters=4, top=top))
+        run(mixer, x).square().sum().backward()
+        assert mixer.project.weight.grad is not None
+        assert mixer.project.weight.grad[:12].ne(0).any() == learns
+        assert mixer.project.weight.grad[12:].ne(0).any()
+
+
+@pytest.mark.parametrize("scale", [1e-3, 30.0, 1e4])
+def test_codewords_stay_finite_for_queries_and_keys_of_any_size(scale: float) -> None:
+    torch.set_default_dtype(torch.float32)
+    mixer = clustered.build(DIMS, clustered.Options(clusters=4, top=3))
+    mixer.project.weight.data *= scale
+    x = torch.randn(3, 200, 12, requires_grad=True)
+    out = run(mixer, x)
+    gradients = torch.autograd.grad(out.square().sum(), [x, *mixer.parameters()])
+    assert all(each.isfinite().all() for each in (out, *gradients))
+
+
+def test_the_record_tells_how_far_queries_lie_from_their_codewords() -> None:
+    mixer, record = clustered.build(DIMS, clustered.Options(clusters=1)), Record()
+    mixer.codebook.zero_()
+    x = torch.randn(2, 4, 12)
+    run(mixer, x, Probe(record, "layer0"))
+    expected = heads_of(mixer, x)[0].norm(dim=-1).mean()
+    torch.testing.assert_close(record.metrics["layer0/distance"], expected.detach())

@@ -7,7 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.attention.row import GROUPED, GROUPED_SIZES, KEEP_ALL, Limit, Row, both, mean_by_softmax, zero
+from tests.attention.row import (
+    GROUPED,
+    GROUPED_SIZES,
+    KEEP_ALL,
+    Limit,
+    Row,
+    both,
+    mean_by_softmax,
+    tie_projections,
+    zero,
+)
 from tests.attention.twins import other_mixer
 
 State = dict[str, Tensor]
@@ -111,7 +121,37 @@ def luna_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
     return by_head(mixer, x, head)
 
 
+def clustered_twin(mixer: Any, x: Tensor) -> tuple[Tensor, State]:
+    def head(h: int, q: list[Tensor], k: list[Tensor], v: list[Tensor]) -> tuple[list[Tensor], State]:
+        words, out, root = mixer.codebook[h], [], math.sqrt(len(q[0]))
+        logits = torch.stack([torch.stack([word @ key / root for key in k]) for word in words])
+
+        def order(c: int, t: int) -> list[int]:
+            return sorted(range(t + 1), key=lambda s: -float(logits[c, s].detach()))[: mixer.top]
+
+        for t in range(len(x)):
+            c = int(torch.stack([(q[t] - word).square().sum() for word in words]).argmin())
+            weights = list(logits[c, : t + 1].exp() / logits[c, : t + 1].exp().sum())
+            top = order(c, t)
+            if top:
+                mass = torch.stack([weights[s] for s in top]).sum()
+                powers = torch.stack([(q[t] @ k[s] / root).exp() for s in top])
+                for s, power in zip(top, powers, strict=True):
+                    weights[s] = mass * power / powers.sum()
+            out.append(torch.stack([a * v_s for a, v_s in zip(weights, v, strict=False)]).sum(0))
+        state = {"sum": logits.exp() @ torch.stack(v), "norm": logits.exp().sum(1)}
+        if mixer.top:
+            state["top"] = torch.zeros(len(words), mixer.top, len(k[0]) + len(v[0]))
+            for c in range(len(words)):
+                for place, s in enumerate(order(c, len(x) - 1)):
+                    state["top"][c, place] = torch.cat([k[s], v[s]])
+        return out, state
+
+    return by_head(mixer, x, head)
+
+
 KERNELS = "tests/mixers/test_kernels.py::"
+NEAREST = "rounding changes which of two nearly equal codewords is the nearest, or which key weighs more"
 
 ROWS: dict[tuple[str, str], Row] = {
     # Against github.com/Noahs-ARK/RFA, b075fa8, incremental attention with the denominator held above 1 / (0.01 r), the
@@ -150,6 +190,16 @@ ROWS: dict[tuple[str, str], Row] = {
         config={**GROUPED, "mixer": {"name": "luna", "packed": 6}},
         limits=(Limit({"mixer": "luna", **KEEP_ALL}, KEEP_ALL, both(zero("packing_queries"), mean_by_softmax)),),
     ),
+    ("mixer", "clustered"): Row(
+        twin=other_mixer(clustered_twin),
+        config={**GROUPED, "mixer": {"name": "clustered", "clusters": 6, "top": 3}},
+        limits=(
+            Limit({"mixer": {"name": "clustered", "top": 30}, **KEEP_ALL}, KEEP_ALL, tie_projections),
+            f"{KERNELS}test_a_codebook_that_holds_every_query_gives_full_attention",
+        ),
+        bfloat16=0.4,
+        why=NEAREST,
+    ),
 }
 
 VARIANTS: dict[str, Row] = {
@@ -171,9 +221,17 @@ VARIANTS: dict[str, Row] = {
             "mixer": {"name": "luna", "packed": 1, "activation": "elu"},
         }
     ),
+    "clustered without exact keys": Row(
+        {**GROUPED, "tokens_per_step": 3, "mixer": {"name": "clustered", "clusters": 5, "top": 0}},
+        bfloat16=0.4,
+        why=NEAREST,
+    ),
 }
 
 PRESET_ROWS: dict[str, Row] = {
+    "clustered": Row(
+        {**GROUPED_SIZES, "mixer": {"name": "clustered", "clusters": 3, "top": 2}}, bfloat16=0.4, why=NEAREST
+    ),
     "luna": Row({**GROUPED_SIZES, "mixer": {"name": "luna", "packed": 4}}),
     "fast_weight": Row(GROUPED_SIZES),
     "rfa": Row({**GROUPED_SIZES, "mixer": {"name": "rfa", "directions": 6, "sigma": 2.0, "gate": True}}),

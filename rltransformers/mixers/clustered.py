@@ -1,0 +1,186 @@
+"""Clustered attention, causal: queries read the running softmax of the nearest word of a codebook.
+
+Axes: B batch, T tokens, H heads, G key-value heads, C codewords, w keys that are attended exactly, Dh width of a head.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le, Lt
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from rltransformers.core.spec import Feature, Spec, Traits
+from rltransformers.functional.call import Call
+from rltransformers.functional.prefixes import bounded_exp
+from rltransformers.functional.recurrences import causal_sums
+from rltransformers.functional.running_top import Largest, running_largest
+from rltransformers.mixers.interface import Dims
+from rltransformers.mixers.kernel import HeadsMixer
+
+
+def nearest_word(q: Float[Tensor, "B H T Dh"], words: Float[Tensor, "H C Dh"]) -> Int[Tensor, "B H T"]:
+    """The codeword at the smallest distance, in full precision: acting and learning have to find the same one."""
+    kept = torch.promote_types(q.dtype, torch.float32)
+    with torch.autocast(q.device.type, enabled=False):
+        words = words.to(kept)
+        return (q.to(kept) @ words.transpose(-1, -2) - words.square().sum(-1)[:, None] / 2).argmax(-1)
+
+
+class Clustered(HeadsMixer):
+    """A query takes the attention of its codeword; among the w keys that weigh most there, it attends by itself.
+
+    Source: Vyas et al. 2020 (arXiv 2007.04825), equations 4-6 and 8-11. There clusters are those of the queries of one
+    sequence and a codeword is their mean; here the codebook is the same for all sequences, moves in ``maintain`` only
+    and gets no gradient. So attention of every codeword is a sum that grows by one term a token, and the keys that
+    weigh most are a list. Queries learn from those keys only: with ``top: 0`` their projection has no gradient.
+    """
+
+    codebook: Tensor
+    sums: Tensor
+    counts: Tensor
+
+    def __init__(self, dims: Dims, clusters: int, top: int, decay: float, seed: int) -> None:
+        super().__init__(dims)
+        self.top, self.decay = top, decay
+        shape = dims.heads, clusters, dims.head_dim
+        self.register_buffer("codebook", torch.empty(shape))
+        self.register_buffer("sums", torch.zeros(shape), persistent=False)
+        self.register_buffer("counts", torch.zeros(shape[:2]), persistent=False)
+        if not self.codebook.is_meta:  # a network that is only measured draws nothing
+            generator = torch.Generator().manual_seed(seed * 1_000_003 + dims.layer)
+            # The first weights give queries of normalised inputs a variance of 1/3.
+            self.codebook.copy_(torch.randn(shape, generator=generator, dtype=torch.float64) / 3**0.5)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Values weighted for each codeword, the sum of the weights, and the keys that weigh most with their values."""
+        words, dims = self.codebook.shape[:2], self.dims
+        shapes: dict[str, tuple[int, ...]] = {"sum": (*words, dims.value_dim), "norm": tuple(words)}
+        if self.top:
+            shapes["top"] = (*words, self.top, dims.head_dim + dims.value_dim)
+        return shapes
+
+    def read(
+        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: dict[str, Tensor], call: Call
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Attention of the codewords, and what the keys that weigh most add to it."""
+        share = self.dims.heads // self.dims.kv_heads
+        k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+        own = nearest_word(q.detach(), self.codebook)
+        self._watch(q.detach(), own, call)
+        counted = torch.cat([v, torch.ones_like(v[..., :1])], -1)  # the last column sums the weights
+        before = torch.cat([state["sum"], state["norm"][..., None]], -1)
+        weights = bounded_exp(self._logits(k))
+        word = F.one_hot(own, weights.shape[-1]).to(weights.dtype)
+        out, after = causal_sums(word, weights, counted, before, call.tokens)
+        mixed, total = out[..., :-1] / out[..., -1:], out[..., -1:]
+        new = {"sum": after[..., :-1], "norm": after[..., -1]}
+        if not self.top:
+            return mixed, new
+        asked, rows, new["top"] = self._lists(k, v, own, state["top"], call)
+        keys, values = _rows_at(rows, asked.index).split([self.dims.head_dim, self.dims.value_dim], -1)
+        logits = (q[..., None, :] * keys).sum(-1) / math.sqrt(self.dims.head_dim)
+        words = self.codebook.to(keys.dtype)[torch.arange(len(self.codebook), device=q.device)[:, None], own]
+        of_word = bounded_exp((words[..., None, :] * keys).sum(-1) / math.sqrt(self.dims.head_dim))
+        of_word = of_word.masked_fill(~asked.exists, 0.0) / total
+        exact = logits.to(of_word.dtype).masked_fill(~asked.exists, float("-inf")).softmax(-1)
+        change = of_word.sum(-1, keepdim=True) * exact - of_word
+        return mixed + (change[..., None, :] @ values.to(change.dtype)).squeeze(-2), new
+
+    def _logits(self, k: Float[Tensor, "B H n Dh"]) -> Float[Tensor, "B H n C"]:
+        """Of keys for every codeword, in float32 at least."""
+        kept = torch.promote_types(k.dtype, torch.float32)
+        with torch.autocast(k.device.type, enabled=False):
+            return k.to(kept) @ self.codebook.to(kept).transpose(-1, -2) / math.sqrt(self.dims.head_dim)
+
+    def _lists(self, k: Tensor, v: Tensor, own: Tensor, held: Tensor, call: Call) -> tuple[Largest, Tensor, Tensor]:
+        """The places that the keys of each token have in all rows, the rows, and the new lists."""
+        old = held[..., : self.dims.head_dim]
+        kept = torch.promote_types(k.dtype, torch.float32)
+        scores = (old.to(kept) * self.codebook[:, :, None].to(kept)).sum(-1) / math.sqrt(self.dims.head_dim)
+        place = torch.arange(self.top, device=k.device)
+        missing = place > call.tokens.before[:, None, None, None]
+        scores = scores.masked_fill(missing, float("-inf"))
+        asked, last = running_largest(self._logits(k.detach()), scores.detach(), own, call.tokens)
+        dtype = torch.promote_types(k.dtype, held.dtype)
+        rows = torch.cat([held.flatten(2, 3).to(dtype), torch.cat([k, v], -1).to(dtype)], 2)
+        return asked, rows, _rows_at(rows, last.index).masked_fill(~last.exists[..., None], 0.0)
+
+    def _watch(self, q: Tensor, own: Tensor, call: Call) -> None:
+        """Sum up the queries of a call by codeword for ``maintain``; tell how far they lie from it as "distance"."""
+        learns = self.training and torch.is_grad_enabled()
+        if not learns and not call.probe.listens:
+            return
+        valid = call.tokens.valid()[:, None].to(self.sums.dtype)
+        if learns:
+            with torch.no_grad():
+                member = F.one_hot(own, self.counts.shape[1]).to(self.sums.dtype) * valid[..., None]
+                self.sums += torch.einsum("bhtc,bhtk->hck", member, q.to(self.sums.dtype))
+                self.counts += member.sum((0, 2))
+        if call.probe.listens:
+            heads = torch.arange(q.shape[1], device=q.device)[:, None]
+            away = (q - self.codebook[heads, own]).square().sum(-1).sqrt() * valid
+            call.probe.metric("distance", away.sum() / (valid.sum() * q.shape[1]).clamp(min=1))
+
+    @torch.no_grad()
+    def maintain(self) -> None:
+        """Move every codeword that was somebody's towards the mean of its queries since the last call."""
+        mean = self.sums / self.counts.clamp(min=1)[..., None]
+        moved = self.decay * self.codebook + (1 - self.decay) * mean
+        self.codebook.copy_(torch.where(self.counts[..., None] > 0, moved, self.codebook))
+        self.sums.zero_()
+        self.counts.zero_()
+
+
+def _rows_at(rows: Float[Tensor, "B H R E"], index: Int[Tensor, "B H X w"]) -> Float[Tensor, "B H X w E"]:
+    flat = index.flatten(2)[..., None].expand(-1, -1, -1, rows.shape[-1])
+    return rows.gather(2, flat).unflatten(2, index.shape[2:])
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of clustered attention.
+
+    Attributes:
+        clusters: C, codewords of every head.
+        top: w, the keys weighing most for a codeword that its queries attend by themselves ("improved"); 0 for none.
+        decay: share of a codeword that stays when it moves.
+        seed: of the first codebook.
+    """
+
+    clusters: Annotated[int, Ge(1), Le(10_000)] = 16
+    top: Annotated[int, Ge(0), Le(1000)] = 8
+    decay: Annotated[float, Ge(0), Lt(1)] = 0.999
+    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
+
+
+def build(dims: Dims, options: Options) -> Clustered:
+    """S12 for one layer; ``dims.layer`` makes the first codebook of every layer different."""
+    return Clustered(dims, options.clusters, options.top, options.decay, options.seed)
+
+
+SPEC = Spec(
+    id="S12",
+    name="clustered",
+    axis="mixer",
+    paper="Vyas et al. 2020, arXiv 2007.04825",
+    summary="queries share the attention of their nearest codeword, and attend themselves to the keys that weigh most",
+    build=build,
+    options=Options,
+    example={"mixer": {"name": "clustered", "clusters": 4, "top": 3}},
+    traits=Traits(
+        causality="X",
+        family="KERN",
+        horizon="episode",
+        state="H C (Dv + 1 + w (Dh + Dv))",
+        time="T",
+        causal_form="a codebook that is learned by online k-means takes the place of clusters of the queries of one "
+        "sequence; running softmax with logits of codewords held in [-40, 40]; codewords give queries no gradient",
+    ),
+    offers=(Feature.KEYS,),
+    formula="a_ts = softmax_s(mu_c(q_t) k_s / sqrt(Dh)), on the w largest of them m_t softmax(q_t k_s / sqrt(Dh)) with "
+    "m_t their sum, o_t = sum_s a_ts v_s",
+)
