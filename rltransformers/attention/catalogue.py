@@ -1,6 +1,6 @@
 """All mixers, patterns, selections, priors, head mechanisms and spans by name."""
 
-from rltransformers.attention import layer
+from rltransformers.attention import informer, layer
 from rltransformers.attention.heads import capsule_dynamic, capsule_em, collaborative, multi_head, talking
 from rltransformers.attention.patterns import (
     adjacency,
@@ -79,6 +79,7 @@ MIXERS = {
         linformer.SPEC,
         linformer_prefix.SPEC,
         csalr.SPEC,
+        informer.SPEC,
     )
 }
 PATTERNS = {

@@ -145,6 +145,13 @@ PRESETS: dict[str, Preset] = {
         "causal: centre and width are shares of the visible past, counted backwards; in all layers, in the paper's "
         f"best runs in the lowest ones; decoder alone; {_NO_BIAS}",
     ),
+    "informer": Preset(
+        {"mixer": "informer", "position": "sinusoidal", "residual": "post_ln",
+         "ff": {"name": "ffn", "activation": "gelu"}},
+        "Zhou et al. 2021, arXiv 2012.07436",
+        "causal: queries compete with those before them; decoder alone, no distilling between layers; "
+        f"no embeddings of calendar time; {_NO_BIAS}",
+    ),
     "csalr": Preset(
         {"mixer": "csalr", "position": "sinusoidal"},
         "Chen et al. 2020, IJCAI, Compressed self-attention with low-rank approximation",

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rltransformers.attention.informer import ProbSparse
 from rltransformers.attention.slots.interface import SlotAttention, ends_of_blocks
 from rltransformers.backbone import PLAIN, Backbone, BackboneConfig
 from rltransformers.functional.call import Call
@@ -107,6 +108,28 @@ def test_a_larger_ridge_leaves_less_of_what_is_far() -> None:
     read = torch.randn(1, 1, 1, 1, 5)
     found = csalr.ridge_solve(torch.ones(1, 1, 1, 1, 1), read, 3.0, 0)
     torch.testing.assert_close(found, read / 4)
+
+
+def test_a_lazy_query_reads_the_mean_and_an_active_one_by_its_scores() -> None:
+    """Of two queries one may be active: the second, whose measure is not 0 as that of the first, is."""
+    mixer = mixer_of(name="informer", samples=7, active=1, competing=2)
+    assert isinstance(mixer, ProbSparse)
+    x = torch.randn(1, 4, 12)
+    query, rows = mixer.queries_and_keys(x)
+    p = torch.arange(4)[None]
+    call = Call(Tokens(p, p, p < 0, torch.tensor([-1])))
+    found = mixer(x, query, (Group(rows, Rows()),), {"measures": torch.zeros(1, 1, 3)}, call, None)
+    measures = mixer.measured(query, Group(rows, Rows()), call)[0]
+    q, k, v = (part.unflatten(-1, (3, 4)) for part in mixer.project(x)[0].split(12, -1))
+    for t in range(1, 4):
+        expected = []
+        for head in range(3):
+            logits = k[: t + 1, head] @ q[t, head] / 2
+            lazy = measures[head, t - 1] > measures[head, t]
+            expected.append((logits * (0.0 if lazy else 1.0)).softmax(-1) @ v[: t + 1, head])
+        torch.testing.assert_close(found.out[0, t], mixer.output(torch.cat(expected)))
+    assert measures[:, 0].eq(0).all() and measures.ge(0).all()
+    torch.testing.assert_close(found.state["measures"][0, 0], measures[:, 3])
 
 
 def test_blocks_end_where_the_episode_says() -> None:

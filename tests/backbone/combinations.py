@@ -79,6 +79,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "memory_compressed": {"mixer": {"name": "memory_compressed", "kept": 2}},
         "linformer": {"mixer": {"name": "linformer", "block": 4, "slots": 2}},
         "csalr": {"mixer": {"name": "csalr", "block": 3, "landmarks": 4}},
+        "informer": {"mixer": {"name": "informer", "samples": 3, "active": 2, "competing": 5}},
         "linformer_prefix": {"mixer": {"name": "linformer_prefix", "slots": 3, "max_len": 9}},
     },
     "prior": {
@@ -166,6 +167,7 @@ SCORES = (
 STATES = "mixer: linear performer rfa fast_weight set_transformer luna clustered linformer_prefix average light_conv"
 NO_SCORES = f"{STATES} nystrom"
 SLOTS = "mixer: memory_compressed linformer"
+SLOTS += " informer"
 NO_SCORES += " csalr"
 VALUES = "mixer: average light_conv"
 TAPS = "mixer: dynamic_conv gmlp"
@@ -245,11 +247,11 @@ REFUSED: list[tuple[str, str, str]] = [
     ("memory_kind: compressive; losses: compression", TAPS, "compressed rows"),
     ("setting: no_memory", TAPS, "does not make it memoryless"),
     ("head_mixing: mqa decoupled; setting: bias", TAPS, "queries, keys and values"),
-    # Slots have a place and scores by distance, but stand for several tokens, and decide what is visible.
+    # Slots stand for several tokens, and lazy queries meet no keys; both decide what is visible, and have distances.
     (LOGITS, SLOTS, "the logits of all pairs"),
     (RESTRICTED, SLOTS, "keys that a pattern can leave out"),
     ("memory_kind: compressive; losses: compression", SLOTS, "compressed rows"),
-    (SLOTS, "setting: no_memory", "raise memory"),
+    ("mixer: memory_compressed linformer", "setting: no_memory", "raise memory"),
     # Patterns with rules about the position of the query.
     (f"{RULES} global schedule", "setting: mixers_of_layers", "keys that a pattern can leave out"),
     (f"{RULES} schedule", "setting: no_memory", "set memory to at least"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rltransformers.backbone import Backbone
 from tests.attention import twins
-from tests.attention.row import GROUPED, GROUPED_SIZES, KEEP_ALL, Limit, Row, tie_projections
+from tests.attention.row import GROUPED, GROUPED_SIZES, KEEP_ALL, Limit, Row, projections, tie_projections
 from tests.attention.twins import Key, Logits, Mixture, Reader, Rows, Window
 from tests.mixers.twins import csalr_twin
 
@@ -165,11 +165,64 @@ def linformer(**options: Any) -> dict[str, Any]:
     return {"mixer": {"name": "linformer", **options}}
 
 
+def drawn(seed: int, layer: int, head: int, p: int, draw: int) -> int:
+    """Fifth powers of sums, one number after the other, in whole numbers of any size."""
+    prime = 2**31 - 1
+    number = pow(pow(seed + 2, 5, prime) + layer + 1, 5, prime)
+    for first, second in ((p, number), (None, head), (None, draw)):
+        number = pow((number if first is None else first) + second + 1, 5, prime)
+    return number
+
+
+def probsparse(reader: Reader, tokens: Rows, prepared: Rows, below: Logits) -> Mixture:
+    """Zhou et al. 2021, equations 3 and 4, in a window: lazy queries are zero, so all of their keys weigh the same."""
+    options, heads, width = reader.options("mixer"), reader.heads, reader.head_dim
+    group, steps = reader.config.tokens_per_step, reader.config.memory
+    window = (steps + 1) * group
+    competing = options.competing or max(2, window)
+    samples = options.samples or max(1, min(window, options.factor * math.ceil(math.log(window))))
+    active = options.factor * math.ceil(math.log(competing)) if options.active is None else options.active
+    measures: list[list[float]] = [[] for _ in range(heads)]
+    lazy: list[list[bool]] = [[] for _ in range(heads)]
+    for t, row in enumerate(prepared):
+        seen = min(t, steps * group + t % group) + 1
+        for head in range(heads):
+            q = reader.query_of(row).view(heads, width)[head]
+            logits = []
+            for draw in range(samples):
+                key = prepared[t - drawn(options.seed, reader.layer, head, t, draw) % seen]
+                k = reader.key_value_of(key)[: (reader.config.kv_heads or heads) * width].view(-1, width)
+                logits.append(float((q @ k[group_of(reader, head)]).detach()) / math.sqrt(width))
+            own = sum(max(logits) - each for each in logits) / len(logits)
+            rivals = measures[head][-(competing - 1) :]
+            lazy[head].append(sum(rival > own for rival in rivals) >= active)
+            measures[head].append(own)
+    changed, query_of = copy.copy(reader), reader.query_of
+
+    def silenced(row: Tensor) -> Tensor:
+        t = next(t for t, each in enumerate(prepared) if each is row)
+        q = query_of(row).view(heads, width)
+        return torch.stack([0 * q[head] if lazy[head][t] else q[head] for head in range(heads)]).flatten()
+
+    changed.query_of = silenced  # type: ignore[method-assign]
+    mixed, state, logits_above = twins.attention(changed, tokens, prepared, below)
+    kept = torch.tensor(measures).T[-(competing - 1) :]
+    missing = torch.zeros(competing - 1 - len(kept), heads)
+    return mixed, {**state, "measures": torch.cat([missing, kept])}, logits_above
+
+
+def silent_queries(special: Backbone, plain: Backbone) -> None:
+    """Softmax attention that weighs all keys alike."""
+    for index in range(len(plain.layers)):
+        projections(plain.get_submodule(f"layers.{index}.mixing.mixer"))[0].zero_()
+
+
 def compressing(**options: Any) -> dict[str, Any]:
     return {"mixer": {"name": "memory_compressed", **options}}
 
 
 SLOTS = "tests/attention/test_slots.py::"
+LAZY = "rounding changes which of two queries with nearly equal measures is lazy"
 
 ROWS: dict[tuple[str, str], Row] = {
     # The tokens that complete a block equal lucidrains/memory-compressed-attention a806696 without its null key, with
@@ -199,6 +252,17 @@ ROWS: dict[tuple[str, str], Row] = {
             f"{SLOTS}test_weights_of_regularised_landmarks_sum_to_the_published_half",
         ),
     ),
+    ("mixer", "informer"): Row(
+        twin=probsparse,
+        config={"kv_heads": 1, "value_dim": 4},
+        limits=(
+            Limit({"mixer": {"name": "informer", "active": 4, "competing": 4}}, {}),
+            Limit({"mixer": {"name": "informer", "active": 0}, **KEEP_ALL}, KEEP_ALL, silent_queries),
+            f"{SLOTS}test_a_lazy_query_reads_the_mean_and_an_active_one_by_its_scores",
+        ),
+        bfloat16=1.0,
+        why=LAZY,
+    ),
     # The last of n tokens equals lucidrains/linformer 970e1c3 and tatp22/linformer-pytorch 3ecfc0e, both of which show
     # every token all others, with copied weights: 2e-16 in float64.
     ("mixer", "linformer_prefix"): Row(
@@ -213,6 +277,18 @@ ROWS: dict[tuple[str, str], Row] = {
     ),
 }
 VARIANTS: dict[str, Row] = {
+    "lazy queries among steps": Row(
+        {
+            "mixer": {"name": "informer", "samples": 4, "active": 2, "competing": 4, "seed": 3},
+            "memory": 2,
+            "tokens_per_step": 3,
+            "position": "rope",
+            "memory_kind": "cache",
+            "kv_heads": 1,
+        },
+        bfloat16=1.0,
+        why=LAZY,
+    ),
     "landmarks by LU": Row(
         {**GROUPED, "mixer": {"name": "csalr", "block": 2, "landmarks": 3, "ridge": 0.5, "iterations": 0}, "memory": 7}
     ),

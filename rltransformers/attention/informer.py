@@ -1,0 +1,157 @@
+"""ProbSparse attention, causal: only queries that single out some of their keys are compared with all of them.
+
+Axes: B batch, H heads, T tokens, N key rows, U sampled keys, R queries that compete, K key width.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rltransformers.attention.engines.gathered import fetch
+from rltransformers.attention.layer import Attention
+from rltransformers.attention.patterns.interface import PRIME, DrawSeed, mixed
+from rltransformers.attention.plan import Plan
+from rltransformers.core.spec import Feature, Spec, Traits
+from rltransformers.functional import windows
+from rltransformers.functional.call import Call
+from rltransformers.functional.keys import Group, Past, Ring
+from rltransformers.mixers.interface import Dims, Mixed
+
+MOST_SAMPLES = 4096
+
+
+def sparsity(
+    q: Float[Tensor, "B H T K"], sampled: Float[Tensor, "B H T U K"], kept: torch.dtype
+) -> Float[Tensor, "B H T"]:
+    """Largest less mean scaled product with the sampled keys (arXiv 2012.07436, equation 4); 0 where they agree."""
+    with torch.autocast(q.device.type, enabled=False):
+        products = (q.to(kept)[..., None, :] * sampled.to(kept)).sum(-1) / math.sqrt(q.shape[-1])
+        return (products.amax(-1, keepdim=True) - products).mean(-1)
+
+
+def most_active(
+    measures: Float[Tensor, "B N H"], p: Int[Tensor, "B T"], competing: int, active: int
+) -> Bool[Tensor, "B H T"]:
+    """Whether fewer than ``active`` of the last ``competing`` queries of the episode have a larger measure.
+
+    Rows are contiguous in time, end with the tokens of the call and begin ``competing`` - 1 tokens earlier.
+    """
+    rivals = measures.unfold(1, competing, 1)  # B T H R, the query itself at the end
+    age = windows.oldest_first(competing, p.device)
+    larger = (rivals > rivals[..., -1:]) & (age <= p[..., None])[:, :, None]
+    return (larger.sum(-1) < active).transpose(1, 2)
+
+
+class ProbSparse(Attention):
+    """Attention whose lazy queries are zero, so that they read the mean of the values of the window.
+
+    As published, all queries of a sequence compete and sampled keys lie anywhere. Here a query competes with the ones
+    before it and samples its own window. Scores by distance, where there are any, act on lazy queries, too. Every query
+    is compared with all keys: which ones are lazy is known too late for other shapes.
+    """
+
+    def __init__(self, dims: Dims, plan: Plan, samples: int, active: int, competing: int, seed: int) -> None:
+        super().__init__(dims, plan)
+        self.samples, self.active, self.competing = samples, active, competing
+        self.key = pow(pow(seed + 2, 5, PRIME) + dims.layer + 1, 5, PRIME)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Measures of the last queries."""
+        return super().state_shapes() | {"measures": (self.competing - 1, self.dims.heads)}
+
+    def forward(
+        self,
+        h: Float[Tensor, "B T D"],
+        query: Float[Tensor, "B T Q"],
+        past: Past,
+        state: dict[str, Tensor],
+        call: Call,
+        below: Tensor | None,
+    ) -> Mixed:
+        """The wanted tokens."""
+        tokens, before = call.tokens, state["measures"]
+        with torch.no_grad():
+            found = self.measured(query.detach(), past[-1], call).transpose(1, 2).to(before.dtype)
+            measures = torch.cat([before, found], 1)
+            active = most_active(measures, tokens.p, self.competing, self.active)
+            after = windows.last_rows(measures, self.competing - 1, tokens)
+            age = windows.oldest_first(self.competing - 1, h.device)
+            after = after.masked_fill((age > tokens.last_position()[:, None])[..., None], 0.0)
+        heads = query.unflatten(-1, (self.dims.heads, -1)).masked_fill(~active.transpose(1, 2)[..., None], 0.0)
+        own = {name: value for name, value in state.items() if name != "measures"}
+        done = super().forward(h, heads.flatten(2), past, own, call, below)
+        return Mixed(done.out, done.state | {"measures": after}, done.logits)
+
+    def measured(self, query: Float[Tensor, "B T Q"], window: Group, call: Call) -> Float[Tensor, "B H T"]:
+        """``sparsity`` by content, float32 at least."""
+        q, distance = self.plan.score.split_queries(query), self.sampled(call.tokens.p)
+        time, rows = q.shape[2], window.rows.shape[1]
+        place = torch.arange(time, device=q.device)[:, None]
+        if isinstance(window.place, Ring):
+            index = (window.place.newest - (time - 1) + place - distance) % rows
+        else:
+            index = rows - time + place - distance
+        keys, _ = self.split(window.rows.detach())
+        return sparsity(q, fetch(keys, index), torch.promote_types(q.dtype, torch.float32))
+
+    def sampled(self, p: Int[Tensor, "B T"]) -> Int[Tensor, "B H T U"]:
+        """Distances of the sampled keys, drawn from the window with replacement, always the same for a position."""
+        heads = torch.arange(self.dims.heads, device=p.device)[:, None]
+        draws = mixed(mixed(mixed(p, self.key)[:, None], heads)[..., None], torch.arange(self.samples, device=p.device))
+        limit = torch.minimum(p, self.plan.pattern.limits(p)[:, 0])
+        return draws % (limit + 1)[:, None, :, None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of ProbSparse attention.
+
+    Attributes:
+        factor: c of the defaults.
+        samples: keys that the measure of a query looks at; default: c ln(keys in the window).
+        active: queries among the competing ones that read by their scores; default: c ln(competing).
+        competing: queries, the newest of the episode with the one in question; default: as many as the window has.
+        seed: of the samples.
+    """
+
+    factor: Annotated[int, Ge(1), Le(100)] = 5
+    samples: Annotated[int, Ge(1), Le(MOST_SAMPLES)] | None = None
+    active: Annotated[int, Ge(0), Le(1_000_000)] | None = None
+    competing: Annotated[int, Ge(2), Le(1_000_000)] | None = None
+    seed: DrawSeed = 0
+
+
+def build(dims: Dims, plan: Plan, options: Options) -> ProbSparse:
+    """S13 for one layer; ``dims.layer`` makes the samples of every layer different."""
+    window = plan.pattern.horizon + 1
+    competing = options.competing or max(2, window)
+    samples = options.samples or max(1, min(MOST_SAMPLES, window, options.factor * math.ceil(math.log(window))))
+    active = options.factor * math.ceil(math.log(competing)) if options.active is None else options.active
+    return ProbSparse(dims, plan, samples, active, competing, options.seed)
+
+
+SPEC = Spec(
+    id="S13",
+    name="informer",
+    axis="mixer",
+    paper="Zhou et al. 2021, arXiv 2012.07436, equations 3 and 4",
+    summary="Queries that single out no keys read the mean of the window in place of their own weights.",
+    build=build,
+    options=Options,
+    example={"mixer": {"name": "informer", "samples": 3, "active": 2, "competing": 5}},
+    traits=Traits(
+        causality="X",
+        family="SEL",
+        horizon="memory + competing - 1",
+        state="memory D (training), memory kv_heads (Dh + Dv) more (acting), H (competing - 1)",
+        causal_form="a query competes with those before it, samples keys of its window, and is lazy towards their mean",
+    ),
+    offers=(Feature.SCORES, Feature.PRODUCTS, Feature.OUTPUTS, Feature.ROWS, Feature.KEYS),
+    formula="o_t = softmax_s(q_t k_s / sqrt(Dh)) v_s if M_t is among the `active` largest of the last `competing`, "
+    "else mean_s v_s; M_t = max_i x_ti - mean_i x_ti, x_ti = q_t k_i / sqrt(Dh), i sampled",
+)
