@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.scores.interface import EXPLICIT, ValuesOnly, check_value_heads, tokens_in_window
-from rltransformers.core.ranges import Seed
 from rltransformers.core.spec import Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
@@ -65,7 +64,7 @@ class Options:
     distances: Size | None = None
     rank: Annotated[int, Ge(1), Le(1_000_000)] | None = None
     learned: bool = True
-    seed: Seed = 0
+    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
 
 
 def build(dims: Dims, plan: Plan, options: Options) -> Attention:
