@@ -26,11 +26,13 @@ def em_routing(
     cost: Float[Tensor, " N"],
     threshold: Float[Tensor, " N"],
     iterations: int,
+    sharpness: float = 1.0,
 ) -> tuple[Float[Tensor, "B T N C"], Float[Tensor, "B T H N"]]:
     """Means times activations, and the shares in which heads belong to capsules (Hinton et al. 2018, procedure 1).
 
     Args:
-        cost, threshold: beta_u and beta_a. All heads are active, and the inverse temperature is 1.
+        cost, threshold: beta_u and beta_a. All heads are active.
+        sharpness: lambda, the inverse temperature of activations.
     """
     shares = torch.full_like(votes[..., 0], 1 / votes.shape[3])
     for _ in range(iterations):
@@ -40,7 +42,7 @@ def em_routing(
         away = (votes - mean[:, :, None]).square()
         variance = (weights * away).sum(2) + EPS
         spent = (variance.log() / 2 + cost[:, None]).sum(-1) * total
-        activation = threshold - spent
+        activation = sharpness * (threshold - spent)
         density = -(away / variance[:, :, None] + (2 * math.pi * variance).log()[:, :, None]).sum(-1) / 2
         shares = (F.logsigmoid(activation)[:, :, None] + density).softmax(-1)
     return activation.sigmoid()[..., None] * mean, shares
@@ -49,8 +51,9 @@ def em_routing(
 class EMRouting(Capsules):
     """Capsules by ``em_routing``."""
 
-    def __init__(self, dims: Dims, capsules: int, iterations: int) -> None:
+    def __init__(self, dims: Dims, capsules: int, iterations: int, sharpness: float) -> None:
         super().__init__(dims, capsules, iterations)
+        self.sharpness = sharpness
         self.cost = nn.Parameter(torch.zeros(capsules))
         self.threshold = nn.Parameter(torch.zeros(capsules))
 
@@ -58,20 +61,27 @@ class EMRouting(Capsules):
         """Capsules side by side."""
         votes = self.votes(heads)
         cost, threshold = (each.to(votes.dtype) for each in (self.cost, self.threshold))
-        return em_routing(votes, cost, threshold, self.iterations)[0].flatten(2).to(heads.dtype)
+        return em_routing(votes, cost, threshold, self.iterations, self.sharpness)[0].flatten(2).to(heads.dtype)
 
 
 @dataclass(frozen=True)
 class Options:
-    """Output capsules (None: as many as heads; they divide the width) and iterations of the routing."""
+    """Options of EM routing.
+
+    Attributes:
+        capsules: output capsules, which divide the width; None: as many as heads.
+        iterations: of M and E steps.
+        sharpness: inverse temperature of the activations; Hinton et al. raise theirs while they train.
+    """
 
     capsules: Size | None = None
     iterations: Annotated[int, Ge(1), Le(10)] = 3
+    sharpness: Annotated[float, Ge(0), Le(100)] = 1.0
 
 
 def build(dims: Dims, options: Options) -> EMRouting:
     """H6."""
-    return EMRouting(dims, count_of("capsule_em", dims, options.capsules), options.iterations)
+    return EMRouting(dims, count_of("capsule_em", dims, options.capsules), options.iterations, options.sharpness)
 
 
 SPEC = Spec(
@@ -85,9 +95,10 @@ SPEC = Spec(
     example={"head_mixing": "capsule_em"},
     traits=Traits(
         family="EXPL",
-        causal_form="all heads are active; the inverse temperature stays 1; means are divided by the shares plus 0.001",
+        causal_form="all heads are active; the inverse temperature stays as it is; sums of shares and variances have "
+        "0.001 added",
     ),
     needs=(Feature.OUTPUTS,),
-    formula="mu, sd of V_hn by R_hn; a_n = sigm(b_a - sum_c(ln sd + b_u) sum_h R_hn); "
+    formula="mu, sd of V_hn by R_hn; a_n = sigm(l (b_a - sum_c(ln sd + b_u) sum_h R_hn)); "
     "R_hn ~ a_n N(V_hn); out = [a_n mu_n]",
 )

@@ -97,7 +97,7 @@ def by_em(reader: Reader, outputs: Rows) -> Tensor:
             mean = total([r[h][n] * voted[h][n] for h in heads]) / (weight + 1e-3)
             variance = total([r[h][n] * (voted[h][n] - mean) ** 2 for h in heads]) / (weight + 1e-3) + 1e-3
             cost = total([torch.log(torch.sqrt(v)) + beta_u[n] for v in variance]) * weight
-            activation = sigmoid(beta_a[n] - cost)
+            activation = sigmoid(reader.options("head_mixing").sharpness * (beta_a[n] - cost))
             for h in heads:
                 density = [
                     -((vote - m) ** 2) / (2 * v) - torch.log(torch.sqrt(2 * math.pi * v))
@@ -110,6 +110,7 @@ def by_em(reader: Reader, outputs: Rows) -> Tensor:
 
 
 ROWS: dict[tuple[str, str], Row] = {
+    # Equals CollaborativeAttention of epfml/collaborative-attention, 5b05408, without its biases to 9e-17.
     ("head_mixing", "collaborative"): Row(
         twin=HeadMixing(meeting=Meeting(weighed_queries, one_key)),
         limits=(
@@ -120,6 +121,8 @@ ROWS: dict[tuple[str, str], Row] = {
             ),
         ),
     ),
+    # Equals CapsuleLayer of gram-ai/capsule-networks, 6eeda08, to 4e-16 once its softmax is taken over capsules, as in
+    # the paper, and not over heads.
     ("head_mixing", "capsule_dynamic"): Row(
         twin=HeadMixing(join=by_agreement),
         limits=(
@@ -127,8 +130,9 @@ ROWS: dict[tuple[str, str], Row] = {
             f"{HEADS}test_capsules_are_shorter_than_one",
         ),
     ),
+    # Equals ConvCaps of yl-1993/Matrix-Capsules-EM-PyTorch, ca4cd7f, to 6e-14 where 1e-13 is added in both.
     ("head_mixing", "capsule_em"): Row(
-        {"head_mixing": {"name": "capsule_em", "capsules": 5}},
+        {"head_mixing": {"name": "capsule_em", "capsules": 5, "sharpness": 0.6}},
         HeadMixing(join=by_em),
         (
             f"{HEADS}test_votes_that_agree_leave_a_gaussian_around_them",

@@ -235,6 +235,7 @@ def in_band(reader: Reader, head: int, t: int, key: Key) -> bool:
 ALIBI, LOW = {"position": "alibi"}, {"name": "lowrank_band", "narrow": 1, "rank": 5}
 
 ROWS: dict[tuple[str, str], Row] = {
+    # Two updates equal HopfieldCore of ml-jku/hopfield-layers, f56f929, with the same weights to 9e-17.
     ("mixer", "hopfield"): Row(
         twin=attention_by(Meeting(content=resemblance, settle=moved)),
         limits=(
@@ -243,6 +244,7 @@ ROWS: dict[tuple[str, str], Row] = {
             f"{SCORES}test_one_update_finds_the_nearest_of_patterns_that_lie_apart",
         ),
     ),
+    # Heads side by side, projected, equal GraphAttentionLayer of Diego999/pyGAT, 3664f2d, without its ELU to 2e-16.
     ("mixer", "additive"): Row(
         {"position": "t5"},
         attention_by(Meeting(additive_queries, additive_keys, leaky)),
