@@ -54,7 +54,7 @@ class Attention(RowMixer):
 
     def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
         """Queries, and keys and values side by side, not turned."""
-        query, keys = self.score.rows(linear(self.project, h), h)
+        query, keys = self.plan.score.rows(linear(self.project, h), h)
         if self.retriever is not None:
             query, keys = self.retriever.queries(query), self.retriever.keys(keys)
         return query, keys
@@ -141,8 +141,11 @@ class Attention(RowMixer):
 
     def combined(self, heads: Float[Tensor, "B T HV"]) -> Float[Tensor, "B T D"]:
         """The outputs of the heads as the output of the layer."""
-        found: Tensor = linear(self.output, heads) if isinstance(self.output, nn.Linear) else self.output(heads)
-        return found
+        output: nn.Module = self.output
+        if isinstance(output, nn.Linear):
+            return linear(output, heads)
+        joined: Tensor = output(heads)
+        return joined
 
     def recall(
         self, mixed: Float[Tensor, "B T HV"], query: Float[Tensor, "B T Q"], store: Group, call: Call
