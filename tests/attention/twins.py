@@ -237,6 +237,7 @@ class Window:
         allowed: whether a head of token t may see token s of the window; None for yes.
         node: key and value of one head of a node, from the keys and values of all tokens.
         shift: what is added to the score of the n-th edge.
+        label: what is added to the score of a key.
     """
 
     steps: int
@@ -246,6 +247,7 @@ class Window:
     allowed: Callable[[int, int, int], bool] | None = None
     node: Callable[[Reader, str, int, int, list[tuple[Tensor, Tensor]]], tuple[Tensor, Tensor]] | None = None
     shift: Callable[[Reader, Tensor, int], Tensor] | None = None
+    label: Callable[[Reader, Tensor, Key], Tensor] | None = None
 
 
 def everything(reader: Reader, options: Any) -> Window:
@@ -685,6 +687,9 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
             own.append([score + selection.shift(d) for score, (_, d) in zip(scores, keys, strict=True)])
             if pattern.shift is not None:
                 own[head] = [logit + pattern.shift(reader, q[head], n) for n, logit in enumerate(own[head])]
+            if pattern.label is not None:
+                labels = [pattern.label(reader, q[head], key) for key in seen[head]]
+                own[head] = [logit + label for logit, label in zip(own[head], labels, strict=True)]
             if prior.shift is not None:
                 own[head] = [
                     logit + prior.shift(reader, head, d) for logit, (_, d) in zip(own[head], keys, strict=True)

@@ -34,6 +34,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "band": {"pattern": BAND},
         "dilated": {"pattern": {"name": "dilated", "window": 3, "dilation": 2}},
         "longformer": {"pattern": {"name": "longformer", "window": 3, "sinks": 2}},
+        "etc": {"pattern": {"name": "etc", "window": 3, "block": 2, "globals": 1}},
         "bp": {"pattern": {"name": "bp", "neighbours": 2}},
         "global": {"pattern": {"name": "global", "sinks": 2}},
         "random": {"pattern": {"name": "random", "count": 2}},
@@ -173,7 +174,7 @@ VALUES = "mixer: average light_conv"
 TAPS = "mixer: dynamic_conv gmlp"
 LOGITS = "selection: topk routing; prior: realformer lazyformer; head_mixing: talking; losses: commitment"
 RULES = "pattern: random block_local image_1d image_2d sparse_strided sparse_fixed blockwise bigbird union adjacency"
-RESTRICTED = f"{RULES} band dilated longformer bp global schedule; setting: patterns_of_heads patterns_of_layers"
+RESTRICTED = f"{RULES} band dilated longformer bp etc global schedule; setting: patterns_of_heads patterns_of_layers"
 SCALES = "span: multi_scale"
 
 OF_PRODUCTS = "position: shaw trxl rope"
@@ -205,7 +206,7 @@ REFUSED: list[tuple[str, str, str]] = [
         "one mask for all of them",
     ),
     # One of the two chooses the keys of a query.
-    ("pattern: bp", "selection: routing; losses: commitment", "choose the keys of a query themselves"),
+    ("pattern: bp etc", "selection: routing; losses: commitment", "choose the keys of a query themselves"),
     # Blocks decide what is visible, and count tokens.
     ("memory_kind: compressive; losses: compression", RESTRICTED, "itself decides which tokens are visible"),
     ("memory_kind: compressive; losses: compression", "setting: two_tokens", "cut through a step"),
@@ -232,7 +233,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("losses: compression", "memory_kind: cache transformer_xl", "has nothing to act on"),
     # Layers that differ in their mixer: per-layer choices must suit each; those of the model act in the first.
     ("selection: topk routing; losses: commitment", "setting: mixers_of_layers", "the logits of all pairs"),
-    ("pattern: band dilated longformer bp", "setting: mixers_of_layers", "keys that a pattern can leave out"),
+    ("pattern: band dilated longformer bp etc", "setting: mixers_of_layers", "keys that a pattern can leave out"),
     ("span: adaptive adaptive_dynamic; losses: span", "setting: mixers_of_layers", "scores of pairs"),
     # The window of these is longer than no memory.
     ("pattern: band dilated longformer", "setting: no_memory", "set memory to at least"),
@@ -263,7 +264,7 @@ REFUSED: list[tuple[str, str, str]] = [
     (SCALES, SLOTS, "keys that a pattern can leave out"),
     (SCALES, "setting: mixers_of_layers", "keys that a pattern can leave out"),
     (SCALES, "setting: no_memory", "set memory to at least"),
-    (SCALES, "pattern: bp", "its tree serves all heads alike"),
+    (SCALES, "pattern: bp etc", "all heads alike"),
     (SCALES, "head_mixing: talking", "one mask for all of them"),
     (SCALES, "memory_kind: compressive; losses: compression", "itself decides which tokens are visible"),
     (SCALES, "losses: span", "has nothing to act on"),
@@ -275,14 +276,14 @@ REFUSED: list[tuple[str, str, str]] = [
     ("selection: lsh", "setting: mixers_of_layers", "the logits of all pairs"),
     ("selection: lsh", "head_mixing: mqa", "has to equal heads"),
     ("selection: lsh", "head_mixing: talking", "one mask for all of them"),
-    ("selection: lsh", "pattern: bp", "choose the keys of a query themselves"),
+    ("selection: lsh", "pattern: bp etc", "choose the keys of a query themselves"),
     ("selection: lsh", "prior: realformer", "for the keys of its buckets only"),
     ("selection: lsh", "losses: commitment", "has nothing to act on"),
     # Queries predict where they look; layers without queries and keys have none to do without.
     ("prior: gaussian_predicted lazyformer", f"mixer: additive; {KEYLESS}", "products of queries and keys"),
     # Weights are reused about the same keys, in layers without queries, which differ from the first of their group.
     ("prior: lazyformer", "setting: patterns_of_layers mixers_of_layers; pattern: schedule", "about the same keys"),
-    ("prior: lazyformer", "pattern: bp", "which keys the first one chose"),
+    ("prior: lazyformer", "pattern: bp etc", "which keys the first one chose"),
     ("prior: lazyformer", "selection: routing lsh sinkhorn sac; losses: commitment", "from layer to layer"),
     ("prior: lazyformer", "memory_kind: memorizing", "may have no queries"),
     ("prior: lazyformer", "depth: universal act universal_act; losses: ponder", "there is only one layer"),
@@ -301,7 +302,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("memory_kind: memorizing", "losses: compression", "has nothing to act on"),
     # Scores that are not products of queries and keys, or have no keys at all.
     (
-        f"{OF_PRODUCTS}; selection: routing lsh; losses: commitment; pattern: bp",
+        f"{OF_PRODUCTS}; selection: routing lsh; losses: commitment; pattern: bp etc",
         f"mixer: additive; {KEYLESS}",
         "products of queries and keys",
     ),
@@ -312,7 +313,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("head_mixing: talking", "mixer: lowrank_band", "one mask for all of them"),
     ("selection: lsh", "mixer: lowrank_band", "projections of their own"),
     ("memory_kind: memorizing", f"mixer: additive lowrank_band; {KEYLESS}", "what is retrieved from a store"),
-    ("pattern: bp", "mixer: lowrank_band", "serves all heads alike"),
+    ("pattern: bp etc", "mixer: lowrank_band", "all heads alike"),
     ("setting: no_memory", "mixer: lowrank_band", "set memory to at least"),
     # Sorted blocks take the place of a pattern.
     ("selection: sinkhorn sac", f"{NO_SCORES}; {TAPS}; {SLOTS}", "the logits of all pairs"),
@@ -324,7 +325,7 @@ REFUSED: list[tuple[str, str, str]] = [
         "patterns_of_layers",
         "mixes everything that the memory holds",
     ),
-    ("selection: sinkhorn sac", "pattern: bp", "choose the keys of a query themselves"),
+    ("selection: sinkhorn sac", "pattern: bp etc", "choose the keys of a query themselves"),
     ("selection: sinkhorn sac", "setting: no_memory", "set memory to at least"),
     ("selection: sac", "prior: realformer", "for its edges only"),
     ("selection: sac", "head_mixing: talking", "one mask for all of them"),
@@ -364,6 +365,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("position: attn_only untied", "memory_kind: memorizing", "compared by contents"),
     ("position: untied", "selection: lsh", "projections of their own"),
     ("position: attn_only untied", "head_mixing: collaborative", "of single heads"),
+    ("pattern: etc", "setting: no_memory", "set memory to at least"),
 ]
 
 Name = tuple[str, str]

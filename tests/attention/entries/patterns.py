@@ -1,12 +1,14 @@
 """Rows and twins of further entries: patterns."""
 
+import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tests.attention import twins
 from tests.attention.row import Limit, Row
-from tests.attention.twins import Reader, Rows, Window
+from tests.attention.twins import Key, Reader, Rows, Window
 
 PATTERNS = "tests/attention/test_patterns.py::"
 
@@ -181,6 +183,64 @@ def of_one(choice: dict[str, Any]) -> dict[str, Any]:
     return pattern("union", patterns=[choice])
 
 
+def etc_globals(reader: Reader, options: Any) -> int:
+    """Globals that a token sees."""
+    if options.globals is not None:
+        return int(options.globals)
+    return max(1, ((reader.config.memory * reader.config.tokens_per_step + 1) // options.block - 1) // 2)
+
+
+def etc_edges(reader: Reader, options: Any, t: int) -> list[Key]:
+    """The window, then the globals of the blocks before the own one."""
+    group, u = reader.config.tokens_per_step, t // options.block
+    near = [s for s in range(t + 1) if t // group - s // group < options.window]
+    blocks = range(max(0, u - etc_globals(reader, options)), u)
+    far = [(f"global {u - m}", m, t - ((m + 1) * options.block - 1)) for m in blocks]
+    return [*(("token", s, t - s) for s in near), *far]
+
+
+def etc_global(
+    reader: Reader, kind: str, m: int, head: int, tokens: list[tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Ainslie et al. 2020, section 3.2: a global attends to its own block and to globals, here to those before it."""
+    options = reader.config.choices.layer(reader.layer).patterns[0].options
+    at = "mixing.mixer.chooser."
+    query, count = reader[at + "query"][head], etc_globals(reader, options)
+    width = math.sqrt(len(query))
+
+    def leaves(block: int) -> list[tuple[Tensor, Tensor]]:
+        return tokens[block * options.block : (block + 1) * options.block]
+
+    def mean(seen: list[tuple[Tensor, Tensor]], logits: Rows) -> tuple[Tensor, Tensor]:
+        shares = twins.softmax(logits)
+        k, v = (torch.stack([w * each[i] for w, each in zip(shares, seen, strict=True)]).sum(0) for i in (0, 1))
+        return k, v
+
+    before = range(max(0, m - count), m)
+    alone = [mean(leaves(j), [query @ k / width for k, _ in leaves(j)]) for j in before]
+    logits = [query @ (k + reader[at + "to_long"]) / width for k, _ in leaves(m)]
+    among = reader[at + "among_globals"]
+    logits += [query @ (k + among[m - j - 1]) / width for j, (k, _) in zip(before, alone, strict=True)]
+    return mean(leaves(m) + alone, logits)
+
+
+def etc_label(reader: Reader, q: Tensor, key: Key) -> Tensor:
+    """The vector of the relation of a token to a global so many blocks back."""
+    if key[0] == "token":
+        return torch.zeros(())
+    return q @ reader["mixing.mixer.chooser.to_global"][int(key[0].split()[1]) - 1] / math.sqrt(len(q))
+
+
+def etc(reader: Reader, options: Any) -> Window:
+    """A window and globals."""
+    return Window(
+        options.window,
+        edges=lambda reader, t: etc_edges(reader, options, t),
+        node=etc_global,
+        label=etc_label,
+    )
+
+
 ROWS: dict[tuple[str, str], Row] = {
     ("pattern", "global"): Row(
         twin=first_tokens,
@@ -300,9 +360,30 @@ ROWS: dict[tuple[str, str], Row] = {
             ),
         ),
     ),
+    ("pattern", "etc"): Row(
+        twin=etc,
+        config={"pattern": {"name": "etc", "window": 3, "block": 2, "globals": 2}, "memory": 10},
+        limits=(
+            Limit(
+                {"pattern": {"name": "etc", "window": 4, "globals": 0}},
+                {"pattern": {"name": "band", "window": 4}},
+            ),
+        ),
+    ),
 }
 
 VARIANTS: dict[str, Row] = {
+    "globals among steps": Row(
+        {
+            "pattern": {"name": "etc", "window": 2, "block": 2},
+            "tokens_per_step": 3,
+            "memory": 4,
+            "position": "rope",
+            "memory_kind": "cache",
+            "kv_heads": 1,
+            "value_dim": 4,
+        }
+    ),
     "union of heads that differ, with sinks": Row(
         {
             "position": "rope",
