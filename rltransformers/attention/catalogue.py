@@ -22,7 +22,7 @@ from rltransformers.attention.patterns import (
     sparse_strided,
     union,
 )
-from rltransformers.attention.priors import gaussian, gaussian_predicted, lazyformer, realformer
+from rltransformers.attention.priors import camtl, gaussian, gaussian_predicted, lazyformer, realformer
 from rltransformers.attention.priors import none as no_prior
 from rltransformers.attention.scores import (
     additive,
@@ -125,6 +125,7 @@ PRIORS = {
         gaussian_predicted.SPEC,
         realformer.SPEC,
         lazyformer.SPEC,
+        camtl.SPEC,
     )
 }
 HEAD_MIXINGS = {

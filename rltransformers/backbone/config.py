@@ -136,6 +136,13 @@ class BackboneConfig:
         """Weights of the auxiliary losses by name."""
         return {name: value[WEIGHT] if isinstance(value, Mapping) else value for name, value in self.losses.items()}
 
+    @property
+    def tasks(self) -> int | None:
+        """How many tasks every call has to tell apart; None where nothing reads them."""
+        options = self.choices.prior.options
+        tasks: int | None = getattr(options, "tasks", None)
+        return tasks if getattr(options, "task", None) is None else None
+
     def numbers(self) -> tuple[int, int]:
         """Parameters, and numbers of training state per stream, of all parts but the norms around the layers."""
         parameters, state = (sum(counts.values()) for counts in part_numbers(self, cached=False).values())

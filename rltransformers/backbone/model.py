@@ -117,6 +117,7 @@ class Backbone(nn.Module):
         *,
         valid: Bool[Tensor, "B T"] | None = None,
         timestep: Int[Tensor, "B T"] | None = None,
+        task: Int[Tensor, "B T"] | None = None,
         wanted: slice = EVERY,
         record: Record | None = None,
     ) -> tuple[Float[Tensor, "B t D"], State]:
@@ -129,22 +130,29 @@ class Backbone(nn.Module):
             valid: False for padding, anywhere; padding changes nothing and its outputs are zero.
             timestep: environment step of every token, read by the position "timestep"; default: its position inside the
                 episode divided by ``tokens_per_step``.
+            task: which task every token belongs to, counted from 0 and the same in all of an episode; needed where
+                ``config.tasks`` says how many there are.
             wanted: tokens whose outputs are needed, the only ones that are returned; what the last layer would do for
                 the others alone is left out.
             record: collects auxiliary losses and metrics.
 
         Raises:
-            ConfigError: x is not [B, T, width], or state belongs to another batch size.
+            ConfigError: x is not [B, T, width], state belongs to another batch size, or the task is missing.
             DataError: an episode is longer than a position table.
         """
         self.check_sizes(x, state)
+        if task is None and self.config.tasks is not None:
+            raise ConfigError(
+                f"the backbone reads which of {self.config.tasks} tasks an episode is: pass task=... [batch, time], or "
+                "give the prior a fixed task"
+            )
         if state is not None and state.acts:
             if x.shape[1] <= self.config.tokens_per_step and valid is None and record is None:
                 self.check_places(*self.places(state.tensors["position"], reset, timestep, x.shape[1]))
-                return self.step(x, state, reset, timestep=timestep, wanted=wanted)
-            y, after = self.segment(x, self.in_order(state), reset, valid, timestep, wanted, record)
+                return self.step(x, state, reset, timestep=timestep, task=task, wanted=wanted)
+            y, after = self.segment(x, self.in_order(state), reset, valid, timestep, task, wanted, record)
             return y, self.in_rings(after)
-        return self.segment(x, state, reset, valid, timestep, wanted, record)
+        return self.segment(x, state, reset, valid, timestep, task, wanted, record)
 
     def step(
         self,
@@ -153,6 +161,7 @@ class Backbone(nn.Module):
         reset: Bool[Tensor, "B T"] | None = None,
         *,
         timestep: Int[Tensor, "B T"] | None = None,
+        task: Int[Tensor, "B T"] | None = None,
         wanted: slice = EVERY,
         tables: dict[str, Tensor] | None = None,
         overwrites: bool = False,
@@ -169,7 +178,7 @@ class Backbone(nn.Module):
             overwrites: whether the rings of ``state`` may be written in place; the returned state holds the same rings.
             record: collects metrics.
         """
-        tokens = self.locate(x, state, reset, timestep, None)
+        tokens = self.locate(x, state, reset, timestep, None, task)
         clock = state.tensors["clock"]
         call = Call(tokens, SILENT if record is None else Probe(record), wanted, clock[0], overwrites, tables or {})
         y, after = self.run(x, [self.layer_state(index, state, x) for index in range(self.config.layers)], call)
@@ -183,6 +192,7 @@ class Backbone(nn.Module):
         reset: Tensor | None,
         valid: Tensor | None,
         timestep: Tensor | None,
+        task: Tensor | None,
         wanted: slice,
         record: Record | None,
     ) -> tuple[Tensor, State]:
@@ -192,9 +202,9 @@ class Backbone(nn.Module):
             order = torch.argsort((~valid).to(torch.uint8), dim=1, stable=True)
             x = _take(x, order)
             reset = None if reset is None else _take(reset, order)
-            timestep = None if timestep is None else _take(timestep, order)
+            timestep, task = (None if each is None else _take(each, order) for each in (timestep, task))
             wanted = EVERY  # sorted tokens go back to their places before any is left out
-        tokens = self.locate(x, state, reset, timestep, None if valid is None else valid.sum(1))
+        tokens = self.locate(x, state, reset, timestep, None if valid is None else valid.sum(1), task)
         self.check_places(tokens.p, tokens.timestep)
         if record is not None:
             record.streams, record.exits = [] if self.hands_out else None, None
@@ -224,7 +234,13 @@ class Backbone(nn.Module):
         return normalised(self.final_norm, y.to(x.dtype)), after
 
     def locate(
-        self, x: Tensor, state: State | None, reset: Tensor | None, timestep: Tensor | None, length: Tensor | None
+        self,
+        x: Tensor,
+        state: State | None,
+        reset: Tensor | None,
+        timestep: Tensor | None,
+        length: Tensor | None,
+        task: Tensor | None = None,
     ) -> Tokens:
         """Where every token stands."""
         batch, time = x.shape[:2]
@@ -234,7 +250,7 @@ class Backbone(nn.Module):
         if length is not None:
             inside = index < length[:, None]
             p, step = torch.where(inside, p, 0), torch.where(inside, step, 0)
-        return Tokens(p, step, p > index, before, length)
+        return Tokens(p, step, p > index, before, length, task)
 
     def places(
         self, before: Int[Tensor, " B"], reset: Bool[Tensor, "B T"] | None, timestep: Tensor | None, time: int

@@ -163,6 +163,12 @@ PRESETS: dict[str, Preset] = {
         f"decoder alone; sinusoids, there learned positions; layers keep their width, there wider layers use the time "
         f"that is saved; {_RELU}; {_NO_BIAS}",
     ),
+    "camtl": Preset(
+        {"prior": {"name": "camtl", "task": 0}, "position": "sinusoidal", "residual": "post_ln"},
+        "Pilault et al. 2021, arXiv 2009.09139",
+        "the conditional attention alone, in all layers, in the paper in the upper half; no conditional alignment, "
+        f"layer norm or bottleneck, no uncertainty sampling of tasks; one task (`tasks`, `task: null`); {_NO_BIAS}",
+    ),
     "realformer": Preset(
         {"prior": "realformer", "position": "sinusoidal", "residual": "post_ln"},
         "He et al. 2021, arXiv 2012.11747",

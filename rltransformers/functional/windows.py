@@ -24,6 +24,7 @@ class Tokens:
         live: no episode started in this call up to and including the token, so carried state is its own past.
         before: position of the token before the call, -1 when there is none.
         length: number of valid tokens per row (the valid ones come first); None when all are valid.
+        task: which task the episode is, counted from 0; None where nothing reads it.
     """
 
     p: Int[Tensor, "B T"]
@@ -31,6 +32,7 @@ class Tokens:
     live: Bool[Tensor, "B T"]
     before: Int[Tensor, " B"]
     length: Int[Tensor, " B"] | None = None
+    task: Int[Tensor, "B T"] | None = None
 
     def valid(self) -> Bool[Tensor, "B T"]:
         """True for tokens that are not padding."""
@@ -41,7 +43,8 @@ class Tokens:
     def cut(self, block: int) -> "Tokens":
         """Blocks of ``block`` tokens as batch rows of their own, the last one filled up with padding."""
         p, valid = fold(self.p, block), fold(self.valid(), block)
-        return Tokens(p, fold(self.timestep, block), fold(self.live, block), p[:, 0] - 1, valid.sum(1))
+        task = None if self.task is None else fold(self.task, block)
+        return Tokens(p, fold(self.timestep, block), fold(self.live, block), p[:, 0] - 1, valid.sum(1), task)
 
     def last_position(self) -> Int[Tensor, " B"]:
         """Position of the last valid token, or of the one before the call."""

@@ -32,7 +32,7 @@ from rltransformers.memory.interface import Cached
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted, tell_deep_losses
 from rltransformers.policies.encoders import ObservationEncoder
-from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts, tree_space
+from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts, task_leaf, tree_space
 from rltransformers.policies.readouts.catalogue import read_readout
 
 Space = gym.Space[Any]
@@ -583,6 +583,7 @@ class TokenBackbone(nn.Module):
         self.previous_reward = nn.Linear(1, width) if previous_reward else None
         self.first_step = nn.Parameter(torch.randn(width) / math.sqrt(width)) if first_step else None
         self.backbone = Backbone(config)
+        self.task = task_leaf(observation_space, config.tasks)
 
     def tokens(
         self,
@@ -616,7 +617,8 @@ class TokenBackbone(nn.Module):
     ) -> tuple[Tensor, State]:
         """Features of the ``wanted`` steps, and the memory after all of them."""
         tokens = self.tokens(observations, previous_actions, previous_rewards, first)
-        features, memory = self.backbone(tokens, state, first, wanted=wanted, record=record)
+        task = None if self.task is None else self.task.read(observations)
+        features, memory = self.backbone(tokens, state, first, task=task, wanted=wanted, record=record)
         return features, memory
 
     def step(
@@ -632,7 +634,10 @@ class TokenBackbone(nn.Module):
         """Features [B, W] of one step of every environment, and the memory after it; see ``Backbone.step``."""
         tokens = self.tokens(observations, previous_actions, previous_rewards, first)
         reset = first.unsqueeze(1)
-        features, memory = self.backbone.step(tokens.unsqueeze(1), state, reset, tables=tables, overwrites=overwrites)
+        task = None if self.task is None else self.task.read(observations).unsqueeze(1)
+        features, memory = self.backbone.step(
+            tokens.unsqueeze(1), state, reset, task=task, tables=tables, overwrites=overwrites
+        )
         return features.squeeze(1), memory
 
 

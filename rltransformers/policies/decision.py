@@ -25,6 +25,7 @@ from rltransformers.functional.windows import oldest_first, padded_behind
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.deep_losses import predicts_later
 from rltransformers.policies.encoders import ObservationEncoder
+from rltransformers.policies.observations import task_leaf
 
 MachineDecision = Callable[..., tuple[dict[str, Tensor], "ActingState"] | None]
 """Takes an ``Actor``'s decision as machine code; None where there is none."""
@@ -73,6 +74,7 @@ class DecisionPolicy(nn.Module):
         self.backbone = Backbone(backbone)
         self.width = self.backbone.width
         self.encoder = ObservationEncoder(observation_space, self.width)
+        self.task = task_leaf(observation_space, backbone.tasks)
         self.head = ActionHead(action_space, self.width, readout=readout)
         self.tables = Tables(self, self.backbone.table_sources(), self.backbone.tables)
         self.machine_code: MachineDecision | None = None
@@ -162,6 +164,7 @@ class DecisionPolicy(nn.Module):
             tokens[:, :-1],
             valid=valid.repeat_interleave(group, 1)[:, :-1] if told else None,
             timestep=torch.where(valid, timestep, 0).repeat_interleave(group, 1)[:, :-1],
+            task=None if self.task is None else self.task.read(observations).repeat_interleave(group, 1)[:, :-1],
             wanted=slice(group - 2, None, group),
             record=record,
         )
@@ -339,12 +342,13 @@ class Actor:
         asked = torch.where(start, target_return.to(asked), asked)
         step = next_step(state, start)
         new = torch.cat([state.action[:, None], policy.embed_step(observations, asked)], 1)
+        task = None if policy.task is None else policy.task.read(observations)
         if self.mode == "recompute":
             tokens, memory = torch.cat([state.tokens, new], 1)[:, -state.tokens.shape[1] :], state.memory
-            features = self._recompute(tokens, step)
+            features = self._recompute(tokens, step, task)
         else:
             tokens = state.tokens
-            features, memory = self._cached(new, state, step, start, tables, overwrites)
+            features, memory = self._cached(new, state, step, start, task, tables, overwrites)
         outputs = policy.head(features)
         actions = (
             policy.head.decode(outputs, noise) if greedy is None else policy.head.decode_some(outputs, noise, greedy)
@@ -357,6 +361,7 @@ class Actor:
         state: ActingState,
         step: Int[Tensor, " B"],
         start: Bool[Tensor, " B"],
+        task: Int[Tensor, " B"] | None,
         tables: dict[str, Tensor],
         overwrites: bool,
     ) -> tuple[Float[Tensor, "B W"], State]:
@@ -377,6 +382,7 @@ class Actor:
             state.memory,
             reset.flatten(0, 1),
             timestep=by_stream(timestep, streams),
+            task=None if task is None else by_stream(task[:, None].expand(-1, group), streams),
             wanted=NEWEST,
             tables=tables,
             overwrites=overwrites,
@@ -396,13 +402,17 @@ class Actor:
             found.append(begins if again == first else begins | (within == again))
         return torch.stack(found, -1)
 
-    def _recompute(self, tokens: Float[Tensor, "B N W"], step: Int[Tensor, " B"]) -> Float[Tensor, "B W"]:
+    def _recompute(
+        self, tokens: Float[Tensor, "B N W"], step: Int[Tensor, " B"], task: Int[Tensor, " B"] | None
+    ) -> Float[Tensor, "B W"]:
         """Features of the observation token from the newest steps alone: an episode of their own."""
         group, count = self.policy.tokens_per_step, tokens.shape[1]
         first = count + 1 - group * self.window(step)
         index = torch.arange(count, device=tokens.device)
         timestep = (step[:, None] - oldest_first(count + 1, tokens.device)[:-1] // group).clamp(min=0)
-        features, _ = self.policy.backbone(tokens, reset=index == first[:, None], timestep=timestep, wanted=NEWEST)
+        tasks = None if task is None else task[:, None].expand(-1, count)
+        reset = index == first[:, None]
+        features, _ = self.policy.backbone(tokens, reset=reset, timestep=timestep, task=tasks, wanted=NEWEST)
         return features[:, -1]
 
 

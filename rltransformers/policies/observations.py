@@ -3,18 +3,21 @@
 Axis letter: B environments.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from torch import Tensor
 
-from rltransformers.core.errors import DataError
+from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.guard import check_observations, named
 from rltransformers.core.members import finite, flags, numbers
 from rltransformers.core.spaces import channels_first, is_image, leaf_spaces, nested_leaves, space_from_leaves
 
 Space = gym.Space[Any]
+TASK = "task"
 
 
 def tree_space(space: Space) -> Space:
@@ -22,6 +25,34 @@ def tree_space(space: Space) -> Space:
     if isinstance(space, spaces.Dict) and any("/" in str(key) for key in space.spaces):
         return space_from_leaves(dict(space.spaces))
     return space
+
+
+class TaskLeaf(NamedTuple):
+    """The leaf of the observation that says which task an episode is, and its smallest number."""
+
+    path: str
+    start: int
+
+    def read(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """Tasks counted from 0, with the axes in front of the leaf."""
+        return observations[self.path].long() - self.start
+
+
+def task_leaf(space: Space, tasks: int | None) -> TaskLeaf | None:
+    """Where an observation says which of so many tasks an episode is; None where nothing reads it.
+
+    Raises:
+        ConfigError: the space has no such leaf.
+    """
+    if tasks is None:
+        return None
+    leaf = leaf_spaces(space).get(TASK)
+    if not isinstance(leaf, spaces.Discrete) or leaf.n != tasks:
+        raise ConfigError(
+            f"the backbone reads which of {tasks} tasks an episode is: the observation space needs a key {TASK!r} that "
+            f"is Discrete({tasks}), got {leaf}; or give the prior a fixed task"
+        )
+    return TaskLeaf(TASK, int(leaf.start))
 
 
 def fit_observation(space: Space, observation: Any) -> tuple[dict[str, np.ndarray], bool]:

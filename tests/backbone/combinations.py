@@ -88,6 +88,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "gaussian_transformer": {"prior": "gaussian_transformer"},
         "gaussian_predicted": {"prior": "gaussian_predicted"},
         "lazyformer": {"prior": "lazyformer"},
+        "camtl": {"prior": {"name": "camtl", "tasks": 2, "task": 1, "block": 3}},
         "realformer": {"prior": "realformer"},
     },
     "head_mixing": {
@@ -162,7 +163,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 SCORES = (
-    "position: shaw t5 trxl rope alibi; prior: gaussian_transformer gaussian_predicted; "
+    "position: shaw t5 trxl rope alibi; prior: gaussian_transformer gaussian_predicted camtl; "
     "span: adaptive adaptive_dynamic; losses: span"
 )
 STATES = "mixer: linear performer rfa fast_weight set_transformer luna clustered linformer_prefix average light_conv"

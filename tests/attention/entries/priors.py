@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rltransformers.backbone import Backbone
 from tests.attention import twins
-from tests.attention.row import HALTING, KERNEL, Limit, Row, fill
+from tests.attention.row import HALTING, KERNEL, Limit, Row, fill, zero
 
 
 def dynamic_conv_twin(mixer: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -58,6 +58,18 @@ def predicted_gaussian(reader: twins.Reader, head: int, q: Tensor, t: int, dista
     window = past * twins.sigmoid(width[head] @ inner) if width is not None else torch.tensor(fixed)
     deviation = max(window / 2, torch.tensor(0.5))
     return -((distance - centre) ** 2) / (2 * deviation**2)
+
+
+def conditional_blocks(reader: twins.Reader, head: int, q: Tensor, t: int, distance: int) -> Tensor:
+    """Pilault et al. 2021, equation 4, for tokens of one block."""
+    matrices = reader["mixing.mixer.prior.matrices"]
+    count, size = matrices.shape[:2]
+    if t // size != (t - distance) // size:
+        return torch.zeros(())
+    z = reader["mixing.mixer.prior.vectors"][reader.options("prior").task]
+    film = reader["mixing.mixer.prior.film.weight"] @ z + reader["mixing.mixer.prior.film.bias"]
+    block = t // size % count
+    return (1 + film[block]) * matrices[block, t % size, (t - distance) % size] + film[count + block]
 
 
 def is_lazy(reader: twins.Reader) -> bool:
@@ -137,6 +149,12 @@ def silence_transforms(special: Backbone, plain: Backbone) -> None:
 DYNAMIC = {**KERNEL, "mixer": {"name": "dynamic_conv", "taps": 4}}
 
 ROWS: dict[tuple[str, str], Row] = {
+    ("prior", "camtl"): Row(
+        twin=twins.Prior(at=conditional_blocks),
+        limits=(
+            Limit({"prior": {"name": "camtl", "task": 0}}, {}, zero("prior.matrices", "film.weight", "film.bias")),
+        ),
+    ),
     ("prior", "lazyformer"): Row(
         twin=twins.Prior(hands_weights=True, reads=lambda reader: lazy_values if is_lazy(reader) else None),
         limits=(
@@ -212,6 +230,7 @@ VARIANTS: dict[str, Row] = {
     ),
 }
 PRESET_ROWS: dict[str, Row] = {
+    "camtl": Row({"prior": {"name": "camtl", "tasks": 2, "task": 0, "block": 4, "blocks": 2}}),
     "gmlp": Row({"mixer": {"name": "gmlp", "tokens": 5}}),
     "dynamic_conv": Row({"width": 12, "heads": 4}),
     "universal_sep_conv": Row({"layers": 3}),

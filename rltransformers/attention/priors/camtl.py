@@ -1,0 +1,109 @@
+"""Conditional attention: blocks along the diagonal, scaled and shifted by the task (Pilault et al. 2021).
+
+Axes: B batch, T tokens, L distances, J blocks, n tokens of a block, Z numbers of a task.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from rltransformers.attention.roles import Part
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.functional.modules import linear
+from rltransformers.functional.windows import Tokens
+from rltransformers.mixers.interface import Dims
+
+
+def inside_blocks(
+    rows: Float[Tensor, "B T n"], place: Int[Tensor, "B T"], distance: Int[Tensor, " L"]
+) -> Float[Tensor, "B T L"]:
+    """``rows[t, place_t - d]``: what a token adds to its scores; 0 for keys of earlier blocks."""
+    source = place[..., None] - distance
+    return rows.gather(-1, source.clamp(min=0)).masked_fill(source < 0, 0.0)
+
+
+class ConditionalBlocks(Part):
+    """``(1 + gamma_j(z)) A_j + beta_j(z)`` inside the j-th block of n tokens of the episode, j modulo J."""
+
+    scores_queries = True
+
+    def __init__(self, heads: int, tasks: int, task: int | None, size: int, blocks: int, block: int) -> None:
+        super().__init__()
+        self.heads, self.task = heads, task
+        self.vectors = nn.Parameter(torch.randn(tasks, size))
+        self.film = nn.Linear(size, 2 * blocks)
+        self.matrices = nn.Parameter(torch.randn(blocks, block, block) / block**0.5)
+
+    def of_queries(self, q: Tensor, distance: Tensor, tokens: Tokens) -> Tensor:
+        """The same for all heads."""
+        blocks, block = self.matrices.shape[:2]
+        place, number = tokens.p % block, tokens.p // block % blocks
+        gamma, beta = linear(self.film, self.vector(tokens)).expand(*tokens.p.shape, -1).chunk(2, -1)
+        gamma, beta = (each.gather(-1, number[..., None]) for each in (gamma, beta))
+        rows = (1 + gamma) * self.matrices[number, place] + beta
+        return inside_blocks(rows, place, distance)[:, None].expand(-1, self.heads, -1, -1).to(q.dtype)
+
+    def vector(self, tokens: Tokens) -> Float[Tensor, "... Z"]:
+        """z of the given task, or of the one that the call names."""
+        if self.task is not None:
+            return self.vectors[self.task]
+        assert tokens.task is not None  # the backbone asks for it
+        return self.vectors[tokens.task]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of the conditional blocks.
+
+    Attributes:
+        tasks: how many there are.
+        task: of all episodes, counted from 0; None reads it: ``Backbone.forward(..., task=...)``, in agents the key
+            "task" of the observation.
+        size: Z.
+        blocks: J, blocks with numbers of their own; later ones use them again.
+        block: n.
+    """
+
+    tasks: Annotated[int, Ge(1), Le(100_000)] = 1
+    task: Annotated[int, Ge(0), Le(99_999)] | None = None
+    size: Size = 16
+    blocks: Annotated[int, Ge(1), Le(10_000)] = 8
+    block: Annotated[int, Ge(1), Le(1024)] = 16
+
+
+def build(dims: Dims, options: Options) -> Part:
+    """B6.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
+    if options.task is not None and options.task >= options.tasks:
+        raise ConfigError(
+            f"camtl has {options.tasks} tasks, counted from 0, and no task {options.task}; "
+            f"set tasks to at least {options.task + 1}"
+        )
+    return ConditionalBlocks(dims.heads, options.tasks, options.task, options.size, options.blocks, options.block)
+
+
+SPEC = Spec(
+    id="B6",
+    name="camtl",
+    axis="prior",
+    paper="Pilault et al. 2021, arXiv 2009.09139, section 2.1; Perez et al. 2018, arXiv 1709.07871",
+    summary="Adds learned scores between tokens of one block, scaled and shifted by what the task of the episode is.",
+    build=build,
+    options=Options,
+    example={"prior": {"name": "camtl", "tasks": 3, "task": 1, "size": 4, "blocks": 2, "block": 3}},
+    traits=Traits(
+        causality="C*",
+        family="EXPL",
+        causal_form="blocks tile the episode from its start and are used again behind the last one, there a sentence",
+    ),
+    needs=(Feature.SCORES,),
+    formula="l_ts += (1 + gamma_j(z)) A_j[p_t mod n, p_s mod n] + beta_j(z) where j = p_t // n = p_s // n",
+)
