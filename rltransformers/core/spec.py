@@ -150,7 +150,7 @@ class Spec:
         """Options for people: ``name=default``, or the bare name of a required one, with what it accepts."""
         ranges = self.ranges()
         return [
-            f"{name if default is dataclasses.MISSING else f'{name}={default}'} ({describe(ranges[name])})"
+            f"{name if default is dataclasses.MISSING else f'{name}={default}'} ({_described(ranges[name], self.axis)})"
             for name, default in self.defaults().items()
         ]
 
@@ -242,6 +242,11 @@ def is_list(value: Any) -> bool:
 def _annotations(record: type) -> dict[str, Any]:
     hints = typing.get_type_hints(record, include_extras=True)
     return {each.name: hints[each.name] for each in dataclasses.fields(record)}
+
+
+def _described(annotation: Any, axis: str) -> str:
+    """What an option accepts."""
+    return f"a list of choices of {axis}" if annotation == Sequence[Choice] else describe(annotation)
 
 
 def _choices(value: Any, axis: str, table: Mapping[str, Spec], path: str) -> tuple[Choice, ...]:

@@ -104,11 +104,11 @@ class RandomBlocks(Rule):
         key = pow(pow(self.seed + 2, 5, PRIME) + self.layer + 1, 5, PRIME)
         heads = torch.arange(self.heads, device=block.device)[:, None, None]
         state = mixed(mixed(block, key), heads)
-        count = block.clamp(max=self.farthest)
+        draws = torch.arange(self.count, device=block.device)
+        last = block.clamp(max=self.farthest) - self.count + draws
+        guesses = mixed(state, draws) % (last + 1).clamp(min=1)
         found = torch.zeros_like(state)  # runtimes disagree about whether any of no numbers is true
-        for draw in range(self.count):
-            k = count - self.count + draw
-            guess = mixed(state, draw) % (k + 1).clamp(min=1)
+        for k, guess in zip(last.split(1, -1), guesses.split(1, -1), strict=True):
             taken = (found == guess + 1).any(-1, keepdim=True)
             found = torch.cat([found, torch.where(k < 0, 0, torch.where(taken, k, guess) + 1)], -1)
         return found
