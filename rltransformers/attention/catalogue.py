@@ -26,6 +26,7 @@ from rltransformers.attention.priors import camtl, gaussian, gaussian_predicted,
 from rltransformers.attention.priors import none as no_prior
 from rltransformers.attention.scores import (
     additive,
+    gcn,
     hard_gaussian,
     hopfield,
     lowrank_band,
@@ -63,6 +64,7 @@ MIXERS = {
         synthesizer_dense.SPEC,
         synthesizer_random.SPEC,
         hard_gaussian.SPEC,
+        gcn.SPEC,
         lowrank_band.SPEC,
         linear.SPEC,
         performer.SPEC,

@@ -11,6 +11,9 @@ from rltransformers.attention.layer import Attention
 from rltransformers.attention.reach import Pattern
 from rltransformers.backbone import Backbone
 from rltransformers.core.errors import ConfigError
+from rltransformers.functional.call import Call
+from rltransformers.functional.keys import Group, Rows
+from rltransformers.functional.windows import Tokens
 from tests.attention.rows import config_of
 
 
@@ -95,6 +98,19 @@ def test_neighbours_are_those_of_the_table() -> None:
     assert keys("adjacency", 7, **graph) == [0, 4, 7]
     assert keys("adjacency", 20, **graph) == [17, 20]
     assert keys("adjacency", 11, **graph, steps=2) == [2, 3, 4, 5, 8, 9, 10, 11]  # token 11 is the second of step 5
+
+
+def test_a_graph_of_all_earlier_tokens_gives_their_mean() -> None:
+    """As average attention does without its network (Zhang et al. 2018, equation 1)."""
+    mixer = Backbone(config_of({"mixer": "gcn", "position": "none", "memory": 10})).layer(0).mixing.mixer
+    assert isinstance(mixer, Attention)
+    h, p = torch.randn(1, 9, 15), torch.arange(9)[None]
+    query, keys = mixer.queries_and_keys(h)
+    call = Call(Tokens(p, p, torch.ones(1, 9, dtype=torch.bool), torch.tensor([-1])))
+    found = mixer(h, query, (Group(keys, Rows()),), {}, call, None).out
+    into, out = (mixer.get_parameter(name) for name in ("project.weight", "output.weight"))
+    means = (h @ into.T).cumsum(1) / (p[..., None] + 1)
+    torch.testing.assert_close(found, means @ out.T)
 
 
 def test_a_union_shows_what_any_of_its_patterns_shows() -> None:

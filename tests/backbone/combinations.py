@@ -64,6 +64,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "synthesizer_dense": {"mixer": "synthesizer_dense"},
         "synthesizer_random": {"mixer": "synthesizer_random"},
         "hard_gaussian": {"mixer": "hard_gaussian"},
+        "gcn": {"mixer": "gcn"},
         "lowrank_band": {"mixer": {"name": "lowrank_band", "rank": 2, "window": 3}},
         "linear": {"mixer": "linear"},
         "performer": {"mixer": "performer"},
@@ -179,7 +180,7 @@ RESTRICTED = f"{RULES} band dilated longformer bp etc global schedule; setting: 
 SCALES = "span: multi_scale"
 
 OF_PRODUCTS = "position: shaw trxl rope"
-KEYLESS = "mixer: synthesizer_dense synthesizer_random hard_gaussian"
+KEYLESS = "mixer: synthesizer_dense synthesizer_random hard_gaussian gcn"
 
 REFUSED: list[tuple[str, str, str]] = [
     # Without scores of pairs there is nothing to add to by distance, and no weight to multiply. Rotated queries and

@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rltransformers.backbone import Backbone
 from tests.attention import twins
+from tests.attention.entries.scores import no_query, values
 from tests.attention.row import Limit, Row
-from tests.attention.twins import Key, Reader, Rows, Window
+from tests.attention.twins import Key, Meeting, Reader, Rows, Window, attention_by
 
 PATTERNS = "tests/attention/test_patterns.py::"
 
@@ -170,12 +172,27 @@ def multi_scale(reader: Reader, head: int, query_row: Tensor, weights: Rows, dis
     return [each / total for each in kept]
 
 
+def nothing(reader: Reader, head: int, q: Tensor, k: Tensor, distance: int) -> Tensor:
+    """The same for all neighbours."""
+    return torch.zeros(())
+
+
+def flat(special: Backbone, plain: Backbone) -> None:
+    """Synthetic logits of 0."""
+    for name, value in plain.named_parameters():
+        if name.endswith("score.entries"):
+            value.data.zero_()
+
+
 def pattern(name: str, **options: Any) -> dict[str, Any]:
     """The settings of one pattern."""
     return {"pattern": {"name": name, **options}}
 
 
 BAND = {"name": "band", "window": 4}
+
+
+GRAPH = pattern("adjacency", offsets=[2, 3], edges=[[4, 0], [1, 0]])
 
 
 def of_one(choice: dict[str, Any]) -> dict[str, Any]:
@@ -241,6 +258,9 @@ def etc(reader: Reader, options: Any) -> Window:
     )
 
 
+# The masks of sparse_strided and sparse_fixed equal those of openai/sparse_attention at c53f3bd, `fixed` layouts with
+# one and with four places of the summary among them, for blocks of one token. Its dense `local` mask has one key less
+# than its block layout and than the paper; joined with the strided keys both are the same.
 ROWS: dict[tuple[str, str], Row] = {
     ("pattern", "global"): Row(
         twin=first_tokens,
@@ -332,6 +352,18 @@ ROWS: dict[tuple[str, str], Row] = {
                 {"memory": 22, **pattern("adjacency", edges=[[i, j] for i in range(23) for j in range(i)])},
                 {"memory": 22},
             ),
+        ),
+    ),
+    ("mixer", "gcn"): Row(
+        config={"position": "sinusoidal"},
+        twin=attention_by(Meeting(no_query, values, nothing)),
+        limits=(
+            Limit(
+                {"mixer": "gcn", "position": "none", **GRAPH},
+                {"mixer": "synthesizer_random", "position": "none", **GRAPH},
+                flat,
+            ),
+            f"{PATTERNS}test_a_graph_of_all_earlier_tokens_gives_their_mean",
         ),
     ),
     ("pattern", "schedule"): Row(
