@@ -35,7 +35,7 @@ from rltransformers.attention.scores import (
 )
 from rltransformers.attention.selections import lsh, routing, sac, sinkhorn, topk
 from rltransformers.attention.selections import none as no_selection
-from rltransformers.attention.slots import linformer, memory_compressed
+from rltransformers.attention.slots import linformer, memory_compressed, poolingformer
 from rltransformers.attention.spans import adaptive, adaptive_dynamic, multi_scale
 from rltransformers.attention.spans import full as full_span
 from rltransformers.mixers import (
@@ -83,6 +83,7 @@ MIXERS = {
         linformer_prefix.SPEC,
         csalr.SPEC,
         informer.SPEC,
+        poolingformer.SPEC,
     )
 }
 PATTERNS = {

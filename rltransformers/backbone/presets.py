@@ -145,6 +145,13 @@ PRESETS: dict[str, Preset] = {
         "causal: centre and width are shares of the visible past, counted backwards; in all layers, in the paper's "
         f"best runs in the lowest ones; decoder alone; {_NO_BIAS}",
     ),
+    "poolingformer": Preset(
+        {"mixer": "poolingformer", "position": _DECODER_POSITION, "residual": "post_ln",
+         "ff": {"name": "ffn", "activation": "gelu"}},
+        "Zhang et al. 2021, arXiv 2105.04371",
+        "causal; the two windows share the memory, there they are 128 and 512 tokens to either side; slots of 5 tokens "
+        f"every 4; the outputs of both levels are added; the decoder is trained from nothing; {_NO_BIAS}",
+    ),
     "informer": Preset(
         {"mixer": "informer", "position": "sinusoidal", "residual": "post_ln",
          "ff": {"name": "ffn", "activation": "gelu"}},

@@ -3,9 +3,11 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from rltransformers.attention.informer import ProbSparse
 from rltransformers.attention.slots.interface import SlotAttention, ends_of_blocks
+from rltransformers.attention.slots.poolingformer import Poolingformer
 from rltransformers.backbone import PLAIN, Backbone, BackboneConfig
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import Group, Rows
@@ -130,6 +132,28 @@ def test_a_lazy_query_reads_the_mean_and_an_active_one_by_its_scores() -> None:
         torch.testing.assert_close(found.out[0, t], mixer.output(torch.cat(expected)))
     assert measures[:, 0].eq(0).all() and measures.ge(0).all()
     torch.testing.assert_close(found.state["measures"][0, 0], measures[:, 3])
+
+
+def test_slots_of_one_token_are_a_band_over_the_first_level() -> None:
+    mixer = mixer_of(name="poolingformer", window=3, reach=4, kernel=1, stride=1, pooling="mean")
+    assert isinstance(mixer, Poolingformer)
+    y = torch.randn(1, 9, 12)
+    p = torch.arange(9)[None]
+    state = {"pooled": torch.zeros(1, *mixer.state_shapes()["pooled"])}
+    z, _ = mixer.second_level(y, state, Tokens(p, p, p < 0, torch.tensor([-1])))
+    q, k, v = (part.unflatten(-1, (3, 4)).transpose(0, 1) for part in mixer.second(y)[0].split(12, -1))
+    seen = (p[0][:, None] >= p[0]) & (p[0][:, None] - p[0] < 4)
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(0, 1).flatten(1)
+    torch.testing.assert_close(z[0], mixer.second_output(expected))
+
+
+def test_a_slot_that_the_first_tokens_have_none_of_adds_nothing() -> None:
+    mixer = mixer_of(name="poolingformer", window=3, reach=8, kernel=4, stride=2)
+    assert isinstance(mixer, Poolingformer)
+    p = torch.arange(5)[None]
+    state = {name: torch.zeros(1, *shape) for name, shape in mixer.state_shapes().items()}
+    z, _ = mixer.second_level(torch.randn(1, 5, 12), state, Tokens(p, p, p < 0, torch.tensor([-1])))
+    assert z[0, :3].eq(0).all() and z[0, 3:].ne(0).all()
 
 
 def test_blocks_end_where_the_episode_says() -> None:

@@ -82,6 +82,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "linformer": {"mixer": {"name": "linformer", "block": 4, "slots": 2}},
         "csalr": {"mixer": {"name": "csalr", "block": 3, "landmarks": 4}},
         "informer": {"mixer": {"name": "informer", "samples": 3, "active": 2, "competing": 5}},
+        "poolingformer": {"mixer": {"name": "poolingformer", "window": 3, "reach": 8, "kernel": 4, "stride": 2}},
         "linformer_prefix": {"mixer": {"name": "linformer_prefix", "slots": 3, "max_len": 9}},
     },
     "prior": {
@@ -170,7 +171,7 @@ SCORES = (
 STATES = "mixer: linear performer rfa fast_weight set_transformer luna clustered linformer_prefix average light_conv"
 NO_SCORES = f"{STATES} nystrom"
 SLOTS = "mixer: memory_compressed linformer"
-SLOTS += " informer"
+SLOTS += " informer poolingformer"
 NO_SCORES += " csalr"
 VALUES = "mixer: average light_conv"
 TAPS = "mixer: dynamic_conv gmlp"
@@ -254,7 +255,7 @@ REFUSED: list[tuple[str, str, str]] = [
     (LOGITS, SLOTS, "the logits of all pairs"),
     (RESTRICTED, SLOTS, "keys that a pattern can leave out"),
     ("memory_kind: compressive; losses: compression", SLOTS, "compressed rows"),
-    ("mixer: memory_compressed linformer", "setting: no_memory", "raise memory"),
+    ("mixer: memory_compressed linformer poolingformer", "setting: no_memory", "raise memory"),
     # Patterns with rules about the position of the query.
     (f"{RULES} global schedule", "setting: mixers_of_layers", "keys that a pattern can leave out"),
     (f"{RULES} schedule", "setting: no_memory", "set memory to at least"),

@@ -1,0 +1,257 @@
+"""Poolingformer, causal: a window of tokens, then a longer window of pooled keys and values made of its outputs.
+
+Axes: B batch, T tokens, N slots, C tokens of a chunk, n chunks, k kernel, H heads, G key-value heads, D model width,
+Dh and Dv widths of a key and of a value, E = G (Dh + Dv).
+"""
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.attention.layer import Attention, block_of
+from rltransformers.attention.plan import Plan
+from rltransformers.attention.reach import Pattern, Reach
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.functional import windows
+from rltransformers.functional.call import EVERY, Call, chosen
+from rltransformers.functional.keys import Past
+from rltransformers.functional.windows import Tokens
+from rltransformers.mixers.interface import Dims, Mixed
+
+Pooling = Literal["mean", "max", "dynamic"]
+
+
+def read_slots(
+    q: Float[Tensor, "B C H Dh"],
+    k: Float[Tensor, "B N H Dh"],
+    v: Float[Tensor, "B N H Dv"],
+    visible: Bool[Tensor, "B C N"],
+) -> Float[Tensor, "B C H Dv"]:
+    """Softmax attention over the visible slots; zeros where there are none."""
+    seen = visible[:, None]
+    logits = torch.einsum("bchd,bnhd->bhcn", q, k) / math.sqrt(q.shape[-1])
+    weights = logits.masked_fill(~seen, torch.finfo(logits.dtype).min).softmax(-1) * seen
+    return torch.einsum("bhcn,bnhd->bchd", weights.to(v.dtype), v)
+
+
+def ends_of_slots(
+    p: Int[Tensor, "B T"], before: Int[Tensor, " B"], kernel: int, stride: int, kept: int
+) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B T"]]:
+    """Last tokens of complete slots, oldest first, and how many of them the call completes up to a token.
+
+    They are counted from the first token of the call: -1 is the token in front of it. First come the last ``kept``
+    slots of the episode that the call continues, then those that the call completes; what is left lies behind it.
+    """
+    time = p.shape[1]
+    place = torch.arange(time, device=p.device)
+    behind = before[:, None] - (kernel - 1)
+    old = -1 - behind % stride - stride * windows.oldest_first(kept, p.device)
+    complete = (p >= kernel - 1) & ((p - (kernel - 1)) % stride == 0)
+    done = complete.cumsum(1)
+    most = -(-time // stride)
+    new = p.new_full((p.shape[0], most + 1), time)
+    new = new.scatter(1, torch.where(complete, done - 1, most), place.expand_as(p))
+    return torch.cat([old, new[:, :most]], 1), done
+
+
+class Pool(nn.Module):
+    """Keys and values of ``kernel`` tokens as one: their mean or maximum, or a mixture that the middle one chooses."""
+
+    def __init__(self, dims: Dims, kernel: int, pooling: Pooling) -> None:
+        super().__init__()
+        self.dims, self.kernel, self.pooling = dims, kernel, pooling
+        self.width = dims.kv_heads * dims.head_dim
+        self.weigh: nn.Linear | None = None
+        if pooling == "dynamic":
+            self.weigh = nn.Linear(dims.kv_heads * dims.value_dim, dims.kv_heads * kernel, bias=False)
+
+    def forward(self, rows: Float[Tensor, "B N k E"]) -> Float[Tensor, "B N E"]:
+        """One row per slot."""
+        if self.weigh is None:
+            return rows.amax(2) if self.pooling == "max" else rows.mean(2)
+        groups = self.dims.kv_heads
+        k, v = rows[..., : self.width], rows[..., self.width :]
+        weights = self.weigh(v[:, :, self.kernel // 2]).unflatten(-1, (groups, self.kernel)).softmax(-1)
+        parts = (part.unflatten(-1, (groups, -1)) for part in (k, v))
+        return torch.cat([torch.einsum("bngk,bnkgx->bngx", weights, part).flatten(2) for part in parts], -1)
+
+
+class Poolingformer(Attention):
+    """``y + z``: y is attention in a window of ``window`` steps, z attention of y to pooled rows of y further back.
+
+    Pooled rows belong to the state, made with the weights of their time; the gradient reaches those of the call.
+
+    Args:
+        reach: tokens of the second window; a slot is seen when all of its tokens lie in it.
+    """
+
+    def __init__(self, dims: Dims, plan: Plan, window: int, reach: int, kernel: int, stride: int, pool: Pool) -> None:
+        super().__init__(dims, replace(plan, pattern=Pattern((Reach(window, tokens_per_step=dims.tokens_per_step),))))
+        self.span_of_slots, self.kernel, self.stride, self.pool = reach, kernel, stride, pool
+        self.kept = (reach - kernel) // stride + 1
+        self.second_widths = [dims.heads * dims.head_dim, dims.kv_heads * (dims.head_dim + dims.value_dim)]
+        self.second = dims.projection(dims.width, sum(self.second_widths))
+        self.second_output = dims.projection(dims.heads * dims.value_dim, dims.width)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Pooled rows, and rows that the next slots are made of."""
+        width = self.second_widths[1]
+        recent = {"recent": (self.kernel - 1, width)} if self.kernel > 1 else {}
+        return super().state_shapes() | {"pooled": (self.kept, width)} | recent
+
+    def forward(
+        self,
+        h: Float[Tensor, "B T D"],
+        query: Float[Tensor, "B T Q"],
+        past: Past,
+        state: dict[str, Tensor],
+        call: Call,
+        below: Tensor | None,
+    ) -> Mixed:
+        """The wanted tokens."""
+        own = {name: value for name, value in state.items() if name not in ("pooled", "recent")}
+        first = super().forward(h, query, past, own, replace(call, wanted=EVERY), below)
+        z, after = self.second_level(first.out, state, call.tokens)
+        return Mixed(chosen(first.out + z, call.wanted), first.state | after, first.logits)
+
+    def second_level(
+        self, y: Float[Tensor, "B T D"], state: dict[str, Tensor], tokens: Tokens
+    ) -> tuple[Float[Tensor, "B T D"], dict[str, Tensor]]:
+        """What the tokens read from pooled rows, and the state after them."""
+        query, fresh = self.second(y).split_with_sizes(self.second_widths, -1)
+        rows = torch.cat([state["recent"].to(fresh.dtype), fresh], 1) if self.kernel > 1 else fresh
+        ends, done = ends_of_slots(tokens.p, tokens.before, self.kernel, self.stride, self.kept)
+        made = ends[:, self.kept :]
+        index = self.kernel - 1 + made[..., None] - windows.oldest_first(self.kernel, y.device)
+        gathered = windows.take_rows(rows, index.clamp(max=rows.shape[1] - 1).flatten(1)).unflatten(1, index.shape[1:])
+        slots = torch.cat([state["pooled"].to(fresh.dtype), self.pool(gathered).to(fresh.dtype)], 1)
+        z = self.second_output(self.read(query, slots, ends, done, tokens).flatten(2))
+        after = self.after(rows, slots, ends, done, tokens)
+        return z, {name: value.to(state[name].dtype) for name, value in after.items()}
+
+    def read(self, query: Tensor, slots: Tensor, ends: Tensor, done: Tensor, tokens: Tokens) -> Tensor:
+        """Outputs of the heads [B, T, H, Dv]; long calls are cut into chunks with slots of their own."""
+        time, size = query.shape[1], block_of(self.span_of_slots)
+        if time <= size:
+            return self.of_chunk(query, slots, ends, tokens.p)
+        count, spare = -(-time // size), -(-size // self.stride)
+        completed = F.pad(done, (1, 0))[:, :-1][:, ::size]  # before each chunk
+        order = completed[..., None] + torch.arange(self.kept + spare, device=query.device)
+        ends = F.pad(ends, (0, spare), value=count * size).gather(1, order.flatten(1)).unflatten(1, order.shape[1:])
+        ends = (ends - size * torch.arange(count, device=query.device)[:, None]).flatten(0, 1)
+        slots = windows.take_rows(F.pad(slots, (0, 0, 0, spare)), order.flatten(1))
+        slots = slots.unflatten(1, order.shape[1:]).flatten(0, 1)
+        found = self.of_chunk(windows.fold(query, size), slots, ends, windows.fold(tokens.p, size))
+        return windows.unfold_tokens(found, time, query.shape[0])
+
+    def of_chunk(self, query: Tensor, slots: Tensor, ends: Tensor, p: Tensor) -> Tensor:
+        """Outputs of the heads of some tokens."""
+        heads, groups = self.dims.heads, self.dims.kv_heads
+        distance = torch.arange(p.shape[1], device=p.device)[:, None] - ends[:, None]
+        edge = p.clamp(max=self.span_of_slots - 1) - (self.kernel - 1)
+        visible = (distance >= 0) & (distance <= edge[..., None])
+        widths = [groups * self.dims.head_dim, groups * self.dims.value_dim]
+        parts = (part.unflatten(-1, (groups, -1)) for part in slots.split_with_sizes(widths, -1))
+        k, v = (part.repeat_interleave(heads // groups, -2) for part in parts)
+        return read_slots(query.unflatten(-1, (heads, -1)), k, v, visible)
+
+    def after(self, rows: Tensor, slots: Tensor, ends: Tensor, done: Tensor, tokens: Tokens) -> dict[str, Tensor]:
+        """The state after the last valid token: what is of its episode."""
+        p = tokens.last_position()[:, None]
+        completed = tokens.last(done, torch.zeros_like(tokens.before))[:, None]
+        order = completed + torch.arange(self.kept, device=rows.device)
+        age = tokens.last_row(0)[:, None] - ends.gather(1, order)
+        pooled = windows.take_rows(slots, order).masked_fill((age + self.kernel - 1 > p)[..., None], 0.0)
+        if self.kernel == 1:
+            return {"pooled": pooled}
+        back = windows.oldest_first(self.kernel - 1, rows.device)
+        recent = windows.last_rows(rows, self.kernel - 1, tokens).masked_fill((back > p)[..., None], 0.0)
+        return {"pooled": pooled, "recent": recent}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of Poolingformer.
+
+    Attributes:
+        window: steps that the first level sees, the token's own included; default: a quarter of those in the memory.
+        reach: steps in which the second level sees pooled rows; default: what the memory holds besides.
+        kernel: tokens that are pooled.
+        stride: tokens from one slot to the next.
+        pooling: the mean, the maximum, or a mixture with weights that the value in the middle gives ("dynamic").
+    """
+
+    window: Size | None = None
+    reach: Size | None = None
+    kernel: Annotated[int, Ge(1), Le(4096)] = 5
+    stride: Annotated[int, Ge(1), Le(4096)] = 4
+    pooling: Pooling = "dynamic"
+
+
+def build(dims: Dims, plan: Plan, options: Options) -> Poolingformer:
+    """S11 for one layer.
+
+    Raises:
+        ConfigError: a stride that leaves tokens out, or windows that the memory does not hold.
+    """
+    if options.stride > options.kernel:
+        raise ConfigError(
+            f"poolingformer with stride={options.stride} and kernel={options.kernel} leaves tokens out; "
+            f"choose a stride of at most {options.kernel}"
+        )
+    least, (window, reach) = -(-options.kernel // dims.tokens_per_step), sizes(options, dims.memory)
+    if options.reach is not None and options.reach < least:
+        raise ConfigError(
+            f"poolingformer pools {options.kernel} tokens, a reach of {options.reach} steps has fewer; "
+            f"set reach to at least {least}"
+        )
+    if not fits(options, dims.memory, least):
+        steps = next(steps for steps in itertools.count(dims.memory) if fits(options, steps, least))
+        raise ConfigError(
+            f"poolingformer with window={window}, reach={reach}, kernel={options.kernel} does not fit into a memory of "
+            f"{dims.memory}; raise memory to {steps} steps or choose smaller windows"
+        )
+    pool = Pool(dims, options.kernel, options.pooling)
+    return Poolingformer(dims, plan, window, reach * dims.tokens_per_step, options.kernel, options.stride, pool)
+
+
+def sizes(options: Options, memory: int) -> tuple[int, int]:
+    """Steps of both windows: together they end where the memory does, where the options do not say otherwise."""
+    window = options.window or max(1, (memory + 1) // 4)
+    return window, options.reach or max(1, memory + 2 - window)
+
+
+def fits(options: Options, memory: int, least: int) -> bool:
+    """Whether a memory holds both windows, and the second one the tokens of a slot."""
+    window, reach = sizes(options, memory)
+    return window + reach - 2 <= memory and reach >= least
+
+
+SPEC = Spec(
+    id="S11",
+    name="poolingformer",
+    axis="mixer",
+    paper="Zhang et al. 2021, arXiv 2105.04371",
+    summary="Attention in a short window, then of its outputs to pooled ones in a longer window.",
+    build=build,
+    options=Options,
+    example={"mixer": {"name": "poolingformer", "window": 2, "reach": 5, "kernel": 3, "stride": 2}},
+    traits=Traits(
+        causality="X",
+        family="SLOT",
+        horizon="window + reach - 2 in steps",
+        state="window D (training), window kv_heads (Dh + Dv) more (acting), "
+        "(reach / stride + kernel) kv_heads (Dh + Dv)",
+        causal_form="windows look back; slots count from the episode start and are seen once they are complete",
+    ),
+    offers=(Feature.SCORES, Feature.PRODUCTS, Feature.OUTPUTS, Feature.ROWS, Feature.KEYS),
+    formula="o_t = y_t + z_t, y = band attention, z_t = softmax(q'_t K'' / sqrt(Dh)) V'', K'', V'' pooled K', V' of y",
+)
