@@ -1,7 +1,20 @@
 """All position encodings by name."""
 
 from rltransformers.core.spec import NoOptions, Spec
-from rltransformers.positions import alibi, attn_only, learned, learned_base, rope, shaw, sinusoidal, t5, trxl, untied
+from rltransformers.positions import (
+    alibi,
+    attn_only,
+    da,
+    learned,
+    learned_base,
+    multiplicative,
+    rope,
+    shaw,
+    sinusoidal,
+    t5,
+    trxl,
+    untied,
+)
 from rltransformers.positions.interface import Position, Sizes
 
 
@@ -27,5 +40,7 @@ POSITIONS = {
         learned.TIMESTEP,
         attn_only.SPEC,
         untied.SPEC,
+        da.SPEC,
+        multiplicative.SPEC,
     )
 }  # fmt: skip

@@ -28,6 +28,8 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "timestep": {"position": {"name": "timestep", "max_len": 64}},
         "attn_only": {"position": "attn_only"},
         "untied": {"position": "untied"},
+        "da": {"position": "da"},
+        "multiplicative": {"position": {"name": "multiplicative", "max_distance": 3}},
     },
     "pattern": {
         "full": {"pattern": "full"},
@@ -369,6 +371,9 @@ REFUSED: list[tuple[str, str, str]] = [
     ("position: untied", "selection: lsh", "projections of their own"),
     ("position: attn_only untied", "head_mixing: collaborative", "of single heads"),
     ("pattern: etc", "setting: no_memory", "set memory to at least"),
+    # Positions that multiply products, or score queries and keys against vectors of distances.
+    ("position: multiplicative da", f"{NO_SCORES}; {TAPS}", "scores of pairs"),
+    ("position: multiplicative da", f"mixer: additive; {KEYLESS}", "products of queries and keys"),
 ]
 
 Name = tuple[str, str]

@@ -11,7 +11,7 @@ from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spec import Choice, NoOptions
 from rltransformers.functional.sinusoids import sinusoid
 from rltransformers.mixers.interface import Dims
-from rltransformers.positions import rope, shaw, trxl
+from rltransformers.positions import da, rope, shaw, trxl
 from rltransformers.positions.alibi import slopes
 from rltransformers.positions.catalogue import POSITIONS
 from rltransformers.positions.interface import INSIDE_ATTENTION, Acts, Position
@@ -155,6 +155,22 @@ def test_an_episode_longer_than_a_table_inside_attention_is_named(name: str, cac
     with pytest.raises(DataError, match="episode position 6 is outside the position table of 6 rows"):
         backbone(torch.randn(2, 1, 6), state)
     backbone(torch.randn(2, 1, 6), state, torch.ones(2, 1, dtype=torch.bool))
+
+
+def test_factors_of_da_grow_from_0_to_their_bound_and_are_1_at_the_token_itself() -> None:
+    encoding = da.build(sizes(4, heads=3), NoOptions())
+    with torch.no_grad():
+        encoding.get_parameter("slope").copy_(torch.tensor([0.5, -0.5, 0.0]))
+        encoding.get_parameter("bound").copy_(torch.tensor([1.0, 0.3, 2.0]))
+    factors = encoding.factors(torch.arange(200), torch.zeros(()))
+    torch.testing.assert_close(factors[0], torch.ones(3))
+    assert factors[:30, 0].diff().gt(0).all() and factors[:30, 1].diff().lt(0).all()
+    assert factors[-1, 0].item() == pytest.approx(1 + math.e)
+    assert factors[-1, 1].item() == pytest.approx(0)
+    torch.testing.assert_close(factors[:, 2], torch.ones(200))
+    assert factors[2, 0].item() == pytest.approx((1 + math.e) / (1 + math.exp(1 - 1)))
+    products = torch.tensor([-2.0, 3.0]).expand(1, 3, 1, 2)
+    assert encoding.multiplied(products, factors[:2].T[None, :, None])[0, 2, 0].tolist() == pytest.approx([0.0, 3.0])
 
 
 @pytest.mark.parametrize("name", POSITIONS)

@@ -3,15 +3,17 @@
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rltransformers.attention.layer import Attention
 from rltransformers.backbone import Backbone
 from tests.attention import twins
-from tests.attention.row import NONE, Edit, Limit, Row, both, zero
+from tests.attention.row import NONE, Edit, Limit, Row, both, fill, projections, zero
 from tests.attention.twins import Reader, sinusoid_at
 
 AT = "mixing.mixer.position."
+POSITIONS = "tests/positions/test_positions.py::"
 
 
 def code(reader: Reader, options: Any, p: int) -> Tensor:
@@ -45,6 +47,37 @@ def hotter(terms: int) -> Edit:
     return edit
 
 
+def multiplicative_score(reader: Reader, options: Any, head: int, q: Tensor, k: Tensor, distance: int) -> Tensor:
+    """Huang et al. 2020, section 3.2."""
+    table = reader[f"{AT}factor"]
+    return q @ k / math.sqrt(len(q)) * table[head, min(distance, options.max_distance)]
+
+
+def da_score(reader: Reader, options: Any, head: int, q: Tensor, k: Tensor, distance: int) -> Tensor:
+    """Wu et al. 2021, section 3.2."""
+    w, v = (reader[f"{AT}{name}"][head] for name in ("slope", "bound"))
+    product = q @ k
+    f = (1 + torch.exp(v)) / (1 + torch.exp(v - w * distance))
+    return product * (product > 0) * f / math.sqrt(len(q))
+
+
+def no_queries(special: Backbone, plain: Backbone) -> None:
+    """Factors of 0, and queries of 0: both read all keys alike."""
+    zero("position.factor")(special, plain)
+    for index in range(len(plain.layers)):
+        projections(plain.get_submodule(f"layers.{index}.mixing.mixer"))[0].zero_()
+
+
+def positive_products(special: Backbone, plain: Backbone) -> None:
+    """Factors of 1, and queries and keys whose products are above 0, which a ReLU leaves alone."""
+    zero("position.slope")(special, plain)
+    for index in range(len(special.layers)):
+        for backbone in (special, plain):
+            mixer = backbone.get_submodule(f"layers.{index}.mixing.mixer")
+            assert isinstance(mixer, Attention)
+            mixer.project.bias.data[: 2 * mixer.query_width] = 4.0
+
+
 ROWS: dict[tuple[str, str], Row] = {
     ("position", "attn_only"): Row(
         twin=twins.Position(source=with_code),
@@ -54,8 +87,30 @@ ROWS: dict[tuple[str, str], Row] = {
         twin=twins.Position(beside=place_channels),
         limits=(Limit({"position": "untied"}, NONE, both(zero("position.query.weight"), hotter(2))),),
     ),
+    ("position", "multiplicative"): Row(
+        twin=twins.Position(score=multiplicative_score),
+        limits=(
+            Limit({"position": "multiplicative"}, NONE, fill("position.factor", 1.0)),
+            Limit({"position": "multiplicative"}, NONE, no_queries),
+        ),
+    ),
+    ("position", "da"): Row(
+        twin=twins.Position(score=da_score),
+        limits=(
+            Limit({"position": "da", "attention_bias": True}, {**NONE, "attention_bias": True}, positive_products),
+            f"{POSITIONS}test_factors_of_da_grow_from_0_to_their_bound_and_are_1_at_the_token_itself",
+        ),
+    ),
 }
 VARIANTS: dict[str, Row] = {
+    "factors of nodes and of slots": Row(
+        {
+            "position": "da",
+            "pattern": {"name": "bp", "neighbours": 1},
+            "memory": 13,
+            "kv_heads": 1,
+        }
+    ),
     "places of sinks and a table": Row(
         {
             "position": {"name": "attn_only", "max_len": 64},

@@ -1,0 +1,53 @@
+"""Scores of contents above 0, multiplied by a learned sigmoid of the distance (DA-Transformer, Wu et al. 2021)."""
+
+import torch
+from torch import Tensor, nn
+
+from rltransformers.core.spec import Feature, NoOptions, Spec, Traits
+from rltransformers.positions.interface import Acts, Position, Sizes
+
+
+class DistanceAware(Position):
+    """ReLU(q . k) f(w d) / sqrt(Dh) with f(R) = (1 + exp(v)) / (1 + exp(v - R)), w and v per head.
+
+    f(0) = 1; w > 0 favours far tokens, up to 1 + exp(v) times, w < 0 near ones. Keys whose product is below 0 count as
+    if it were 0. Both numbers start at 0, where distances make no difference.
+    """
+
+    acts = Acts.FACTOR
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.zeros(heads))
+        self.bound = nn.Parameter(torch.zeros(heads))
+
+    def factors(self, distance: Tensor, like: Tensor) -> Tensor:
+        """[L, H], in float32 at least until the end; a sigmoid does not overflow where the exponentials would."""
+        high = torch.promote_types(like.dtype, torch.float32)
+        slope, bound = self.slope.to(high), self.bound.to(high)
+        far = distance[:, None].to(high) * slope
+        return ((1 + bound.exp()) * torch.sigmoid(far - bound)).to(like.dtype)
+
+    def multiplied(self, products: Tensor, factors: Tensor) -> Tensor:
+        """Products above 0 with their factors."""
+        return products.relu() * factors
+
+
+def build(sizes: Sizes, options: NoOptions) -> Position:
+    """P14."""
+    return DistanceAware(sizes.heads)
+
+
+SPEC = Spec(
+    id="P14",
+    name="da",
+    axis="position",
+    paper="Wu et al. 2021, arXiv 2010.06925, equations 3 to 6",
+    summary="Multiplies scores of contents above 0 by a learned sigmoid of the distance per head.",
+    build=build,
+    example={"position": "da"},
+    traits=Traits(causality="C*"),
+    acts_at="inside attention",
+    needs=(Feature.SCORES, Feature.PRODUCTS),
+    formula="l_ts = ReLU(q_t k_s) f(w_h d) / sqrt(Dh), f(R) = (1 + exp(v_h)) / (1 + exp(v_h - R))",
+)
