@@ -10,6 +10,7 @@ from rltransformers.positions import (
     multiplicative,
     rope,
     shaw,
+    shaw_sinusoidal,
     sinusoidal,
     t5,
     trxl,
@@ -40,6 +41,7 @@ POSITIONS = {
         learned.TIMESTEP,
         attn_only.SPEC,
         untied.SPEC,
+        shaw_sinusoidal.SPEC,
         da.SPEC,
         multiplicative.SPEC,
     )

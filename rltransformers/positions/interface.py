@@ -124,8 +124,8 @@ class Position(nn.Module):
         """KEY_SCORE: what keys at distances are multiplied with, in the dtype of ``like``; the products are scores."""
         raise NotImplementedError("an encoding that scores keys defines key_vectors")
 
-    def value_table(self, length: int) -> Float[Tensor, "L V"]:
-        """VALUE: vectors added to the values at the distances 0 .. length - 1."""
+    def value_table(self, length: int, like: Tensor) -> Float[Tensor, "L V"]:
+        """VALUE: vectors added to the values at the distances 0 .. length - 1, on the device of ``like``."""
         raise NotImplementedError("an encoding that acts on values defines value_table")
 
 

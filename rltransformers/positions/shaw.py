@@ -30,7 +30,7 @@ class Shaw(Position):
         """[B, H, T, L]: one product per distance, never [T, S, Dh]."""
         return q @ table.T * q.shape[-1] ** -0.5
 
-    def value_table(self, length: int) -> Tensor:
+    def value_table(self, length: int, like: Tensor) -> Tensor:
         """[L, V]."""
         assert self.values is not None  # it acts on values
         return self.values[torch.arange(length, device=self.values.device).clamp(max=self.max_distance)]

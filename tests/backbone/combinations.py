@@ -28,6 +28,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "timestep": {"position": {"name": "timestep", "max_len": 64}},
         "attn_only": {"position": "attn_only"},
         "untied": {"position": "untied"},
+        "shaw_sinusoidal": {"position": "shaw_sinusoidal"},
         "da": {"position": "da"},
         "multiplicative": {"position": {"name": "multiplicative", "max_distance": 3}},
     },
@@ -374,6 +375,9 @@ REFUSED: list[tuple[str, str, str]] = [
     # Positions that multiply products, or score queries and keys against vectors of distances.
     ("position: multiplicative da", f"{NO_SCORES}; {TAPS}", "scores of pairs"),
     ("position: multiplicative da", f"mixer: additive; {KEYLESS}", "products of queries and keys"),
+    # Positions that multiply products, or score queries and keys against vectors of distances.
+    ("position: shaw_sinusoidal", f"{NO_SCORES}; {TAPS}", "scores of pairs"),
+    ("position: shaw_sinusoidal", f"mixer: additive; {KEYLESS}", "products of queries and keys"),
 ]
 
 Name = tuple[str, str]

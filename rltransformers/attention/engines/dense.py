@@ -117,7 +117,7 @@ def read(
         for part, group in zip(parts, groups, strict=True)
     ]
     if Acts.VALUE in plan.position.acts:
-        table = plan.position.value_table(columns.length)
+        table = plan.position.value_table(columns.length, weights)
         outputs += [vectors(part, table[distance]) for part, distance in zip(parts, columns.distances(), strict=True)]
     return functools.reduce(Tensor.add, outputs)
 

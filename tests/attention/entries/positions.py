@@ -78,6 +78,32 @@ def positive_products(special: Backbone, plain: Backbone) -> None:
             mixer.project.bias.data[: 2 * mixer.query_width] = 4.0
 
 
+def vector_of_distance(reader: Reader, options: Any, name: str, distance: int, width: int) -> Tensor:
+    """A sinusoid of the distance, projected or in the width that is needed."""
+    matrix = reader.get(f"{AT}{name}.weight")
+    assert (matrix is not None) == options.project
+    return sinusoid_at(distance, width) if matrix is None else matrix @ sinusoid_at(distance, reader.width)
+
+
+def shaw_sinusoidal_score(reader: Reader, options: Any, head: int, q: Tensor, k: Tensor, distance: int) -> Tensor:
+    """Wei et al. 2019, section 3: Shaw et al. 2018 with sinusoids."""
+    return q @ (k + vector_of_distance(reader, options, "keys", distance, len(q))) / math.sqrt(len(q))
+
+
+def shaw_sinusoidal_value(reader: Reader, options: Any, row: Tensor, distance: int) -> Tensor:
+    """The same of values."""
+    return row + vector_of_distance(reader, options, "values", distance, len(row)) if options.values else row
+
+
+def one_projection_of_distances(special: Backbone, plain: Backbone) -> None:
+    """Transformer-XL without biases whose heads project distances alike."""
+    zero("content_bias", "position_bias")(special, plain)
+    for index in range(len(special.layers)):
+        at = f"layers.{index}.{AT}"
+        keys = plain.get_parameter(f"{at}keys.weight").data
+        special.get_parameter(f"{at}project.weight").data.copy_(keys.repeat(special.config.heads, 1))
+
+
 ROWS: dict[tuple[str, str], Row] = {
     ("position", "attn_only"): Row(
         twin=twins.Position(source=with_code),
@@ -101,8 +127,15 @@ ROWS: dict[tuple[str, str], Row] = {
             f"{POSITIONS}test_factors_of_da_grow_from_0_to_their_bound_and_are_1_at_the_token_itself",
         ),
     ),
+    ("position", "shaw_sinusoidal"): Row(
+        twin=twins.Position(score=shaw_sinusoidal_score, value=shaw_sinusoidal_value),
+        limits=(Limit({"position": "trxl"}, {"position": "shaw_sinusoidal"}, one_projection_of_distances),),
+    ),
 }
 VARIANTS: dict[str, Row] = {
+    "sinusoids as wide as a head": Row(
+        {"position": {"name": "shaw_sinusoidal", "values": True, "project": False}, "value_dim": 4, "kv_heads": 1}
+    ),
     "factors of nodes and of slots": Row(
         {
             "position": "da",
