@@ -66,8 +66,9 @@ def build_positions(config: BackboneConfig, layers: int) -> tuple[nn.ModuleList,
         if Acts.INPUT in first.acts:
             at_input.append(first)
         elif first.acts & INSIDE_ATTENTION:
-            others = (choice.build(each) for each in sizes[1:])
-            at_score = [first] * layers if first.shared else [first, *others]
+            at_score = [first] * layers if first.shared else [first, *map(choice.build, sizes[1:])]
+            for position in at_score[1:]:
+                position.share(first)
     return nn.ModuleList(at_input), at_score
 
 
@@ -206,7 +207,7 @@ def part_numbers(config: BackboneConfig, cached: bool = True) -> dict[str, dict[
         counted: list[nn.Parameter] = []
         layers = build_layers(config, kinds, [at_score] * len(kinds))
         for (kind, count), layer in zip(kinds.items(), layers, strict=True):
-            common = [*(at_score.parameters() if at_score.shared else ()), *layer.mixing.mixer.shared_parameters()]
+            common = [*at_score.common_parameters(), *layer.mixing.mixer.shared_parameters()]
             for name, value in layer.named_parameters():
                 if not any(value is each for each in counted):
                     once = universal or any(value is each for each in common)

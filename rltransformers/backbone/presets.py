@@ -45,6 +45,25 @@ PRESETS: dict[str, Preset] = {
         f"causal; {_RELU}; {_NO_BIAS}",
     ),
     "alibi": Preset({"position": "alibi"}, "Press et al. 2022, arXiv 2108.12409", _NO_BIAS),
+    "tupe": Preset(
+        {"position": {"name": "untied", "max_len": 1024}, "residual": "post_ln", "attention_bias": True,
+         "ff": {"name": "ffn", "activation": "gelu"}},
+        "Ke et al. 2021, arXiv 2006.15595",
+        "TUPE-A, without the relative bias of TUPE-R; causal; no [CLS] token; the table is not normalised and its "
+        "projections have no biases, as in the paper and not in the authors' code",
+    ),
+    "deberta": Preset(
+        {"position": "deberta", "residual": "post_ln", "attention_bias": True,
+         "ff": {"name": "ffn", "activation": "gelu"}},
+        "He et al. 2021, arXiv 2006.03654",
+        "causal; no absolute positions before the last layers; the third term takes the rows of the paper's equation, "
+        "the authors' code those of the second one; projections of distances have no biases",
+    ),
+    "da_transformer": Preset(
+        {"position": "da", "residual": "post_ln"},
+        "Wu et al. 2021, arXiv 2010.06925",
+        f"causal; slopes and bounds of distances start at 0; {_NO_BIAS}",
+    ),
     "transformer_xl": Preset(
         {"position": "trxl", "residual": "post_ln"},
         "Dai et al. 2019, arXiv 1901.02860",

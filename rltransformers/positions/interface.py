@@ -63,6 +63,8 @@ class Position(nn.Module):
         places: episode positions that it has an encoding for, from 0 on; None for all.
         timesteps: the same of environment steps.
         channels: how many it puts beside those of a query and of a key.
+        common: names of the parameters that the instances of all layers have in common.
+        scale: products of queries and keys are multiplied by it; 1 where it scores nothing by pair.
     """
 
     acts = Acts.NOWHERE
@@ -70,6 +72,17 @@ class Position(nn.Module):
     places: int | None = None
     timesteps: int | None = None
     channels: int = 0
+    common: tuple[str, ...] = ()
+    scale: float = 1.0
+
+    def share(self, first: "Position") -> None:
+        """Take what layers have in common from the instance of the first layer."""
+        for name in self.common:
+            setattr(self, name, getattr(first, name))
+
+    def common_parameters(self) -> list[nn.Parameter]:
+        """Parameters that serve all layers."""
+        return list(self.parameters()) if self.shared else [getattr(self, name) for name in self.common]
 
     def embed(
         self, x: Float[Tensor, "B T D"], p: Int[Tensor, "B T"], timestep: Int[Tensor, "B T"]
@@ -127,6 +140,16 @@ class Position(nn.Module):
     def value_table(self, length: int, like: Tensor) -> Float[Tensor, "L V"]:
         """VALUE: vectors added to the values at the distances 0 .. length - 1, on the device of ``like``."""
         raise NotImplementedError("an encoding that acts on values defines value_table")
+
+
+def head_products(q: Float[Tensor, "B H T K"], table: Float[Tensor, "L HK"]) -> Float[Tensor, "B H T L"]:
+    """Products with a vector per distance and head: one product per head, for all streams and tokens at once."""
+    batch, heads, time, width = q.shape
+    r = table.view(-1, heads, width).permute(1, 2, 0)
+    if time == 1:
+        return torch.bmm(q.squeeze(2).transpose(0, 1), r).transpose(0, 1).unsqueeze(2)
+    q = q.transpose(0, 1).reshape(heads, batch * time, width)
+    return torch.bmm(q, r).view(heads, batch, time, -1).transpose(0, 1)
 
 
 class Codes(nn.Module):

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from rltransformers.core.spec import Feature, NoOptions, Spec
 from rltransformers.functional.modules import linear
 from rltransformers.functional.sinusoids import sinusoid
-from rltransformers.positions.interface import Acts, Position, Sizes
+from rltransformers.positions.interface import Acts, Position, Sizes, head_products
 
 
 class TransformerXLRelative(Position):
@@ -30,14 +30,8 @@ class TransformerXLRelative(Position):
         return linear(self.project, encoded * self.content_bias.shape[-1] ** -0.5)
 
     def scores(self, q: Tensor, table: Tensor) -> Tensor:
-        """[B, H, T, L]: one product per head, for all streams and tokens at once."""
-        batch, heads, time, width = q.shape
-        r = table.view(-1, heads, width).permute(1, 2, 0)
-        biased = q + self.position_bias
-        if time == 1:
-            return torch.bmm(biased.squeeze(2).transpose(0, 1), r).transpose(0, 1).unsqueeze(2)
-        biased = biased.transpose(0, 1).reshape(heads, batch * time, width)
-        return torch.bmm(biased, r).view(heads, batch, time, -1).transpose(0, 1)
+        """[B, H, T, L]."""
+        return head_products(q + self.position_bias, table)
 
 
 def build(sizes: Sizes, options: NoOptions) -> Position:

@@ -28,6 +28,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "timestep": {"position": {"name": "timestep", "max_len": 64}},
         "attn_only": {"position": "attn_only"},
         "untied": {"position": "untied"},
+        "deberta": {"position": {"name": "deberta", "max_distance": 4}},
         "shaw_sinusoidal": {"position": "shaw_sinusoidal"},
         "da": {"position": "da"},
         "multiplicative": {"position": {"name": "multiplicative", "max_distance": 3}},
@@ -373,11 +374,12 @@ REFUSED: list[tuple[str, str, str]] = [
     ("position: attn_only untied", "head_mixing: collaborative", "of single heads"),
     ("pattern: etc", "setting: no_memory", "set memory to at least"),
     # Positions that multiply products, or score queries and keys against vectors of distances.
-    ("position: multiplicative da", f"{NO_SCORES}; {TAPS}", "scores of pairs"),
-    ("position: multiplicative da", f"mixer: additive; {KEYLESS}", "products of queries and keys"),
-    # Positions that multiply products, or score queries and keys against vectors of distances.
-    ("position: shaw_sinusoidal", f"{NO_SCORES}; {TAPS}", "scores of pairs"),
-    ("position: shaw_sinusoidal", f"mixer: additive; {KEYLESS}", "products of queries and keys"),
+    ("position: multiplicative da shaw_sinusoidal deberta", f"{NO_SCORES}; {TAPS}", "scores of pairs"),
+    (
+        "position: multiplicative da shaw_sinusoidal deberta",
+        f"mixer: additive; {KEYLESS}",
+        "products of queries and keys",
+    ),
 ]
 
 Name = tuple[str, str]

@@ -77,6 +77,8 @@ def contents(
 ) -> list[Float[Tensor, "B H T N"]]:
     """What keys score by their contents, group by group: products, multiplied by distance, with the group's shifts."""
     found = [plan.score.content(query, group) for group in groups]
+    if plan.position.scale != 1.0:
+        found = [each * plan.position.scale for each in found]
     if "factors" in listed:
         factors = columns.of_groups(listed["factors"].T)
         found = [plan.position.multiplied(*each) for each in zip(found, factors, strict=True)]
