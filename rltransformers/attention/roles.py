@@ -362,3 +362,7 @@ class Retriever(nn.Module):
     def join(self, window: Float[Tensor, "B T HV"], found: Float[Tensor, "B T H R"]) -> Float[Tensor, "B T HO"]:
         """Outputs of all heads side by side; where it ``weighs``, each of those of the window ends with its sum."""
         raise NotImplementedError("a retriever defines join")
+
+    def split(self, rows: Float[Tensor, "*n E"]) -> tuple[Float[Tensor, "*n G K"], Float[Tensor, "*n G V"]]:
+        """Keys and values of rows that it reads."""
+        raise NotImplementedError("a retriever defines split")

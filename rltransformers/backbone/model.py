@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from rltransformers.attention.layer import Attention
 from rltransformers.backbone.build import build_layers, build_positions
 from rltransformers.backbone.config import BackboneConfig
 from rltransformers.backbone.depth import Depth
@@ -333,6 +334,21 @@ class Backbone(nn.Module):
         """A state of whose layers a function was taken; it has no clock."""
         parts = [function(self.layer(index), state.layer(layer_place(index))) for index in range(self.config.layers)]
         return gathered_state({"position": state.tensors["position"]}, parts)
+
+    def stored_keys(self, state: State) -> tuple[Float[Tensor, "M G K"], Float[Tensor, "M G V"]]:
+        """Keys and values of the running episodes as far as the layer with a store holds them: what a bank is made of.
+
+        Raises:
+            ConfigError: no layer has a store.
+        """
+        for index in range(len(self.layers)):
+            mixer = self.layer(index).mixing.mixer
+            if isinstance(mixer, Attention) and mixer.retriever is not None:
+                rows = self.without_cache(state).layer(layer_place(index))["keys"].detach()
+                age = torch.arange(rows.shape[1] - 1, -1, -1, device=rows.device)
+                found: tuple[Tensor, Tensor] = mixer.retriever.split(rows[age <= state.tensors["position"][:, None]])
+                return found
+        raise ConfigError("no layer has a store; set memory_kind to 'memorizing'")
 
     def constrain_(self) -> None:
         """Bring bounded parameters (adaptive spans) back into range; call after every optimiser step."""

@@ -84,6 +84,11 @@ class Store(Retriever):
         """Numbers of all keys and of all values in a row."""
         return [self.dims.kv_heads * self.dims.head_dim, self.dims.kv_heads * self.dims.value_dim]
 
+    def split(self, rows: Float[Tensor, "*n E"]) -> tuple[Float[Tensor, "*n G K"], Float[Tensor, "*n G V"]]:
+        """Keys and values of all key-value heads."""
+        k, v = (part.unflatten(-1, (self.dims.kv_heads, -1)) for part in rows.split_with_sizes(self.widths(), -1))
+        return k, v
+
     def retrieve(self, query: Float[Tensor, "B T Q"], store: Group, call: Call) -> Float[Tensor, "B T H R"]:
         """What every head reads, V numbers, and the logarithm of the sum of its exponentials."""
         dims, place, rows = self.dims, store.place, store.rows.detach()
@@ -92,7 +97,7 @@ class Store(Retriever):
         distance = window_distance(place, time, rows.shape[1], rows.device)
         older = distance > self.near.limit(p)[..., None]
         seen = older & (distance <= torch.minimum(self.far.limit(p), p)[..., None])
-        k, v = (part.unflatten(-1, (groups, -1)).transpose(1, 2) for part in rows.split_with_sizes(self.widths(), -1))
+        k, v = (part.transpose(1, 2) for part in self.split(rows))
         # One search per key-value head, for the queries of all of its heads.
         q = query.unflatten(-1, (groups, dims.heads // groups, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
         seen = seen.repeat(1, dims.heads // groups, 1)[:, None]

@@ -112,11 +112,11 @@ def test_the_softmax_goes_over_the_nearest_of_store_and_bank_together(bank: str)
     backbone = perturbed(config({"neighbours": 4, "store": 9}, layers=1))
     x = torch.randn(1, 14, 15)
     y, _ = backbone(x)
-    rows = backbone.get_submodule("layers.0.mixing.mixer").keys(  # type: ignore[operator]
-        backbone.layer(0).join_mixing.prepare(x)
-    )
-    kept = rows[0, :4].detach().numpy().reshape(4, 2, 3, 5)
-    save_bank(bank, kept[:, 0].astype(np.float64), kept[:, 1].astype(np.float64))
+    _, after = backbone(x[:, :4])
+    for state in (after, backbone.with_cache(after)):
+        keys, values = backbone.stored_keys(state)
+        assert keys.shape == values.shape == (4, 3, 5)
+        save_bank(bank, keys.numpy(), values.numpy())
     split = Backbone(config({"neighbours": 4, "store": 3, "bank": bank}, layers=1)).eval()
     split.load_state_dict(backbone.state_dict())
     found, _ = split(x)
@@ -159,5 +159,8 @@ def test_a_bank_that_cannot_be_read_is_refused(tmp_path: Path, bank: str) -> Non
         config({"bank": str(tmp_path / "text.npz")})
     with pytest.raises(ConfigError, match=r"key-value heads and widths \(1, 5\)"):
         config({"bank": bank}, kv_heads=1)
+    with pytest.raises(ConfigError, match="no layer has a store"):
+        plain = Backbone(config(memory_kind="cache"))
+        plain.stored_keys(plain.initial_state(1))
     with pytest.raises(ConfigError, match=r"\[M, G, K\]"):
         save_bank(tmp_path / "other", np.zeros((3, 5)), np.zeros((3, 5)))

@@ -4,7 +4,7 @@ import random
 
 from PIL import Image
 
-from rltransformers.backbone import PRESETS, catalogue
+from rltransformers.backbone import PRESETS
 from scripts import benchmark, reproduce, update_docs
 from scripts.mechanisms import pages, pairs
 from scripts.results import report
@@ -29,7 +29,7 @@ def test_the_picture_shows_the_curves_of_today() -> None:
 
 def test_the_page_of_a_slot_tells_everything_about_every_entry() -> None:
     texts = {path.stem: text for path, text in pages.pages(update_docs.MECHANISMS).items()}
-    for axis, specs in catalogue().items():
+    for axis, specs in pages.mechanisms().items():
         for spec in specs:
             assert f"({axis}.md#{spec.name})" in texts["README"]
             _, section = texts[axis].split(f"\n## {spec.name}\n")
@@ -51,8 +51,8 @@ def test_the_table_of_pairs_says_what_configs_get_told() -> None:
 
 def test_the_readme_has_a_row_per_slot_and_no_row_per_mechanism() -> None:
     rows = update_docs.slots()[2:]
-    assert len(rows) == len(catalogue()) + 1
-    for row, (axis, specs) in zip(rows, catalogue().items(), strict=False):
+    assert len(rows) == len(pages.mechanisms()) + 1
+    for row, (axis, specs) in zip(rows, pages.mechanisms().items(), strict=False):
         assert f"/{axis}.md)" in row and f"| {len(specs)}: " in row and all(f"`{spec.name}`" in row for spec in specs)
 
 
