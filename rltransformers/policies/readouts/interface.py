@@ -16,8 +16,8 @@ from rltransformers.core.spec import Size
 from rltransformers.functional.nearest import FlatIndex, Search, searches_outside
 
 MOST_ROWS = 2**20
-LARGEST_PRODUCT = 2**25
-"""Distances that are computed at once, where nothing is compiled."""
+LARGEST_PRODUCT = 2**22
+"""Distances that are computed at once, where nothing is compiled: more of them leave the cache of a processor."""
 FARTHEST = 1e9
 """In steps of the resolution; times ``MOST_ROWS`` and plus a row it is still a whole number of float64."""
 
@@ -142,8 +142,8 @@ class Datastore(nn.Module):
             present = present & (self.episodes != others[:, None])
         wide, keys = flat.double(), self.keys.double()
         # Features of equal states differ by rounding alone, which a difference of squares in single precision hides.
-        distance = wide.square().sum(-1, keepdim=True) + keys.square().sum(-1) - 2 * (wide @ keys.T)
-        return self._choose(distance.clamp(min=0), row.expand_as(distance), present.expand_as(distance), count)
+        distance = (wide @ keys.T).mul_(-2).add_(wide.square().sum(-1, keepdim=True)).add_(keys.square().sum(-1))
+        return self._choose(distance.clamp_(min=0), row.expand_as(distance), present.expand_as(distance), count)
 
     def _outside(self, flat: Tensor, count: int) -> tuple[Tensor, ...]:
         """By FAISS, which looks for more of them, because it compares other distances."""
@@ -161,8 +161,8 @@ class Datastore(nn.Module):
 
     def _choose(self, distance: Tensor, row: Tensor, present: Tensor, count: int) -> tuple[Tensor, ...]:
         """Rows, distances and existence of the least distances in steps of the resolution; of equal ones by row."""
-        steps = (distance / self.resolution).round().clamp(max=FARTHEST)
-        code = (steps * self.size + row).masked_fill(~present, torch.inf)
+        steps = (distance / self.resolution).round_().clamp_(max=FARTHEST)
+        code = steps.mul_(self.size).add_(row).masked_fill_(~present, torch.inf)
         least, place = code.topk(min(count, code.shape[-1]), -1, largest=False)
         return row.gather(-1, place), distance.gather(-1, place), least < torch.inf
 
