@@ -53,7 +53,7 @@ def build(sizes: Sizes, options: Options) -> Position:
     if options.values and sizes.value_dim != sizes.head_dim:
         raise ConfigError(
             f"position 'shaw' adds to values and needs value_dim ({sizes.value_dim}) equal to the head width "
-            f"({sizes.head_dim}); write {{name: shaw, values: false}} or leave value_dim out"
+            f"({sizes.head_dim}); write {{name: shaw, values: false}} or set value_dim to {sizes.head_dim}"
         )
     return Shaw(sizes.head_dim, options.max_distance, options.values)
 
