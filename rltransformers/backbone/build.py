@@ -203,9 +203,10 @@ def part_numbers(config: BackboneConfig, cached: bool = True) -> dict[str, dict[
     parameters: dict[str, int] = {}
     state: dict[str, int] = {}
     with torch.device("meta"), _Unfilled():
-        inputs, (at_score, *_) = build_positions(config, 1)
+        inputs, at_scores = build_positions(config, max(kinds) + 1)
+        at_score = at_scores[0]
         counted: list[nn.Parameter] = []
-        layers = build_layers(config, kinds, [at_score] * len(kinds))
+        layers = build_layers(config, kinds, [at_scores[kind] for kind in kinds])
         for (kind, count), layer in zip(kinds.items(), layers, strict=True):
             common = [*at_score.common_parameters(), *layer.mixing.mixer.shared_parameters()]
             for name, value in layer.named_parameters():

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,11 @@ from rltransformers.attention.scores.hard_gaussian import HardGaussian
 from rltransformers.attention.scores.hopfield import Hopfield
 from rltransformers.attention.scores.lowrank_band import LowRankBand
 from rltransformers.attention.scores.synthesizer_random import RandomSynthesizer
+from rltransformers.backbone import PLAIN, BackboneConfig
 from rltransformers.functional.keys import Rows
 from rltransformers.mixers.interface import Dims
+from tests.backbone import laws
+from tests.backbone.laws import Case, perturbed
 
 DIMS = Dims(width=14, heads=2, kv_heads=2, head_dim=7, value_dim=5, memory=6)
 
@@ -118,3 +122,31 @@ def test_logits_of_narrow_heads_are_of_low_rank() -> None:
     assert torch.linalg.matrix_rank(narrow) == 2
     assert torch.linalg.matrix_rank(wide) == 7
     torch.testing.assert_close(narrow, query[0, :, :2] @ keys[0, :, :2].T / math.sqrt(2))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mixer": ["softmax", "additive"], "position": "trxl"},
+        {"mixer": ["synthesizer_dense", "hopfield"], "position": "rope", "head_mixing": "collaborative"},
+        {
+            "mixer": ["lowrank_band", "softmax"],
+            "position": "trxl",
+            "head_mixing": {"name": "collaborative", "width": 8},
+        },
+    ],
+    ids=str,
+)
+def test_positions_and_heads_act_in_the_layers_whose_score_has_what_they_need(settings: dict[str, Any]) -> None:
+    sizes = {"width": 12, "heads": 3, "layers": 2, "memory": 5, "ff_width": 7}
+    case = Case.of(perturbed(BackboneConfig(**{**PLAIN, **sizes, **settings})), [[3], [0]], time=9)
+    laws.split_invariance(case, [[1] * 9, [2, 7]])
+    for index, mixer in enumerate(settings["mixer"]):
+        names = dict(case.backbone.get_submodule(f"layers.{index}.mixing.mixer").named_parameters())
+        assert any(name.startswith("position.") for name in names) == (
+            settings["position"] == "trxl" and mixer != "additive"
+        )
+        assert ("score.mixing" in names or "score.meets.mixing" in names) == (
+            "head_mixing" in settings and mixer in ("softmax", "hopfield")
+        )
+    assert case.backbone.config.numbers()[0] == sum(value.numel() for value in case.backbone.parameters())
