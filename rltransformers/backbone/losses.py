@@ -8,6 +8,7 @@ from annotated_types import Ge, Le
 from rltransformers.attention.objectives import disagreement, guidance
 from rltransformers.core.spec import Feature, Spec, Traits
 
+Training = Literal["aligned", "mixed"]
 LayerWeights = Literal["uniform", "growing"]
 
 
@@ -16,12 +17,15 @@ class ExitOptions:
     """How exits are trained.
 
     Attributes:
-        weights: of the layers n: all alike, or n.
+        training: "aligned": all tokens leave after the same layer, and all layers count; "mixed": every token leaves
+            after a layer that is drawn for it.
+        weights: of the layers n in aligned training: all alike, or n.
         penalty: of the oracle, loss that one layer more has to save.
         smoothing: of the oracle, sums losses of the steps around with exp(-distance^2 / smoothing); 0 does not.
         slack: of a classifier, loss more than that of the last layer that is right still.
     """
 
+    training: Training = "aligned"
     weights: LayerWeights = "growing"
     penalty: Annotated[float, Ge(0), Le(1e6)] = 0.01
     smoothing: Annotated[float, Ge(0), Le(1e6)] = 0.0

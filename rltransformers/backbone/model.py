@@ -15,6 +15,7 @@ from rltransformers.attention.layer import Attention
 from rltransformers.backbone.build import build_layers, build_positions
 from rltransformers.backbone.config import BackboneConfig
 from rltransformers.backbone.depth import Depth
+from rltransformers.backbone.losses import ExitOptions
 from rltransformers.backbone.state import State, prefixed
 from rltransformers.blocks.layer import Layer
 from rltransformers.blocks.sublayer import detached
@@ -27,6 +28,7 @@ from rltransformers.functional.modules import normalised
 from rltransformers.functional.windows import Tokens, episode_positions, padded_behind
 from rltransformers.memory.interface import Cached, LayerState
 from rltransformers.positions.interface import Position
+from rltransformers.stacks.exits import Exits
 from rltransformers.stacks.plain import Plain, layer_place
 from rltransformers.stacks.reversible import Reversible
 
@@ -66,6 +68,10 @@ class Backbone(nn.Module):
         if Feature.INVERSE in self.config.choices.residual.spec.offers:
             return Reversible(layers)
         stack = depth.stack(layers, self.embed, self.halt)
+        if isinstance(stack, Exits):
+            options = (each.options for each in self.config.choices.losses)
+            mixes = any(isinstance(each, ExitOptions) and each.training == "mixed" for each in options)
+            stack = replace(stack, mixes=mixes)
         return replace(stack, recomputes=True) if self.config.checkpoint else stack
 
     def layer(self, index: int) -> Layer:
@@ -208,7 +214,7 @@ class Backbone(nn.Module):
         tokens = self.locate(x, state, reset, timestep, None if valid is None else valid.sum(1), task)
         self.check_places(tokens.p, tokens.timestep)
         if record is not None:
-            record.streams, record.exits = [] if self.hands_out else None, None
+            record.streams, record.exits, record.mixed = [] if self.hands_out else None, None, None
         states = [self.layer_state(index, state, x) for index in range(self.config.layers)]
         x, after = self.run(x, states, Call(tokens, Probe(record), wanted))
 
@@ -220,6 +226,8 @@ class Backbone(nn.Module):
         if record is not None and record.streams is not None:
             record.streams = [placed(normalised(self.final_norm, like(each, x))) for each in record.streams]
             record.exits = None if record.exits is None else placed(like(record.exits, x))
+            mixed = record.mixed
+            record.mixed = None if mixed is None else placed(normalised(self.final_norm, like(mixed, x)))
         return placed(x), gathered_state({"position": tokens.last_position()}, after)
 
     def run(self, x: Tensor, states: list[LayerState], call: Call) -> tuple[Tensor, list[LayerState]]:

@@ -136,6 +136,18 @@ class Geometric(Leaving):
         return geometric(torch.stack(logits, -1) if logits else streams[0].new_zeros(*streams[0].shape[:2], 0))
 
 
+class Drawn(Leaving):
+    """Tokens leave after layers that were drawn for them, counted from 0."""
+
+    def __init__(self, layer: Int[Tensor, "B T"]) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, p: Tensor) -> Tensor:
+        """Tokens whose layer has come."""
+        return self.layer <= index
+
+
 def geometric(logits: Float[Tensor, "*n E"]) -> Float[Tensor, "*n N"]:
     """Log-probabilities of leaving at each of N = E + 1 places; sigmoid(logits) are those of what came so far."""
     stays = F.logsigmoid(-logits).cumsum(-1)

@@ -16,6 +16,7 @@ class Record:
         streams: where a loss of the backbone asks for them, the streams of the wanted tokens after every layer [B, t,
             D], normalised as its output is; None elsewhere.
         exits: what is predicted of leaving after each of these layers [B, t, E], or None.
+        mixed: the same of a pass in which every token left after a layer drawn for it, or None.
         lookback: attention mass by distance, [H, L] per layer, averaged over valid tokens.
     """
 
@@ -25,6 +26,7 @@ class Record:
     lookback: dict[str, Tensor] = field(default_factory=dict)
     streams: list[Tensor] | None = None
     exits: Tensor | None = None
+    mixed: Tensor | None = None
 
     def add_loss(self, name: str, value: Tensor) -> None:
         """Sum of the contributions of all layers."""

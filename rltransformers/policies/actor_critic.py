@@ -334,9 +334,7 @@ class GTrXLPolicy(BasePolicy):
             state = result.state
             taken = {path: leaf[:, part] for path, leaf in segment.actions.items()}
             if told is not None and told.streams:
-                self._add_deep_losses(
-                    result, told.streams, told.exits, taken, segment.counts[:, part], segment.first[:, part]
-                )
+                self._add_deep_losses(result, told, taken, segment.counts[:, part], segment.first[:, part])
             log_probs.append(self.action_head.log_prob(result.outputs, taken))
             values.append(result.values)
             entropies.append(self.action_head.entropy(result.outputs))
@@ -358,8 +356,7 @@ class GTrXLPolicy(BasePolicy):
     def _add_deep_losses(
         self,
         result: Evaluation,
-        streams: list[Tensor],
-        exits: Tensor | None,
+        told: Record,
         taken: Leaves,
         counts: Tensor,
         first: Tensor,
@@ -379,7 +376,7 @@ class GTrXLPolicy(BasePolicy):
             assert self.later_net is not None
             return -head.log_prob(linear(self.later_net, self.action_hidden(features)), later)
 
-        deep = Record(streams=streams, exits=exits)
+        deep = Record(streams=told.streams, exits=told.exits, mixed=told.mixed)
         targets = Targets(now, None if self.later_net is None else next_one, counts, first)
         tell_deep_losses(self.actor.backbone, deep, targets, self.progress)
         result.auxiliary_loss = _add(result.auxiliary_loss, _weighted_losses(self.actor.backbone, deep))

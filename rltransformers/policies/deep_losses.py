@@ -58,7 +58,8 @@ def tell_deep_losses(backbone: Backbone, record: Record, targets: Targets, progr
     for choice in backbone.config.choices.losses:
         if isinstance(choice.options, ExitOptions):
             losses = torch.stack([targets.now(stream) for stream in streams])
-            record.add_loss(choice.name, exits_loss(losses, record.exits, targets, choice.options))
+            mixed = None if record.mixed is None else targets.now(record.mixed)
+            record.add_loss(choice.name, exits_loss(losses, record.exits, targets, choice.options, mixed))
         elif isinstance(choice.options, DeepOptions):
             record.add_loss(choice.name, deep_loss(streams, targets, choice.options, progress))
 
@@ -69,9 +70,15 @@ def mean_over(x: Float[Tensor, "*n B T"], counts: Bool[Tensor, "B T"]) -> Float[
 
 
 def exits_loss(
-    losses: Float[Tensor, "N B T"], predictions: Float[Tensor, "B T E"] | None, targets: Targets, options: ExitOptions
+    losses: Float[Tensor, "N B T"],
+    predictions: Float[Tensor, "B T E"] | None,
+    targets: Targets,
+    options: ExitOptions,
+    mixed: Float[Tensor, "B T"] | None = None,
 ) -> Float[Tensor, ""]:
     """Weighted mean of what the layers lose, plus what the predictor of exits loses against what would have been best.
+
+    ``mixed`` takes the place of the mean: what tokens lose that left after layers drawn for them.
 
     Elbayad et al. 2020 (arXiv 1910.10073, equations 2 and 5), Schuster et al. 2022 (arXiv 2207.07061, equations 6 and
     7).
@@ -79,7 +86,10 @@ def exits_loss(
     layers = len(losses)
     weights = torch.ones(layers) if options.weights == "uniform" else torch.arange(1.0, layers + 1)
     weights = weights.to(losses)
-    total = (weights * mean_over(losses, targets.counts)).sum() / weights.sum()
+    if mixed is None:
+        total = (weights * mean_over(losses, targets.counts)).sum() / weights.sum()
+    else:
+        total = mean_over(mixed, targets.counts)
     if predictions is None or predictions.shape[-1] == 0:
         return total
     found = losses.detach()

@@ -4,13 +4,13 @@ Axes: B batch, T tokens, D model width, N layers.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rltransformers.blocks.leaving import Leaving
+from rltransformers.blocks.leaving import Drawn, Leaving
 from rltransformers.core.record import Probe, Record
 from rltransformers.functional.call import EVERY, Call, chosen
 from rltransformers.memory.interface import LayerState
@@ -24,14 +24,17 @@ NOBODY = slice(0, 0)
 class Exits(Plain):
     """A token that has left is the input of all deeper layers as it was then, so that later tokens can look at it.
 
-    Whether a token leaves depends on itself and its past alone, so a segment equals its steps. Where all streams have
+    Whether a token leaves depends on itself and its past alone, so a segment equals its steps; an update decides anew
+    with its own weights, and no gradient flows through the decision. Where all streams have
     left while acting, what is left to do of deeper layers is to remember.
 
     Attributes:
         leaving: decides after every layer but the last.
+        mixes: a call that hands out streams adds that of a pass with exits drawn token by token.
     """
 
     leaving: Leaving
+    mixes: bool = field(default=False, kw_only=True)
 
     def run(self, x: Tensor, states: Sequence[LayerState], call: Call) -> tuple[Tensor, list[LayerState]]:
         """Stream [B, t, D] of every token where it left, and the states after all layers."""
@@ -64,7 +67,7 @@ class Exits(Plain):
         """The streams of a pass in which nobody leaves, and what the predictor makes of them, for ``Record``.
 
         All positions are aligned: each layer sees what the layer below made of every token (Elbayad et al. 2020,
-        section 3.1).
+        section 3.1); or every token leaves after a layer of its own (mixed, section 3.2).
         """
         assert call.probe.record is not None
         aside = Record(streams=[])
@@ -72,7 +75,17 @@ class Exits(Plain):
         super().run(x, states, every)
         streams = aside.streams or []
         call.probe.record.streams = [chosen(stream, call.wanted) for stream in streams]
+        if self.mixes:
+            drawn = replace(self, leaving=Drawn(draw(x, len(self.layers))), mixes=False)
+            call.probe.record.mixed, _ = drawn.run(x, states, call.silent())
         call.probe.record.exits = chosen(self.leaving.predictions(streams), call.wanted)
+
+
+def draw(x: Float[Tensor, "B T D"], layers: int) -> Int[Tensor, "B T"]:
+    """A layer for every token, all alike probable, from the numbers of the stream: a resumed run draws the same."""
+    seed = int(x.detach().double().sum().cpu().view(torch.int64)) % 2**63
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(layers, x.shape[:2], generator=generator).to(x.device)
 
 
 def idle(left: Bool[Tensor, "B T"], index: int, call: Call) -> bool:

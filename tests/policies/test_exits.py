@@ -20,6 +20,7 @@ from rltransformers.blocks.leaving import NEVER, geometric, threshold_at
 from rltransformers.core.errors import ConfigError
 from rltransformers.data import Trajectories
 from rltransformers.policies.deep_losses import Targets, active, deep_loss, exits_loss, oracle, shifted
+from rltransformers.stacks.exits import draw
 from rltransformers.training.vec_envs import as_vec_env
 from tests.backbone.laws import perturbed
 
@@ -30,6 +31,7 @@ DEEP: list[dict[str, Any]] = [
     {"depth": {"name": "depth_adaptive", "predictor": "geometric"}, "losses": {"exits": 0.7}},
     {"depth": {**CALM, "confidence": "classifier"}, "losses": {"exits": 0.7}},
     {"depth": CALM, "losses": {"exits": {"weight": 0.7, "weights": "uniform"}}},
+    {"depth": "depth_adaptive", "losses": {"exits": {"weight": 0.7, "training": "mixed"}}},
     {"losses": {"al_rfou": 0.7}},
 ]
 
@@ -143,6 +145,29 @@ def test_a_backbone_hands_out_streams_only_to_those_who_ask() -> None:
     assert record.streams is None and record.exits is None
 
 
+def test_mixed_training_draws_a_layer_for_every_token(double: None) -> None:
+    """The stream of a pass with drawn exits is that of a token-by-token walk, and every token has its own layer."""
+    losses = {"exits": {"weight": 1.0, "training": "mixed"}}
+    backbone, record = backbone_of(depth="depth_adaptive", losses=losses), Record()
+    x = torch.randn(2, 20, 12)
+    backbone(x, record=record)
+    assert record.mixed is not None and record.streams is not None
+    layer = draw(x, 3)
+    assert layer.unique().tolist() == [0, 1, 2]
+    again = Record()
+    backbone(x, record=again)
+    assert torch.equal(record.mixed, again.mixed if again.mixed is not None else x)
+    backbone(x + 1e-9, record=again)
+    assert not torch.equal(draw(x + 1e-9, 3), layer)
+    # The first token sees nobody, so it is exactly what the layers made of it.
+    for b in range(2):
+        torch.testing.assert_close(record.mixed[b, 0], record.streams[int(layer[b, 0])][b, 0])
+    counts, first = torch.ones(2, 4, dtype=torch.bool), torch.zeros(2, 4, dtype=torch.bool)
+    lost, mixed = torch.rand(3, 2, 4), torch.rand(2, 4)
+    found = exits_loss(lost, None, targets_of(counts, first), ExitOptions(training="mixed"), mixed)
+    assert float(found) == pytest.approx(float(mixed.mean()))
+
+
 # Leaving
 
 
@@ -248,6 +273,7 @@ def test_an_online_agent_learns_from_the_loss_and_tells_it(values: dict[str, Any
     agent._log_update = log  # type: ignore[method-assign]
     agent.learn(16)
     assert kept[0]["train/first_ratio_error"] < 1e-5
+    assert agent.policy.progress == 1.0  # of 16 steps, all
     (name,) = values["losses"]
     assert np.isfinite(kept[0][f"train/{name}_loss"]) and kept[0][f"train/{name}_loss"] > 0
     moved = {name for name, value in agent.policy.named_parameters() if not torch.equal(value, before[name])}
@@ -298,6 +324,7 @@ def test_an_offline_agent_learns_from_the_loss_and_tells_it(values: dict[str, An
     agent.learn(8)
     (name,) = values["losses"]
     assert all(torch.isfinite(each[f"train/{name}_loss"]) for each in told)
+    assert agent._progress == 7 / 8
     moved = {name for name, value in agent.policy.named_parameters() if not torch.equal(value, before[name])}
     assert {name for name in before if name.startswith(("backbone.halt", "later_net"))} <= moved
     result = agent.predict(np.zeros(3, np.float32))
