@@ -20,7 +20,7 @@ from rltransformers.attention.plan import TABLES, Plan, kernel_of_torch
 from rltransformers.attention.roles import Heads, Judged, Objective, View
 from rltransformers.core.spec import Feature, NoOptions, Spec, Traits
 from rltransformers.functional import windows
-from rltransformers.functional.call import EVERY, Call, chosen
+from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
 from rltransformers.functional.keys import At, Group, Past, Place, Ring, Rows
 from rltransformers.functional.modules import linear
 from rltransformers.mixers.interface import Dims, Mixed, RowMixer
@@ -112,6 +112,8 @@ class Attention(RowMixer):
         batch, time = query.shape[:2]
         if call.probe.listens:
             self.tell(h, call)
+        elif call.wanted == NOBODY and self.chooser is None and not self.plan.hands_on:
+            return Mixed(h[:, :0], state)
         block, window = block_of(self.horizon), past[-1]
         if self.plan.objectives and call.probe.listens and isinstance(window.place, Rows):
             values = self.split(window.rows[:, -time:], shares=True)[1]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rltransformers.blocks.chunks import in_chunks
 from rltransformers.blocks.residual import Residual
 from rltransformers.blocks.sublayer import Sublayer
-from rltransformers.functional.call import EVERY, Call, chosen
+from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
 from rltransformers.functional.dropout import dropout
 from rltransformers.memory.interface import Cached, LayerState
 from rltransformers.mixers.interface import Mixed, StateMixer
@@ -61,6 +61,8 @@ class Layer(nn.Module):
         """Stream after the layer (of the wanted tokens only), its state, logits for the next layer."""
         needed = EVERY if self.transform_mixes else call.wanted
         mixed = self.mix(x, state, call if needed is call.wanted else replace(call, wanted=needed), below)
+        if needed == NOBODY:
+            return Mixed(mixed.out, mixed.state, mixed.logits)
         x, after = self.join_mixing.combine(chosen(x, needed), mixed.out, call.probe), mixed.state
         if self.join_ff is None:
             return Mixed(x, after, mixed.logits)

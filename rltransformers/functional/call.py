@@ -16,6 +16,9 @@ from rltransformers.functional.windows import Tokens
 EVERY = slice(None)
 """All tokens."""
 
+NOBODY = slice(0, 0)
+"""No token: what is computed for outputs alone is left out, and the state goes on."""
+
 SILENT = Probe()
 """Tells nothing."""
 

@@ -12,12 +12,9 @@ from torch import Tensor
 
 from rltransformers.blocks.leaving import Drawn, Leaving
 from rltransformers.core.record import Probe, Record
-from rltransformers.functional.call import EVERY, Call, chosen
+from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
 from rltransformers.memory.interface import LayerState
 from rltransformers.stacks.plain import Plain, layer_place
-
-NOBODY = slice(0, 0)
-"""No token: of a layer only its state is needed."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Exits(Plain):
         if call.probe.streams is not None:
             self.hand_out(x, states, call)
         left = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
-        used = torch.ones(x.shape[:2], device=x.device)
+        stays: list[Tensor] = []
         after: list[LayerState] = []
         first, last = x, len(self.layers) - 1
         for index, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
@@ -57,8 +54,9 @@ class Exits(Plain):
             first = x if index == 0 else first
             if index < last:
                 left = left | self.leaving(index, before, x, first, call.tokens.p)
-                used = used + ~left
+                stays += [~left] if call.probe.listens else []
         if call.probe.listens:
+            used = sum(stays, torch.ones_like(left, dtype=x.dtype))
             valid = call.tokens.valid().to(used.dtype)
             call.probe.at("exits").metric("layers", (used * valid).sum() / valid.sum().clamp(min=1))
         return x, after
