@@ -23,16 +23,20 @@ class Leaving(nn.Module):
         before: Float[Tensor, "B T D"],
         after: Float[Tensor, "B T D"],
         first: Float[Tensor, "B T D"],
-        p: Int[Tensor, "B T"],
+        least: Float[Tensor, "B T"] | None,
     ) -> Bool[Tensor, "B T"]:
         """Tokens that leave after the layer ``index``.
 
         Args:
             before, after: the stream on both sides of the layer.
             first: the stream after the first layer.
-            p: positions in the episode.
+            least: what ``ahead`` returned.
         """
         raise NotImplementedError("what decides defines forward")
+
+    def ahead(self, p: Int[Tensor, "B T"]) -> Float[Tensor, "B T"] | None:
+        """What is the same behind all layers for tokens at positions ``p``."""
+        return None
 
     def predictions(self, streams: list[Float[Tensor, "B T D"]]) -> Float[Tensor, "B T E"]:
         """What is learned of leaving, from the streams after all layers: empty where nothing is.
@@ -69,10 +73,14 @@ class Confident(Leaving):
         self.decay, self.horizon = decay, horizon
         self.register_buffer("threshold", torch.tensor(threshold))
 
-    def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, p: Tensor) -> Tensor:
+    def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, least: Tensor | None) -> Tensor:
         """Tokens that are confident enough."""
-        least = threshold_at(self.threshold, p, self.decay, self.horizon)
+        assert least is not None
         return self.confidence(before, after) >= least
+
+    def ahead(self, p: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        """Confidence that suffices."""
+        return threshold_at(self.threshold, p, self.decay, self.horizon)
 
     def confidence(self, before: Float[Tensor, "B T D"], after: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
         """Of every token after a layer."""
@@ -84,7 +92,8 @@ class Saturated(Confident):
 
     def confidence(self, before: Tensor, after: Tensor) -> Tensor:
         """In [-1, 1]."""
-        return F.cosine_similarity(before, after, dim=-1)
+        size = torch.linalg.vector_norm(before, dim=-1) * torch.linalg.vector_norm(after, dim=-1)
+        return (before * after).sum(-1) / size.clamp(min=torch.finfo(size.dtype).tiny)
 
 
 class Classified(Confident):
@@ -110,7 +119,7 @@ class Multinomial(Leaving):
         super().__init__()
         self.predict = nn.Linear(width, layers)
 
-    def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, p: Tensor) -> Tensor:
+    def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, least: Tensor | None) -> Tensor:
         """Tokens whose layer has come."""
         return linear(self.predict, first).argmax(-1) <= index
 
@@ -126,7 +135,7 @@ class Geometric(Leaving):
         super().__init__()
         self.predict = nn.Linear(width, max(layers - 1, 1))
 
-    def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, p: Tensor) -> Tensor:
+    def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, least: Tensor | None) -> Tensor:
         """Tokens that leave now."""
         return linear(self.predict, after)[..., index] > 0
 
@@ -143,7 +152,7 @@ class Drawn(Leaving):
         super().__init__()
         self.layer = layer
 
-    def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, p: Tensor) -> Tensor:
+    def forward(self, index: int, before: Tensor, after: Tensor, first: Tensor, least: Tensor | None) -> Tensor:
         """Tokens whose layer has come."""
         return self.layer <= index
 

@@ -39,6 +39,7 @@ class Exits(Plain):
             self.hand_out(x, states, call)
         left = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
         stays: list[Tensor] = []
+        least = self.leaving.ahead(call.tokens.p)
         after: list[LayerState] = []
         first, last = x, len(self.layers) - 1
         for index, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
@@ -53,7 +54,7 @@ class Exits(Plain):
             before, x = x, torch.where(gone[..., None], chosen(x, wanted), mixed.out)
             first = x if index == 0 else first
             if index < last:
-                left = left | self.leaving(index, before, x, first, call.tokens.p)
+                left = left | self.leaving(index, before, x, first, least)
                 stays += [~left] if call.probe.listens else []
         if call.probe.listens:
             used = sum(stays, torch.ones_like(left, dtype=x.dtype))
