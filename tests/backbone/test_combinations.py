@@ -27,7 +27,7 @@ def double(monkeypatch: pytest.MonkeyPatch, law_device: None) -> Iterator[None]:
 
 def choice(chance: random.Random, axis: str) -> Any:
     """Any entry of one axis, as its example writes it."""
-    specs = [spec for spec in catalogue()[axis] if axis in spec.example]
+    specs = [spec for spec in catalogue()[axis] if axis in spec.example and not spec.settings]
     value = chance.choice(specs).example[axis]
     return dict(value) if isinstance(value, dict) else value
 
@@ -74,7 +74,10 @@ def by_name() -> list[tuple[str, Any]]:
         (axis, spec.example[axis])
         for axis, specs in catalogue().items()
         for spec in specs
-        if axis in spec.example and axis != "losses" and spec.name not in ("none", "fixed", "full", "mha")
+        if axis in spec.example
+        and not spec.settings
+        and axis != "losses"
+        and spec.name not in ("none", "fixed", "full", "mha")
     ]
 
 
