@@ -63,6 +63,8 @@ def build_positions(config: BackboneConfig, layers: int) -> tuple[nn.ModuleList,
     for choice in config.choices.positions:
         first = choice.build(sizes[0])
         assert isinstance(first, Position)
+        if Acts.EVERY_LAYER in first.acts and not shares_layers(config):
+            continue  # every layer has one
         if Acts.INPUT in first.acts:
             at_input.append(first)
         elif first.acts & INSIDE_ATTENTION:
@@ -155,7 +157,19 @@ def build_layer(config: BackboneConfig, layer: int, position: Position) -> Layer
     mixing, ff = build_mixing(config, layer, position), config.choices.ff.build(config.width, hidden)
     join_mixing = residual.build(config.width)
     join_ff = None if ff is None else residual.build(config.width)
-    return Layer(mixing, ff, join_mixing, join_ff, config.dropout, config.ff_chunks)
+    told = None if shares_layers(config) else position_of_layers(config, layer)
+    return Layer(mixing, ff, join_mixing, join_ff, config.dropout, config.ff_chunks, told, layer + 1)
+
+
+def shares_layers(config: BackboneConfig) -> bool:
+    """Whether one layer is applied again and again; it is told where."""
+    return bool(config.choices.depth.build().shared)
+
+
+def position_of_layers(config: BackboneConfig, layer: int) -> Position | None:
+    """The encoding that acts on the input of every layer."""
+    built: list[Position] = [choice.build(layer_dims(config, layer)) for choice in config.choices.positions]
+    return next((each for each in built if Acts.EVERY_LAYER in each.acts), None)
 
 
 def build_layers(config: BackboneConfig, indices: Iterable[int], positions: Sequence[Position]) -> list[Layer]:

@@ -15,6 +15,7 @@ from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
 from rltransformers.functional.dropout import dropout
 from rltransformers.memory.interface import Cached, LayerState
 from rltransformers.mixers.interface import Mixed, StateMixer
+from rltransformers.positions.interface import Position
 
 TRANSFORM = "ff."
 """Names of what the transform keeps begin so in the state of a layer."""
@@ -27,6 +28,8 @@ class Layer(nn.Module):
         ff: position-wise, a ``StateMixer`` that reads earlier tokens too, or None where mixing is all there is.
         join_ff: None with ``ff``.
         ff_chunks: slices of the tokens that a position-wise transform takes one after the other.
+        position: an encoding that acts on the input of every layer, or None.
+        number: of the layer, from 1 on.
 
     Attributes:
         transform_mixes: whether the transform reads earlier tokens.
@@ -40,6 +43,8 @@ class Layer(nn.Module):
         join_ff: Residual | None,
         dropout: float,
         ff_chunks: int = 1,
+        position: Position | None = None,
+        number: int = 1,
     ) -> None:
         super().__init__()
         self.mixing = mixing
@@ -48,6 +53,7 @@ class Layer(nn.Module):
         self.join_ff = join_ff
         self.dropout = dropout
         self.ff_chunks = ff_chunks
+        self.position, self.number = position, number
         self.transform_mixes = isinstance(ff, StateMixer)
 
     def shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
@@ -59,6 +65,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, state: LayerState, call: Call, below: Tensor | None) -> Mixed:
         """Stream after the layer (of the wanted tokens only), its state, logits for the next layer."""
+        if self.position is not None:
+            x = self.position.embed_layer(x, call.tokens.p, call.tokens.timestep, self.number)
         needed = EVERY if self.transform_mixes else call.wanted
         mixed = self.mix(x, state, call if needed is call.wanted else replace(call, wanted=needed), below)
         if needed == NOBODY:

@@ -234,6 +234,7 @@ RESIDUALS = {
                 Refusal(Feature.CARRY, "what passes from layer to layer beside the streams is not rebuilt"),
                 Refusal(Feature.HALTING, "a token that halts leaves nothing that its input could be rebuilt from"),
                 Refusal(Feature.SHARED, "the signals added between its applications are not taken off again"),
+                Refusal(Feature.LAYER_SIGNALS, "what is added before a layer is not taken off again"),
                 Refusal(Feature.LOSSES, "its forward pass is not stored, so no gradient would reach them"),
                 Refusal(Feature.RECOMPUTED, "its layers are rebuilt from their outputs already"),
             ),

@@ -16,6 +16,7 @@ from rltransformers.positions import (
     t5,
     trxl,
     untied,
+    ut_2d,
 )
 from rltransformers.positions.interface import Position, Sizes
 
@@ -42,6 +43,7 @@ POSITIONS = {
         learned.TIMESTEP,
         attn_only.SPEC,
         untied.SPEC,
+        ut_2d.SPEC,
         deberta.SPEC,
         shaw_sinusoidal.SPEC,
         da.SPEC,

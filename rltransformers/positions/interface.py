@@ -38,6 +38,7 @@ class Acts(Flag):
 
     NOWHERE = 0
     INPUT = auto()
+    EVERY_LAYER = auto()
     CODE = auto()
     CHANNELS = auto()
     QUERY = auto()
@@ -89,6 +90,15 @@ class Position(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """INPUT: the input with positions."""
         raise NotImplementedError("an encoding that acts on the input defines embed")
+
+    def embed_layer(
+        self, x: Float[Tensor, "B T D"], p: Int[Tensor, "B T"], timestep: Int[Tensor, "B T"], layer: int
+    ) -> Float[Tensor, "B T D"]:
+        """EVERY_LAYER: the input of a layer, counted from 1, in place of ``embed`` in front of all of them.
+
+        A stack that applies one layer again and again calls ``embed`` before every application and tells its number.
+        """
+        raise NotImplementedError("an encoding that acts on the input of every layer defines embed_layer")
 
     def check_places(self, p: Int[Tensor, "*n"], timestep: Int[Tensor, "*n"]) -> None:
         """Raise DataError unless the encoding has all of these places; looks at data, so it is not traced."""

@@ -57,6 +57,8 @@ class Walk:
         """Rows with the encodings of the input."""
         reader = self.reader(0)
         for twin, options in reader.positions():
+            if twin.every is not None and reader.twin("depth").embeds_once:
+                continue
             rows = [twin.embed(reader, options, row, p) for p, row in enumerate(rows)]
         return rows
 
@@ -68,6 +70,10 @@ class Walk:
     def layer(self, index: int, tokens: Rows, below: Logits) -> tuple[Rows, Logits]:
         """The stream after one layer, and the logits of the layer."""
         reader = self.reader(index)
+        if reader.twin("depth").embeds_once:
+            for twin, options in reader.positions():
+                if twin.every is not None:
+                    tokens = [twin.every(reader, options, row, p, index + 1) for p, row in enumerate(tokens)]
         mixed, logits = self.mix(index, tokens, below)
         tokens = [reader.combine("join_mixing", x, y) for x, y in zip(tokens, mixed, strict=True)]
         if reader.twin("ff") is nothing:

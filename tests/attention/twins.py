@@ -136,11 +136,13 @@ class Position:
     """What an encoding does to the input at place p, to the score of one query and one key, and to a value.
 
     Attributes:
+        every: the input of a layer at place p, by the number of the layer from 1 on, where no depth tells the number.
         source: what queries and keys are made of at place p.
         beside: further channels of the query ("query") or the key ("key") of a head at place p.
     """
 
     embed: Callable[[Reader, Any, Tensor, int], Tensor] = unchanged
+    every: Callable[[Reader, Any, Tensor, int, int], Tensor] | None = None
     source: Callable[[Reader, Any, Tensor, int], Tensor] = unchanged
     beside: Callable[[Reader, Any, str, int, int], Tensor] | None = None
     score: Callable[[Reader, Any, int, Tensor, Tensor, int], Tensor] = content

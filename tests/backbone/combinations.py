@@ -28,6 +28,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "timestep": {"position": {"name": "timestep", "max_len": 64}},
         "attn_only": {"position": "attn_only"},
         "untied": {"position": "untied"},
+        "ut_2d": {"position": "ut_2d"},
         "deberta": {"position": {"name": "deberta", "max_distance": 4}},
         "shaw_sinusoidal": {"position": "shaw_sinusoidal"},
         "da": {"position": "da"},
@@ -380,6 +381,8 @@ REFUSED: list[tuple[str, str, str]] = [
         f"mixer: additive; {KEYLESS}",
         "products of queries and keys",
     ),
+    # What is added before a layer would have to be taken off again.
+    ("position: ut_2d", "residual: reversible", "not taken off again"),
 ]
 
 Name = tuple[str, str]

@@ -117,6 +117,22 @@ def deberta_score(reader: Reader, options: Any, head: int, q: Tensor, k: Tensor,
     return products / math.sqrt(3 * len(q))
 
 
+def with_place(reader: Reader, options: Any, row: Tensor, p: int) -> Tensor:
+    """Dehghani et al. 2019, equation 6, without the number of the application."""
+    return row + sinusoid_at(p, len(row))
+
+
+def with_place_and_layer(reader: Reader, options: Any, row: Tensor, p: int, number: int) -> Tensor:
+    """The same with it."""
+    return row + sinusoid_at(p, len(row)) + sinusoid_at(number, len(row))
+
+
+def same_layers(special: Backbone, plain: Backbone) -> None:
+    """Copies of the one layer of a universal backbone."""
+    for layer in plain.layers:
+        layer.load_state_dict(special.layers[0].state_dict())
+
+
 ROWS: dict[tuple[str, str], Row] = {
     ("position", "attn_only"): Row(
         twin=twins.Position(source=with_code),
@@ -149,8 +165,16 @@ ROWS: dict[tuple[str, str], Row] = {
         twin=twins.Position(score=deberta_score),
         limits=(Limit({"position": "deberta"}, NONE, both(zero("position.table"), hotter(3))),),
     ),
+    ("position", "ut_2d"): Row(
+        twin=twins.Position(embed=with_place, every=with_place_and_layer),
+        limits=(
+            Limit({"depth": "universal", "position": "ut_2d"}, {"position": "ut_2d"}, same_layers),
+            Limit({"depth": "universal", "position": "ut_2d"}, {"depth": "universal", "position": "sinusoidal"}),
+        ),
+    ),
 }
 VARIANTS: dict[str, Row] = {
+    "number of the application told once": Row({"depth": "universal", "position": "ut_2d", "layers": 3}),
     "scores of keys at nodes and sinks": Row(
         {
             "position": {"name": "deberta", "max_distance": 4},

@@ -1,0 +1,44 @@
+"""Sinusoids of the episode position and of the application of a layer, before every layer (Dehghani et al. 2019)."""
+
+import torch
+from torch import Tensor
+
+from rltransformers.core.spec import Feature, NoOptions, Spec
+from rltransformers.functional.sinusoids import sinusoid
+from rltransformers.positions.interface import Acts, Position, Sizes
+
+
+class PositionAndTime(Position):
+    """x + PE[p] + PE[tau] before the tau-th application of a layer, tau = 1, 2, ...
+
+    A stack that applies one layer again and again adds PE[tau] itself; then PE[p] is left to do.
+    """
+
+    acts = Acts.INPUT | Acts.EVERY_LAYER
+
+    def embed(self, x: Tensor, p: Tensor, timestep: Tensor) -> Tensor:
+        """Input [B, T, D] plus the encoding of p."""
+        return x + sinusoid(p, x.shape[-1], x)
+
+    def embed_layer(self, x: Tensor, p: Tensor, timestep: Tensor, layer: int) -> Tensor:
+        """The same, plus the encoding of the number of the layer."""
+        return self.embed(x, p, timestep) + sinusoid(torch.full((), layer, device=x.device), x.shape[-1], x)
+
+
+def build(sizes: Sizes, options: NoOptions) -> Position:
+    """P16 for any width."""
+    return PositionAndTime()
+
+
+SPEC = Spec(
+    id="P16",
+    name="ut_2d",
+    axis="position",
+    paper="Dehghani et al. 2019, arXiv 1807.03819, equation 6",
+    summary="Adds sines and cosines of the episode position and of the layer's number to the input of every layer.",
+    build=build,
+    example={"position": "ut_2d"},
+    acts_at="on the input",
+    offers=(Feature.LAYER_SIGNALS,),
+    formula="x_t + PE(p_t) + PE(tau) before the tau-th layer",
+)
