@@ -22,7 +22,7 @@ from rltransformers.attention.patterns import (
     sparse_strided,
     union,
 )
-from rltransformers.attention.priors import camtl, gaussian, gaussian_predicted, lazyformer, realformer
+from rltransformers.attention.priors import camtl, gaussian, gaussian_predicted, lazyformer, predictive, realformer
 from rltransformers.attention.priors import none as no_prior
 from rltransformers.attention.scores import (
     additive,
@@ -128,6 +128,7 @@ PRIORS = {
         gaussian_predicted.SPEC,
         realformer.SPEC,
         lazyformer.SPEC,
+        predictive.SPEC,
         camtl.SPEC,
     )
 }

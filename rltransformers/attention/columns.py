@@ -126,6 +126,18 @@ def window_distance(place: Rows | Ring, time: int, count: int, device: torch.dev
     return place.age - windows.oldest_first(time, device)[:, None]
 
 
+def by_distance(
+    values: Float[Tensor, "B H T N"], visible: Bool[Tensor, "b h t N"], place: Rows | Ring, length: int
+) -> Float[Tensor, "B T H L"]:
+    """Values of the rows of a window at the distances 0 .. length - 1, 0 where there is no visible row."""
+    time, count = values.shape[2:]
+    back = torch.arange(length, device=values.device) + windows.oldest_first(time, values.device)[:, None]
+    row = count - 1 - back if isinstance(place, Rows) else (place.newest - back) % count
+    index = row.clamp(min=0).expand(*values.shape[:2], -1, -1)
+    found = values.masked_fill(~visible, 0.0).gather(-1, index).masked_fill(row < 0, 0.0)
+    return found.transpose(1, 2)
+
+
 def seen_at(pattern: Pattern, place: At, p: Int[Tensor, "B T"]) -> Bool[Tensor, "B h T N"]:
     """Visibility of rows that stand elsewhere; of sinks only where the window of the pattern does not reach."""
     seen = by_head(place.visible)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.attention.columns import Columns, allowed_at, beside, columns_of
+from rltransformers.attention.columns import Columns, allowed_at, beside, by_distance, columns_of
 from rltransformers.attention.engines.dense import dense
 from rltransformers.attention.engines.fused import banded, fused
 from rltransformers.attention.engines.gathered import gathered
@@ -49,8 +49,9 @@ class Attention(RowMixer):
         self.output = plan.combine or dims.projection(dims.heads * dims.value_dim, dims.width)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """That of the chooser."""
-        return {} if self.chooser is None else self.chooser.state_shapes()
+        """Those of the chooser and of the prior."""
+        chooser = {} if self.chooser is None else self.chooser.state_shapes()
+        return chooser | self.plan.prior.state_shapes(self.horizon + 1)
 
     def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
         """Queries, and keys and values side by side, not turned."""
@@ -123,9 +124,15 @@ class Attention(RowMixer):
             store, window = window, newest(window, self.horizon, self.dims.tokens_per_step, call)
             past = (*past[:-1], window)
         cut = isinstance(window.place, Rows) and self.horizon + block < window.rows.shape[1]
+        if self.plan.prior.hands_rows:
+            below, state = self.plan.prior.carry(below, state, call)
+            if cut and below is not None:
+                below = windows.fold(below, block)
         if cut and self.chooser is None and foldable(past):
             mixed, logits = self.attend(*self.cut(h, query, past, call, block), below, EVERY)
             mixed = windows.unfold_tokens(joined_heads(mixed), time, batch)
+            if logits is not None and self.plan.prior.hands_rows:
+                logits = windows.unfold_tokens(logits, time, batch)
             if self.retriever is not None:
                 mixed = self.recall(mixed, query, store, call)
             self.judge_outputs(mixed, call)
@@ -242,6 +249,11 @@ class Attention(RowMixer):
         if call.probe.listens:
             for objective in self.plan.objectives:
                 judge(objective, objective.of_weights(weights, view.columns, call.tokens), call)
+        if self.plan.prior.hands_rows:
+            window, columns = groups[-1].place, view.columns
+            assert not isinstance(window, At)
+            own = slice(-groups[-1].k.shape[-2], None)
+            return out, by_distance(logits[..., own], columns.visible[..., own], window, self.horizon + 1)
         return out, logits if self.plan.hands_on else None
 
     def content_query(self, q: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:

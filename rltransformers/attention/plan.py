@@ -88,7 +88,7 @@ class Plan:
     @functools.cached_property
     def hands_on(self) -> bool:
         """Whether the next layer needs the logits, or the weights."""
-        return any(part.hands_on or part.hands_weights for part in self.parts)
+        return any(part.hands_on or part.hands_rows or part.hands_weights for part in self.parts)
 
     @functools.cached_property
     def explicit(self) -> bool:

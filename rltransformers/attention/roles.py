@@ -60,6 +60,7 @@ class Part(nn.Module):
         scores_distances: whether it adds to the scores by distance.
         scores_queries: whether it adds to the scores by distance something else for every query.
         hands_on: whether the layer above needs the unmasked logits.
+        hands_rows: whether it needs them by distance, 0 where no key is visible: [B, T, H, L] of the window.
         hands_weights: whether it needs the weights in their place, which no dropout thins out then.
         takes_weights: whether the layer has no queries and keys and reads values with the weights of the layer below.
         group: number of layers after which such layers repeat.
@@ -69,6 +70,7 @@ class Part(nn.Module):
     scores_distances = False
     scores_queries = False
     hands_on = False
+    hands_rows = False
     hands_weights = False
     takes_weights = False
     group = 1
@@ -101,6 +103,16 @@ class Part(nn.Module):
 
     def tell(self, h: Float[Tensor, "B T D"], call: Call) -> None:
         """Hand auxiliary losses and metrics to ``call.probe``; only called when it listens."""
+
+    def state_shapes(self, length: int) -> dict[str, tuple[int, ...]]:
+        """State tensors without the batch axis, of a part with ``hands_rows`` and a window of ``length`` tokens."""
+        return {}
+
+    def carry(
+        self, below: Tensor | None, state: dict[str, Tensor], call: Call
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """What the rows that the layer below handed on are to a view, [B, T, ...], and the state after the call."""
+        raise NotImplementedError("a part that hands on rows defines carry")
 
     def constrain_(self) -> None:
         """Bring parameters back into their range after an optimiser step."""

@@ -195,6 +195,12 @@ PRESETS: dict[str, Preset] = {
         "the conditional attention alone, in all layers, in the paper in the upper half; no conditional alignment, "
         f"layer norm or bottleneck, no uncertainty sampling of tasks; one task (`tasks`, `task: null`); {_NO_BIAS}",
     ),
+    "predictive": Preset(
+        {"prior": "predictive", "position": "sinusoidal", "residual": "post_ln"},
+        "Wang et al. 2021, arXiv 2102.12895",
+        "causal: the kernel covers this query and the two before it; no second mix behind the convolution and no ReLU, "
+        f"which a later version has; decoder alone; {_NO_BIAS}",
+    ),
     "realformer": Preset(
         {"prior": "realformer", "position": "sinusoidal", "residual": "post_ln"},
         "He et al. 2021, arXiv 2012.11747",

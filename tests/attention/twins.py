@@ -435,6 +435,8 @@ class Prior:
     Attributes:
         shift: by distance.
         at: by query, its place and distance.
+        around: the logit of a token, head and key from its own and those of the layer below.
+        kept: what a layer keeps of the logits below for later tokens.
         hands_weights: whether the layer above gets the weights of a layer in place of its logits.
         reads: what takes the place of the mixer in layers that take weights from the layer below, or None.
     """
@@ -442,6 +444,8 @@ class Prior:
     shift: Callable[[Reader, int, int], Tensor] | None = None
     at: Callable[[Reader, int, Tensor, int, int], Tensor] | None = None
     hands_weights: bool = False
+    around: Callable[[Reader, Tensor, Logits, int, int, Key], Tensor] | None = None
+    kept: Callable[[Reader, Logits, int], dict[str, Tensor]] = lambda reader, below, count: {}
     reads: Callable[[Reader], Callable[[Reader, Rows, Rows, Logits], Mixture] | None] = lambda reader: None
     logits: Callable[[Rows, Rows], Rows] | None = None
 
@@ -706,6 +710,11 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
             if prior.logits is not None:
                 row = prior.logits(row, [below[t, head, key] for key in seen[head]]) if below else row
                 logits |= {(t, head, key): logit for logit, key in zip(row, seen[head], strict=True)}
+            if prior.around is not None:
+                row = [
+                    prior.around(reader, logit, below, t, head, key) for logit, key in zip(row, seen[head], strict=True)
+                ]
+                logits |= {(t, head, key): logit for logit, key in zip(row, seen[head], strict=True)}
             own_keys = [sources[kind, s][head][0] for kind, s, _ in seen[head]]
             if selection.added is None:
                 found = selection.chosen(reader, head, q[head], own_keys, row)
@@ -726,7 +735,7 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
             outputs.append(memory.recall(reader, head, asked[head], past, counted[head], total))
         mixed.append(mixing.join(reader, outputs))
     state = memory.rows(reader, tokens, prepared) | memory.state_of_slots(reader, slots, len(tokens))
-    return mixed, state, logits
+    return mixed, state | prior.kept(reader, below, len(tokens)), logits
 
 
 def softmax(logits: Rows) -> Rows:

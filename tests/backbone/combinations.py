@@ -95,6 +95,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "gaussian_transformer": {"prior": "gaussian_transformer"},
         "gaussian_predicted": {"prior": "gaussian_predicted"},
         "lazyformer": {"prior": "lazyformer"},
+        "predictive": {"prior": "predictive"},
         "camtl": {"prior": {"name": "camtl", "tasks": 2, "task": 1, "block": 3}},
         "realformer": {"prior": "realformer"},
     },
@@ -180,7 +181,7 @@ SLOTS += " informer poolingformer"
 NO_SCORES += " csalr"
 VALUES = "mixer: average light_conv"
 TAPS = "mixer: dynamic_conv gmlp"
-LOGITS = "selection: topk routing; prior: realformer lazyformer; head_mixing: talking; losses: commitment"
+LOGITS = "selection: topk routing; prior: realformer lazyformer predictive; head_mixing: talking; losses: commitment"
 RULES = "pattern: random block_local image_1d image_2d sparse_strided sparse_fixed blockwise bigbird union adjacency"
 RESTRICTED = f"{RULES} band dilated longformer bp etc global schedule; setting: patterns_of_heads patterns_of_layers"
 SCALES = "span: multi_scale"
@@ -290,12 +291,23 @@ REFUSED: list[tuple[str, str, str]] = [
     # Queries predict where they look; layers without queries and keys have none to do without.
     ("prior: gaussian_predicted lazyformer", f"mixer: additive; {KEYLESS}", "products of queries and keys"),
     # Weights are reused about the same keys, in layers without queries, which differ from the first of their group.
-    ("prior: lazyformer", "setting: patterns_of_layers mixers_of_layers; pattern: schedule", "about the same keys"),
+    (
+        "prior: lazyformer predictive",
+        "setting: patterns_of_layers mixers_of_layers; pattern: schedule",
+        "about the same keys",
+    ),
     ("prior: lazyformer", "pattern: bp etc", "which keys the first one chose"),
-    ("prior: lazyformer", "selection: routing lsh sinkhorn sac; losses: commitment", "from layer to layer"),
+    ("prior: predictive", "pattern: bp etc", "have no neighbours"),
+    ("prior: predictive", "setting: no_memory", "does not make the layers memoryless"),
+    ("prior: lazyformer predictive", "selection: routing lsh sinkhorn sac; losses: commitment", "from layer to layer"),
     ("prior: lazyformer", "memory_kind: memorizing", "may have no queries"),
-    ("prior: lazyformer", "depth: universal act universal_act; losses: ponder", "there is only one layer"),
-    ("prior: lazyformer", "residual: reversible", "beside the streams is not rebuilt"),
+    ("prior: lazyformer predictive", "depth: universal", "there is only one layer"),
+    (
+        "prior: lazyformer predictive",
+        "depth: act universal_act depth_adaptive calm; losses: ponder exits",
+        "hands nothing on",
+    ),
+    ("prior: lazyformer predictive", "residual: reversible", "beside the streams is not rebuilt"),
     # A transform that reads earlier tokens keeps them itself; without any, one of two streams stands still.
     ("ff: sep_conv", "setting: no_memory", "does not make the layers memoryless"),
     ("ff: none", "residual: reversible", "would never change"),

@@ -51,6 +51,7 @@ SPEC = Spec(
     needs=(Feature.LOGITS, Feature.PRODUCTS),
     refuses=(
         Refusal(Feature.MIXED_KEYS, "the weights of the first layer of a group must be about the same keys"),
+        Refusal(Feature.HALTING, "a token that halts hands nothing on to the layers above"),
         Refusal(Feature.CHOICE, "layers without queries cannot say which keys the first one chose"),
         Refusal(Feature.STORE, "the layer that reads the store may have no queries"),
     ),

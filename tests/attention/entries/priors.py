@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rltransformers.backbone import Backbone
 from tests.attention import twins
-from tests.attention.row import HALTING, KERNEL, Limit, Row, fill, zero
+from tests.attention.row import HALTING, KERNEL, Limit, Row, fill, projections, zero
 
 
 def dynamic_conv_twin(mixer: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -70,6 +70,52 @@ def conditional_blocks(reader: twins.Reader, head: int, q: Tensor, t: int, dista
     film = reader["mixing.mixer.prior.film.weight"] @ z + reader["mixing.mixer.prior.film.bias"]
     block = t // size % count
     return (1 + film[block]) * matrices[block, t % size, (t - distance) % size] + film[count + block]
+
+
+def evolved(reader: twins.Reader, own: Tensor, below: twins.Logits, t: int, head: int, key: twins.Key) -> Tensor:
+    """Wang et al. 2021, section 3.2: three queries up to t and three keys around s, in all heads of the layer below."""
+    if not below:
+        return own
+    kernel, total, (kind, s, _) = reader["mixing.mixer.prior.kernel"], torch.zeros(()), key
+    for other in range(reader.heads):
+        for i in range(3):
+            for j in range(3):
+                query, source = t - i, s + j - 1
+                total = total + kernel[head, other, i, j] * below.get(
+                    (query, other, (kind, source, query - source)), 0.0
+                )
+    alpha = reader.options("prior").alpha
+    return alpha * own + (1 - alpha) * total
+
+
+def rows_below(reader: twins.Reader, below: twins.Logits, count: int) -> dict[str, Tensor]:
+    """Logits of the last two tokens in the layer below, by head and distance."""
+    if not below:
+        return {}
+    window = (reader.config.memory + 1) * reader.config.tokens_per_step
+    rows = [
+        [
+            below.get((t, head, ("token", t - d, d)), torch.zeros(()))
+            for head in range(reader.heads)
+            for d in range(window)
+        ]
+        for t in (count - 2, count - 1)
+    ]
+    return {"logits": torch.stack([torch.stack(row) for row in rows])}
+
+
+def centre_alone(special: Backbone, plain: Backbone) -> None:
+    """Kernels that read the same query, key and head; products twice as large make up for the share of one half."""
+    for index, layer in enumerate(special.layers):
+        if index > 0:
+            kernel = layer.get_parameter("mixing.mixer.prior.kernel").data
+            kernel.zero_()
+            kernel[:, :, 0, 1] = 2 * torch.eye(len(kernel))
+            mixer = layer.get_submodule("mixing.mixer")
+            for name in ("position.content_bias", "position.position_bias"):
+                mixer.get_parameter(name).data.mul_(2)
+            queries, _ = projections(mixer)
+            queries.mul_(2)
 
 
 def is_lazy(reader: twins.Reader) -> bool:
@@ -149,6 +195,13 @@ def silence_transforms(special: Backbone, plain: Backbone) -> None:
 DYNAMIC = {**KERNEL, "mixer": {"name": "dynamic_conv", "taps": 4}}
 
 ROWS: dict[tuple[str, str], Row] = {
+    ("prior", "predictive"): Row(
+        twin=twins.Prior(around=evolved, kept=rows_below),
+        limits=(
+            Limit({"prior": {"name": "predictive", "alpha": 1.0}}, {}),
+            Limit({"prior": {"name": "predictive", "alpha": 0.5}}, {"prior": "realformer"}, centre_alone),
+        ),
+    ),
     ("prior", "camtl"): Row(
         twin=twins.Prior(at=conditional_blocks),
         limits=(
@@ -196,6 +249,16 @@ ROWS: dict[tuple[str, str], Row] = {
     ),
 }
 VARIANTS: dict[str, Row] = {
+    "evolving attention among steps and patterns of heads": Row(
+        {
+            "prior": {"name": "predictive", "alpha": 0.3},
+            "memory": 2,
+            "tokens_per_step": 2,
+            "layers": 3,
+            "position": "t5",
+            "pattern": [["full", {"name": "band", "window": 2}, "full"]],
+        }
+    ),
     "weights shared by three layers among sinks and talking heads": Row(
         {
             "prior": {"name": "lazyformer", "group": 3},
