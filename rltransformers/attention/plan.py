@@ -94,7 +94,7 @@ class Plan:
     def explicit(self) -> bool:
         """Whether logits or weights have to be seen or changed; otherwise fused forms compute the same."""
         stages = self.on_logits or self.on_masked_logits or self.on_weights or self.on_mixed_weights
-        by_pair = Acts.FACTOR | Acts.KEY_SCORE | Acts.VALUE
+        by_pair = Acts.FACTOR | Acts.KEY_SCORE | Acts.LABEL | Acts.VALUE
         own = not self.score.plain or (self.retriever is not None and self.retriever.weighs)
         own = own or self.prior.takes_weights
         return bool(stages) or self.hands_on or bool(self.position.acts & by_pair) or own

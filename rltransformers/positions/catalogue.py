@@ -6,6 +6,7 @@ from rltransformers.positions import (
     attn_only,
     da,
     deberta,
+    global_labels,
     learned,
     learned_base,
     multiplicative,
@@ -48,5 +49,6 @@ POSITIONS = {
         shaw_sinusoidal.SPEC,
         da.SPEC,
         multiplicative.SPEC,
+        global_labels.SPEC,
     )
 }  # fmt: skip

@@ -46,13 +46,15 @@ class Acts(Flag):
     FACTOR = auto()
     SCORE = auto()
     KEY_SCORE = auto()
+    LABEL = auto()
     VALUE = auto()
 
 
 BY_PLACE = Acts.CODE | Acts.CHANNELS
 """Queries and keys know their episode position; a key row that is cached holds it."""
 
-INSIDE_ATTENTION = BY_PLACE | Acts.QUERY | Acts.ROTATION | Acts.FACTOR | Acts.SCORE | Acts.KEY_SCORE | Acts.VALUE
+BY_DISTANCE = Acts.ROTATION | Acts.FACTOR | Acts.SCORE | Acts.KEY_SCORE | Acts.VALUE
+INSIDE_ATTENTION = BY_PLACE | BY_DISTANCE | Acts.QUERY | Acts.LABEL
 
 
 class Position(nn.Module):
@@ -146,6 +148,10 @@ class Position(nn.Module):
     def key_vectors(self, distance: Int[Tensor, " L"], like: Tensor) -> Float[Tensor, "L H K"]:
         """KEY_SCORE: what keys at distances are multiplied with, in the dtype of ``like``; the products are scores."""
         raise NotImplementedError("an encoding that scores keys defines key_vectors")
+
+    def label_scores(self, q: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T 1"]:
+        """LABEL: what is added to the scores of keys that stand outside the window: first tokens, globals, slots."""
+        raise NotImplementedError("an encoding that labels keys defines label_scores")
 
     def value_table(self, length: int, like: Tensor) -> Float[Tensor, "L V"]:
         """VALUE: vectors added to the values at the distances 0 .. length - 1, on the device of ``like``."""

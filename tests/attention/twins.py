@@ -147,6 +147,7 @@ class Position:
     beside: Callable[[Reader, Any, str, int, int], Tensor] | None = None
     score: Callable[[Reader, Any, int, Tensor, Tensor, int], Tensor] = content
     value: Callable[[Reader, Any, Tensor, int], Tensor] = unchanged
+    label: Callable[[Reader, Tensor, Key], Tensor] | None = None
 
 
 def with_sinusoid(reader: Reader, options: Any, row: Tensor, p: int) -> Tensor:
@@ -693,6 +694,9 @@ def attention(reader: Reader, tokens: Rows, prepared: Rows, below: Logits, meeti
             own.append([score + selection.shift(d) for score, (_, d) in zip(scores, keys, strict=True)])
             if pattern.shift is not None:
                 own[head] = [logit + pattern.shift(reader, q[head], n) for n, logit in enumerate(own[head])]
+            if position.label is not None:
+                labels = [position.label(reader, q[head], key) for key in seen[head]]
+                own[head] = [logit + label for logit, label in zip(own[head], labels, strict=True)]
             if pattern.label is not None:
                 labels = [pattern.label(reader, q[head], key) for key in seen[head]]
                 own[head] = [logit + label for logit, label in zip(own[head], labels, strict=True)]

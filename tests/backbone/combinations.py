@@ -25,6 +25,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "trxl": {"position": "trxl"},
         "rope": {"position": "rope"},
         "alibi": {"position": "alibi"},
+        "global_labels": {"position": {"name": "global_labels", "max_distance": 3}},
         "timestep": {"position": {"name": "timestep", "max_len": 64}},
         "attn_only": {"position": "attn_only"},
         "untied": {"position": "untied"},
@@ -171,7 +172,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 SCORES = (
-    "position: shaw t5 trxl rope alibi; prior: gaussian_transformer gaussian_predicted camtl; "
+    "position: shaw global_labels t5 trxl rope alibi; prior: gaussian_transformer gaussian_predicted camtl; "
     "span: adaptive adaptive_dynamic; losses: span"
 )
 STATES = "mixer: linear performer rfa fast_weight set_transformer luna clustered linformer_prefix average light_conv"
@@ -186,8 +187,8 @@ RULES = "pattern: random block_local image_1d image_2d sparse_strided sparse_fix
 RESTRICTED = f"{RULES} band dilated longformer bp etc global schedule; setting: patterns_of_heads patterns_of_layers"
 SCALES = "span: multi_scale"
 
-OF_PRODUCTS = "position: shaw trxl rope"
 KEYLESS = "mixer: synthesizer_dense synthesizer_random hard_gaussian gcn"
+OF_PRODUCTS = "position: shaw global_labels trxl rope"
 
 REFUSED: list[tuple[str, str, str]] = [
     # Without scores of pairs there is nothing to add to by distance, and no weight to multiply. Rotated queries and

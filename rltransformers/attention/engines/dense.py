@@ -85,6 +85,9 @@ def contents(
     if "keys" in listed:
         scores = [of_keys(group, listed["keys"], index) for group, index in zip(groups, columns.index, strict=True)]
         found = [each + score for each, score in zip(found, scores, strict=True)]
+    if Acts.LABEL in plan.position.acts and len(found) > 1:
+        labels = plan.position.label_scores(query)
+        found = [*(each + labels for each in found[:-1]), found[-1]]
     return [shifted(each, group) for each, group in zip(found, groups, strict=True)]
 
 

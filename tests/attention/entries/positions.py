@@ -10,7 +10,7 @@ from rltransformers.attention.layer import Attention
 from rltransformers.backbone import Backbone
 from tests.attention import twins
 from tests.attention.row import NONE, Edit, Limit, Row, both, fill, projections, zero
-from tests.attention.twins import Reader, sinusoid_at
+from tests.attention.twins import Key, Reader, sinusoid_at
 
 AT = "mixing.mixer.position."
 POSITIONS = "tests/positions/test_positions.py::"
@@ -133,7 +133,44 @@ def same_layers(special: Backbone, plain: Backbone) -> None:
         layer.load_state_dict(special.layers[0].state_dict())
 
 
+def shaw_of_distances(special: Backbone, plain: Backbone) -> None:
+    """No label, and the vectors of distances of the special backbone in the plain one."""
+    for index in range(len(special.layers)):
+        mine, other = (backbone.get_submodule(f"layers.{index}.mixing.mixer.position") for backbone in (special, plain))
+        mine.get_parameter("label").data.zero_()
+        other.get_parameter("keys").data.copy_(mine.get_parameter("distances").data)
+
+
+def distance_vector_score(reader: Reader, options: Any, head: int, q: Tensor, k: Tensor, distance: int) -> Tensor:
+    """Shaw et al. 2018, equation 4."""
+    vector = reader["mixing.mixer.position.distances"][min(distance, options.max_distance)]
+    return q @ (k + vector) / math.sqrt(len(q))
+
+
+def relation_label(reader: Reader, q: Tensor, key: Key) -> Tensor:
+    """Ainslie et al. 2020, section 3.2: a vector for first tokens that stand outside the window."""
+    outside = key[0] != "token" or key[2] >= reader.config.choices.layer(reader.layer).patterns[0].options.window
+    label = reader["mixing.mixer.position.label"]
+    return q @ label / math.sqrt(len(q)) if outside else 0 * label.sum()
+
+
 ROWS: dict[tuple[str, str], Row] = {
+    ("position", "global_labels"): Row(
+        twin=twins.Position(score=distance_vector_score, label=relation_label),
+        limits=(
+            Limit(
+                {
+                    "position": {"name": "global_labels", "max_distance": 6},
+                    "pattern": {"name": "longformer", "window": 3, "sinks": 2},
+                },
+                {
+                    "position": {"name": "shaw", "max_distance": 6, "values": False},
+                    "pattern": {"name": "longformer", "window": 3, "sinks": 2},
+                },
+                shaw_of_distances,
+            ),
+        ),
+    ),
     ("position", "attn_only"): Row(
         twin=twins.Position(source=with_code),
         limits=(Limit({"position": {"name": "attn_only", "max_len": 24}}, NONE, zero("codes.table")),),
