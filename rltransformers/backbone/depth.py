@@ -92,8 +92,8 @@ class ConfidentOptions:
     """When a token is sure enough to leave.
 
     Attributes:
-        confidence: "saturation" is the cosine of the stream before and behind a layer; "classifier" is learned by the
-            loss exits.
+        confidence: "saturation" is the cosine of the stream before and behind a layer, which is near 1 from the start
+            where gates are nearly shut (residual gru); "classifier" is learned by the loss exits.
         threshold: lambda, confidence that suffices.
         decay: early tokens of an episode have to be surer, by 0.1 exp(-decay p / horizon); None: all alike.
         horizon: tokens.

@@ -26,7 +26,7 @@ NOTES = {
     "selection": "A list gives the layers theirs in turn.",
     "mixer": "A list gives the layers theirs in turn.",
     "span": "A list gives the layers theirs in turn.",
-    "losses": "Written as `losses: {NAME: weight}`.",
+    "losses": "Written as `losses: {NAME: weight}`, or `losses: {NAME: {weight: ..., option: value}}`.",
     "readout": 'Of the policy, not of the backbone: `policy_kwargs={"readout": ...}`, `policy.readout` in YAML.',
 }
 
