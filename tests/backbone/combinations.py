@@ -97,7 +97,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "gaussian_predicted": {"prior": "gaussian_predicted"},
         "lazyformer": {"prior": "lazyformer"},
         "predictive": {"prior": "predictive"},
-        "camtl": {"prior": {"name": "camtl", "tasks": 2, "task": 1, "block": 3}},
+        "camtl": {"prior": {"name": "camtl", "tasks": 2, "task": 0, "block": 3}},
         "realformer": {"prior": "realformer"},
     },
     "head_mixing": {
