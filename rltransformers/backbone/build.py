@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.reach import Pattern, Reach
 from rltransformers.attention.roles import Chooser, Combine, HeadOptions, Part, Score
 from rltransformers.attention.scores.interface import ValuesOnly
+from rltransformers.backbone.axes import AXES
 from rltransformers.blocks.layer import Layer
 from rltransformers.blocks.sublayer import Sublayer
 from rltransformers.core.errors import ConfigError
@@ -80,13 +80,18 @@ def build_mixing(config: BackboneConfig, layer: int, position: Position) -> Subl
     choice = config.choices.layer(layer).mixer
     plan = build_plan(config, layer, dims, position) if Feature.SCORES in choice.spec.offers else None
     if plan is not None and plan.prior.takes_weights:
-        mixer: Mixer = Attention(dims, plan)
+        mixer: Mixer = plain_choice("mixer").build(dims, plan)  # it has no queries of its own to mix in another way
     else:
         mixer = choice.build(dims) if plan is None else choice.build(dims, plan)
     if not isinstance(mixer, RowMixer):
         return Sublayer(mixer, None)
     sizes = mixer.horizon + mixer.stored, dims.width, mixer.key_width, mixer.sinks, dims.tokens_per_step
     return Sublayer(mixer, config.choices.memory_kind.build(*sizes))
+
+
+def plain_choice(axis: str) -> Choice:
+    """The neutral choice of an axis."""
+    return Choice.parse(AXES[axis].neutral, axis, AXES[axis].table)
 
 
 def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Position) -> Plan:

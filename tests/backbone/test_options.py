@@ -17,6 +17,7 @@ from rltransformers.backbone.axes import AXES
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import fits, shown
 from rltransformers.core.spec import Choice, Spec
+from rltransformers.positions.interface import Position
 
 NAN, INF = float("nan"), float("inf")
 VALUES: list[Any] = [
@@ -148,6 +149,9 @@ BESIDE: dict[str, dict[str, Any]] = {
     "position.t5.max_distance": {"buckets": 2},
     "position.timestep.max_len": {"max_len": 9},
     "position.learned.max_len": {"max_len": 9},
+    "position.attn_only.max_len": {"max_len": 9},
+    "position.untied.max_len": {"max_len": 9},
+    "pattern.etc.globals": {"block": 1},
     "pattern.block_local.back": {"block": 2},
     "mixer.poolingformer.kernel": {"stride": 1},
     "mixer.poolingformer.reach": {"kernel": 1, "stride": 1},
@@ -184,9 +188,9 @@ def runs(values: dict[str, Any]) -> None:
     backbone = Backbone(BackboneConfig(**values))
     x, reset = torch.randn(2, 14, backbone.width), torch.zeros(2, 14, dtype=torch.bool)
     reset[0, 7] = True
-    longest = min(
-        (each.num_embeddings for each in backbone.modules() if isinstance(each, torch.nn.Embedding)), default=14
-    )
+    positions = [each for each in backbone.modules() if isinstance(each, Position)]
+    tables = [end for each in positions for end in (each.places, each.timesteps) if end is not None]
+    longest = min(tables, default=14)
     reset[:, ::longest] = True
     _, state = backbone(x[:, :5], None, reset[:, :5])
     record = Record()
@@ -203,13 +207,18 @@ def runs(values: dict[str, Any]) -> None:
             assert y.isfinite().all(), values
 
 
-FIELDS = {"width", "layers", "heads", "kv_heads", "head_dim", "value_dim", "memory", "tokens_per_step", "ff_width"}
-SWITCHES = {"attention_bias", "input_norm", "final_norm"}
+FIELDS = {"width", "layers", "heads", "kv_heads", "head_dim", "value_dim", "memory", "tokens_per_step", "ff_width",
+          "ff_chunks"}  # fmt: skip
+SWITCHES = {"attention_bias", "input_norm", "final_norm", "checkpoint"}
 CHOICES = {axis for axis in AXES if axis != "losses"}
 
 
 def test_the_fields_are_those_below() -> None:
-    assert {each.name for each in fields(BackboneConfig)} == FIELDS | SWITCHES | CHOICES | {"dropout", "losses"}
+    assert {each.name for each in fields(BackboneConfig)} == FIELDS | SWITCHES | CHOICES | {
+        "dropout",
+        "losses",
+        "compute_dtype",
+    }
 
 
 @pytest.mark.parametrize("name", sorted(FIELDS | SWITCHES | {"dropout"}))
@@ -230,7 +239,7 @@ def test_a_field_refuses_every_value_that_it_does_not_mean(name: str) -> None:
         assert f"backbone.{name} must be" in str(caught.value) and f"got {shown(plain)}" in str(caught.value)
 
 
-REQUIRED = {"width", "layers", "heads", "memory", "tokens_per_step"}
+REQUIRED = {"width", "layers", "heads", "memory", "tokens_per_step", "ff_chunks"}
 
 
 @pytest.mark.parametrize("name", sorted(CHOICES))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -101,7 +101,7 @@ class Options:
     """
 
     block: Annotated[int, Ge(1), Le(4096)] = 8
-    temperature: Annotated[float, Gt(0), Le(1e3)] = 0.75
+    temperature: Annotated[float, Ge(1e-3), Le(1e3)] = 0.75
 
 
 def build(dims: Dims, options: Options) -> Sinkhorn:
