@@ -173,8 +173,9 @@ def shares_layers(config: BackboneConfig) -> bool:
 
 def position_of_layers(config: BackboneConfig, layer: int) -> Position | None:
     """The encoding that acts on the input of every layer."""
-    built: list[Position] = [choice.build(layer_dims(config, layer)) for choice in config.choices.positions]
-    return next((each for each in built if Acts.EVERY_LAYER in each.acts), None)
+    dims = inside(config, layer_dims(config, layer))
+    chosen = (each for each in config.choices.positions if Feature.LAYER_SIGNALS in each.spec.offers)
+    return next((each.build(dims) for each in chosen), None)
 
 
 def build_layers(config: BackboneConfig, indices: Iterable[int], positions: Sequence[Position]) -> list[Layer]:

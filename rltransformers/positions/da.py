@@ -48,6 +48,7 @@ SPEC = Spec(
     example={"position": "da"},
     traits=Traits(causality="C*"),
     acts_at="inside attention",
+    offers=(Feature.TIES,),
     needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts = ReLU(q_t k_s) f(w_h d) / sqrt(Dh), f(R) = (1 + exp(v_h)) / (1 + exp(v_h - R))",
 )

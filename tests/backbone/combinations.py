@@ -396,6 +396,8 @@ REFUSED: list[tuple[str, str, str]] = [
     ),
     # What is added before a layer would have to be taken off again.
     ("position: ut_2d", "residual: reversible", "not taken off again"),
+    # A ReLU before the softmax makes many scores 0.
+    ("position: da", "selection: topk", "which of equal scores are the largest"),
 ]
 
 Name = tuple[str, str]

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rltransformers.attention.engines.gathered import fetch
-from rltransformers.attention.reach import Reach, check_window
+from rltransformers.attention.reach import Reach
 from rltransformers.attention.roles import Chooser, Heads, Selected
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
@@ -119,15 +119,15 @@ def build(dims: Dims, options: Options) -> Chooser:
     Raises:
         ConfigError: the memory is shorter than the window, or than the blocks of the globals.
     """
-    check_window("etc", options.window, dims.memory)
     held = (dims.memory * dims.tokens_per_step + 1) // options.block - 1
     count = max(1, held // 2) if options.globals is None else options.globals
-    if count and 2 * count > held:
-        steps = -(-((2 * count + 1) * options.block - 1) // dims.tokens_per_step)
+    back = (2 * count + 1) * options.block - 1 if count else 0  # tokens
+    steps = max(options.window - 1, -(-back // dims.tokens_per_step))
+    if steps > dims.memory:
         raise ConfigError(
-            f"pattern 'etc' with {count} globals of {options.block} tokens looks {(2 * count + 1) * options.block - 1} "
-            f"tokens back, further than memory {dims.memory}; set memory to at least {steps}, or choose smaller blocks "
-            "or fewer globals"
+            f"pattern 'etc' with a window of {options.window} steps and {count} globals of {options.block} tokens "
+            f"looks {steps} steps back but memory keeps {dims.memory}; set memory to at least {steps}, or choose a "
+            "shorter window, smaller blocks or fewer globals"
         )
     return GlobalBlocks(dims, options.window, options.block, count)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rltransformers.attention.roles import Part, Stage, View
-from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
 
@@ -50,5 +50,6 @@ SPEC = Spec(
     traits=Traits(causality="C*", family="SEL"),
     offers=(Feature.SELECTION,),
     needs=(Feature.LOGITS,),
+    refuses=(Refusal(Feature.TIES, "which of equal scores are the largest depends on the order of the keys"),),
     formula="a_t = softmax over the k largest l_ts",
 )
