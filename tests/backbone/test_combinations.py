@@ -14,7 +14,7 @@ from tests.backbone import laws
 from tests.backbone.laws import Case, perturbed
 from tests.backbone.ways_out import mended, refusal
 
-WANTED = 64
+WANTED = 200
 
 
 @pytest.fixture(autouse=True)
