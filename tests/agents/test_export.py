@@ -97,7 +97,10 @@ def played(model: Agent) -> list[list[float]]:
     return actions
 
 
-BETWEEN_LAYERS = ("universal_act", "realformer", "reversible")
+BETWEEN_LAYERS = (
+    *("universal_act", "realformer", "reversible"),
+    *("predictive", "lazyformer", "calm", "depth_adaptive"),
+)
 """Presets whose mechanism lies between layers; of the others one layer shows all and takes half the time to write."""
 
 
@@ -108,7 +111,9 @@ def test_every_preset_acts_in_an_onnx_file(preset: str, tmp_path: Path) -> None:
     tokens: dict[str, Any] = {"tokens_per_step": 1, "dropout": 0.0} if preset == "decision_transformer" else {}
     model = online(preset=preset, **{"memory": memory, **small, **tokens, **small_windows(preset)})
     model.export(tmp_path / "policy.onnx", batch=2)
-    assert_file_equals_eager(tmp_path / "policy.onnx", model, 20, 2, 1e-5)  # longer than any memory
+    # Sums of exponentials and values of both signs lose a digit where they cancel.
+    tolerance = 1e-4 if preset == "clustered" else 1e-5
+    assert_file_equals_eager(tmp_path / "policy.onnx", model, 20, 2, tolerance)  # longer than any memory
 
 
 CLIENT = """

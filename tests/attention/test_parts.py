@@ -15,6 +15,7 @@ from rltransformers.attention.roles import View
 from rltransformers.attention.selections.topk import TopK
 from rltransformers.attention.spans.interface import soft_mask
 from rltransformers.backbone import Backbone, BackboneConfig, Record
+from rltransformers.core.errors import ConfigError
 from rltransformers.functional.windows import by_key, distances
 from tests.attention.row import projections
 from tests.attention.rows import ROWS, config_of, entry_config
@@ -80,9 +81,23 @@ def test_attention_by_content_alone_equals_the_one_of_torch(bias: bool) -> None:
 
 
 SCORED = [key for key in ROWS if key[0] in ("position", "prior", "span", "head_mixing", "selection")]
+# Their windows, blocks, edges or states are nothing without a memory, which they say.
+NEED_MEMORY = [
+    ("position", "global_labels"),
+    ("prior", "predictive"),
+    ("span", "multi_scale"),
+    ("selection", "sinkhorn"),
+    ("selection", "sac"),
+]
 
 
-@pytest.mark.parametrize("key", SCORED, ids=":".join)
+@pytest.mark.parametrize("key", NEED_MEMORY, ids=":".join)
+def test_what_needs_a_memory_is_refused_without_one(key: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match="memory"):
+        entry_config(key, memory=0, tokens_per_step=1)
+
+
+@pytest.mark.parametrize("key", [key for key in SCORED if key not in NEED_MEMORY], ids=":".join)
 def test_without_memory_every_token_is_alone(key: tuple[str, str]) -> None:
     backbone = perturbed(entry_config(key, memory=0, tokens_per_step=1))
     x = torch.randn(2, 9, backbone.width)
