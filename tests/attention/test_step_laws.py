@@ -96,8 +96,8 @@ def test_l12_no_tensor_is_kept_at_the_level_of_a_module(folder: str) -> None:
 def test_l11_an_exported_step_equals_the_eager_one_over_a_thousand_steps(name: str) -> None:
     """A thousand steps of three streams together, or of each where ``LONG`` says so.
 
-    Variants and losses, which are made of the entries, take fewer steps and are traced in one way. So are presets, which
-    ``tests/agents/test_export.py`` writes to files.
+    Variants and losses, which are made of the entries, take fewer steps and are traced in one way. Presets are, too;
+    ``tests/agents/test_export.py`` writes them to files.
     """
     steps = 1000 if name in LONG else -(-1000 // BATCH)
     compare(name, steps, (True, False)) if name in ENTRIES else compare(name, 40, (False,))
