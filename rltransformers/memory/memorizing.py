@@ -244,12 +244,18 @@ class Options(MemoryOptions):
         """What reads the store.
 
         Raises:
-            ConfigError: a memory of 0, which the store would belie, or a bank that cannot be read.
+            ConfigError: a memory of 0, which the store would belie, a search without the bank that it is for, or a bank
+                that cannot be read.
         """
         if dims.memory == 0:
             raise ConfigError(
                 "memory_kind 'memorizing' keeps a store, so memory 0 does not make it memoryless; "
                 "set memory to at least 1 or memory_kind to 'cache'"
+            )
+        if self.search != "exact" and self.bank is None:
+            raise ConfigError(
+                f"memory_kind 'memorizing': search {self.search!r} is how a bank is searched, and there is none; "
+                "name a bank or leave search out"
             )
         bank = None if self.bank is None else load_bank(self.bank, dims)
         return Store(dims, self.store, self.neighbours, self.joint, bank, self.search)

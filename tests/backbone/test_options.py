@@ -95,6 +95,8 @@ LISTS: dict[str, list[Any]] = {
 def ends(key: str, annotation: Any) -> list[Any]:
     """Values at both ends of a range; of sizes only the lower end, the upper one is a matter of memory."""
     base, limits = bounds(annotation)
+    if key == "memory_kind.memorizing.search":  # the other one searches a file
+        return ["exact"]
     if get_origin(base) is Literal:
         return list(get_args(base))
     if base is bool:

@@ -151,6 +151,11 @@ def test_without_faiss_the_error_names_the_extra(bank: str, monkeypatch: pytest.
         config({"bank": bank, "search": "faiss"})
 
 
+def test_a_search_without_a_bank_is_refused() -> None:
+    with pytest.raises(ConfigError, match="name a bank or leave search out"):
+        config({"search": "faiss"})
+
+
 def test_a_bank_that_cannot_be_read_is_refused(tmp_path: Path, bank: str) -> None:
     with pytest.raises(ConfigError, match="is not there; write it with save_bank"):
         config({"bank": str(tmp_path / "none.npz")})
