@@ -16,7 +16,7 @@ from rltransformers.core.spec import Choice, NoOptions
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import Group, Rows
 from rltransformers.functional.windows import Tokens, episode_positions, last_rows
-from rltransformers.mixers import average, landmarks, light_conv, linear, nystrom, performer
+from rltransformers.mixers import average, convolution, landmarks, light_conv, linear, nystrom, performer
 from rltransformers.mixers.interface import Dims, StateMixer
 from tests.mixers.twins import (
     D,
@@ -40,10 +40,10 @@ BUILDS: dict[str, Build] = {
     "performer": lambda dims: performer.build(dims, performer.Options(features=7)),
     "average": lambda dims: average.build(dims, average.Options(hidden=9)),
     "light_conv": lambda dims: light_conv.build(
-        dims, light_conv.Options(taps=6)
+        dims, convolution.Options(taps=6)
     ),  # longer than the last episode of row 2
-    "light_conv_zero": lambda dims: light_conv.build(dims, light_conv.Options(taps=4, pad="zero")),
-    "light_conv_1": lambda dims: light_conv.build(dims, light_conv.Options(taps=1)),
+    "light_conv_zero": lambda dims: light_conv.build(dims, convolution.Options(taps=4, pad="zero")),
+    "light_conv_1": lambda dims: light_conv.build(dims, convolution.Options(taps=1)),
     "nystrom": lambda dims: nystrom.build(dims, nystrom.Options(block=3, landmarks=2)),
     "nystrom_exact_inverse": lambda dims: nystrom.build(dims, nystrom.Options(block=2, landmarks=3, iterations=0)),
     "nystrom_conv": lambda dims: nystrom.build(dims, nystrom.Options(block=3, landmarks=1, conv=9)),
@@ -408,7 +408,7 @@ def test_record_tells_the_mean_lag_and_the_weight_of_the_past() -> None:
     ("build", "message"),
     [
         (
-            lambda: light_conv.build(Dims(10, 4, 4, 2, 2, 0), light_conv.Options()),
+            lambda: light_conv.build(Dims(10, 4, 4, 2, 2, 0), convolution.Options()),
             r"heads \(4\) to divide width \(10\)",
         ),
         (

@@ -1,0 +1,76 @@
+"""What convolutions with a kernel per head share: values, taps of the past, the output.
+
+Axes: B batch, T tokens, D width, H heads, K taps.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge, Le
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.taps import causal_taps, newest_rows, tap_weights, with_past
+from rltransformers.mixers.interface import Dims, Mixed, StateMixer
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a convolution.
+
+    Attributes:
+        taps: K, the token itself included; the paper uses 3, 7, 15, 31 from the lowest layer up.
+        pad: "renormalise" lets the taps inside an episode share all weight; "zero" reads zeros before it, as published.
+    """
+
+    taps: Annotated[int, Ge(1), Le(4096)] = 7
+    pad: Literal["renormalise", "zero"] = "renormalise"
+
+
+class Convolution(StateMixer):
+    """``W_out conv(GLU(W_in x))`` with softmax-normalised kernels per head (Wu et al. 2019, arXiv 1901.10430).
+
+    Raises:
+        ConfigError: heads, the groups of channels that share a kernel, do not divide the width.
+    """
+
+    def __init__(self, name: str, dims: Dims, options: Options) -> None:
+        super().__init__()
+        if dims.width % dims.heads:
+            raise ConfigError(
+                f"{name} needs heads ({dims.heads}) to divide width ({dims.width}): change one of the two"
+            )
+        self.width, self.heads, self.taps = dims.width, dims.heads, options.taps
+        self.renormalise = options.pad == "renormalise"
+        self.project = nn.Linear(dims.width, 2 * dims.width)
+        self.add_kernels()
+        self.out = nn.Linear(dims.width, dims.width)
+
+    @abstractmethod
+    def add_kernels(self) -> None:
+        """Make the parameters of the kernels."""
+
+    @abstractmethod
+    def kernels(self, values: Float[Tensor, "B T D"]) -> Float[Tensor, "*#n H K"]:
+        """Logits of the taps, lag 0 first; of all tokens, or token by token."""
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The values of the last K - 1 tokens of the episode, zeros where it is younger."""
+        return {"taps": (self.taps - 1, self.width)}
+
+    def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
+        """Tells the mean lag of the kernels as "lookback"."""
+        tokens = call.tokens
+        values = F.glu(self.project(h), -1)
+        rows = with_past(state["taps"], values)
+        weights = tap_weights(self.kernels(values), tokens, self.renormalise)
+        if call.probe.listens:
+            lags = torch.arange(self.taps, device=h.device)
+            call.probe.metric("lookback", (weights.detach()[tokens.valid()] * lags).sum(-1).mean())
+        mixed = self.out(chosen(causal_taps(rows, weights), call.wanted))
+        return Mixed(mixed, {"taps": newest_rows(rows, state["taps"], tokens)})
