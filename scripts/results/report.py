@@ -86,6 +86,8 @@ def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:
         [*head, "parameters", "steps", "minutes", *(METRIC_NAMES.get(each, each) for each in metrics)]
     )
     for variant, rows in runs.items():
+        if not rows and len(task.variants) > MOST_NAMED:
+            continue  # a long list says below how many are missing
         cells = [variant, estimate([row.score for row in rows]), each_seed(rows)]
         cells += [_improvement(rows, runs[against], variant == against)] if against else []
         cells += [number(_median(row.metric(column) for row in rows)) for column in ("parameters", "steps")]
@@ -93,6 +95,9 @@ def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:
         cells += ["-" if seconds is None else f"{seconds / 60:.1f}"]
         cells += [number(_median(row.metric(metric) for row in rows)) for metric in metrics]
         yield line(cells)
+    missing = sum(not rows for rows in runs.values())
+    if missing and len(task.variants) > MOST_NAMED:
+        yield from ["", f"{missing} further variants have no runs yet."]
     yield from _by_target(task, runs)
     verdicts = judge(suite, name, runs)
     if verdicts:
