@@ -82,11 +82,15 @@ Past: TypeAlias = tuple[Group, ...]
 
 def in_order(window: Group) -> Float[Tensor, "B N E"]:
     """The rows of a window, oldest first, the tokens of the call at the end."""
-    if isinstance(window.place, Ring):
-        count = window.rows.shape[1]
-        slots = torch.arange(count, device=window.rows.device)
-        return window.rows.index_select(1, (window.place.oldest + slots) % count)
-    return window.rows
+    return oldest_first(window.rows, window.place, 1)
+
+
+def oldest_first(rows: Tensor, place: Place, axis: int) -> Tensor:
+    """Rows of a window along ``axis`` in order, the tokens of the call at the end."""
+    if isinstance(place, Ring):
+        slots = slots_of(torch.arange(rows.shape[axis], device=rows.device), place, rows.shape[axis])
+        return rows.index_select(axis, slots)
+    return rows
 
 
 def slots_of(row: Int[Tensor, "*n"], place: Place, rows: int) -> Int[Tensor, "*n"]:

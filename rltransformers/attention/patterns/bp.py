@@ -16,7 +16,7 @@ from rltransformers.attention.reach import Reach
 from rltransformers.attention.roles import Chooser, Heads, Selected
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.functional.call import Call
-from rltransformers.functional.keys import At, Ring, slots_of
+from rltransformers.functional.keys import At, oldest_first, slots_of
 from rltransformers.functional.windows import Tokens
 from rltransformers.mixers.interface import Dims
 
@@ -153,9 +153,8 @@ class BinaryPartition(Chooser):
         self, window: Heads, level: Int[Tensor, "B T N"], row: Int[Tensor, "B T N"], call: Call
     ) -> tuple[Float[Tensor, "B H T N K"], Float[Tensor, "B H T N V"]]:
         """Keys and values of the nodes of a ``level`` that end at a ``row`` in order."""
-        leaves, rows = torch.cat([window.k, window.v], -1), window.k.shape[2]
-        if isinstance(window.place, Ring):
-            leaves = leaves.index_select(2, slots_of(torch.arange(rows, device=row.device), window.place, rows))
+        leaves = oldest_first(torch.cat([window.k, window.v], -1), window.place, 2)
+        rows = leaves.shape[2]
         p = positions_of_rows(call.tokens, rows)
         table, ends = [leaves], [torch.arange(rows, device=row.device).expand_as(p)]
         for height in range(1, self.levels + 1):

@@ -12,14 +12,14 @@ from annotated_types import Ge, Le
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rltransformers.attention.engines.gathered import fetch
+from rltransformers.attention.engines.gathered import earlier_blocks, fetch
 from rltransformers.attention.reach import Reach
 from rltransformers.attention.roles import Chooser, Heads, Selected
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.functional.blocks import episode_blocks
 from rltransformers.functional.call import Call
-from rltransformers.functional.keys import At, Ring, slots_of
+from rltransformers.functional.keys import At, oldest_first, slots_of
 from rltransformers.mixers.interface import Dims
 
 
@@ -58,9 +58,7 @@ class GlobalBlocks(Chooser):
     def globals(self, q: Float[Tensor, "B H T K"], window: Heads, p: Int[Tensor, "B T"]) -> Heads:
         """The globals that every token sees, oldest first."""
         rows, width = window.k.shape[2], window.k.shape[-1]
-        both = torch.cat([window.k, window.v], -1)
-        if isinstance(window.place, Ring):
-            both = both.index_select(2, slots_of(torch.arange(rows, device=p.device), window.place, rows))
+        both = oldest_first(torch.cat([window.k, window.v], -1), window.place, 2)
         blocks = episode_blocks(p, rows - p.shape[1], self.block)
         made, present = self.of_blocks(both, blocks.start, blocks.number)
         number = torch.arange(self.count, device=p.device)
@@ -78,11 +76,8 @@ class GlobalBlocks(Chooser):
     ) -> tuple[Float[Tensor, "B H n G X"], Bool[Tensor, "B n G"]]:
         """Globals of the blocks before those that begin at ``start``, and which of them there are."""
         count, width = self.count, self.query.shape[-1]
-        steps = torch.arange(2 * count, 0, -1, device=rows.device)
-        first = start[..., None] - self.block * steps  # B n L: what globals see lies further back than they do
-        present = (steps <= number[..., None]) & (first >= 0)
-        index = (first[..., None] + torch.arange(self.block, device=rows.device)).clamp(0, rows.shape[2] - 1)
-        own = fetch(rows, index.flatten(2)[:, None]).unflatten(3, index.shape[2:])  # B H n L b X
+        # What globals see lies further back than they do.
+        own, present = earlier_blocks(rows, start, number, self.block, 2 * count)
         query = self.query.to(rows.dtype) * width**-0.5
         of_leaves = torch.einsum("bhnljk,hk->bhnlj", own[..., :width], query)
         alone = (of_leaves.softmax(-1)[..., None, :].to(rows.dtype) @ own).squeeze(-2)  # B H n L X

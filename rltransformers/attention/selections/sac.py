@@ -16,7 +16,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.functional import windows
 from rltransformers.functional.call import Call
-from rltransformers.functional.keys import At, Ring, slots_of
+from rltransformers.functional.keys import At, oldest_first, slots_of
 from rltransformers.mixers.interface import Dims
 
 SMALLEST_BLOCK = 32
@@ -43,10 +43,8 @@ class EdgePredictor(Chooser):
     ) -> tuple[Selected, dict[str, Tensor]]:
         """The query's own token, then the tokens of its walk."""
         p, time, rows = call.tokens.p, q.shape[2], window.k.shape[2]
-        k = window.k
-        if isinstance(window.place, Ring):
-            k = k.index_select(2, slots_of(torch.arange(rows, device=k.device), window.place, rows))
-        y, block = self.target(k), max(-(-self.horizon // 4), SMALLEST_BLOCK)
+        y = self.target(oldest_first(window.k, window.place, 2))
+        block = max(-(-self.horizon // 4), SMALLEST_BLOCK)
         if self.horizon + block < rows:  # blocks of queries, each with its own part of the past
             y = windows.fold_keys(self.with_horizon(y, time), self.horizon, block)
             p_of_block, q_of_block = windows.fold(p, block), windows.fold(q.transpose(1, 2), block).transpose(1, 2)

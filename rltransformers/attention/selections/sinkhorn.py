@@ -12,13 +12,13 @@ from annotated_types import Ge, Le
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rltransformers.attention.engines.gathered import fetch
+from rltransformers.attention.engines.gathered import earlier_blocks, fetch
 from rltransformers.attention.roles import Chooser, Heads, Selected
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Refusal, Spec, Traits
 from rltransformers.functional.blocks import episode_blocks
 from rltransformers.functional.call import Call
-from rltransformers.functional.keys import At, Ring, slots_of
+from rltransformers.functional.keys import At, oldest_first, slots_of
 from rltransformers.mixers.interface import Dims
 
 
@@ -44,9 +44,7 @@ class Sinkhorn(Chooser):
     ) -> tuple[Selected, dict[str, Tensor]]:
         """The tokens of the query's block up to itself, and the mixed rows of the blocks before it."""
         p, rows, block = call.tokens.p, window.k.shape[2], self.block
-        both = torch.cat([window.k, window.v], -1)
-        if isinstance(window.place, Ring):
-            both = both.index_select(2, slots_of(torch.arange(rows, device=p.device), window.place, rows))
+        both = oldest_first(torch.cat([window.k, window.v], -1), window.place, 2)
         blocks = episode_blocks(p, rows - p.shape[1], block)
         made = self.mixed(both, blocks.start, blocks.number)  # B H n b X
         size = made.shape[2]
@@ -66,11 +64,7 @@ class Sinkhorn(Chooser):
         self, rows: Float[Tensor, "B H S X"], start: Int[Tensor, "B n"], number: Int[Tensor, "B n"]
     ) -> Float[Tensor, "B H n b X"]:
         """Rows of keys and values that stand for the blocks before those that begin at ``start``."""
-        steps = torch.arange(self.earlier, 0, -1, device=rows.device)
-        first = start[..., None] - self.block * steps  # B n L
-        present = (steps <= number[..., None]) & (first >= 0)
-        index = (first[..., None] + torch.arange(self.block, device=rows.device)).clamp(0, rows.shape[2] - 1)
-        own = fetch(rows, index.flatten(2)[:, None]).unflatten(3, index.shape[2:])  # B H n L b X
+        own, present = earlier_blocks(rows, start, number, self.block, self.earlier)
         begin = fetch(rows, start.clamp(min=0)[:, None, :, None])[:, :, :, 0]
         shares = self.shares(own[..., : self.none_key.shape[-1]], begin[..., : self.none_key.shape[-1]], present)
         none = torch.cat([self.none_key, self.none_value], -1)[:, None, None]
