@@ -11,6 +11,7 @@ from annotated_types import Ge, Le
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from rltransformers.attention.layer import block_of
 from rltransformers.attention.roles import Chooser, Heads, Selected
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
@@ -18,8 +19,6 @@ from rltransformers.functional import windows
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import At, oldest_first, slots_of
 from rltransformers.mixers.interface import Dims
-
-SMALLEST_BLOCK = 32
 
 
 class EdgePredictor(Chooser):
@@ -44,7 +43,7 @@ class EdgePredictor(Chooser):
         """The query's own token, then the tokens of its walk."""
         p, time, rows = call.tokens.p, q.shape[2], window.k.shape[2]
         y = self.target(oldest_first(window.k, window.place, 2))
-        block = max(-(-self.horizon // 4), SMALLEST_BLOCK)
+        block = block_of(self.horizon)
         if self.horizon + block < rows:  # blocks of queries, each with its own part of the past
             y = windows.fold_keys(self.with_horizon(y, time), self.horizon, block)
             p_of_block, q_of_block = windows.fold(p, block), windows.fold(q.transpose(1, 2), block).transpose(1, 2)

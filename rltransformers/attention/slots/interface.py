@@ -103,7 +103,7 @@ class SlotAttention(Attention):
         if call.probe.listens:
             self.tell(h, call)
         (batch, time), rows = query.shape[:2], in_order(past[-1])
-        size = max(-(-self.horizon // 4), layer.SMALLEST_BLOCK)
+        size = layer.block_of(self.horizon)
         if time <= size:
             early = EVERY if call.probe.listens or self.plan.ordered else call.wanted
             seen = self.slots_and_tail(rows, call, time)
