@@ -4,6 +4,8 @@ if __name__ != "rltransformers.agents":
     raise ImportError("import this folder as rltransformers.agents")
 
 from rltransformers.agents.decision_transformer import DecisionTransformer
+from rltransformers.agents.gtrxl_dqn import GTrXLDQN
 from rltransformers.agents.gtrxl_ppo import GTrXLPPO
+from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
 
-__all__ = ["DecisionTransformer", "GTrXLPPO"]
+__all__ = ["DecisionTransformer", "GTrXLDQN", "GTrXLPPO", "GTrXLVMPO"]

@@ -2,11 +2,13 @@
 
 Read from top to bottom: construction from a dataset, ``learn``, ``predict``, ``evaluate``; ``save`` and ``load`` are
 those of every ``OfflineAgent``. Behaviour cloning and its filtered form are the same agent with ``mode="bc"`` and
-``top_fraction``. B batch, K steps, N environments.
+``top_fraction``; three options go beyond cloning: ``return_head``, ``return_in``, ``critic``. B batch, K steps, N
+environments.
 """
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -18,10 +20,9 @@ from stable_baselines3.common.callbacks import BaseCallback  # noqa: F401  # May
 from stable_baselines3.common.type_aliases import MaybeCallback
 from torch import Tensor
 
-from rltransformers.algorithms.calibration import learn_then_test
-from rltransformers.algorithms.decision import action_loss, difference, learning_rate_factor, step_losses
+from rltransformers.algorithms.decision import learning_rate_factor
 from rltransformers.backbone import BackboneConfig, Record
-from rltransformers.blocks.leaving import NEVER, Confident
+from rltransformers.blocks.leaving import Confident
 from rltransformers.core.device import find_device
 from rltransformers.core.episodes import longest_allowed
 from rltransformers.core.errors import ConfigError, did_you_mean
@@ -44,19 +45,27 @@ from rltransformers.core.spec import Choice
 from rltransformers.data import ContextBatch, ContextSampler, load_trajectories
 from rltransformers.envs.make import WrapperConfig, WrapperFunction, find_spec, make_vector_env
 from rltransformers.policies.decision import ActingMode, ActingState, Actor, DecisionPolicy
-from rltransformers.policies.deep_losses import Targets, shifted, tell_deep_losses
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
+from rltransformers.policies.returns import ReturnIn
 from rltransformers.policies.steps import Acting, DecisionMachine
 from rltransformers.training.datastore import fill_store
+from rltransformers.training.decision_critic import CriticLearner
 from rltransformers.training.decision_data import DataSummary, statistics_of, summary_of, training_data
+from rltransformers.training.decision_loss import decision_loss
 from rltransformers.training.decision_settings import (
     BatchSize,
     ContextLength,
+    CriticName,
+    CriticOptions,
+    Expectile,
     LearningRate,
     Mode,
+    ReturnHead,
     Settings,
     backbone_config,
+    encoder_choice,
     fitting_mode,
+    jitter_of,
     readout_choice,
 )
 from rltransformers.training.episodes import (
@@ -67,6 +76,7 @@ from rltransformers.training.episodes import (
     result_of,
 )
 from rltransformers.training.evaluation import EvaluationResult
+from rltransformers.training.exits import calibrate
 from rltransformers.training.interval_log import IntervalLog
 from rltransformers.training.memory_panel import memory_panel
 from rltransformers.training.offline_agent import OfflineAgent, Updates
@@ -106,6 +116,15 @@ class DecisionTransformer(OfflineAgent):
         mode: "dt", or "bc" for behaviour cloning: the same network without return tokens.
         top_fraction: train only on the episodes of highest return that together hold at most this fraction of the
             steps (at least one episode); with mode "bc" and 0.1 this is the 10 % behaviour cloning of the paper.
+        return_head: "expectile" predicts from every observation the largest return-to-go that the data hold for it, and
+            acting asks for that; nobody has to choose a target. Who asks for one is obeyed. Needs mode "dt".
+        expectile: tau of the prediction, 1/2 for the mean, towards 1 for the largest return (0.9 to 0.999).
+        return_in: "sequence" has a token of the return in every step; "condition" leaves returns out of the sequence
+            and lets the newest one condition its output: a third fewer tokens, and a past that no target changes.
+        critic: adds the value of the policy's actions to its loss. "qt": everywhere alike; "qcs": the more, the worse
+            the episode, so that poor ones are improved upon and the best are copied.
+        critic_kwargs: options of the critic, see ``CriticOptions``: {"weight": 1.0, "discount": 0.99, "alignment": 0.0,
+            "candidates": 1, ...}.
         whole_episodes: every window is a whole episode (context_length must cover the longest) instead of a stretch
             that may begin anywhere; wastes less on padding when episodes are about as long as the context.
         acting_mode: what happens when an episode outgrows the context, see ``Actor``; "auto" is "banded" when the
@@ -115,7 +134,8 @@ class DecisionTransformer(OfflineAgent):
         policy_kwargs: {"backbone": {...}} as for ``BackboneConfig.from_dict``, by default the preset
             "decision_transformer". "tokens_per_step" is set here; "memory" (in steps) defaults to context_length - 1.
             {"readout": ...}: what the head adds of recorded actions, "knn" (discrete actions), "spalm" or {"name": ...,
-            option: ...}; see ``build_datastore``.
+            option: ...}; see ``build_datastore``. {"observation": {"encoder": ...}}: what encodes a set or sequence
+            inside the observation, which layers look at with the backbone's ``topology: encoder_decoder``.
         tensorboard_log: folder for TensorBoard; the x axis counts updates.
         verbose: 1 also prints what is logged.
         seed: same seed, same run; None draws one.
@@ -150,6 +170,11 @@ class DecisionTransformer(OfflineAgent):
         whole_episodes: bool = False,
         acting_mode: ActingMode | Literal["auto"] = "auto",
         acting: Acting = "eager",
+        return_head: ReturnHead | None = None,
+        expectile: Expectile = 0.99,
+        return_in: ReturnIn = "sequence",
+        critic: CriticName | None = None,
+        critic_kwargs: Mapping[str, Any] | None = None,
         policy_kwargs: Mapping[str, Any] | None = None,
         tensorboard_log: str | os.PathLike[str] | None = None,
         verbose: WholeNumber = 0,
@@ -161,7 +186,6 @@ class DecisionTransformer(OfflineAgent):
         if mode == "bc" and return_scale is not None:
             raise ConfigError("mode 'bc' has no return tokens, so return_scale has no effect; leave it at None")
         device = find_device(device)
-        backbone, readout = backbone_config(policy_kwargs, mode, context_length), readout_choice(policy_kwargs)
         settings = Settings(
             context_length=context_length,
             learning_rate=learning_rate,
@@ -176,10 +200,19 @@ class DecisionTransformer(OfflineAgent):
             mode=mode,
             top_fraction=top_fraction,
             whole_episodes=whole_episodes,
-            acting_mode=fitting_mode(backbone, context_length) if acting_mode == "auto" else acting_mode,
+            acting_mode="refresh" if acting_mode == "auto" else acting_mode,
             acting=acting,
             seed=int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed,
+            return_head=return_head,
+            expectile=expectile,
+            return_in=return_in,
+            critic=critic,
+            critic_options=CriticOptions.read(critic_kwargs or {}) if critic or critic_kwargs else None,
         )
+        backbone = backbone_config(policy_kwargs, mode, context_length, return_in)
+        readout = readout_choice(policy_kwargs, settings)
+        if acting_mode == "auto":
+            settings = replace(settings, acting_mode=fitting_mode(backbone, context_length))
         data = training_data(load_trajectories(dataset), settings)
         self._build(
             settings,
@@ -189,6 +222,7 @@ class DecisionTransformer(OfflineAgent):
             statistics_of(data) if normalize_observations else None,
             device,
             readout,
+            encoder_choice(policy_kwargs),
         )
         self._attach(data, tensorboard_log, verbose)
 
@@ -201,8 +235,10 @@ class DecisionTransformer(OfflineAgent):
         statistics: Mapping[str, tuple[Tensor, Tensor]] | None,
         device: torch.device,
         readout: Choice | None,
+        encoder: Choice | None,
     ) -> None:
-        self.settings, self.summary, self.backbone_config, self.readout = settings, summary, backbone, readout
+        self.settings, self.summary, self.backbone_config = settings, summary, backbone
+        self.readout, self.encoder = readout, encoder
         self.observation_space, self.action_space = spaces
         self.device = device
         self.seed = settings.seed
@@ -219,10 +255,17 @@ class DecisionTransformer(OfflineAgent):
                 return_scale=summary.return_scale,
                 statistics=statistics,
                 readout=readout,
+                encoder=encoder,
+                return_in=settings.return_in,
+                predicts_return=settings.return_head is not None,
+                critic_width=None if settings.critic_options is None else settings.critic_options.width,
             ).to(self.device)
         self.policy.eval()
+        self._critic = None
+        if settings.critic is not None and settings.critic_options is not None:
+            self._critic = CriticLearner(self.policy, settings.critic, settings.critic_options, summary)
         self._optimizer = torch.optim.AdamW(
-            self.policy.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+            self.policy.actor_parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
         if settings.acting == "compiled":
             self.policy.machine_code = DecisionMachine()
@@ -295,13 +338,13 @@ class DecisionTransformer(OfflineAgent):
             self.build_datastore()
         generator = torch.Generator().manual_seed(step_seed(self.seed, self.num_timesteps, "batch"))
         torch.manual_seed(step_seed(self.seed, self.num_timesteps, "dropout"))
-        batch = sampler.sample(settings.batch_size, generator)
-        record = Record()
+        batch = sampler.sample(settings.batch_size, generator).to(self.device)
+        metrics = {} if self._critic is None else self._critic.step(self.policy, batch)
         self.policy.train()
-        loss = self.loss(batch, record)
+        loss, parts = self._loss(batch, Record())
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), settings.max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.actor_parameters(), settings.max_grad_norm)
         learning_rate = settings.learning_rate * learning_rate_factor(
             self.num_timesteps, settings.warmup_steps, settings.decay_steps
         )
@@ -311,48 +354,27 @@ class DecisionTransformer(OfflineAgent):
         self.policy.backbone.constrain_()
         self.policy.backbone.maintain()
         self.policy.eval()
+        if self._critic is not None:
+            self._critic.follow(self.policy)
         panel = memory_panel(lambda record: self.loss(batch, record)) if with_panel else {}
-        auxiliary = {f"train/{name}_loss": value.detach() for name, value in record.losses.items()}
-        return {"train/loss": loss.detach(), "train/grad_norm": norm.detach(), **auxiliary, **panel}
+        return {"train/loss": loss.detach(), "train/grad_norm": norm.detach(), **metrics, **parts, **panel}
 
     def loss(self, batch: ContextBatch, record: Record | None = None) -> Tensor:
-        """Mean loss of the recorded actions over the valid steps of a batch, plus the backbone's auxiliary losses."""
-        record = record or Record()
-        batch, head = batch.to(self.device), self.policy.head
-        outputs = self.policy(
-            batch.observations,
-            batch.actions,
-            batch.return_to_go,
-            batch.timestep,
-            batch.valid,
-            record=record,
-            episode=batch.episode,
-        )
-        actions = head.blank(batch.actions, batch.valid)
-        loss = action_loss(head, outputs, actions, batch.valid)
-        if record.streams:
-            tell_deep_losses(self.policy.backbone, record, self._targets(batch, actions), self._progress)
-        for name, weight in self.policy.backbone.aux_weights.items():
-            loss = loss + weight * record.losses[name]
-        return loss
+        """Mean loss of a batch as ``learn`` minimises it: of recorded actions, and of whatever options add."""
+        return self._loss(batch.to(self.device), record or Record())[0]
 
-    def _targets(self, batch: ContextBatch, actions: Mapping[str, Tensor]) -> Targets:
-        """What features behind inner layers predict: the recorded actions, as the policy does, and those after them."""
-        head, later_net, later = self.policy.head, self.policy.later_net, shifted(actions)
-
-        def next_one(features: Tensor) -> Tensor:
-            assert later_net is not None
-            return step_losses(head, later_net(features), later)
-
-        return Targets(
-            now=lambda features: step_losses(head, head(features), actions),
-            later=None if later_net is None else next_one,
-            counts=batch.valid,
-            first=batch.timestep == 0,
+    def _loss(self, batch: ContextBatch, record: Record) -> tuple[Tensor, dict[str, Tensor]]:
+        return decision_loss(
+            self.policy,
+            batch,
+            record,
+            expectile=self.settings.expectile,
+            critic=self._critic,
+            generator=torch.Generator().manual_seed(step_seed(self.seed, self.num_timesteps, "shift")),
+            progress=self._progress,
         )
 
     @strict
-    @torch.no_grad()
     def calibrate_exits(
         self,
         bound: UnitInterval = 0.1,
@@ -386,23 +408,7 @@ class DecisionTransformer(OfflineAgent):
         generator = torch.Generator().manual_seed(step_seed(self.seed, self.num_timesteps, "batch"))
         batch = sampler.sample(windows, generator).to(self.device)
 
-        def outputs(threshold: float) -> Tensor:
-            leaving.threshold.fill_(threshold)
-            found: Tensor = self.policy(
-                batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid
-            )
-            return found
-
-        whole = outputs(2 * NEVER)
-
-        def losses(threshold: float) -> Tensor:
-            differs = difference(self.policy.head, outputs(threshold), whole)
-            return torch.where(batch.valid, differs, 0.0).sum(1) / batch.valid.sum(1).clamp(min=1)
-
-        tried = [1.0 - index / candidates for index in range(candidates + 1)]
-        found = learn_then_test(tried, losses, bound, error)
-        leaving.threshold.fill_(2 * NEVER if found is None else found)
-        return float(leaving.threshold)
+        return calibrate(self.policy, leaving, batch, bound, error, candidates)
 
     # Acting
 
@@ -415,6 +421,7 @@ class DecisionTransformer(OfflineAgent):
             mode or settings.acting_mode,
             settings.discount,
             settings.delayed_reward,
+            jitter_of(settings.critic_options, self.summary.spread),
         )
 
     def predict(
@@ -434,10 +441,10 @@ class DecisionTransformer(OfflineAgent):
             state: what the last call returned; None at the start of all episodes.
             episode_start: where a new episode begins [B]; None means nowhere unless ``state`` is None.
             deterministic: most probable discrete actions instead of samples; continuous heads have one answer only.
-            target_return: return asked of the episodes that start here, in reward units; the best of the dataset when
-                None.
+            target_return: return asked of the episodes that start here, in reward units; when None the best of the
+                dataset, or with a return head what that predicts in every step.
             reward: received after the last action [B]; needed to follow an episode unless the model is behaviour
-                cloning or trained with delayed rewards.
+                cloning, trained with delayed rewards, or asked for nothing.
 
         Raises:
             ConfigError: for a target return that is not a finite number, a missing reward, or a state that is not of
@@ -455,7 +462,8 @@ class DecisionTransformer(OfflineAgent):
             if not isinstance(state, ActingState):
                 raise ConfigError(f"state must be what predict returned, or None; got {type(state).__name__}")
             start = fit_starts(episode_start, rows)
-            if needs_reward and reward is None and not start.all():
+            running = ~start & ~state.return_to_go.isnan().cpu().numpy() if state.batch_size == rows else ~start
+            if needs_reward and reward is None and running.any():
                 raise ConfigError(
                     "the return-to-go of a running episode needs the reward of its last step:"
                     " predict(..., reward=rewards); evaluate() does this by itself"
@@ -464,9 +472,12 @@ class DecisionTransformer(OfflineAgent):
             raise ConfigError(
                 f"state holds {state.batch_size} environments, the observation {rows}; pass matching ones"
             )
-        target = self.summary.best_return if target_return is None else target_return
         rewards = np.zeros(rows) if reward is None else fit_rewards(reward, start)
-        asked = finite_targets(target, rows, self.summary.return_scale)
+        if target_return is None and self.settings.return_head is not None:
+            asked = np.full(rows, np.nan)
+        else:
+            target = self.summary.best_return if target_return is None else target_return
+            asked = finite_targets(target, rows, self.summary.return_scale)
         noise = None if deterministic else self._action_noise.random((rows, self.policy.head.draws))
         actions, state = self._act(self.actor(), leaves, state, start, rewards, asked, noise)
         if not batched:
@@ -521,7 +532,8 @@ class DecisionTransformer(OfflineAgent):
         Args:
             env: Gymnasium id, or a Gymnasium vector environment with ``AutoresetMode.DISABLED`` that can reset under a
                 ``reset_mask`` (``num_envs``, ``env_kwargs`` and ``wrappers`` are then its own).
-            target_returns: in reward units; the best return of the dataset when None. Behaviour cloning takes none.
+            target_returns: in reward units; when None the best return of the dataset, or with a return head what that
+                predicts. Behaviour cloning takes none.
             num_envs: environments that run at the same time.
             wrappers: applied to every single environment, first innermost: names or {"name": ..., option: ...} as for
                 ``rltransformers.envs.make_vec_env``, then functions.
@@ -536,8 +548,11 @@ class DecisionTransformer(OfflineAgent):
             DataError: for an observation or a reward that is not finite or not of the space, with environment and step;
                 for an episode that does not end.
         """
-        best = None if self.settings.mode == "bc" else self.summary.best_return
-        targets = target_list(target_returns, best, self.summary.return_scale)
+        if target_returns is None and self.settings.return_head is not None:
+            targets: list[float | None] = [None]
+        else:
+            best = None if self.settings.mode == "bc" else self.summary.best_return
+            targets = target_list(target_returns, best, self.summary.return_scale)
         played = [Episode(target, seed + episode) for target in targets for episode in range(episodes)]
         if isinstance(env, VectorEnv):
             envs = check_vector_env(env, env_kwargs, wrappers)

@@ -20,12 +20,16 @@ RIGHT, UP, LEFT, DOWN = range(4)
 
 
 class Outcome(NamedTuple):
-    """What one step led to, per copy [N]; ``success`` counts only where ``terminated``."""
+    """What one step led to, per copy [N]; ``success`` counts only where the episode ends.
+
+    ``truncated`` ends an episode that could go on; None where no task of this kind does.
+    """
 
     state: State
     reward: Array
     terminated: Array
     success: Array
+    truncated: Array | None = None
 
 
 class Rules(Protocol):
@@ -299,6 +303,81 @@ class KeyToDoor:
     def _coordinates(self, cell: Array) -> Array:
         """Row and column of a cell in [0, 1], [2, N]."""
         return np.stack([cell // self.size, cell % self.size]) / (self.size - 1)
+
+
+@dataclass(frozen=True)
+class Stitching:
+    """Walk through two rooms: from A to the door B, and from B to C. Recorded in parts, no episode shows the whole way.
+
+    Two rooms of ``size`` x ``size`` cells. A is the bottom row of the first one, in a random cell of which the agent
+    starts; B is its top left cell and leads to the top left cell of the second room; C is the bottom right cell there.
+    Actions: Discrete(4), right, up, left, down; a move into a wall stays. Reward 1 on reaching C, which ends the
+    episode, else 0. An episode is truncated after twice ``part_steps`` steps. Observation: Box [4] in [0, 1], room
+    one-hot (2), row and column: nothing is hidden.
+
+    With ``parts`` an episode is one of two halves, at equal chance: it begins in A and is truncated ``overlap`` steps
+    behind the door, or it begins behind the door; both are truncated after ``part_steps`` steps. Every episode from A
+    returns 0, and those from B know nothing of A: who imitates episodes by their return cannot learn to reach C from A;
+    who passes values on from step to step can. Best return 1.
+
+    Raises:
+        ConfigError: when ``size`` is below 2, or ``part_steps`` or ``overlap`` below 1.
+    """
+
+    size: int = 5
+    part_steps: int = 16
+    overlap: int = 2
+    parts: bool = False
+
+    draws: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        _at_least("size", self.size, 2)
+        _at_least("part_steps", self.part_steps, 1)
+        _at_least("overlap", self.overlap, 1)
+        if not isinstance(self.parts, bool):
+            raise ConfigError(f"parts must be true or false, got {self.parts!r}")
+
+    @property
+    def horizon(self) -> int:
+        return self.part_steps if self.parts else 2 * self.part_steps
+
+    @property
+    def observation_space(self) -> spaces.Box:
+        return spaces.Box(0.0, 1.0, (4,), np.float32)
+
+    @property
+    def action_space(self) -> spaces.Discrete:
+        return spaces.Discrete(4)
+
+    def start(self, uniform: Array) -> State:
+        second = (uniform[:, 0] < 0.5) & self.parts
+        zero = np.zeros(len(uniform), np.int64)
+        return {
+            "t": zero,
+            "room": second.astype(np.int64),
+            "row": np.where(second, 0, self.size - 1),
+            "column": np.where(second, 0, _whole(uniform[:, 1], self.size)),
+            "behind": zero,
+            "from_a": ~second,
+        }
+
+    def observe(self, state: State) -> Array:
+        room, last = state["room"], self.size - 1
+        return np.stack([room == 0, room == 1, state["row"] / last, state["column"] / last], 1).astype(np.float32)
+
+    def step(self, state: State, action: Array) -> Outcome:
+        last = self.size - 1
+        row = np.clip(state["row"] + (action == DOWN) - (action == UP), 0, last)
+        column = np.clip(state["column"] + (action == RIGHT) - (action == LEFT), 0, last)
+        at_door = (state["room"] == 0) & (row == 0) & (column == 0)
+        room = state["room"] + at_door
+        behind = state["behind"] + ((state["room"] == 1) & state["from_a"])
+        arrived = (room == 1) & (row == last) & (column == last)
+        t = state["t"] + 1
+        over = (t >= self.horizon) | (behind >= self.overlap if self.parts else False)
+        after = state | {"t": t, "room": room, "row": row, "column": column, "behind": behind}
+        return Outcome(after, arrived.astype(np.float64), arrived, arrived, over & ~arrived)
 
 
 def _whole(uniform: Array, n: int) -> Array:

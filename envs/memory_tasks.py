@@ -23,8 +23,8 @@ from rltransformers.envs.memory_rules import Array, Outcome, Rules, State
 class MemoryTask(gymnasium.Env[Array, Any]):
     """One copy of a memory task; its options are those of its rules.
 
-    The info of the last step holds ``is_success``. Episodes end by termination, never by truncation: the time limit
-    belongs to the rules (``rules.horizon``).
+    The info of the last step holds ``is_success``. The time limit belongs to the rules (``rules.horizon``); it ends an
+    episode by termination, but for ``Stitching``, whose value goes on where a recording ends.
 
     Raises:
         ConfigError: for an unknown or impossible option.
@@ -46,11 +46,11 @@ class MemoryTask(gymnasium.Env[Array, Any]):
         return self.rules.observe(self._state)[0], {}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        self._state, reward, terminated, success = _step(
-            self.rules, self.action_space, self._state, np.reshape(action, (1,))
-        )
-        info = {"is_success": bool(success[0])} if terminated[0] else {}
-        return self.rules.observe(self._state)[0], float(reward[0]), bool(terminated[0]), False, info
+        outcome = _step(self.rules, self.action_space, self._state, np.reshape(action, (1,)))
+        self._state, terminated = outcome.state, bool(outcome.terminated[0])
+        truncated = outcome.truncated is not None and bool(outcome.truncated[0])
+        info = {"is_success": bool(outcome.success[0])} if terminated or truncated else {}
+        return self.rules.observe(self._state)[0], float(outcome.reward[0]), terminated, truncated, info
 
 
 class MemoryTaskVector(VectorEnv[Array, Array, Array]):
@@ -109,21 +109,24 @@ class MemoryTaskVector(VectorEnv[Array, Array, Array]):
         if actions.shape != (self.num_envs,):
             raise InvalidAction(f"actions must have shape ({self.num_envs},), got {actions.shape}")
         restarted = self._ended
-        self._state, reward, terminated, success = _step(self.rules, self.single_action_space, self._state, actions)
+        outcome = _step(self.rules, self.single_action_space, self._state, actions)
+        self._state, reward, terminated = outcome.state, outcome.reward, outcome.terminated
+        truncated = np.zeros(self.num_envs, bool) if outcome.truncated is None else outcome.truncated
         if np.count_nonzero(restarted):  # only NEXT_STEP comes here with ended copies: their action is ignored
             self._restart(restarted)
-            reward, terminated = np.where(restarted, 0.0, reward), terminated & ~restarted
-        truncated = np.zeros(self.num_envs, bool)
+            reward = np.where(restarted, 0.0, reward)
+            terminated, truncated = terminated & ~restarted, truncated & ~restarted
         infos: dict[str, Any] = {}
-        some_ended = np.count_nonzero(terminated) > 0
+        ended = terminated | truncated
+        some_ended = np.count_nonzero(ended) > 0
         if some_ended:
-            infos = {"is_success": success & terminated, "_is_success": terminated.copy()}
+            infos = {"is_success": outcome.success & ended, "_is_success": ended.copy()}
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             if some_ended:
-                infos = self._final(terminated, infos)
-                self._restart(terminated)
+                infos = self._final(ended, infos)
+                self._restart(ended)
         else:
-            self._ended = terminated.copy()
+            self._ended = ended.copy()
         return self.rules.observe(self._state), reward, terminated, truncated, infos
 
     def state_dict(self) -> dict[str, Any]:
@@ -159,17 +162,17 @@ class MemoryTaskVector(VectorEnv[Array, Array, Array]):
             self._state = {name: _with_rows(value, rows, fresh[name]) for name, value in self._state.items()}
         self._ended = self._ended & ~mask
 
-    def _final(self, terminated: Array, infos: dict[str, Any]) -> dict[str, Any]:
+    def _final(self, ended: Array, infos: dict[str, Any]) -> dict[str, Any]:
         assert self._state is not None
         observation = self.rules.observe(self._state)
         final_obs = np.full(self.num_envs, None, dtype=object)
-        for i in np.flatnonzero(terminated):
+        for i in np.flatnonzero(ended):
             final_obs[i] = observation[i]
         return {
             "final_obs": final_obs,
-            "_final_obs": terminated.copy(),
+            "_final_obs": ended.copy(),
             "final_info": infos,
-            "_final_info": terminated.copy(),
+            "_final_info": ended.copy(),
         }
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
@@ -270,11 +273,23 @@ class KeyToDoorVector(MemoryTaskVector):
     rules_type = memory_rules.KeyToDoor
 
 
-TASKS = ("CueRecall", "PassiveTMaze", "ActiveTMaze", "KeyToDoor")
+class Stitching(MemoryTask):
+    """``rltransformers/Stitching-v0``; rules: ``memory_rules.Stitching``."""
+
+    rules_type = memory_rules.Stitching
+
+
+class StitchingVector(MemoryTaskVector):
+    """Vectorised ``rltransformers/Stitching-v0``."""
+
+    rules_type = memory_rules.Stitching
+
+
+TASKS = ("CueRecall", "PassiveTMaze", "ActiveTMaze", "KeyToDoor", "Stitching")
 
 
 def register_tasks() -> None:
-    """Registers the four tasks with Gymnasium under ``rltransformers/<name>-v0``."""
+    """Registers the tasks with Gymnasium under ``rltransformers/<name>-v0``."""
     for name in TASKS:
         gymnasium.register(
             id=f"rltransformers/{name}-v0",

@@ -30,7 +30,8 @@ while True:
         "greedy": True,
         "noise": 0.0,
     }
-    values["target_return"] = facts.get("best_return")
+    # Not a number asks for nothing: a policy with a return head then takes what it predicts.
+    values["target_return"] = np.nan if facts.get("predicts_return") else facts.get("best_return")
     feed = {name: tensor(name, values[name]) for name in about["inputs"]}
     results = session.run(None, feed | {f"state.{name}": value for name, value in state.items()})
     outputs = dict(zip([output.name for output in session.get_outputs()], results, strict=True))

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 os.environ["MPLBACKEND"] = "Agg"  # pictures are written to files; must be set before matplotlib is imported
 os.environ["SDL_VIDEODRIVER"] = "dummy"  # pygame draws without a display
 os.environ["OMP_NUM_THREADS"] = "1"  # also for the processes that tests start
+# Compiling a step tries sets of instructions with the C++ compiler, 7 of 25 seconds; here the processor says which.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import hypothesis
 import numpy as np

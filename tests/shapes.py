@@ -69,25 +69,31 @@ def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
     hints = {name: hint for name, hint in get_type_hints(function).items() if _names_shape(hint)}  # classes, not names
     signature, known = inspect.signature(function), set[object]()
     places = [place for place, name in enumerate(signature.parameters) if name in hints]
+    results = "return" in hints
+    last = max(places, default=-1)
 
     def check(args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> None:
-        given = [args[place] for place in places if place < len(args)]
-        named = {name: value for name, value in kwargs.items() if name in hints} if kwargs else None
-        forms = _form(given), _form(named), _form(found) if "return" in hints else None
-        if forms in known:
-            return
         values = {**signature.bind(*args, **kwargs).arguments, "return": found}
         with jaxtyped("context"):  # one size per letter and call
             for name in filter(values.__contains__, hints):  # in the order of the signature, the result last
                 where = f"{function.__module__}.{function.__qualname__}, {name}: "
                 die_if_unbearable(values[name], hints[name], exception_prefix=where)
-        known.add(forms)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         found = function(*args, **kwargs)  # first, since an error that the package raises itself says more
-        if not torch.compiler.is_compiling():  # no tracer can read what the check does, nor what it holds
+        if torch.compiler.is_compiling():  # no tracer can read what the check does, nor what it holds
+            return found
+        count = len(args)  # from here on every microsecond counts: there are millions of calls
+        given = places if last < count else [place for place in places if place < count]
+        form = tuple([_form(args[place]) for place in given])
+        if kwargs:
+            form += tuple([(name, _form(value)) for name, value in kwargs.items() if name in hints])
+        if results:
+            form += (_form(found),)
+        if form not in known:
             check(args, kwargs, found)
+            known.add(form)
         return found
 
     return call
@@ -95,13 +101,16 @@ def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _form(value: Any) -> object:
     """Shape and dtype of every tensor."""
-    if isinstance(value, torch.Tensor):
+    kind = type(value)
+    if kind is torch.Tensor or isinstance(value, torch.Tensor):
         return value.shape, value.dtype
+    if value is None or kind is int or kind is bool:
+        return kind
     if isinstance(value, tuple | list):
-        return tuple(map(_form, value))
+        return tuple([_form(each) for each in value])
     if isinstance(value, dict):
-        return tuple((key, _form(each)) for key, each in value.items())
-    return type(value)
+        return tuple([(key, _form(each)) for key, each in value.items()])
+    return kind
 
 
 def _names_shape(hint: object) -> bool:

@@ -52,6 +52,21 @@ def step_losses(
     return torch.stack([leaf_loss(leaf, parts[path], actions[path]) for path, leaf in head.named_leaves()]).sum(0)
 
 
+def expectile_loss(
+    prediction: Float[Tensor, "B K"], target: Float[Tensor, "B K"], expectile: float, valid: Bool[Tensor, "B K"]
+) -> Float[Tensor, ""]:
+    """Mean over valid steps of |tau - 1[u < 0]| u^2 with u = target - prediction, both in network units.
+
+    Reinformer (Zhuang et al. 2024, arXiv 2405.08740, section 4): tau 1/2 is half the squared error, whose minimum is
+    the mean; tau towards 1 approaches the largest target that occurs. There u is divided by the mean |R| of the batch;
+    ours is in units of ``return_scale``, the root mean square over the data: a batch in which nobody earns anything has
+    no mean |R| to divide by.
+    """
+    u = target - prediction
+    weight = torch.where(u < 0, 1.0 - expectile, expectile)
+    return masked_mean(weight * u.square(), valid)
+
+
 def difference(head: ActionHead, one: Float[Tensor, "B K A"], other: Float[Tensor, "B K A"]) -> Float[Tensor, "B K"]:
     """How far decisions lie apart, in [0, 1]: 1 for another class or bit, a Box by the width of its bounds.
 

@@ -10,6 +10,7 @@ from typing import Any
 from rltransformers.attention.catalogue import HEAD_MIXINGS, MIXERS, PATTERNS, PRIORS, SELECTIONS, SPANS
 from rltransformers.backbone.depth import DEPTHS
 from rltransformers.backbone.losses import LOSSES
+from rltransformers.backbone.topology import TOPOLOGIES
 from rltransformers.blocks.feedforward import FEED_FORWARDS
 from rltransformers.blocks.residual import RESIDUALS
 from rltransformers.core.spec import Feature, Spec
@@ -61,6 +62,7 @@ AXES = {
         Axis("depth", DEPTHS, "whether layers share weights, and how often they are applied", "fixed", attention=False),
         Axis("residual", RESIDUALS, "how a layer joins what goes past it: norms and gates", "pre_ln", attention=False),
         Axis("ff", FEED_FORWARDS, "what follows attention in a layer", "ffn", attention=False),
+        Axis("topology", TOPOLOGIES, "whether layers read anything besides their own stream", "decoder"),
         Axis("losses", LOSSES, "what is trained besides the task", attention=False),
     )
 }

@@ -163,7 +163,10 @@ def build_layer(config: BackboneConfig, layer: int, position: Position) -> Layer
     join_mixing = residual.build(config.width)
     join_ff = None if ff is None else residual.build(config.width)
     told = None if shares_layers(config) else position_of_layers(config, layer)
-    return Layer(mixing, ff, join_mixing, join_ff, config.dropout, config.ff_chunks, told, layer + 1)
+    cross = config.choices.topology.build(layer_dims(config, layer), config.dropout)
+    join_cross = None if cross is None else residual.build(config.width)
+    rest = config.dropout, config.ff_chunks, told, layer + 1, cross, join_cross
+    return Layer(mixing, ff, join_mixing, join_ff, *rest)
 
 
 def shares_layers(config: BackboneConfig) -> bool:

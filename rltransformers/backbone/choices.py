@@ -52,6 +52,7 @@ class Choices:
     depth: Choice
     residual: Choice
     ff: Choice
+    topology: Choice
 
     def layer(self, index: int) -> LayerChoices:
         """What the layer at ``index`` is made of."""
@@ -59,7 +60,7 @@ class Choices:
 
     def common(self) -> tuple[Choice, ...]:
         """What holds for all layers."""
-        single = (self.prior, self.head_mixing, self.memory_kind, self.depth, self.residual, self.ff)
+        single = (self.prior, self.head_mixing, self.memory_kind, self.depth, self.residual, self.ff, self.topology)
         return (*self.positions, *single, *self.losses)
 
 
@@ -83,7 +84,7 @@ def read(config: BackboneConfig) -> Choices:
         LayerChoices(one("mixer", index), of_layer("pattern", index), one("selection", index), one("span", index))
         for index in range(min(turns, config.layers))
     )
-    common = ("prior", "head_mixing", "memory_kind", "depth", "residual", "ff")
+    common = ("prior", "head_mixing", "memory_kind", "depth", "residual", "ff", "topology")
     return Choices(kinds, of_layer("position", 0), tuple(losses(config.losses)), *map(one, common))
 
 

@@ -44,7 +44,7 @@ class BackboneConfig:
         position: one encoding, or a list of encodings that act at different places.
         mixer, pattern, selection, span: one choice, or a list that the layers cycle through; a pattern that is itself a
             list inside the list gives one choice per head.
-        prior, head_mixing, depth, residual, ff: one choice.
+        prior, head_mixing, depth, residual, ff, topology: one choice.
         ff_width: hidden width of the position-wise transform; default 4 width.
         ff_chunks: slices of the tokens that this transform takes one after the other, to use less memory.
         input_norm, final_norm: LayerNorm before and after the stack.
@@ -80,6 +80,7 @@ class BackboneConfig:
     depth: Any = "fixed"
     residual: Any = "gru"
     ff: Any = "ffn"
+    topology: Any = "decoder"
     ff_width: Size | None = None
     ff_chunks: Size = 1
     input_norm: bool = False
@@ -143,6 +144,11 @@ class BackboneConfig:
         tasks: int | None = getattr(options, "tasks", None)
         return tasks if getattr(options, "task", None) is None else None
 
+    @property
+    def reads_context(self) -> bool:
+        """Whether every call has to bring the elements that layers read."""
+        return Feature.CONTEXT in self.choices.topology.spec.offers
+
     def numbers(self) -> tuple[int, int]:
         """Parameters, and numbers of training state per stream, of all parts but the norms around the layers."""
         parameters, state = (sum(counts.values()) for counts in part_numbers(self, cached=False).values())
@@ -187,7 +193,8 @@ def check_sizes(config: BackboneConfig) -> None:
     Raises:
         ConfigError: the first size that is wrong.
     """
-    if not any(Feature.KEYS in layer.mixer.spec.offers for layer in config.choices.kinds):
+    attending = (config.choices.topology, *(layer.mixer for layer in config.choices.kinds))
+    if not any(Feature.KEYS in choice.spec.offers for choice in attending):
         return
     if config.head_dim is None and config.width % config.heads:
         raise ConfigError(

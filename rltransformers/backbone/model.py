@@ -23,6 +23,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.record import Probe, Record
 from rltransformers.core.spec import Feature
 from rltransformers.functional.call import EVERY, SILENT, Call, chosen
+from rltransformers.functional.context import Context
 from rltransformers.functional.dropout import dropout
 from rltransformers.functional.modules import normalised
 from rltransformers.functional.windows import Tokens, episode_positions, padded_behind
@@ -31,6 +32,9 @@ from rltransformers.positions.interface import Position
 from rltransformers.stacks.exits import Exits
 from rltransformers.stacks.plain import Plain, layer_place
 from rltransformers.stacks.reversible import Reversible
+
+ROWS = ("hidden", "keys", "taps", "second_taps")
+"""What a state holds of single tokens, the newest ones."""
 
 
 class Backbone(nn.Module):
@@ -103,6 +107,22 @@ class Backbone(nn.Module):
                 tensors[f"{layer_place(index)}.{name}"] = torch.zeros(batch_size, *shape, device=device, dtype=dtype)
         return State(tensors)
 
+    @property
+    def receptive_field(self) -> int | None:
+        """Tokens before a token that its output may depend on; None where that can be all of its episode.
+
+        Every layer keeps the rows that it looks back at, which its inputs did before it, so their numbers add up. What
+        keeps anything but rows, as sums or sinks, knows no such bound.
+        """
+        total = 0
+        for index in range(self.config.layers):
+            shapes = self.layer(index).shapes(cached=False)
+            if any(name.rpartition(".")[2] not in ROWS for name in shapes):
+                return None
+            counts = {name: shape[0] for name, shape in shapes.items()}
+            total += max(counts.pop("hidden", 0), counts.pop("keys", 0)) + sum(counts.values())
+        return total
+
     def tables(self) -> dict[str, Tensor]:
         """What every layer makes of distances under today's weights, for the argument ``tables`` of many calls."""
         with torch.no_grad():
@@ -125,6 +145,7 @@ class Backbone(nn.Module):
         valid: Bool[Tensor, "B T"] | None = None,
         timestep: Int[Tensor, "B T"] | None = None,
         task: Int[Tensor, "B T"] | None = None,
+        context: Context | None = None,
         wanted: slice = EVERY,
         record: Record | None = None,
     ) -> tuple[Float[Tensor, "B t D"], State]:
@@ -139,15 +160,18 @@ class Backbone(nn.Module):
                 episode divided by ``tokens_per_step``.
             task: which task every token belongs to, counted from 0 and the same in all of an episode; needed where
                 ``config.tasks`` says how many there are.
+            context: the encoded elements that tokens look at; needed where ``config.reads_context``.
             wanted: tokens whose outputs are needed, the only ones that are returned; what the last layer would do for
                 the others alone is left out.
             record: collects auxiliary losses and metrics.
 
         Raises:
-            ConfigError: x is not [B, T, width], state belongs to another batch size, or the task is missing.
+            ConfigError: x is not [B, T, width], state belongs to another batch size, task or context is missing, or
+                the context does not fit x.
             DataError: an episode is longer than a position table.
         """
         self.check_sizes(x, state)
+        self.check_context(x, context)
         if task is None and self.config.tasks is not None:
             raise ConfigError(
                 f"the backbone reads which of {self.config.tasks} tasks an episode is: pass task=... [batch, time], or "
@@ -156,10 +180,10 @@ class Backbone(nn.Module):
         if state is not None and state.acts:
             if x.shape[1] <= self.config.tokens_per_step and valid is None and record is None:
                 self.check_places(*self.places(state.tensors["position"], reset, timestep, x.shape[1]))
-                return self.step(x, state, reset, timestep=timestep, task=task, wanted=wanted)
-            y, after = self.segment(x, self.in_order(state), reset, valid, timestep, task, wanted, record)
+                return self.step(x, state, reset, timestep=timestep, task=task, context=context, wanted=wanted)
+            y, after = self.segment(x, self.in_order(state), reset, valid, timestep, task, context, wanted, record)
             return y, self.in_rings(after)
-        return self.segment(x, state, reset, valid, timestep, task, wanted, record)
+        return self.segment(x, state, reset, valid, timestep, task, context, wanted, record)
 
     def step(
         self,
@@ -169,6 +193,7 @@ class Backbone(nn.Module):
         *,
         timestep: Int[Tensor, "B T"] | None = None,
         task: Int[Tensor, "B T"] | None = None,
+        context: Context | None = None,
         wanted: slice = EVERY,
         tables: dict[str, Tensor] | None = None,
         overwrites: bool = False,
@@ -187,7 +212,15 @@ class Backbone(nn.Module):
         """
         tokens = self.locate(x, state, reset, timestep, None, task)
         clock = state.tensors["clock"]
-        call = Call(tokens, SILENT if record is None else Probe(record), wanted, clock[0], overwrites, tables or {})
+        call = Call(
+            tokens,
+            SILENT if record is None else Probe(record),
+            wanted,
+            clock[0],
+            overwrites,
+            tables or {},
+            context=context,
+        )
         y, after = self.run(x, [self.layer_state(index, state, x) for index in range(self.config.layers)], call)
         tensors = {"position": tokens.p[:, -1], "clock": clock + x.shape[1]}
         return y, gathered_state(tensors, after)
@@ -200,6 +233,7 @@ class Backbone(nn.Module):
         valid: Tensor | None,
         timestep: Tensor | None,
         task: Tensor | None,
+        context: Context | None,
         wanted: slice,
         record: Record | None,
     ) -> tuple[Tensor, State]:
@@ -210,13 +244,14 @@ class Backbone(nn.Module):
             x = _take(x, order)
             reset = None if reset is None else _take(reset, order)
             timestep, task = (None if each is None else _take(each, order) for each in (timestep, task))
+            context = None if context is None else context.sorted(order)
             wanted = EVERY  # sorted tokens go back to their places before any is left out
         tokens = self.locate(x, state, reset, timestep, None if valid is None else valid.sum(1), task)
         self.check_places(tokens.p, tokens.timestep)
         if record is not None:
             record.streams, record.exits, record.mixed = [] if self.hands_out else None, None, None
         states = [self.layer_state(index, state, x) for index in range(self.config.layers)]
-        x, after = self.run(x, states, Call(tokens, Probe(record), wanted))
+        x, after = self.run(x, states, Call(tokens, Probe(record), wanted, context=context))
 
         def placed(x: Tensor) -> Tensor:
             if order is not None:
@@ -279,6 +314,25 @@ class Backbone(nn.Module):
         if state is not None and state.batch_size != x.shape[0]:
             raise ConfigError(
                 f"state is for {state.batch_size} streams, x has {len(x)}; pass initial_state({len(x)}) or None"
+            )
+
+    def check_context(self, x: Tensor, context: Context | None) -> None:
+        """Raise ConfigError unless there are elements to look at where the layers do so, and only there."""
+        if not self.config.reads_context:
+            if context is not None:
+                raise ConfigError("no layer reads the context that was passed; set topology to 'encoder_decoder'")
+            return
+        if context is None:
+            raise ConfigError(
+                "topology 'encoder_decoder' reads the elements of every observation: pass context=Context(rows, exists)"
+                ", in an agent's policy name an encoder (observation={'encoder': ...}), or set topology to 'decoder'"
+            )
+        tokens = len(range(x.shape[1])[context.tokens])
+        expected = (x.shape[0], tokens, context.exists.shape[-1], self.width)
+        if context.rows.shape != expected or context.exists.shape != expected[:-1]:
+            raise ConfigError(
+                f"the context of {tokens} tokens in {len(x)} streams has rows {expected} and says of each whether it "
+                f"exists, got {tuple(context.rows.shape)} and {tuple(context.exists.shape)}"
             )
 
     def check_places(self, p: Int[Tensor, "*n"], timestep: Int[Tensor, "*n"] | None = None) -> None:

@@ -37,7 +37,6 @@ PRESETS: dict[str, Preset] = {
          "final_norm": True, "memory_kind": "cache"},
         "Radford et al. 2019, GPT-2",
         "the position counts from the start of the episode; weights start as PyTorch's layers do, not from N(0, 0.02)",
-        id="E2",
     ),
     "roformer": Preset(
         {"position": "rope", "residual": "post_ln"},

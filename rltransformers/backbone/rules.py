@@ -98,7 +98,7 @@ def check_reach(choice: Choice, choices: Choices) -> None:
 def check_keys(config: BackboneConfig) -> None:
     """Raise unless settings of keys have keys to shape, and heads divide what they share."""
     mixers = {layer.mixer.name: layer.mixer.spec for layer in config.choices.kinds}
-    if any(Feature.KEYS in spec.offers for spec in mixers.values()):
+    if any(Feature.KEYS in spec.offers for spec in (config.choices.topology.spec, *mixers.values())):
         return
     for name in ("kv_heads", "head_dim", "value_dim", "attention_bias"):
         if getattr(config, name):

@@ -1,4 +1,4 @@
-"""One layer: mixing, then the transform behind it, each joined to the residual stream.
+"""One layer: mixing, where there is one a look at elements, then the transform, each joined to the residual stream.
 
 Axes: B batch, T tokens, D model width.
 """
@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from rltransformers.attention.cross import CrossAttention, looked_up
 from rltransformers.blocks.chunks import in_chunks
 from rltransformers.blocks.residual import Residual
 from rltransformers.blocks.sublayer import Sublayer
@@ -30,6 +31,8 @@ class Layer(nn.Module):
         ff_chunks: slices of the tokens that a position-wise transform takes one after the other.
         position: an encoding that acts on the input of every layer, or None.
         number: of the layer, from 1 on.
+        cross: reads the elements of a token's observation between the two, or None.
+        join_cross: None with ``cross``.
 
     Attributes:
         transform_mixes: whether the transform reads earlier tokens.
@@ -45,6 +48,8 @@ class Layer(nn.Module):
         ff_chunks: int = 1,
         position: Position | None = None,
         number: int = 1,
+        cross: CrossAttention | None = None,
+        join_cross: Residual | None = None,
     ) -> None:
         super().__init__()
         self.mixing = mixing
@@ -54,6 +59,7 @@ class Layer(nn.Module):
         self.dropout = dropout
         self.ff_chunks = ff_chunks
         self.position, self.number = position, number
+        self.cross, self.join_cross = cross, join_cross
         self.transform_mixes = isinstance(ff, StateMixer)
 
     def shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
@@ -72,6 +78,8 @@ class Layer(nn.Module):
         if needed == NOBODY:
             return Mixed(mixed.out, mixed.state, mixed.logits)
         x, after = self.join_mixing.combine(chosen(x, needed), mixed.out, call.probe), mixed.state
+        if self.cross is not None:
+            x = self.look_up(x, needed, call)
         if self.join_ff is None:
             return Mixed(x, after, mixed.logits)
         if self.transform_mixes:
@@ -85,6 +93,18 @@ class Layer(nn.Module):
         """The mixing submodule alone, not yet joined."""
         mixed: Mixed = self.mixing(x, state, call, self.join_mixing, below)
         return Mixed(dropout(mixed.out, self.dropout, self.training), mixed.state, mixed.logits)
+
+    def look_up(self, x: Tensor, wanted: slice, call: Call) -> Tensor:
+        """Stream of the ``wanted`` tokens joined with what they read from the elements of their observations."""
+        assert call.context is not None and self.cross is not None and self.join_cross is not None
+        at, context = call.context.among(wanted, call.tokens.p.shape[1])
+        if at == NOBODY:
+            return x
+        seeing = chosen(x, at)
+        read = self.cross(self.join_cross.prepare(seeing), context.rows, context.exists)
+        read = dropout(read, self.dropout, self.training)
+        joined = self.join_cross.combine(seeing, read, call.probe.at("cross"))
+        return looked_up(x, joined, context.exists, at)
 
     def transform(self, x: Tensor) -> Tensor:
         """The position-wise submodule alone, not yet joined."""

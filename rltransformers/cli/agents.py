@@ -20,7 +20,9 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
 
 from rltransformers.agents.decision_transformer import DecisionTransformer
+from rltransformers.agents.gtrxl_dqn import GTrXLDQN
 from rltransformers.agents.gtrxl_ppo import GTrXLPPO
+from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
 from rltransformers.backbone import Backbone
 from rltransformers.cli.collect import collect_episodes, make_environment
 from rltransformers.core.device import find_device
@@ -28,15 +30,21 @@ from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.files import replacing
 from rltransformers.core.ranges import annotations, check, check_arguments, check_settings
 from rltransformers.core.spaces import differing_spaces, is_image, leaf_spaces
-from rltransformers.policies.actor_critic import check_policy_settings
 from rltransformers.policies.steps import Acting
 from rltransformers.training.checkpoint import load_checkpoint
 from rltransformers.training.decision_settings import PolicySettings
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
 from rltransformers.training.experiment import AgentName, EvaluationConfig, ExperimentConfig
 from rltransformers.training.normalization import load_normalization, save_normalization
+from rltransformers.training.online_agent import OnlineAgent as MemoryAgent
 from rltransformers.training.schedules import Line, as_schedule
 
+MEMORY_AGENTS: Mapping[AgentName, type[MemoryAgent]] = {
+    AgentName.GTRXL_PPO: GTrXLPPO,
+    AgentName.GTRXL_VMPO: GTrXLVMPO,
+    AgentName.GTRXL_DQN: GTrXLDQN,
+}
+"""Online agents of this package."""
 POLICY_OF_LSTM = {"vector": "MlpLstmPolicy", "image": "CnnLstmPolicy", "dict": "MultiInputLstmPolicy"}
 
 
@@ -98,7 +106,7 @@ class Agent(ABC):
 
 
 class OnlineAgent(Agent):
-    """GTrXLPPO, or RecurrentPPO as the baseline with an LSTM, and its environments."""
+    """One of ``MEMORY_AGENTS``, or RecurrentPPO as the baseline with an LSTM, and its environments."""
 
     steps = "environment steps"
     online = True
@@ -111,24 +119,24 @@ class OnlineAgent(Agent):
         seed = config.seed if training else config.evaluation.seed
         self._environments = [make_environment(config.environment, seed)]
         env = self._environments[0]
-        if config.agent is AgentName.GTRXL_PPO:
-            self.model = self._gtrxl(env, checkpoint)
+        if config.agent in MEMORY_AGENTS:
+            self.model = self._gtrxl(MEMORY_AGENTS[config.agent], env, checkpoint)
         else:
             self.model = self._lstm(env, checkpoint)
         self._evaluation_env: VecEnv | None = None
         if training and config.evaluation.kwargs:
             self.evaluation_environment()  # what cannot work should not wait for the first evaluation
 
-    def _gtrxl(self, env: VecEnv, checkpoint: Path | None) -> GTrXLPPO:
+    def _gtrxl(self, kind: type[MemoryAgent], env: VecEnv, checkpoint: Path | None) -> MemoryAgent:
         config = self.config
         if checkpoint is not None:
             exact = False if config.train.restart_every else None  # restarts need no state of the environments
             reset = exact if self._training else True
-            return GTrXLPPO.load(checkpoint, env=env, device=self._device, force_reset=reset, **self._overrides)
+            return kind.load(checkpoint, env=env, device=self._device, force_reset=reset, **self._overrides)
         policy = {"backbone": config.backbone} | config.policy
-        return GTrXLPPO(
-            "GTrXLPolicy", self._normalized(env), policy_kwargs=policy, seed=config.seed, **config.algorithm
-        )
+        make: type[Any] = kind
+        (name,) = kind.policy_aliases
+        return make(name, self._normalized(env), policy_kwargs=policy, seed=config.seed, **config.algorithm)
 
     def _lstm(self, env: VecEnv, checkpoint: Path | None) -> RecurrentPPO:
         config = self.config
@@ -207,7 +215,7 @@ class OnlineAgent(Agent):
     @contextmanager
     def _sampling_from(self, seed: int) -> Iterator[None]:
         """Sampled actions of an evaluation follow from its seed and leave the random streams of training alone."""
-        if isinstance(self.model, GTrXLPPO):
+        if isinstance(self.model, MemoryAgent):
             with self.model.predicting_from(seed):
                 yield
         else:  # it samples from torch's global stream
@@ -251,13 +259,13 @@ class OnlineAgent(Agent):
 
     @property
     def backbone(self) -> Backbone:
-        if not isinstance(self.model, GTrXLPPO):
+        if not isinstance(self.model, MemoryAgent):
             raise ConfigError(f"agent {self.config.agent} has an LSTM, which has no attention to draw")
         return self.model.policy.actor.backbone
 
     @property
     def inexact(self) -> str | None:
-        if not isinstance(self.model, GTrXLPPO):
+        if not isinstance(self.model, MemoryAgent):
             return "environments begin new episodes and sampling new random numbers: recurrent_ppo cannot save either"
         if self.model.stands_in_episodes:
             return None
@@ -343,7 +351,7 @@ class OfflineAgent(Agent):
 
 
 AGENT_CLASSES: Mapping[AgentName, type[Any]] = {
-    AgentName.GTRXL_PPO: GTrXLPPO,
+    **MEMORY_AGENTS,
     AgentName.DECISION_TRANSFORMER: DecisionTransformer,
     AgentName.RECURRENT_PPO: RecurrentPPO,
 }
@@ -378,21 +386,18 @@ def require_exportable(agent: AgentName) -> None:
     """Raise ConfigError for an agent whose policy has no file form."""
     if agent is AgentName.RECURRENT_PPO:
         raise ConfigError(
-            "recurrent_ppo has a policy of sb3-contrib, which has no file form; gtrxl_ppo and decision_transformer can"
-            " be exported"
+            "recurrent_ppo has a policy of sb3-contrib, which has no file form; every other agent can be exported"
         )
 
 
-def load_agent(path: Path) -> GTrXLPPO | DecisionTransformer:
+def load_agent(path: Path) -> MemoryAgent | DecisionTransformer:
     """The agent in a checkpoint, for acting alone: on the CPU, without environment and dataset.
 
     Raises:
         CheckpointError: for a file that is missing, corrupt or of no agent of this package.
     """
-    kinds: dict[str, type[GTrXLPPO | DecisionTransformer]] = {
-        "GTrXLPPO": GTrXLPPO,
-        "DecisionTransformer": DecisionTransformer,
-    }
+    kinds: dict[str, type[MemoryAgent | DecisionTransformer]] = {each.kind: each for each in MEMORY_AGENTS.values()}
+    kinds["DecisionTransformer"] = DecisionTransformer
     kind = load_checkpoint(path).kind
     if kind not in kinds:
         raise CheckpointError(f"checkpoint {path} holds a {kind}, not an agent; agents: {', '.join(sorted(kinds))}")
@@ -434,8 +439,8 @@ def check_keywords(agent: AgentName, algorithm: Mapping[str, Any], policy: Mappi
     if recurrent and algorithm.get("batch_size") == 1 and algorithm.get("normalize_advantage", True):
         raise ConfigError("algorithm.batch_size is 1, but one advantage has no deviation to be normalised by; raise it")
     find_device(algorithm.get("device", "auto"), "algorithm.device")
-    if agent is AgentName.GTRXL_PPO:
-        check_policy_settings(policy or {}, "policy.")
+    if agent in MEMORY_AGENTS:
+        MEMORY_AGENTS[agent].check_policy(policy or {}, "policy.")
     elif agent is AgentName.DECISION_TRANSFORMER:
         check(policy or {}, PolicySettings, "policy")
     else:

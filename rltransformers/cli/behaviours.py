@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltransformers.agents.decision_transformer import DecisionTransformer
+from rltransformers.agents.gtrxl_dqn import GTrXLDQN
 from rltransformers.agents.gtrxl_ppo import GTrXLPPO
+from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
 from rltransformers.core.errors import ConfigError
 from rltransformers.data.behaviours import register_behaviour
 from rltransformers.training.checkpoint import Checkpoint, load_checkpoint
@@ -17,7 +19,7 @@ Space = gym.Space[Any]
 
 
 class CheckpointBehaviour:
-    """A trained agent that acts without seeing rewards: GTrXLPPO, or behaviour cloning.
+    """A trained agent that acts without seeing rewards: an online agent, or behaviour cloning.
 
     Raises:
         CheckpointError: for a file that is missing, corrupt or of another kind.
@@ -37,7 +39,8 @@ class CheckpointBehaviour:
             acts_on_rewards = cloned.settings.mode == "dt" and not cloned.settings.delayed_reward
             model: Any = cloned
         else:
-            model = GTrXLPPO.load(file)
+            kinds: dict[str, Any] = {each.kind: each for each in (GTrXLVMPO, GTrXLDQN)}
+            model = kinds.get(checkpoint.kind, GTrXLPPO).load(file)
             acts_on_rewards = model.policy.uses_previous_reward
         if acts_on_rewards:
             raise ConfigError(f"{self.name} acts on rewards, which a behaviour does not see while it is recorded")

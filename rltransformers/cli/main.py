@@ -154,7 +154,7 @@ Settings:
   dataset.*               id, or collect.episodes and collect.behaviours (decision_transformer)
   backbone.*              preset and what `rltransformers list` shows
   algorithm.*, policy.*   keywords of the agent and of its policy
-  train.*                 total_timesteps, or gradient_steps (decision_transformer); restart_every (gtrxl_ppo)
+  train.*                 total_timesteps, or gradient_steps (decision_transformer); restart_every (gtrxl_*)
   evaluation.*            episodes, every, target_returns, seed, deterministic, kwargs, longest_episode
   threads                 threads of torch (default: 1, or OMP_NUM_THREADS where it is set)
 
@@ -459,6 +459,7 @@ def list_contents() -> dict[str, Any]:
     from rltransformers.backbone import PRESETS, catalogue
     from rltransformers.cli.runs import packaged_configs
     from rltransformers.policies.readouts.catalogue import READOUTS
+    from rltransformers.policies.set_encoders.catalogue import ENCODERS
     from rltransformers.training.experiment import AgentName
 
     axes = {
@@ -474,7 +475,9 @@ def list_contents() -> dict[str, Any]:
             }
             for spec in entries
         ]
-        for axis, entries in (catalogue() | {"readout": list(READOUTS.values())}).items()
+        for axis, entries in (
+            catalogue() | {"encoder": list(ENCODERS.values()), "readout": list(READOUTS.values())}
+        ).items()
     }
     agents = [agent.value for agent in AgentName]
     presets = [
@@ -563,6 +566,8 @@ def _mapping(text: str, name: str) -> dict[str, Any]:
 
 def _print_results(results: Sequence[Any]) -> None:
     """A table with one column per target return."""
+    from rltransformers.training.evaluation import return_alignment
+
     summaries = [result.summary() for result in results]
     labels = {
         "step": "training step",
@@ -575,10 +580,14 @@ def _print_results(results: Sequence[Any]) -> None:
         "length_mean": "episode length",
         "success_rate": "success rate",
         "normalized_score": "normalised score",
+        "alignment_error": "asked - got, RMS",
     }
     for key, label in labels.items():
         if any(key in summary for summary in summaries):
             print(f"{label:<16}" + "".join(f"{_cell(summary.get(key)):>24}" for summary in summaries))
+    targets = {summary["target_return"] for summary in summaries if "target_return" in summary}
+    if len(targets) > 1:
+        print(f"return alignment, RMSE over {len(targets)} targets: {_cell(return_alignment(results))}")
 
 
 def _cell(value: Any) -> str:

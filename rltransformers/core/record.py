@@ -32,6 +32,12 @@ class Record:
         """Sum of the contributions of all layers."""
         self.losses[name] = self.losses[name] + value if name in self.losses else value
 
+    def choose(self, tokens: slice) -> None:
+        """Keep only these of the wanted tokens."""
+        self.streams = None if self.streams is None else [each[:, tokens] for each in self.streams]
+        self.exits = None if self.exits is None else self.exits[:, tokens]
+        self.mixed = None if self.mixed is None else self.mixed[:, tokens]
+
 
 @dataclass(frozen=True)
 class Probe:

@@ -32,7 +32,8 @@ class Traits:
             VAL (values only), or "" where the axis has no family.
         horizon: largest distance in tokens that can influence the output of one layer.
         state: numbers kept per environment and layer while acting.
-        time: growth of the work for T tokens, either "T" (linear) or "T^2".
+        time: growth of the work for T tokens, either "T" (linear) or "T^2"; for N elements of one observation "N",
+            "N ln N" or "N^2".
         causal_form: how the published form differs from the one built here; empty when it does not.
     """
 
@@ -81,6 +82,7 @@ class Feature(Enum):
     STREAMS = "the streams after inner layers"
     CHUNKS = "a transform that takes tokens in chunks"
     RECOMPUTED = "layers that are computed again in the backward pass"
+    CONTEXT = "elements of an observation that layers read"
 
 
 @dataclass(frozen=True)

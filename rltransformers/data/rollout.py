@@ -197,9 +197,13 @@ class RolloutBuffer:
 
 def minibatches(segment: Segment, n_rows: int, generator: torch.Generator) -> Iterator[Segment]:
     """Whole segments in random order, ``n_rows`` environments at a time (the last batch may hold fewer)."""
-    order = torch.randperm(len(segment), generator=generator).to(segment.rewards.device)
-    for index in order.split(n_rows):
+    for index in row_batches(segment, n_rows, generator):
         yield segment.rows(index)
+
+
+def row_batches(segment: Segment, n_rows: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """The rows of the ``minibatches``."""
+    return torch.randperm(len(segment), generator=generator).to(segment.rewards.device).split(n_rows)
 
 
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]

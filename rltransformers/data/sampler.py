@@ -23,7 +23,8 @@ class ContextBatch:
 
     ``timestep`` counts from the start of the episode, ``return_to_go`` includes the reward of its own step and is not
     scaled. Where ``valid`` is False every entry repeats the last valid step: a member of its space, and never a target.
-    ``episode`` is the number of each window's episode.
+    ``episode`` is the number of each window's episode, ``episode_return`` its return-to-go at its first step, and
+    ``terminated`` says which steps end their episode for good (a truncation does not).
     """
 
     observations: dict[str, Tensor]
@@ -32,7 +33,9 @@ class ContextBatch:
     return_to_go: Float[Tensor, "B K"]
     timestep: Int[Tensor, "B K"]
     valid: Bool[Tensor, "B K"]
+    terminated: Bool[Tensor, "B K"]
     episode: Int[Tensor, " B"]
+    episode_return: Float[Tensor, " B"]
 
     def to(self, device: torch.device | str) -> "ContextBatch":
         """The same batch on ``device``."""
@@ -94,6 +97,7 @@ class ContextSampler:
         self._actions = {path: self._tensor(leaf) for path, leaf in trajectories.actions.items()}
         self._rewards = self._tensor(trajectories.rewards)
         self._return_to_go = self._tensor(trajectories.return_to_go(discount))
+        self._terminated = self._tensor(trajectories.terminations)
 
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
         with warnings.catch_warnings():  # the arrays may be read-only; batches are copies and nothing writes to them
@@ -131,7 +135,9 @@ class ContextSampler:
             gather(self._return_to_go, steps),
             timestep,
             self._arange < length[:, None],
+            gather(self._terminated, steps),
             episode,
+            self._return_to_go[first],
         )
 
     def covering(self, episodes: Int[Tensor, " E"]) -> tuple[Int[Tensor, " N"], Bool[Tensor, "N K"]]:

@@ -11,6 +11,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from rltransformers.core.record import Probe
+from rltransformers.functional.context import Context
 from rltransformers.functional.windows import Tokens
 
 EVERY = slice(None)
@@ -44,6 +45,7 @@ class Call:
         tables: what depends on weights and sizes alone, computed by whoever makes many calls with the same weights
             (``Backbone.tables``), by the place that uses it.
         made: what layers derived for this call, see ``once``.
+        context: elements that tokens look at besides the stream; None where the layers read none.
     """
 
     tokens: Tokens
@@ -54,11 +56,14 @@ class Call:
     tables: dict[str, Tensor] = field(default_factory=dict)
     place: str = ""
     made: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+    context: Context | None = None
 
     def at(self, place: str, wanted: slice) -> "Call":
         """The same call in one layer, which has to give the ``wanted`` tokens."""
         probe = self.probe.at(place)  # made anew rather than replaced, which takes three times as long
-        return Call(self.tokens, probe, wanted, self.clock, self.overwrites, self.tables, place, self.made)
+        return Call(
+            self.tokens, probe, wanted, self.clock, self.overwrites, self.tables, place, self.made, self.context
+        )
 
     def silent(self) -> "Call":
         """The same call, telling nothing."""

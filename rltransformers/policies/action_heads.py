@@ -19,6 +19,12 @@ from torch.nn import functional as F
 
 from rltransformers.core.spaces import check_supported, check_width, leaf_spaces
 from rltransformers.core.spec import Choice
+from rltransformers.functional.divergences import (
+    bernoulli_divergence,
+    categorical_divergence,
+    gaussian_covariance_divergence,
+    gaussian_mean_divergence,
+)
 from rltransformers.functional.modules import linear
 from rltransformers.policies.readouts.interface import Readout
 
@@ -128,6 +134,17 @@ class GaussianAction(nn.Module):
         """Differential entropy in nats, the same for all states."""
         return (self.log_std + (0.5 + HALF_LOG_TAU)).sum().expand(output.shape[:-1])
 
+    def divergences(
+        self, output: Float[Tensor, "... A"], old: "GaussianAction", old_output: Float[Tensor, "... A"]
+    ) -> dict[str, Float[Tensor, "..."]]:
+        """Apart for the mean (with the old deviations) and for the covariance (the same for all states)."""
+        old_log_std = old.log_std.detach()
+        covariance = gaussian_covariance_divergence(old_log_std, self.log_std)
+        return {
+            "mean": gaussian_mean_divergence(old_output, output, old_log_std),
+            "covariance": covariance.expand(output.shape[:-1]),
+        }
+
 
 class CategoricalAction(nn.Module):
     """A Discrete or MultiDiscrete leaf: one softmax per component, tokens are sums of one embedding per component."""
@@ -234,6 +251,12 @@ class CategoricalAction(nn.Module):
         """Mean log-probability of the classes plus the logarithm of their number, the sum over the components."""
         return (self._log_probs(output).sum(-1) / self.counts + self.counts.log()).sum(-1)
 
+    def divergences(
+        self, output: Float[Tensor, "... A"], old: "CategoricalAction", old_output: Float[Tensor, "... A"]
+    ) -> dict[str, Float[Tensor, "..."]]:
+        """Of all classes, the sum over the components."""
+        return {"classes": categorical_divergence(self._log_probs(old_output), self._log_probs(output))}
+
 
 class BinaryAction(nn.Module):
     """A MultiBinary leaf: independent bits."""
@@ -298,6 +321,12 @@ class BinaryAction(nn.Module):
     def log_barrier(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
         """Mean log-probability of 0 and 1 plus log 2, the sum over the bits."""
         return (F.logsigmoid(-output) + 0.5 * output + math.log(2.0)).sum(-1)
+
+    def divergences(
+        self, output: Float[Tensor, "... A"], old: "BinaryAction", old_output: Float[Tensor, "... A"]
+    ) -> dict[str, Float[Tensor, "..."]]:
+        """Of all bits, their sum."""
+        return {"classes": bernoulli_divergence(old_output, output)}
 
 
 ActionLeaf = ContinuousAction | GaussianAction | CategoricalAction | BinaryAction
@@ -442,6 +471,29 @@ class ActionHead(nn.Module):
         return _total(
             [leaf.log_barrier(parts[path]) for path, leaf in self.named_leaves() if not isinstance(leaf, _BOXES)]
         )
+
+    def divergences(
+        self, outputs: Float[Tensor, "... A"], old: "ActionHead", old_outputs: Float[Tensor, "... A"]
+    ) -> dict[str, Float[Tensor, "..."]]:
+        """KL(old policy || this policy) of the whole distribution in nats, the sums over the leaves by their kind.
+
+        "classes": of everything that can be counted. "mean" and "covariance": of Boxes, decoupled as in V-MPO (arXiv
+        1909.12238, section 4.1.2): one with the old deviations, one with equal means. Kinds that the space lacks are
+        missing. Gradient flows into this policy alone, of which ``old`` is a head of the same space.
+        """
+        parts, old_parts = self.split(outputs), self.split(old_outputs.detach())
+        found: dict[str, list[Tensor]] = {}
+        for (path, leaf), (_, old_leaf) in zip(self.sampled_leaves(), old.sampled_leaves(), strict=True):
+            several: Any = leaf  # both heads have the same kind of leaf at a place
+            for kind, part in several.divergences(parts[path], old_leaf, old_parts[path]).items():
+                found.setdefault(kind, []).append(part)
+        return {kind: _total(found[kind]) for kind in self.divergence_kinds()}
+
+    def divergence_kinds(self) -> list[str]:
+        """What ``divergences`` names for this space."""
+        boxes = any(isinstance(leaf, GaussianAction) for leaf in self.leaves)
+        countable = any(leaf.countable for _, leaf in self.named_leaves())
+        return (["classes"] if countable else []) + (["mean", "covariance"] if boxes else [])
 
     def standard_deviation(self) -> Tensor | None:
         """Mean over the components of all Boxes; None where there is no Gaussian."""

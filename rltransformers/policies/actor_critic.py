@@ -4,111 +4,34 @@ Axes: B environments, T steps, W token width, A action numbers. One forward pass
 and training (whole segments), so that both compute the same function.
 """
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
-import gymnasium as gym
-import numpy as np
 import torch
-from annotated_types import Ge, Le, Lt
-from gymnasium import spaces
-from stable_baselines3.common.policies import BasePolicy
+from annotated_types import Ge, Le
 from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
 
-from rltransformers.backbone import Backbone, BackboneConfig, Record, State
-from rltransformers.backbone.state import part_of, prefixed
-from rltransformers.backbone.tables import Tables
-from rltransformers.core.device import to_tensor
-from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.ranges import Weight, check, check_arguments, strict
-from rltransformers.core.spaces import check_supported, check_width, leaf_spaces, nest_leaves, space_from_leaves
-from rltransformers.data.rollout import Leaves, Segment, action_layout, observation_layout
-from rltransformers.functional.call import EVERY
+from rltransformers.backbone import BackboneConfig, Record
+from rltransformers.core.ranges import check_arguments, strict
+from rltransformers.data.rollout import Leaves, Segment
 from rltransformers.functional.modules import linear
-from rltransformers.memory.interface import Cached
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted, tell_deep_losses
-from rltransformers.policies.encoders import ObservationEncoder
-from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts, task_leaf, tree_space
+from rltransformers.policies.memory_policy import (
+    NOTHING,
+    AdamOptions,
+    MemoryPolicy,
+    PolicyState,
+    Space,
+    add_losses,
+    hidden_layer,
+    weighted_losses,
+)
+from rltransformers.policies.observed import ObservationOptions
+from rltransformers.policies.popart import PopArt
 from rltransformers.policies.readouts.catalogue import read_readout
-
-Space = gym.Space[Any]
-NOTHING = slice(0, 0)
-"""No step: only the memory after them is asked for."""
-
-
-Decay = Annotated[float, Ge(0), Lt(1)]
-
-
-class AdamOptions(TypedDict, total=False):
-    """Keywords of Adam beside the learning rate."""
-
-    betas: tuple[Decay, Decay]
-    eps: Annotated[float, Ge(1e-20), Le(1)]
-    weight_decay: Weight
-    amsgrad: bool
-    fused: bool
-
-
-@dataclass(frozen=True)
-class PolicyState:
-    """What the policy remembers of every environment: the memory of its backbones and the step before this one.
-
-    Rows can be chosen with ``state[index]``. It is passed in and returned, and never changed in place.
-    """
-
-    actor: State
-    critic: State | None  # None: the value shares the actor's backbone
-    previous_action: Leaves  # by leaf path, [B, leaf shape]
-    previous_reward: Tensor  # [B]
-
-    @property
-    def batch_size(self) -> int:
-        return int(self.previous_reward.shape[0])
-
-    def __getitem__(self, rows: Tensor) -> "PolicyState":
-        return PolicyState(
-            self.actor[rows],
-            None if self.critic is None else self.critic[rows],
-            {path: leaf[rows] for path, leaf in self.previous_action.items()},
-            self.previous_reward[rows],
-        )
-
-    def clone(self) -> "PolicyState":
-        """A copy that shares no memory with this state."""
-        critic = None if self.critic is None else self.critic.clone()
-        action = {path: leaf.clone() for path, leaf in self.previous_action.items()}
-        return PolicyState(self.actor.clone(), critic, action, self.previous_reward.clone())
-
-    def tensors(self) -> dict[str, Any]:
-        """Every tensor by name, for checkpoints."""
-        return {
-            "actor": dict(self.actor.tensors),
-            "critic": None if self.critic is None else dict(self.critic.tensors),
-            "previous_action": dict(self.previous_action),
-            "previous_reward": self.previous_reward,
-        }
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Any]) -> "PolicyState":
-        """The inverse of ``tensors``."""
-        critic = tensors["critic"]
-        return cls(
-            State(dict(tensors["actor"])),
-            None if critic is None else State(dict(critic)),
-            dict(tensors["previous_action"]),
-            tensors["previous_reward"],
-        )
-
-
-MachineStep = Callable[
-    [Mapping[str, Tensor], PolicyState, Tensor, Tensor | None, dict[str, Tensor], bool],
-    tuple[dict[str, Tensor], Tensor, Tensor, PolicyState] | None,
-]
-"""Takes a step as machine code; None where there is none."""
 
 
 @dataclass
@@ -130,9 +53,11 @@ class Evaluation:
 class SegmentEvaluation:
     """What the policy says about the steps of a whole segment, each [B, T]; ``last`` is the evaluation of its end.
 
-    ``last`` holds the memory after the segment and the auxiliary loss of all of it.
+    ``outputs`` [B, T, A] are those of the action head. ``last`` holds the memory after the segment and the auxiliary
+    loss of all of it.
     """
 
+    outputs: Tensor
     log_probs: Tensor
     values: Tensor
     entropy: Tensor
@@ -140,7 +65,7 @@ class SegmentEvaluation:
     last: Evaluation
 
 
-class GTrXLPolicy(BasePolicy):
+class GTrXLPolicy(MemoryPolicy):
     """An actor-critic over a transformer backbone (GTrXL, arXiv 1910.06764, by default).
 
     Args:
@@ -156,6 +81,9 @@ class GTrXLPolicy(BasePolicy):
         log_std_init: first logarithm of the standard deviation of Box actions.
         readout: what the action head adds of recorded actions: "knn", "spalm" or {"name": ..., option: ...}; their
             store fills after every update, and is frozen from then to the end of the next one.
+        observation: ``{"encoder": "bert"}`` or {"encoder": {"name": ..., option: ...}} reads the elements of a set or
+            sequence inside the observation; with the backbone's ``topology: encoder_decoder`` every layer looks at
+            them, otherwise they are pooled into the token.
         optimizer_kwargs: keywords of Adam beside the learning rate, see ``AdamOptions``.
 
     Raises:
@@ -180,93 +108,47 @@ class GTrXLPolicy(BasePolicy):
         head_width: Annotated[int, Ge(0), Le(2**16)] = 0,
         log_std_init: Annotated[float, Ge(-20), Le(20)] = 0.0,
         readout: str | Mapping[str, Any] | None = None,
+        observation: ObservationOptions | None = None,
         optimizer_kwargs: AdamOptions | None = None,
     ) -> None:
-        check_action_space(action_space)
-        tree = tree_space(observation_space)
-        check_supported(tree, "observation")
-        super().__init__(observation_space, action_space)
-        self.tree = tree
-        self.leaf_types = {path: dtype for path, (_, dtype) in observation_layout(tree).items()}
-        self.config = (
-            backbone if isinstance(backbone, BackboneConfig) else BackboneConfig.from_dict(dict(backbone or {}))
+        super().__init__(
+            observation_space,
+            action_space,
+            backbone=backbone,
+            shared_backbone=shared_backbone,
+            previous_action=previous_action,
+            previous_reward=previous_reward,
+            first_step=first_step,
+            head_width=head_width,
+            observation=observation,
         )
-        if self.config.dropout > 0:
-            raise ConfigError(
-                f"dropout is {self.config.dropout}, but must be 0 online: with it the action probabilities of "
-                "rollout and update differ; set policy_kwargs backbone dropout to 0"
-            )
         width = self.config.width
-        check_width(action_space, "action", max(width, head_width))
-        self.uses_previous_reward, self.uses_previous_action = previous_reward, previous_action
-        self.actor = TokenBackbone(self.tree, action_space, self.config, previous_action, previous_reward, first_step)
-        self.critic: TokenBackbone | None = None
-        if not shared_backbone:
-            self.critic = TokenBackbone(
-                self.tree, action_space, self.config, previous_action, previous_reward, first_step
-            )
-        self.action_hidden, latent = _hidden(width, head_width)
-        self.value_hidden, _ = _hidden(width, head_width)
+        self.action_hidden, latent = hidden_layer(width, head_width)
+        self.value_hidden, _ = hidden_layer(width, head_width)
         self.action_head = ActionHead(
             action_space, latent, log_std=log_std_init, embeds=False, readout=read_readout(readout)
         )
-        sources = [module for part in self.backbones() for module in part.backbone.table_sources()]
-        self.tables = Tables(self, sources, self._compute_tables)
-        self.machine_code: MachineStep | None = None
-        self.value_net = nn.Linear(latent, 1)
+        self.value_net: nn.Linear = nn.Linear(latent, 1)
         later = predicts_later(self.actor.backbone)
         self.later_net = nn.Linear(latent, self.action_head.linear.out_features) if later else None
-        self.progress = 0.0
-        """Share of the training that is over, 0 to 1: some auxiliary losses end before it does."""
         # Small first logits: every action is tried before any is preferred (arXiv 2006.05990, section 3.2).
         self.init_weights(self.action_head.linear, gain=0.01)
         self.init_weights(self.value_net, gain=1.0)
-        self.action_layout = action_layout(action_space)
-        self.action_leaves = leaf_spaces(action_space)
         options: dict[str, Any] = {"eps": 1e-5, "fused": True} | dict(optimizer_kwargs or {})
         self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), **options)
 
-    def _compute_tables(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for name, part in zip(("actor", "critic"), self.backbones(), strict=False):
-            found |= prefixed(name, part.backbone.tables())
-        return found
+    def normalise_values(self, step: float) -> PopArt:
+        """Let the value head follow the scale of its targets from now on, ``step`` of the way at a time.
 
-    def backbones(self) -> list["TokenBackbone"]:
-        """The actor's and, where it has its own, the critic's backbone."""
-        return [self.actor] if self.critic is None else [self.actor, self.critic]
+        The values stay as they are, and so do the optimiser and its parameters.
+        """
+        self.value_net = PopArt(self.value_net, step)
+        return self.value_net
 
-    # State
-
-    def initial_state(self, batch_size: int, cached: Cached = True) -> PolicyState:
-        """Empty memory for ``batch_size`` environments; ``cached`` as for ``Backbone.initial_state``."""
-        device = self.value_net.weight.device  # SB3's property walks through all modules
-        none = {
-            path: torch.zeros((batch_size, *shape), dtype=dtype, device=device)
-            for path, (shape, dtype) in self.action_layout.items()
-        }
-        return PolicyState(
-            actor=self.actor.backbone.initial_state(batch_size, cached=cached),
-            critic=None if self.critic is None else self.critic.backbone.initial_state(batch_size, cached=cached),
-            previous_action=self.action_head.blank(none, torch.zeros(batch_size, dtype=torch.bool, device=device)),
-            previous_reward=torch.zeros(batch_size, device=device),
-        )
-
-    def with_cache(self, state: PolicyState) -> PolicyState:
-        """The state for acting: keys and values of the memory under today's weights."""
-        return self._map_memory(state, lambda backbone, memory: backbone.with_cache(memory))
-
-    def without_cache(self, state: PolicyState) -> PolicyState:
-        """The state for training and storage: layer inputs only."""
-        return self._map_memory(state, lambda backbone, memory: backbone.without_cache(memory))
-
-    def _map_memory(self, state: PolicyState, change: Callable[[Backbone, State], State]) -> PolicyState:
-        critic = state.critic
-        if self.critic is not None and critic is not None:
-            critic = change(self.critic.backbone, critic)
-        return PolicyState(
-            change(self.actor.backbone, state.actor), critic, state.previous_action, state.previous_reward
-        )
+    @property
+    def value_units(self) -> float:
+        """What a squared error of the value is multiplied with, so that it is in the units of the value head."""
+        return float(self.value_net.scale) ** -2 if isinstance(self.value_net, PopArt) else 1.0
 
     # Forward passes
 
@@ -288,7 +170,7 @@ class GTrXLPolicy(BasePolicy):
         if record is None and self.actor.backbone.aux_weights:
             record = Record()  # the auxiliary losses are needed even when nobody looks
         features, memory = self.actor(observations, previous_actions, previous_rewards, first, state.actor, record)
-        auxiliary = _weighted_losses(self.actor.backbone, record)
+        auxiliary = weighted_losses(self.actor.backbone, record)
         metrics = {} if record is None else dict(record.metrics)
         losses = {} if record is None else dict(record.losses)
         value_features, value_memory = features, state.critic
@@ -297,7 +179,7 @@ class GTrXLPolicy(BasePolicy):
             value_features, value_memory = self.critic(
                 observations, previous_actions, previous_rewards, first, state.critic, critic_record
             )
-            auxiliary = _add(auxiliary, _weighted_losses(self.critic.backbone, critic_record))
+            auxiliary = add_losses(auxiliary, weighted_losses(self.critic.backbone, critic_record))
             if critic_record is not None:
                 metrics |= {f"value_{name}": value for name, value in critic_record.metrics.items()}
                 losses |= {f"value_{name}": value for name, value in critic_record.losses.items()}
@@ -317,7 +199,7 @@ class GTrXLPolicy(BasePolicy):
         steps = segment.rewards.shape[1]
         window = steps if gradient_window is None else gradient_window
         state: PolicyState = segment.memory
-        log_probs, values, entropies, barriers = [], [], [], []
+        outputs, log_probs, values, entropies, barriers = [], [], [], [], []
         auxiliary: Tensor | None = None
         losses: dict[str, Tensor] = {}
         for begin in range(0, steps, window):
@@ -335,17 +217,19 @@ class GTrXLPolicy(BasePolicy):
             taken = {path: leaf[:, part] for path, leaf in segment.actions.items()}
             if told is not None and told.streams:
                 self._add_deep_losses(result, told, taken, segment.counts[:, part], segment.first[:, part])
+            outputs.append(result.outputs)
             log_probs.append(self.action_head.log_prob(result.outputs, taken))
             values.append(result.values)
             entropies.append(self.action_head.entropy(result.outputs))
             barriers.append(self.action_head.log_barrier(result.outputs))
             share = (part.stop - part.start) / steps
-            auxiliary = _add(auxiliary, None if result.auxiliary_loss is None else share * result.auxiliary_loss)
+            auxiliary = add_losses(auxiliary, None if result.auxiliary_loss is None else share * result.auxiliary_loss)
             losses = {name: losses.get(name, 0.0) + share * value for name, value in result.losses.items()}
         result.auxiliary_loss, result.losses = auxiliary, losses
         result.state = PolicyState(state.actor, state.critic, last_actions(segment), segment.rewards[:, -1])
         finite = [barrier for barrier in barriers if barrier is not None]
         return SegmentEvaluation(
+            outputs=torch.cat(outputs, 1),
             log_probs=torch.cat(log_probs, 1),
             values=torch.cat(values, 1),
             entropy=torch.cat(entropies, 1),
@@ -370,7 +254,9 @@ class GTrXLPolicy(BasePolicy):
         def now(features: Tensor) -> Tensor:
             outputs, values = self._read(features, features)
             lost = -head.log_prob(outputs, taken)
-            return lost if self.critic is not None else lost + (values - result.values.detach()).square()
+            if self.critic is not None:
+                return lost
+            return lost + self.value_units * (values - result.values.detach()).square()
 
         def next_one(features: Tensor) -> Tensor:
             assert self.later_net is not None
@@ -379,7 +265,7 @@ class GTrXLPolicy(BasePolicy):
         deep = Record(streams=told.streams, exits=told.exits, mixed=told.mixed)
         targets = Targets(now, None if self.later_net is None else next_one, counts, first)
         tell_deep_losses(self.actor.backbone, deep, targets, self.progress)
-        result.auxiliary_loss = _add(result.auxiliary_loss, _weighted_losses(self.actor.backbone, deep))
+        result.auxiliary_loss = add_losses(result.auxiliary_loss, weighted_losses(self.actor.backbone, deep))
         result.losses |= deep.losses
 
     def memory_after(self, segment: Segment) -> PolicyState:
@@ -406,245 +292,12 @@ class GTrXLPolicy(BasePolicy):
         latent, actions, kept = (each.transpose(0, 1) for each in (self.action_hidden(features), actions, kept))
         readout.store.add(latent[kept], actions[kept], kept.new_zeros(int(kept.sum()), dtype=torch.long))
 
-    @torch.inference_mode()
-    def step(
-        self,
-        observations: Mapping[str, Tensor],
-        state: PolicyState,
-        first: Tensor,
-        noise: Tensor | None,
-        *,
-        overwrites: bool = False,
-    ) -> tuple[dict[str, Tensor], Tensor, Tensor, PolicyState]:
-        """Actions by path, values [B], log-probabilities [B] and the next state, for one step of every environment.
-
-        ``first`` bool [B] marks environments whose episode begins here; ``noise`` of ``action_head.draw`` decides the
-        actions, None takes the most likely ones. The next state already holds the actions as previous actions; whoever
-        steps the environments adds the rewards with ``rewarded``. ``overwrites`` says that nobody needs ``state`` any
-        more: its rings are written in place and belong to the next state.
-
-        Raises:
-            DataError: an episode is longer than a position table; the state is as it was.
-        """
-        self.check_places(state, first)
-        tables = self.tables.current()
-        if self.machine_code is not None:
-            found = self.machine_code(observations, state, first, noise, tables, overwrites)
-            if found is not None:
-                return found
-        outputs, values, after = self.network_step(observations, state, first, tables, overwrites)
-        actions = self.action_head.decode(outputs, noise)
-        log_probs = self.action_head.log_prob(outputs, actions)
-        return actions, values, log_probs, PolicyState(after.actor, after.critic, actions, state.previous_reward)
-
-    @torch.inference_mode()
-    def values(self, observations: Mapping[str, Tensor], state: PolicyState, first: Tensor) -> Tensor:
-        """Values [B] of observations that would come next; the state is left as it is.
-
-        Raises:
-            DataError: an episode is longer than a position table.
-        """
-        self.check_places(state, first)
-        return self.network_step(observations, state, first, self.tables.current())[1]
-
-    def check_places(self, state: PolicyState, first: Tensor) -> None:
-        """Raise DataError unless position tables reach to the next step; both backbones have the same positions."""
-        backbone = self.actor.backbone
-        if backbone.finite_positions:  # most policies have none
-            backbone.check_places((state.actor.tensors["position"] + 1).masked_fill(first, 0))
-
-    def network_step(
-        self,
-        observations: Mapping[str, Tensor],
-        state: PolicyState,
-        first: Tensor,
-        tables: dict[str, Tensor],
-        overwrites: bool = False,
-    ) -> tuple[Tensor, Tensor, PolicyState]:
-        """Action outputs [B, A], values [B], and the state with the new memories; looks at no data."""
-        steps = (observations, state.previous_action, state.previous_reward, first)
-        features, actor = self.actor.step(*steps, state.actor, part_of("actor", tables), overwrites)
-        value_features, critic = features, state.critic
-        if self.critic is not None and critic is not None:
-            value_features, critic = self.critic.step(*steps, critic, part_of("critic", tables), overwrites)
-        after = PolicyState(actor, critic, state.previous_action, state.previous_reward)
-        return *self._read(features, value_features), after
-
     def _read(self, features: Tensor, value_features: Tensor) -> tuple[Tensor, Tensor]:
         """Action outputs [..., A] and values [...] of features [..., W]."""
         values = linear(self.value_net, self.value_hidden(value_features)).squeeze(-1)
+        if isinstance(self.value_net, PopArt):
+            values = self.value_net.in_units(values)
         return self.action_head.forward(self.action_hidden(features)), values
-
-    # Between environment and tensors
-
-    def leaves_to_tensors(self, leaves: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Numpy leaves as stored: float32 for floats, integers as they are."""
-        device = self.value_net.weight.device  # SB3's property walks through all modules
-        return {path: to_tensor(leaves[path], device, dtype) for path, dtype in self.leaf_types.items()}
-
-    def environment_actions(self, actions: Mapping[str, Tensor]) -> Any:
-        """Actions as the environments take them: an array [B, ...], or a list of B nested actions; Boxes clipped."""
-        leaves = {
-            path: leaf.execute(actions[path]).cpu().numpy().astype(self.action_leaves[path].dtype, copy=False)
-            for path, leaf in self.action_head.named_leaves()
-        }
-        if "" in leaves:
-            return leaves[""]
-        rows = range(len(next(iter(leaves.values()))))
-        return [nest_leaves(self.action_space, {path: leaf[row] for path, leaf in leaves.items()}) for row in rows]
-
-    def predict(
-        self,
-        observation: Any,
-        state: Any = None,
-        episode_start: np.ndarray | None = None,
-        deterministic: bool = False,
-        reward: np.ndarray | float | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Any, Any]:
-        """Actions for one observation or a batch of them, and the state to pass in with the next one.
-
-        The actions of a batch are an array, or a list of nested ones where the action space is a Dict or a Tuple.
-
-        Args:
-            observation: as the environment gives it; nested Dicts and Tuples and channel-last or channel-first images
-                are understood.
-            state: what the last call returned; None begins an episode in every environment.
-            episode_start: bool per environment, True where this observation is the first of an episode.
-            deterministic: take the most likely action in place of a sample.
-            reward: what the last action earned; needed by policies with ``previous_reward``, from the second step on.
-            generator: source of the sampled actions.
-
-        Raises:
-            DataError: for an observation that does not fit the observation space or is not finite, a reward that is not
-                finite, or a state of another number of environments. The state that was passed in stays as it was.
-            ConfigError: when the policy needs rewards and none is given, or ``deterministic`` is not a boolean.
-        """
-        deterministic = check(deterministic, bool, "deterministic")
-        self.set_training_mode(False)
-        arrays, batched = fit_observation(self.tree, observation)
-        leaves = self.leaves_to_tensors(arrays)
-        n = int(next(iter(leaves.values())).shape[0])
-        if state is None:
-            state = self.initial_state(n)
-            first = torch.ones(n, dtype=torch.bool, device=self.device)
-        else:
-            state, first = self._continue(state, n, episode_start, reward)
-        noise = None if deterministic else self.action_head.draw(n, generator)
-        actions, _, _, state = self.step(leaves, state, first, noise)
-        environment_actions = self.environment_actions(actions)
-        return (environment_actions if batched else environment_actions[0]), state
-
-    def _continue(
-        self, state: Any, n: int, episode_start: np.ndarray | None, reward: np.ndarray | float | None
-    ) -> tuple[PolicyState, Tensor]:
-        if not isinstance(state, PolicyState):
-            raise DataError(f"state must be what predict returned, or None; got {type(state).__name__}")
-        if state.batch_size != n:
-            raise DataError(
-                f"the state belongs to {state.batch_size} environments, the observation to {n}; "
-                "pass state=None to begin anew"
-            )
-        start = fit_starts(episode_start, n)
-        rewards = np.zeros(n) if reward is None else fit_rewards(reward, start)
-        if self.uses_previous_reward:
-            if reward is None and not start.all():
-                raise ConfigError(
-                    "this policy was built with previous_reward=True and needs predict(..., reward=...) from the "
-                    "second step on; loops that cannot pass it (evaluate_policy, EvalCallback) need the reward in the "
-                    "observation: train with the wrapper History of rltransformers.envs and previous_reward=False"
-                )
-            state = rewarded(state, rewards)
-        return state, torch.as_tensor(start, device=self.device)
-
-    def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
-        raise ConfigError("a policy with memory needs a state: call predict(observation, state, episode_start)")
-
-
-class TokenBackbone(nn.Module):
-    """Encoders of everything a step may show, summed into one token, and the backbone that reads the tokens."""
-
-    def __init__(
-        self,
-        observation_space: Space,
-        action_space: Space,
-        config: BackboneConfig,
-        previous_action: bool,
-        previous_reward: bool,
-        first_step: bool,
-    ) -> None:
-        super().__init__()
-        width = config.width
-        self.observation = ObservationEncoder(observation_space, width)
-        self.previous_action = _action_encoder(action_space, width) if previous_action else None
-        self.previous_reward = nn.Linear(1, width) if previous_reward else None
-        self.first_step = nn.Parameter(torch.randn(width) / math.sqrt(width)) if first_step else None
-        self.backbone = Backbone(config)
-        self.task = task_leaf(observation_space, config.tasks)
-
-    def tokens(
-        self,
-        observations: Mapping[str, Tensor],
-        previous_actions: Mapping[str, Tensor],
-        previous_rewards: Tensor,
-        first: Tensor,
-    ) -> Tensor:
-        """Tokens [B, T, W]."""
-        tokens: Tensor = self.observation(observations)
-        if self.previous_action is None and self.previous_reward is None and self.first_step is None:
-            return tokens
-        later = (~first).unsqueeze(-1).to(tokens.dtype)
-        if self.previous_action is not None:
-            tokens = tokens + later * self.previous_action(previous_actions)
-        if self.previous_reward is not None:
-            tokens = tokens + later * self.previous_reward(previous_rewards.unsqueeze(-1).to(tokens.dtype))
-        if self.first_step is not None:
-            tokens = tokens + (1.0 - later) * self.first_step
-        return tokens
-
-    def forward(
-        self,
-        observations: Mapping[str, Tensor],
-        previous_actions: Mapping[str, Tensor],
-        previous_rewards: Tensor,
-        first: Tensor,
-        state: State | None,
-        record: Record | None,
-        wanted: slice = EVERY,
-    ) -> tuple[Tensor, State]:
-        """Features of the ``wanted`` steps, and the memory after all of them."""
-        tokens = self.tokens(observations, previous_actions, previous_rewards, first)
-        task = None if self.task is None else self.task.read(observations)
-        features, memory = self.backbone(tokens, state, first, task=task, wanted=wanted, record=record)
-        return features, memory
-
-    def step(
-        self,
-        observations: Mapping[str, Tensor],
-        previous_actions: Mapping[str, Tensor],
-        previous_rewards: Tensor,
-        first: Tensor,
-        state: State,
-        tables: dict[str, Tensor],
-        overwrites: bool,
-    ) -> tuple[Tensor, State]:
-        """Features [B, W] of one step of every environment, and the memory after it; see ``Backbone.step``."""
-        tokens = self.tokens(observations, previous_actions, previous_rewards, first)
-        reset = first.unsqueeze(1)
-        task = None if self.task is None else self.task.read(observations).unsqueeze(1)
-        features, memory = self.backbone.step(
-            tokens.unsqueeze(1), state, reset, task=task, tables=tables, overwrites=overwrites
-        )
-        return features.squeeze(1), memory
-
-
-def _action_encoder(action_space: Space, width: int) -> ObservationEncoder:
-    """An encoder of sampled actions; those of a Box may lie outside it, so that its bounds say nothing."""
-    leaves: dict[str, Space] = {
-        path: spaces.Box(-np.inf, np.inf, leaf.shape) if isinstance(leaf, spaces.Box) else leaf
-        for path, leaf in leaf_spaces(action_space).items()
-    }
-    return ObservationEncoder(space_from_leaves(leaves), width)
 
 
 def check_policy_settings(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -655,36 +308,6 @@ def check_policy_settings(settings: Mapping[str, Any], prefix: str) -> dict[str,
     """
     without = ("observation_space", "action_space", "lr_schedule")
     return check_arguments(GTrXLPolicy.__init__, settings, prefix, without)
-
-
-def _hidden(width: int, head_width: int) -> tuple[nn.Module, int]:
-    if head_width == 0:
-        return nn.Identity(), width
-    hidden = nn.Linear(width, head_width)
-    BasePolicy.init_weights(hidden, gain=math.sqrt(2.0))
-    return nn.Sequential(hidden, nn.Tanh()), head_width
-
-
-def _weighted_losses(backbone: Backbone, record: Record | None) -> Tensor | None:
-    if record is None:
-        return None
-    weighted = [
-        backbone.aux_weights[name] * loss for name, loss in record.losses.items() if name in backbone.aux_weights
-    ]
-    return torch.stack(weighted).sum() if weighted else None
-
-
-def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else (a if b is None else a + b)
-
-
-def rewarded(state: PolicyState, rewards: Any) -> PolicyState:
-    """The state after the environment answered the last action with ``rewards`` [B]."""
-    held = state.previous_reward
-    tensor = to_tensor(rewards, held.device, held.dtype)
-    if tensor.shape != held.shape:
-        tensor = tensor.reshape(held.shape)
-    return PolicyState(state.actor, state.critic, state.previous_action, tensor)
 
 
 def last_actions(segment: Segment) -> Leaves:
@@ -700,14 +323,3 @@ def previous_steps(segment: Segment) -> tuple[Leaves, Tensor]:
     }
     rewards = torch.cat([segment.previous_reward.unsqueeze(1), segment.rewards[:, :-1]], dim=1)
     return actions, rewards
-
-
-def check_action_space(space: Space) -> None:
-    """Raise ConfigError unless an action head for ``space`` exists; a Box needs finite bounds."""
-    check_supported(space, "action")
-    for path, leaf in leaf_spaces(space).items():
-        if isinstance(leaf, spaces.Box) and not (np.isfinite(leaf.low).all() and np.isfinite(leaf.high).all()):
-            at = f" at {path!r}" if path else ""
-            raise ConfigError(
-                f"a Box action space needs finite bounds, got {leaf}{at}; rescale the action with a wrapper"
-            )

@@ -1,10 +1,11 @@
 """The Decision Transformer as a module, and its cached, batched acting (arXiv 2106.01345, sections 3 and 5.1).
 
-One environment step is a group of tokens in this order: return-to-go (absent in behaviour cloning), observation,
-action. B batch or environments, K steps of context, G tokens per step, W model width, A head outputs.
+One environment step is a group of tokens in this order: return-to-go, observation, action; with a head that predicts
+returns observation, return-to-go, action; observation and action where returns are no tokens. B batch or environments,
+K steps of context, G tokens per step, W model width, A head outputs, C candidates of an action.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,21 +18,26 @@ from torch import Tensor, nn
 
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.backbone.tables import Tables
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.core.spec import Choice
+from rltransformers.functional.context import Context
 from rltransformers.functional.modules import linear
 from rltransformers.functional.windows import oldest_first, padded_behind
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
+from rltransformers.policies.critics import TwinCritics, check_alternatives
 from rltransformers.policies.deep_losses import predicts_later
-from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.observations import task_leaf
+from rltransformers.policies.observed import Observed, observation_parts, observe
+from rltransformers.policies.returns import ReturnCondition, ReturnIn
 
 MachineDecision = Callable[..., tuple[dict[str, Tensor], "ActingState"] | None]
 """Takes an ``Actor``'s decision as machine code; None where there is none."""
 
 ActingMode = Literal["refresh", "banded", "recompute"]
 NEWEST = slice(-1, None)
+WHOLE = slice(None)
 
 
 def normalised_leaves(space: gym.Space[Any]) -> list[str]:
@@ -44,17 +50,24 @@ def normalised_leaves(space: gym.Space[Any]) -> list[str]:
 
 
 class DecisionPolicy(nn.Module):
-    """Predicts every recorded action from the tokens before it, read at the observation token of its step.
+    """Predicts every recorded action from the tokens before it, read at the last of them.
 
     Args:
-        return_conditioned: whether a return-to-go token opens every step (G = 3) or not (G = 2, behaviour cloning).
+        return_conditioned: whether actions depend on a return-to-go, or not (behaviour cloning).
+        return_in: "sequence": a return-to-go token opens every step (G = 3); "condition": only the newest return
+            counts, see ``ReturnCondition`` (G = 2).
+        predicts_return: whether a head on the observation token predicts the return-to-go, whose token then follows it
+            (Zhuang et al. 2024, arXiv 2405.08740); acting fills in what nobody asks for.
+        critic_width: of twin critics that stand beside the policy and judge its actions; None for no critics.
         return_scale: return-to-go is divided by this before it becomes a token.
         statistics: mean and standard deviation of the floating-point observation leaves by path; others pass as they
             are.
         readout: what the head adds of recorded actions; None for nothing.
+        encoder: of the elements of a set or sequence inside the observation; None for no such elements.
 
     Raises:
-        ConfigError: for a space with an unsupported leaf.
+        ConfigError: for a space with an unsupported leaf, or without the elements that an encoder or the backbone
+            reads.
     """
 
     def __init__(
@@ -67,20 +80,32 @@ class DecisionPolicy(nn.Module):
         return_scale: float = 1.0,
         statistics: Mapping[str, tuple[Tensor, Tensor]] | None = None,
         readout: Choice | None = None,
+        encoder: Choice | None = None,
+        return_in: ReturnIn = "sequence",
+        predicts_return: bool = False,
+        critic_width: int | None = None,
     ) -> None:
         super().__init__()
         self.observation_leaves = leaf_spaces(observation_space)
         self.return_conditioned, self.return_scale = return_conditioned, return_scale
+        in_sequence = return_conditioned and return_in == "sequence"
         self.backbone = Backbone(backbone)
         self.width = self.backbone.width
-        self.encoder = ObservationEncoder(observation_space, self.width)
+        self.encoder, self.elements = observation_parts(observation_space, backbone, encoder)
         self.task = task_leaf(observation_space, backbone.tasks)
         self.head = ActionHead(action_space, self.width, readout=readout)
         self.tables = Tables(self, self.backbone.table_sources(), self.backbone.tables)
         self.machine_code: MachineDecision | None = None
         later = predicts_later(self.backbone)
         self.later_net = nn.Linear(self.width, self.head.linear.out_features) if later else None
-        self.embed_return = nn.Linear(1, self.width) if return_conditioned else None
+        self.embed_return = nn.Linear(1, self.width) if in_sequence else None
+        self.condition = ReturnCondition(self.width) if return_conditioned and not in_sequence else None
+        self.return_head = nn.Linear(self.width, 1) if predicts_return else None
+        self.critics: TwinCritics | None = None
+        if critic_width is not None:
+            check_alternatives(self.head)
+            self.critics = TwinCritics(observation_space, self.head.linear.out_features, critic_width)
+            self.critics.requires_grad_(False)  # they learn in steps of their own
         self.normalised = normalised_leaves(observation_space) if statistics is not None else []
         for index, path in enumerate(self.normalised):
             mean, deviation = (statistics or {})[path]
@@ -89,8 +114,12 @@ class DecisionPolicy(nn.Module):
 
     @property
     def tokens_per_step(self) -> int:
-        """G: 3 with return-to-go, 2 without."""
-        return 3 if self.return_conditioned else 2
+        """G: 3 with return-to-go in the sequence, else 2."""
+        return 2 if self.embed_return is None else 3
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """What learns to act: all but the critics."""
+        return [each for name, each in self.named_parameters() if not name.startswith("critics.")]
 
     def statistics(self) -> list[tuple[str, Tensor, Tensor]]:
         """Path, mean and standard deviation of every standardised observation leaf."""
@@ -100,18 +129,51 @@ class DecisionPolicy(nn.Module):
             for index, path in enumerate(self.normalised)
         ]
 
-    def embed_step(
-        self, observations: Mapping[str, Tensor], return_to_go: Float[Tensor, "*n"]
-    ) -> Float[Tensor, "*n N W"]:
-        """The tokens of a step that are known before its action: return-to-go (in reward units) and observation."""
+    def standardised(self, observations: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Observations as the network reads them."""
         values = dict(observations)
         for path, mean, deviation in self.statistics():
             values[path] = (values[path].to(mean.dtype) - mean) / deviation
-        tokens = [self.encoder(values)]
+        return values
+
+    def observe(self, observations: Mapping[str, Tensor]) -> Observed:
+        """The token of an observation, and its elements."""
+        return observe(self.encoder, self.elements, self.standardised(observations))
+
+    def context(self, seen: Observed, tokens: slice) -> Context | None:
+        """What the layers may look at from the ``tokens`` of observations."""
+        return seen.context(tokens) if self.backbone.config.reads_context else None
+
+    def scaled(self, return_to_go: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        """Return-to-go in network units, from reward units."""
+        return (return_to_go / self.return_scale).to(self.head.linear.weight.dtype)
+
+    def embed_scaled(self, scaled: Float[Tensor, "*n"]) -> Float[Tensor, "*n W"]:
+        """The token of a return-to-go in network units."""
+        assert self.embed_return is not None
+        return linear(self.embed_return, scaled.unsqueeze(-1))
+
+    def embed_step(
+        self, observation: Float[Tensor, "*n W"], return_to_go: Float[Tensor, "*n"]
+    ) -> Float[Tensor, "*n N W"]:
+        """The tokens of a step before its action, in their order: observation and return-to-go (in reward units)."""
+        tokens = [observation]
         if self.embed_return is not None:
-            scaled = (return_to_go / self.return_scale).to(self.embed_return.weight.dtype)
-            tokens.insert(0, linear(self.embed_return, scaled.unsqueeze(-1)))
+            returned = self.embed_scaled(self.scaled(return_to_go))
+            tokens = [*tokens, returned] if self.return_head is not None else [returned, *tokens]
         return torch.stack(tokens, -2)
+
+    def predicted_return(self, features: Float[Tensor, "... W"]) -> Float[Tensor, "..."]:
+        """Return-to-go in network units, from features of observation tokens."""
+        assert self.return_head is not None
+        return linear(self.return_head, features).squeeze(-1)
+
+    def conditioned(self, features: Float[Tensor, "... W"], scaled: Float[Tensor, "..."]) -> Float[Tensor, "... W"]:
+        """What the head reads: the features themselves, unless returns condition them."""
+        if self.condition is None:
+            return features
+        found: Tensor = self.condition(features, scaled)
+        return found
 
     def embed_action(self, actions: Mapping[str, Tensor]) -> Float[Tensor, "... W"]:
         """The token of an executed action."""
@@ -135,11 +197,14 @@ class DecisionPolicy(nn.Module):
             episode: number of the episode of a window, of whose steps a readout reads nothing; None for outputs that do
                 not learn.
         """
-        features = self.features(observations, actions, return_to_go, timestep, valid, record)
+        return self.outputs(self.features(observations, actions, return_to_go, timestep, valid, record), episode)
+
+    def outputs(self, features: Float[Tensor, "B K W"], episode: Int[Tensor, " B"] | None) -> Float[Tensor, "B K A"]:
+        """Head outputs from what the head reads; ``episode`` as for ``forward``."""
         if episode is None:
-            outputs: Tensor = self.head(features)
-            return outputs
-        return self.head.learning(features, episode[:, None].expand(timestep.shape))
+            found: Tensor = self.head(features)
+            return found
+        return self.head.learning(features, episode[:, None].expand(features.shape[:-1]))
 
     def features(
         self,
@@ -151,24 +216,50 @@ class DecisionPolicy(nn.Module):
         record: Record | None = None,
     ) -> Float[Tensor, "B K W"]:
         """What the head reads at every step; arguments as for ``forward``."""
+        return self.read(observations, actions, return_to_go, timestep, valid, record)[0]
+
+    def read(
+        self,
+        observations: Mapping[str, Tensor],
+        actions: Mapping[str, Tensor],
+        return_to_go: Float[Tensor, "B K"],
+        timestep: Int[Tensor, "B K"],
+        valid: Bool[Tensor, "B K"],
+        record: Record | None = None,
+    ) -> tuple[Float[Tensor, "B K W"], Float[Tensor, "B K"] | None]:
+        """What the head reads at every step, and the predicted return-to-go in network units, where a head predicts it.
+
+        Arguments as for ``forward``.
+        """
         observations = blank_invalid(self.observation_leaves, observations, valid)
-        known = self.embed_step(observations, torch.where(valid, return_to_go, 0.0))
+        asked = torch.where(valid, return_to_go, 0.0)
+        seen = self.observe(observations)
+        known = self.embed_step(seen.token, asked)
         taken = self.embed_action(self.head.blank(actions, valid))
         tokens = torch.cat([known, taken[..., None, :]], -2).flatten(1, 2)
         group = self.tokens_per_step
         # Padding behind the valid steps is never looked at; only what averages over tokens has to know of it.
         averages = record is not None and (record.weights or bool(self.backbone.aux_weights))
         told = averages or not padded_behind(valid)
+        decides, two_places = slice(group - 2, None, group), self.return_head is not None and group == 3
         features: Tensor
         features, _ = self.backbone(  # nothing is predicted from the last action
             tokens[:, :-1],
             valid=valid.repeat_interleave(group, 1)[:, :-1] if told else None,
             timestep=torch.where(valid, timestep, 0).repeat_interleave(group, 1)[:, :-1],
             task=None if self.task is None else self.task.read(observations).repeat_interleave(group, 1)[:, :-1],
-            wanted=slice(group - 2, None, group),
+            context=self.context(seen, slice(0 if two_places else group - 2, None, group)),
+            wanted=WHOLE if two_places else decides,
             record=record,
         )
-        return features
+        if self.return_head is None:
+            return self.conditioned(features, self.scaled(asked)), None
+        predicted = self.predicted_return(features[:, ::group] if two_places else features)
+        if two_places:
+            features = features[:, decides]
+            if record is not None:
+                record.choose(decides)
+        return self.conditioned(features, self.scaled(asked)), predicted
 
 
 @dataclass(frozen=True)
@@ -177,11 +268,12 @@ class ActingState:
 
     Attributes:
         memory: acting state of the backbone, whose rows are the streams of the first environment, of the second and so
-            on: one stream in the mode ``banded``, two in ``refresh``; None in ``recompute``.
-        tokens: embedded tokens of the newest steps in the mode ``recompute``, the last observation at the end [B, N,
-            W].
+            on: one stream in the mode ``banded``, two in ``refresh``, as many for every candidate; None in
+            ``recompute``.
+        tokens: embedded tokens of the newest steps in the mode ``recompute``, the last one before an action at the end
+            [B, N, W], candidates one after another.
         action: token of the action decided last [B, W].
-        return_to_go: what was asked for in the last step, in reward units [B], float64.
+        return_to_go: what was asked for in the last step, in reward units [B], float64; NaN where nobody asked.
         step: number of the last step inside its episode [B].
     """
 
@@ -219,6 +311,8 @@ class Actor:
             published; the reference, and about K times slower.
         discount: of the return-to-go, 1 in the paper.
         delayed_reward: rewards are held back until the episode ends, so the return-to-go is not reduced by them.
+        jitter: of C candidates, how much more return each is asked for than the target, in reward units; the action
+            that the more pessimistic critic values most is taken (QT, arXiv 2405.17098). Empty for one action.
 
     In the mode ``refresh`` two streams of every environment read the same tokens. Stream s begins anew at the steps n h
     with n even (s = 0) or odd (s = 1), and decides from its K - h-th step to its K-th, the first one from its first: by
@@ -230,9 +324,22 @@ class Actor:
     mode: ActingMode = "refresh"
     discount: float = 1.0
     delayed_reward: bool = False
+    jitter: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         check(self.mode, ActingMode, "acting_mode")
+        policy = self.policy
+        if self.mode == "recompute" and policy.backbone.config.reads_context:
+            raise ConfigError(
+                "acting_mode 'recompute' keeps the tokens of past steps and not the elements that layers look at; take "
+                "'refresh' or 'banded', or set topology to 'decoder'"
+            )
+        asked_only = policy.return_conditioned and policy.return_head is None
+        if self.jitter and (policy.critics is None or not asked_only):
+            raise ConfigError(
+                "candidates differ in the return they are asked for, and critics choose one;"
+                " without both, leave jitter empty"
+            )
 
     @property
     def period(self) -> int:
@@ -241,8 +348,13 @@ class Actor:
 
     @property
     def streams(self) -> int:
-        """Caches of every environment."""
+        """Caches of every candidate."""
         return {"refresh": 2, "banded": 1, "recompute": 0}[self.mode]
+
+    @property
+    def prefixes(self) -> int:
+        """Candidates whose pasts differ: all, or one where returns are no part of the sequence."""
+        return len(self.jitter) if self.jitter and self.policy.condition is None else 1
 
     def window(self, step: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
         """Steps that the decision at ``step`` looks back on, itself included; ``banded`` looks back on all of them."""
@@ -260,10 +372,10 @@ class Actor:
         """A state before any step; the first call of ``act`` must say that every episode starts."""
         policy, weight = self.policy, self.policy.head.linear.weight
         count = self.context_length * policy.tokens_per_step - 1 if self.mode == "recompute" else 0
-        rows = batch_size * self.streams
+        rows = batch_size * self.prefixes * self.streams
         return ActingState(
             policy.backbone.initial_state(rows, cached="only") if rows else None,
-            weight.new_zeros(batch_size, count, policy.width),
+            weight.new_zeros(batch_size, self.prefixes * count, policy.width),
             weight.new_zeros(batch_size, policy.width),
             torch.zeros(batch_size, dtype=torch.float64, device=weight.device),
             torch.zeros(batch_size, dtype=torch.long, device=weight.device),
@@ -287,7 +399,8 @@ class Actor:
             observations: by leaf path, [B, *leaf shape].
             start: True where this observation is the first of an episode; what ``state`` held there is forgotten.
             reward: of the previous step; not read where an episode starts.
-            target_return: what an episode that starts here is asked to return; not read elsewhere.
+            target_return: what an episode that starts here is asked to return; not read elsewhere. NaN asks for
+                nothing: a policy that predicts returns then fills in what it predicts, in every step.
             noise: numbers in [0, 1) to sample discrete actions with; None takes the most probable action.
             overwrites: nobody needs ``state`` any more: its rings are written in place and belong to the next state.
 
@@ -341,58 +454,65 @@ class Actor:
             asked = asked / self.discount
         asked = torch.where(start, target_return.to(asked), asked)
         step = next_step(state, start)
-        new = torch.cat([state.action[:, None], policy.embed_step(observations, asked)], 1)
-        task = None if policy.task is None else policy.task.read(observations)
-        if self.mode == "recompute":
-            tokens, memory = torch.cat([state.tokens, new], 1)[:, -state.tokens.shape[1] :], state.memory
-            features = self._recompute(tokens, step, task)
-        else:
-            tokens = state.tokens
-            features, memory = self._cached(new, state, step, start, task, tables, overwrites)
+        goals = policy.scaled(self.goals(asked, step))
+        features, reading = self._features(observations, state, goals, start, step, tables, overwrites)
         outputs = policy.head(features)
+        noise, greedy = (
+            None if each is None else by_stream(each, max(len(self.jitter), 1)) for each in (noise, greedy)
+        )
         actions = (
             policy.head.decode(outputs, noise) if greedy is None else policy.head.decode_some(outputs, noise, greedy)
         )
-        return actions, ActingState(memory, tokens, policy.embed_action(actions), asked, step)
+        if self.jitter:
+            actions = self._best(observations, actions)
+        return actions, ActingState(reading.memory, reading.kept(), policy.embed_action(actions), asked, step)
 
-    def _cached(
+    def goals(self, asked: Float[Tensor, " B"], step: Int[Tensor, " B"]) -> Float[Tensor, "B C"]:
+        """What every candidate is asked for: a difference in the first step grows as the rest of the return does."""
+        if not self.jitter:
+            return asked[:, None]
+        more = torch.tensor(self.jitter, dtype=asked.dtype, device=asked.device)
+        growth = (1.0 / self.discount) ** step.to(asked.dtype)
+        return asked[:, None] + more * growth[:, None]
+
+    def _features(
         self,
-        new: Float[Tensor, "B G W"],
+        observations: Mapping[str, Tensor],
         state: ActingState,
-        step: Int[Tensor, " B"],
+        goals: Float[Tensor, "B C"],
         start: Bool[Tensor, " B"],
-        task: Int[Tensor, " B"] | None,
+        step: Int[Tensor, " B"],
         tables: dict[str, Tensor],
         overwrites: bool,
-    ) -> tuple[Float[Tensor, "B W"], State]:
-        """Features of the observation token by feeding only new tokens to all streams.
+    ) -> tuple[Float[Tensor, "R W"], "Reading"]:
+        """What the head reads, for every candidate of every environment, under returns in network units."""
+        policy, count, prefixes = self.policy, goals.shape[1], self.prefixes
+        task = None if policy.task is None else policy.task.read(observations)
+        reading = Reading(self, state, start, step, task, tables, overwrites)
+        seen = policy.observe(observations).at_once()
+        before, token = (by_stream(each, prefixes) for each in (state.action, seen.token[:, 0]))
+        if policy.embed_return is None or policy.return_head is not None:
+            features = reading.feed([before, token], policy.context(seen, slice(1, 2)))
+            if policy.return_head is not None:
+                goals = torch.where(goals.isnan(), policy.predicted_return(features)[:, None], goals)
+            if policy.embed_return is not None:
+                features = reading.feed([policy.embed_scaled(goals.flatten())], policy.context(seen, slice(0, 0)))
+            elif policy.condition is not None:
+                features = policy.conditioned(by_stream(features, count), goals.flatten())
+            return features, reading
+        tokens = [before, policy.embed_scaled(goals.flatten()), token]
+        return reading.feed(tokens, policy.context(seen, slice(2, 3))), reading
 
-        Where a stream begins anew, it does so at the second token and at the first one too: that is the previous
-        action, which nobody looks at then, and behind what the stream read before there may be no place for it.
-        """
-        assert state.memory is not None
-        group, streams = self.policy.tokens_per_step, self.streams
-        begins = start[:, None]
-        if streams == 2:
-            begins = begins | self._begins(step)
-        reset = torch.stack([begins, begins] + [torch.zeros_like(begins)] * (group - 2), -1)
-        timestep = torch.stack([state.step] + [step] * (group - 1), 1)
-        features, memory = self.policy.backbone.step(
-            by_stream(new, streams),
-            state.memory,
-            reset.flatten(0, 1),
-            timestep=by_stream(timestep, streams),
-            task=None if task is None else by_stream(task[:, None].expand(-1, group), streams),
-            wanted=NEWEST,
-            tables=tables,
-            overwrites=overwrites,
-        )
-        if streams == 1:
-            return features[:, -1], memory
-        even, odd = features[:, -1].unflatten(0, (-1, 2)).unbind(1)
-        return torch.where(self.cache(step)[:, None] % 2 == 1, odd, even), memory
+    def _best(self, observations: Mapping[str, Tensor], actions: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Of the candidates of every environment, the one that the more pessimistic critic values most."""
+        policy, count = self.policy, len(self.jitter)
+        assert policy.critics is not None
+        numbers = policy.head.recorded(actions).unflatten(0, (-1, count))
+        best = policy.critics(policy.standardised(observations), numbers).amin(0).argmax(1)
+        rows = torch.arange(best.shape[0], device=best.device)
+        return {path: value.unflatten(0, (-1, count))[rows, best] for path, value in actions.items()}
 
-    def _begins(self, step: Int[Tensor, " B"]) -> Bool[Tensor, "B 2"]:
+    def beginnings(self, step: Int[Tensor, " B"]) -> Bool[Tensor, "B 2"]:
         """Which streams begin anew; an odd K leaves a cache one step too old, which begins anew before it is used."""
         cycle = 2 * self.period
         within, found = step % cycle, []
@@ -402,17 +522,100 @@ class Actor:
             found.append(begins if again == first else begins | (within == again))
         return torch.stack(found, -1)
 
-    def _recompute(
-        self, tokens: Float[Tensor, "B N W"], step: Int[Tensor, " B"], task: Int[Tensor, " B"] | None
-    ) -> Float[Tensor, "B W"]:
-        """Features of the observation token from the newest steps alone: an episode of their own."""
-        group, count = self.policy.tokens_per_step, tokens.shape[1]
-        first = count + 1 - group * self.window(step)
-        index = torch.arange(count, device=tokens.device)
-        timestep = (step[:, None] - oldest_first(count + 1, tokens.device)[:-1] // group).clamp(min=0)
-        tasks = None if task is None else task[:, None].expand(-1, count)
+
+class Reading:
+    """Feeds the tokens of one step, a part at a time, to what acting remembers; holds what it remembers then.
+
+    Rows are environments times candidates whose pasts differ (``Actor.prefixes``), R of them.
+
+    Args:
+        task: of every environment, if the backbone reads one.
+    """
+
+    def __init__(
+        self,
+        actor: Actor,
+        state: ActingState,
+        start: Bool[Tensor, " B"],
+        step: Int[Tensor, " B"],
+        task: Int[Tensor, " B"] | None,
+        tables: dict[str, Tensor],
+        overwrites: bool,
+    ) -> None:
+        self.actor, self.backbone, self.group = actor, actor.policy.backbone, actor.policy.tokens_per_step
+        self.memory, self.tables, self.overwrites = state.memory, tables, overwrites
+        count = actor.prefixes
+        self.start, self.step, self.before = (by_stream(each, count) for each in (start, step, state.step))
+        self.task = None if task is None else by_stream(task, count)
+        rows, width = self.step.shape[0], state.tokens.shape[-1]
+        self.length = state.tokens.shape[1] // count
+        self.tokens = state.tokens.reshape(rows, self.length, width)
+        self.opens = True
+
+    def feed(self, new: Sequence[Float[Tensor, "R W"]], context: Context | None) -> Float[Tensor, "R W"]:
+        """Features of the last of these tokens; the first part of a step begins with the previous action.
+
+        Args:
+            context: elements that one of the tokens looks at, of every environment.
+        """
+        tokens = torch.stack(tuple(new), 1)
+        features = self._recompute(tokens) if self.memory is None else self._cached(tokens, context)
+        self.opens = False
+        return features
+
+    def kept(self) -> Float[Tensor, "B N W"]:
+        """The newest tokens, in the mode ``recompute``."""
+        rows, length, width = self.tokens.shape
+        return self.tokens.reshape(rows // self.actor.prefixes, self.actor.prefixes * length, width)
+
+    def _cached(self, new: Float[Tensor, "R N W"], context: Context | None) -> Float[Tensor, "R W"]:
+        """By feeding only new tokens to all streams.
+
+        Where a stream begins anew, it does so at the second token and at the first one too: that is the previous
+        action, which nobody looks at then, and behind what the stream read before there may be no place for it.
+        """
+        assert self.memory is not None
+        count, streams, reset = new.shape[1], self.actor.streams, None
+        times = [self.step] * count
+        if self.opens:
+            begins = self.start[:, None]
+            if streams == 2:
+                begins = begins | self.actor.beginnings(self.step)
+            reset = torch.stack([begins, begins] + [torch.zeros_like(begins)] * (count - 2), -1).flatten(0, 1)
+            times[0] = self.before
+        task = self.task
+        features, self.memory = self.backbone.step(
+            by_stream(new, streams),
+            self.memory,
+            reset,
+            timestep=by_stream(torch.stack(times, 1), streams),
+            task=None if task is None else by_stream(task[:, None].expand(-1, count), streams),
+            context=None if context is None else context.repeated(self.actor.prefixes * streams),
+            wanted=NEWEST,
+            tables=self.tables,
+            overwrites=self.overwrites,
+        )
+        if streams == 1:
+            return features[:, -1]
+        even, odd = features[:, -1].unflatten(0, (-1, 2)).unbind(1)
+        return torch.where(self.actor.cache(self.step)[:, None] % 2 == 1, odd, even)
+
+    def _recompute(self, new: Float[Tensor, "R N W"]) -> Float[Tensor, "R W"]:
+        """From the newest steps alone: an episode of their own.
+
+        What is kept ends with the last token before an action; a part of a step ends earlier.
+        """
+        group, count = self.group, self.length
+        missing = group - new.shape[1] if self.opens else 0
+        self.tokens = torch.cat([self.tokens, new], 1)[:, missing - count :]
+        length = self.tokens.shape[1]
+        first = count + 1 - group * self.actor.window(self.step)
+        index = torch.arange(length, device=new.device)
+        steps_ago = oldest_first(count + 1, new.device)[:length] // group
+        timestep = (self.step[:, None] - steps_ago).clamp(min=0)
+        tasks = None if self.task is None else self.task[:, None].expand(-1, length)
         reset = index == first[:, None]
-        features, _ = self.policy.backbone(tokens, reset=reset, timestep=timestep, task=tasks, wanted=NEWEST)
+        features, _ = self.backbone(self.tokens, reset=reset, timestep=timestep, task=tasks, wanted=NEWEST)
         return features[:, -1]
 
 

@@ -23,8 +23,8 @@ from rltransformers.core.spaces import leaf_spaces, space_to_json
 from rltransformers.export.files import write_onnx, write_pt2
 from rltransformers.export.step import Tensors
 from rltransformers.policies.action_heads import ActionHead, GaussianAction, blank_invalid
-from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.decision import Actor
+from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.steps import TABLE, ActorCriticStep, DecisionStep, leaf_name
 
 Space = gym.Space[Any]
@@ -96,7 +96,7 @@ class PolicyInFile(nn.Module):
 
 
 class ActorCriticInFile(PolicyInFile):
-    """One step of a ``GTrXLPolicy``.
+    """One step of a ``MemoryPolicy``.
 
     Inputs: observation leaves of the types of the space; "first" bool [B]; "noise" float32 [B, U]; "greedy" bool [B];
     "reward" float32 [B] of the last step, as the environment gave it, where the policy reads it. Outputs: actions and
@@ -105,16 +105,21 @@ class ActorCriticInFile(PolicyInFile):
     Args:
         scalings: of observation leaves by path.
         reward_scaling: of the reward.
+        kind: of the agent that learned the policy.
     """
 
-    kind = "GTrXLPPO"
-
     def __init__(
-        self, policy: GTrXLPolicy, scalings: Mapping[str, Scaling] | None = None, reward_scaling: Scaling | None = None
+        self,
+        policy: MemoryPolicy,
+        scalings: Mapping[str, Scaling] | None = None,
+        reward_scaling: Scaling | None = None,
+        kind: str = "GTrXLPPO",
     ) -> None:
         policy = _copied(policy)
+        for name in policy.only_learns:
+            delattr(policy, name)
         super().__init__(policy.action_head, policy.tables.current())
-        self.policy = policy
+        self.policy, self.kind = policy, kind
         self.step = ActorCriticStep(policy, executes=True)
         self.types = {leaf_name("observation", path): dtype for path, dtype in policy.leaf_types.items()}
         scalings = scalings or {}
@@ -148,7 +153,8 @@ class DecisionInFile(PolicyInFile):
     """One decision of an ``Actor``.
 
     Inputs: observation leaves of the types of the space; "start" bool [B]; where they decide anything, "reward" [B] of
-    the last step and "target_return" [B] of episodes that start here, float64; for heads that sample, "noise" float64
+    the last step and "target_return" [B] of episodes that start here, float64 (NaN asks a policy that predicts returns
+    for what it predicts); for heads that sample, "noise" float64
     [B, U] and "greedy" bool [B]. Outputs: actions.
 
     Args:
@@ -166,7 +172,10 @@ class DecisionInFile(PolicyInFile):
                 "acting mode 'recompute' runs the whole context anew for every decision and cannot be written as one "
                 "step; export with acting_mode='refresh'"
             )
-        actor = replace(actor, policy=_copied(actor.policy))
+        copied = _copied(actor.policy)
+        if not actor.jitter:
+            copied.critics = None  # they judge only candidates
+        actor = replace(actor, policy=copied)
         super().__init__(actor.policy.head, actor.policy.tables.current())
         self.best_return = best_return
         self.step = DecisionStep(actor)
@@ -197,6 +206,7 @@ class DecisionInFile(PolicyInFile):
             "delayed_reward": actor.delayed_reward,
             "return_scale": policy.return_scale,
             "best_return": self.best_return,
+            "predicts_return": policy.return_head is not None,
             # A cache that begins anew never comes to the end of a table of places.
             "longest_episode": _longest_episode(policy.backbone, group, whole=actor.mode == "banded"),
         }

@@ -19,8 +19,8 @@ from rltransformers.core.errors import CompileError
 from rltransformers.export.compiled import COMPILE_SECONDS, CompiledStep
 from rltransformers.export.graphs import GraphStep
 from rltransformers.export.step import batch_of
-from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState
 from rltransformers.policies.decision import ActingState, Actor
+from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
 
 Tensors = dict[str, Tensor]
 TABLE = "table"
@@ -32,7 +32,7 @@ Acting = Literal["eager", "compiled"]
 
 
 class ActorCriticStep(nn.Module):
-    """One step of a ``GTrXLPolicy``.
+    """One step of a ``MemoryPolicy``.
 
     Inputs: observation leaves; "first" bool [B], where an episode begins; "noise" [B, U] of the action head; "greedy"
     bool [B], where the most likely action is taken in place of a sample; "reward" [B] of the last action, where the
@@ -44,7 +44,7 @@ class ActorCriticStep(nn.Module):
         overwrites: whether rings of the state are written in place; the step is not pure then.
     """
 
-    def __init__(self, policy: GTrXLPolicy, executes: bool = False, overwrites: bool = False) -> None:
+    def __init__(self, policy: MemoryPolicy, executes: bool = False, overwrites: bool = False) -> None:
         super().__init__()
         self.policy, self.executes, self.overwrites = policy, executes, overwrites
 
@@ -237,11 +237,14 @@ class GraphCode(MachineCode):
 
 
 class ActorCriticMachine(MachineCode):
-    """Steps of a ``GTrXLPolicy``: machine code on the CPU, and a CUDA graph where a state is handed on."""
+    """Steps of a ``MemoryPolicy``: machine code on the CPU, and a CUDA graph where a state is handed on."""
 
-    def __init__(self, policy: GTrXLPolicy) -> None:
+    def __init__(self, policy: MemoryPolicy) -> None:
         spaces = str(policy.observation_space), str(policy.action_space)
-        super().__init__(ActorCriticStep(policy).eval(), {"backbone": policy.config.to_dict(), "spaces": spaces})
+        encoder = None if policy.encoder_choice is None else policy.encoder_choice.to_dict()
+        super().__init__(
+            ActorCriticStep(policy).eval(), {"backbone": policy.config.to_dict(), "encoder": encoder, "spaces": spaces}
+        )
         self.graph = GraphCode(ActorCriticStep(policy, overwrites=True).eval(), {})
 
     def __call__(
@@ -253,7 +256,7 @@ class ActorCriticMachine(MachineCode):
         tables: Tensors,
         overwrites: bool,
     ) -> tuple[Tensors, Tensor, Tensor, PolicyState] | None:
-        """``GTrXLPolicy.step``; None where there is no machine code."""
+        """``MemoryPolicy.step``; None where there is no machine code."""
         if not (first.is_cpu or (first.is_cuda and overwrites)):  # copies of a state would need a graph each
             return None
         code = self if first.is_cpu else self.graph
@@ -290,7 +293,7 @@ class DecisionMachine(LeftBehind):
         """``Actor.act``; None where there is no machine code."""
         if not start.is_cpu:
             return None
-        way = actor.context_length, actor.mode, actor.discount, actor.delayed_reward
+        way = actor.context_length, actor.mode, actor.discount, actor.delayed_reward, actor.jitter
         if way not in self._machines:
             key = {"backbone": actor.policy.backbone.config.to_dict(), "way": str(way)}
             self._machines[way] = MachineCode(DecisionStep(actor).eval(), key)

@@ -241,18 +241,18 @@ def check_held(backbone: BackboneConfig, weights: Any, acting: Any = None, rows:
             raise CheckpointError(f"its settings describe a backbone with {count:,} {what}, it holds {held:,}")
 
 
-def restore_weights(module: nn.Module, stored: Any) -> None:
-    """Copy the weights that a checkpoint holds into ``module``.
+def restore_weights(module: nn.Module, stored: Any, name: str = "policy") -> None:
+    """Copy the weights that a checkpoint holds under ``name`` into ``module``.
 
     Raises:
         CheckpointError: as ``check_same``.
     """
-    check_same(stored, module.state_dict(), "policy")
+    check_same(stored, module.state_dict(), name)
     module.load_state_dict(stored)
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, stored: Any) -> None:
-    """Copy moments, step counts and learning rate that a checkpoint holds; other settings are those of the agent.
+def restore_optimizer(optimizer: torch.optim.Optimizer, stored: Any, name: str = "optimizer") -> None:
+    """Copy moments, step counts and learning rate under ``name``; other settings are those of the agent.
 
     Raises:
         CheckpointError: names the first part that is missing or has another shape than its parameter.
@@ -260,16 +260,16 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, stored: Any) -> None:
     """
     (group,) = optimizer.state_dict()["param_groups"]
     parameters = optimizer.param_groups[0]["params"]
-    stored = check(stored, Mapping[str, Any], "optimizer")
-    (stored_group,) = check(stored["param_groups"], tuple[Mapping[str, Any]], "optimizer.param_groups")
-    rate = check(stored_group["lr"], NonNegativeNumber, "optimizer.lr")
+    stored = check(stored, Mapping[str, Any], name)
+    (stored_group,) = check(stored["param_groups"], tuple[Mapping[str, Any]], f"{name}.param_groups")
+    rate = check(stored_group["lr"], NonNegativeNumber, f"{name}.lr")
     moments = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else [])]
-    for index, state in check(stored["state"], Mapping[int, Any], "optimizer.state").items():
+    for index, state in check(stored["state"], Mapping[int, Any], f"{name}.state").items():
         if not 0 <= index < len(parameters):
-            raise CheckpointError(f"optimizer.state holds {index}, but there are {len(parameters)} parameters")
+            raise CheckpointError(f"{name}.state holds {index}, but there are {len(parameters)} parameters")
         parameter = parameters[index]
         expected = {"step": torch.zeros(())} | dict.fromkeys(moments, parameter)
-        check_same(state, expected, f"optimizer.state.{index}")
+        check_same(state, expected, f"{name}.state.{index}")
     optimizer.load_state_dict({"state": stored["state"], "param_groups": [group | {"lr": rate}]})
 
 

@@ -29,15 +29,23 @@ class DataSummary:
         return_scale: reward units per unit of network input.
         best_return: highest episode return, the target of ``predict`` and ``evaluate`` when none is given.
         environment: Gymnasium id the data came from, if known; names the reference scores.
+        worst_return: lowest episode return; None in files of the first releases.
     """
 
     return_scale: PositiveNumber
     best_return: float
     environment: str | None
+    worst_return: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "summary.")
         check_scale(self.return_scale, abs(self.best_return))
+
+    @property
+    def spread(self) -> float:
+        """The best minus the worst return, the unit of differences; where all returns are alike, the scale."""
+        difference = self.best_return - (self.best_return if self.worst_return is None else self.worst_return)
+        return difference if difference > 0 else self.return_scale
 
 
 def training_data(data: Trajectories, settings: Settings) -> Trajectories:
@@ -55,7 +63,7 @@ def summary_of(data: Trajectories, settings: Settings, return_scale: float | Non
     else:
         check_scale(return_scale, float(np.abs(data.return_to_go(settings.discount)).max()))
     first_steps = data.return_to_go(settings.discount)[data.offsets[:-1]]
-    return DataSummary(return_scale, float(first_steps.max()), data.env_id)
+    return DataSummary(return_scale, float(first_steps.max()), data.env_id, float(first_steps.min()))
 
 
 def check_scale(return_scale: float, largest: float) -> None:

@@ -1,13 +1,13 @@
 """Settings of the Decision Transformer: their ranges, and the backbone that goes with them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, TypedDict
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 from rltransformers.backbone import BackboneConfig
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, refuse_unknown
 from rltransformers.core.ranges import (
     Count,
     Fraction,
@@ -20,13 +20,61 @@ from rltransformers.core.ranges import (
 )
 from rltransformers.core.spec import Choice
 from rltransformers.policies.decision import ActingMode
+from rltransformers.policies.observed import ObservationOptions, read_observation
 from rltransformers.policies.readouts.catalogue import read_readout
+from rltransformers.policies.returns import ReturnIn
 from rltransformers.policies.steps import Acting
 
 Mode = Literal["dt", "bc"]
 ContextLength = Annotated[int, Ge(1), Le(10**5)]
 LearningRate = Annotated[float, Gt(0), Le(1e6)]
 BatchSize = Annotated[int, Ge(1), Le(10**6)]
+ReturnHead = Literal["expectile"]
+Expectile = Annotated[float, Ge(0.5), Lt(1)]
+CriticName = Literal["qcs", "qt"]
+Spreads = Annotated[float, Gt(0), Le(100)]
+"""A difference between returns, in units of the best minus the worst return of the data."""
+
+
+@dataclass(frozen=True)
+class CriticOptions:
+    """What ``critic_kwargs`` may hold.
+
+    Attributes:
+        weight: of the value in the loss of the policy: "qt" eta; "qcs" the largest weight, that of the worst episode.
+        discount: of the values.
+        alignment: weight of the term that keeps actions for more return from being worth less; 0 leaves it out.
+        shift: how far returns are moved at most for that term.
+        candidates: actions that acting chooses from by their value, each under another target return; 1: no choice.
+        jitter: how far their targets lie from the one that is asked for at most.
+        learning_rate: of the critics (Adam).
+        width: of their three hidden layers.
+        polyak: share of the critics that their slow copies, which make the targets, take on in every update.
+        actor_average: share of itself that the averaged policy keeps in every update, whose actions the targets value.
+
+    Raises:
+        ConfigError: for a value outside its range.
+    """
+
+    weight: Weight = 1.0
+    discount: Fraction = 0.99
+    alignment: Weight = 0.0
+    shift: Spreads = 0.2
+    candidates: Annotated[int, Ge(1), Le(1000)] = 1
+    jitter: Spreads = 0.2
+    learning_rate: LearningRate = 3e-4
+    width: Annotated[int, Ge(1), Le(10**4)] = 256
+    polyak: Fraction = 0.005
+    actor_average: Annotated[float, Ge(0), Lt(1)] = 0.995
+
+    def __post_init__(self) -> None:
+        check_fields(self, "critic_kwargs.")
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> "CriticOptions":
+        """Options from keywords."""
+        refuse_unknown(values, [each.name for each in fields(cls)], "critic_kwargs.")
+        return cls(**values)
 
 
 class PolicySettings(TypedDict, total=False):
@@ -34,6 +82,7 @@ class PolicySettings(TypedDict, total=False):
 
     backbone: BackboneConfig | Mapping[str, Any] | None
     readout: str | Mapping[str, Any] | None
+    observation: ObservationOptions | None
 
 
 @dataclass(frozen=True)
@@ -60,33 +109,81 @@ class Settings:
     acting_mode: ActingMode
     acting: Acting
     seed: WholeNumber
+    # Checkpoints of the first releases have none of these.
+    return_head: ReturnHead | None = None
+    expectile: Expectile = 0.99
+    return_in: ReturnIn = "sequence"
+    critic: CriticName | None = None
+    critic_options: CriticOptions | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+        self._check_options()
         if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
             raise ConfigError(
                 f"decay_steps ({self.decay_steps}) must lie beyond warmup_steps ({self.warmup_steps}), or be None"
             )
         if self.mode == "bc" and (self.delayed_reward or self.discount != 1):
             raise ConfigError(
-                "mode 'bc' reads no rewards, so delayed_reward and discount have no effect; leave them at False and 1"
+                "mode 'bc' has no return-to-go, so delayed_reward and discount have no effect;"
+                " leave them at False and 1"
+            )
+
+    def _check_options(self) -> None:
+        if self.mode == "bc" and self.return_head is not None:
+            raise ConfigError("mode 'bc' has no returns that return_head could predict; leave return_head out")
+        if self.mode == "bc" and self.return_in != "sequence":
+            raise ConfigError(f"mode 'bc' has no returns, so return_in {self.return_in!r} has no effect; leave it out")
+        options = self.critic_options
+        if (self.critic is None) != (options is None):
+            raise ConfigError("critic_kwargs have no effect without a critic; set critic to 'qcs' or 'qt'")
+        if options is None:
+            return
+        if self.mode == "bc" and options.alignment > 0:
+            raise ConfigError(
+                f"critic_kwargs.alignment ({options.alignment:g}) aligns actions with the return asked for, and mode"
+                " 'bc' asks for none; leave it at 0 or set mode to 'dt'"
+            )
+        if options.candidates > 1 and (self.mode == "bc" or self.return_head is not None):
+            other = "mode 'bc'" if self.mode == "bc" else "a return_head"
+            raise ConfigError(
+                f"critic_kwargs.candidates ({options.candidates}) differ in the return they are asked for, and with"
+                f" {other} nobody asks; leave it at 1"
             )
 
 
-def backbone_config(policy_kwargs: Mapping[str, Any] | None, mode: str, context_length: int) -> BackboneConfig:
+def backbone_config(
+    policy_kwargs: Mapping[str, Any] | None, mode: str, context_length: int, return_in: str = "sequence"
+) -> BackboneConfig:
     """The backbone for windows of G tokens a step."""
     options = check(policy_kwargs or {}, PolicySettings, "policy_kwargs")
     values: dict[str, Any] = {"preset": "decision_transformer", "memory": max(context_length - 1, 0)}
     chosen = options.get("backbone") or {}
     values |= chosen.to_dict() if isinstance(chosen, BackboneConfig) else dict(chosen)
-    check_tokens(values.setdefault("tokens_per_step", tokens_of(mode)), mode)
+    check_tokens(values.setdefault("tokens_per_step", tokens_of(mode, return_in)), mode, return_in)
     return BackboneConfig.from_dict(values)
 
 
-def readout_choice(policy_kwargs: Mapping[str, Any] | None) -> Choice | None:
-    """What the head adds of recorded actions, or None."""
+def encoder_choice(policy_kwargs: Mapping[str, Any] | None) -> Choice | None:
+    """What encodes the elements inside an observation, or None."""
     options = check(policy_kwargs or {}, PolicySettings, "policy_kwargs")
-    return read_readout(options.get("readout"), "policy_kwargs.readout")
+    return read_observation(options.get("observation"), "policy_kwargs.observation")
+
+
+def readout_choice(policy_kwargs: Mapping[str, Any] | None, settings: Settings) -> Choice | None:
+    """What the head adds of recorded actions, or None.
+
+    Raises:
+        ConfigError: for an unknown readout, and for one beside a critic.
+    """
+    options = check(policy_kwargs or {}, PolicySettings, "policy_kwargs")
+    readout = read_readout(options.get("readout"), "policy_kwargs.readout")
+    if readout is not None and settings.critic is not None:
+        raise ConfigError(
+            f"critic {settings.critic!r} values the actions of an averaged policy, and the store of readout"
+            f" {readout.name!r} holds features of another one; leave one of the two out"
+        )
+    return readout
 
 
 def fitting_mode(backbone: BackboneConfig, context_length: int) -> ActingMode:
@@ -94,23 +191,36 @@ def fitting_mode(backbone: BackboneConfig, context_length: int) -> ActingMode:
     return "banded" if backbone.memory < context_length - 1 else "refresh"
 
 
-def with_acting_mode(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored settings; in files of the first release ``acting`` was the acting mode."""
-    if "acting_mode" in settings:
-        return dict(settings)
-    return {**settings, "acting_mode": settings.get("acting"), "acting": "eager"}
+def jitter_of(options: CriticOptions | None, spread: float) -> tuple[float, ...]:
+    """How much more than the target every candidate is asked for, in reward units, the target itself first."""
+    if options is None or options.candidates == 1:
+        return ()
+    side = options.candidates // 2
+    reach = options.jitter * spread
+    return tuple(reach * (-1) ** place * ((place + 1) // 2) / side for place in range(options.candidates))
 
 
-def tokens_of(mode: str) -> int:
-    """Tokens of a step: without return-to-go in behaviour cloning."""
-    return 2 if mode == "bc" else 3
+def stored_settings(values: Mapping[str, Any]) -> Settings:
+    """Settings of a checkpoint; in files of the first release ``acting`` was the acting mode."""
+    read = dict(values)
+    if "acting_mode" not in read:
+        read |= {"acting_mode": read.get("acting"), "acting": "eager"}
+    if read.get("critic_options") is not None:
+        read["critic_options"] = CriticOptions.read(check(read["critic_options"], Mapping[str, Any], "critic_options"))
+    return Settings(**read)
 
 
-def check_tokens(tokens_per_step: Any, mode: str) -> None:
-    """Raise ConfigError unless a backbone has as many tokens per step as the mode."""
-    expected = tokens_of(mode)
+def tokens_of(mode: str, return_in: str) -> int:
+    """Tokens of a step: return-to-go, observation, action; without return-to-go where it is none."""
+    return 3 if mode == "dt" and return_in == "sequence" else 2
+
+
+def check_tokens(tokens_per_step: Any, mode: str, return_in: str) -> None:
+    """Raise ConfigError unless a backbone has as many tokens per step as the settings ask for."""
+    expected = tokens_of(mode, return_in)
     if tokens_per_step != expected:
+        place = f", return_in {return_in!r}" if return_in != "sequence" else ""
         raise ConfigError(
-            f"mode {mode!r} has {expected} tokens per step, the backbone says {shown(tokens_per_step)};"
+            f"mode {mode!r}{place} has {expected} tokens per step, the backbone says {shown(tokens_per_step)};"
             " leave tokens_per_step out"
         )

@@ -3,6 +3,7 @@
 N environments, R of them running an episode that counts.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +24,8 @@ Leaves = dict[str, np.ndarray]
 Act = Callable[
     [Leaves, ActingState, np.ndarray, np.ndarray, list[float], np.ndarray | None], tuple[Leaves, ActingState]
 ]
-"""Observations [R, ...], state, episode starts [R], rewards [R], target returns (R) and random numbers [R, draws] or
-None to the actions [R, ...] and the next state."""
+"""Observations [R, ...], state, episode starts [R], rewards [R], target returns (R, NaN for none) and random numbers
+[R, draws] or None to the actions [R, ...] and the next state."""
 
 
 @dataclass
@@ -101,7 +102,7 @@ def _play(
         running = [episode for episode in playing if episode is not None]
         leaves = _running_leaves(envs, observation, rows, running)
         noise = None if draws is None else np.stack([episode.noise.random(draws) for episode in running])
-        targets = [0.0 if episode.target is None else episode.target for episode in running]
+        targets = [math.nan if episode.target is None else episode.target for episode in running]
         chosen, state = act(leaves, state, start, reward, targets, noise)
         for path, value in chosen.items():
             actions[path][rows] = value

@@ -89,9 +89,16 @@ class EvaluationResult:
         scores = None if self.env_id is None else normalized_score(self.env_id, np.asarray(self.returns))
         return None if scores is None else tuple(float(score) for score in scores)
 
+    @property
+    def alignment_error(self) -> float | None:
+        """Root mean square over the episodes of asked minus obtained return; None where nothing was asked."""
+        if self.target_return is None:
+            return None
+        return float(np.sqrt(np.mean(np.square(np.asarray(self.returns) - self.target_return))))
+
     def summary(self) -> dict[str, Any]:
-        """Mean, standard deviation, IQM with its 95 % bootstrap interval, episode length; success rate and normalised
-        score (mean, 100 = the expert of D4RL) where they are defined.
+        """Mean, standard deviation, IQM with its 95 % bootstrap interval, episode length; error of alignment, success
+        rate and normalised score (mean, 100 = the expert of D4RL) where they are defined.
 
         The interval resamples the episodes of this one model: it says nothing about the spread between training seeds.
         """
@@ -106,6 +113,7 @@ class EvaluationResult:
         }
         if self.target_return is not None:
             summary = {"target_return": self.target_return} | summary
+            summary["alignment_error"] = self.alignment_error
         if self.step is not None:
             summary = {"step": self.step} | summary
         if self.success_rate is not None:
@@ -124,6 +132,15 @@ class EvaluationResult:
         fields: dict[str, Any] = {name: value for name, value in values.items() if name != "summary"}
         fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
         return cls(**fields)
+
+
+def return_alignment(results: Sequence[EvaluationResult]) -> float | None:
+    """Root mean square over targets and episodes of asked minus obtained return; None where nothing was asked.
+
+    Every target counts alike. 0 is a policy that returns exactly what it is asked for.
+    """
+    errors = [error for error in (result.alignment_error for result in results) if error is not None]
+    return float(np.sqrt(np.mean(np.square(errors)))) if errors else None
 
 
 def write_results(path: str | os.PathLike[str], results: Sequence[EvaluationResult]) -> None:

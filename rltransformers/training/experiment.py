@@ -31,8 +31,14 @@ class AgentName(StrEnum):
     """What learns in a run; a config writes the value."""
 
     GTRXL_PPO = "gtrxl_ppo"
+    GTRXL_VMPO = "gtrxl_vmpo"
+    GTRXL_DQN = "gtrxl_dqn"
     DECISION_TRANSFORMER = "decision_transformer"
     RECURRENT_PPO = "recurrent_ppo"
+
+
+RESTARTING = (AgentName.GTRXL_PPO, AgentName.GTRXL_VMPO, AgentName.GTRXL_DQN)
+"""Agents that can begin new episodes in the middle of a run and resume from there."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,8 @@ class ExperimentConfig:
     """One run.
 
     Attributes:
-        agent: gtrxl_ppo, decision_transformer or recurrent_ppo (the LSTM baseline of sb3-contrib).
+        agent: gtrxl_ppo, gtrxl_vmpo, gtrxl_dqn, decision_transformer or recurrent_ppo (the LSTM baseline of
+            sb3-contrib).
         backbone: preset and overrides of ``BackboneConfig``.
         policy: other policy keywords of the agent.
         algorithm: constructor keywords of the agent.
@@ -182,9 +189,9 @@ class ExperimentConfig:
 
     def _check_length(self) -> None:
         offline = self.agent is AgentName.DECISION_TRANSFORMER
-        if self.train.restart_every is not None and self.agent is not AgentName.GTRXL_PPO:
+        if self.train.restart_every is not None and self.agent not in RESTARTING:
             raise ConfigError(
-                f"train.restart_every is for agent gtrxl_ppo: leave it out; agent {self.agent} "
+                f"train.restart_every is for agents {', '.join(RESTARTING)}: leave it out; agent {self.agent} "
                 + ("resumes exactly without it" if offline else "cannot resume exactly")
             )
         lengths = {

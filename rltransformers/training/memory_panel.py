@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rltransformers.backbone import Record
-from rltransformers.policies.actor_critic import PolicyState
+from rltransformers.policies.memory_policy import PolicyState
 
 
 @torch.no_grad()

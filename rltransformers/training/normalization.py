@@ -97,13 +97,7 @@ def scalings_of(packed: Mapping[str, Any] | None, env: VecEnv | None) -> tuple[d
     """
     if packed is None:
         return {}, None
-    while env is not None and not isinstance(env, VecNormalize):
-        if type(env) not in (VecMonitor, VecCheckNan):
-            raise ConfigError(
-                f"{type(env).__name__} stands between VecNormalize and the policy, so that a file with the statistics "
-                "would not see what the policy sees; make VecNormalize the outer wrapper"
-            )
-        env = cast(VecEnvWrapper, env).venv
+    check_outermost(env)
     settings = packed["settings"]
 
     def scaling(moments: Mapping[str, Any], mean: Tensor, clip: float) -> Scaling:
@@ -114,6 +108,17 @@ def scalings_of(packed: Mapping[str, Any] | None, env: VecEnv | None) -> tuple[d
     returns = packed["returns"]
     zero = torch.zeros((), dtype=torch.float64)  # rewards are scaled and not shifted
     return leaves, scaling(returns, zero, settings["clip_reward"]) if settings["norm_reward"] else None
+
+
+def check_outermost(env: VecEnv | None) -> None:
+    """Raise ConfigError when a wrapper that changes what is seen stands between ``VecNormalize`` and the policy."""
+    while env is not None and not isinstance(env, VecNormalize):
+        if type(env) not in (VecMonitor, VecCheckNan):
+            raise ConfigError(
+                f"{type(env).__name__} stands between VecNormalize and the policy, so that what knows the statistics "
+                "alone would not see what the policy sees; make VecNormalize the outer wrapper"
+            )
+        env = cast(VecEnvWrapper, env).venv
 
 
 def save_normalization(path: str | os.PathLike[str], env: VecNormalize) -> None:

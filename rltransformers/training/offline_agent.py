@@ -24,6 +24,7 @@ from rltransformers.core.spec import Choice
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.policies.decision import ActingMode, Actor, DecisionPolicy
 from rltransformers.policies.readouts.catalogue import read_readout
+from rltransformers.policies.set_encoders.catalogue import read_encoder
 from rltransformers.policies.shipping import DecisionInFile, write_policy
 from rltransformers.policies.steps import Acting
 from rltransformers.training.checkpoint import (
@@ -35,8 +36,9 @@ from rltransformers.training.checkpoint import (
     restore_weights,
     save_checkpoint,
 )
+from rltransformers.training.decision_critic import CriticLearner
 from rltransformers.training.decision_data import DataSummary, stored_statistics, training_data
-from rltransformers.training.decision_settings import Settings, check_tokens, with_acting_mode
+from rltransformers.training.decision_settings import Settings, check_tokens, stored_settings
 from rltransformers.training.interval_log import ProgressBar
 
 Updates = Annotated[int, Ge(0), Lt(2**63)]
@@ -55,11 +57,13 @@ class OfflineAgent:
     summary: DataSummary
     backbone_config: BackboneConfig
     readout: Choice | None
+    encoder: Choice | None
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
     policy: DecisionPolicy
     num_timesteps: int
     _optimizer: torch.optim.Optimizer
+    _critic: CriticLearner | None
     _interval: dict[str, tuple[Tensor, int]]  # sums and counts since the last line of the log
     _logger: Logger | None = None
 
@@ -72,6 +76,7 @@ class OfflineAgent:
         statistics: Mapping[str, tuple[Tensor, Tensor]] | None,
         device: torch.device,
         readout: Choice | None,
+        encoder: Choice | None,
     ) -> None:
         """The model and its optimiser, before the first update."""
         raise NotImplementedError
@@ -166,6 +171,7 @@ class OfflineAgent:
             "summary": asdict(self.summary),
             "backbone": self.backbone_config.to_dict(),
             "readout": None if self.readout is None else self.readout.to_dict(),
+            "encoder": None if self.encoder is None else self.encoder.to_dict(),
             "observation_space": space_to_json(self.observation_space),
             "action_space": space_to_json(self.action_space),
         }
@@ -174,7 +180,7 @@ class OfflineAgent:
             "optimizer": self._optimizer.state_dict(),
             "updates": self.num_timesteps,
             "interval": self._interval,
-        }
+        } | ({} if self._critic is None else {"critic": self._critic.tensors()})
         save_checkpoint(path, self.kind, settings, tensors)
 
     @classmethod
@@ -205,18 +211,20 @@ class OfflineAgent:
             parts, tensors = saved.settings, saved.tensors
             weights = check(tensors["policy"], Mapping[str, Any], "policy")
             spaces = (space_from_json(parts["observation_space"]), space_from_json(parts["action_space"]))
-            settings = Settings(**with_acting_mode(check(parts["settings"], Mapping[str, Any], "settings")))
+            settings = stored_settings(check(parts["settings"], Mapping[str, Any], "settings"))
             settings = settings if acting is None else replace(settings, acting=acting)
             summary = DataSummary(**check(parts["summary"], Mapping[str, Any], "summary"))
             statistics = stored_statistics(spaces[0], weights) if settings.normalize_observations else None
             backbone = BackboneConfig.from_dict(parts["backbone"])
-            check_tokens(backbone.tokens_per_step, settings.mode)
+            check_tokens(backbone.tokens_per_step, settings.mode, settings.return_in)
             check_held(backbone, weights)
-            # Checkpoints of the first releases have no readout.
-            readout = read_readout(parts.get("readout"))
-            self._build(settings, backbone, spaces, summary, statistics, device, readout)
+            # Checkpoints of the first releases have neither readout nor encoder.
+            readout, encoder = read_readout(parts.get("readout")), read_encoder(parts.get("encoder"))
+            self._build(settings, backbone, spaces, summary, statistics, device, readout, encoder)
             restore_weights(self.policy, weights)
             restore_optimizer(self._optimizer, tensors["optimizer"])
+            if self._critic is not None:
+                self._critic.restore(tensors["critic"])
             self.num_timesteps = check(tensors["updates"], Updates, "updates")
             # Checkpoints of the first release have no interval.
             self._interval = check(tensors.get("interval", {}), dict[str, tuple[Tensor, Count]], "interval")

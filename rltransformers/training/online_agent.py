@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Self, cast
 import gymnasium as gym
 import numpy as np
 import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
@@ -28,7 +28,8 @@ from rltransformers.core.seeding import generators
 from rltransformers.core.spaces import leaf_spaces, space_from_json, space_to_json
 from rltransformers.data.rollout import Segment
 from rltransformers.envs.saving import restore_environment, takes_state
-from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState, check_policy_settings
+from rltransformers.policies.actor_critic import GTrXLPolicy, check_policy_settings
+from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.observations import tree_space
 from rltransformers.policies.shipping import ActorCriticInFile, write_policy
 from rltransformers.training.checkpoint import (
@@ -69,21 +70,24 @@ NOT_SETTINGS = ("policy", "env", "device", "_init_setup_model")
 """Arguments of a constructor that are given anew when a checkpoint is loaded."""
 
 
-class OnlineAgent(OnPolicyAlgorithm):
-    """An algorithm of Stable-Baselines3 whose ``GTrXLPolicy`` remembers, up to how it collects and learns.
+class OnlineAgent(BaseAlgorithm):
+    """An algorithm of Stable-Baselines3 whose policy remembers, up to how it collects and learns.
 
-    An agent is a subclass with its constructor, ``_setup_model`` (which calls ``_begin_run``), ``collect_rollouts`` and
-    ``train``.
+    An agent is a subclass of this class first and of an algorithm of Stable-Baselines3 second, with its constructor,
+    ``_setup_model`` (which calls ``_begin_run``), ``collect_rollouts`` and ``train``.
 
     Attributes:
         kind: name of the agent in its checkpoints and logs.
         scheduled: constructor arguments that may be a schedule.
+        policy_aliases: the policy of the agent, by the name that a user gives.
+        check_policy: checks the keywords of the policy, see ``check_policy_settings``.
     """
 
     kind: ClassVar[str]
     scheduled: ClassVar[tuple[str, ...]]
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"GTrXLPolicy": GTrXLPolicy}
-    policy: GTrXLPolicy  # type: ignore[assignment]  # SB3 declares its own policy without memory
+    check_policy: ClassVar[Any] = staticmethod(check_policy_settings)
+    policy: Any  # a MemoryPolicy; SB3 declares its own policy without memory
     memory_refresh: str
 
     @classmethod
@@ -185,7 +189,7 @@ class OnlineAgent(OnPolicyAlgorithm):
                 between ``VecNormalize`` and the policy.
             MissingExtraError: for ONNX without its packages.
         """
-        step = ActorCriticInFile(self.policy, *scalings_of(self._normalization(), self.env))
+        step = ActorCriticInFile(self.policy, *scalings_of(self._normalization(), self.env), self.kind)
         write_policy(step, path, batch, tree_space(self.observation_space), self.action_space)
 
     def _normalization(self) -> dict[str, Any] | None:
@@ -286,7 +290,8 @@ class OnlineAgent(OnPolicyAlgorithm):
                 with contents_of(path, cls.kind):
                     vec_env = with_normalization(vec_env, tensors["normalisation"])
         with contents_of(path, cls.kind, alone=env is None and not overrides):
-            model = cls("GTrXLPolicy", cast(Any, vec_env), device=device, _init_setup_model=False, **settings)
+            make: Any = cls  # a subclass, whose constructor is another than that of its base
+            model = make(*cls.policy_aliases, vec_env, device=device, _init_setup_model=False, **settings)
             if vec_env is None:
                 (model.observation_space, model.action_space), model.n_envs = spaces, n_envs
             backbone = BackboneConfig.from_dict(model.policy_kwargs.get("backbone") or {})
@@ -307,18 +312,22 @@ class OnlineAgent(OnPolicyAlgorithm):
                     "load with force_reset=True to begin new episodes"
                 )
             with contents_of(path, cls.kind):
-                model._acting = PolicyState.from_tensors(on_device(tensors["acting"], model.device))
-                restore_observation(model, tensors)
+                model._restore_place(tensors)
                 if restorable:
                     restore_environment(cast(VecEnv, vec_env), state)
         return model
+
+    def _restore_place(self, tensors: Mapping[str, Any]) -> None:
+        """Go on where acting stopped: its memory and the newest observations."""
+        self._acting = PolicyState.from_tensors(on_device(tensors["acting"], self.device))
+        restore_observation(self, tensors)
 
     @classmethod
     def _stored_settings(cls, stored: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Space, Space], int]:
         """Constructor arguments, the two spaces and the number of environments, each checked."""
         known = [name for name in cls.setting_names() if name in stored and name != "tensorboard_log"]
         settings = check_arguments(cls.__init__, {name: stored[name] for name in known}, "settings.")
-        settings["policy_kwargs"] = check_policy_settings(settings["policy_kwargs"] or {}, "settings.policy_kwargs.")
+        settings["policy_kwargs"] = cls.check_policy(settings["policy_kwargs"] or {}, "settings.policy_kwargs.")
         both = space_from_json(stored["observation_space"]), space_from_json(stored["action_space"])
         return settings, both, check(stored["n_envs"], Count, "settings.n_envs")
 

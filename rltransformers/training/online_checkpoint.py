@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import torch
 from annotated_types import Ge, Le, Lt
 from gymnasium import spaces
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.base_class import BaseAlgorithm
 from torch import Tensor
 
 from rltransformers.core.guard import check_observations
@@ -16,7 +16,8 @@ from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces, nest_leaves, nested_leaves
 from rltransformers.data.rollout import RolloutBuffer, Segment
 from rltransformers.envs.saving import environment_state
-from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState
+from rltransformers.policies.actor_critic import GTrXLPolicy
+from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.observations import tree_space
 from rltransformers.training.checkpoint import check_same, check_tensor, pack_arrays, unpack_arrays
 
@@ -27,7 +28,7 @@ COUNTERS: dict[str, Any] = {
 }
 
 
-def pack_progress(agent: OnPolicyAlgorithm) -> dict[str, Any]:
+def pack_progress(agent: BaseAlgorithm) -> dict[str, Any]:
     """Counters, reported episodes, and the place in the environments where acting stopped."""
     observed = None if agent._last_obs is None else nested_leaves(agent._last_obs)
     return {
@@ -40,7 +41,7 @@ def pack_progress(agent: OnPolicyAlgorithm) -> dict[str, Any]:
     }
 
 
-def restore_progress(agent: OnPolicyAlgorithm, tensors: Mapping[str, Any]) -> None:
+def restore_progress(agent: BaseAlgorithm, tensors: Mapping[str, Any]) -> None:
     """Counters and reported episodes.
 
     Raises:
@@ -57,7 +58,7 @@ def restore_progress(agent: OnPolicyAlgorithm, tensors: Mapping[str, Any]) -> No
     agent.ep_success_buffer = deque(successes, maxlen=agent._stats_window_size)
 
 
-def restore_observation(agent: OnPolicyAlgorithm, tensors: Mapping[str, Any]) -> None:
+def restore_observation(agent: BaseAlgorithm, tensors: Mapping[str, Any]) -> None:
     """The newest observations and which of them begin episodes.
 
     Raises:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import replacing
 from rltransformers.functional.statistics import stratified_bootstrap
-from rltransformers.training.evaluation import EvaluationResult
+from rltransformers.training.evaluation import EvaluationResult, return_alignment
 
 Path = str | os.PathLike[str]
 
@@ -47,6 +47,8 @@ def plot_learning_curve(
 def plot_return_versus_target(path: Path, results: Sequence[EvaluationResult], title: str) -> None:
     """Achieved against commanded return of a Decision Transformer: mean, 95 % interval, episodes, and the diagonal.
 
+    The legend says how far they lie apart (``return_alignment``).
+
     Raises:
         ConfigError: when no result has a target return.
     """
@@ -58,7 +60,14 @@ def plot_return_versus_target(path: Path, results: Sequence[EvaluationResult], t
     means = np.array([np.mean(result.returns) for result in aimed])
     intervals = np.array([_mean_interval(result) for result in aimed])
     low, high = min(targets.min(), means.min()), max(targets.max(), means.max())
-    axes.plot([low, high], [low, high], color="0.6", linestyle="--", linewidth=1, label="return = target")
+    axes.plot(
+        [low, high],
+        [low, high],
+        color="0.6",
+        linestyle="--",
+        linewidth=1,
+        label=f"return = target (RMSE {return_alignment(aimed):.4g})",
+    )
     for target, result in zip(targets, aimed, strict=True):
         axes.scatter(np.full(len(result.returns), target), result.returns, s=8, color="C0", alpha=0.25, linewidths=0)
     errors = np.abs(intervals - means[:, None]).T

@@ -16,7 +16,7 @@ from rltransformers.core.spaces import check_supported, is_nested
 from rltransformers.envs.make import find_spec
 from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv
 from rltransformers.envs.wrappers import FlatDict
-from rltransformers.policies.actor_critic import check_action_space
+from rltransformers.policies.memory_policy import check_action_space
 from rltransformers.policies.observations import tree_space
 
 Space = gym.Space[Any]

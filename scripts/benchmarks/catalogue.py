@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.backbone import AXES, PLAIN, Backbone, BackboneConfig
+from rltransformers.backbone import AXES, PLAIN, BackboneConfig
 from rltransformers.backbone import catalogue as entries
 from scripts.benchmarks.attention import HEADS, SIZES, WIDTH, banded
 from scripts.benchmarks.counting import cost
+from scripts.benchmarks.elements import backbone_of
 from scripts.benchmarks.harness import RESULTS, Row, Timed, absolute, machine, timed
 from scripts.benchmarks.laws import require_green
 
@@ -143,7 +144,7 @@ def catalogue(
 def costs_of(name: str, config: BackboneConfig, lengths: Sequence[int], repetitions: int) -> list[Cost]:
     """Cost at every length that is affordable: T^2 entries stop before they fill the machine."""
     torch.manual_seed(0)
-    backbone = Backbone(config)
+    backbone = backbone_of(config)
     state = backbone.initial_state(1)
     state_bytes = sum(value.nbytes for key, value in state.tensors.items() if key != "position")
 

@@ -22,7 +22,8 @@ from torch.nn import functional as F
 from rltransformers.agents import GTrXLPPO
 from rltransformers.algorithms.ppo import Estimates, PPOWeights, ppo_loss
 from rltransformers.data.rollout import RolloutBuffer, Segment, minibatches
-from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState
+from rltransformers.policies.actor_critic import GTrXLPolicy
+from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.steps import Acting, ActorCriticMachine
 from scripts.benchmarks import past
 from scripts.benchmarks.harness import Pair, Row, interleave, meets, parameters

@@ -72,7 +72,8 @@ def main(acting: str) -> None:
     import numpy as np
     import torch
 
-    from rltransformers.policies.actor_critic import GTrXLPolicy, rewarded
+    from rltransformers.policies.actor_critic import GTrXLPolicy
+    from rltransformers.policies.memory_policy import rewarded
 
     torch.set_num_threads(1)
     backbone = {"width": 64, "layers": 2, "heads": 4, "memory": 64, "ff_width": 64}

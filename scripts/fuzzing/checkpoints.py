@@ -1,4 +1,4 @@
-"""Checkpoint files of both agents, damaged. What still loads must be what was saved."""
+"""Checkpoint files of all agents, damaged. What still loads must be what was saved."""
 
 import io
 import json
@@ -11,19 +11,19 @@ from typing import Any
 
 import torch
 
-from rltransformers.agents import DecisionTransformer, GTrXLPPO
-from scripts.fuzzing.keywords import build
+from rltransformers.agents import DecisionTransformer
+from scripts.fuzzing.keywords import ONLINE, build
 from scripts.fuzzing.probe import HOSTILE, Probe, WrongError, shown
 
 HEADER, TENSORS = "header.json", "tensors.pt"
-AGENTS: dict[str, Any] = {"gtrxl_ppo": GTrXLPPO, "decision_transformer": DecisionTransformer}
+AGENTS: dict[str, Any] = {**ONLINE, "decision_transformer": DecisionTransformer}
 
 
 @cache
 def _saved(agent: str) -> tuple[bytes, dict[str, torch.Tensor]]:
     """A checkpoint file, and the weights in it."""
     model = build(agent)
-    model.learn(16 if agent == "gtrxl_ppo" else 2)
+    model.learn(16 if agent in ONLINE else 2)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.zip"
         model.save(path)
@@ -141,5 +141,5 @@ def _act(agent: str, content: bytes, weights: dict[str, torch.Tensor]) -> None:
     for name, value in model.policy.state_dict().items():
         if name in weights and not torch.equal(value, weights[name]):
             raise WrongError(f"it loads with other weights in {name}")
-    keywords: dict[str, Any] = {} if agent == "gtrxl_ppo" else {"target_return": 1.0}
+    keywords: dict[str, Any] = {} if agent in ONLINE else {"target_return": 1.0}
     model.predict(model.observation_space.sample(), deterministic=True, **keywords)

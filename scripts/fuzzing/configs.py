@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from rltransformers.backbone import PRESETS, Backbone, BackboneConfig, catalogue
+from rltransformers.backbone import PRESETS, BackboneConfig, catalogue
+from scripts.benchmarks.elements import backbone_of
 from scripts.fuzzing.probe import HOSTILE, Probe, WrongError, shown
 
 B, T = 2, 9
@@ -57,7 +58,9 @@ def _change_option(values: dict[str, Any], chance: random.Random) -> str:
 
 
 def _change_shape(values: dict[str, Any], chance: random.Random) -> str:
-    name = chance.choice(("position", "mixer", "pattern", "selection", "span", "prior", "depth", "residual", "ff"))
+    name = chance.choice(
+        ("position", "mixer", "pattern", "selection", "span", "prior", "depth", "residual", "ff", "topology")
+    )
     value = values.get(name, "none")
     values[name] = chance.choice(([], [value], [[value]], [[]], {}, {"name": value}, {"name": [value]}, [value, None]))
     return name
@@ -72,7 +75,7 @@ def _change_key(values: dict[str, Any], chance: random.Random) -> str:
 def _act(values: dict[str, Any]) -> None:
     config = BackboneConfig.from_dict(values)
     torch.manual_seed(0)
-    backbone = Backbone(config).double().eval()
+    backbone = backbone_of(config).double().eval()
     x = torch.randn(B, T, backbone.width, dtype=torch.float64)
     reset = torch.zeros(B, T, dtype=torch.bool)
     reset[0, 5] = True

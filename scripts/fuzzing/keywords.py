@@ -1,4 +1,4 @@
-"""Keywords of both agents: one or two of them with a hostile value. What is accepted must train to finite weights."""
+"""Keywords of all agents: one or two of them with a hostile value. What is accepted must train to finite weights."""
 
 import inspect
 import math
@@ -11,7 +11,7 @@ import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
-from rltransformers.agents import DecisionTransformer, GTrXLPPO
+from rltransformers.agents import DecisionTransformer, GTrXLPPO, GTrXLVMPO
 from rltransformers.data import Trajectories, record
 from rltransformers.envs.make import make_vec_env
 from scripts.fuzzing.probe import HOSTILE, Probe, WrongError, shown
@@ -27,10 +27,15 @@ DT: dict[str, Any] = {
     "device": "cpu",
     "policy_kwargs": {"backbone": BACKBONE},
 }
-CALLS = {
+ONLINE: dict[str, Callable[..., Any]] = {"gtrxl_ppo": GTrXLPPO, "gtrxl_vmpo": GTrXLVMPO}
+CALLS: dict[str, dict[str, tuple[str, ...]]] = {
     "gtrxl_ppo": {
         "learn": ("total_timesteps", "log_interval", "tb_log_name", "reset_num_timesteps", "progress_bar", "callback"),
         "predict": ("deterministic", "reward", "episode_start", "state", "observation"),
+    },
+    "gtrxl_vmpo": {
+        "learn": ("total_timesteps", "tb_log_name", "callback"),
+        "predict": ("deterministic", "reward", "state"),
     },
     "decision_transformer": {
         "learn": ("gradient_steps", "log_interval", "tb_log_name", "progress_bar", "callback"),
@@ -41,7 +46,8 @@ CALLS = {
 }  # fmt: skip
 # An independent table: which keywords take no number, which may be None, which may be false or true.
 NONE_ALLOWED = {
-    "batch_size", "clip_range_vf", "target_kl", "gradient_window", "tensorboard_log", "policy_kwargs", "seed",
+    "batch_size", "clip_range_vf", "target_kl", "gradient_window", "popart", "tensorboard_log", "policy_kwargs", "seed",
+    "tb_log_name",
     "decay_steps", "return_scale", "callback", "reward", "episode_start", "state", "target_return", "target_returns",
     "env_kwargs", "acting", "acting_mode",
 }  # fmt: skip
@@ -58,7 +64,7 @@ HUGE = (10**12, 2**63, 10**400)
 
 def draw(chance: random.Random) -> Probe:
     """One call."""
-    agent = chance.choice(("gtrxl_ppo", "decision_transformer"))
+    agent = chance.choice((*ONLINE, "decision_transformer"))
     if chance.random() < 0.6:
         return _constructor(agent, chance)
     method = chance.choice(sorted(CALLS[agent]))
@@ -72,7 +78,7 @@ def draw(chance: random.Random) -> Probe:
 
 
 def _constructor(agent: str, chance: random.Random) -> Probe:
-    kind: Callable[..., Any] = {"gtrxl_ppo": GTrXLPPO, "decision_transformer": DecisionTransformer}[agent]
+    kind: Callable[..., Any] = (ONLINE | {"decision_transformer": DecisionTransformer})[agent]
     known = [name for name in inspect.signature(kind.__init__).parameters if name[0] != "_"]
     known = [name for name in known if name not in ("self", "policy", "env", "dataset", "verbose")]
     changed: dict[str, Any] = {}
@@ -129,8 +135,8 @@ def _env() -> VecEnv:
 
 def build(agent: str, **changed: Any) -> Any:
     """A small agent with the keywords ``changed``."""
-    if agent == "gtrxl_ppo":
-        return GTrXLPPO("GTrXLPolicy", _env(), **{**PPO, **changed})
+    if agent in ONLINE:
+        return ONLINE[agent]("GTrXLPolicy", _env(), **{**PPO, **changed})
     return DecisionTransformer("DTPolicy", data(), **{**DT, **changed})
 
 
@@ -138,7 +144,7 @@ def _train(agent: str, changed: Mapping[str, Any]) -> None:
     model = build(agent, **changed)
     if any(isinstance(value, int) and value > 1000 for value in changed.values()):
         return  # a count that is honest, but not for a test
-    model.learn(16 if agent == "gtrxl_ppo" else 2)
+    model.learn(16 if agent in ONLINE else 2)
     check_finite(model.policy)
 
 
@@ -152,7 +158,7 @@ def check_finite(module: nn.Module) -> None:
 def _call(agent: str, method: str, changed: dict[str, Any]) -> None:
     model = build(agent)
     if method == "learn":
-        length = {"total_timesteps": 8} if agent == "gtrxl_ppo" else {"gradient_steps": 1}
+        length = {"total_timesteps": 8} if agent in ONLINE else {"gradient_steps": 1}
         if any(changed.get(name) in HUGE for name in length):
             return
         model.learn(**{**length, **changed})

@@ -11,6 +11,8 @@ from typing import Any
 from rltransformers.backbone import AXES, PRESETS, catalogue
 from rltransformers.core.spec import Spec
 from rltransformers.policies.readouts.catalogue import DECIDES, READOUTS
+from rltransformers.policies.set_encoders.catalogue import DECIDES as ENCODER_DECIDES
+from rltransformers.policies.set_encoders.catalogue import ENCODERS
 from scripts import benchmark, reproduce
 from scripts.results import report
 from scripts.results.suites import read_suite
@@ -27,18 +29,21 @@ NOTES = {
     "mixer": "A list gives the layers theirs in turn.",
     "span": "A list gives the layers theirs in turn.",
     "losses": "Written as `losses: {NAME: weight}`, or `losses: {NAME: {weight: ..., option: value}}`.",
+    "encoder": 'Of the policy, not of the backbone: `policy_kwargs={"observation": {"encoder": ...}}`, '
+    "`policy.observation.encoder` in YAML. What it encodes is pooled into the token of the step; with `topology: "
+    "encoder_decoder` every layer looks at the elements, too.",
     "readout": 'Of the policy, not of the backbone: `policy_kwargs={"readout": ...}`, `policy.readout` in YAML.',
 }
 
 
 def mechanisms() -> dict[str, list[Spec]]:
     """Those of the backbone by axis, and those of the policy."""
-    return catalogue() | {"readout": list(READOUTS.values())}
+    return catalogue() | {"encoder": list(ENCODERS.values()), "readout": list(READOUTS.values())}
 
 
 def decides(axis: str) -> str:
     """What the answer is about, part of a sentence."""
-    return AXES[axis].decides if axis in AXES else DECIDES
+    return AXES[axis].decides if axis in AXES else {"readout": DECIDES, "encoder": ENCODER_DECIDES}[axis]
 
 
 def pages(folder: Path) -> dict[Path, str]:
@@ -154,7 +159,8 @@ def learning(axis: str, name: str) -> Iterator[str]:
     suite, runs = variants()
     for task, of_task in suite.tasks.items():
         for variant, overrides in of_task.variants.items():
-            chosen = {key.removeprefix("backbone."): value for key, value in overrides.items() if "." in key}
+            chosen = {key.partition(".")[2]: value for key, value in overrides.items() if "." in key}
+            chosen |= chosen.pop("observation", {})
             if chooses(chosen, axis, name) and runs[task][variant]:
                 scores = [row.score for row in runs[task][variant]]
                 yield f"{of_task.title.split(' after')[0].rstrip(',')}: {report.estimate(scores)}, {len(scores)} seeds"

@@ -4,6 +4,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.functional.statistics import iqm, probability_of_improvement
 from scripts.results import pictures
@@ -214,16 +216,27 @@ def line(cells: Sequence[str]) -> str:
 
 
 def _by_target(task: Task, runs: Runs) -> Iterator[str]:
-    """What was achieved for every target return, IQM over runs."""
+    """What was achieved for every target return, IQM over runs, and how far the returns lie from the targets."""
     targets = pictures.targets_of(runs)
     if len(targets) < 2:
         return
     yield ""
-    yield from table_head([f"{task.score} when asked for", *(number(target) for target in targets)])
+    asked = [number(target) for target in targets]
+    yield from table_head([f"{task.score} when asked for", *asked, "asked - got, RMSE"])
     for variant, rows in runs.items():
         if rows and len(rows[0].results) > 1:
             cells = [estimate([score_of(row.results, task.score, target) for row in rows]) for target in targets]
-            yield line([variant, *cells])
+            yield line([variant, *cells, estimate([alignment_of(row) for row in rows])])
+
+
+def alignment_of(row: Row) -> float:
+    """Root mean square over targets and episodes of asked minus obtained return (``return_alignment``)."""
+    squares = []
+    for each in row.results:
+        mean, std, asked = each["return_mean"], each["return_std"], each["target_return"]
+        if asked is not None and mean is not None and std is not None:
+            squares.append(std**2 + (mean - asked) ** 2)
+    return float(np.sqrt(np.mean(squares)))
 
 
 def _origin(rows: Sequence[Row]) -> Iterator[tuple[str, list[str]]]:

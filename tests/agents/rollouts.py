@@ -2,19 +2,24 @@
 
 import torch
 
-from rltransformers.agents import GTrXLPPO
+from rltransformers.agents import GTrXLPPO, GTrXLVMPO
 from rltransformers.data.rollout import Segment
+from rltransformers.training.on_policy_agent import OnPolicyMemoryAgent
+
+ON_POLICY: list[type[OnPolicyMemoryAgent]] = [GTrXLPPO, GTrXLVMPO]
 
 
-def loud(model: GTrXLPPO) -> None:
+def loud(model: OnPolicyMemoryAgent) -> None:
     """Enlarge the heads, whose first outputs are nearly constant: differences in memory must show."""
     with torch.no_grad():
         for parameter in model.policy.action_head.linear.parameters():
             parameter.mul_(50.0)
         model.policy.value_net.weight.mul_(5.0)
+    if isinstance(model, GTrXLVMPO):
+        model.target.load_state_dict(model.policy.state_dict())
 
 
-def rollout(model: GTrXLPPO) -> Segment:
+def rollout(model: OnPolicyMemoryAgent) -> Segment:
     """One more segment, without an update."""
     _, callback = model._setup_learn(10**6, reset_num_timesteps=False)
     assert model.env is not None

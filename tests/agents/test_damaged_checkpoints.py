@@ -13,14 +13,14 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
-from rltransformers.agents import DecisionTransformer, GTrXLPPO
+from rltransformers.agents import DecisionTransformer, GTrXLPPO, GTrXLVMPO
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from tests.agents.tiny_envs import AnySpace
 from tests.data.coded import coded_episodes
 
 TINY = {"width": 8, "heads": 2, "layers": 1}
-AGENTS: dict[str, Any] = {"GTrXLPPO": GTrXLPPO, "DecisionTransformer": DecisionTransformer}
+AGENTS: dict[str, Any] = {"GTrXLPPO": GTrXLPPO, "GTrXLVMPO": GTrXLVMPO, "DecisionTransformer": DecisionTransformer}
 Edit = Callable[[dict[str, Any], dict[str, Any]], Any]
 LAYER = "backbone.layers.0.join_ff.norm.weight"
 
@@ -37,10 +37,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoin
     @cache
     def checkpoint(kind: str) -> Checkpoint:
         policy = {"backbone": TINY}
-        if kind == "GTrXLPPO":
-            model: Any = GTrXLPPO(
+        if kind != "DecisionTransformer":
+            model: Any = AGENTS[kind](
                 "GTrXLPolicy", VecNormalize(environments()), n_steps=4, n_epochs=1, policy_kwargs=policy | {
-                    "backbone": TINY | {"memory": 3}}, memory_refresh="epoch", seed=0, device="cpu",
+                    "backbone": TINY | {"memory": 3}}, memory_refresh="epoch", popart=0.1, seed=0, device="cpu",
             )  # fmt: skip
             model.learn(12)
         else:
@@ -110,6 +110,22 @@ WRONG: dict[str, list[tuple[str, Any, str]]] = {
         ("tensors/acting/previous_reward", torch.zeros(3, 2), "acting.previous_reward is (3, 2)"),
         ("tensors/acting/actor/position", GONE, "acting.actor lacks position"),
         ("tensors/acting", GONE, "lacks 'acting'"),
+    ],
+    "GTrXLVMPO": [
+        ("settings/eps_eta", 0, "settings.eps_eta must be"),
+        ("settings/target_update", 1.5, "settings.target_update must be"),
+        ("settings/popart", 2.0, "settings.popart must be"),
+        ("tensors/target/action_head.linear.weight", GONE, "target lacks action_head.linear.weight"),
+        ("tensors/target/value_net.scale", torch.ones(2), "target.value_net.scale is (2,)"),
+        ("tensors/target", GONE, "lacks 'target'"),
+        ("tensors/target_age", -1, "target_age must be"),
+        ("tensors/multipliers/log_temperature", torch.ones(1), "multipliers.log_temperature is (1,)"),
+        ("tensors/multipliers/log_penalties.mean", torch.ones(()), "multipliers holds 'log_penalties.mean'"),
+        ("tensors/multiplier_optimizer/param_groups/0/lr", "x", "multiplier_optimizer.lr must be"),
+        ("tensors/multiplier_optimizer/state/5", {}, "multiplier_optimizer.state holds 5"),
+        ("tensors/own_memory/actor", {}, "own_memory.actor lacks"),
+        ("tensors/own_memory/previous_reward", torch.zeros(2), "own_memory.previous_reward is (2,)"),
+        ("tensors/own_memory", GONE, "lacks 'own_memory'"),
     ],
     "DecisionTransformer": [
         ("settings/settings/discount", 2.0, "discount must be"),
@@ -188,7 +204,7 @@ def test_a_backbone_larger_than_its_weights_is_refused_before_it_is_built(
     place = "settings/backbone" if kind == "DecisionTransformer" else "settings/policy_kwargs/backbone"
     edits = [put(f"{place}/{name}", size) for name, size in sizes.items()]
     path = write(tmp_path / "model.zip", saved(kind), *edits)
-    monkeypatch.setattr("rltransformers.policies.actor_critic.Backbone", None)  # nothing may call these
+    monkeypatch.setattr("rltransformers.policies.memory_policy.Backbone", None)  # nothing may call these
     monkeypatch.setattr("rltransformers.policies.decision.Backbone", None)
     with pytest.raises(CheckpointError, match=r"model\.zip .* describe a backbone with [\d,]+ parameters, it holds"):
         AGENTS[kind].load(path, device="cpu")
@@ -199,7 +215,7 @@ def test_a_memory_larger_than_the_one_that_is_held_is_refused_before_it_is_made(
 ) -> None:
     edit = put("settings/policy_kwargs/backbone/memory", 10**6)
     path = write(tmp_path / "model.zip", saved("GTrXLPPO"), edit)
-    monkeypatch.setattr("rltransformers.policies.actor_critic.Backbone", None)
+    monkeypatch.setattr("rltransformers.policies.memory_policy.Backbone", None)
     with pytest.raises(CheckpointError, match=r"numbers of state, it holds"):
         GTrXLPPO.load(path, device="cpu")
 

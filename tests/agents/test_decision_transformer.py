@@ -370,13 +370,13 @@ def test_the_return_asked_for_falls_by_every_reward_received(
     trained: DecisionTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[float] = []
-    embed = trained.policy.embed_step
+    scaled = trained.policy.scaled
 
-    def spy(observations: Any, return_to_go: Tensor) -> Tensor:
+    def spy(return_to_go: Tensor) -> Tensor:
         asked.append(float(return_to_go))
-        return embed(observations, return_to_go)
+        return scaled(return_to_go)
 
-    monkeypatch.setattr(trained.policy, "embed_step", spy)
+    monkeypatch.setattr(trained.policy, "scaled", spy)
     result = trained.evaluate("test/Drift-v0", [6.0], episodes=1, seed=3)[0]
     env = Drift()
     rewards: list[float] = []

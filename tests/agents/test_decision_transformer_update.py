@@ -106,6 +106,7 @@ def plain_loss(policy: DecisionPolicy, data: Plain, windows: list[list[int]], mo
                 assert policy.embed_return is not None
                 tokens.append(policy.embed_return(torch.tensor([data.return_to_go[n] / data.scale]).float()))
             observation = (data.observations[n] - data.mean) / data.deviation
+            assert policy.encoder is not None
             tokens.append(policy.encoder({"": torch.as_tensor(observation).float()[None]})[0])
             tokens.append(head.embed({"": torch.as_tensor(data.actions[n])[None]})[0])
             times += [data.timestep[n]] * group

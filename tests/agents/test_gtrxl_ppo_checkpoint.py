@@ -1,4 +1,4 @@
-"""Saving, loading, resuming and repeating runs of GTrXLPPO."""
+"""Saving, loading, resuming and repeating runs of GTrXLPPO and GTrXLVMPO."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,12 +15,13 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecNormalize
 
-from rltransformers.agents import GTrXLPPO
-from rltransformers.agents.gtrxl_ppo import MemoryRefresh
+from rltransformers.agents import GTrXLPPO, GTrXLVMPO
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.envs import make_vec_env
 from rltransformers.training.checkpoint import load_checkpoint, save_checkpoint
+from rltransformers.training.on_policy_agent import MemoryRefresh, OnPolicyMemoryAgent
+from tests.agents.rollouts import ON_POLICY
 from tests.agents.tiny_envs import AnySpace, Walk
 
 BACKBONE = {"preset": "gtrxl", "width": 8, "layers": 1, "heads": 2, "memory": 4}
@@ -33,13 +34,13 @@ def walks() -> VecEnv:
     return env
 
 
-def agent(env: Any = None, policy: dict[str, Any] | None = None, **settings: Any) -> GTrXLPPO:
+def agent(env: Any = None, policy: dict[str, Any] | None = None, kind: type[Any] = GTrXLPPO, **settings: Any) -> Any:
     chosen: dict[str, Any] = {"n_steps": 12, "seed": 0, "device": "cpu", "n_epochs": 2, "batch_size": 12} | settings
     kwargs = {"backbone": BACKBONE} | (policy or {})
-    return GTrXLPPO("GTrXLPolicy", walks() if env is None else env, policy_kwargs=kwargs, **chosen)
+    return kind("GTrXLPolicy", walks() if env is None else env, policy_kwargs=kwargs, **chosen)
 
 
-def weights(model: GTrXLPPO) -> torch.Tensor:
+def weights(model: OnPolicyMemoryAgent) -> torch.Tensor:
     return torch.nn.utils.parameters_to_vector(model.policy.parameters()).detach()
 
 
@@ -69,7 +70,7 @@ class Rows(KVWriter):
         self.rows.append({"step": step} | {k: v for k, v in key_values.items() if not k.startswith("time/")})
 
 
-def everything(model: GTrXLPPO) -> dict[str, Any]:
+def everything(model: OnPolicyMemoryAgent) -> dict[str, Any]:
     """What a checkpoint holds and the clock has no part in."""
     tensors = dict(model._tensors())
     tensors["episodes"] = [{key: value for key, value in each.items() if key != "t"} for each in tensors["episodes"]]
@@ -102,17 +103,23 @@ def discrete() -> VecEnv:
 @pytest.mark.parametrize("memory_refresh", get_args(MemoryRefresh))
 @pytest.mark.parametrize(("shared", "normalised"), [(True, False), (False, True)])
 @pytest.mark.parametrize("make", [continuous, discrete])
+@pytest.mark.parametrize("kind", ON_POLICY)
 def test_stopping_and_resuming_is_the_same_run_as_not_stopping(
-    tmp_path: Path, memory_refresh: str, shared: bool, normalised: bool, make: Callable[[], VecEnv]
+    tmp_path: Path, memory_refresh: str, shared: bool, normalised: bool, make: Callable[[], VecEnv], kind: type[Any]
 ) -> None:
-    """Weights, optimiser, generators, statistics, place and logged metrics; the environment is in the same place."""
+    """Weights, optimisers, generators, statistics, place and logged metrics; the environment is in the same place."""
+    # The target was a copy after eight gradient steps, is an old one where the run stops, and a new one at the end.
+    of_kind: dict[str, Any] = {"target_update": 8} if kind is GTrXLVMPO else {"popart": 0.1}
+    if normalised:
+        of_kind["popart"] = 0.1
 
-    def begun() -> GTrXLPPO:
+    def begun() -> Any:
         policy = {"previous_action": True, "previous_reward": True, "shared_backbone": shared}
         env = VecNormalize(make()) if normalised else make()
-        return agent(env, policy, memory_refresh=memory_refresh, learning_rate={"start": 1e-2, "end": 0.0})
+        rate = {"start": 1e-2, "end": 0.0}
+        return agent(env, policy, kind, memory_refresh=memory_refresh, learning_rate=rate, **of_kind)
 
-    def logged(model: GTrXLPPO) -> list[dict[str, Any]]:
+    def logged(model: Any) -> list[dict[str, Any]]:
         (rows,) = model.logger.output_formats
         assert isinstance(rows, Rows)
         return rows.rows
@@ -123,25 +130,27 @@ def test_stopping_and_resuming_is_the_same_run_as_not_stopping(
     stopped = begun()
     stopped.set_logger(Logger(None, [Rows()]))
     with suppress(KeyboardInterrupt):
-        stopped.learn(4 * STEPS, callback=SaveAndStop(2 * STEPS, tmp_path / "half"))
+        stopped.learn(4 * STEPS, callback=SaveAndStop(3 * STEPS, tmp_path / "half"))
     np.random.rand(3), torch.rand(3)  # whatever happens in between
-    resumed = GTrXLPPO.load(tmp_path / "half", env=stopped.get_env(), device="cpu", force_reset=False)
+    resumed = kind.load(tmp_path / "half", env=stopped.get_env(), device="cpu", force_reset=False)
     resumed.set_logger(Logger(None, [Rows()]))
-    assert resumed.num_timesteps == 2 * STEPS
-    resumed.learn(2 * STEPS, reset_num_timesteps=False)
+    assert resumed.num_timesteps == 3 * STEPS
+    resumed.learn(STEPS, reset_num_timesteps=False)
     assert resumed.num_timesteps == straight.num_timesteps == 4 * STEPS
     assert_equal(everything(resumed), everything(straight))
     assert_equal(logged(stopped) + logged(resumed), logged(straight))
 
 
-def test_the_same_seed_is_the_same_run_and_another_seed_is_another() -> None:
-    first, second, other = (agent(seed=seed).learn(STEPS) for seed in (3, 3, 4))
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_the_same_seed_is_the_same_run_and_another_seed_is_another(kind: type[Any]) -> None:
+    first, second, other = (agent(kind=kind, seed=seed).learn(STEPS) for seed in (3, 3, 4))
     assert torch.equal(weights(first), weights(second))
     assert not torch.equal(weights(first), weights(other))
 
 
-def test_predicting_in_between_does_not_change_a_run() -> None:
-    quiet, busy = agent(), agent()
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_predicting_in_between_does_not_change_a_run(kind: type[Any]) -> None:
+    quiet, busy = agent(kind=kind), agent(kind=kind)
     quiet.learn(STEPS).learn(STEPS, reset_num_timesteps=False)
     busy.learn(STEPS)
     for _ in range(5):
@@ -150,10 +159,11 @@ def test_predicting_in_between_does_not_change_a_run() -> None:
     assert torch.equal(weights(quiet), weights(busy))
 
 
-def test_a_loaded_agent_needs_no_environment_to_predict(tmp_path: Path) -> None:
-    model = agent(policy={"shared_backbone": False, "first_step": True}).learn(STEPS)
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_a_loaded_agent_needs_no_environment_to_predict(tmp_path: Path, kind: type[Any]) -> None:
+    model = agent(kind=kind, policy={"shared_backbone": False, "first_step": True}).learn(STEPS)
     model.save(tmp_path / "model")
-    loaded = GTrXLPPO.load(tmp_path / "model.zip", device="cpu")
+    loaded = kind.load(tmp_path / "model.zip", device="cpu")
     observations = torch.randn(6, 3).numpy()
     states: list[Any] = [None, None]
     for observation in observations:
@@ -164,10 +174,11 @@ def test_a_loaded_agent_needs_no_environment_to_predict(tmp_path: Path) -> None:
         assert np.array_equal(actions[0], actions[1])
 
 
-def test_learning_without_an_environment_is_refused(tmp_path: Path) -> None:
-    agent().save(tmp_path / "model")
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_learning_without_an_environment_is_refused(tmp_path: Path, kind: type[Any]) -> None:
+    agent(kind=kind).save(tmp_path / "model")
     with pytest.raises(ConfigError, match="no environment to learn in"):
-        GTrXLPPO.load(tmp_path / "model").learn(10)
+        kind.load(tmp_path / "model").learn(10)
 
 
 def test_settings_and_spaces_come_back(tmp_path: Path) -> None:
@@ -240,12 +251,13 @@ def test_a_checkpoint_that_names_more_environments_than_it_holds_is_refused(tmp_
         GTrXLPPO.load(tmp_path / "foreign.zip", device="cpu")
 
 
-def test_another_number_of_environments_begins_new_episodes(tmp_path: Path) -> None:
-    agent().learn(STEPS).save(tmp_path / "model")
-    single = GTrXLPPO.load(tmp_path / "model", env=Walk())
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_another_number_of_environments_begins_new_episodes(tmp_path: Path, kind: type[Any]) -> None:
+    agent(kind=kind).learn(STEPS).save(tmp_path / "model")
+    single = kind.load(tmp_path / "model", env=Walk())
     assert single.learn(12, reset_num_timesteps=False).num_timesteps == STEPS + 12
     with pytest.raises(ConfigError, match="saved with 2 environments, this one has 1"):
-        GTrXLPPO.load(tmp_path / "model", env=Walk(), force_reset=False)
+        kind.load(tmp_path / "model", env=Walk(), force_reset=False)
 
 
 def test_normalisation_statistics_travel_with_the_agent(tmp_path: Path) -> None:
@@ -297,18 +309,21 @@ def test_a_checkpoint_holds_data_only(tmp_path: Path) -> None:
         agent().save(tmp_path / "model", exclude=["policy"])
 
 
+@pytest.mark.parametrize("kind", ON_POLICY)
 @pytest.mark.parametrize("normalised", [None, "both", "norm_obs", "norm_reward"])
-def test_environments_that_can_tell_where_they_stand_go_on_in_new_ones(tmp_path: Path, normalised: str | None) -> None:
+def test_environments_that_can_tell_where_they_stand_go_on_in_new_ones(
+    tmp_path: Path, normalised: str | None, kind: type[Any]
+) -> None:
     def env() -> VecEnv:
         if normalised is None:
             return discrete()
         norm_obs, norm_reward = (normalised in (name, "both") for name in ("norm_obs", "norm_reward"))
         return VecNormalize(discrete(), norm_obs=norm_obs, norm_reward=norm_reward)
 
-    agent(env()).learn(STEPS).save(tmp_path / "half")
-    straight = agent(env()).learn(STEPS)
+    agent(env(), kind=kind).learn(STEPS).save(tmp_path / "half")
+    straight = agent(env(), kind=kind).learn(STEPS)
     straight.learn(STEPS, reset_num_timesteps=False)
-    resumed = GTrXLPPO.load(tmp_path / "half", env=env(), device="cpu", force_reset=None)
+    resumed = kind.load(tmp_path / "half", env=env(), device="cpu", force_reset=None)
     assert resumed.stands_in_episodes
     resumed.learn(STEPS, reset_num_timesteps=False)
     assert_equal(everything(resumed), everything(straight))
@@ -322,8 +337,9 @@ def test_environments_that_cannot_tell_begin_new_episodes(tmp_path: Path) -> Non
     assert not GTrXLPPO.load(tmp_path / "model", env=discrete()).stands_in_episodes
 
 
-def test_new_episodes_follow_from_their_seed() -> None:
-    models = [agent(discrete()).learn(STEPS) for _ in range(3)]
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_new_episodes_follow_from_their_seed(kind: type[Any]) -> None:
+    models = [agent(discrete(), kind=kind).learn(STEPS) for _ in range(3)]
     for model, seed in zip(models, (7, 7, 8), strict=True):
         model.begin_episodes(seed)
         model.learn(STEPS, reset_num_timesteps=False)

@@ -1,4 +1,4 @@
-"""The laws of the online agent: rollout and update are one function, time limits, memory, resets.
+"""The laws of the online agents: rollout and update are one function, time limits, memory, resets.
 
 Traps of other implementations (T1 to T24), each with the test that keeps it out:
 
@@ -29,7 +29,7 @@ T14: environments at different steps in one batch.
 T15: other context in training than in acting.
     test_segment_length_does_not_change_what_is_seen
 T16: target network with a shifted context.
-    none needed: PPO has no target network
+    PPO has no target network; that of V-MPO acts, with a memory of its own: test_gtrxl_vmpo_laws.py
 T17: memory silently reset when the batch size changes.
     test_a_state_of_another_batch_size_is_refused
 T18: evaluation sees other steps than training.
@@ -61,8 +61,10 @@ from rltransformers.agents import GTrXLPPO
 from rltransformers.backbone import PRESETS
 from rltransformers.core.errors import DataError
 from rltransformers.data.rollout import Segment
-from rltransformers.policies.actor_critic import Evaluation, PolicyState, previous_steps
-from tests.agents.rollouts import loud, rollout
+from rltransformers.policies.actor_critic import Evaluation, previous_steps
+from rltransformers.policies.memory_policy import PolicyState
+from rltransformers.training.on_policy_agent import OnPolicyMemoryAgent
+from tests.agents.rollouts import ON_POLICY, loud, rollout
 from tests.agents.tiny_envs import AnySpace, Steady, Walk
 from tests.attention.rows import small_windows
 
@@ -84,7 +86,13 @@ def choices(n: int) -> VecEnv:
     return DummyVecEnv([partial(AnySpace, spaces.Box(-1.0, 1.0, (3,)), spaces.MultiDiscrete([2, 3])) for _ in range(n)])
 
 
-def agent(env: Any = None, backbone: dict[str, Any] | None = None, policy: Any = None, **settings: Any) -> GTrXLPPO:
+def agent(
+    env: Any = None,
+    backbone: dict[str, Any] | None = None,
+    policy: Any = None,
+    kind: type[Any] = GTrXLPPO,
+    **settings: Any,
+) -> Any:
     chosen: dict[str, Any] = {
         "n_steps": 12,
         "seed": 0,
@@ -93,12 +101,12 @@ def agent(env: Any = None, backbone: dict[str, Any] | None = None, policy: Any =
         "learning_rate": 3e-3,
     } | settings
     kwargs = {"backbone": TINY | (backbone or {})} | (policy or {})
-    model = GTrXLPPO("GTrXLPolicy", walks(3) if env is None else env, policy_kwargs=kwargs, **chosen)
+    model = kind("GTrXLPolicy", walks(3) if env is None else env, policy_kwargs=kwargs, **chosen)
     loud(model)
     return model
 
 
-def evaluated(model: GTrXLPPO, segment: Segment, memory: PolicyState | None = None) -> Evaluation:
+def evaluated(model: OnPolicyMemoryAgent, segment: Segment, memory: PolicyState | None = None) -> Evaluation:
     actions, rewards = previous_steps(segment)
     state = segment.memory if memory is None else memory
     with torch.no_grad():
@@ -119,15 +127,15 @@ def joined(a: Segment, b: Segment) -> Segment:
     return Segment(**together)
 
 
-def ratio_errors(model: GTrXLPPO, updates: int) -> list[float]:
+def ratio_errors(model: Any, updates: int) -> list[float]:
     errors: list[float] = []
     log = model._log_update
 
-    def watch(segment: Segment, losses: Any) -> None:
-        errors.append(float(losses[0].ratio_error))
-        log(segment, losses)
+    def watch(*told: Any) -> None:
+        log(*told)
+        errors.append(model.logger.name_to_value["train/first_ratio_error"])
 
-    model._log_update = watch  # type: ignore[method-assign]
+    model._log_update = watch
     model.learn(updates * model.n_steps * model.n_envs)
     return errors
 
@@ -139,11 +147,13 @@ def test_the_first_ratio_is_one_on_every_preset(preset: str) -> None:
     assert max(ratio_errors(model, 3)) <= 1e-5
 
 
+@pytest.mark.parametrize("kind", ON_POLICY)
 @pytest.mark.parametrize("memory_refresh", ["never", "update", "epoch"])
 @pytest.mark.parametrize("shared", [True, False])
-def test_memory_refresh_keeps_the_first_ratio_at_one(memory_refresh: str, shared: bool) -> None:
+def test_memory_refresh_keeps_the_first_ratio_at_one(memory_refresh: str, shared: bool, kind: type[Any]) -> None:
     model = agent(
         walks(3, (40,)),
+        kind=kind,
         memory_refresh=memory_refresh,
         policy={"shared_backbone": shared, "previous_action": True, "previous_reward": True, "first_step": True},
     )
@@ -191,18 +201,20 @@ def test_a_truncated_episode_is_valued_at_its_last_observation_with_its_memory()
     torch.testing.assert_close(bootstrap, values[:, -1], atol=1e-5, rtol=1e-5)
 
 
-def terminal_observations(model: GTrXLPPO) -> Tensor:
+def terminal_observations(model: OnPolicyMemoryAgent) -> Tensor:
     assert isinstance(model.env, DummyVecEnv)
     return torch.as_tensor(np.stack([info["terminal_observation"] for info in model.env.buf_infos]))
 
 
-def test_a_true_value_function_has_no_advantage_under_time_limits() -> None:
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_a_true_value_function_has_no_advantage_under_time_limits(kind: type[Any]) -> None:
     for truncates in (True, False):
         env = DummyVecEnv([partial(Steady, 10, truncates)])
-        model = agent(env, n_steps=25, gamma=0.9, normalize_advantage=False)
-        with torch.no_grad():
-            model.policy.value_net.weight.zero_()
-            model.policy.value_net.bias.fill_(1 / (1 - 0.9))
+        model = agent(env, kind=kind, n_steps=25, gamma=0.9)
+        for policy in {model.policy, model._actor}:
+            with torch.no_grad():
+                policy.value_net.weight.zero_()
+                policy.value_net.bias.fill_(1 / (1 - 0.9))
         advantages = rollout(model).advantages
         if truncates:
             assert float(advantages.abs().max()) < 1e-4  # float32 sums around 10
@@ -295,8 +307,9 @@ def test_memory_refresh_update_encodes_the_rollout_with_the_new_weights() -> Non
         torch.testing.assert_close(tensor, expected.actor.tensors[name], atol=1e-5, rtol=1e-5)
 
 
-def test_memory_refresh_never_keeps_what_was_written_and_measures_its_age() -> None:
-    model = agent(walks(2, (60,)), memory_refresh="never")
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_memory_refresh_never_keeps_what_was_written_and_measures_its_age(kind: type[Any]) -> None:
+    model = agent(walks(2, (60,)), kind=kind, memory_refresh="never")
     rollout(model)
     before = model.policy.without_cache(model._acting).actor.tensors
     model.train()
@@ -306,26 +319,28 @@ def test_memory_refresh_never_keeps_what_was_written_and_measures_its_age() -> N
     assert float(model.logger.name_to_value["memory/staleness"]) > 0.0
 
 
-def test_memory_refresh_epoch_renews_the_memory_at_the_segment_start() -> None:
-    model = agent(walks(1, (60,)), memory_refresh="epoch", n_epochs=3)
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_memory_refresh_epoch_renews_the_memory_at_the_segment_start(kind: type[Any]) -> None:
+    model = agent(walks(1, (60,)), kind=kind, memory_refresh="epoch", n_epochs=3)
     rollout(model)
     model.train()
     rollout(model)
     seen: list[Tensor] = []
     loss = model._loss
 
-    def watch(batch: Segment) -> Any:
+    def watch(batch: Segment, *rest: Any) -> Any:
         seen.append(torch.cat([x.flatten() for x in batch.memory.actor.tensors.values() if x.is_floating_point()]))
-        return loss(batch)
+        return loss(batch, *rest)
 
-    model._loss = watch  # type: ignore[method-assign]
+    model._loss = watch
     model.train()
     assert len(seen) == 3
     assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
 
 
-def test_an_episode_keeps_its_memory_over_an_update() -> None:
-    model = agent(walks(1, (60,)), learning_rate=0.0)
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_an_episode_keeps_its_memory_over_an_update(kind: type[Any]) -> None:
+    model = agent(walks(1, (60,)), kind=kind, learning_rate=0.0)
     rollout(model)
     model.train()
     second = rollout(model)
@@ -333,8 +348,9 @@ def test_an_episode_keeps_its_memory_over_an_update() -> None:
     assert float((second.values[:, 0] - forgotten[:, 0]).abs().max()) > 1e-3
 
 
-def test_episodes_may_be_far_longer_than_the_memory() -> None:
-    model = agent(walks(2, (10_000,)), n_steps=100, n_epochs=1)
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_episodes_may_be_far_longer_than_the_memory(kind: type[Any]) -> None:
+    model = agent(walks(2, (10_000,)), kind=kind, n_steps=100, n_epochs=1)
     assert max(ratio_errors(model, 3)) <= 1e-5
 
 
@@ -355,10 +371,11 @@ def test_a_state_of_another_batch_size_is_refused() -> None:
         model.predict(np.zeros((3, 3), np.float32), state)
 
 
+@pytest.mark.parametrize("kind", ON_POLICY)
 @pytest.mark.parametrize("history", [False, True])
-def test_predict_equals_the_rollout(history: bool) -> None:
+def test_predict_equals_the_rollout(history: bool, kind: type[Any]) -> None:
     policy = {"previous_action": history, "previous_reward": history, "first_step": history}
-    model = agent(walks(3), policy=policy, n_steps=20)
+    model = agent(walks(3), kind=kind, policy=policy, n_steps=20)
     segment = rollout(model)
     expected = model.policy.action_head.decode(evaluated(model, segment).outputs)[""][..., 0]
     state = None
@@ -376,23 +393,25 @@ def test_predict_equals_the_rollout(history: bool) -> None:
         np.testing.assert_allclose(action[:, 0], expected[:, t].numpy(), atol=1e-4)
 
 
-def test_a_segment_has_every_step_that_was_taken() -> None:
-    segment = rollout(agent(n_steps=12))
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_a_segment_has_every_step_that_was_taken(kind: type[Any]) -> None:
+    segment = rollout(agent(kind=kind, n_steps=12))
     assert segment.rewards.shape == segment.values.shape == segment.advantages.shape == (3, 12)
     assert segment.observations[""].shape == (3, 12, 3)
     assert segment.memory.batch_size == 3  # once per segment, not once per step
 
 
-def test_a_constant_learning_rate_stays_constant() -> None:
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_a_constant_learning_rate_stays_constant(kind: type[Any]) -> None:
     rates = []
-    model = agent(learning_rate=1e-3)
+    model = agent(kind=kind, learning_rate=1e-3)
     update = model.train
 
     def watch() -> None:
         update()
         rates.append(model.policy.optimizer.param_groups[0]["lr"])
 
-    model.train = watch  # type: ignore[method-assign]
+    model.train = watch
     model.learn(4 * 36)
     assert rates == [1e-3] * 4
 
@@ -404,7 +423,8 @@ def test_a_linear_learning_rate_falls_from_start_to_end() -> None:
 
 @pytest.mark.parametrize(("setting", "part"), [("ent_coef", "entropy"), ("barrier_coef", "log_barrier")])
 def test_a_bonus_follows_its_schedule_and_gives_way_to_a_number(setting: str, part: str) -> None:
-    model = agent(choices(3), **{setting: {"start": 0.0, "end": 0.4}})
+    line: dict[str, Any] = {setting: {"start": 0.0, "end": 0.4}}
+    model = agent(choices(3), **line)
     model.learn(36)
     assert model._segment is not None
     segment = model._segment

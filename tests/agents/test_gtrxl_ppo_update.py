@@ -20,7 +20,8 @@ from torch import Tensor
 from rltransformers.agents import GTrXLPPO
 from rltransformers.backbone import Record, State
 from rltransformers.data.rollout import Segment
-from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState
+from rltransformers.policies.actor_critic import GTrXLPolicy
+from rltransformers.policies.memory_policy import PolicyState
 from tests.agents.rollouts import loud, rollout
 from tests.agents.tiny_envs import AnySpace, Walk
 

@@ -15,7 +15,7 @@ import gymnasium
 import pytest
 import yaml
 
-from rltransformers.agents import DecisionTransformer, GTrXLPPO
+from rltransformers.agents import DecisionTransformer, GTrXLPPO, GTrXLVMPO
 from rltransformers.cli.agents import AGENT_CLASSES, check_keywords
 from rltransformers.cli.main import main
 from rltransformers.core.errors import ConfigError, DataError
@@ -57,6 +57,8 @@ LINES: list[Any] = [{"start": NAN, "end": 0.1}, {"start": "a", "end": 0.1}, {"st
 CALLS: dict[str, Callable[..., Any]] = {
     "GTrXLPPO": GTrXLPPO.__init__,
     "GTrXLPPO.learn": GTrXLPPO.learn,
+    "GTrXLVMPO": GTrXLVMPO.__init__,
+    "GTrXLVMPO.learn": GTrXLVMPO.learn,
     "GTrXLPolicy": GTrXLPolicy.__init__,
     "GTrXLPPO.load": GTrXLPPO.load.__func__,  # type: ignore[attr-defined]
     "DecisionTransformer": DecisionTransformer.__init__,
@@ -106,13 +108,23 @@ def test_a_value_outside_is_refused_by_name_before_anything_is_done(call: str, n
 
 WEIGHTS = {
     GTrXLPPO: ("learning_rate", "clip_range", "clip_range_vf", "ent_coef", "barrier_coef", "vf_coef"),
+    GTrXLVMPO: (
+        "learning_rate",
+        "multiplier_learning_rate",
+        "vf_coef",
+        "eps_eta",
+        "eps_alpha",
+        "eps_mean",
+        "eps_covariance",
+    ),
     DecisionTransformer: ("learning_rate", "weight_decay"),
 }
 
 
 @pytest.mark.parametrize(("agent", "name"), [(agent, name) for agent, names in WEIGHTS.items() for name in names])
 def test_no_weight_of_a_loss_leaves_what_float32_can_compute_with(agent: Any, name: str) -> None:
-    values = [1e7, 1e300] + ([{"start": 1e7, "end": 0.1}] if agent is GTrXLPPO and name != "vf_coef" else [])
+    lines = [{"start": 1e7, "end": 0.1}] if name in getattr(agent, "scheduled", ()) else []
+    values = [1e7, 1e300, *lines]
     for value in values:
         with pytest.raises(ConfigError, match=rf"{name}\S* must be"):
             agent("none", None, **{name: value})
@@ -160,6 +172,8 @@ def test_in_a_config_policy_keywords_are_refused_with_their_full_name() -> None:
         for value in bad_values(hints[name]):
             with pytest.raises(ConfigError, match=rf"policy\.{name}"):
                 check_keywords(AgentName.GTRXL_PPO, {}, {name: value})
+            with pytest.raises(ConfigError, match=rf"policy\.{name}"):
+                check_keywords(AgentName.GTRXL_VMPO, {}, {name: value})
     with pytest.raises(ConfigError, match=r"unknown setting policy\.lr_schedule"):
         check_policy_settings({"lr_schedule": 1}, "policy.")
     with pytest.raises(ConfigError, match=r"policy\.lstm_hidden_size must be a whole number, got 1.5"):

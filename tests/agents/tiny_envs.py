@@ -38,6 +38,18 @@ class Walk(gym.Env[Any, Any]):
         return np.array([np.sin(self.t), np.tanh(self.total / 5), self.np_random.normal()], np.float32)
 
 
+class Stroll(Walk):
+    """A ``Walk`` with three actions, 5 to 7, whose rewards are -1, 0 and 1."""
+
+    def __init__(self, lengths: tuple[int, ...] = (5, 3, 7), truncates: bool = False) -> None:
+        super().__init__(lengths, truncates)
+        self.action_space = spaces.Discrete(3, start=5)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        return super().step([float(action) - 6.0])
+
+
 class Steady(gym.Env[Any, Any]):
     """Reward 1 for ever and one constant observation: with discount g every state is worth 1 / (1 - g).
 

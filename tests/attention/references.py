@@ -5,7 +5,17 @@ from torch import Tensor
 
 from rltransformers.backbone import Backbone
 from tests.attention.rows import ROWS
-from tests.attention.twins import Depth, Logits, Reader, Residual, Rows, layer_norm, nothing
+from tests.attention.twins import (
+    Depth,
+    Elements,
+    Logits,
+    Reader,
+    Residual,
+    Rows,
+    elements_by_token,
+    layer_norm,
+    nothing,
+)
 
 
 def backbone_reference(backbone: Backbone, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -32,12 +42,14 @@ class Walk:
     Attributes:
         layers: applications of layers.
         state: what the layers keep, by the names of the library.
+        elements: of every token, and which of them exist.
     """
 
     def __init__(self, backbone: Backbone) -> None:
         self.layers = backbone.config.layers
         self.readers = [Reader(backbone, layer, twin_of) for layer in range(self.layers)]
         self.state: dict[str, Tensor] = {}
+        self.elements: list[Elements] = []
 
     def reader(self, layer: int) -> Reader:
         """Parameters and settings of one application of a layer."""
@@ -45,6 +57,7 @@ class Walk:
 
     def episode(self, tokens: Rows) -> Rows:
         """Outputs of all tokens."""
+        self.elements = elements_by_token(torch.stack(tokens))
         reader = self.reader(0)
         depth: Depth = reader.twin("depth")
         residual: Residual = reader.twin("residual")
@@ -76,6 +89,7 @@ class Walk:
                     tokens = [twin.every(reader, options, row, p, index + 1) for p, row in enumerate(tokens)]
         mixed, logits = self.mix(index, tokens, below)
         tokens = [reader.combine("join_mixing", x, y) for x, y in zip(tokens, mixed, strict=True)]
+        tokens = reader.twin("topology")(reader, tokens, self.elements)
         if reader.twin("ff") is nothing:
             return tokens, logits
         transformed = self.transform(index, tokens)

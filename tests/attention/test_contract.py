@@ -2,8 +2,9 @@
 
 import ast
 import io
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from rltransformers.attention import layer as attention
 from rltransformers.backbone import AXES, PRESETS, Backbone, BackboneConfig, Record, State
 from rltransformers.core.spec import Feature
 from scripts.benchmarks import counting
+from scripts.benchmarks.elements import backbone_of
 from tests.attention.references import backbone_reference, twin_of
 from tests.attention.row import Limit, Row
 from tests.attention.rows import PRESET_ROWS, ROWS, cases, config_of, entry_config, examples, preset_config
@@ -22,7 +24,19 @@ from tests.backbone.laws import Case, perturbed
 
 ROOT = Path(__file__).parents[2]
 CASES = cases() | {f"preset:{name}": (preset_config(name), PRESET_ROWS.get(name, Row())) for name in PRESETS}
-every_case = pytest.mark.parametrize("name", CASES)
+
+
+def merged(cases: Mapping[str, tuple[BackboneConfig, Row]]) -> dict[str, list[str]]:
+    """Cases with the same settings and tolerances are one: the first name → all names."""
+    found: dict[object, list[str]] = {}
+    for name, (config, row) in cases.items():
+        settings = json.dumps(config.to_dict(), sort_keys=True)
+        found.setdefault((settings, row.tolerance, row.float32, row.bfloat16), []).append(name)
+    return {names[0]: names for names in found.values()}
+
+
+NAMES = merged(CASES)
+every_case = pytest.mark.parametrize("name", [pytest.param(name, id="=".join(names)) for name, names in NAMES.items()])
 every_entry = pytest.mark.parametrize("key", ROWS, ids=":".join)
 
 
@@ -147,7 +161,7 @@ def test_l4_padding_and_other_streams_change_nothing(name: str) -> None:
     laws.padding(case_of(name))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "decision_transformer" not in name])
+@pytest.mark.parametrize("name", [name for name in NAMES if "decision_transformer" not in name])
 def test_l5_values_gradients_and_state_equal_the_twin(name: str) -> None:
     config, row = CASES[name]
     backbone = perturbed(config)
@@ -267,6 +281,14 @@ def cost(backbone: Backbone, time: int) -> tuple[int, int]:
     return counting.cost(lambda: backbone(x)[0])
 
 
+def of_one_layer(config: BackboneConfig) -> BackboneConfig:
+    """The same with one layer, where all are alike and nothing passes between them."""
+    alike = len(config.choices.kinds) == 1 and config.choices.depth.name == "fixed"
+    if not alike or Feature.CARRY in config.choices.prior.spec.offers:
+        return config
+    return BackboneConfig.from_dict({**config.to_dict(), "layers": 1})
+
+
 def window_of_16(values: BackboneConfig) -> BackboneConfig:
     """The same with a memory of 15 steps, where no option depends on the memory."""
     plain = values.to_dict()
@@ -281,8 +303,8 @@ def window_of_16(values: BackboneConfig) -> BackboneConfig:
 
 @every_case
 def test_l8_work_and_kept_memory_grow_with_the_tokens_as_declared(name: str) -> None:
-    config = window_of_16(CASES[name][0])
-    backbone = Backbone(config)
+    config = of_one_layer(window_of_16(CASES[name][0]))
+    backbone = backbone_of(config)
     squared = config.choices.memory_kind.name == "compressive"
     lengths = (256, 1024)
     for values in zip(*(cost(backbone, time) for time in lengths), strict=True):
@@ -304,8 +326,8 @@ def examples_with_traits() -> dict[tuple[str, str], str]:
 
 @every_case
 def test_l8_a_step_costs_the_same_after_492_steps_as_after_12(name: str) -> None:
-    config = window_of_16(CASES[name][0])
-    backbone = Backbone(config).eval()
+    config = of_one_layer(window_of_16(CASES[name][0]))
+    backbone = backbone_of(config).eval()
     x = torch.randn(2, 501, backbone.width)
     state = backbone.initial_state(2, cached=True)
     shapes = {key: value.shape for key, value in state.tensors.items()}
@@ -323,7 +345,7 @@ def test_l8_a_step_costs_the_same_after_492_steps_as_after_12(name: str) -> None
 
 def test_l8_reversible_layers_keep_nothing_that_grows_with_their_number() -> None:
     kept = [
-        cost(Backbone(config_of({"residual": residual, "layers": layers})), 64)[1]
+        cost(backbone_of(config_of({"residual": residual, "layers": layers})), 64)[1]
         for residual in ("reversible", "pre_ln")
         for layers in (2, 8)
     ]
@@ -368,7 +390,7 @@ def test_l9_a_new_backbone_with_the_same_weights_continues_alike(name: str) -> N
     config = BackboneConfig.from_dict(case.backbone.config.to_dict())
     assert config == case.backbone.config or config.to_dict() == case.backbone.config.to_dict()
     torch.manual_seed(77)
-    other = Backbone(config).eval()
+    other = backbone_of(config).eval()
     file = io.BytesIO()
     torch.save(case.backbone.state_dict(), file)
     file.seek(0)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rltransformers.backbone import Backbone, BackboneConfig
 from rltransformers.core.spec import Choice
+from scripts.benchmarks.elements import elements_of
 
 if TYPE_CHECKING:
     from tests.attention.references import Walk
@@ -914,6 +915,44 @@ def halting(walk: Walk, tokens: Rows) -> Rows:
 def by_token(twin: Callable[[Reader, Tensor], Tensor]) -> Callable[[Reader, Rows], tuple[Rows, dict[str, Tensor]]]:
     """A transform of one token."""
     return lambda reader, rows: ([twin(reader, row) for row in rows], {})
+
+
+Elements = list[tuple[Tensor, bool]]
+"""The elements of one token, and whether they exist."""
+
+
+def elements_by_token(x: Tensor) -> list[Elements]:
+    """What the backbone of the tests lets its tokens look at."""
+    found = elements_of(x[None])
+    return [
+        list(zip(rows, flags.tolist(), strict=True)) for rows, flags in zip(found.rows[0], found.exists[0], strict=True)
+    ]
+
+
+def alone(reader: Reader, rows: Rows, elements: list[Elements]) -> Rows:
+    """A decoder reads nothing else."""
+    return rows
+
+
+def looking(reader: Reader, rows: Rows, elements: list[Elements]) -> Rows:
+    """Vaswani et al. 2017, section 3.2.3, for the elements of each token."""
+    found = []
+    for row, own in zip(rows, elements, strict=True):
+        there = [element for element, exists in own if exists]
+        if not there:
+            found.append(row)
+            continue
+        query, heads = reader["cross.query.weight"] @ reader.prepare("join_cross", row), []
+        groups = reader.config.kv_heads or reader.heads
+        read = [(reader["cross.keys.weight"] @ each).view(groups, -1) for each in there]
+        for head in range(reader.heads):
+            group = head * groups // reader.heads
+            q = query[head * reader.head_dim : (head + 1) * reader.head_dim]
+            weights = softmax([q @ each[group, : reader.head_dim] / math.sqrt(reader.head_dim) for each in read])
+            values = [each[group, reader.head_dim :] for each in read]
+            heads.append(torch.stack([weight * value for weight, value in zip(weights, values, strict=True)]).sum(0))
+        found.append(reader.combine("join_cross", row, reader["cross.output.weight"] @ torch.cat(heads)))
+    return found
 
 
 def nothing(reader: Reader, rows: Rows) -> tuple[Rows, dict[str, Tensor]]:

@@ -149,6 +149,10 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "none": {"ff": "none"},
         "chunked": {"ff_chunks": 3},
     },
+    "topology": {
+        "decoder": {"topology": "decoder"},
+        "encoder_decoder": {"topology": "encoder_decoder"},
+    },
     # A loss comes with a mechanism that produces it; the other mechanism of the pair may replace that one.
     "losses": {
         "span": {"losses": {"span": 1e-3}, "span": ADAPTIVE},
@@ -230,6 +234,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("residual: reversible", "depth: universal", "not taken off again"),
     ("residual: reversible", "depth: act universal_act; losses: ponder", "a token that halts leaves nothing"),
     ("residual: reversible", "losses: span compression commitment", "no gradient would reach them"),
+    ("residual: reversible", "topology: encoder_decoder", "none reads elements"),
     # One layer has one mixer and one pattern.
     (
         "depth: universal act universal_act; losses: ponder",
@@ -398,6 +403,8 @@ REFUSED: list[tuple[str, str, str]] = [
     ("position: ut_2d", "residual: reversible", "not taken off again"),
     # A ReLU before the softmax makes many scores 0.
     ("position: da", "selection: topk", "which of equal scores are the largest"),
+    # All neighbours are alike, or those on either side of a focus.
+    ("mixer: gcn hard_gaussian", "selection: topk", "which of equal scores are the largest"),
 ]
 
 Name = tuple[str, str]

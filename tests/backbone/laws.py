@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from rltransformers.backbone import Backbone, BackboneConfig, State
+from scripts.benchmarks.elements import backbone_of
 
 B, T = 3, 23
 STARTS = [[7], [0, 3, 4, 15], [20]]  # adjacent episodes, one at the first token, one at the fourth token from the end
-SPLITS = [[10, 2, 11], [5, 5, 5, 5, 3], [1] * T]
+SPLITS = [[10, 2, 11], [5, 5, 5, 5, 3], [2] + 10 * [1] + [11]]
 PADDING = [0, 1, 5, 6, 7, 13, 20, 30, 31]  # left, middle, right
 
 # Rounding of float64 (1e-16) through three layers of a few hundred additions each.
@@ -24,7 +25,7 @@ EXACT = 1e-12
 def perturbed(config: BackboneConfig, scale: float = 0.2, seed: int = 0) -> Backbone:
     """A backbone in evaluation mode with no parameter at the special value it starts from."""
     torch.manual_seed(seed)
-    backbone = Backbone(config).eval()
+    backbone = backbone_of(config).eval()
     with torch.no_grad():
         for parameter in backbone.parameters():
             parameter.add_(scale * torch.randn_like(parameter))

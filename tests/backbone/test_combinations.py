@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from rltransformers.attention import layer as attention
-from rltransformers.backbone import PLAIN, Backbone, BackboneConfig, catalogue
+from rltransformers.backbone import PLAIN, BackboneConfig, catalogue
 from rltransformers.core.errors import ConfigError
+from scripts.benchmarks.elements import backbone_of
 from tests.backbone import laws
 from tests.backbone.laws import Case, perturbed
 from tests.backbone.ways_out import mended, refusal
@@ -65,6 +66,8 @@ def draw(chance: random.Random) -> dict[str, Any]:
         values["kv_heads"] = chance.choice([1, 2])
     if chance.random() < 0.3:
         values["head_dim"], values["value_dim"] = chance.choice([(5, 3), (4, 4), (6, None)])
+    if chance.random() < 0.2:
+        values["topology"] = "encoder_decoder"
     return values
 
 
@@ -77,7 +80,7 @@ def by_name() -> list[tuple[str, Any]]:
         if axis in spec.example
         and not spec.settings
         and axis != "losses"
-        and spec.name not in ("none", "fixed", "full", "mha")
+        and spec.name not in ("none", "fixed", "full", "mha", "decoder")
     ]
 
 
@@ -100,7 +103,7 @@ def combinations() -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], str
 
     def attempt(values: dict[str, Any]) -> bool:
         try:
-            Backbone(BackboneConfig(**{**PLAIN, **values}))
+            backbone_of(BackboneConfig(**{**PLAIN, **values}))
         except ConfigError as error:
             refused.append((values, str(error)))
             return False

@@ -212,7 +212,9 @@ EVERY_FIELD: dict[str, Any] = {
     "losses": {},
 }  # fmt: skip
 
-LATER_FIELDS = {"attention_bias": False, "ff_chunks": 1, "checkpoint": False, "compute_dtype": "float32"}
+LATER_FIELDS = {
+    "attention_bias": False, "ff_chunks": 1, "checkpoint": False, "compute_dtype": "float32", "topology": "decoder",
+}  # fmt: skip
 
 
 def test_settings_of_older_checkpoints_give_the_networks_that_they_gave() -> None:

@@ -54,6 +54,13 @@ ONLINE = {
     "train": {"total_timesteps": 48},
     "evaluation": {"episodes": 4, "every": 24},
 }
+REPLAY = ONLINE | {
+    "agent": "gtrxl_dqn",
+    "algorithm": {
+        "device": "cpu", "segment_length": 4, "batch_size": 3, "buffer_size": 3 * 40, "train_freq": 2,
+        "learning_starts": 9,
+    },
+}  # fmt: skip
 OFFLINE = {
     "agent": "decision_transformer",
     "environment": {"id": "rltransformers/KeyToDoor-v0", "num_envs": 2},
@@ -84,7 +91,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     (tmp_path / "minari").mkdir()
-    for name, config in (("online", ONLINE), ("offline", OFFLINE), ("lstm", LSTM)):
+    for name, config in (("online", ONLINE), ("replay", REPLAY), ("offline", OFFLINE), ("lstm", LSTM)):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
     return tmp_path
 
@@ -107,7 +114,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return str(err)
 
 
-@pytest.mark.parametrize("name", ["online", "offline", "lstm"])
+@pytest.mark.parametrize("name", ["online", "replay", "offline", "lstm"])
 def test_a_run_leaves_everything_it_promises_and_evaluates_again_to_the_same_episodes(
     work: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -118,12 +125,17 @@ def test_a_run_leaves_everything_it_promises_and_evaluates_again_to_the_same_epi
     assert {"config.yaml", "progress.csv", "last.zip", "best.zip", "evaluation.json", "learning_curve.png"} <= files
     assert any(file.startswith("events.out.tfevents") for file in files)
     steps = [step for step, _ in folder.read_evaluations()]
-    assert steps == {"online": [24, 48], "offline": [2, 4], "lstm": [32]}[name]
+    assert steps == {"online": [24, 48], "replay": [24, 48], "offline": [2, 4], "lstm": [32]}[name]
     trust = ["--trust"] if name == "lstm" else []
     again = json.loads(run(capsys, "evaluate", str(folder.path), "--json", *trust))
     final = json.loads(folder.evaluation.read_text())
     assert again == final
-    assert [len(result["returns"]) for result in final] == {"online": [4], "offline": [3, 3], "lstm": [3]}[name]
+    assert [len(result["returns"]) for result in final] == {
+        "online": [4],
+        "replay": [4],
+        "offline": [3, 3],
+        "lstm": [3],
+    }[name]
     other = json.loads(run(capsys, "evaluate", str(folder.path), "--json", "--episodes", "2", "--seed", "9", *trust))
     assert other[0]["seeds"] == [9, 10]
 
@@ -243,6 +255,8 @@ RESTARTS = [*CARTPOLE, "--train.restart_every", "40"]
     [
         ("online", [], 96, 72),
         ("online", RESTARTS, 120, 96),
+        ("replay", [], 96, 72),
+        ("replay", RESTARTS, 120, 84),
         ("offline", ["--train.gradient_steps", "6"], 5, 4),
     ],
 )
@@ -256,7 +270,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
     saved: int,
 ) -> None:
     """Weights, evaluations and everything logged, though logging went on behind the checkpoint."""
-    words = [*words, *(["--train.total_timesteps", "168"] if name == "online" else [])]
+    words = [*words, *(["--train.total_timesteps", "168"] if name in ("online", "replay") else [])]
     run(capsys, "train", f"{name}.yaml", "--name", "whole", *words)
     with monkeypatch.context() as patched:
         interrupt_at(patched, at)
@@ -328,7 +342,9 @@ def test_what_a_resumed_run_cannot_keep_is_said_once_with_the_way_out(
     assert main(["train", "--resume", "runs/online-seed0", *longer]) == 0  # finished: there is nothing to go on with
     assert "new episodes" not in capsys.readouterr().err
     for name in ("offline", "lstm"):
-        assert "is for agent gtrxl_ppo" in refused(capsys, "train", f"{name}.yaml", "--train.restart_every", "8")
+        assert "is for agents gtrxl_ppo, gtrxl_vmpo, gtrxl_dqn" in refused(
+            capsys, "train", f"{name}.yaml", "--train.restart_every", "8"
+        )
     assert "must be a whole number of at least 1" in refused(
         capsys, "train", "online.yaml", "--train.restart_every", "0"
     )

@@ -1,4 +1,4 @@
-"""The four memory tasks: their rules by hand, their random and best scores, and one truth in scalar and vector form."""
+"""The memory tasks: their rules by hand, their random and best scores, and one truth in scalar and vector form."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +18,12 @@ from rltransformers.envs.memory_rules import DOWN, LEFT, RIGHT, UP, CueRecall, K
 
 Array = NDArray[Any]
 MODES = tuple(AutoresetMode)
-SMALL: dict[str, dict[str, int]] = {
+SMALL: dict[str, dict[str, Any]] = {
     "CueRecall": {"delay": 3, "cues": 4, "shortest_delay": 1},
     "PassiveTMaze": {"corridor": 4, "shortest_corridor": 1},
     "ActiveTMaze": {"corridor": 3},
     "KeyToDoor": {"size": 3, "phase_steps": 4},
+    "Stitching": {"size": 2, "part_steps": 5, "parts": True},
 }
 
 
@@ -198,7 +199,7 @@ def test_t_mazes_of_all_lengths_are_log_uniform_and_pay_the_same(shortest: int |
     for act, best in ((RIGHT, 0.0), (LEFT, -1.0)):  # to the junction and no turn; behind at every step but the last
         state, returns, running = first, np.zeros(20_000), np.ones(20_000, bool)
         for t in range(1, 12):
-            state, reward, terminated, _ = rules.step(state, np.full(20_000, act))
+            state, reward, terminated, *_ = rules.step(state, np.full(20_000, act))
             returns += np.where(running, reward, 0.0)
             running &= ~terminated
             np.testing.assert_array_equal(running, first["end"] >= t)

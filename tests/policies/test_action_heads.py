@@ -272,3 +272,33 @@ def test_a_deterministic_box_has_no_probability() -> None:
     assert isinstance(head.named_leaves()[0][1], ContinuousAction) and head.draws == 0
     with pytest.raises(AssertionError, match="no density"):
         head.log_prob(torch.zeros(1, 2), {"": torch.zeros(1, 2)})
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_divergences_are_of_the_whole_distribution_and_sum_over_the_leaves_of_a_kind(name: str) -> None:
+    head, old = head_of(SPACES[name]), head_of(SPACES[name])
+    with torch.no_grad():
+        for parameter in head.parameters():  # log deviations of Boxes among them
+            parameter.add_(torch.randn_like(parameter))
+    outputs, old_outputs = outputs_of(head).requires_grad_(), outputs_of(old).requires_grad_()
+    found = head.divergences(outputs, old, old_outputs)
+    parts, old_parts = head.split(outputs.detach()), old.split(old_outputs.detach())
+    expected: dict[str, Tensor] = {}
+    for (path, leaf), (_, old_leaf) in zip(head.named_leaves(), old.named_leaves(), strict=True):
+        if isinstance(leaf, GaussianAction) and isinstance(old_leaf, GaussianAction):
+            moved = distributions.Normal(parts[path], old_leaf.log_std.exp())
+            wider = distributions.Normal(old_parts[path], leaf.log_std.exp())
+            before = distributions.Normal(old_parts[path], old_leaf.log_std.exp())
+            pieces = {"mean": moved, "covariance": wider}
+            sums = {kind: distributions.kl_divergence(before, piece).sum(-1) for kind, piece in pieces.items()}
+        else:
+            pairs = zip(theirs(old_leaf, old_parts[path]), theirs(leaf, parts[path]), strict=True)
+            sums = {"classes": torch.stack([distributions.kl_divergence(*pair) for pair in pairs]).sum(0)}
+        for kind, value in sums.items():
+            expected[kind] = expected.get(kind, torch.zeros(())) + value.detach()
+    assert list(found) == head.divergence_kinds() == sorted(expected, key=["classes", "mean", "covariance"].index)
+    for kind, value in found.items():
+        torch.testing.assert_close(value.detach(), expected[kind], **EXACT)
+    torch.stack(list(found.values())).sum().backward()
+    assert old_outputs.grad is None and all(parameter.grad is None for parameter in old.parameters())
+    assert outputs.grad is not None and float(outputs.grad.abs().sum()) > 0.0

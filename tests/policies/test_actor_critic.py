@@ -10,7 +10,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.policies.actor_critic import Evaluation, GTrXLPolicy, PolicyState, rewarded
+from rltransformers.policies.actor_critic import Evaluation, GTrXLPolicy
+from rltransformers.policies.memory_policy import PolicyState, rewarded
 from rltransformers.policies.observations import fit_observation
 
 VECTOR = spaces.Box(-1.0, 1.0, (3,))

@@ -10,7 +10,8 @@ from gymnasium import spaces
 from rltransformers.backbone.state import prefixed
 from rltransformers.export.graphs import GraphStep
 from rltransformers.policies import steps
-from rltransformers.policies.actor_critic import GTrXLPolicy, PolicyState, rewarded
+from rltransformers.policies.actor_critic import GTrXLPolicy
+from rltransformers.policies.memory_policy import PolicyState, rewarded
 from rltransformers.policies.steps import TABLE, ActorCriticMachine, ActorCriticStep, GraphCode, tables_in
 from tests.export.tape import Captures
 

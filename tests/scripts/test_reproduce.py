@@ -195,13 +195,14 @@ def test_every_network_of_a_committed_suite_can_be_built(name: str) -> None:
     built = 0
     for variants in read_suite(name).variants.values():
         for config, _, of_data in variants.values():
-            if of_data or config.agent not in ("gtrxl_ppo", "decision_transformer"):
+            if of_data or config.agent == "recurrent_ppo":
                 continue
-            if config.agent == "gtrxl_ppo":
+            if config.agent != "decision_transformer":
                 backbone = BackboneConfig.from_dict(config.backbone)
             else:
                 mode, length = config.algorithm.get("mode", "dt"), config.algorithm.get("context_length", 20)
-                backbone = backbone_config({"backbone": config.backbone}, mode, length)
+                place = config.algorithm.get("return_in", "sequence")
+                backbone = backbone_config({"backbone": config.backbone}, mode, length, place)
             Backbone(backbone)
             built += 1
     assert built > 0
@@ -681,3 +682,14 @@ def test_an_episode_of_a_dataset_succeeds_when_any_of_its_steps_pays() -> None:
         for each in rewards
     ]
     assert cell.succeeded(load_trajectories(episodes)).tolist() == [True, False, True, False]
+
+
+def test_alignment_of_a_row_is_that_of_its_episodes() -> None:
+    """Rows hold means and deviations; those of returns 1, 4 (asked 1) and 7 (asked 2) give sqrt((4.5 + 25) / 2)."""
+    results = [
+        {"target_return": 1.0, "return_mean": 2.5, "return_std": 1.5, "success_rate": None},
+        {"target_return": 2.0, "return_mean": 7.0, "return_std": 0.0, "success_rate": None},
+        {"target_return": None, "return_mean": 9.0, "return_std": 0.0, "success_rate": None},
+    ]
+    row = Row("task", "variant", 0, 0.0, 0, 0, 0.0, config_hash="", commit="", versions={}, machine="", date="")
+    assert report.alignment_of(replace(row, results=results)) == pytest.approx(14.75**0.5)

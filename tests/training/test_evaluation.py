@@ -11,7 +11,13 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.training.evaluation import EvaluationResult, evaluate_online, read_results, write_results
+from rltransformers.training.evaluation import (
+    EvaluationResult,
+    evaluate_online,
+    read_results,
+    return_alignment,
+    write_results,
+)
 
 
 class Countdown(gymnasium.Env[Any, Any]):
@@ -145,13 +151,21 @@ def test_the_summary_holds_the_numbers_worked_out_by_hand() -> None:
     assert 0 <= low < 200 < high <= 1000
     assert (summary["episodes"], summary["length_mean"], summary["success_rate"]) == (5, 3.0, 0.6)
     assert summary["target_return"] == 700.0
+    assert summary["alignment_error"] == pytest.approx(((700**2 + 600**2 + 500**2 + 400**2 + 300**2) / 5) ** 0.5)
     # D4RL's hopper pair: 100 (R + 20.272305) / (3234.3 + 20.272305)
     assert summary["normalized_score"] == pytest.approx(100 * 340.272305 / 3254.572305)
 
 
 def test_what_is_not_defined_is_left_out() -> None:
     summary = result(env_id="CartPole-v1", successes=None, target_return=None).summary()
-    assert not {"normalized_score", "success_rate", "target_return"} & set(summary)
+    assert not {"normalized_score", "success_rate", "target_return", "alignment_error"} & set(summary)
+
+
+def test_return_alignment_weighs_every_target_alike_and_leaves_out_results_without_one() -> None:
+    two = result(returns=(1.0, 4.0), lengths=(1, 1), seeds=(0, 1), successes=None, target_return=1.0)  # 0, 9
+    one = result(returns=(7.0,), lengths=(1,), seeds=(0,), successes=None, target_return=2.0)  # 25
+    assert return_alignment([two, one, result(target_return=None)]) == pytest.approx(((4.5 + 25) / 2) ** 0.5)
+    assert return_alignment([result(target_return=None)]) is None
 
 
 def test_results_read_back_as_written(tmp_path: Path) -> None:

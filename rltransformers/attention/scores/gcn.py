@@ -5,7 +5,7 @@ from dataclasses import replace
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.scores.interface import EXPLICIT, ValuesOnly, check_value_heads
-from rltransformers.core.spec import NoOptions, Spec, Traits
+from rltransformers.core.spec import Feature, NoOptions, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
 
@@ -32,6 +32,6 @@ SPEC = Spec(
         causal_form="edges lead to earlier tokens, so rows are divided by their degree, D^-1 (A + I); the symmetric "
         "D^-1/2 (A + I) D^-1/2 would count later ones; heads are joined by a projection, without a ReLU",
     ),
-    offers=EXPLICIT,
+    offers=(*EXPLICIT, Feature.TIES),
     formula="o_t = sum_s v_s / (number of the s), over the s <= t that the pattern allows",
 )

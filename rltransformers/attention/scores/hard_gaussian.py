@@ -15,7 +15,7 @@ from torch import Tensor
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.scores.interface import EXPLICIT, ValuesOnly, check_value_heads
-from rltransformers.core.spec import Spec, Traits
+from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
 
@@ -73,6 +73,6 @@ SPEC = Spec(
         time="T",
         causal_form="weights are normalised over the tokens in sight; farther keys than four deviations are left out",
     ),
-    offers=EXPLICIT,
+    offers=(*EXPLICIT, Feature.TIES),
     formula="o_t = sum_s a_ts v_s with a_ts ~ exp(-(d - place_h)^2 / (2 deviation^2)), place_h = 0 or 1",
 )

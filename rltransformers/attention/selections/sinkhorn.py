@@ -79,7 +79,9 @@ class Sinkhorn(Chooser):
         means = keys.mean(-2)
         count = present.sum(-1)[:, None, :, None] * self.block + 1
         seen = ((keys.sum(-2) * there).sum(-2) + begin) / count
-        scores = torch.einsum("bhnk,hkj,bhnlj->bhnl", seen, self.of_block, means) * keys.shape[-1] ** -0.5
+        # Two products: for three operands opt_einsum, where it is installed, makes numbers of sizes.
+        query = torch.einsum("bhnk,hkj->bhnj", seen, self.of_block)
+        scores = torch.einsum("bhnj,bhnlj->bhnl", query, means) * keys.shape[-1] ** -0.5
         scores = scores.masked_fill(~present[:, None], torch.finfo(scores.dtype).min)
         nothing = self.none_score[:, None, None].to(scores.dtype).expand(*scores.shape[:3], 1)
         return (torch.cat([nothing, scores], -1) / self.temperature).softmax(-1)

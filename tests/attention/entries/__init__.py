@@ -11,6 +11,7 @@ from tests.attention.entries import (
     selections,
     slots,
     stores,
+    topologies,
 )
 
-FAMILIES = (patterns, positions, scores, heads, priors, kernels, slots, selections, stores, depths)
+FAMILIES = (patterns, positions, scores, heads, priors, kernels, slots, selections, stores, depths, topologies)

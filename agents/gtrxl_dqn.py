@@ -1,0 +1,446 @@
+"""Q-learning with a transformer that remembers, from replay, as a Stable-Baselines3 algorithm.
+
+A run is read from top to bottom: collect steps, learn from segments of all steps so far, go on with fresh weights.
+Checkpoints and environments are those of every ``OnlineAgent``. Axes: E environments, B segments.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, cast
+
+import numpy as np
+import torch
+from annotated_types import Ge, Le, Lt
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn, TrainFreq, TrainFrequencyUnit
+from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
+
+from rltransformers.algorithms.dqn import DQNLoss, Steps, dqn_loss, huber, q_targets, td_errors
+from rltransformers.core.device import find_device
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.guard import attempt
+from rltransformers.core.ranges import Count, Fraction, PositiveNumber, Seed, UnitInterval, WholeNumber, strict
+from rltransformers.data.replay import SegmentReplay, Window
+from rltransformers.policies.memory_policy import rewarded
+from rltransformers.policies.observations import tree_space
+from rltransformers.policies.q_network import GTrXLQPolicy, check_q_settings
+from rltransformers.policies.steps import Acting, ActorCriticMachine
+from rltransformers.training.exploration import LADDER, Exploration, check_exploration, exploration_rates
+from rltransformers.training.memory_panel import memory_panel
+from rltransformers.training.normalization import check_outermost
+from rltransformers.training.online_agent import OnlineAgent
+from rltransformers.training.replay_data import (
+    check_replay_room,
+    context_of,
+    layout_of,
+    load_replay,
+    normalised,
+    pack_observation,
+    raw_last,
+    raw_observation,
+    restore_replay,
+    save_replay,
+    unpack_observation,
+)
+from rltransformers.training.rollout_settings import json_kwargs
+from rltransformers.training.schedules import Scheduled, as_schedule
+from rltransformers.training.vec_envs import as_vec_env
+from rltransformers.training.watch import Watch
+
+KIND = "GTrXLDQN"
+MemoryRefresh = Literal["never", "update"]
+
+
+class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):
+    """Double Q-learning (arXiv 1509.06461) from replayed segments, GTrXL (arXiv 1910.06764) by default; for Discrete.
+
+    Used like any Stable-Baselines3 algorithm: ``learn``, ``predict``, ``save``, ``load``, ``save_replay_buffer``,
+    callbacks, logger, ``VecNormalize`` and ``evaluate_policy`` work as they do there.
+
+    Args:
+        policy: ``"GTrXLQPolicy"``.
+        env: as for ``GTrXLPPO``.
+        learning_rate: a number; ``{"start": a, "end": b}`` for a linear change over the run (with ``"fraction": f``,
+            over its first part f); or a function of the remaining progress (1 to 0).
+        buffer_size: steps that are kept, of all environments together; the newest whole segments of every environment.
+        learning_starts: environment steps with random actions before the first update.
+        batch_size: segments per update.
+        segment_length: steps of a segment, all of which are learned from.
+        context_length: steps before a segment that are encoded to make its memory. None: as many as the layers look
+            back together, which makes the memory exact; a backbone that remembers more than a window needs a number. At
+            least the longest episode is exact for all of them; fewer are the burn-in of R2D2.
+        train_freq: steps of every environment between two rounds of updates.
+        gradient_steps: updates in a round.
+        target_update_interval: updates between two moves of the target network.
+        tau: share of the way that the target network moves; 1 copies the network, 0.005 with an interval of 1 is
+            Polyak's average.
+        gamma: discount.
+        n_step: steps of rewards in a target, 1 to 5; fewer where the episode ends.
+        value_rescale: whether the network estimates h(value), h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x, for returns
+            of very different sizes.
+        prioritized: whether segments are drawn by their errors, 0.9 of the largest plus 0.1 of the mean, instead of
+            evenly; their weights make up for it.
+        exploration: share of random actions: ``"ladder"`` gives environment i 0.4^(1 + 7 i / (E - 1)); or one of all of
+            them, a number or a schedule like ``{"start": 1.0, "end": 0.05, "fraction": 0.1}``.
+        max_grad_norm: bound of the gradient norm.
+        memory_refresh: what happens to the memory of running episodes when weights change. ``"never"``: keys and values
+            follow the new weights, what they are made from stays. ``"update"``: after every round of updates the
+            newest steps are encoded again.
+        checkpoint_replay: whether checkpoints hold the replay, without which a resumed run fills a new one.
+        acting, stats_window_size, tensorboard_log, verbose, seed, device: as for ``GTrXLPPO``.
+        policy_kwargs: arguments of ``GTrXLQPolicy`` as JSON values, or with a ``BackboneConfig`` under ``"backbone"``.
+
+    Raises:
+        ConfigError: for a setting that cannot work, an unsupported space, or an unknown policy argument.
+
+    The replay holds what environments gave, before ``VecNormalize``, and no memory: that is made anew from the context.
+    """
+
+    kind = KIND
+    scheduled = ("learning_rate", "exploration")
+    policy_aliases = {"GTrXLQPolicy": GTrXLQPolicy}
+    check_policy = staticmethod(check_q_settings)
+    policy: GTrXLQPolicy
+    replay_buffer: SegmentReplay | None  # type: ignore[assignment]  # segments in place of SB3's transitions
+
+    @strict
+    def __init__(
+        self,
+        policy: str | type[GTrXLQPolicy],
+        env: Any,
+        learning_rate: Scheduled = 3e-4,
+        buffer_size: Annotated[int, Ge(1), Lt(2**63)] = 100_000,
+        learning_starts: WholeNumber = 1_000,
+        batch_size: Annotated[int, Ge(1), Le(2**16)] = 32,
+        segment_length: Annotated[int, Ge(1), Le(2**20)] = 64,
+        context_length: Annotated[int, Ge(0), Le(2**20)] | None = None,
+        train_freq: Count = 4,
+        gradient_steps: Count = 1,
+        target_update_interval: Count = 2_500,
+        tau: Fraction = 1.0,
+        gamma: UnitInterval = 0.99,
+        n_step: Annotated[int, Ge(1), Le(5)] = 1,
+        value_rescale: bool = False,
+        prioritized: bool = False,
+        exploration: Exploration = "ladder",
+        max_grad_norm: PositiveNumber = 1.0,
+        memory_refresh: MemoryRefresh = "never",
+        checkpoint_replay: bool = True,
+        acting: Acting = "eager",
+        stats_window_size: Annotated[int, Ge(1), Le(10**9)] = 100,
+        tensorboard_log: str | os.PathLike[str] | None = None,
+        policy_kwargs: Mapping[str, Any] | None = None,
+        verbose: WholeNumber = 0,
+        seed: Seed | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
+    ) -> None:
+        if policy not in ("GTrXLQPolicy", GTrXLQPolicy):
+            raise ConfigError(f"policy must be 'GTrXLQPolicy', got {policy!r}; the network is chosen in policy_kwargs")
+        if env is None and _init_setup_model:
+            raise ConfigError("env is None, but an agent learns in one: give an environment id or an environment")
+        super().__init__(
+            "GTrXLQPolicy",
+            as_vec_env(env) if isinstance(env, str) else env,
+            learning_rate=as_schedule(learning_rate, "learning_rate"),
+            buffer_size=buffer_size,
+            learning_starts=learning_starts,
+            batch_size=batch_size,
+            tau=tau,
+            gamma=gamma,
+            gradient_steps=gradient_steps,
+            policy_kwargs=check_q_settings(json_kwargs(policy_kwargs), "policy_kwargs."),
+            stats_window_size=stats_window_size,
+            tensorboard_log=None if tensorboard_log is None else os.fspath(tensorboard_log),
+            verbose=verbose,
+            device=find_device(device),
+            support_multi_env=True,
+            seed=seed,
+            sde_support=False,
+        )
+        self.train_freq = TrainFreq(train_freq, TrainFrequencyUnit.STEP)  # type: ignore[assignment]  # as SB3 keeps it
+        self.segment_length, self.context_length = segment_length, context_length
+        self.target_update_interval = target_update_interval
+        self.n_step, self.value_rescale, self.prioritized = n_step, value_rescale, prioritized
+        self.exploration = exploration
+        self.max_grad_norm = max_grad_norm
+        self.memory_refresh = memory_refresh
+        self.checkpoint_replay = checkpoint_replay
+        self.acting = acting
+        if _init_setup_model:
+            self._setup_model()
+
+    def _setup_model(self) -> None:
+        check_exploration(self.exploration)
+        self._setup_lr_schedule()
+        self._set_random_streams()
+        self.policy = GTrXLQPolicy(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
+        self.policy = self.policy.to(self.device)
+        if self.acting == "compiled":
+            self.policy.machine_code = ActorCriticMachine(self.policy)
+        self.context = context_of(self.context_length, self.policy.actor.backbone.receptive_field)
+        self._stored_replay: Any = None  # of a checkpoint, for the environment that is set later
+        self._raw_obs: Any = None  # what the last observation was before VecNormalize, of a checkpoint
+        self.replay_buffer = None if self.env is None else self._new_replay()
+        self._begin_run()
+
+    def _new_replay(self) -> SegmentReplay:
+        normaliser = self._vec_normalize_env
+        if normaliser is not None:
+            check_outermost(cast(VecEnv, self.env))
+        space = tree_space(self.observation_space if normaliser is None else normaliser.venv.observation_space)
+        check_replay_room(self.buffer_size, space)
+        sizes = self.segment_length, self.context, self.n_step
+        return SegmentReplay(self.buffer_size, self.n_envs, *sizes, space, self.action_space)
+
+    # Collecting
+
+    def collect_rollouts(  # type: ignore[override]  # SB3 asks for its own buffer and for noise of actions
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        train_freq: TrainFreq,
+        replay_buffer: SegmentReplay,
+        action_noise: None = None,
+        learning_starts: int = 0,
+        log_interval: int | None = None,
+    ) -> RolloutReturn:
+        """``train_freq`` steps of every environment, into the replay; says whether a callback ends training."""
+        policy, episodes = self.policy, self._episode_num
+        policy.set_training_mode(False)
+        callback.on_rollout_start()
+        normaliser = self._vec_normalize_env
+        watch = Watch(env, normaliser, self._leaf_spaces)
+        leaves = policy.leaves_to_tensors(watch.observation(self._last_obs, self._place))
+        for step in range(train_freq.frequency):
+            first = self._to_device(self._last_episode_starts)
+            raw = raw_observation(normaliser, self._last_obs, self._raw_obs)
+            noise = policy.exploration(self._rates(), self._action_generator)
+            actions, _, _, state = policy.step(leaves, self._acting, first, noise, overwrites=True)
+            when = f"at step {self.num_timesteps // self.n_envs + 1} of this run"
+            new_obs, rewards, dones, infos = attempt(env, when, env.step, policy.environment_actions(actions))
+            watch.outcome(rewards, dones, when)
+            resets = np.array([info.get("reset_row", False) for info in infos], bool)
+            self.num_timesteps += env.num_envs - int(np.count_nonzero(resets))
+            self._acting = rewarded(state, rewards)
+            self._last_obs = cast(Any, new_obs)  # may be a tuple here, which SB3's declaration leaves out
+            # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
+            self._last_episode_starts, starts = dones | resets, self._last_episode_starts
+            cut, last = watch.last_observations(dones, infos, self._place)
+            terminal = dones.copy()
+            terminal[cut] = False
+            earned = rewards if normaliser is None else normaliser.get_original_reward()
+            replay_buffer.add(raw, actions, earned, cast(np.ndarray, starts), terminal, ~resets)
+            if cut:
+                replay_buffer.add_last(cut, raw_last(normaliser, last))
+            callback.update_locals(locals())
+            going_on = callback.on_step()
+            self._update_info_buffer(infos, dones)
+            self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
+            self._episode_num += int(np.count_nonzero(dones))
+            if not going_on:
+                return RolloutReturn((step + 1) * env.num_envs, self._episode_num - episodes, continue_training=False)
+            leaves = policy.leaves_to_tensors(watch.observation(new_obs, self._place))
+        if log_interval is not None and self._episode_num // log_interval > episodes // log_interval:
+            self.dump_logs()
+        callback.on_rollout_end()
+        return RolloutReturn(train_freq.frequency * env.num_envs, self._episode_num - episodes, continue_training=True)
+
+    def _rates(self) -> Tensor:
+        """How often each environment explores now [E]; always before learning starts."""
+        if self.num_timesteps < self.learning_starts:
+            return torch.ones(self.n_envs, device=self.device)
+        rates = exploration_rates(self.exploration, self._current_progress_remaining, self.n_envs)
+        return torch.as_tensor(rates, dtype=torch.float32, device=self.device)
+
+    def _place(self, row: int) -> str:
+        return f"{row} at step {self.num_timesteps // self.n_envs} of this run"
+
+    # Learning
+
+    def train(self, gradient_steps: int, batch_size: int) -> None:
+        """So many updates on segments drawn from the replay, then bring the acting memory up to date."""
+        replay = self.replay_buffer
+        if replay is None or len(replay) == 0:
+            return  # no segment is whole yet
+        self.policy.set_training_mode(True)
+        self.policy.progress = 1.0 - self._current_progress_remaining
+        self._update_learning_rate(self.policy.optimizer)
+        losses, norms = [], []
+        for _ in range(gradient_steps):
+            draw = replay.draw(batch_size, self._batch_generator, self.prioritized)
+            losses.append(self._loss(self._seen(replay.gather(draw).trimmed())))
+            norms.append(self._descend(losses[-1].total))
+            if self.prioritized:
+                replay.prioritize(draw, losses[-1].priorities)
+            self._n_updates += 1
+            if self._n_updates % self.target_update_interval == 0:
+                self.policy.follow(self.tau)
+        for part in self.policy.backbones():
+            part.backbone.maintain()
+        self._refresh_memory(replay)
+        self._log_update(losses, norms)
+
+    def _seen(self, window: Window) -> Window:
+        """A window as the policy sees it, on its device."""
+        return normalised(self._vec_normalize_env, window, self.policy.leaf_types).to(self.device)
+
+    def _loss(self, window: Window) -> DQNLoss:
+        policy = self.policy
+        now = policy.evaluate_window(window)
+        with torch.no_grad():
+            later = policy.evaluate_window(window, target=True)
+        steps = Steps(policy.classes(window), window.rewards, window.terminal, window.counts, window.weights)
+        targets = q_targets(now.q, later.q, steps, self.gamma, self.n_step, self.value_rescale)
+        loss = dqn_loss(now.q, targets, steps)
+        policy.add_deep_losses(now, window, lambda q: huber(td_errors(q, targets, steps)), targets.shape[1])
+        if now.auxiliary_loss is None:
+            return loss
+        named = {name: value.detach() for name, value in now.losses.items()}
+        return DQNLoss(**(vars(loss) | {"total": loss.total + now.auxiliary_loss, "auxiliary": named}))
+
+    def _descend(self, loss: Tensor) -> float:
+        """One step of the optimiser; the gradient norm before it was clipped."""
+        if not torch.isfinite(loss):
+            raise DataError(
+                f"the loss of update {self._n_updates} is {float(loss)}; rewards or observations may be far too large "
+                "(VecNormalize scales them), or learning_rate too high"
+            )
+        self.policy.optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.learned, self.max_grad_norm)
+        self.policy.optimizer.step()
+        for part in self.policy.backbones():
+            part.backbone.constrain_()
+        return float(norm)
+
+    def _refresh_memory(self, replay: SegmentReplay) -> None:
+        """Keys and values of the acting memory always follow the new weights; what they are made from may too."""
+        policy, state = self.policy, self._acting
+        with torch.no_grad():
+            if self.memory_refresh == "never" or not replay.joined.all():
+                self._acting = policy.with_cache(policy.without_cache(state))
+                return
+            policy.set_training_mode(False)
+            window = self._seen(replay.newest(np.arange(self.n_envs), 0))
+            self._acting = policy.acting_state(window, state.previous_action, state.previous_reward)
+
+    # Log
+
+    def _log_update(self, losses: list[DQNLoss], norms: list[float]) -> None:
+        record = self.logger.record
+        for name in ("td_loss", "td_error", "q_value", "target"):
+            record(f"train/{name}", float(torch.stack([getattr(loss, name) for loss in losses]).mean()))
+        for name in losses[0].auxiliary:
+            record(f"train/{name}_loss", float(torch.stack([loss.auxiliary[name] for loss in losses]).mean()))
+        record("train/loss", float(losses[-1].total.detach()))
+        record("train/grad_norm", float(np.mean(norms)))
+        record("train/n_updates", self._n_updates, exclude="tensorboard")
+
+    def dump_logs(self) -> None:
+        """Write a line of the log, with a look at where attention goes in the newest segment of one environment."""
+        replay = self.replay_buffer
+        rows = np.array([self._n_updates % self.n_envs])
+        if replay is not None and self._n_updates and replay.written[rows] >= self.segment_length:
+            self.policy.set_training_mode(False)
+            window = self._seen(replay.newest(rows, self.segment_length).trimmed())
+            for name, value in memory_panel(lambda each: self.policy.evaluate_window(window, record=each)).items():
+                self.logger.record(name, float(value))
+        self.logger.record("rollout/exploration_rate", float(self._rates().mean()))
+        self.logger.record("replay/size", 0 if replay is None else replay.size)
+        super().dump_logs()
+
+    # Use
+
+    @strict
+    def learn(
+        self,
+        total_timesteps: Annotated[int, Ge(0), Lt(2**63)],
+        callback: MaybeCallback = None,
+        log_interval: Count = 100,
+        tb_log_name: str = KIND,
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Train for at least ``total_timesteps`` environment steps and return self; ``log_interval`` counts episodes.
+
+        Raises:
+            DataError, ConfigError: as ``GTrXLPPO.learn``.
+        """
+        if self.env is None:
+            raise ConfigError("this agent has no environment to learn in; load it with GTrXLDQN.load(path, env=env)")
+        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        reward: np.ndarray | float | None = None,
+    ) -> tuple[Any, Any]:
+        """Actions for one observation or a batch, and the state to pass in next; see ``MemoryPolicy.predict``.
+
+        The best actions, or without ``deterministic`` a random one with the probability ``epsilon`` of the policy.
+        Random actions come from a stream of their own: predicting never changes a training run.
+        """
+        return self.policy.predict(observation, state, episode_start, deterministic, reward, self._predict_generator)
+
+    # Files
+
+    @strict
+    def save_replay_buffer(self, path: str | os.PathLike[str]) -> None:  # type: ignore[override]  # no open files
+        """Write the replay to one file, atomically; nothing in it is executed on loading."""
+        if self.replay_buffer is None:
+            raise ConfigError("this agent has no environment and so no replay to save")
+        save_replay(path, self.replay_buffer)
+
+    @strict
+    def load_replay_buffer(self, path: str | os.PathLike[str], truncate_last_traj: bool = True) -> None:  # type: ignore[override]  # no open files
+        """Take over the replay in a file; its running episodes count as left, and new ones begin behind them.
+
+        Raises:
+            CheckpointError: when the file is missing, corrupt or something else.
+            ConfigError: for a replay with other settings, an agent without environment, ``truncate_last_traj=False``.
+        """
+        if self.replay_buffer is None:
+            raise ConfigError("this agent has no environment and no replay; load it with GTrXLDQN.load(path, env=env)")
+        if not truncate_last_traj:
+            raise ConfigError(
+                "a replay file cannot go on with its running episodes: GTrXLDQN.save and GTrXLDQN.load can, or leave "
+                "truncate_last_traj=True"
+            )
+        load_replay(path, self.replay_buffer)
+
+    def set_env(self, env: Any, force_reset: bool = True) -> None:
+        """Replace the environment; a replay that waits for one, after ``load`` without any, is taken over."""
+        super().set_env(env, force_reset)
+        if self.replay_buffer is None:
+            self.replay_buffer = self._new_replay()
+            self._take_over(self._stored_replay)
+
+    def _setting(self, name: str) -> Any:
+        if name == "train_freq":
+            return cast(Any, self.train_freq).frequency
+        return self.exploration if (name, self.exploration) == ("exploration", LADDER) else super()._setting(name)
+
+    def _tensors(self) -> dict[str, Any]:
+        replay, stored = self.replay_buffer, self._stored_replay
+        if replay is not None:
+            stored = {"layout": layout_of(replay), "rows": replay.state_dict()} if self.checkpoint_replay else None
+        raw = pack_observation(self._vec_normalize_env, self._last_obs, self._raw_obs)
+        return super()._tensors() | {"replay": stored, "last_raw_observation": raw}
+
+    def _restore(self, tensors: Mapping[str, Any], n_envs: int) -> None:
+        super()._restore(tensors, n_envs)
+        self._stored_replay = tensors["replay"]
+        self._raw_obs = unpack_observation(tensors["last_raw_observation"], self._vec_normalize_env)
+        if self.replay_buffer is not None:
+            self._take_over(self._stored_replay)
+
+    def _take_over(self, stored: Any) -> None:
+        """The replay of a checkpoint, where it has the form of this one; else this one fills from nothing."""
+        if stored is not None and stored["layout"] == layout_of(cast(SegmentReplay, self.replay_buffer)):
+            restore_replay(cast(SegmentReplay, self.replay_buffer), stored["rows"])

@@ -1,0 +1,317 @@
+"""V-MPO (maximum a posteriori policy optimisation on policy) of a transformer with memory, for Stable-Baselines3.
+
+A run is read from top to bottom: ``OnPolicyMemoryAgent`` collects segments with the target policy, ``train`` improves
+the learner on them and now and then makes the target a copy of it. Axes: E environments, T steps, A outputs.
+"""
+
+import copy
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge, Gt, Le
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.utils import update_learning_rate
+from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
+
+from rltransformers.algorithms.vmpo import Multipliers, VMPOBounds, VMPOLoss, vmpo_loss
+from rltransformers.core.ranges import (
+    Count,
+    Fraction,
+    PositiveNumber,
+    Seed,
+    Steps,
+    UnitInterval,
+    Weight,
+    WholeNumber,
+    check,
+    strict,
+)
+from rltransformers.data.rollout import Segment, row_batches
+from rltransformers.policies.actor_critic import GTrXLPolicy
+from rltransformers.policies.memory_policy import PolicyState
+from rltransformers.policies.steps import Acting, ActorCriticMachine
+from rltransformers.training.checkpoint import check_same, restore_optimizer, restore_weights
+from rltransformers.training.on_policy_agent import MemoryRefresh, OnPolicyMemoryAgent, with_auxiliary
+from rltransformers.training.online_checkpoint import on_device
+from rltransformers.training.schedules import Scheduled
+from rltransformers.training.vmpo_log import log_update
+
+LEAST_STEPS = 256
+"""Of a minibatch by default: the median and the soft maximum of fewer advantages are mostly noise."""
+Bound = Annotated[float, Gt(0), Le(1e6)]
+Multiplier = Annotated[float, Ge(1e-8), Le(1e6)]
+
+
+class GTrXLVMPO(OnPolicyMemoryAgent):
+    """V-MPO (arXiv 1909.12238), the algorithm of the GTrXL paper (arXiv 1910.06764), with a transformer that remembers.
+
+    Used like any Stable-Baselines3 algorithm: ``learn``, ``predict``, ``save``, ``load``, callbacks, logger,
+    ``VecNormalize`` and ``evaluate_policy`` work as they do there. ``policy`` is the learner, which ``predict`` and
+    ``export`` use; ``target`` is the policy that acts in training.
+
+    Args:
+        policy: ``"GTrXLPolicy"``.
+        env: environment id, Gymnasium environment, Stable-Baselines3 ``VecEnv``, or Gymnasium vector environment in any
+            autoreset mode. Observations may be nested Dicts and Tuples. Its copies in this process are wrapped in a
+            ``CheckedEnv`` from then on.
+        learning_rate: a number; ``{"start": a, "end": b}`` for a linear change over the run (with ``"fraction": f``,
+            over its first part f); or a function of the remaining progress (1 to 0).
+        n_steps: length of a segment: steps per environment between two updates. Returns are bootstrapped at its end.
+        batch_size: steps per minibatch; whole segments are kept together, so a multiple of ``n_steps``. The better half
+            of a minibatch is what the policy learns from, so 256 and more. None: a quarter of the environments, more
+            where that is below 256 steps.
+        n_epochs: passes over the rollout per update.
+        gamma: discount.
+        target_update: gradient steps of the learner after which the target becomes a copy of it; copies are made
+            between rollouts, so that all steps of one are of one policy.
+        eps_eta: bound of the divergence of the weights of the better half from uniform ones, in nats.
+        eps_alpha: bound of the divergence of the learner from the target, of actions that can be counted, in nats.
+        eps_mean, eps_covariance: the same bounds of Boxes of actions, for the mean and for the covariance.
+        eta_init: first temperature, in units of the reward.
+        alpha_init: first penalty of every bound.
+        multiplier_learning_rate: of the temperature and the penalties; Adam moves their logarithms by this much a step.
+        vf_coef: weight of the value error, half a squared difference.
+        max_grad_norm: bound of the gradient norm.
+        popart: let the value function learn in units in which returns have mean 0 and deviation 1 (PopArt, arXiv
+            1809.04474); the step of its running statistics per minibatch. None: it learns in units of the reward.
+        gradient_window: steps through which gradient flows inside a segment; None for the whole segment.
+        memory_refresh: which memory the learner begins a segment with. ``"never"``: what the target wrote while it
+            acted, made by older weights. ``"update"``: its own, made by encoding every rollout again after the update
+            on it; a target that becomes a copy of the learner takes this memory over. ``"epoch"``: in addition, before
+            every epoch but the first, made anew by encoding the rollout before this one with the current weights.
+        acting: ``"compiled"`` takes steps of acting as machine code, made once per kind of policy and machine (about
+            half a minute), and kept in the user's cache folder; ``"eager"`` as PyTorch operations. Both compute the
+            same.
+        stats_window_size: episodes in the reported means.
+        tensorboard_log: folder for TensorBoard; None for no log.
+        policy_kwargs: arguments of ``GTrXLPolicy`` as JSON values, or with a ``BackboneConfig`` under ``"backbone"``;
+            ``{"shared_backbone": False}`` gives the value function a trunk of its own.
+        verbose: 0 silent, 1 progress.
+        seed: of weights, sampled actions, minibatches and environments; None for a random one.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``.
+
+    Raises:
+        ConfigError: for a setting that cannot work, an unsupported space, or an unknown policy argument.
+
+    Advantages are raw: the return of the segment (lambda 1, with the values of the target where it ends) minus the
+    value that the learner gave before the update. There is no probability ratio and no entropy bonus.
+    """
+
+    kind = "GTrXLVMPO"
+    scheduled = ("learning_rate",)
+
+    @strict
+    def __init__(
+        self,
+        policy: str | type[GTrXLPolicy],
+        env: Any,
+        learning_rate: Scheduled = 1e-3,
+        n_steps: Steps = 128,
+        batch_size: Count | None = None,
+        n_epochs: Annotated[int, Ge(1), Le(10**4)] = 4,
+        gamma: UnitInterval = 0.99,
+        target_update: Count = 10,
+        eps_eta: Bound = 0.1,
+        eps_alpha: Bound = 0.01,
+        eps_mean: Bound = 0.01,
+        eps_covariance: Bound = 5e-5,
+        eta_init: Multiplier = 1.0,
+        alpha_init: Multiplier = 1.0,
+        multiplier_learning_rate: Weight = 1e-2,
+        vf_coef: Weight = 1.0,
+        max_grad_norm: PositiveNumber = 0.5,
+        popart: Fraction | None = None,
+        gradient_window: Count | None = None,
+        memory_refresh: MemoryRefresh = "update",
+        acting: Acting = "eager",
+        stats_window_size: Annotated[int, Ge(1), Le(10**9)] = 100,
+        tensorboard_log: str | os.PathLike[str] | None = None,
+        policy_kwargs: Mapping[str, Any] | None = None,
+        verbose: WholeNumber = 0,
+        seed: Seed | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
+    ) -> None:
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            batch_size=batch_size,
+            n_epochs=n_epochs,
+            gamma=gamma,
+            gae_lambda=1.0,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            popart=popart,
+            gradient_window=gradient_window,
+            memory_refresh=memory_refresh,
+            acting=acting,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            has_env=_init_setup_model,
+        )
+        self.target_update = target_update
+        self.eps_eta, self.eps_alpha = eps_eta, eps_alpha
+        self.eps_mean, self.eps_covariance = eps_mean, eps_covariance
+        self.eta_init, self.alpha_init = eta_init, alpha_init
+        self.multiplier_learning_rate = multiplier_learning_rate
+        if _init_setup_model:
+            self._setup_model()
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        self.target = copy.deepcopy(self.policy).requires_grad_(False)
+        if self.acting == "compiled":
+            self.target.machine_code = ActorCriticMachine(self.target)
+        kinds = self.policy.action_head.divergence_kinds()
+        self.multipliers = Multipliers(self.eta_init, dict.fromkeys(kinds, self.alpha_init)).to(self.device)
+        self.multiplier_optimizer = torch.optim.Adam(self.multipliers.parameters(), self.multiplier_learning_rate)
+        self._target_age = 0  # gradient steps of the learner since the target was a copy of it
+        self._own_memory: PolicyState | None = None  # the learner's, after `_own_memory_at` environment steps
+        self._own_memory_at = 0
+        self._first_memory: PolicyState | None = None  # the learner's at the start of this segment; None: the target's
+
+    @property
+    def _actor(self) -> GTrXLPolicy:
+        return self.target
+
+    # Rollout
+
+    def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
+        """One segment of every environment, acted by the target; False when a callback ends training."""
+        self._first_memory = self._present_memory()
+        return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+
+    def _present_memory(self) -> PolicyState | None:
+        """The learner's own memory; None where acting stands elsewhere: in a rollout, and after a stop in one."""
+        return self._own_memory if self._own_memory_at == self.num_timesteps else None
+
+    # Update
+
+    def train(self) -> None:
+        """Improve the learner on the collected segments, renew its memory, and the target when its time has come."""
+        acted = self._segment
+        assert acted is not None  # learn() collects before it trains
+        outputs, ratio_error = self._outputs_of_the_target(acted)
+        segment = acted if self._first_memory is None else replace(acted, memory=self._first_memory)
+        segment = self._with_advantages(segment)
+        self._begin_update(segment)
+        update_learning_rate(self.multiplier_optimizer, self.multiplier_learning_rate)
+        losses = self._optimise(segment, outputs)
+        self._segment = segment
+        self._end_update(segment)
+        self._log_update(segment, losses, ratio_error)
+        if self._target_age >= self.target_update:
+            self._renew_target()
+
+    @torch.no_grad()
+    def _outputs_of_the_target(self, acted: Segment) -> tuple[Tensor, float]:
+        """Its action outputs [E, T, A], and how far their probabilities are from those that acting computed."""
+        self.target.set_training_mode(False)
+        found = self.target.evaluate_segment(acted)
+        errors = ((found.log_probs - acted.log_probs).exp() - 1.0).abs()
+        return found.outputs, float(torch.where(acted.counts, errors, torch.zeros_like(errors)).max())
+
+    @torch.no_grad()
+    def _with_advantages(self, segment: Segment) -> Segment:
+        """Raw advantages over the values that the learner gives before it learns."""
+        values = self.policy.evaluate_segment(segment).values
+        return replace(segment, values=values, advantages=segment.returns - values)
+
+    def _optimise(self, segment: Segment, outputs: Tensor) -> list[VMPOLoss]:
+        losses: list[VMPOLoss] = []
+        for epoch in range(self.n_epochs):
+            if epoch and self._segment_before is not None:
+                segment = replace(segment, memory=self._memory_after(self._segment_before))
+            for rows in row_batches(segment, self._rows_per_batch(), self._batch_generator):
+                batch = segment.rows(rows)
+                if not bool(batch.counts.any()):
+                    continue
+                self._follow_returns(batch)
+                loss = self._loss(batch, outputs[rows])
+                losses.append(loss)
+                self._descend(loss.total)
+                self._target_age += 1
+            self._n_updates += 1
+        return losses
+
+    def _rows_per_batch(self) -> int:
+        if self.batch_size is not None:
+            return super()._rows_per_batch()
+        return min(self.n_envs, max(self.n_envs // 4, -(-LEAST_STEPS // self.n_steps)))
+
+    def _loss(self, batch: Segment, target_outputs: Tensor) -> VMPOLoss:
+        now = self.policy.evaluate_segment(batch, gradient_window=self.gradient_window)
+        divergences = self.policy.action_head.divergences(now.outputs, self.target.action_head, target_outputs)
+        multipliers = self.multipliers
+        loss = vmpo_loss(now, batch, divergences, multipliers.temperature, multipliers.penalties, self._bounds())
+        return with_auxiliary(loss, now)
+
+    def _bounds(self) -> VMPOBounds:
+        bounds = {"classes": self.eps_alpha, "mean": self.eps_mean, "covariance": self.eps_covariance}
+        return VMPOBounds(self.eps_eta, bounds, self.vf_coef * self.policy.value_units)
+
+    def _descend(self, loss: Tensor) -> None:
+        """A step of the learner and one of the multipliers, each by its own optimiser."""
+        self.multiplier_optimizer.zero_grad()
+        super()._descend(loss)
+        self.multiplier_optimizer.step()
+        self.multipliers.constrain_()
+
+    # Memory
+
+    def _refresh_memory(self, segment: Segment) -> None:
+        """The learner's memory follows its new weights. The target keeps its weights, and so its memory, for now."""
+        self._own_memory, self._own_memory_at = self._renewed_memory(segment), self.num_timesteps
+
+    @torch.no_grad()
+    def _renew_target(self) -> None:
+        """The target becomes a copy of the learner and goes on with the learner's memory, which these weights made."""
+        assert self._own_memory is not None  # made by every update
+        self.target.load_state_dict(self.policy.state_dict())
+        self._acting = self.target.with_cache(self._own_memory)
+        self._target_age = 0
+
+    def _log_update(self, segment: Segment, losses: list[VMPOLoss], ratio_error: float) -> None:
+        deviation = self.policy.action_head.standard_deviation()
+        log_update(self.logger, segment, losses, self.multipliers, self._bounds(), deviation)
+        self.logger.record("train/first_ratio_error", ratio_error)
+        self.logger.record("train/target_age", self._target_age)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+
+    # Files
+
+    def _tensors(self) -> dict[str, Any]:
+        memory = self._present_memory()
+        return super()._tensors() | {
+            "target": self.target.state_dict(),
+            "target_age": self._target_age,
+            "multipliers": self.multipliers.state_dict(),
+            "multiplier_optimizer": self.multiplier_optimizer.state_dict(),
+            "own_memory": None if memory is None else memory.tensors(),
+        }
+
+    def _restore(self, tensors: Mapping[str, Any], n_envs: int) -> None:
+        super()._restore(tensors, n_envs)
+        restore_weights(self.target, tensors["target"], "target")
+        restore_weights(self.multipliers, tensors["multipliers"], "multipliers")
+        restore_optimizer(self.multiplier_optimizer, tensors["multiplier_optimizer"], "multiplier_optimizer")
+        self._target_age = check(tensors["target_age"], WholeNumber, "target_age")
+        if tensors["own_memory"] is not None:
+            blank = self.policy.initial_state(self.n_envs, cached=False)
+            check_same(tensors["own_memory"], blank.tensors(), "own_memory", n_envs)
+
+    def _restore_place(self, tensors: Mapping[str, Any]) -> None:
+        super()._restore_place(tensors)
+        if tensors["own_memory"] is not None:
+            self._own_memory = PolicyState.from_tensors(on_device(tensors["own_memory"], self.device))
+            self._own_memory_at = self.num_timesteps

@@ -1,0 +1,151 @@
+"""Q-learning on recorded segments: n-step double Q-learning with a Huber loss. Axes: B segments, T steps, A actions.
+
+Row t of a segment is what was seen at step t, the action taken there and the reward for it, so that the value of what
+came of it stands in row t + 1. A row that *stops* is the last observation of an episode that a limit cut: no action was
+taken there, and its value is what such an episode was still worth.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+EPSILON = 1e-3
+"""Of ``rescale``: the share of the identity, which keeps the inverse Lipschitz."""
+LARGEST_SHARE = 0.9
+"""Of the largest error of a segment in its priority; the rest is the mean (R2D2, section 2.3)."""
+
+
+@dataclass(frozen=True)
+class DQNLoss:
+    """The loss to minimise and what it is made of; scalars but for ``priorities`` [B], only ``total`` has a gradient.
+
+    ``auxiliary`` losses of the network have names.
+    """
+
+    total: Tensor
+    td_loss: Tensor
+    td_error: Tensor
+    q_value: Tensor
+    target: Tensor
+    priorities: Tensor
+    auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What happened at the steps of segments of T = L + n rows, of which the first L are learned.
+
+    Attributes:
+        actions: counted from 0.
+        rewards: for the action of a row.
+        terminal: actions that ended their episode.
+        counts: rows with an action; the others stop.
+        weights: of the losses of whole segments.
+    """
+
+    actions: Int[Tensor, "B T"]
+    rewards: Float[Tensor, "B T"]
+    terminal: Bool[Tensor, "B T"]
+    counts: Bool[Tensor, "B T"]
+    weights: Float[Tensor, " B"]
+
+
+def dqn_loss(q: Float[Tensor, "B T A"], targets: Float[Tensor, "B L"], steps: Steps) -> DQNLoss:
+    """Huber loss of the values of the first L actions, mean over those that count."""
+    counts = steps.counts[:, : targets.shape[1]]
+    errors = td_errors(q, targets, steps)
+    loss = mean_over(huber(errors) * steps.weights[:, None], counts)
+    found = errors.detach()
+    return DQNLoss(
+        total=loss,
+        td_loss=loss.detach(),
+        td_error=mean_over(found.abs(), counts),
+        q_value=mean_over(targets - found, counts),
+        target=mean_over(targets, counts),
+        priorities=segment_priorities(found, counts),
+    )
+
+
+def td_errors(q: Float[Tensor, "B T A"], targets: Float[Tensor, "B L"], steps: Steps) -> Float[Tensor, "B L"]:
+    """Targets minus the values of the actions that were taken, in the first L rows."""
+    length = targets.shape[1]
+    return targets - q[:, :length].gather(-1, steps.actions[:, :length, None]).squeeze(-1)
+
+
+def q_targets(
+    q: Float[Tensor, "B T A"],
+    target_q: Float[Tensor, "B T A"],
+    steps: Steps,
+    discount: float,
+    n_step: int,
+    rescaled: bool = False,
+) -> Float[Tensor, "B L"]:
+    """What the values of the taken actions should be: h(n-step return of h^-1(values)), L = T - n.
+
+    Kapturowski et al. 2019 (R2D2, section 2.3); without ``rescaled`` h is the identity.
+    """
+    values = double_q_values(q, target_q)
+    values = unrescale(values) if rescaled else values
+    discounts = discount * (~steps.terminal).to(values.dtype)
+    targets = n_step_returns(steps.rewards, discounts, values, ~steps.counts, n_step)
+    return rescale(targets) if rescaled else targets
+
+
+def double_q_values(q: Float[Tensor, "*n A"], target_q: Float[Tensor, "*n A"]) -> Float[Tensor, "*n"]:
+    """What the target network says of the action that the learning network prefers (arXiv 1509.06461, eq. 4)."""
+    return target_q.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def n_step_returns(
+    rewards: Float[Tensor, "B T"],
+    discounts: Float[Tensor, "B T"],
+    values: Float[Tensor, "B T"],
+    stops: Bool[Tensor, "B T"],
+    n_step: int,
+) -> Float[Tensor, "B L"]:
+    """r_t + d_t r_{t+1} + ... + d_t ... d_{t+n-1} V_{t+n} for the first L = T - n rows; earlier V where a row stops.
+
+    Args:
+        discounts: 0 for an action that ended its episode.
+        values: V of the observation in every row.
+        stops: rows whose value ends the sum in place of their reward.
+    """
+    returns = values
+    for _ in range(n_step):
+        count = returns.shape[1] - 1
+        further = rewards[:, :count] + discounts[:, :count] * returns[:, 1:]
+        returns = torch.where(stops[:, :count], values[:, :count], further)
+    return returns
+
+
+def rescale(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + 1e-3 x (Pohlen et al. 2018, arXiv 1805.11593, section 3.2)."""
+    return x.sign() * ((x.abs() + 1.0).sqrt() - 1.0) + EPSILON * x
+
+
+def unrescale(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """The inverse of ``rescale`` (there, proposition A.2), written without the difference of nearly equal numbers."""
+    raised = x.abs() + 1.0 + EPSILON
+    root = 2.0 * raised / (1.0 + (1.0 + 4.0 * EPSILON * raised).sqrt())
+    return x.sign() * (root.square() - 1.0)
+
+
+def huber(errors: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """e^2 / 2 for |e| <= 1, and |e| - 1/2 beyond: the gradient is the error clipped to [-1, 1]."""
+    size = errors.abs()
+    return torch.where(size <= 1.0, 0.5 * errors.square(), size - 0.5)
+
+
+def segment_priorities(errors: Float[Tensor, "B L"], counts: Bool[Tensor, "B L"]) -> Float[Tensor, " B"]:
+    """0.9 max |e| + 0.1 mean |e| over the steps of every segment that count (R2D2, section 2.3)."""
+    size = torch.where(counts, errors.abs(), torch.zeros_like(errors))
+    mean = size.sum(1) / counts.sum(1).clamp(min=1)
+    return LARGEST_SHARE * size.amax(1) + (1.0 - LARGEST_SHARE) * mean
+
+
+def mean_over(x: Float[Tensor, "B T"], counts: Bool[Tensor, "B T"]) -> Tensor:
+    """The mean of what counts, whatever stands elsewhere; 0 when nothing does."""
+    return torch.where(counts, x, torch.zeros_like(x)).sum() / counts.sum().clamp(min=1)

@@ -1,0 +1,186 @@
+"""The losses of V-MPO (Song et al. 2020, arXiv 1909.12238) on recorded segments. Axes: B environments, T steps.
+
+The E-step weighs the better half of the steps by how good they were; the M-step makes the policy likelier to take those
+actions, as far as a bound of its divergence from the policy that acted allows. Both have Lagrange multipliers that are
+learned along: the temperature eta and one penalty alpha per bound.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from rltransformers.algorithms.ppo import mean_over
+
+LEAST_MULTIPLIER = 1e-8
+
+
+@dataclass(frozen=True)
+class VMPOLoss:
+    """The loss to minimise and what it is made of; every field is a scalar tensor, only ``total`` carries gradient.
+
+    ``value`` is in the units of the returns. ``weights_divergence`` is that of the weights from uniform ones, bounded
+    by ``eps_eta``; ``divergences`` are those of the policy from the one that acted, by kind. ``auxiliary`` losses of
+    the network have names.
+    """
+
+    total: Tensor
+    policy: Tensor
+    temperature: Tensor
+    value: Tensor
+    entropy: Tensor
+    weights_divergence: Tensor
+    divergences: Mapping[str, Tensor]
+    auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class VMPOBounds:
+    """Bounds of the E-step and, by kind of divergence, of the M-step; ``vf_coef`` is the weight of the value error."""
+
+    eps_eta: float
+    eps_alpha: Mapping[str, float]
+    vf_coef: float
+
+
+class Estimates(Protocol):
+    """What the policy of now says about the steps."""
+
+    @property
+    def log_probs(self) -> Float[Tensor, "B T"]: ...
+    @property
+    def values(self) -> Float[Tensor, "B T"]: ...
+    @property
+    def entropy(self) -> Float[Tensor, "B T"]: ...
+
+
+class Recording(Protocol):
+    """What came of the steps, and which of them count; the advantages in the units of the returns."""
+
+    @property
+    def advantages(self) -> Float[Tensor, "B T"]: ...
+    @property
+    def returns(self) -> Float[Tensor, "B T"]: ...
+    @property
+    def counts(self) -> Bool[Tensor, "B T"]: ...
+
+
+class Multipliers(nn.Module):
+    """The temperature and one penalty per kind of divergence; positive, because their logarithms are learned.
+
+    A step of Adam on a logarithm changes a multiplier by a part of itself, so that its rate need not know the units of
+    the reward, which the temperature has.
+
+    Args:
+        temperature: the first eta.
+        penalties: the first alphas by kind.
+    """
+
+    def __init__(self, temperature: float, penalties: Mapping[str, float]) -> None:
+        super().__init__()
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
+        self.log_penalties = nn.ParameterDict(
+            {kind: nn.Parameter(torch.tensor(math.log(value))) for kind, value in penalties.items()}
+        )
+
+    @property
+    def temperature(self) -> Tensor:
+        """eta."""
+        return self.log_temperature.exp()
+
+    @property
+    def penalties(self) -> dict[str, Tensor]:
+        """alpha by kind."""
+        return {kind: value.exp() for kind, value in self.log_penalties.items()}
+
+    @torch.no_grad()
+    def constrain_(self) -> None:
+        """Keep every multiplier at ``LEAST_MULTIPLIER`` or above."""
+        for parameter in self.parameters():
+            parameter.clamp_(min=math.log(LEAST_MULTIPLIER))
+
+
+def vmpo_loss(
+    now: Estimates,
+    batch: Recording,
+    divergences: Mapping[str, Float[Tensor, "B T"]],
+    temperature: Tensor,
+    penalties: Mapping[str, Tensor],
+    bounds: VMPOBounds,
+) -> VMPOLoss:
+    """L_pi + L_eta + the sum of L_alpha + the weighted value error (eq. 3 to 5 and section 4.1).
+
+    Args:
+        divergences: KL(policy that acted || policy of now) of every step, by kind, of the whole distribution.
+        temperature: eta.
+        penalties: alpha by kind.
+
+    At least one step must count.
+    """
+    chosen = better_half(batch.advantages, batch.counts)
+    weights = weights_of(batch.advantages, chosen, temperature)
+    policy = weighted_likelihood_loss(now.log_probs, weights)
+    of_temperature = temperature_loss(batch.advantages, chosen, temperature, bounds.eps_eta)
+    value = 0.5 * mean_over((batch.returns - now.values).square(), batch.counts)
+    total = policy + of_temperature + bounds.vf_coef * value
+    for kind, divergence in divergences.items():
+        total = total + bound_loss(divergence, batch.counts, penalties[kind], bounds.eps_alpha[kind])
+    return VMPOLoss(
+        total=total,
+        policy=policy.detach(),
+        temperature=of_temperature.detach(),
+        value=value.detach(),
+        entropy=mean_over(now.entropy, batch.counts).detach(),
+        weights_divergence=divergence_from_uniform(weights, chosen),
+        divergences={kind: mean_over(each, batch.counts).detach() for kind, each in divergences.items()},
+    )
+
+
+def better_half(advantages: Float[Tensor, "B T"], counts: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    """The half of the steps that count whose advantages are highest; with the odd one, and with all that tie with it.
+
+    These are the steps whose advantage is not below the median.
+    """
+    found = advantages[counts]
+    least = found.kthvalue(len(found) // 2 + 1).values  # the median, or the higher of the two numbers around it
+    return counts & (advantages >= least)
+
+
+def weights_of(
+    advantages: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"], temperature: Tensor
+) -> Float[Tensor, "B T"]:
+    """psi = exp(A / eta), which sums to 1 over the chosen steps and is 0 elsewhere; without gradient (eq. 3)."""
+    with torch.no_grad():
+        logits = (advantages / temperature).masked_fill(~chosen, -math.inf)
+        return logits.flatten().softmax(0).view_as(advantages)
+
+
+def weighted_likelihood_loss(log_probs: Float[Tensor, "B T"], weights: Float[Tensor, "B T"]) -> Tensor:
+    """L_pi = - sum psi log pi(a | s)."""
+    return -(weights * torch.where(weights > 0, log_probs, torch.zeros_like(log_probs))).sum()
+
+
+def temperature_loss(
+    advantages: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"], temperature: Tensor, bound: float
+) -> Tensor:
+    """L_eta = eta eps + eta log mean exp(A / eta), the mean over the chosen steps (eq. 4); gradient to eta alone.
+
+    Its gradient is eps - KL(psi || uniform on the chosen steps).
+    """
+    logits = (advantages.detach() / temperature).masked_fill(~chosen, -math.inf)
+    return temperature * (bound + logits.flatten().logsumexp(0) - chosen.sum().to(logits.dtype).log())
+
+
+def bound_loss(divergence: Float[Tensor, "B T"], counts: Bool[Tensor, "B T"], penalty: Tensor, bound: float) -> Tensor:
+    """L_alpha: the mean of alpha (eps - sg[KL]) + sg[alpha] KL over all steps that count (eq. 5)."""
+    mean = mean_over(divergence, counts)
+    return penalty * (bound - mean.detach()) + penalty.detach() * mean
+
+
+def divergence_from_uniform(weights: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"]) -> Tensor:
+    """KL(psi || uniform on the chosen steps) in nats: what ``eps_eta`` bounds."""
+    return torch.special.xlogy(weights, weights * chosen.sum()).sum()

@@ -1,0 +1,117 @@
+"""Twin critics of one step, and what a policy is worth under them: exact expectations, differentiable in the policy.
+
+Axes: J alternatives of an action, A numbers of one (as ``ActionHead.recorded`` writes them); "..." any leading axes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.functional.modules import linear
+from rltransformers.policies.action_heads import ActionHead, BinaryAction, CategoricalAction, ContinuousAction
+from rltransformers.policies.encoders import ObservationEncoder
+
+MOST_ALTERNATIVES = 64
+"""Combinations of discrete actions over which an expected value is still a sum."""
+
+
+class Critic(nn.Module):
+    """Q(s, a) by three hidden layers of ReLU; the first is linear in observation and action side by side."""
+
+    def __init__(self, observation_space: gym.Space[Any], numbers: int, width: int) -> None:
+        super().__init__()
+        self.encoder = ObservationEncoder(observation_space, width)
+        self.action = nn.Linear(numbers, width, bias=False)
+        self.second = nn.Linear(width, width)
+        self.third = nn.Linear(width, width)
+        self.value = nn.Linear(width, 1)
+
+    def forward(self, observations: Mapping[str, Tensor], actions: Float[Tensor, "... J A"]) -> Float[Tensor, "... J"]:
+        hidden = (self.encoder(observations).unsqueeze(-2) + linear(self.action, actions)).relu()
+        hidden = linear(self.third, linear(self.second, hidden).relu()).relu()
+        return linear(self.value, hidden).squeeze(-1)
+
+
+class TwinCritics(nn.Module):
+    """Two critics with weights of their own (Fujimoto et al. 2018, arXiv 1802.09477, section 4.2).
+
+    Args:
+        numbers: of an action, A.
+
+    Raises:
+        ConfigError: for an observation space with an unsupported leaf.
+    """
+
+    def __init__(self, observation_space: gym.Space[Any], numbers: int, width: int = 256) -> None:
+        super().__init__()
+        self.first = Critic(observation_space, numbers, width)
+        self.second = Critic(observation_space, numbers, width)
+
+    def forward(
+        self, observations: Mapping[str, Tensor], actions: Float[Tensor, "... J A"]
+    ) -> Float[Tensor, "2 ... J"]:
+        """Both values of J actions at every observation, which is standardised as the policy reads it."""
+        return torch.stack([self.first(observations, actions), self.second(observations, actions)])
+
+    def expected(
+        self, observations: Mapping[str, Tensor], head: ActionHead, outputs: Float[Tensor, "... A"]
+    ) -> Float[Tensor, "2 ..."]:
+        """Mean value of the actions of a policy with these head outputs; the gradient flows into ``outputs``.
+
+        A Box leaf takes its one action; discrete leaves are summed over with their probabilities.
+        """
+        actions, probability = alternatives(head, outputs)
+        return (self(observations, actions) * probability).sum(-1)
+
+
+def alternatives(
+    head: ActionHead, outputs: Float[Tensor, "... A"]
+) -> tuple[Float[Tensor, "... J A"], Float[Tensor, "... J"]]:
+    """Every combination of discrete actions, with the one action of every Box, and how probable each is."""
+    numbers, probability = outputs.new_zeros(*outputs.shape[:-1], 1, 0), outputs.new_ones(*outputs.shape[:-1], 1)
+    parts = head.split(outputs)
+    for path, leaf in head.named_leaves():
+        if isinstance(leaf, ContinuousAction):
+            action = leaf.squash(parts[path]).unsqueeze(-2)
+            numbers = torch.cat([numbers, action.expand(*numbers.shape[:-1], -1)], -1)
+            continue
+        for chances, written in _choices(leaf, parts[path]):
+            count, before = len(written), numbers.shape[-2]
+            rows = written.repeat(before, 1).expand(*numbers.shape[:-2], -1, -1)
+            numbers = torch.cat([numbers.repeat_interleave(count, -2), rows], -1)
+            probability = (probability.unsqueeze(-1) * chances.unsqueeze(-2)).flatten(-2)
+    return numbers, probability
+
+
+def check_alternatives(head: ActionHead) -> None:
+    """Raise ConfigError where a policy has more alternatives than ``MOST_ALTERNATIVES``."""
+    count = 1
+    for _, leaf in head.named_leaves():
+        if isinstance(leaf, CategoricalAction):
+            for size in leaf.sizes:
+                count *= size
+        elif isinstance(leaf, BinaryAction):
+            count *= 2**leaf.outputs
+    if count > MOST_ALTERNATIVES:
+        raise ConfigError(
+            f"critic sums over all combinations of discrete actions, at most {MOST_ALTERNATIVES}, and this action space"
+            f" has {count:,}; leave critic out"
+        )
+
+
+def _choices(leaf: Any, output: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Per component of a discrete leaf, its probabilities [..., n] and how its n values are written [n, numbers]."""
+    if isinstance(leaf, BinaryAction):
+        bits = torch.tensor([[0.0], [1.0]], dtype=output.dtype, device=output.device)
+        chances = torch.stack([(-output).sigmoid(), output.sigmoid()], -1)
+        return [(each, bits) for each in chances.unbind(-2)]
+    assert isinstance(leaf, CategoricalAction)
+    return [
+        (part.softmax(-1), torch.eye(size, dtype=output.dtype, device=output.device))
+        for part, size in zip(output.split_with_sizes(leaf.sizes, -1), leaf.sizes, strict=True)
+    ]

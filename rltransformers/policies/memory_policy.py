@@ -1,0 +1,513 @@
+"""What policies with memory share, whatever they are trained by: what is remembered, how steps and observations go in.
+
+Axes: B environments, T steps, W token width, A action numbers. One forward pass serves acting (T = 1, cached memory)
+and training (whole segments), so that both compute the same function.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, TypedDict
+
+import gymnasium as gym
+import numpy as np
+import torch
+from annotated_types import Ge, Le, Lt
+from gymnasium import spaces
+from stable_baselines3.common.policies import BasePolicy
+from torch import Tensor, nn
+
+from rltransformers.backbone import Backbone, BackboneConfig, Record, State
+from rltransformers.backbone.state import part_of, prefixed
+from rltransformers.backbone.tables import Tables
+from rltransformers.core.device import to_tensor
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.ranges import Weight, check
+from rltransformers.core.spaces import check_supported, check_width, leaf_spaces, nest_leaves, space_from_leaves
+from rltransformers.core.spec import Choice
+from rltransformers.data.rollout import Leaves, action_layout, observation_layout
+from rltransformers.functional.call import EVERY
+from rltransformers.functional.context import Context
+from rltransformers.memory.interface import Cached
+from rltransformers.policies.action_heads import ActionHead
+from rltransformers.policies.encoders import ObservationEncoder
+from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts, task_leaf, tree_space
+from rltransformers.policies.observed import Observed, observation_parts, observe, read_observation
+
+Space = gym.Space[Any]
+NOTHING = slice(0, 0)
+"""No step: only the memory after them is asked for."""
+
+
+Decay = Annotated[float, Ge(0), Lt(1)]
+
+
+class AdamOptions(TypedDict, total=False):
+    """Keywords of Adam beside the learning rate."""
+
+    betas: tuple[Decay, Decay]
+    eps: Annotated[float, Ge(1e-20), Le(1)]
+    weight_decay: Weight
+    amsgrad: bool
+    fused: bool
+
+
+@dataclass(frozen=True)
+class PolicyState:
+    """What the policy remembers of every environment: the memory of its backbones and the step before this one.
+
+    Rows can be chosen with ``state[index]``. It is passed in and returned, and never changed in place.
+    """
+
+    actor: State
+    critic: State | None  # None: the value shares the actor's backbone
+    previous_action: Leaves  # by leaf path, [B, leaf shape]
+    previous_reward: Tensor  # [B]
+
+    @property
+    def batch_size(self) -> int:
+        return int(self.previous_reward.shape[0])
+
+    def __getitem__(self, rows: Tensor) -> "PolicyState":
+        return PolicyState(
+            self.actor[rows],
+            None if self.critic is None else self.critic[rows],
+            {path: leaf[rows] for path, leaf in self.previous_action.items()},
+            self.previous_reward[rows],
+        )
+
+    def clone(self) -> "PolicyState":
+        """A copy that shares no memory with this state."""
+        critic = None if self.critic is None else self.critic.clone()
+        action = {path: leaf.clone() for path, leaf in self.previous_action.items()}
+        return PolicyState(self.actor.clone(), critic, action, self.previous_reward.clone())
+
+    def tensors(self) -> dict[str, Any]:
+        """Every tensor by name, for checkpoints."""
+        return {
+            "actor": dict(self.actor.tensors),
+            "critic": None if self.critic is None else dict(self.critic.tensors),
+            "previous_action": dict(self.previous_action),
+            "previous_reward": self.previous_reward,
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Any]) -> "PolicyState":
+        """The inverse of ``tensors``."""
+        critic = tensors["critic"]
+        return cls(
+            State(dict(tensors["actor"])),
+            None if critic is None else State(dict(critic)),
+            dict(tensors["previous_action"]),
+            tensors["previous_reward"],
+        )
+
+
+MachineStep = Callable[
+    [Mapping[str, Tensor], PolicyState, Tensor, Tensor | None, dict[str, Tensor], bool],
+    tuple[dict[str, Tensor], Tensor, Tensor, PolicyState] | None,
+]
+"""Takes a step as machine code; None where there is none."""
+
+
+class MemoryPolicy(BasePolicy):
+    """Observation tokens and a backbone with memory; what heads make of its features is up to a subclass.
+
+    A subclass sets ``action_head`` and says in ``_read`` what it reads of features.
+
+    Args:
+        observation_space: any nesting of Box, Discrete, MultiDiscrete, MultiBinary in Dict and Tuple.
+        action_space: any nesting of Discrete, MultiDiscrete, MultiBinary and Box in Dict and Tuple.
+        backbone: a ``BackboneConfig``, or its dictionary.
+        shared_backbone: False makes a second encoder and backbone, ``critic``.
+        previous_action: add the action of the step before to every token.
+        previous_reward: add the reward of the step before to every token.
+        first_step: tell the network which step is the first of its episode.
+        head_width: units of hidden layers in front of heads, 0 for none.
+
+    Raises:
+        ConfigError: for an unsupported space, a setting outside its range, or dropout above 0.
+    """
+
+    action_head: ActionHead
+    only_learns: ClassVar[tuple[str, ...]] = ()
+    """Parts that acting has no use for, and files leave out."""
+
+    def __init__(
+        self,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        backbone: BackboneConfig | Mapping[str, Any] | None,
+        shared_backbone: bool,
+        previous_action: bool,
+        previous_reward: bool,
+        first_step: bool,
+        head_width: int,
+        observation: Mapping[str, Any] | None,
+    ) -> None:
+        check_action_space(action_space)
+        tree = tree_space(observation_space)
+        check_supported(tree, "observation")
+        super().__init__(observation_space, action_space)
+        self.tree = tree
+        self.leaf_types = {path: dtype for path, (_, dtype) in observation_layout(tree).items()}
+        self.config = (
+            backbone if isinstance(backbone, BackboneConfig) else BackboneConfig.from_dict(dict(backbone or {}))
+        )
+        if self.config.dropout > 0:
+            raise ConfigError(
+                f"dropout is {self.config.dropout}, but must be 0 online: with it the action probabilities of "
+                "rollout and update differ; set policy_kwargs backbone dropout to 0"
+            )
+        check_width(action_space, "action", max(self.config.width, head_width))
+        self.uses_previous_reward, self.uses_previous_action = previous_reward, previous_action
+        self.encoder_choice = read_observation(observation)
+        parts = self.tree, action_space, self.config, self.encoder_choice, previous_action, previous_reward, first_step
+        self.actor = TokenBackbone(*parts)
+        self.critic: TokenBackbone | None = None if shared_backbone else TokenBackbone(*parts)
+        sources = [module for part in self.backbones() for module in part.backbone.table_sources()]
+        self.tables = Tables(self, sources, self._compute_tables)
+        self.machine_code: MachineStep | None = None
+        self.progress = 0.0
+        """Share of the training that is over, 0 to 1: some auxiliary losses end before it does."""
+        self.action_layout = action_layout(action_space)
+        self.action_leaves = leaf_spaces(action_space)
+
+    @abstractmethod
+    def _read(self, features: Tensor, value_features: Tensor) -> tuple[Tensor, Tensor]:
+        """Action outputs [..., A] and values [...] of features [..., W]."""
+
+    def _compute_tables(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, part in zip(("actor", "critic"), self.backbones(), strict=False):
+            found |= prefixed(name, part.backbone.tables())
+        return found
+
+    def backbones(self) -> list["TokenBackbone"]:
+        """The actor's and, where it has its own, the critic's backbone."""
+        return [self.actor] if self.critic is None else [self.actor, self.critic]
+
+    # State
+
+    def initial_state(self, batch_size: int, cached: Cached = True) -> PolicyState:
+        """Empty memory for ``batch_size`` environments; ``cached`` as for ``Backbone.initial_state``."""
+        device = self.action_head.linear.weight.device  # SB3's property walks through all modules
+        none = {
+            path: torch.zeros((batch_size, *shape), dtype=dtype, device=device)
+            for path, (shape, dtype) in self.action_layout.items()
+        }
+        return PolicyState(
+            actor=self.actor.backbone.initial_state(batch_size, cached=cached),
+            critic=None if self.critic is None else self.critic.backbone.initial_state(batch_size, cached=cached),
+            previous_action=self.action_head.blank(none, torch.zeros(batch_size, dtype=torch.bool, device=device)),
+            previous_reward=torch.zeros(batch_size, device=device),
+        )
+
+    def with_cache(self, state: PolicyState) -> PolicyState:
+        """The state for acting: keys and values of the memory under today's weights."""
+        return self._map_memory(state, lambda backbone, memory: backbone.with_cache(memory))
+
+    def without_cache(self, state: PolicyState) -> PolicyState:
+        """The state for training and storage: layer inputs only."""
+        return self._map_memory(state, lambda backbone, memory: backbone.without_cache(memory))
+
+    def _map_memory(self, state: PolicyState, change: Callable[[Backbone, State], State]) -> PolicyState:
+        critic = state.critic
+        if self.critic is not None and critic is not None:
+            critic = change(self.critic.backbone, critic)
+        return PolicyState(
+            change(self.actor.backbone, state.actor), critic, state.previous_action, state.previous_reward
+        )
+
+    @torch.inference_mode()
+    def step(
+        self,
+        observations: Mapping[str, Tensor],
+        state: PolicyState,
+        first: Tensor,
+        noise: Tensor | None,
+        *,
+        overwrites: bool = False,
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor, PolicyState]:
+        """Actions by path, values [B], log-probabilities [B] and the next state, for one step of every environment.
+
+        ``first`` bool [B] marks environments whose episode begins here; ``noise`` of ``action_head.draw`` decides the
+        actions, None takes the most likely ones. The next state already holds the actions as previous actions; whoever
+        steps the environments adds the rewards with ``rewarded``. ``overwrites`` says that nobody needs ``state`` any
+        more: its rings are written in place and belong to the next state.
+
+        Raises:
+            DataError: an episode is longer than a position table; the state is as it was.
+        """
+        self.check_places(state, first)
+        tables = self.tables.current()
+        if self.machine_code is not None:
+            found = self.machine_code(observations, state, first, noise, tables, overwrites)
+            if found is not None:
+                return found
+        outputs, values, after = self.network_step(observations, state, first, tables, overwrites)
+        actions = self.action_head.decode(outputs, noise)
+        log_probs = self.action_head.log_prob(outputs, actions)
+        return actions, values, log_probs, PolicyState(after.actor, after.critic, actions, state.previous_reward)
+
+    @torch.inference_mode()
+    def values(self, observations: Mapping[str, Tensor], state: PolicyState, first: Tensor) -> Tensor:
+        """Values [B] of observations that would come next; the state is left as it is.
+
+        Raises:
+            DataError: an episode is longer than a position table.
+        """
+        self.check_places(state, first)
+        return self.network_step(observations, state, first, self.tables.current())[1]
+
+    def check_places(self, state: PolicyState, first: Tensor) -> None:
+        """Raise DataError unless position tables reach to the next step; both backbones have the same positions."""
+        backbone = self.actor.backbone
+        if backbone.finite_positions:  # most policies have none
+            backbone.check_places((state.actor.tensors["position"] + 1).masked_fill(first, 0))
+
+    def network_step(
+        self,
+        observations: Mapping[str, Tensor],
+        state: PolicyState,
+        first: Tensor,
+        tables: dict[str, Tensor],
+        overwrites: bool = False,
+    ) -> tuple[Tensor, Tensor, PolicyState]:
+        """Action outputs [B, A], values [B], and the state with the new memories; looks at no data."""
+        steps = (observations, state.previous_action, state.previous_reward, first)
+        features, actor = self.actor.step(*steps, state.actor, part_of("actor", tables), overwrites)
+        value_features, critic = features, state.critic
+        if self.critic is not None and critic is not None:
+            value_features, critic = self.critic.step(*steps, critic, part_of("critic", tables), overwrites)
+        after = PolicyState(actor, critic, state.previous_action, state.previous_reward)
+        return *self._read(features, value_features), after
+
+    # Between environment and tensors
+
+    def leaves_to_tensors(self, leaves: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Numpy leaves as stored: float32 for floats, integers as they are."""
+        device = self.action_head.linear.weight.device  # SB3's property walks through all modules
+        return {path: to_tensor(leaves[path], device, dtype) for path, dtype in self.leaf_types.items()}
+
+    def environment_actions(self, actions: Mapping[str, Tensor]) -> Any:
+        """Actions as the environments take them: an array [B, ...], or a list of B nested actions; Boxes clipped."""
+        leaves = {
+            path: leaf.execute(actions[path]).cpu().numpy().astype(self.action_leaves[path].dtype, copy=False)
+            for path, leaf in self.action_head.named_leaves()
+        }
+        if "" in leaves:
+            return leaves[""]
+        rows = range(len(next(iter(leaves.values()))))
+        return [nest_leaves(self.action_space, {path: leaf[row] for path, leaf in leaves.items()}) for row in rows]
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        reward: np.ndarray | float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Any, Any]:
+        """Actions for one observation or a batch of them, and the state to pass in with the next one.
+
+        The actions of a batch are an array, or a list of nested ones where the action space is a Dict or a Tuple.
+
+        Args:
+            observation: as the environment gives it; nested Dicts and Tuples and channel-last or channel-first images
+                are understood.
+            state: what the last call returned; None begins an episode in every environment.
+            episode_start: bool per environment, True where this observation is the first of an episode.
+            deterministic: take the most likely action in place of a sample.
+            reward: what the last action earned; needed by policies with ``previous_reward``, from the second step on.
+            generator: source of the sampled actions.
+
+        Raises:
+            DataError: for an observation that does not fit the observation space or is not finite, a reward that is not
+                finite, or a state of another number of environments. The state that was passed in stays as it was.
+            ConfigError: when the policy needs rewards and none is given, or ``deterministic`` is not a boolean.
+        """
+        deterministic = check(deterministic, bool, "deterministic")
+        self.set_training_mode(False)
+        arrays, batched = fit_observation(self.tree, observation)
+        leaves = self.leaves_to_tensors(arrays)
+        n = int(next(iter(leaves.values())).shape[0])
+        if state is None:
+            state = self.initial_state(n)
+            first = torch.ones(n, dtype=torch.bool, device=self.device)
+        else:
+            state, first = self._continue(state, n, episode_start, reward)
+        noise = None if deterministic else self.action_head.draw(n, generator)
+        actions, _, _, state = self.step(leaves, state, first, noise)
+        environment_actions = self.environment_actions(actions)
+        return (environment_actions if batched else environment_actions[0]), state
+
+    def _continue(
+        self, state: Any, n: int, episode_start: np.ndarray | None, reward: np.ndarray | float | None
+    ) -> tuple[PolicyState, Tensor]:
+        if not isinstance(state, PolicyState):
+            raise DataError(f"state must be what predict returned, or None; got {type(state).__name__}")
+        if state.batch_size != n:
+            raise DataError(
+                f"the state belongs to {state.batch_size} environments, the observation to {n}; "
+                "pass state=None to begin anew"
+            )
+        start = fit_starts(episode_start, n)
+        rewards = np.zeros(n) if reward is None else fit_rewards(reward, start)
+        if self.uses_previous_reward:
+            if reward is None and not start.all():
+                raise ConfigError(
+                    "this policy was built with previous_reward=True and needs predict(..., reward=...) from the "
+                    "second step on; loops that cannot pass it (evaluate_policy, EvalCallback) need the reward in the "
+                    "observation: train with the wrapper History of rltransformers.envs and previous_reward=False"
+                )
+            state = rewarded(state, rewards)
+        return state, torch.as_tensor(start, device=self.device)
+
+    def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
+        raise ConfigError("a policy with memory needs a state: call predict(observation, state, episode_start)")
+
+
+class TokenBackbone(nn.Module):
+    """Encoders of everything a step may show, summed into one token, and the backbone that reads the tokens."""
+
+    def __init__(
+        self,
+        observation_space: Space,
+        action_space: Space,
+        config: BackboneConfig,
+        encoder: Choice | None,
+        previous_action: bool,
+        previous_reward: bool,
+        first_step: bool,
+    ) -> None:
+        super().__init__()
+        width = config.width
+        self.observation, self.elements = observation_parts(observation_space, config, encoder)
+        self.previous_action = _action_encoder(action_space, width) if previous_action else None
+        self.previous_reward = nn.Linear(1, width) if previous_reward else None
+        self.first_step = nn.Parameter(torch.randn(width) / math.sqrt(width)) if first_step else None
+        self.backbone = Backbone(config)
+        self.task = task_leaf(observation_space, config.tasks)
+
+    def tokens(
+        self,
+        observations: Mapping[str, Tensor],
+        previous_actions: Mapping[str, Tensor],
+        previous_rewards: Tensor,
+        first: Tensor,
+    ) -> Observed:
+        """Tokens [..., W], and the elements of their observations."""
+        tokens, elements = observe(self.observation, self.elements, observations)
+        if self.previous_action is None and self.previous_reward is None and self.first_step is None:
+            return Observed(tokens, elements)
+        later = (~first).unsqueeze(-1).to(tokens.dtype)
+        if self.previous_action is not None:
+            tokens = tokens + later * self.previous_action(previous_actions)
+        if self.previous_reward is not None:
+            tokens = tokens + later * self.previous_reward(previous_rewards.unsqueeze(-1).to(tokens.dtype))
+        if self.first_step is not None:
+            tokens = tokens + (1.0 - later) * self.first_step
+        return Observed(tokens, elements)
+
+    def forward(
+        self,
+        observations: Mapping[str, Tensor],
+        previous_actions: Mapping[str, Tensor],
+        previous_rewards: Tensor,
+        first: Tensor,
+        state: State | None,
+        record: Record | None,
+        wanted: slice = EVERY,
+    ) -> tuple[Tensor, State]:
+        """Features of the ``wanted`` steps, and the memory after all of them."""
+        seen = self.tokens(observations, previous_actions, previous_rewards, first)
+        task = None if self.task is None else self.task.read(observations)
+        features, memory = self.backbone(
+            seen.token, state, first, task=task, context=self.context(seen), wanted=wanted, record=record
+        )
+        return features, memory
+
+    def context(self, seen: Observed) -> Context | None:
+        """What the layers may look at."""
+        return seen.context() if self.backbone.config.reads_context else None
+
+    def step(
+        self,
+        observations: Mapping[str, Tensor],
+        previous_actions: Mapping[str, Tensor],
+        previous_rewards: Tensor,
+        first: Tensor,
+        state: State,
+        tables: dict[str, Tensor],
+        overwrites: bool,
+    ) -> tuple[Tensor, State]:
+        """Features [B, W] of one step of every environment, and the memory after it; see ``Backbone.step``."""
+        seen = self.tokens(observations, previous_actions, previous_rewards, first).at_once()
+        task = None if self.task is None else self.task.read(observations).unsqueeze(1)
+        features, memory = self.backbone.step(
+            seen.token,
+            state,
+            first.unsqueeze(1),
+            task=task,
+            context=self.context(seen),
+            tables=tables,
+            overwrites=overwrites,
+        )
+        return features.squeeze(1), memory
+
+
+def _action_encoder(action_space: Space, width: int) -> ObservationEncoder:
+    """An encoder of sampled actions; those of a Box may lie outside it, so that its bounds say nothing."""
+    leaves: dict[str, Space] = {
+        path: spaces.Box(-np.inf, np.inf, leaf.shape) if isinstance(leaf, spaces.Box) else leaf
+        for path, leaf in leaf_spaces(action_space).items()
+    }
+    return ObservationEncoder(space_from_leaves(leaves), width)
+
+
+def hidden_layer(width: int, head_width: int) -> tuple[nn.Module, int]:
+    """One layer of tanh units in front of a head and its width; without units the features themselves."""
+    if head_width == 0:
+        return nn.Identity(), width
+    hidden = nn.Linear(width, head_width)
+    BasePolicy.init_weights(hidden, gain=math.sqrt(2.0))
+    return nn.Sequential(hidden, nn.Tanh()), head_width
+
+
+def weighted_losses(backbone: Backbone, record: Record | None) -> Tensor | None:
+    """The weighted sum of the auxiliary losses in a record; None where there is none."""
+    if record is None:
+        return None
+    weighted = [
+        backbone.aux_weights[name] * loss for name, loss in record.losses.items() if name in backbone.aux_weights
+    ]
+    return torch.stack(weighted).sum() if weighted else None
+
+
+def add_losses(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """The sum of two losses that may be missing."""
+    return b if a is None else (a if b is None else a + b)
+
+
+def rewarded(state: PolicyState, rewards: Any) -> PolicyState:
+    """The state after the environment answered the last action with ``rewards`` [B]."""
+    held = state.previous_reward
+    tensor = to_tensor(rewards, held.device, held.dtype)
+    if tensor.shape != held.shape:
+        tensor = tensor.reshape(held.shape)
+    return PolicyState(state.actor, state.critic, state.previous_action, tensor)
+
+
+def check_action_space(space: Space) -> None:
+    """Raise ConfigError unless an action head for ``space`` exists; a Box needs finite bounds."""
+    check_supported(space, "action")
+    for path, leaf in leaf_spaces(space).items():
+        if isinstance(leaf, spaces.Box) and not (np.isfinite(leaf.low).all() and np.isfinite(leaf.high).all()):
+            at = f" at {path!r}" if path else ""
+            raise ConfigError(
+                f"a Box action space needs finite bounds, got {leaf}{at}; rescale the action with a wrapper"
+            )

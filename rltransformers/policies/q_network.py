@@ -1,0 +1,277 @@
+"""The policy of Q-learning with memory: observation tokens, a backbone, and the value of every action.
+
+Axes: B environments, T steps, W token width, A actions.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import torch
+from annotated_types import Ge, Le
+from gymnasium import spaces
+from jaxtyping import Float
+from stable_baselines3.common.type_aliases import Schedule
+from torch import Tensor, nn
+
+from rltransformers.backbone import BackboneConfig, Record, State
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.ranges import UnitInterval, check_arguments, strict
+from rltransformers.data.replay import Window
+from rltransformers.functional.modules import linear
+from rltransformers.policies.action_heads import LEAST, ActionHead, CategoricalAction
+from rltransformers.policies.deep_losses import Targets, predicts_later, shifted, tell_deep_losses
+from rltransformers.policies.memory_policy import (
+    NOTHING,
+    AdamOptions,
+    MemoryPolicy,
+    PolicyState,
+    Space,
+    TokenBackbone,
+    add_losses,
+    hidden_layer,
+    weighted_losses,
+)
+from rltransformers.policies.observed import ObservationOptions
+
+
+class EpsilonGreedyAction(CategoricalAction):
+    """A Discrete leaf whose outputs are values of actions: the best one, or any with probability ``epsilon``.
+
+    One number of noise decides: below 0 a random action, from 0 to ``epsilon`` a random action, above it the best. The
+    numbers of ``draw`` are uniform in [0, 1); negative ones come from whoever explores at a rate of its own.
+    """
+
+    def __init__(self, space: spaces.Discrete, epsilon: float) -> None:
+        super().__init__(space, None)
+        self.epsilon = epsilon
+
+    def decode(self, output: Float[Tensor, "... A"], noise: Float[Tensor, "... 1"] | None = None) -> Tensor:
+        """The action of the highest value, or what ``noise`` says; it lies in [-1, 1)."""
+        best = output.argmax(-1, keepdim=True)
+        if noise is not None:
+            share = torch.where(noise < 0.0, noise + 1.0, noise / max(self.epsilon, LEAST))
+            drawn = (share.clamp(0.0, 1.0) * self.outputs).long().clamp(max=self.outputs - 1)
+            best = torch.where(noise < self.epsilon, drawn, best)
+        return (best if self.counted_from_zero else best + self.start).view(output.shape[:-1])
+
+    def log_prob(self, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
+        """Log-probability of the action where ``epsilon`` is the rate of exploration."""
+        best = (self.classes(action) == output.argmax(-1, keepdim=True)).to(output.dtype).squeeze(-1)
+        return (self.epsilon / self.outputs + (1.0 - self.epsilon) * best).clamp(min=LEAST).log()
+
+
+class QHead(ActionHead):
+    """Linear layer from features to the value of every action."""
+
+    def __init__(self, space: spaces.Discrete, width: int, epsilon: float) -> None:
+        super().__init__(space, width, embeds=False)
+        leaf = EpsilonGreedyAction(space, epsilon)
+        self.leaves, self._named = nn.ModuleList([leaf]), [("", leaf)]
+
+
+@dataclass
+class QEvaluation:
+    """Values ``q`` [B, T, A] of the actions at the steps of a window behind its context.
+
+    ``auxiliary_loss`` is the weighted sum of ``losses``, which are named as in the config.
+    """
+
+    q: Tensor
+    record: Record | None = None
+    auxiliary_loss: Tensor | None = None
+    losses: dict[str, Tensor] = field(default_factory=dict)
+
+
+class GTrXLQPolicy(MemoryPolicy):
+    """Values of actions over a transformer backbone (GTrXL, arXiv 1910.06764, by default), and a target network.
+
+    Args:
+        observation_space: any nesting of Box, Discrete, MultiDiscrete, MultiBinary in Dict and Tuple.
+        action_space: Discrete.
+        lr_schedule: learning rate by remaining progress (1 to 0).
+        backbone: a ``BackboneConfig``, or its dictionary: ``{"preset": "gtrxl", "width": 64, "memory": 64}``.
+        previous_action: add the action of the step before to every token.
+        previous_reward: add the reward of the step before to every token.
+        first_step: tell the network which step is the first of its episode.
+        head_width: units of one hidden layer (tanh) in front of the values; 0 for none.
+        epsilon: share of random actions where ``predict`` samples (``deterministic=False``); learning explores at
+            rates of its own.
+        observation: ``{"encoder": ...}``, as for ``GTrXLPolicy``.
+        optimizer_kwargs: keywords of Adam beside the learning rate, see ``AdamOptions``.
+
+    Raises:
+        ConfigError: for an unsupported space, a setting outside its range, or dropout above 0.
+    """
+
+    action_space: spaces.Discrete
+    only_learns = ("target",)
+
+    @strict
+    def __init__(
+        self,
+        observation_space: Space,
+        action_space: Space,
+        lr_schedule: Schedule,
+        *,
+        backbone: BackboneConfig | Mapping[str, Any] | None = None,
+        previous_action: bool = False,
+        previous_reward: bool = False,
+        first_step: bool = False,
+        head_width: Annotated[int, Ge(0), Le(2**16)] = 0,
+        epsilon: UnitInterval = 0.05,
+        observation: ObservationOptions | None = None,
+        optimizer_kwargs: AdamOptions | None = None,
+    ) -> None:
+        if not isinstance(action_space, spaces.Discrete):
+            raise ConfigError(
+                f"Q-learning needs a Discrete action space, got {action_space}: number the actions with a wrapper, or "
+                "take GTrXLPPO, which learns any actions"
+            )
+        super().__init__(
+            observation_space,
+            action_space,
+            backbone=backbone,
+            shared_backbone=True,
+            previous_action=previous_action,
+            previous_reward=previous_reward,
+            first_step=first_step,
+            head_width=head_width,
+            observation=observation,
+        )
+        self.action_hidden, latent = hidden_layer(self.config.width, head_width)
+        self.action_head = QHead(action_space, latent, epsilon)
+        # Small first values, so that none is preferred before it is tried.
+        self.init_weights(self.action_head.linear, gain=0.01)
+        later = predicts_later(self.actor.backbone)
+        self.later_net = nn.Linear(latent, self.action_head.linear.out_features) if later else None
+        # Adam's own epsilon: errors of Q-learning are as small as rewards, where a larger one takes the steps away.
+        options: dict[str, Any] = {"fused": True} | dict(optimizer_kwargs or {})
+        self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), **options)
+        self.learned = list(self.parameters())
+        self.target = nn.ModuleDict(
+            {name: copy.deepcopy(getattr(self, name)) for name in ("actor", "action_hidden", "action_head")}
+        ).requires_grad_(False)
+
+    def _read(self, features: Tensor, value_features: Tensor) -> tuple[Tensor, Tensor]:
+        """Values of all actions [..., A] and of the best one [...]."""
+        q = self.action_head.forward(self.action_hidden(features))
+        return q, q.amax(-1)
+
+    # Acting
+
+    def exploration(self, rates: Tensor, generator: torch.Generator | None) -> Float[Tensor, "B 1"]:
+        """Noise for ``step`` with which environment i takes a random action with probability ``rates[i]``."""
+        drawn = torch.rand(2, len(rates), generator=generator, device=rates.device)
+        return torch.where(drawn[0] < rates, drawn[1] - 1.0, 1.0).unsqueeze(-1)
+
+    # Windows of replay
+
+    def memory_of(self, window: Window, target: bool = False) -> State:
+        """The memory behind the context of a window, of today's weights; no gradient reaches it."""
+        part = self._network(target)[0]
+        with torch.no_grad():
+            state = part.backbone.initial_state(len(window.position))
+            state = State(state.tensors | {"position": window.position - 1})
+            if not window.context:
+                return state
+            steps = slice(None, window.context)
+            return self._run(part, window, steps, state, None, NOTHING)[1]
+
+    def evaluate_window(self, window: Window, target: bool = False, record: Record | None = None) -> QEvaluation:
+        """Values of all steps behind the context; the gradient flows through them and stops at the context."""
+        part, hidden, head = self._network(target)
+        if record is None and part.backbone.aux_weights and not target:
+            record = Record()  # the auxiliary losses are needed even when nobody looks
+        state = self.memory_of(window, target)
+        features, _ = self._run(part, window, slice(window.context, None), state, record)
+        losses = {} if record is None else dict(record.losses)
+        q: Tensor = head(hidden(features))
+        return QEvaluation(q, record, weighted_losses(part.backbone, record), losses)
+
+    def _run(
+        self, part: TokenBackbone, window: Window, steps: slice, state: State, record: Record | None, *wanted: slice
+    ) -> tuple[Tensor, State]:
+        found: tuple[Tensor, State] = part(
+            {path: leaf[:, steps] for path, leaf in window.observations.items()},
+            {path: leaf[:, steps] for path, leaf in window.previous_actions.items()},
+            window.previous_rewards[:, steps],
+            window.first[:, steps],
+            state,
+            record,
+            *wanted,
+        )
+        return found
+
+    def _network(self, target: bool) -> tuple[TokenBackbone, nn.Module, nn.Module]:
+        if not target:
+            return self.actor, self.action_hidden, self.action_head
+        return self.target["actor"], self.target["action_hidden"], self.target["action_head"]  # type: ignore[return-value]  # what was put there
+
+    def classes(self, window: Window) -> Tensor:
+        """The actions [B, T] of a window, counted from 0."""
+        (_, leaf) = self.action_head.named_leaves()[0]
+        assert isinstance(leaf, CategoricalAction)
+        return leaf.classes(window.actions[""]).squeeze(-1)
+
+    def acting_state(self, window: Window, actions: Mapping[str, Tensor], rewards: Tensor) -> PolicyState:
+        """The state for acting behind the last row of a window whose rows are all context."""
+        state = self.memory_of(window)
+        return self.with_cache(PolicyState(state, None, dict(actions), rewards))
+
+    def add_deep_losses(
+        self, now: QEvaluation, window: Window, error: Callable[[Tensor], Float[Tensor, "B L"]], steps: int
+    ) -> None:
+        """What features behind inner layers lose: the first ``steps`` rows as the last layer, by ``error`` of values.
+
+        ``error`` takes values [B, T, A]. Where a loss predicts later steps, that is the action taken next.
+        """
+        told = now.record
+        if told is None or not told.streams:
+            return
+        later = shifted({"": self.classes(window)})[""]
+        cut = slice(None, steps)
+
+        def value_loss(features: Tensor) -> Tensor:
+            return error(self.action_head(self.action_hidden(features)))
+
+        def next_one(features: Tensor) -> Tensor:
+            assert self.later_net is not None
+            logs = linear(self.later_net, self.action_hidden(features[:, cut])).log_softmax(-1)
+            return -logs.gather(-1, later[:, cut, None]).squeeze(-1)
+
+        exits = None if told.exits is None else told.exits[:, cut]
+        deep = Record(streams=told.streams, exits=exits, mixed=told.mixed)
+        first = window.first[:, window.context :][:, cut]
+        targets = Targets(value_loss, None if self.later_net is None else next_one, window.counts[:, cut], first)
+        tell_deep_losses(self.actor.backbone, deep, targets, self.progress)
+        now.auxiliary_loss = add_losses(now.auxiliary_loss, weighted_losses(self.actor.backbone, deep))
+        now.losses |= deep.losses
+
+    # Target network
+
+    def set_training_mode(self, mode: bool) -> None:
+        """Training or evaluation mode; the target network only ever evaluates."""
+        super().set_training_mode(mode)
+        self.target.eval()
+
+    @torch.no_grad()
+    def follow(self, tau: float) -> None:
+        """Move the target network towards this one: its weights become (1 - tau) old + tau new, buffers are copied."""
+        for name, module in self.target.items():
+            source: nn.Module = getattr(self, name)
+            for weight, towards in zip(module.parameters(), source.parameters(), strict=True):
+                weight.copy_(towards) if tau == 1.0 else weight.lerp_(towards, tau)
+            for buffer, today in zip(module.buffers(), source.buffers(), strict=True):
+                buffer.copy_(today)
+
+
+def check_q_settings(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The keywords of ``GTrXLQPolicy`` by name, each of its type and in its range; ``prefix`` as for ``check``.
+
+    Raises:
+        ConfigError: for a value outside its type or range, and for an unknown keyword.
+    """
+    without = ("observation_space", "action_space", "lr_schedule")
+    return check_arguments(GTrXLQPolicy.__init__, settings, prefix, without)

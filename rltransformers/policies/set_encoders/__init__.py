@@ -1,0 +1,1 @@
+"""Encoders of a set or sequence inside one observation: entities, patches of an image, a prompt of demonstrations."""

@@ -1,0 +1,48 @@
+"""The encoder of BERT: every element reads all elements (Devlin et al. 2018, arXiv 1810.04805).
+
+Axes: B observations, N elements, H heads, Dh width of a head.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rltransformers.core.spec import Spec, Traits
+from rltransformers.policies.set_encoders.interface import Attention, EncoderOptions, PostNormStack, attend
+
+
+class SelfAttention(Attention):
+    """Softmax over all elements that exist."""
+
+    def read(self, q: Tensor, k: Tensor, v: Tensor, exists: Tensor) -> Tensor:
+        """Per head."""
+        return attend(q, k, v, exists)
+
+
+@dataclass(frozen=True)
+class Options(EncoderOptions):
+    """Options of BERT: those that all encoders have."""
+
+
+def build(elements: int, width: int, options: Options) -> PostNormStack:
+    """E1: layers with a norm behind every residual sum, GELU, and a norm of the tokens in front.
+
+    In the paper a token of its own, [CLS], stands for the sequence and segments have embeddings; here one seed pools
+    (Lee et al. 2019). Weights start as PyTorch's linear layers, there as N(0, 0.02^2); dropout is 0.
+    """
+    attentions = [SelfAttention(width, options.heads) for _ in range(options.layers)]
+    return PostNormStack(width, attentions, options.ff_width or 4 * width)
+
+
+SPEC = Spec(
+    id="E1",
+    name="bert",
+    axis="encoder",
+    paper="Devlin et al. 2018, arXiv 1810.04805",
+    summary="Every element of an observation reads all elements.",
+    build=build,
+    options=Options,
+    example={"observation": {"encoder": {"name": "bert", "layers": 1}}},
+    traits=Traits(causality="N/A", horizon="-", time="N^2"),
+    formula="o_i = softmax_j(q_i k_j / sqrt(Dh)) v_j over all elements j",
+)

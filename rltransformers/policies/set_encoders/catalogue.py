@@ -1,0 +1,23 @@
+"""All encoders of elements by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rltransformers.core.spec import Choice
+from rltransformers.policies.set_encoders import bert, informer, linformer, luna, nystrom, set_transformer
+
+ENCODERS = {
+    spec.name: spec
+    for spec in (bert.SPEC, set_transformer.SPEC, linformer.SPEC, luna.SPEC, informer.SPEC, nystrom.SPEC)
+}
+DECIDES = "how elements inside one observation read each other"
+"""What the answer is about, part of a sentence."""
+
+
+def read_encoder(value: str | Mapping[str, Any] | Choice | None, path: str = "encoder") -> Choice | None:
+    """The choice that a setting says; None for none.
+
+    Raises:
+        ConfigError: an unknown name or option, or a value that an option does not take.
+    """
+    return None if value is None else Choice.parse(value, "encoder", ENCODERS, path)

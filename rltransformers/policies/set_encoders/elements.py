@@ -1,0 +1,237 @@
+"""Which leaf of an observation holds elements, and one token for each of them.
+
+Axes: ... any leading axes, N elements, F numbers of an element, W width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium import spaces
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor, nn
+
+from rltransformers.backbone.config import nearest_divisors
+from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.spaces import channels_first, is_image, leaf_spaces
+from rltransformers.functional.sinusoids import sinusoid
+from rltransformers.policies.encoders import ObservationEncoder
+from rltransformers.policies.set_encoders.interface import EncoderOptions, Position, check_table
+
+Space = gym.Space[Any]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a leaf is cut into elements.
+
+    Attributes:
+        count: N.
+        size: F.
+        shape: of the leaf.
+        patch: side of the patches of an image; 0 where elements lie one behind the other.
+        channels_first: whether an image lists its channels first.
+        starts: least symbol of every place, where symbols do not begin at 0.
+        element: the space of one element.
+    """
+
+    count: int
+    size: int
+    shape: tuple[int, ...]
+    element: Space
+    patch: int = 0
+    channels_first: bool = False
+    starts: np.ndarray | None = None
+
+
+def patches_of(image: Shaped[Tensor, "*n"], axes: int, patch: int, channels_first: bool) -> Shaped[Tensor, "*m N F"]:
+    """Square patches of images of ``axes`` axes, row by row; a patch lists rows, columns, channels."""
+    if axes == 2:
+        image = image.unsqueeze(-1)
+    elif channels_first:
+        image = image.movedim(-3, -1)
+    cut = image.unflatten(-3, (-1, patch)).unflatten(-2, (-1, patch))  # ... rows p columns p C
+    return cut.movedim(-4, -3).flatten(-3).flatten(-3, -2)
+
+
+def layout_of(space: Space, options: EncoderOptions) -> Layout | str:
+    """How the leaf holds elements, or why it does not."""
+    if isinstance(space, spaces.Box):
+        if is_image(space) and options.element_size is None:
+            return _image(space, options.patch)
+        if options.patch is not None:
+            return "patch is for images, which are uint8 of 2 or 3 axes"
+        return _numbers(space, options.element_size)
+    if isinstance(space, spaces.MultiDiscrete):
+        if options.patch is not None:
+            return "patch is for images, and this leaf holds symbols"
+        return _symbols(space, options.element_size)
+    return "elements are numbers (Box), symbols (MultiDiscrete) or patches of an image (Box of uint8)"
+
+
+def _numbers(space: spaces.Box, size: int | None) -> Layout | str:
+    shape = tuple(space.shape)
+    if len(shape) not in (1, 2):
+        return f"elements are [N, F], or flat with element_size, and its shape is {shape}"
+    if len(shape) == 1 and size is None:
+        return "it is flat: set element_size to the numbers of an element"
+    counted = _counted(shape, size)
+    if isinstance(counted, str):
+        return counted
+    count, size = counted
+    if np.issubdtype(space.dtype, np.integer):
+        element = spaces.Box(space.low.min(), space.high.max(), (size,), space.dtype)
+    else:
+        element = spaces.Box(-np.inf, np.inf, (size,))
+    return Layout(count, size, shape, element)
+
+
+def _symbols(space: spaces.MultiDiscrete, size: int | None) -> Layout | str:
+    shape = tuple(space.nvec.shape)
+    if len(shape) not in (1, 2):
+        return f"symbols are [N] or [N, F], and its shape is {shape}"
+    counted = _counted(shape, 1 if size is None and len(shape) == 1 else size)
+    if isinstance(counted, str):
+        return counted
+    count, size = counted
+    starts = space.start.reshape(count, size)
+    element = spaces.MultiDiscrete(space.nvec.reshape(count, size).max(0))
+    return Layout(count, size, shape, element, starts=starts if starts.any() else None)
+
+
+def _counted(shape: tuple[int, ...], size: int | None) -> tuple[int, int] | str:
+    """N and F of a leaf of one or two axes."""
+    if len(shape) == 2:
+        if size not in (None, shape[1]):
+            return f"its elements have {shape[1]} numbers: leave element_size ({size}) out"
+        return shape[0], shape[1]
+    assert size is not None
+    if shape[0] % size:
+        return (
+            f"element_size ({size}) must divide its {shape[0]} numbers; nearest that do: "
+            f"{nearest_divisors(shape[0], size)}"
+        )
+    return shape[0] // size, size
+
+
+def _image(space: spaces.Box, patch: int | None) -> Layout | str:
+    shape, first = tuple(space.shape), channels_first(space)
+    if patch is None:
+        return "it is an image: set patch to the side of its patches (or element_size, where rows are the elements)"
+    height, width = shape[1:] if first else shape[:2]
+    channels = 1 if len(shape) == 2 else shape[0] if first else shape[2]
+    for name, side in (("height", height), ("width", width)):
+        if side % patch:
+            return f"patch ({patch}) must divide its {name} ({side}); nearest that do: {nearest_divisors(side, patch)}"
+    count, size = (height // patch) * (width // patch), patch * patch * channels
+    return Layout(count, size, shape, spaces.Box(0, 255, (size,), np.uint8), patch, first)
+
+
+def find_leaf(space: Space, options: EncoderOptions) -> tuple[str, Layout]:
+    """Path and layout of the leaf that holds the elements.
+
+    Raises:
+        ConfigError: no leaf does, or several do and ``leaf`` does not say which, or the one it says does not.
+    """
+    leaves = leaf_spaces(space)
+    if options.leaf is not None:
+        found = layout_of(_named(leaves, options.leaf, "leaf"), options)
+        if isinstance(found, str):
+            raise ConfigError(f"encoder: leaf {options.leaf!r} ({leaves[options.leaf]}) holds no elements: {found}")
+        return options.leaf, found
+    layouts = {path: layout_of(leaf, options) for path, leaf in leaves.items()}
+    good = [(path, found) for path, found in layouts.items() if isinstance(found, Layout)]
+    if len(good) == 1:
+        return good[0]
+    if good:
+        raise ConfigError(f"encoder: several leaves can hold elements: set leaf to one of {[path for path, _ in good]}")
+    reasons = "; ".join(f"{path!r} ({leaves[path]}): {reason}" for path, reason in layouts.items())
+    raise ConfigError(f"encoder: no leaf of the observation holds elements: {reasons or 'there is none'}")
+
+
+def find_mask(space: Space, path: str, count: int) -> None:
+    """Raise unless the leaf has one bit for each of ``count`` elements.
+
+    Raises:
+        ConfigError: there is no such leaf, or it is another one.
+    """
+    mask = _named(leaf_spaces(space), path, "mask")
+    if not isinstance(mask, spaces.MultiBinary) or mask.shape != (count,):
+        raise ConfigError(
+            f"encoder: mask {path!r} must be MultiBinary({count}), one bit per element, got {mask}; leave mask out "
+            "where all elements exist"
+        )
+
+
+def _named(leaves: Mapping[str, Space], path: str, option: str) -> Space:
+    if path not in leaves:
+        known = did_you_mean(path, map(repr, leaves) if "" in leaves else leaves)
+        raise ConfigError(f"encoder: {option} {path!r} is no leaf of the observation; {known}")
+    return leaves[path]
+
+
+class Elements(nn.Module):
+    """One token of ``width`` numbers for every element, and which elements exist.
+
+    Numbers go through one linear map that all elements share; integers are divided by the largest bound of the leaf,
+    bytes of an image by 255. Symbols are embedded with a table per feature, whose start is subtracted. What stands at
+    elements that do not exist is not looked at: it may even be NaN.
+
+    Raises:
+        ConfigError: the leaf or the mask is not what the options say, or a table would fill the memory.
+    """
+
+    starts: Tensor | None
+    places: Tensor | None
+
+    def __init__(self, space: Space, width: int, options: EncoderOptions) -> None:
+        super().__init__()
+        self.leaf, self.layout = find_leaf(space, options)
+        self.mask = options.mask
+        if self.mask is not None:
+            find_mask(space, self.mask, self.count)
+        self.encoder = ObservationEncoder(self.layout.element, width)
+        starts = self.layout.starts
+        self.register_buffer("starts", None if starts is None else torch.as_tensor(starts).long(), persistent=False)
+        self._place(options.position, width)
+
+    @property
+    def count(self) -> int:
+        """N."""
+        return self.layout.count
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The leaves that are read."""
+        return (self.leaf,) if self.mask is None else (self.leaf, self.mask)
+
+    def _place(self, position: Position, width: int) -> None:
+        """A row per place: of N(0, 0.02^2) to be learned, as in Devlin et al. 2018, or of sines and cosines."""
+        self.places: Tensor | None
+        if position == "learned":
+            check_table("the table of learned positions", self.count, width, "use larger elements, or position: none")
+            self.places = nn.Parameter(0.02 * torch.randn(self.count, width))
+            return
+        rows = sinusoid(torch.arange(self.count), width, torch.zeros(())) if position == "sinusoidal" else None
+        self.register_buffer("places", rows, persistent=False)
+
+    def forward(self, leaves: Mapping[str, Tensor]) -> tuple[Float[Tensor, "*n N W"], Bool[Tensor, "*n N"]]:
+        """From leaves [..., leaf shape] by path."""
+        x = self.cut(leaves[self.leaf])
+        exists = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
+        if self.mask is not None:
+            exists = leaves[self.mask] != 0
+        tokens = self.encoder(x.masked_fill(~exists[..., None], 0))
+        return tokens if self.places is None else tokens + self.places, exists
+
+    def cut(self, leaf: Shaped[Tensor, "*n"]) -> Shaped[Tensor, "*m N F"]:
+        """The elements of a leaf."""
+        layout = self.layout
+        if layout.patch:
+            return patches_of(leaf, len(layout.shape), layout.patch, layout.channels_first)
+        lead = leaf.shape[: leaf.dim() - len(layout.shape)]
+        x = leaf.reshape(*lead, layout.count, layout.size)
+        return x if self.starts is None else x.long() - self.starts

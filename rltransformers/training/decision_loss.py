@@ -1,0 +1,70 @@
+"""What a Decision Transformer loses on a batch: by recorded actions, predicted returns, values, inner layers."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rltransformers.algorithms.decision import expectile_loss, masked_mean, step_losses
+from rltransformers.backbone import Record
+from rltransformers.data import ContextBatch
+from rltransformers.policies.decision import DecisionPolicy
+from rltransformers.policies.deep_losses import Targets, shifted, tell_deep_losses
+from rltransformers.training.decision_critic import CriticLearner
+
+
+def decision_loss(
+    policy: DecisionPolicy,
+    batch: ContextBatch,
+    record: Record,
+    *,
+    expectile: float,
+    critic: CriticLearner | None,
+    generator: torch.Generator,
+    progress: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean over the valid steps of a batch, plus the backbone's auxiliary losses; and its parts by path of the metric.
+
+    Args:
+        expectile: of the predicted returns, where there is a head for them.
+        critic: adds what its values say about the policy; None adds nothing.
+        generator: draws what the critic's term needs.
+        progress: share of the training that is over, 0 to 1.
+    """
+    features, predicted = policy.read(
+        batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid, record
+    )
+    outputs = policy.outputs(features, batch.episode)
+    actions = policy.head.blank(batch.actions, batch.valid)
+    loss = masked_mean(step_losses(policy.head, outputs, actions), batch.valid)
+    metrics: dict[str, Tensor] = {}
+    if predicted is not None or critic is not None:
+        metrics["train/action_loss"] = loss.detach()
+    if predicted is not None:
+        found = expectile_loss(predicted, policy.scaled(batch.return_to_go), expectile, batch.valid)
+        loss, metrics = loss + found, metrics | {"train/return_loss": found.detach()}
+    if critic is not None:
+        term, told = critic.term(policy, batch, outputs, generator)
+        loss, metrics = loss + term, metrics | told
+    if record.streams:
+        tell_deep_losses(policy.backbone, record, deep_targets(policy, batch, actions), progress)
+    for name, weight in policy.backbone.aux_weights.items():
+        loss = loss + weight * record.losses[name]
+    return loss, metrics | {f"train/{name}_loss": value.detach() for name, value in record.losses.items()}
+
+
+def deep_targets(policy: DecisionPolicy, batch: ContextBatch, actions: Mapping[str, Tensor]) -> Targets:
+    """What features behind inner layers predict: the recorded actions, as the policy does, and those after them."""
+    head, later_net, later = policy.head, policy.later_net, shifted(actions)
+    asked = policy.scaled(torch.where(batch.valid, batch.return_to_go, 0.0))
+
+    def next_one(features: Tensor) -> Tensor:
+        assert later_net is not None
+        return step_losses(head, later_net(policy.conditioned(features, asked)), later)
+
+    return Targets(
+        now=lambda features: step_losses(head, head(policy.conditioned(features, asked)), actions),
+        later=None if later_net is None else next_one,
+        counts=batch.valid,
+        first=batch.timestep == 0,
+    )

@@ -1,0 +1,321 @@
+"""What online agents share that learn from the steps just taken: rollouts and their ends, minibatches, the memory.
+
+Axes: E environments, T steps.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
+
+import numpy as np
+import torch
+from annotated_types import Ge, Lt
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.type_aliases import MaybeCallback
+from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
+
+from rltransformers.algorithms.ppo import PPOLoss
+from rltransformers.algorithms.vmpo import VMPOLoss
+from rltransformers.core.device import find_device
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.guard import attempt
+from rltransformers.core.ranges import Count, strict
+from rltransformers.data.rollout import RolloutBuffer, Segment
+from rltransformers.policies.actor_critic import GTrXLPolicy, SegmentEvaluation, check_policy_settings
+from rltransformers.policies.memory_policy import PolicyState, rewarded
+from rltransformers.policies.observations import tree_space
+from rltransformers.policies.popart import PopArt
+from rltransformers.policies.steps import Acting, ActorCriticMachine
+from rltransformers.training.memory_panel import memory_panel, staleness
+from rltransformers.training.online_agent import OnlineAgent
+from rltransformers.training.rollout_settings import check_batch_size, check_room, json_kwargs
+from rltransformers.training.schedules import Scheduled, as_schedule
+from rltransformers.training.vec_envs import as_vec_env
+from rltransformers.training.watch import Watch
+
+LossT = TypeVar("LossT", PPOLoss, VMPOLoss)
+MemoryRefresh = Literal["never", "update", "epoch"]
+"""What happens to memory written by older weights; the agents say what each does."""
+
+
+class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
+    """An online agent that collects a segment of every environment with a policy that remembers, and learns from it.
+
+    An agent is a subclass with its constructor, ``train``, and where another policy than ``self.policy`` acts,
+    ``_actor``. The arguments are described there; all are checked when they come here.
+    """
+
+    policy: GTrXLPolicy  # type: ignore[assignment]  # SB3 declares its own policy without memory
+
+    def __init__(
+        self,
+        policy: str | type[GTrXLPolicy],
+        env: Any,
+        *,
+        learning_rate: Scheduled,
+        n_steps: int,
+        batch_size: int | None,
+        n_epochs: int,
+        gamma: float,
+        gae_lambda: float,
+        vf_coef: float,
+        max_grad_norm: float,
+        popart: float | None,
+        gradient_window: int | None,
+        memory_refresh: MemoryRefresh,
+        acting: Acting,
+        stats_window_size: int,
+        tensorboard_log: str | os.PathLike[str] | None,
+        policy_kwargs: Mapping[str, Any] | None,
+        verbose: int,
+        seed: int | None,
+        device: torch.device | str,
+        has_env: bool,
+    ) -> None:
+        if policy not in ("GTrXLPolicy", GTrXLPolicy):
+            raise ConfigError(f"policy must be 'GTrXLPolicy', got {policy!r}; the network is chosen in policy_kwargs")
+        if env is None and has_env:
+            raise ConfigError("env is None, but an agent learns in one: give an environment id or an environment")
+        if isinstance(env, str):
+            env = as_vec_env(env)
+        policy_kwargs = check_policy_settings(json_kwargs(policy_kwargs), "policy_kwargs.")
+        super().__init__(
+            "GTrXLPolicy",
+            env,
+            learning_rate=as_schedule(learning_rate, "learning_rate"),
+            n_steps=n_steps,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            ent_coef=0.0,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            use_sde=False,
+            sde_sample_freq=-1,
+            stats_window_size=stats_window_size,
+            tensorboard_log=None if tensorboard_log is None else os.fspath(tensorboard_log),
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=find_device(device),
+            _init_setup_model=False,
+        )
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.popart = popart
+        self.gradient_window = gradient_window
+        self.memory_refresh = memory_refresh
+        self.acting = acting
+
+    def _setup_model(self) -> None:
+        check_batch_size(self.batch_size, self.n_steps)
+        self._check_settings()
+        check_room(self.n_envs, self.n_steps, self.observation_space, self.device)
+        self._setup_lr_schedule()
+        self._set_random_streams()
+        self.policy = GTrXLPolicy(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
+        if self.popart is not None:
+            self.policy.normalise_values(self.popart)
+        self.policy = self.policy.to(self.device)
+        if self.acting == "compiled":
+            self.policy.machine_code = ActorCriticMachine(self.policy)
+        self.rollout_buffer = RolloutBuffer(  # type: ignore[assignment]  # segments with memory in place of SB3's buffer
+            self.n_envs, self.n_steps, tree_space(self.observation_space), self.action_space, self.device
+        )
+        self._begin_run()
+
+    def _check_settings(self) -> None:
+        """Raise ConfigError unless the agent's own settings agree with each other and with the spaces."""
+
+    @property
+    def _actor(self) -> GTrXLPolicy:
+        """The policy that acts while a rollout is collected."""
+        return self.policy
+
+    # Rollout
+
+    def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
+        """One segment of every environment; False when a callback ends training."""
+        buffer: RolloutBuffer = rollout_buffer
+        policy = self._actor
+        policy.set_training_mode(False)
+        state = self._acting
+        buffer.reset(policy.without_cache(state), state.previous_action, state.previous_reward)
+        callback.on_rollout_start()
+        watch = Watch(env, self._vec_normalize_env, self._leaf_spaces)
+        leaves = policy.leaves_to_tensors(watch.observation(self._last_obs, self._place))
+        none = np.zeros(self.n_envs, bool)
+        while not buffer.full:
+            first = self._to_device(self._last_episode_starts)
+            noise = policy.action_head.draw(self.n_envs, self._action_generator)
+            actions, values, log_probs, state = policy.step(leaves, state, first, noise, overwrites=True)
+            clipped_actions = policy.environment_actions(actions)
+            when = f"at step {self.num_timesteps // self.n_envs + 1} of this run"
+            new_obs, rewards, dones, infos = attempt(env, when, env.step, clipped_actions)
+            watch.outcome(rewards, dones, when)
+            marks = [info.get("reset_row", False) for info in infos]
+            resets = np.array(marks, bool) if any(marks) else none
+            self.num_timesteps += env.num_envs - int(np.count_nonzero(resets))
+            self._acting = state = rewarded(state, rewards)
+            self._last_obs = cast(Any, new_obs)  # may be a tuple here, which SB3's declaration leaves out
+            # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
+            self._last_episode_starts, starts = dones | resets, self._last_episode_starts
+            callback.update_locals(locals())
+            if not callback.on_step():
+                return False
+            self._update_info_buffer(infos, dones)
+            buffer.add(leaves, actions, rewards, starts, dones, values, log_probs, ~resets)
+            if np.count_nonzero(dones):
+                self._bootstrap(buffer, state, *watch.last_observations(dones, infos, self._place))
+            leaves = policy.leaves_to_tensors(watch.observation(new_obs, self._place))
+        last_values = policy.values(leaves, state, self._to_device(self._last_episode_starts))
+        self._segment_before = self._segment if self.memory_refresh == "epoch" else None
+        self._segment = buffer.finish(last_values, self.gamma, self.gae_lambda)
+        callback.update_locals(locals())
+        callback.on_rollout_end()
+        return True
+
+    def _place(self, row: int) -> str:
+        return f"{row} at step {self.num_timesteps // self.n_envs} of this run"
+
+    def _bootstrap(
+        self, buffer: RolloutBuffer, state: PolicyState, cut: list[int], leaves: Mapping[str, np.ndarray]
+    ) -> None:
+        """Value episodes that a limit cut, at their true last observation and with the memory of that moment."""
+        if cut:
+            rows = self._to_device(cut)
+            goes_on = torch.zeros(len(cut), dtype=torch.bool, device=self.device)
+            buffer.truncate(rows, self._actor.values(self._actor.leaves_to_tensors(leaves), state[rows], goes_on))
+
+    # Update
+
+    def _begin_update(self, segment: Segment) -> None:
+        """Training mode, learning rate, and a look at what the memory is used for."""
+        self.policy.set_training_mode(True)
+        self.policy.progress = 1.0 - self._current_progress_remaining
+        self._update_learning_rate(self.policy.optimizer)
+        watched = segment.rows(self._watched_rows())
+        for name, value in memory_panel(lambda record: self.policy.evaluate_segment(watched, record)).items():
+            self.logger.record(name, float(value))
+
+    def _end_update(self, segment: Segment) -> None:
+        """Let mixers that learn from what they saw, the memory and the readout follow the new weights."""
+        for part in self.policy.backbones():
+            part.backbone.maintain()
+        self._refresh_memory(segment)
+        self.policy.remember(segment)
+
+    def _rows_per_batch(self) -> int:
+        if self.batch_size is None:
+            return max(1, self.n_envs // 4)
+        return min(self.n_envs, self.batch_size // self.n_steps)
+
+    def _follow_returns(self, batch: Segment) -> None:
+        """With PopArt: statistics first, the fit to them after."""
+        head = self.policy.value_net
+        if isinstance(head, PopArt) and bool(batch.counts.any()):
+            head.follow(batch.returns[batch.counts])
+
+    def _weight(self, name: str) -> float:
+        """A bonus at this point of the run, whatever it is given as by now: number, dictionary, function."""
+        return as_schedule(getattr(self, name), name)(self._current_progress_remaining)
+
+    def _descend(self, loss: Tensor) -> None:
+        if not torch.isfinite(loss):
+            raise DataError(
+                f"the loss of update {self._n_updates} is {float(loss)}; rewards or observations may be far too large "
+                "(VecNormalize scales them), or learning_rate too high"
+            )
+        self.policy.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+        self.policy.optimizer.step()
+        for part in self.policy.backbones():
+            part.backbone.constrain_()
+
+    # Memory
+
+    @torch.no_grad()
+    def _memory_after(self, segment: Segment) -> PolicyState:
+        return self.policy.memory_after(segment)
+
+    def _refresh_memory(self, segment: Segment) -> None:
+        """Keys and values of the acting memory always follow the new weights; what they are made from may too."""
+        renewed = self._renewed_memory(segment)
+        with torch.no_grad():
+            self._acting = self.policy.with_cache(renewed)
+
+    def _renewed_memory(self, segment: Segment) -> PolicyState:
+        """The memory after a segment, as ``memory_refresh`` wants it; how old the one of acting was is logged."""
+        stored = self.policy.without_cache(self._acting)
+        if self.memory_refresh == "never":
+            rows = self._watched_rows()
+            age = staleness(stored[rows], self._memory_after(segment.rows(rows)))
+            renewed = stored
+        else:
+            renewed = self._memory_after(segment)
+            age = staleness(stored, renewed)
+        self.logger.record("memory/staleness", age)
+        return renewed
+
+    def _watched_rows(self) -> Tensor:
+        """The one environment that the memory panel looks at, to cost little: another one in every update."""
+        return torch.as_tensor([self._n_updates % self.n_envs], device=self.device)
+
+    # Use
+
+    @strict
+    def learn(
+        self,
+        total_timesteps: Annotated[int, Ge(0), Lt(2**63)],
+        callback: MaybeCallback = None,
+        log_interval: Count = 1,
+        tb_log_name: str | None = None,
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Train for at least ``total_timesteps`` environment steps (whole rollouts) and return self.
+
+        ``tb_log_name``: what a run is called in TensorBoard; None for the name of the agent.
+
+        Raises:
+            DataError: when an observation, a reward or a flag is none of the space, or the environment raises an
+                exception (chained); names the environment and the step.
+            ConfigError: when the agent was loaded without an environment.
+        """
+        if self.env is None:
+            raise ConfigError(
+                f"this agent has no environment to learn in; load it with {self.kind}.load(path, env=env)"
+            )
+        return super().learn(
+            total_timesteps,
+            callback=callback,
+            log_interval=log_interval,
+            tb_log_name=self.kind if tb_log_name is None else tb_log_name,
+            reset_num_timesteps=reset_num_timesteps,
+            progress_bar=progress_bar,
+        )
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        reward: np.ndarray | float | None = None,
+    ) -> tuple[Any, Any]:
+        """Actions for one observation or a batch, and the state to pass in next; see ``GTrXLPolicy.predict``.
+
+        Sampled actions come from a random stream of their own: predicting never changes a training run.
+        """
+        return self.policy.predict(observation, state, episode_start, deterministic, reward, self._predict_generator)
+
+
+def with_auxiliary(loss: LossT, now: SegmentEvaluation) -> LossT:
+    """The loss with those of the network itself, which are in the evaluation it was made of."""
+    if now.last.auxiliary_loss is None:
+        return loss
+    named = {name: value.detach() for name, value in now.last.losses.items()}
+    return replace(loss, total=loss.total + now.last.auxiliary_loss, auxiliary=named)

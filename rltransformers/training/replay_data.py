@@ -1,0 +1,177 @@
+"""Between an agent and its replay: raw observations in, normalised ones out, and files. Axes as in ``data.replay``."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import Tensor
+
+from rltransformers.core.errors import CheckpointError, ConfigError
+from rltransformers.core.guard import check_observations
+from rltransformers.core.ranges import NonNegativeNumber, check
+from rltransformers.core.spaces import leaf_spaces, nested_leaves
+from rltransformers.data.replay import SegmentReplay, Window
+from rltransformers.data.rollout import observation_layout
+from rltransformers.policies.observations import tree_space
+from rltransformers.training.checkpoint import check_same, check_tensor, contents_of, load_checkpoint, save_checkpoint
+from rltransformers.training.rollout_settings import memory_of
+
+Space = gym.Space[Any]
+KIND = "SegmentReplay"
+BYTES_BESIDE = 19
+"""Of a row beside its observation: action, reward, position, flags."""
+
+
+# Settings
+
+
+def check_replay_room(buffer_size: int, observation_space: Space) -> None:
+    """Raise ConfigError unless a replay fits into the memory of this machine, wherever the network lies."""
+    layout = observation_layout(observation_space).values()
+    row = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout) + BYTES_BESIDE
+    needed, room = buffer_size * row, memory_of(torch.device("cpu"))
+    if needed > room:
+        raise ConfigError(
+            f"buffer_size ({buffer_size}) steps need {needed / 2**30:.3g} GiB, this machine has {room / 2**30:.3g}; "
+            "lower buffer_size"
+        )
+
+
+def context_of(context_length: int | None, receptive_field: int | None) -> int:
+    """The rows of context in front of a segment: what is asked for, or as many as the backbone can look back.
+
+    Raises:
+        ConfigError: where nothing is asked for and the backbone knows no bound.
+    """
+    if context_length is not None:
+        return context_length
+    if receptive_field is None:
+        raise ConfigError(
+            "this backbone remembers more than a window of rows, so no number of steps before a segment is enough for "
+            "all episodes: set context_length, to the longest episode for exact memories, or to fewer steps, after "
+            "which the memory is taken as good enough (R2D2 calls them burn-in)"
+        )
+    return receptive_field
+
+
+# VecNormalize
+
+
+def raw_observation(normaliser: VecNormalize | None, observation: Any, stored: Any = None) -> dict[str, np.ndarray]:
+    """The leaves of the newest observations before ``VecNormalize``, in arrays of their own.
+
+    ``stored``: the same of a checkpoint, for a ``VecNormalize`` that has seen none yet.
+    """
+    seen = observation if normaliser is None else vars(normaliser).get("old_obs", {})
+    if not len(seen):
+        return dict(stored)
+    leaves = nested_leaves(seen)
+    return {path: np.array(leaf) for path, leaf in leaves.items()}
+
+
+def pack_observation(normaliser: VecNormalize | None, observation: Any, stored: Any) -> dict[str, Tensor] | None:
+    """``raw_observation`` for a checkpoint; None without ``VecNormalize`` or observation."""
+    if normaliser is None or observation is None:
+        return None
+    return {path: torch.as_tensor(leaf) for path, leaf in raw_observation(normaliser, observation, stored).items()}
+
+
+def unpack_observation(packed: Any, normaliser: VecNormalize | None) -> dict[str, np.ndarray] | None:
+    """The inverse of ``pack_observation``.
+
+    Raises:
+        CheckpointError, DataError: for what is no observation.
+    """
+    if packed is None or normaliser is None:
+        return None
+    held = check(packed, dict[str, Tensor], "last_raw_observation")
+    leaves = {path: leaf.numpy() for path, leaf in held.items()}
+    check_observations(leaf_spaces(tree_space(normaliser.venv.observation_space)), leaves, "last raw observation")
+    return leaves
+
+
+def raw_last(normaliser: VecNormalize | None, leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Last observations of episodes as ``VecNormalize`` was given them, but for what it clipped."""
+    if normaliser is None:
+        return dict(leaves)
+    return _by_key(normaliser.unnormalize_obs, leaves)
+
+
+def normalised(normaliser: VecNormalize | None, window: Window, types: Mapping[str, torch.dtype]) -> Window:
+    """A window as the policy sees it, under the statistics of now, with observations of these types."""
+    observations: Mapping[str, Tensor] = window.observations
+    if normaliser is not None:
+        arrays = {path: leaf.numpy() for path, leaf in observations.items()}
+        observations = {path: torch.as_tensor(leaf) for path, leaf in _by_key(normaliser.normalize_obs, arrays).items()}
+        window = replace(
+            window,
+            rewards=_rewards(normaliser, window.rewards),
+            previous_rewards=_rewards(normaliser, window.previous_rewards),
+        )
+    return replace(window, observations={path: leaf.to(types[path]) for path, leaf in observations.items()})
+
+
+def _by_key(change: Any, leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    if set(leaves) == {""}:
+        return {"": change(leaves[""])}
+    return dict(change(dict(leaves)))
+
+
+def _rewards(normaliser: VecNormalize, rewards: Tensor) -> Tensor:
+    return torch.as_tensor(normaliser.normalize_reward(rewards.numpy()), dtype=rewards.dtype)
+
+
+# Files
+
+
+def layout_of(replay: SegmentReplay) -> dict[str, int]:
+    """What a file says of a replay, so that another one knows whether it can take it over."""
+    return {"n_envs": replay.n_envs, "segments": replay.segments, "segment_length": replay.length}
+
+
+def restore_replay(replay: SegmentReplay, stored: Any) -> None:
+    """Take over a stored replay.
+
+    Raises:
+        CheckpointError: names the first part that does not belong to such a replay.
+    """
+    state = check(stored, Mapping[str, Any], "replay")
+    used = check_tensor(state["rewards"], "replay.rewards", (replay.n_envs, None), torch.float32).shape[1]
+    if used > replay.rows:
+        raise CheckpointError(f"replay.rewards has {used} rows, there is room for {replay.rows}")
+    largest = check(state["largest_priority"], NonNegativeNumber, "replay.largest_priority")
+    check_same({**state, "largest_priority": None}, replay.blank_state(used), "replay")
+    written = state["written"]
+    if bool((written < 0).any()) or used != min(int(written.max()), replay.rows):
+        raise CheckpointError(f"replay.written says {written.tolist()}, but there are {used} rows")
+    replay.load_state_dict({**state, "largest_priority": largest})
+
+
+def save_replay(path: str | os.PathLike[str], replay: SegmentReplay) -> None:
+    """Write a replay to one file; a crash at any moment leaves the old file or the new one, whole."""
+    save_checkpoint(path, KIND, layout_of(replay), {"replay": replay.state_dict()})
+
+
+def load_replay(path: str | os.PathLike[str], replay: SegmentReplay) -> None:
+    """Take over the replay in a file, behind which new episodes begin.
+
+    Raises:
+        CheckpointError: when the file is missing, corrupt or something else.
+        ConfigError: for a replay of another number of environments, segments or steps in a segment.
+    """
+    checkpoint = load_checkpoint(path, KIND)
+    wanted = layout_of(replay)
+    if checkpoint.settings != wanted:
+        raise ConfigError(
+            f"{path} is a replay of {checkpoint.settings}, this agent's is {wanted}: make the agent with the same "
+            "environments, buffer_size and segment_length"
+        )
+    with contents_of(path, KIND):
+        restore_replay(replay, checkpoint.tensors["replay"])
+    replay.part()
