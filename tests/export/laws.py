@@ -51,20 +51,31 @@ def run_of(step: Callable[[Tensors, Tensors], tuple[Tensors, Tensors]], draw: Dr
 
 
 def assert_runs_equal(run: Run, expected: Run, *, tolerance: float) -> None:
-    """Every output and state of every step agrees; whole numbers and truths exactly."""
+    """Every output and state of every step agrees; whole numbers and truths exactly.
+
+    ``tolerance`` is relative to a number, or to the largest of its tensor where that is larger than 1: a sum in which
+    terms of both signs cancel is as exact as its terms.
+    """
     for time, (found, wanted) in enumerate(zip(run, expected, strict=True)):
         for tensors, others in zip(found, wanted, strict=True):
             assert set(tensors) == set(others)
             for name, tensor in tensors.items():
                 assert described(tensor) == described(others[name]), name
+                real = tensor.is_floating_point()
                 torch.testing.assert_close(
                     tensor,
                     others[name],
-                    rtol=tolerance if tensor.is_floating_point() else 0,
-                    atol=tolerance if tensor.is_floating_point() else 0,
+                    rtol=tolerance if real else 0,
+                    atol=tolerance * _size(others[name]) if real else 0,
                     equal_nan=False,
                     msg=lambda text, time=time, name=name: f"step {time}, {name}: {text}",  # type: ignore[misc]
                 )
+
+
+def _size(numbers: Tensor) -> float:
+    """The largest finite number, at least 1."""
+    finite = numbers[numbers.isfinite()]
+    return max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
 
 
 def check_traced(

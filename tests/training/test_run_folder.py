@@ -11,6 +11,7 @@ import pytest
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.training.checkpoint import save_checkpoint
@@ -20,6 +21,16 @@ from rltransformers.training.plots import plot_lookback, plot_return_versus_targ
 from rltransformers.training.run_folder import MetricsCSV, RunFolder
 
 PNG = b"\x89PNG"
+
+
+@pytest.fixture(autouse=True)
+def event_files_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Event files are read by name: second, machine, process, and how many files the process wrote before.
+
+    Real runs write their files in different seconds; here several are written in one, and "10" stands before "9".
+    """
+    counter = type(event_file_writer._global_uid)(1000)
+    monkeypatch.setattr(event_file_writer, "_global_uid", counter)
 
 
 def result(mean: float, target: float | None = None) -> EvaluationResult:
