@@ -33,7 +33,7 @@ def cost(forward: Callable[[], Tensor]) -> tuple[int, int]:
 
     def note(saved: Tensor) -> Tensor:
         storages[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
-        return saved
+        return saved.detach()  # a node that kept its own output as it is would keep itself, for ever
 
     with (
         flop_counter.FlopCounterMode(display=False, custom_mapping=UNCOUNTED) as counter,
