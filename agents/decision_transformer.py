@@ -16,9 +16,10 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
-from stable_baselines3.common.callbacks import BaseCallback  # noqa: F401  # MaybeCallback refers to it by name
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from rltransformers.algorithms.decision import learning_rate_factor
 from rltransformers.backbone import BackboneConfig, Record
@@ -42,7 +43,8 @@ from rltransformers.core.ranges import (
 from rltransformers.core.seeding import step_seed
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
 from rltransformers.core.spec import Choice
-from rltransformers.data import ContextBatch, ContextSampler, load_trajectories
+from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories
+from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.envs.make import WrapperConfig, WrapperFunction, find_spec, make_vector_env
 from rltransformers.policies.decision import ActingMode, ActingState, Actor, DecisionPolicy
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
@@ -52,6 +54,15 @@ from rltransformers.training.datastore import fill_store
 from rltransformers.training.decision_critic import CriticLearner
 from rltransformers.training.decision_data import DataSummary, statistics_of, summary_of, training_data
 from rltransformers.training.decision_loss import decision_loss
+from rltransformers.training.decision_online import (
+    Exploring,
+    OnlineCounts,
+    check_explores,
+    exploration_target,
+    interval_of,
+    play_round,
+    shaped,
+)
 from rltransformers.training.decision_settings import (
     BatchSize,
     ContextLength,
@@ -68,6 +79,7 @@ from rltransformers.training.decision_settings import (
     jitter_of,
     readout_choice,
 )
+from rltransformers.training.entropy_bound import EntropyBound
 from rltransformers.training.episodes import (
     Episode,
     check_spaces,
@@ -125,6 +137,8 @@ class DecisionTransformer(OfflineAgent):
             the episode, so that poor ones are improved upon and the best are copied.
         critic_kwargs: options of the critic, see ``CriticOptions``: {"weight": 1.0, "discount": 0.99, "alignment": 0.0,
             "candidates": 1, ...}.
+        stochastic: actions of a Box are normal, with a deviation that depends on the state, kept from vanishing by a
+            bound on the entropy; ``learn_online`` needs it for every Box. Greedy acting takes the mean.
         whole_episodes: every window is a whole episode (context_length must cover the longest) instead of a stretch
             that may begin anywhere; wastes less on padding when episodes are about as long as the context.
         acting_mode: what happens when an episode outgrows the context, see ``Actor``; "auto" is "banded" when the
@@ -175,6 +189,7 @@ class DecisionTransformer(OfflineAgent):
         return_in: ReturnIn = "sequence",
         critic: CriticName | None = None,
         critic_kwargs: Mapping[str, Any] | None = None,
+        stochastic: bool = False,
         policy_kwargs: Mapping[str, Any] | None = None,
         tensorboard_log: str | os.PathLike[str] | None = None,
         verbose: WholeNumber = 0,
@@ -208,6 +223,7 @@ class DecisionTransformer(OfflineAgent):
             return_in=return_in,
             critic=critic,
             critic_options=CriticOptions.read(critic_kwargs or {}) if critic or critic_kwargs else None,
+            stochastic=stochastic,
         )
         backbone = backbone_config(policy_kwargs, mode, context_length, return_in)
         readout = readout_choice(policy_kwargs, settings)
@@ -259,8 +275,12 @@ class DecisionTransformer(OfflineAgent):
                 return_in=settings.return_in,
                 predicts_return=settings.return_head is not None,
                 critic_width=None if settings.critic_options is None else settings.critic_options.width,
+                stochastic=settings.stochastic,
             ).to(self.device)
         self.policy.eval()
+        self._online, self._replay = OnlineCounts(), None
+        normal = self.policy.head.normal_leaves()
+        self._entropy = EntropyBound(sum(leaf.components for _, leaf in normal), self.device) if normal else None
         self._critic = None
         if settings.critic is not None and settings.critic_options is not None:
             self._critic = CriticLearner(self.policy, settings.critic, settings.critic_options, summary)
@@ -300,20 +320,132 @@ class DecisionTransformer(OfflineAgent):
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             while self.num_timesteps < total_timesteps:
                 self._progress = self.num_timesteps / total_timesteps
-                logs = (self.num_timesteps + 1) % log_interval == 0 or self.num_timesteps + 1 == total_timesteps
-                metrics = self._update(self._sampler, with_panel=logs)
-                self.num_timesteps += 1
-                log.add(metrics)
-                if logs:
-                    log.write(self.num_timesteps, self._optimizer.param_groups[0]["lr"])
-                callback.update_locals(locals())
-                if not callback.on_step():
+                last = self.num_timesteps + 1 == total_timesteps
+                if not self._logged_update(self._sampler, log, log_interval, last, callback):
                     break
         callback.on_training_end()
-        readout = self.policy.head.readout
-        if readout is not None and not readout.learns:  # training goes on as before, whatever it holds
-            self.build_datastore()
+        self._finish_store(self._sampler)
         return self
+
+    @strict
+    def learn_online(
+        self,
+        env: str | VectorEnv[Any, Any, Any],
+        timesteps: Updates,
+        *,
+        exploration_return: float | None = None,
+        replay_episodes: Count = 1_000,
+        updates_per_episode: Count = 300,
+        num_envs: Environments = 1,
+        env_kwargs: Mapping[str, Any] | None = None,
+        wrappers: Sequence[WrapperConfig | WrapperFunction] = (),
+        longest_episode: int | None = None,
+        callback: MaybeCallback = None,
+        log_interval: Count = 100,
+        tb_log_name: str = KIND,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Play whole episodes and learn from them, until ``timesteps`` more steps of the environment were taken.
+
+        Updates that an earlier call still owes the episodes it played come first.
+
+        Online Decision Transformer (Zheng et al. 2022, arXiv 2202.05607): every episode, played with sampled actions
+        under a return beyond those of the data, goes into a replay that begins with the best episodes of the dataset;
+        then come updates on windows of the replay, whose returns are what the episodes really returned. The replay is
+        saved with the model, which goes on as if it had not stopped, with or without its dataset.
+
+        Args:
+            env: as for ``evaluate``.
+            exploration_return: what episodes are asked for, in reward units; None asks for the best return of the
+                dataset and as much again as its returns differ by, or with a return head for what that predicts.
+            replay_episodes: episodes of the replay; the oldest make room for new ones.
+            updates_per_episode: updates after every episode.
+            num_envs: episodes that are played at the same time.
+            longest_episode: as for ``evaluate``.
+            callback: Stable-Baselines3 callback(s), called after every update; returning False stops.
+            log_interval: updates between two lines of the log.
+
+        Raises:
+            ConfigError: when the model has neither dataset nor replay, has no actions to try out (a Box needs
+                ``stochastic=True``), is behaviour cloning, or the environment has other spaces.
+            DataError: for what the environment may not return, or a loss that is no longer finite.
+        """
+        settings = self.settings
+        check_explores(self.policy.head, settings)
+        if self._replay is None:
+            if self._sampler is None:
+                raise ConfigError(
+                    f"this model has no episodes to begin with; give a dataset to {KIND}.load(path, dataset=...)"
+                )
+            self._replay = EpisodeReplay(self._sampler.trajectories, replay_episodes)
+        replay, online, last = self._replay, self._online, self._online.timesteps + timesteps
+        replay.capacity = replay_episodes
+        target = exploration_target(exploration_return, settings, self.summary)
+        if exploration_return is not None:
+            finite_targets(exploration_return, 1, self.summary.return_scale)
+        envs = self._vector_env(env, num_envs, env_kwargs, wrappers)
+        bar = tqdm(total=timesteps, unit="step", disable=not progress_bar)
+        try:
+            check_spaces(envs, self.observation_space, self.action_space)
+            callback = self._start_learning(callback, tb_log_name, False, self.num_timesteps)
+            callback.on_training_start(locals(), globals())
+            log = IntervalLog(self.logger, self.num_timesteps, self._interval)
+            with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+                going = True
+                while going and (online.updates or online.timesteps < last):
+                    if not online.updates:
+                        played = self._play_round(envs, target, longest_episode)
+                        replay.add(shaped(played, settings))
+                        online.timesteps += played.steps
+                        online.episodes += len(played)
+                        online.updates = updates_per_episode * len(played)
+                        log.add(interval_of(played, self.device))
+                        bar.update(min(played.steps, bar.total - bar.n))
+                    sampler, self._progress = self._sampler_of(replay.data), min(online.timesteps / last, 1.0)
+                    while going and online.updates:
+                        online.updates -= 1
+                        end = online.timesteps >= last and not online.updates
+                        going = self._logged_update(sampler, log, log_interval, end, callback)
+            callback.on_training_end()
+            self._finish_store(self._sampler_of(replay.data))
+        finally:
+            bar.close()
+            if envs is not env:
+                envs.close()
+        return self
+
+    def _play_round(self, envs: VectorEnv[Any, Any, Any], target: float, longest: int | None) -> Trajectories:
+        """One episode of every environment, with sampled actions."""
+        actor, spaces = self.actor(), (self.observation_space, self.action_space)
+        act = partial(self._act, actor, overwrites=True)
+        behaviour = Exploring(act, actor.initial_state, self.policy.head.draws, target, spaces)
+        return play_round(envs, behaviour, self.seed, self._online.episodes, longest)
+
+    def _logged_update(
+        self, sampler: ContextSampler, log: IntervalLog, log_interval: int, last: bool, callback: BaseCallback
+    ) -> bool:
+        """One update and what is told of it; False where a callback wants to stop."""
+        logs = last or (self.num_timesteps + 1) % log_interval == 0
+        metrics = self._update(sampler, with_panel=logs)
+        self.num_timesteps += 1
+        log.add(metrics)
+        if logs:
+            if self._replay is not None:
+                self.logger.record("online/timesteps", self._online.timesteps)
+                self.logger.record("online/episodes", self._online.episodes)
+                self.logger.record("online/replay_return_mean", float(self._replay.data.returns.mean()))
+            log.write(self.num_timesteps, self._optimizer.param_groups[0]["lr"])
+        callback.update_locals(locals())
+        return callback.on_step()
+
+    def _finish_store(self, sampler: ContextSampler) -> None:
+        """Fill the store of a readout that does not learn; training goes on as before, whatever it holds."""
+        readout = self.policy.head.readout
+        if readout is not None and not readout.learns:
+            self._fill_store(sampler)
+
+    def _fill_store(self, sampler: ContextSampler) -> None:
+        fill_store(self.policy, sampler, step_seed(self.seed, self.num_timesteps, "datastore"), self.device)
 
     def build_datastore(self) -> Self:
         """Fill the store of the readout with features of the dataset under today's weights, and the recorded actions.
@@ -327,15 +459,14 @@ class DecisionTransformer(OfflineAgent):
             raise ConfigError('this model has no readout to fill; give policy_kwargs={"readout": "knn"} or "spalm"')
         if self._sampler is None:
             raise ConfigError(f"this model has no dataset to read; give one to {KIND}.load(path, dataset=...)")
-        seed = step_seed(self.seed, self.num_timesteps, "datastore")
-        fill_store(self.policy, self._sampler, seed, self.device)
+        self._fill_store(self._sampler)
         return self
 
     def _update(self, sampler: ContextSampler, with_panel: bool) -> dict[str, Tensor]:
         """One step of AdamW on one batch; the random numbers depend on the seed and the step count only."""
         settings, readout = self.settings, self.policy.head.readout
         if readout is not None and self.num_timesteps % readout.options.refresh == 0:
-            self.build_datastore()
+            self._fill_store(sampler)
         generator = torch.Generator().manual_seed(step_seed(self.seed, self.num_timesteps, "batch"))
         torch.manual_seed(step_seed(self.seed, self.num_timesteps, "dropout"))
         batch = sampler.sample(settings.batch_size, generator).to(self.device)
@@ -356,6 +487,8 @@ class DecisionTransformer(OfflineAgent):
         self.policy.eval()
         if self._critic is not None:
             self._critic.follow(self.policy)
+        if self._entropy is not None:
+            self._entropy.step(parts["train/entropy"])
         panel = memory_panel(lambda record: self.loss(batch, record)) if with_panel else {}
         return {"train/loss": loss.detach(), "train/grad_norm": norm.detach(), **metrics, **parts, **panel}
 
@@ -370,6 +503,7 @@ class DecisionTransformer(OfflineAgent):
             record,
             expectile=self.settings.expectile,
             critic=self._critic,
+            entropy=self._entropy,
             generator=torch.Generator().manual_seed(step_seed(self.seed, self.num_timesteps, "shift")),
             progress=self._progress,
         )
@@ -508,6 +642,18 @@ class DecisionTransformer(OfflineAgent):
         spaces = leaf_spaces(self.action_space)
         return {path: value.cpu().numpy().astype(spaces[path].dtype) for path, value in actions.items()}, state
 
+    def _vector_env(
+        self,
+        env: str | VectorEnv[Any, Any, Any],
+        num_envs: int,
+        env_kwargs: Mapping[str, Any] | None,
+        wrappers: Sequence[WrapperConfig | WrapperFunction],
+    ) -> VectorEnv[Any, Any, Any]:
+        """The environments of a caller, or new ones of an id."""
+        if isinstance(env, VectorEnv):
+            return check_vector_env(env, env_kwargs, wrappers)
+        return make_vector_env(env, num_envs, env_kwargs=env_kwargs, wrappers=sorted(wrappers, key=callable))
+
     # Evaluation
 
     @strict
@@ -554,11 +700,7 @@ class DecisionTransformer(OfflineAgent):
             best = None if self.settings.mode == "bc" else self.summary.best_return
             targets = target_list(target_returns, best, self.summary.return_scale)
         played = [Episode(target, seed + episode) for target in targets for episode in range(episodes)]
-        if isinstance(env, VectorEnv):
-            envs = check_vector_env(env, env_kwargs, wrappers)
-        else:
-            ordered = sorted(wrappers, key=callable)
-            envs = make_vector_env(env, min(num_envs, len(played)), env_kwargs=env_kwargs, wrappers=ordered)
+        envs = self._vector_env(env, min(num_envs, len(played)), env_kwargs, wrappers)
         try:
             check_spaces(envs, self.observation_space, self.action_space)
             actor = self.actor(acting_mode)

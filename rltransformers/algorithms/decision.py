@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rltransformers.policies.action_heads import ActionHead, ActionLeaf, ContinuousAction
+from rltransformers.policies.action_heads import ActionHead, ActionLeaf, ContinuousAction, NormalAction
 
 
 def masked_mean(values: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"]) -> Float[Tensor, ""]:
@@ -28,7 +28,7 @@ def squared_error(prediction: Float[Tensor, "... A"], target: Float[Tensor, "...
 
 def leaf_loss(leaf: ActionLeaf, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
     """Loss of one leaf at every step: mean squared error in head units, or the negative log-probability."""
-    if isinstance(leaf, ContinuousAction):
+    if isinstance(leaf, ContinuousAction) and not isinstance(leaf, NormalAction):
         return squared_error(leaf.squash(output), leaf.normalise(action))
     return -leaf.log_prob(output, action)
 

@@ -32,6 +32,7 @@ from rltransformers.core.ranges import annotations, check, check_arguments, chec
 from rltransformers.core.spaces import differing_spaces, is_image, leaf_spaces
 from rltransformers.policies.steps import Acting
 from rltransformers.training.checkpoint import load_checkpoint
+from rltransformers.training.decision_online import check_explores
 from rltransformers.training.decision_settings import PolicySettings
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
 from rltransformers.training.experiment import AgentName, EvaluationConfig, ExperimentConfig
@@ -315,6 +316,8 @@ class OfflineAgent(Agent):
         self.model = DecisionTransformer(
             "DTPolicy", dataset, policy_kwargs=policy, seed=config.seed, **config.algorithm
         )
+        if config.online is not None:
+            check_explores(self.model.policy.head, self.model.settings)
         # One episode before training: a wrong environment or target return should not wait for the end of the run.
         self.evaluate(replace(config.evaluation, episodes=1))
 
@@ -329,6 +332,21 @@ class OfflineAgent(Agent):
         remaining = total - self.steps_done
         if remaining > 0:
             self.model.learn(gradient_steps=remaining, callback=callback, progress_bar=progress)
+        online, environment = self.config.online, self.config.environment
+        if online is not None and (self.model.online_timesteps < online.timesteps or self.model.online_updates):
+            self.model.learn_online(
+                environment.id,
+                max(online.timesteps - self.model.online_timesteps, 0),
+                exploration_return=online.exploration_return,
+                replay_episodes=online.replay_episodes,
+                updates_per_episode=online.updates_per_episode,
+                num_envs=online.num_envs,
+                env_kwargs=environment.kwargs,
+                wrappers=environment.wrappers,
+                longest_episode=self.config.evaluation.longest_episode,
+                callback=callback,
+                progress_bar=progress,
+            )
 
     def evaluate(self, evaluation: EvaluationConfig, progress: bool = False) -> list[EvaluationResult]:
         environment = self.config.evaluation_environment

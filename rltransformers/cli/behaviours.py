@@ -11,7 +11,6 @@ from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.gtrxl_dqn import GTrXLDQN
 from rltransformers.agents.gtrxl_ppo import GTrXLPPO
 from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
-from rltransformers.core.errors import ConfigError
 from rltransformers.data.behaviours import register_behaviour
 from rltransformers.training.checkpoint import Checkpoint, load_checkpoint
 
@@ -19,11 +18,10 @@ Space = gym.Space[Any]
 
 
 class CheckpointBehaviour:
-    """A trained agent that acts without seeing rewards: an online agent, or behaviour cloning.
+    """A trained agent; a Decision Transformer is asked for the best return of its dataset, or what it predicts.
 
     Raises:
         CheckpointError: for a file that is missing, corrupt or of another kind.
-        ConfigError: for an agent that acts on rewards.
     """
 
     def __init__(self, path: str, deterministic: bool) -> None:
@@ -34,23 +32,24 @@ class CheckpointBehaviour:
         self._model = self._load(file, checkpoint)
 
     def _load(self, file: Path, checkpoint: Checkpoint) -> Any:
-        if checkpoint.kind == "DecisionTransformer":
-            cloned: DecisionTransformer = DecisionTransformer.load(file)
-            acts_on_rewards = cloned.settings.mode == "dt" and not cloned.settings.delayed_reward
-            model: Any = cloned
-        else:
-            kinds: dict[str, Any] = {each.kind: each for each in (GTrXLVMPO, GTrXLDQN)}
-            model = kinds.get(checkpoint.kind, GTrXLPPO).load(file)
-            acts_on_rewards = model.policy.uses_previous_reward
-        if acts_on_rewards:
-            raise ConfigError(f"{self.name} acts on rewards, which a behaviour does not see while it is recorded")
-        return model
+        kinds: dict[str, Any] = {each.kind: each for each in (DecisionTransformer, GTrXLVMPO, GTrXLDQN)}
+        return kinds.get(checkpoint.kind, GTrXLPPO).load(file)
 
-    def act(self, observations: Any, episode_starts: NDArray[np.bool_], generator: np.random.Generator) -> Any:
+    def act(
+        self,
+        observations: Any,
+        episode_starts: NDArray[np.bool_],
+        generator: np.random.Generator,
+        rewards: NDArray[np.floating[Any]] | None = None,
+    ) -> Any:
         """Actions [B, ...]; sampled ones come from the agent's own generator, which its checkpoint fixes."""
         state = None if episode_starts.all() else self._state
         actions, self._state = self._model.predict(
-            self._normalized(observations), state, episode_starts, deterministic=self.deterministic
+            self._normalized(observations),
+            state,
+            episode_starts,
+            deterministic=self.deterministic,
+            reward=None if state is None else rewards,
         )
         return actions
 

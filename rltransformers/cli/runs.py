@@ -24,7 +24,7 @@ from rltransformers.training.run_folder import RunFolder
 from rltransformers.training.threads import use_threads
 
 Overrides = Sequence[tuple[str, str]]
-_RESUMABLE = ("train", "evaluation", "threads")
+_RESUMABLE = ("train", "evaluation", "threads", "online.timesteps")
 
 
 def packaged_configs() -> list[str]:
@@ -79,7 +79,7 @@ def resume(
     """
     folder = RunFolder.open(path)
     for key, _ in overrides:
-        if key.split(".")[0] not in _RESUMABLE:
+        if key not in _RESUMABLE and key.split(".")[0] not in _RESUMABLE:
             raise ConfigError(f"--{key} cannot change when a run is resumed; these can: {', '.join(_RESUMABLE)}")
     with folder.locked():
         config = read_experiment(folder.config, overrides)

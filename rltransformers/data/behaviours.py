@@ -52,7 +52,8 @@ class Behaviour(Protocol):
         """A batch of B actions for a batch of observations, both nested as the environment's spaces are.
 
         ``episode_starts`` [B] marks first observations of episodes: forget what came before. All are set on the first
-        call. Randomness comes from ``generator`` alone.
+        call. Randomness comes from ``generator`` alone. An ``act`` that also has the argument ``rewards`` gets those of
+        the last step [B], zeros on the first call.
         """
         ...
 
@@ -141,7 +142,7 @@ def _random_leaf(space: Space, batch: int, generator: np.random.Generator) -> Ar
 
 @dataclass
 class FunctionBehaviour:
-    """A function with the arguments of ``Behaviour.act``."""
+    """A function with the arguments of ``Behaviour.act``, without rewards."""
 
     function: Callable[[Any, npt.NDArray[np.bool_], np.random.Generator], Any]
     name: str = "function"

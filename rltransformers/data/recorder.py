@@ -5,6 +5,7 @@ Gymnasium's vector environments in all three autoreset modes and Stable-Baseline
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -167,19 +168,21 @@ class _Recording:
         vector, batch = self.vector, self.vector.num_envs
         observations = vector.reset(seed)
         seen = self._seen(observations)
-        starts = np.ones(batch, bool)
+        starts, rewards = np.ones(batch, bool), np.zeros(batch)
+        reads_rewards = "rewards" in inspect.signature(self.behaviour.act).parameters
         live = np.ones(batch, bool) if quota is None else quota > 0
         finished, age = np.zeros(batch, np.int64), np.zeros(batch, np.int64)
         count, finishing = 0, 0
         self._reserve(min(-(-(steps or 1024 * batch) // batch) + 64, 65_536))
         while live.any() and finishing <= LONGEST_FINISH:
-            actions = self.behaviour.act(observations, starts, generator)
+            told = {"rewards": rewards} if reads_rewards else {}
+            actions = self.behaviour.act(observations, starts, generator, **told)
             self._write_before(seen, actions)
             step = vector.step(actions)
             counted = live & ~step.ignored
             ended = (step.terminated | step.truncated) & counted
             self._write_after(step, counted)
-            observations, starts = step.observations, step.starts
+            observations, starts, rewards = step.observations, step.starts, step.rewards
             seen = self._seen(observations)
             if ended.any():
                 self._keep_last(ended, seen if step.last is observations else self._seen(step.last))

@@ -31,6 +31,8 @@ from rltransformers.policies.readouts.interface import Readout
 HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 LEAST = 1e-30
 """Of a probability that is a mixture: its logarithm is finite."""
+LOG_STD_RANGE = (-5.0, 2.0)
+"""Of deviations that a network predicts, as in the published code of the Online Decision Transformer."""
 
 
 class ContinuousAction(nn.Module):
@@ -85,6 +87,51 @@ class ContinuousAction(nn.Module):
     def execute(self, action: Tensor) -> Tensor:
         """The action itself."""
         return action
+
+
+class NormalAction(ContinuousAction):
+    """A Box leaf whose components are normal in head units: means and deviations from the network (arXiv 2202.05607).
+
+    The mean is the action of a ``ContinuousAction``, so acting without noise is the same. Samples are clipped to the
+    bounds; that paper bends them by tanh, which has no closed entropy and no density for actions at the bounds.
+    """
+
+    def __init__(self, space: spaces.Box, width: int | None) -> None:
+        super().__init__(space, width)
+        self.components = self.outputs
+        self.outputs, self.draws = 2 * self.components, 2 * self.components
+
+    def squash(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "... A"]:
+        """The mean in head units."""
+        return super().squash(output[..., : self.components])
+
+    def log_std(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "... A"]:
+        """Logarithms of the deviations in head units, within ``LOG_STD_RANGE``."""
+        low, high = LOG_STD_RANGE
+        return low + 0.5 * (high - low) * (output[..., self.components :].tanh() + 1.0)
+
+    def decode(self, output: Float[Tensor, "... O"], noise: Float[Tensor, "... U"] | None = None) -> Tensor:
+        """The mean, or with uniform ``noise`` in [0, 1) a sample, inside the Box.
+
+        Two uniform numbers make a normal one (Box and Muller 1958), in operations that every runtime has.
+        """
+        if noise is None:
+            return super().decode(output)
+        one, other = noise.to(output.dtype).unflatten(-1, (2, self.components)).unbind(-2)
+        distance = (-2.0 * torch.log1p(-one.clamp(max=1.0 - 1e-7))).sqrt()  # float32 rounds numbers below 1 to 1
+        normal = distance * (2.0 * math.pi * other).cos()
+        flat = torch.addcmul(self.squash(output), self.log_std(output).exp(), normal)
+        return _shaped(torch.addcmul(self.centre, flat, self.scale).clamp(self.low, self.high), self.shape)
+
+    def log_prob(self, output: Float[Tensor, "... O"], action: Tensor) -> Float[Tensor, "..."]:
+        """Log-density of the action in head units, before clipping."""
+        log_std = self.log_std(output)
+        distance = (self.normalise(action) - self.squash(output)) * (-log_std).exp()
+        return -(0.5 * distance.square() + log_std + HALF_LOG_TAU).sum(-1)
+
+    def entropy(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "..."]:
+        """Differential entropy in nats, in head units, before clipping."""
+        return (self.log_std(output) + (0.5 + HALF_LOG_TAU)).sum(-1)
 
 
 class GaussianAction(nn.Module):
@@ -346,6 +393,7 @@ class ActionHead(nn.Module):
             deterministic: the tanh of an output, between the bounds.
         embeds: whether actions are turned into tokens.
         readout: what is added of recorded actions; None for nothing.
+        predicts_deviation: without ``log_std``, Box leaves are normal, with deviations that depend on the features.
 
     Raises:
         ConfigError: for an action space with an unsupported leaf, or one that the readout cannot serve.
@@ -359,6 +407,7 @@ class ActionHead(nn.Module):
         log_std: float | None = None,
         embeds: bool = True,
         readout: Choice | None = None,
+        predicts_deviation: bool = False,
     ) -> None:
         super().__init__()
         check_supported(space, "action")
@@ -366,13 +415,14 @@ class ActionHead(nn.Module):
         leaves = leaf_spaces(space)
         self.paths, self.spaces = list(leaves), list(leaves.values())
         token_width = width if embeds else None
-        parts = [_leaf(leaf, token_width, log_std) for leaf in leaves.values()]
+        parts = [_leaf(leaf, token_width, log_std, predicts_deviation) for leaf in leaves.values()]
         self.leaves = nn.ModuleList(parts)
         self._named: list[tuple[str, ActionLeaf]] = list(zip(self.paths, parts, strict=True))
-        self._deterministic = any(isinstance(leaf, ContinuousAction) for leaf in parts)
+        self._of_actors = not any(isinstance(leaf, ContinuousAction) for leaf in parts)
         self.linear = nn.Linear(width, sum(leaf.outputs for leaf in parts))
         self.draws = sum(leaf.draws for leaf in parts)
         self.countable = all(leaf.countable for leaf in parts)
+        self.numbers = sum(leaf.components if isinstance(leaf, NormalAction) else leaf.outputs for leaf in parts)
         self.readout: Readout | None = None if readout is None else readout.build(width, parts)
 
     def named_leaves(self) -> list[tuple[str, ActionLeaf]]:
@@ -380,8 +430,8 @@ class ActionHead(nn.Module):
         return self._named
 
     def sampled_leaves(self) -> list[tuple[str, SampledLeaf]]:
-        """The same, of a head whose leaves all have a probability."""
-        assert not self._deterministic, "a deterministic Box has no density"
+        """The same, of a head of an actor that learns online from samples: no Box is a ``ContinuousAction``."""
+        assert self._of_actors, "a Box of this head has no density, or none that its samples follow"
         return self._named  # type: ignore[return-value]  # none of them is a ContinuousAction
 
     def forward(self, features: Float[Tensor, "... W"]) -> Float[Tensor, "... A"]:
@@ -395,7 +445,7 @@ class ActionHead(nn.Module):
         return self.readout(features, self.linear, episode)
 
     def recorded(self, actions: Mapping[str, Tensor]) -> Float[Tensor, "... A"]:
-        """Actions as a readout stores them."""
+        """Actions as a readout stores them and a critic reads them, in ``numbers`` numbers."""
         return torch.cat([leaf.recorded(actions[path]) for path, leaf in self.named_leaves()], -1)
 
     def blank(self, actions: Mapping[str, Tensor], valid: Bool[Tensor, "..."]) -> dict[str, Tensor]:
@@ -495,6 +545,15 @@ class ActionHead(nn.Module):
         countable = any(leaf.countable for _, leaf in self.named_leaves())
         return (["classes"] if countable else []) + (["mean", "covariance"] if boxes else [])
 
+    def box_entropy(self, outputs: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        """Entropy of the Boxes with predicted deviations in head units, in nats, the sum over the leaves."""
+        parts = self.split(outputs)
+        return _total([leaf.entropy(parts[path]) for path, leaf in self.normal_leaves()])
+
+    def normal_leaves(self) -> list[tuple[str, NormalAction]]:
+        """Leaf paths and parts of the Boxes with predicted deviations."""
+        return [(path, leaf) for path, leaf in self.named_leaves() if isinstance(leaf, NormalAction)]
+
     def standard_deviation(self) -> Tensor | None:
         """Mean over the components of all Boxes; None where there is no Gaussian."""
         logs: list[Tensor] = [leaf.log_std for leaf in self.leaves if isinstance(leaf, GaussianAction)]
@@ -527,9 +586,11 @@ def blank_invalid(
     return blanked
 
 
-def _leaf(space: gym.Space[Any], width: int | None, log_std: float | None) -> ActionLeaf:
+def _leaf(space: gym.Space[Any], width: int | None, log_std: float | None, predicts_deviation: bool) -> ActionLeaf:
     if isinstance(space, spaces.Box):
-        return ContinuousAction(space, width) if log_std is None else GaussianAction(space, log_std)
+        if log_std is not None:
+            return GaussianAction(space, log_std)
+        return (NormalAction if predicts_deviation else ContinuousAction)(space, width)
     if isinstance(space, spaces.MultiBinary):
         return BinaryAction(space, width)
     assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)  # check_supported has refused the rest

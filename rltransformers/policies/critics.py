@@ -1,6 +1,7 @@
 """Twin critics of one step, and what a policy is worth under them: exact expectations, differentiable in the policy.
 
-Axes: J alternatives of an action, A numbers of one (as ``ActionHead.recorded`` writes them); "..." any leading axes.
+Axes: J alternatives of an action, A numbers of one (as ``ActionHead.recorded`` writes them), O outputs of the head;
+"..." any leading axes.
 """
 
 from collections.abc import Mapping
@@ -59,20 +60,20 @@ class TwinCritics(nn.Module):
         return torch.stack([self.first(observations, actions), self.second(observations, actions)])
 
     def expected(
-        self, observations: Mapping[str, Tensor], head: ActionHead, outputs: Float[Tensor, "... A"]
+        self, observations: Mapping[str, Tensor], head: ActionHead, outputs: Float[Tensor, "... O"]
     ) -> Float[Tensor, "2 ..."]:
         """Mean value of the actions of a policy with these head outputs; the gradient flows into ``outputs``.
 
-        A Box leaf takes its one action; discrete leaves are summed over with their probabilities.
+        A Box leaf takes its one action, or its mean; discrete leaves are summed over with their probabilities.
         """
         actions, probability = alternatives(head, outputs)
         return (self(observations, actions) * probability).sum(-1)
 
 
 def alternatives(
-    head: ActionHead, outputs: Float[Tensor, "... A"]
+    head: ActionHead, outputs: Float[Tensor, "... O"]
 ) -> tuple[Float[Tensor, "... J A"], Float[Tensor, "... J"]]:
-    """Every combination of discrete actions, with the one action of every Box, and how probable each is."""
+    """Every combination of discrete actions, with the one action or the mean of every Box, and how probable each is."""
     numbers, probability = outputs.new_zeros(*outputs.shape[:-1], 1, 0), outputs.new_ones(*outputs.shape[:-1], 1)
     parts = head.split(outputs)
     for path, leaf in head.named_leaves():

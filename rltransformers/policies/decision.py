@@ -59,6 +59,8 @@ class DecisionPolicy(nn.Module):
         predicts_return: whether a head on the observation token predicts the return-to-go, whose token then follows it
             (Zhuang et al. 2024, arXiv 2405.08740); acting fills in what nobody asks for.
         critic_width: of twin critics that stand beside the policy and judge its actions; None for no critics.
+        stochastic: whether the actions of Boxes are normal, with a predicted deviation (Zheng et al. 2022, arXiv
+            2202.05607, section 4.1).
         return_scale: return-to-go is divided by this before it becomes a token.
         statistics: mean and standard deviation of the floating-point observation leaves by path; others pass as they
             are.
@@ -84,6 +86,7 @@ class DecisionPolicy(nn.Module):
         return_in: ReturnIn = "sequence",
         predicts_return: bool = False,
         critic_width: int | None = None,
+        stochastic: bool = False,
     ) -> None:
         super().__init__()
         self.observation_leaves = leaf_spaces(observation_space)
@@ -93,7 +96,12 @@ class DecisionPolicy(nn.Module):
         self.width = self.backbone.width
         self.encoder, self.elements = observation_parts(observation_space, backbone, encoder)
         self.task = task_leaf(observation_space, backbone.tasks)
-        self.head = ActionHead(action_space, self.width, readout=readout)
+        self.head = ActionHead(action_space, self.width, readout=readout, predicts_deviation=stochastic)
+        if stochastic and not self.head.normal_leaves():
+            raise ConfigError(
+                f"stochastic draws the actions of a Box around their mean, and the action space {action_space} has no"
+                " Box: its actions are drawn already; leave stochastic out"
+            )
         self.tables = Tables(self, self.backbone.table_sources(), self.backbone.tables)
         self.machine_code: MachineDecision | None = None
         later = predicts_later(self.backbone)
@@ -104,7 +112,7 @@ class DecisionPolicy(nn.Module):
         self.critics: TwinCritics | None = None
         if critic_width is not None:
             check_alternatives(self.head)
-            self.critics = TwinCritics(observation_space, self.head.linear.out_features, critic_width)
+            self.critics = TwinCritics(observation_space, self.head.numbers, critic_width)
             self.critics.requires_grad_(False)  # they learn in steps of their own
         self.normalised = normalised_leaves(observation_space) if statistics is not None else []
         for index, path in enumerate(self.normalised):

@@ -11,6 +11,7 @@ from rltransformers.data import ContextBatch
 from rltransformers.policies.decision import DecisionPolicy
 from rltransformers.policies.deep_losses import Targets, shifted, tell_deep_losses
 from rltransformers.training.decision_critic import CriticLearner
+from rltransformers.training.entropy_bound import EntropyBound
 
 
 def decision_loss(
@@ -20,6 +21,7 @@ def decision_loss(
     *,
     expectile: float,
     critic: CriticLearner | None,
+    entropy: EntropyBound | None,
     generator: torch.Generator,
     progress: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -28,6 +30,7 @@ def decision_loss(
     Args:
         expectile: of the predicted returns, where there is a head for them.
         critic: adds what its values say about the policy; None adds nothing.
+        entropy: adds the entropy of Boxes at its temperature; None adds nothing.
         generator: draws what the critic's term needs.
         progress: share of the training that is over, 0 to 1.
     """
@@ -38,8 +41,12 @@ def decision_loss(
     actions = policy.head.blank(batch.actions, batch.valid)
     loss = masked_mean(step_losses(policy.head, outputs, actions), batch.valid)
     metrics: dict[str, Tensor] = {}
-    if predicted is not None or critic is not None:
+    if predicted is not None or critic is not None or entropy is not None:
         metrics["train/action_loss"] = loss.detach()
+    if entropy is not None:
+        found = masked_mean(policy.head.box_entropy(outputs), batch.valid)
+        loss = loss - entropy.temperature * found
+        metrics |= {"train/entropy": found.detach(), "train/temperature": entropy.temperature}
     if predicted is not None:
         found = expectile_loss(predicted, policy.scaled(batch.return_to_go), expectile, batch.valid)
         loss, metrics = loss + found, metrics | {"train/return_loss": found.detach()}

@@ -115,6 +115,7 @@ class Settings:
     return_in: ReturnIn = "sequence"
     critic: CriticName | None = None
     critic_options: CriticOptions | None = None
+    stochastic: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -174,7 +175,7 @@ def readout_choice(policy_kwargs: Mapping[str, Any] | None, settings: Settings) 
     """What the head adds of recorded actions, or None.
 
     Raises:
-        ConfigError: for an unknown readout, and for one beside a critic.
+        ConfigError: for an unknown readout, and for one beside a critic or a stochastic policy.
     """
     options = check(policy_kwargs or {}, PolicySettings, "policy_kwargs")
     readout = read_readout(options.get("readout"), "policy_kwargs.readout")
@@ -182,6 +183,11 @@ def readout_choice(policy_kwargs: Mapping[str, Any] | None, settings: Settings) 
         raise ConfigError(
             f"critic {settings.critic!r} values the actions of an averaged policy, and the store of readout"
             f" {readout.name!r} holds features of another one; leave one of the two out"
+        )
+    if readout is not None and settings.stochastic:
+        raise ConfigError(
+            f"readout {readout.name!r} adds recorded actions to one action of a Box, and stochastic has a distribution"
+            " there; leave one of the two out"
         )
     return readout
 

@@ -112,6 +112,28 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class OnlineConfig:
+    """Episodes that a Decision Transformer plays and learns from after its gradient steps on the dataset.
+
+    Attributes:
+        timesteps: of the environment; the episode that reaches them is played to its end.
+        exploration_return: what episodes are asked for; null: beyond the best return of the dataset.
+        replay_episodes: episodes that are learned from, at first the best ones of the dataset; the oldest make room.
+        updates_per_episode: gradient steps after every episode.
+        num_envs: episodes that are played at the same time.
+    """
+
+    timesteps: Steps
+    exploration_return: float | None = None
+    replay_episodes: Count = 1_000
+    updates_per_episode: Count = 300
+    num_envs: Environments = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self, "online.")
+
+
+@dataclass(frozen=True)
 class EvaluationConfig:
     """Evaluation every ``every`` training steps (0: only at the end) and at the end.
 
@@ -148,6 +170,7 @@ class ExperimentConfig:
         backbone: preset and overrides of ``BackboneConfig``.
         policy: other policy keywords of the agent.
         algorithm: constructor keywords of the agent.
+        online: episodes of its own that a decision_transformer goes on learning from.
         output: folder that run folders are made in.
         threads: threads of torch; ``None``: ``OMP_NUM_THREADS`` where it is set, else 1.
     """
@@ -160,6 +183,7 @@ class ExperimentConfig:
     backbone: dict[str, Any] = field(default_factory=dict)
     policy: dict[str, Any] = field(default_factory=dict)
     algorithm: dict[str, Any] = field(default_factory=dict)
+    online: OnlineConfig | None = None
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     output: str = "runs"
     threads: Threads | None = None
@@ -172,6 +196,8 @@ class ExperimentConfig:
             raise ConfigError("agent decision_transformer learns from data: set dataset.id or dataset.collect")
         if self.dataset is not None and (self.dataset.id is None) == (self.dataset.collect is None):
             raise ConfigError("dataset takes either id (Minari id or path) or collect: give one of the two")
+        if not offline and self.online is not None:
+            raise ConfigError(f"agent {self.agent} learns in its environment anyway: leave online out")
         if not offline and self.dataset is not None:
             raise ConfigError(f"agent {self.agent} learns from its environment: leave dataset out")
         environment = self.environment

@@ -22,6 +22,7 @@ from rltransformers.core.ranges import Count, WholeNumber, check, strict
 from rltransformers.core.spaces import differing_spaces, space_from_json, space_to_json
 from rltransformers.core.spec import Choice
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
+from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.policies.decision import ActingMode, Actor, DecisionPolicy
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.set_encoders.catalogue import read_encoder
@@ -38,7 +39,9 @@ from rltransformers.training.checkpoint import (
 )
 from rltransformers.training.decision_critic import CriticLearner
 from rltransformers.training.decision_data import DataSummary, stored_statistics, training_data
+from rltransformers.training.decision_online import OnlineCounts
 from rltransformers.training.decision_settings import Settings, check_tokens, stored_settings
+from rltransformers.training.entropy_bound import EntropyBound
 from rltransformers.training.interval_log import ProgressBar
 
 Updates = Annotated[int, Ge(0), Lt(2**63)]
@@ -64,6 +67,9 @@ class OfflineAgent:
     num_timesteps: int
     _optimizer: torch.optim.Optimizer
     _critic: CriticLearner | None
+    _entropy: EntropyBound | None
+    _online: OnlineCounts
+    _replay: EpisodeReplay | None
     _interval: dict[str, tuple[Tensor, int]]  # sums and counts since the last line of the log
     _logger: Logger | None = None
 
@@ -100,6 +106,16 @@ class OfflineAgent:
         self._sampler = None if data is None else self._sampler_of(data)
         self.tensorboard_log = None if tensorboard_log is None else os.fspath(tensorboard_log)
         self.verbose = verbose
+
+    @property
+    def online_timesteps(self) -> int:
+        """Steps of the environment that ``learn_online`` has learned from or is learning from."""
+        return self._online.timesteps
+
+    @property
+    def online_updates(self) -> int:
+        """Updates that are still to come for the episodes played last, where ``learn_online`` was stopped."""
+        return self._online.updates
 
     # Log and callbacks
 
@@ -165,7 +181,10 @@ class OfflineAgent:
 
     @strict
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one checkpoint file with everything but the dataset; ".zip" is added to a name without extension."""
+        """Write one checkpoint file with everything but the dataset; ".zip" is added to a name without extension.
+
+        The episodes that ``learn_online`` learns from are in it.
+        """
         settings = {
             "settings": asdict(self.settings),
             "summary": asdict(self.summary),
@@ -180,7 +199,13 @@ class OfflineAgent:
             "optimizer": self._optimizer.state_dict(),
             "updates": self.num_timesteps,
             "interval": self._interval,
-        } | ({} if self._critic is None else {"critic": self._critic.tensors()})
+        }
+        if self._critic is not None:
+            tensors["critic"] = self._critic.tensors()
+        if self._entropy is not None:
+            tensors["entropy"] = self._entropy.tensors()
+        if self._replay is not None:
+            tensors |= {"online": asdict(self._online), "replay": self._replay.state_dict()}
         save_checkpoint(path, self.kind, settings, tensors)
 
     @classmethod
@@ -225,6 +250,11 @@ class OfflineAgent:
             restore_optimizer(self._optimizer, tensors["optimizer"])
             if self._critic is not None:
                 self._critic.restore(tensors["critic"])
+            if self._entropy is not None:
+                self._entropy.restore(tensors["entropy"])
+            if "replay" in tensors:
+                self._online = OnlineCounts(**check(tensors["online"], Mapping[str, Any], "online"))
+                self._replay = EpisodeReplay.restored(tensors["replay"], *spaces, summary.environment)
             self.num_timesteps = check(tensors["updates"], Updates, "updates")
             # Checkpoints of the first release have no interval.
             self._interval = check(tensors.get("interval", {}), dict[str, tuple[Tensor, Count]], "interval")

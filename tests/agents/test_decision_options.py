@@ -25,8 +25,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "qt": {"critic": "qt", "critic_kwargs": {"width": 16, "candidates": 4}},
     "qt, condition": {"critic": "qt", "critic_kwargs": {"width": 16, "candidates": 3}, "return_in": "condition"},
     "qcs, head": {"return_head": "expectile", "critic": "qcs", "critic_kwargs": {"width": 16, "alignment": 0.5}},
+    "stochastic": {"stochastic": True},
+    "stochastic, qt, condition": {
+        "stochastic": True, "critic": "qt", "critic_kwargs": {"width": 16, "candidates": 3}, "return_in": "condition"
+    },
     "qt, bc": {"critic": "qt", "critic_kwargs": {"width": 16}, "mode": "bc"},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +53,10 @@ def test_stopping_and_resuming_gives_the_losses_and_weights_of_not_stopping(
     assert before.values + after.values == losses.values
     assert torch.equal(weights(whole), weights(second))
     assert (whole._critic is None) == (second._critic is None)
-    if whole._critic is not None and second._critic is not None:
-        one, other = (torch.cat(_tensors(critic.tensors())) for critic in (whole._critic, second._critic))
-        assert torch.equal(one, other)
+    for part in ("_critic", "_entropy"):
+        if getattr(whole, part) is not None:
+            one, other = (torch.cat(_tensors(getattr(model, part).tensors())) for model in (whole, second))
+            assert torch.equal(one, other)
     asked = None if whole.settings.mode == "bc" or whole.settings.return_head else [2.0]
     results = [model.evaluate("test/Drift-v0", asked, episodes=3) for model in (whole, second)]
     assert results[0] == results[1]
@@ -67,6 +72,10 @@ def _tensors(value: Any) -> list[Tensor]:
 @pytest.mark.parametrize("kind", OPTIONS)
 @pytest.mark.parametrize("action", ["discrete", "mixed"])
 def test_every_kind_of_action_trains_and_acts(kind: str, action: str) -> None:
+    if action == "discrete" and OPTIONS[kind].get("stochastic"):
+        with pytest.raises(ConfigError, match="has no Box: its actions are drawn already; leave stochastic out"):
+            make(record(6, action=action), **OPTIONS[kind])
+        return
     model = make(record(6, action=action), **OPTIONS[kind]).learn(2)
     leaves, space = model.policy.observation_leaves[""], model.action_space
     decided, state = model.predict(np.stack([leaves.sample() for _ in range(3)]))
@@ -349,7 +358,7 @@ def test_a_file_acts_as_predict_does(data: Trajectories, kind: str) -> None:
         )
         given = {
             "observation": torch.tensor(observation), "start": torch.tensor(start), "reward": torch.tensor(reward),
-            "target_return": targets,
+            "target_return": targets, "noise": torch.rand(2, model.policy.head.draws), "greedy": torch.ones(2).bool(),
         }  # fmt: skip
         outputs, state = step({name: given[name] for name in inputs}, state)
         # float32, in kernels of other shapes
@@ -357,7 +366,7 @@ def test_a_file_acts_as_predict_does(data: Trajectories, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["head", "qt", "head, condition"])
+@pytest.mark.parametrize("kind", ["head", "qt", "head, condition", "stochastic"])
 @pytest.mark.parametrize("ending", ["pt2", "onnx"])
 def test_options_can_be_written_to_files(data: Trajectories, tmp_path: Path, kind: str, ending: str) -> None:
     from tests.agents.test_export import assert_file_equals_eager

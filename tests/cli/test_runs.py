@@ -22,7 +22,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
 from rltransformers.backbone import BackboneConfig
-from rltransformers.cli.agents import OnlineAgent, build_agent, check_keywords, checkpoint_step
+from rltransformers.cli.agents import OnlineAgent, build_agent, check_keywords, checkpoint_step, load_agent
 from rltransformers.cli.behaviours import CheckpointBehaviour
 from rltransformers.cli.main import main, split_overrides
 from rltransformers.cli.runs import _signals_to, find_config, packaged_configs
@@ -258,6 +258,7 @@ RESTARTS = [*CARTPOLE, "--train.restart_every", "40"]
         ("replay", [], 96, 72),
         ("replay", RESTARTS, 120, 84),
         ("offline", ["--train.gradient_steps", "6"], 5, 4),
+        ("offline", ["--online", "{timesteps: 60, updates_per_episode: 3, replay_episodes: 11}"], 9, 8),
     ],
 )
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
@@ -539,10 +540,25 @@ def test_trained_agents_are_behaviours(work: Path, capsys: pytest.CaptureFixture
     normalized = agent.model.get_vec_normalize_env().normalize_obs(episode.observations[""][:5])
     np.testing.assert_allclose(behaviour._normalized(episode.observations[""][:5]), normalized, rtol=1e-6)
     agent.close()
-    run(capsys, "train", "online.yaml", *cartpole, "--policy.previous_reward", "true", "--name", "greedy")
-    assert "acts on rewards" in refused(capsys, *words, "cart/no-v0", "--behaviour", "checkpoint:runs/greedy")
-    run(capsys, "train", "offline.yaml", "--name", "dt", "--train.gradient_steps", "1")
-    assert "acts on rewards" in refused(capsys, *words, "cart/no-v0", "--behaviour", "checkpoint:runs/dt/last.zip")
+
+
+def test_agents_that_act_on_rewards_get_them_while_they_are_recorded(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, "train", "online.yaml", "--policy.previous_reward", "true", "--name", "rewarded")
+    run(capsys, "train", "offline.yaml", "--name", "dt")
+    for name, env in (("rewarded", "CueRecall-v0"), ("dt", "KeyToDoor-v0")):
+        words = ["collect", "--env", f"rltransformers/{env}", "--num-envs", "1", "--steps", "1", "--deterministic"]
+        run(capsys, *words, "--dataset", f"own/{name}-v0", "--behaviour", f"checkpoint:runs/{name}/last.zip")
+        episode = load_trajectories(f"own/{name}-v0").episode(0)
+        model: Any = load_agent(Path(f"runs/{name}/last.zip"))
+        state, actions = None, []
+        for t in range(len(episode)):
+            seen = episode.observations[""][t] if "" in episode.observations else episode.observations
+            reward = {"reward": float(episode.rewards[t - 1])} if t else {}
+            action, state = model.predict(seen, state, deterministic=True, **reward)
+            actions.append(int(action))
+        assert actions == episode.actions[""].tolist()
 
 
 @pytest.fixture
@@ -628,6 +644,10 @@ def test_a_part_of_the_observation_is_recorded(work: Path, capsys: pytest.Captur
         (["train", "online.yaml", "--environment.wrappers", "[Drop]"], "unknown wrapper 'Drop'"),
         (["train", "offline.yaml", "--dataset", "nobody/nothing-v0"], "nobody/nothing-v0"),
         (["train", "offline.yaml", "--dataset", "null"], "learns from data"),
+        (["train", "offline.yaml", "--online", "{timestep: 5}"], "did you mean 'timesteps'"),
+        (["train", "offline.yaml", "--online", "{timesteps: 0}"], "online.timesteps"),
+        (["train", "offline.yaml", "--online", "{timesteps: 5}", "--environment.id", "Pendulum-v1"], "stochastic=True"),
+        (["train", "online.yaml", "--online", "{timesteps: 5}"], "learns in its environment anyway"),
         (["train", "offline.yaml", "--algorithm.mode", "bc"], "has no target return"),
         (["train", "offline.yaml", "--dataset.collect.behaviours", "[rando]"], "'rando' is none of"),
         (["train", "offline.yaml", "--environment.processes", "true"], "leave out processes"),

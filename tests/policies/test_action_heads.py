@@ -21,6 +21,7 @@ from rltransformers.policies.action_heads import (
     CategoricalAction,
     ContinuousAction,
     GaussianAction,
+    NormalAction,
     inner_bounds,
 )
 
@@ -302,3 +303,63 @@ def test_divergences_are_of_the_whole_distribution_and_sum_over_the_leaves_of_a_
     torch.stack(list(found.values())).sum().backward()
     assert old_outputs.grad is None and all(parameter.grad is None for parameter in old.parameters())
     assert outputs.grad is not None and float(outputs.grad.abs().sum()) > 0.0
+
+
+# Boxes with predicted deviations
+
+
+def normal_head() -> tuple[ActionHead, NormalAction, Tensor]:
+    """A head over bounded and unbounded components, its leaf, and some outputs."""
+    torch.manual_seed(3)
+    space = spaces.Box(np.array([-2.0, 0.0, -np.inf]), np.array([2.0, 0.5, np.inf]), dtype=np.float64)
+    head = ActionHead(space, 6, predicts_deviation=True).double()
+    ((_, leaf),) = head.normal_leaves()
+    return head, leaf, torch.randn(5, 2 * leaf.components, dtype=torch.float64)
+
+
+def as_normal(leaf: NormalAction, outputs: Tensor) -> distributions.Normal:
+    """In head units: tanh of the mean where there are bounds, deviations from exp(-5) to exp(2)."""
+    mean, spread = outputs.chunk(2, -1)
+    mean = torch.where(leaf.bounded, mean.tanh(), mean)
+    return distributions.Normal(mean, torch.exp(-5.0 + 7.0 * (spread.tanh() + 1.0) / 2.0))
+
+
+def test_a_normal_action_has_the_density_and_entropy_of_torch() -> None:
+    head, leaf, outputs = normal_head()
+    assert (head.numbers, head.draws, head.linear.out_features) == (3, 6, 6)
+    action = torch.rand(5, 3, dtype=torch.float64)
+    units = (action - torch.tensor([0.0, 0.25, 0.0])) / torch.tensor([2.0, 0.25, 1.0])
+    normal = as_normal(leaf, outputs)
+    torch.testing.assert_close(leaf.log_prob(outputs, action), normal.log_prob(units).sum(-1), atol=0.0, rtol=1e-12)
+    torch.testing.assert_close(head.box_entropy(outputs), normal.entropy().sum(-1), **EXACT)
+    torch.testing.assert_close(head.recorded({"": action}), units, **EXACT)
+
+
+def test_its_mean_is_the_action_of_a_deterministic_head() -> None:
+    head, leaf, outputs = normal_head()
+    plain = ContinuousAction(head.spaces[0], 6).double()  # type: ignore[arg-type]
+    torch.testing.assert_close(leaf.decode(outputs), plain.decode(outputs[..., :3]), **EXACT)
+
+
+def test_uniform_noise_makes_samples_of_the_normal_inside_the_box() -> None:
+    head, leaf, outputs = normal_head()
+    count = 20_000
+    noise = torch.rand(count, head.draws, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    row = outputs[:1].clone()
+    row[:, 3:] = -0.4  # deviations of exp(-2.8): bounds cut nothing off
+    row[:, :3] = torch.tensor([0.1, -0.2, 0.7])
+    sampled = leaf.decode(row.expand(count, -1), noise)
+    normal = as_normal(leaf, row[0])
+    scale = torch.tensor([2.0, 0.25, 1.0], dtype=torch.float64)
+    units = (sampled - torch.tensor([0.0, 0.25, 0.0], dtype=torch.float64)) / scale
+    # Six standard errors of a mean and of a deviation over 20,000 samples.
+    assert ((units.mean(0) - normal.mean).abs() < 6 * normal.stddev / count**0.5).all()
+    assert ((units.std(0) / normal.stddev - 1).abs() < 6 / (2 * count) ** 0.5).all()
+    assert torch.corrcoef(units.T)[0, 1].abs() < 6 / count**0.5
+    for extreme in (
+        torch.zeros(1, head.draws),
+        torch.ones(1, head.draws) - 2**-24,
+    ):  # float32 and its last number below 1
+        wide = torch.full((1, 6), 9.0)
+        found = leaf.float().decode(wide, extreme.float())
+        assert found.isfinite().all() and (found[:, :2] <= torch.tensor([2.0, 0.5])).all()

@@ -1,0 +1,69 @@
+"""Whole episodes that an agent goes on learning from while it plays new ones. E episodes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+
+from rltransformers.core.ranges import check
+from rltransformers.core.spaces import leaf_spaces
+from rltransformers.data.trajectories import Trajectories, concatenate
+
+Space = gym.Space[Any]
+_ARRAYS = ("rewards", "terminations", "truncations", "offsets")
+
+
+class EpisodeReplay:
+    """At most ``capacity`` episodes; the oldest make room for new ones (Zheng et al. 2022, arXiv 2202.05607).
+
+    Returns-to-go are those that the rewards add up to, whatever was asked for while an episode was played.
+
+    Args:
+        data: what there is at first; of more than ``capacity`` episodes those of highest return stay. They count as
+            older the less they return.
+        sort: False keeps their order, the oldest first.
+    """
+
+    def __init__(self, data: Trajectories, capacity: int, sort: bool = True) -> None:
+        self.capacity = capacity
+        self.data = data.select(np.argsort(data.returns, kind="stable")[-capacity:]) if sort else data
+
+    def add(self, episodes: Trajectories) -> None:
+        """Store new episodes, in their order.
+
+        Raises:
+            DataError: for episodes of other spaces.
+        """
+        joined = concatenate([self.data, episodes], self.data.name, self.data.metadata)
+        surplus = max(len(joined) - self.capacity, 0)
+        self.data = joined.select(np.arange(surplus, len(joined))) if surplus else joined
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        arrays = {name: torch.from_numpy(np.array(getattr(self.data, name))) for name in _ARRAYS}
+        return arrays | {
+            kind: {path: torch.from_numpy(np.array(leaf)) for path, leaf in getattr(self.data, kind).items()}
+            for kind in ("observations", "actions")
+        }
+
+    @classmethod
+    def restored(
+        cls, stored: Any, observation_space: Space, action_space: Space, env_id: str | None
+    ) -> "EpisodeReplay":
+        """The replay of a checkpoint, with room for the episodes it holds.
+
+        Raises:
+            DataError, ConfigError: for what is no such replay.
+        """
+        state = check(stored, Mapping[str, Any], "replay")
+        arrays: dict[str, Any] = {name: check(state[name], Tensor, f"replay.{name}").numpy() for name in _ARRAYS}
+        for kind, space in (("observations", observation_space), ("actions", action_space)):
+            leaves = check(state[kind], dict[str, Tensor], f"replay.{kind}")
+            arrays[kind] = {path: leaves[path].numpy() for path in leaf_spaces(space)}
+        data = Trajectories(
+            **arrays, observation_space=observation_space, action_space=action_space, name="replay", env_id=env_id
+        )
+        return cls(data, len(data), sort=False)

@@ -1,0 +1,141 @@
+"""How a Decision Transformer plays episodes to learn from (Zheng et al. 2022, arXiv 2202.05607). N environments."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.ranges import WholeNumber, check_fields
+from rltransformers.core.seeding import step_seed
+from rltransformers.core.spaces import leaf_values, nest_leaves
+from rltransformers.data import Trajectories
+from rltransformers.data.recorder import record
+from rltransformers.policies.action_heads import ActionHead, ContinuousAction, NormalAction
+from rltransformers.policies.decision import ActingState
+from rltransformers.training.decision_data import DataSummary
+from rltransformers.training.decision_settings import Settings
+from rltransformers.training.episodes import Act
+
+
+@dataclass
+class OnlineCounts:
+    """How far learning online has come; a checkpoint holds it.
+
+    Attributes:
+        timesteps: of environments.
+        episodes: played to their end.
+        updates: still to come for the episodes played last.
+    """
+
+    timesteps: WholeNumber = 0
+    episodes: WholeNumber = 0
+    updates: WholeNumber = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self, "online.")
+
+
+class Exploring:
+    """A behaviour that samples actions of a Decision Transformer asked for one return.
+
+    Args:
+        act: as ``play`` takes it.
+        begin: number of environments to the state of as many fresh episodes.
+        target: the return to ask for, NaN for what the policy predicts.
+    """
+
+    name = "exploring"
+
+    def __init__(
+        self,
+        act: Act,
+        begin: Callable[[int], ActingState],
+        draws: int,
+        target: float,
+        spaces: tuple[gym.Space[Any], gym.Space[Any]],
+    ) -> None:
+        self._act, self._begin, self._draws, self._target = act, begin, draws, target
+        self._observation_space, self._action_space = spaces
+        self._state: ActingState | None = None
+
+    def act(
+        self,
+        observations: Any,
+        episode_starts: np.ndarray,
+        generator: np.random.Generator,
+        rewards: np.ndarray | None = None,
+    ) -> Any:
+        """Actions [N, ...] nested as the action space."""
+        rows = len(episode_starts)
+        state = self._begin(rows) if self._state is None else self._state
+        leaves = {path: np.asarray(leaf) for path, leaf in leaf_values(self._observation_space, observations).items()}
+        noise = generator.random((rows, self._draws))
+        targets = [self._target] * rows
+        received = np.zeros(rows) if rewards is None else np.asarray(rewards)
+        actions, self._state = self._act(leaves, state, episode_starts, received, targets, noise)
+        return nest_leaves(self._action_space, actions)
+
+
+def play_round(
+    envs: VectorEnv[Any, Any, Any], behaviour: Exploring, seed: int, episodes: int, longest: int | None
+) -> Trajectories:
+    """One episode of every environment, which depend on the seed of the run and the episodes before alone.
+
+    Args:
+        episodes: played before.
+        longest: steps after which an episode that goes on is an error; None for the limit of ``record``.
+
+    Raises:
+        DataError: for what the environment may not return, and for an episode that does not end.
+    """
+    return record(
+        envs,
+        behaviour,
+        episodes=envs.num_envs,
+        seed=step_seed(seed, episodes, "online"),
+        name="online",
+        longest_episode=longest,
+    )
+
+
+def shaped(episodes: Trajectories, settings: Settings) -> Trajectories:
+    """Episodes with their rewards as the agent is to see them."""
+    return episodes.delayed_rewards() if settings.delayed_reward else episodes
+
+
+def exploration_target(given: float | None, settings: Settings, summary: DataSummary) -> float:
+    """What episodes are asked for: without ``given`` the best return of the data and as much again as they differ by.
+
+    The paper asks for twice the return of the expert; where the worst return is 0, this is twice the best one. NaN: a
+    policy that predicts returns is asked for what it predicts.
+    """
+    if given is not None:
+        return given
+    return float("nan") if settings.return_head is not None else summary.best_return + summary.spread
+
+
+def check_explores(head: ActionHead, settings: Settings) -> None:
+    """Raise ConfigError for a policy that cannot learn from episodes of its own."""
+    if settings.mode == "bc":
+        raise ConfigError(
+            "mode 'bc' asks for no return, so it would imitate whatever it does; learn_online needs mode 'dt'"
+        )
+    for path, leaf in head.named_leaves():
+        if isinstance(leaf, ContinuousAction) and not isinstance(leaf, NormalAction):
+            place = f" {path!r}" if path else ""
+            raise ConfigError(
+                f"the policy has one action of the Box{place} for every state, so it would try nothing out; make the"
+                " model with stochastic=True to learn online"
+            )
+
+
+def interval_of(episodes: Trajectories, device: torch.device) -> Mapping[str, torch.Tensor]:
+    """Metrics of the episodes of one round, by path."""
+    returns, lengths = float(episodes.returns.mean()), float(episodes.lengths.mean())
+    values = {"online/return_mean": returns, "online/length_mean": lengths}
+    return {name: torch.tensor(value, dtype=torch.float32, device=device) for name, value in values.items()}
