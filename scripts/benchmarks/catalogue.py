@@ -303,15 +303,15 @@ def picture(costs: Sequence[Cost], labels: Mapping[str, str], path: Path) -> Non
         ("kept for backward per layer, MB", "saved_bytes", 2**-20),
     )
     drawn = {name: label for name, label in labels.items() if any(each.entry == name for each in costs)}
-    colors = dict(
-        zip(drawn, itertools.chain(["black"], itertools.cycle(matplotlib.color_sequences["tab10"])), strict=False)
-    )
-    figure, axes = pyplot.subplots(1, 2, figsize=(13, max(6.0, 0.3 * len(drawn))), constrained_layout=True)
+    styles = itertools.product(("-", "--", ":"), matplotlib.color_sequences["tab10"])
+    looks = dict(zip(drawn, itertools.chain([("--", "black")], itertools.cycle(styles)), strict=False))
+    colors = {name: color for name, (_, color) in looks.items()}
+    figure, axes = pyplot.subplots(1, 2, figsize=(13, max(6.0, 0.36 * len(drawn))), constrained_layout=True)
     for axis, (title, field, scale) in zip(axes, panels, strict=True):
         ends = {}
         for name in drawn:
             points = [(each.length, scale * getattr(each, field)) for each in costs if each.entry == name]
-            axis.plot(*zip(*points, strict=True), color=colors[name], linestyle="--" if name == REFERENCE else "-")
+            axis.plot(*zip(*points, strict=True), color=colors[name], linestyle=looks[name][0])
             ends[name] = points[-1]
         axis.set(xscale="log", yscale="log", xlabel="tokens T", title=title)
         lengths = sorted({each.length for each in costs})
@@ -335,7 +335,9 @@ def name_lines(
     order = sorted(ends, key=lambda each: ends[each][1])
     heights = [math.log(ends[name][1]) for name in order]
     step = min(0.045, 0.95 / len(order)) * (high - low)
-    places = dict(zip(order, apart(heights, step), strict=True))
+    spread = apart(heights, step)
+    shift = max(low - spread[0], 0.0) - max(spread[-1] - high, 0.0)
+    places = dict(zip(order, (place + shift for place in spread), strict=True))
     right = max(length for length, _ in ends.values())
     for name, place in places.items():
         axis.annotate(
@@ -346,7 +348,7 @@ def name_lines(
             va="center",
             fontsize=9,
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colors[name], "alpha": 0.4, "linewidth": 0.8},
+            arrowprops={"arrowstyle": "-", "color": colors[name], "alpha": 0.4, "linewidth": 0.8, "relpos": (0, 0.5)},
         )
 
 
