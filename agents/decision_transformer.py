@@ -10,11 +10,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import gymnasium as gym
 import numpy as np
 import torch
+from annotated_types import Ge, Le
 from gymnasium.vector import VectorEnv
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import MaybeCallback
@@ -138,7 +139,7 @@ class DecisionTransformer(OfflineAgent):
         critic_kwargs: options of the critic, see ``CriticOptions``: {"weight": 1.0, "discount": 0.99, "alignment": 0.0,
             "candidates": 1, ...}.
         stochastic: actions of a Box are normal, with a deviation that depends on the state, kept from vanishing by a
-            bound on the entropy; ``learn_online`` needs it for every Box. Greedy acting takes the mean.
+            bound on the entropy; ``learn_online`` needs it or noise for every Box. Greedy acting takes the mean.
         whole_episodes: every window is a whole episode (context_length must cover the longest) instead of a stretch
             that may begin anywhere; wastes less on padding when episodes are about as long as the context.
         acting_mode: what happens when an episode outgrows the context, see ``Actor``; "auto" is "banded" when the
@@ -334,6 +335,7 @@ class DecisionTransformer(OfflineAgent):
         timesteps: Updates,
         *,
         exploration_return: float | None = None,
+        exploration_noise: Annotated[float, Ge(0), Le(2)] = 0.0,
         replay_episodes: Count = 1_000,
         updates_per_episode: Count = 300,
         num_envs: Environments = 1,
@@ -358,6 +360,8 @@ class DecisionTransformer(OfflineAgent):
             env: as for ``evaluate``.
             exploration_return: what episodes are asked for, in reward units; None asks for the best return of the
                 dataset and as much again as its returns differ by, or with a return head for what that predicts.
+            exploration_noise: deviation of normal noise that is added to the one action of a Box (without
+                ``stochastic``), in units where its bounds are -1 and 1.
             replay_episodes: episodes of the replay; the oldest make room for new ones.
             updates_per_episode: updates after every episode.
             num_envs: episodes that are played at the same time.
@@ -367,11 +371,12 @@ class DecisionTransformer(OfflineAgent):
 
         Raises:
             ConfigError: when the model has neither dataset nor replay, has no actions to try out (a Box needs
-                ``stochastic=True``), is behaviour cloning, or the environment has other spaces.
+                ``stochastic=True`` or ``exploration_noise``), is behaviour cloning, or the environment has other
+                spaces.
             DataError: for what the environment may not return, or a loss that is no longer finite.
         """
         settings = self.settings
-        check_explores(self.policy.head, settings)
+        check_explores(self.policy.head, settings, exploration_noise)
         if self._replay is None:
             if self._sampler is None:
                 raise ConfigError(
@@ -394,7 +399,7 @@ class DecisionTransformer(OfflineAgent):
                 going = True
                 while going and (online.updates or online.timesteps < last):
                     if not online.updates:
-                        played = self._play_round(envs, target, longest_episode)
+                        played = self._play_round(envs, target, exploration_noise, longest_episode)
                         replay.add(shaped(played, settings))
                         online.timesteps += played.steps
                         online.episodes += len(played)
@@ -414,11 +419,12 @@ class DecisionTransformer(OfflineAgent):
                 envs.close()
         return self
 
-    def _play_round(self, envs: VectorEnv[Any, Any, Any], target: float, longest: int | None) -> Trajectories:
+    def _play_round(
+        self, envs: VectorEnv[Any, Any, Any], target: float, noise: float, longest: int | None
+    ) -> Trajectories:
         """One episode of every environment, with sampled actions."""
         actor, spaces = self.actor(), (self.observation_space, self.action_space)
-        act = partial(self._act, actor, overwrites=True)
-        behaviour = Exploring(act, actor.initial_state, self.policy.head.draws, target, spaces)
+        behaviour = Exploring(partial(self._act, actor, overwrites=True), actor, target, noise, spaces)
         return play_round(envs, behaviour, self.seed, self._online.episodes, longest)
 
     def _logged_update(

@@ -317,7 +317,7 @@ class OfflineAgent(Agent):
             "DTPolicy", dataset, policy_kwargs=policy, seed=config.seed, **config.algorithm
         )
         if config.online is not None:
-            check_explores(self.model.policy.head, self.model.settings)
+            check_explores(self.model.policy.head, self.model.settings, config.online.exploration_noise)
         # One episode before training: a wrong environment or target return should not wait for the end of the run.
         self.evaluate(replace(config.evaluation, episodes=1))
 
@@ -338,6 +338,7 @@ class OfflineAgent(Agent):
                 environment.id,
                 max(online.timesteps - self.model.online_timesteps, 0),
                 exploration_return=online.exploration_return,
+                exploration_noise=online.exploration_noise,
                 replay_episodes=online.replay_episodes,
                 updates_per_episode=online.updates_per_episode,
                 num_envs=online.num_envs,

@@ -84,6 +84,11 @@ class ContinuousAction(nn.Module):
         action = torch.addcmul(self.centre, self.squash(output), self.scale)
         return _shaped(action.clamp(self.low, self.high), self.shape)
 
+    def disturbed(self, action: Tensor, noise: Tensor) -> Tensor:
+        """The action moved by ``noise`` in head units, inside the Box; both [..., leaf shape]."""
+        moved = self.normalise(action) + _flat(noise, self.shape).to(self.centre.dtype)
+        return _shaped(torch.addcmul(self.centre, moved, self.scale).clamp(self.low, self.high), self.shape)
+
     def execute(self, action: Tensor) -> Tensor:
         """The action itself."""
         return action

@@ -1,7 +1,7 @@
 """How a Decision Transformer plays episodes to learn from (Zheng et al. 2022, arXiv 2202.05607). N environments."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
@@ -16,7 +16,7 @@ from rltransformers.core.spaces import leaf_values, nest_leaves
 from rltransformers.data import Trajectories
 from rltransformers.data.recorder import record
 from rltransformers.policies.action_heads import ActionHead, ContinuousAction, NormalAction
-from rltransformers.policies.decision import ActingState
+from rltransformers.policies.decision import ActingState, Actor
 from rltransformers.training.decision_data import DataSummary
 from rltransformers.training.decision_settings import Settings
 from rltransformers.training.episodes import Act
@@ -45,8 +45,9 @@ class Exploring:
 
     Args:
         act: as ``play`` takes it.
-        begin: number of environments to the state of as many fresh episodes.
+        actor: that it acts by.
         target: the return to ask for, NaN for what the policy predicts.
+        noise: deviation of what is added to the one action of a Box, in units where its bounds are -1 and 1.
     """
 
     name = "exploring"
@@ -54,12 +55,12 @@ class Exploring:
     def __init__(
         self,
         act: Act,
-        begin: Callable[[int], ActingState],
-        draws: int,
+        actor: Actor,
         target: float,
+        noise: float,
         spaces: tuple[gym.Space[Any], gym.Space[Any]],
     ) -> None:
-        self._act, self._begin, self._draws, self._target = act, begin, draws, target
+        self._act, self._actor, self._target, self._noise = act, actor, target, noise
         self._observation_space, self._action_space = spaces
         self._state: ActingState | None = None
 
@@ -72,13 +73,30 @@ class Exploring:
     ) -> Any:
         """Actions [N, ...] nested as the action space."""
         rows = len(episode_starts)
-        state = self._begin(rows) if self._state is None else self._state
+        state = self._actor.initial_state(rows) if self._state is None else self._state
         leaves = {path: np.asarray(leaf) for path, leaf in leaf_values(self._observation_space, observations).items()}
-        noise = generator.random((rows, self._draws))
+        noise = generator.random((rows, self._actor.policy.head.draws))
         targets = [self._target] * rows
         received = np.zeros(rows) if rewards is None else np.asarray(rewards)
-        actions, self._state = self._act(leaves, state, episode_starts, received, targets, noise)
+        actions, state = self._act(leaves, state, episode_starts, received, targets, noise)
+        if self._noise > 0:
+            actions, state = self._disturbed(actions, state, generator)
+        self._state = state
         return nest_leaves(self._action_space, actions)
+
+    def _disturbed(
+        self, actions: Mapping[str, np.ndarray], state: ActingState, generator: np.random.Generator
+    ) -> tuple[dict[str, np.ndarray], ActingState]:
+        """Actions with noise, and the state after them: it remembers what was done, not what was decided."""
+        head, disturbed = self._actor.policy.head, dict(actions)
+        device = state.action.device
+        for path, leaf in point_leaves(head):
+            added = torch.as_tensor(self._noise * generator.standard_normal(actions[path].shape), device=device)
+            moved = leaf.disturbed(torch.as_tensor(actions[path], device=device), added)
+            disturbed[path] = moved.cpu().numpy().astype(actions[path].dtype)
+        taken = {path: torch.as_tensor(value, device=device) for path, value in disturbed.items()}
+        with torch.inference_mode():
+            return disturbed, replace(state, action=self._actor.policy.embed_action(taken))
 
 
 def play_round(
@@ -119,19 +137,33 @@ def exploration_target(given: float | None, settings: Settings, summary: DataSum
     return float("nan") if settings.return_head is not None else summary.best_return + summary.spread
 
 
-def check_explores(head: ActionHead, settings: Settings) -> None:
+def point_leaves(head: ActionHead) -> list[tuple[str, ContinuousAction]]:
+    """Leaf paths and parts of the Boxes that have one action for every state."""
+    return [
+        (path, leaf)
+        for path, leaf in head.named_leaves()
+        if isinstance(leaf, ContinuousAction) and not isinstance(leaf, NormalAction)
+    ]
+
+
+def check_explores(head: ActionHead, settings: Settings, noise: float) -> None:
     """Raise ConfigError for a policy that cannot learn from episodes of its own."""
     if settings.mode == "bc":
         raise ConfigError(
             "mode 'bc' asks for no return, so it would imitate whatever it does; learn_online needs mode 'dt'"
         )
-    for path, leaf in head.named_leaves():
-        if isinstance(leaf, ContinuousAction) and not isinstance(leaf, NormalAction):
-            place = f" {path!r}" if path else ""
-            raise ConfigError(
-                f"the policy has one action of the Box{place} for every state, so it would try nothing out; make the"
-                " model with stochastic=True to learn online"
-            )
+    paths = [path for path, _ in point_leaves(head)]
+    if paths and noise == 0:
+        place = f" {paths[0]!r}" if paths[0] else ""
+        raise ConfigError(
+            f"the policy has one action of the Box{place} for every state, so it would try nothing out; make the model"
+            " with stochastic=True, or set exploration_noise (0.1 is usual)"
+        )
+    if noise > 0 and not paths:
+        raise ConfigError(
+            f"exploration_noise ({noise:g}) moves the one action of a Box, and all actions of this policy are drawn"
+            " already; leave it at 0"
+        )
 
 
 def interval_of(episodes: Trajectories, device: torch.device) -> Mapping[str, torch.Tensor]:

@@ -6,9 +6,10 @@ from copy import deepcopy
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import yaml
+from annotated_types import Ge, Le
 
 from rltransformers.core.errors import ConfigError, one_line, refuse_unknown
 from rltransformers.core.ranges import (
@@ -118,6 +119,8 @@ class OnlineConfig:
     Attributes:
         timesteps: of the environment; the episode that reaches them is played to its end.
         exploration_return: what episodes are asked for; null: beyond the best return of the dataset.
+        exploration_noise: deviation of what is added to actions of a Box that are not drawn (algorithm.stochastic), in
+            units where its bounds are -1 and 1.
         replay_episodes: episodes that are learned from, at first the best ones of the dataset; the oldest make room.
         updates_per_episode: gradient steps after every episode.
         num_envs: episodes that are played at the same time.
@@ -125,6 +128,7 @@ class OnlineConfig:
 
     timesteps: Steps
     exploration_return: float | None = None
+    exploration_noise: Annotated[float, Ge(0), Le(2)] = 0.0
     replay_episodes: Count = 1_000
     updates_per_episode: Count = 300
     num_envs: Environments = 1

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from rltransformers.agents import DecisionTransformer
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
+from rltransformers.core.seeding import generators, step_seed
 from rltransformers.data import Trajectories
 from rltransformers.data import record as record_episodes
 from rltransformers.training.checkpoint import load_checkpoint, save_checkpoint
@@ -112,6 +114,41 @@ def test_updates_read_the_replay_of_their_day(data: Trajectories, monkeypatch: p
     model.learn_online(DRIFT, 25, updates_per_episode=2)
     played = model._online.episodes
     assert played > 1 and read == [len(data) + n + 1 for n in range(played) for _ in range(2)]
+
+
+@pytest.mark.parametrize("mode", ["refresh", "recompute"])
+def test_noise_moves_the_one_action_of_a_box_and_is_remembered(data: Trajectories, mode: str) -> None:
+    """Fed with the actions of an episode, the model decides where they lie but for the noise of the seed."""
+    model = make(data, learning_rate=1e-2, acting_mode=mode).learn(20)
+    twin = make(data, learning_rate=1e-2, acting_mode=mode).learn(20)
+    model.learn_online(DRIFT, 40, updates_per_episode=1, exploration_noise=0.3)
+    assert model._replay is not None
+    episode = model._replay.data.episode(len(data))  # the first one that was played, with the weights of twin
+    best, worst = float(data.returns.max()), float(data.returns.min())
+    actor, state = twin.actor(), twin.actor().initial_state(1)
+    differences = []
+    for t in range(len(episode)):
+        actions, state = actor.act(
+            {"": torch.as_tensor(episode.observations[""][t : t + 1])},
+            state,
+            start=torch.tensor([t == 0]),
+            reward=torch.tensor([float(episode.rewards[t - 1]) if t else 0.0], dtype=torch.float64),
+            target_return=torch.tensor([2 * best - worst], dtype=torch.float64),
+        )
+        taken = torch.as_tensor(episode.actions[""][t : t + 1])
+        differences.append(float((taken - actions[""])[0, 0]))
+        with torch.inference_mode():
+            state = replace(state, action=twin.policy.embed_action({"": taken}))
+    assert (np.abs(episode.actions[""]) <= 2.0).all()
+    seed = step_seed(model.seed, 0, "online")
+    generator = generators(seed).action.numpy
+    expected = []
+    for _ in differences:
+        generator.random((1, 0))
+        expected.append(2.0 * 0.3 * generator.standard_normal((1, 1))[0, 0])  # bounds -2 and 2
+    inside = np.abs(episode.actions[""][:, 0]) < 2.0
+    assert inside.sum() > 2
+    np.testing.assert_allclose(np.array(differences)[inside], np.array(expected)[inside], atol=1e-5)  # float32
 
 
 def test_rewards_are_delayed_in_the_replay_too(data: Trajectories) -> None:
@@ -267,6 +304,8 @@ def test_what_cannot_learn_online_says_why(data: Trajectories, tmp_path: Path) -
         make(data).learn_online(DRIFT, 1)
     with pytest.raises(ConfigError, match=r"Box 'go' for every state"):
         make(record(3, action="mixed")).learn_online(DRIFT, 1)
+    with pytest.raises(ConfigError, match="moves the one action of a Box, and all actions"):
+        stochastic(data).learn_online(DRIFT, 1, exploration_noise=0.1)
     with pytest.raises(ConfigError, match="mode 'bc' asks for no return"):
         stochastic(data, mode="bc").learn_online(DRIFT, 1)
     with pytest.raises(ConfigError, match="must be a finite number"):
