@@ -377,14 +377,10 @@ class DecisionTransformer(OfflineAgent):
         """
         settings = self.settings
         check_explores(self.policy.head, settings, exploration_noise)
-        if self._replay is None:
-            if self._sampler is None:
-                raise ConfigError(
-                    f"this model has no episodes to begin with; give a dataset to {KIND}.load(path, dataset=...)"
-                )
-            self._replay = EpisodeReplay(self._sampler.trajectories, replay_episodes)
-        replay, online, last = self._replay, self._online, self._online.timesteps + timesteps
-        replay.capacity = replay_episodes
+        if self._replay is None and self._sampler is None:
+            raise ConfigError(
+                f"this model has no episodes to begin with; give a dataset to {KIND}.load(path, dataset=...)"
+            )
         target = exploration_target(exploration_return, settings, self.summary)
         if exploration_return is not None:
             finite_targets(exploration_return, 1, self.summary.return_scale)
@@ -392,6 +388,11 @@ class DecisionTransformer(OfflineAgent):
         bar = tqdm(total=timesteps, unit="step", disable=not progress_bar)
         try:
             check_spaces(envs, self.observation_space, self.action_space)
+            replay, online, last = self._replay, self._online, self._online.timesteps + timesteps
+            if replay is None:
+                assert self._sampler is not None
+                replay = self._replay = EpisodeReplay(self._sampler.trajectories, replay_episodes)
+            replay.capacity = replay_episodes
             callback = self._start_learning(callback, tb_log_name, False, self.num_timesteps)
             callback.on_training_start(locals(), globals())
             log = IntervalLog(self.logger, self.num_timesteps, self._interval)
