@@ -1,4 +1,4 @@
-"""The command ``rltransformers``: train, evaluate, export, collect, list, inspect."""
+"""The command ``rltransformers``: train, show, evaluate, export, collect, list, inspect."""
 
 import argparse
 import json
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     report_thread, threading.excepthook = threading.excepthook, _report_thread
     try:
         overrides: list[tuple[str, str]] = []
-        if words[:1] == ["train"]:
+        if words[:1] in (["train"], ["show"]):
             words, overrides = split_overrides(words)
         arguments = build_parser().parse_args(words)
         arguments.overrides = overrides
@@ -102,7 +102,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"rltransformers {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in (_add_train, _add_evaluate, _add_export, _add_collect, _add_list, _add_inspect):
+    for add in (_add_train, _add_show, _add_evaluate, _add_export, _add_collect, _add_list, _add_inspect):
         command = add(commands)
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
@@ -155,6 +155,8 @@ Settings:
   backbone.*              preset and what `rltransformers list` shows
   algorithm.*, policy.*   keywords of the agent and of its policy
   train.*                 total_timesteps, or gradient_steps (decision_transformer); restart_every (gtrxl_*)
+  online.*                timesteps, exploration_return, exploration_noise, replay_episodes, updates_per_episode, num_envs:
+                          episodes that a decision_transformer learns from behind its gradient steps
   evaluation.*            episodes, every, target_returns, seed, deterministic, kwargs, longest_episode
   threads                 threads of torch (default: 1, or OMP_NUM_THREADS where it is set)
 
@@ -199,6 +201,36 @@ def _train(arguments: argparse.Namespace) -> None:
     print(f"evaluation      {folder.evaluation}")
     flag = trust.trust_flag(trust.programs(read_experiment(folder.config), folder.last, training=False))
     print(f"evaluate again  rltransformers evaluate {folder.path} --episodes 100{flag}")
+
+
+# Show -------------------------------------------------------------------------------------------------------
+
+
+def _add_show(commands: Parsers) -> argparse.ArgumentParser:
+    parser = _command(
+        commands,
+        "show",
+        "Print a config as training would take it.",
+        """
+CONFIG and the settings behind it are those of `rltransformers train`; nothing is trained, and nothing is written. What is
+printed is YAML with every setting of a run, defaults included (those of the agent and of the backbone stay out):
+
+  rltransformers show gtrxl_cue_recall
+  rltransformers show gtrxl_cue_recall --seed 1 --backbone.memory 0 > mine.yaml
+""",
+    )
+    parser.add_argument("config", metavar="CONFIG", help="YAML file or name of a packaged config")
+    parser.set_defaults(run=_show)
+    return parser
+
+
+def _show(arguments: argparse.Namespace) -> None:
+    import yaml
+
+    from rltransformers.cli.runs import find_config
+
+    config = find_config(arguments.config, arguments.overrides)[1]
+    print(yaml.safe_dump(config.to_dict(), sort_keys=False), end="")
 
 
 # Evaluate ---------------------------------------------------------------------------------------------------

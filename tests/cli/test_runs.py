@@ -37,6 +37,7 @@ from rltransformers.training.experiment import (
     EnvironmentConfig,
     EvaluationConfig,
     ExperimentConfig,
+    OnlineConfig,
     TrainConfig,
     read_experiment,
 )
@@ -318,6 +319,16 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     finally:
         signal.signal(signal.SIGHUP, before)
     assert stops == [signal.SIGTERM]
+
+
+def test_show_prints_the_config_that_train_would_take(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = run(capsys, "show", "offline.yaml", "--seed", "7", "--online", "{timesteps: 9}")
+    config = find_config("offline.yaml", [("seed", "7"), ("online", "{timesteps: 9}")])[1]
+    assert yaml.safe_load(shown) == config.to_dict() and config.online is not None
+    Path("again.yaml").write_text(shown)
+    assert read_experiment("again.yaml") == config
+    assert "did you mean 'seed'" in refused(capsys, "show", "offline.yaml", "--sead", "7")
+    assert not Path("runs").exists()
 
 
 def test_a_run_without_a_checkpoint_begins_anew(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -717,7 +728,7 @@ def test_list_prints_what_a_config_can_name(capsys: pytest.CaptureFixture[str]) 
     assert all(entry["name"] in plain for entries in contents["axes"].values() for entry in entries)
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "collect", "list", "inspect"])
+@pytest.mark.parametrize("command", ["train", "show", "evaluate", "export", "collect", "list", "inspect"])
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
@@ -729,7 +740,10 @@ def test_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     words = set(re.findall(r"\w+", capsys.readouterr().out))
-    parts = (ExperimentConfig, EnvironmentConfig, DatasetConfig, CollectConfig, TrainConfig, EvaluationConfig)
+    parts = (
+        *(ExperimentConfig, EnvironmentConfig, DatasetConfig, CollectConfig),
+        *(TrainConfig, OnlineConfig, EvaluationConfig),
+    )
     assert {each.name for part in parts for each in fields(part)} <= words
 
 
