@@ -155,8 +155,8 @@ Settings:
   backbone.*              preset and what `rltransformers list` shows
   algorithm.*, policy.*   keywords of the agent and of its policy
   train.*                 total_timesteps, or gradient_steps (decision_transformer); restart_every (gtrxl_*)
-  online.*                episodes that a decision_transformer plays and learns from behind its gradient steps: timesteps,
-                          exploration_return, exploration_noise, replay_episodes, updates_per_episode, num_envs
+  online.*                timesteps, exploration_return, exploration_noise, replay_episodes, updates_per_episode,
+                          num_envs: episodes that a decision_transformer plays and learns from in the end
   evaluation.*            episodes, every, target_returns, seed, deterministic, kwargs, longest_episode
   threads                 threads of torch (default: 1, or OMP_NUM_THREADS where it is set)
 
@@ -212,8 +212,8 @@ def _add_show(commands: Parsers) -> argparse.ArgumentParser:
         "show",
         "Print a config as training would take it.",
         """
-CONFIG and the settings behind it are those of `rltransformers train`; nothing is trained, and nothing is written. Printed
-is YAML with every setting of a run, defaults included (those of the agent and of the backbone stay out):
+CONFIG and the settings behind it are those of `rltransformers train`; nothing is trained or written. What is printed is
+YAML with every setting of a run, defaults included (those of the agent and of the backbone stay out):
 
   rltransformers show gtrxl_cue_recall
   rltransformers show gtrxl_cue_recall --seed 1 --backbone.memory 0 > mine.yaml
