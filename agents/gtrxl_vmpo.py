@@ -68,6 +68,8 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         gamma: discount.
         target_update: gradient steps of the learner after which the target becomes a copy of it; copies are made
             between rollouts, so that all steps of one are of one policy.
+        tau: share of the learner in a renewed target, as in Stable-Baselines3: 1 makes it a copy; below 1 it is an
+            average of past learners, which the learner is kept close to, and which goes on with the memory it has.
         eps_eta: bound of the divergence of the weights of the better half from uniform ones, in nats.
         eps_alpha: bound of the divergence of the learner from the target, of actions that can be counted, in nats.
         eps_mean, eps_covariance: the same bounds of Boxes of actions, for the mean and for the covariance.
@@ -115,6 +117,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         n_epochs: Annotated[int, Ge(1), Le(10**4)] = 4,
         gamma: UnitInterval = 0.99,
         target_update: Count = 10,
+        tau: Fraction = 1.0,
         eps_eta: Bound = 0.1,
         eps_alpha: Bound = 0.01,
         eps_mean: Bound = 0.01,
@@ -159,7 +162,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
             device=device,
             has_env=_init_setup_model,
         )
-        self.target_update = target_update
+        self.target_update, self.tau = target_update, tau
         self.eps_eta, self.eps_alpha = eps_eta, eps_alpha
         self.eps_mean, self.eps_covariance = eps_mean, eps_covariance
         self.eta_init, self.alpha_init = eta_init, alpha_init
@@ -175,7 +178,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         kinds = self.policy.action_head.divergence_kinds()
         self.multipliers = Multipliers(self.eta_init, dict.fromkeys(kinds, self.alpha_init)).to(self.device)
         self.multiplier_optimizer = torch.optim.Adam(self.multipliers.parameters(), self.multiplier_learning_rate)
-        self._target_age = 0  # gradient steps of the learner since the target was a copy of it
+        self._target_age = 0  # gradient steps of the learner since the target was renewed
         self._own_memory: PolicyState | None = None  # the learner's, after `_own_memory_at` environment steps
         self._own_memory_at = 0
         self._first_memory: PolicyState | None = None  # the learner's at the start of this segment; None: the target's
@@ -275,11 +278,17 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
 
     @torch.no_grad()
     def _renew_target(self) -> None:
-        """The target becomes a copy of the learner and goes on with the learner's memory, which these weights made."""
+        """The target takes on its share of the learner; a copy also takes its memory, which these weights made."""
         assert self._own_memory is not None  # made by every update
+        self._target_age = 0
+        if self.tau < 1.0:
+            learned = self.policy.state_dict()
+            for name, value in self.target.state_dict().items():
+                value.lerp_(learned[name], self.tau) if value.is_floating_point() else value.copy_(learned[name])
+            self._acting = self.target.with_cache(self.target.without_cache(self._acting))  # keys of the new weights
+            return
         self.target.load_state_dict(self.policy.state_dict())
         self._acting = self.target.with_cache(self._own_memory)
-        self._target_age = 0
 
     def _log_update(self, segment: Segment, losses: list[VMPOLoss], ratio_error: float) -> None:
         deviation = self.policy.action_head.standard_deviation()

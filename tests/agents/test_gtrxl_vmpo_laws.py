@@ -135,6 +135,21 @@ def test_a_target_that_stays_keeps_its_memory() -> None:
     assert model._acting is before
 
 
+def test_a_target_of_tau_is_an_average_that_goes_on_with_its_own_memory() -> None:
+    model = agent(target_update=1, tau=0.25)
+    for _ in range(2):  # the second one begins apart from the learner
+        rollout(model)
+        before, memory = weights(model.target), model.target.without_cache(model._acting)
+        model.train()
+        torch.testing.assert_close(weights(model.target), 0.75 * before + 0.25 * weights(model.policy))
+        assert not torch.equal(weights(model.target), weights(model.policy)) and model._target_age == 0
+        assert_same(model.target.without_cache(model._acting), memory, atol=0.0)
+    segment = rollout(model)
+    with torch.no_grad():  # acting has used keys and values of the new weights
+        found = model.target.evaluate_segment(segment)
+    torch.testing.assert_close(found.log_probs, segment.log_probs, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("memory_refresh", ["update", "epoch"])
 def test_a_new_target_goes_on_with_the_memory_of_the_weights_it_takes_over(memory_refresh: str) -> None:
     model = agent(memory_refresh=memory_refresh, target_update=1)
@@ -270,7 +285,16 @@ def test_a_new_rate_of_the_multipliers_counts_for_a_loaded_run(tmp_path: Path) -
 
 
 def test_settings_that_cannot_bound_anything_are_refused() -> None:
-    for name in ("eps_eta", "eps_alpha", "eps_mean", "eps_covariance", "eta_init", "alpha_init", "target_update"):
+    for name in (
+        "tau",
+        "eps_eta",
+        "eps_alpha",
+        "eps_mean",
+        "eps_covariance",
+        "eta_init",
+        "alpha_init",
+        "target_update",
+    ):
         wrong: dict[str, Any] = {name: 0}
         with pytest.raises(ConfigError, match=name):
             agent(**wrong)
