@@ -209,11 +209,16 @@ class Elements(nn.Module):
         return (self.leaf,) if self.mask is None else (self.leaf, self.mask)
 
     def _place(self, position: Position, width: int) -> None:
-        """A row per place: of N(0, 0.02^2) to be learned, as in Devlin et al. 2018, or of sines and cosines."""
+        """A row per place: of N(0, 1 / 4) to be learned, or of sines and cosines.
+
+        Devlin et al. 2018 draw places and symbols from N(0, 0.02^2). Here numbers of order 1 go through a linear layer of
+        PyTorch, and places of 0.02 would drown: two observations that differ in the place of a 1 differed by 0.001 of
+        their token, and a policy did not learn to tell them apart.
+        """
         self.places: Tensor | None
         if position == "learned":
             check_table("the table of learned positions", self.count, width, "use larger elements, or position: none")
-            self.places = nn.Parameter(0.02 * torch.randn(self.count, width))
+            self.places = nn.Parameter(0.5 * torch.randn(self.count, width))
             return
         rows = sinusoid(torch.arange(self.count), width, torch.zeros(())) if position == "sinusoidal" else None
         self.register_buffer("places", rows, persistent=False)
