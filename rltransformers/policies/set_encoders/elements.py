@@ -211,9 +211,9 @@ class Elements(nn.Module):
     def _place(self, position: Position, width: int) -> None:
         """A row per place: of N(0, 1 / 4) to be learned, or of sines and cosines.
 
-        Devlin et al. 2018 draw places and symbols from N(0, 0.02^2). Here numbers of order 1 go through a linear layer of
-        PyTorch, and places of 0.02 would drown: two observations that differ in the place of a 1 differed by 0.001 of
-        their token, and a policy did not learn to tell them apart.
+        Devlin et al. 2018 draw places and symbols from N(0, 0.02^2). Here numbers of order 1 go through a linear layer
+        of PyTorch, and places of 0.02 would drown: two observations that differ in the place of a 1 differed by 0.001
+        of their token, and a policy did not learn to tell them apart.
         """
         self.places: Tensor | None
         if position == "learned":
