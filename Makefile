@@ -11,7 +11,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 help:
 	@echo "make demo   train both agents on small tasks and print one table (about 5 minutes on 2 cores, the installation included)"
-	@echo "make test   run all tests, training tests included (about 23 minutes on 2 cores, the installation included)"
+	@echo "make test   run all tests, training tests included (about 15 minutes on 2 cores, the installation included)"
 	@echo "make check  format, lint, types, import rules and the fast tests, before every commit"
 	@echo "make clean  remove caches and build products; $(VENV) and runs stay"
 	@echo "The first use of each makes $(VENV) and installs the pinned versions of constraints.txt."

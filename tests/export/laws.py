@@ -74,7 +74,7 @@ def assert_runs_equal(run: Run, expected: Run, *, tolerance: float) -> None:
 
 def _size(numbers: Tensor) -> float:
     """The largest finite number, at least 1."""
-    finite = numbers[numbers.isfinite()]
+    finite = numbers.detach()[numbers.isfinite()]
     return max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
 
 
