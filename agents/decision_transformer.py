@@ -53,7 +53,7 @@ from rltransformers.policies.returns import ReturnIn
 from rltransformers.policies.steps import Acting, DecisionMachine
 from rltransformers.training.datastore import fill_store
 from rltransformers.training.decision_critic import CriticLearner
-from rltransformers.training.decision_data import DataSummary, statistics_of, summary_of, training_data
+from rltransformers.training.decision_data import DataSummary, shaped, statistics_of, summary_of, training_data
 from rltransformers.training.decision_loss import decision_loss
 from rltransformers.training.decision_online import (
     Exploring,
@@ -62,7 +62,6 @@ from rltransformers.training.decision_online import (
     exploration_target,
     interval_of,
     play_round,
-    shaped,
 )
 from rltransformers.training.decision_settings import (
     BatchSize,
@@ -396,6 +395,7 @@ class DecisionTransformer(OfflineAgent):
             callback = self._start_learning(callback, tb_log_name, False, self.num_timesteps)
             callback.on_training_start(locals(), globals())
             log = IntervalLog(self.logger, self.num_timesteps, self._interval)
+            sampler = self._sampler_of(replay.data)
             with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
                 going = True
                 while going and (online.updates or online.timesteps < last):
@@ -407,13 +407,14 @@ class DecisionTransformer(OfflineAgent):
                         online.updates = updates_per_episode * len(played)
                         log.add(interval_of(played, self.device))
                         bar.update(min(played.steps, bar.total - bar.n))
-                    sampler, self._progress = self._sampler_of(replay.data), min(online.timesteps / last, 1.0)
+                        sampler = self._sampler_of(replay.data)
+                    self._progress = min(online.timesteps / last, 1.0)
                     while going and online.updates:
                         online.updates -= 1
                         end = online.timesteps >= last and not online.updates
                         going = self._logged_update(sampler, log, log_interval, end, callback)
             callback.on_training_end()
-            self._finish_store(self._sampler_of(replay.data))
+            self._finish_store(sampler)
         finally:
             bar.close()
             if envs is not env:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rltransformers.algorithms.dqn import DQNLoss, Steps, dqn_loss, huber, q_targets, td_errors
 from rltransformers.core.device import find_device
-from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import attempt
 from rltransformers.core.ranges import Count, Fraction, PositiveNumber, Seed, UnitInterval, WholeNumber, strict
 from rltransformers.data.replay import SegmentReplay, Window
@@ -272,7 +272,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):
         for _ in range(gradient_steps):
             draw = replay.draw(batch_size, self._batch_generator, self.prioritized)
             losses.append(self._loss(self._seen(replay.gather(draw).trimmed())))
-            norms.append(self._descend(losses[-1].total))
+            norms.append(float(self._step(losses[-1].total, self.policy.learned)))
             if self.prioritized:
                 replay.prioritize(draw, losses[-1].priorities)
             self._n_updates += 1
@@ -300,21 +300,6 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):
             return loss
         named = {name: value.detach() for name, value in now.losses.items()}
         return DQNLoss(**(vars(loss) | {"total": loss.total + now.auxiliary_loss, "auxiliary": named}))
-
-    def _descend(self, loss: Tensor) -> float:
-        """One step of the optimiser; the gradient norm before it was clipped."""
-        if not torch.isfinite(loss):
-            raise DataError(
-                f"the loss of update {self._n_updates} is {float(loss)}; rewards or observations may be far too large "
-                "(VecNormalize scales them), or learning_rate too high"
-            )
-        self.policy.optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.learned, self.max_grad_norm)
-        self.policy.optimizer.step()
-        for part in self.policy.backbones():
-            part.backbone.constrain_()
-        return float(norm)
 
     def _refresh_memory(self, replay: SegmentReplay) -> None:
         """Keys and values of the acting memory always follow the new weights; what they are made from may too."""

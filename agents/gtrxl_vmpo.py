@@ -31,6 +31,7 @@ from rltransformers.core.ranges import (
     strict,
 )
 from rltransformers.data.rollout import Segment, row_batches
+from rltransformers.functional.modules import approach
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.steps import Acting, ActorCriticMachine
@@ -282,9 +283,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         assert self._own_memory is not None  # made by every update
         self._target_age = 0
         if self.tau < 1.0:
-            learned = self.policy.state_dict()
-            for name, value in self.target.state_dict().items():
-                value.lerp_(learned[name], self.tau) if value.is_floating_point() else value.copy_(learned[name])
+            approach(self.target.state_dict(), self.policy.state_dict(), self.tau)
             self._acting = self.target.with_cache(self.target.without_cache(self._acting))  # keys of the new weights
             return
         self.target.load_state_dict(self.policy.state_dict())

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from rltransformers.algorithms.critic import (
     alignment_loss,
@@ -18,8 +18,8 @@ from rltransformers.algorithms.critic import (
 from rltransformers.algorithms.decision import masked_mean
 from rltransformers.core.ranges import check
 from rltransformers.data import ContextBatch
+from rltransformers.functional.modules import approach
 from rltransformers.policies.action_heads import blank_invalid
-from rltransformers.policies.critics import TwinCritics
 from rltransformers.policies.decision import DecisionPolicy
 from rltransformers.training.checkpoint import restore_optimizer, restore_weights
 from rltransformers.training.decision_data import DataSummary
@@ -100,14 +100,10 @@ class CriticLearner:
             batch.episode_return, self.summary.best_return, self.summary.spread, self.options.weight
         )
 
-    @torch.no_grad()
     def follow(self, policy: DecisionPolicy) -> None:
         """Let the slow critics and the averaged policy take on their share of today's."""
-        _approach(self.slow, self.critics, self.options.polyak)
-        actor = {name: value for name, value in policy.state_dict().items() if not name.startswith("critics.")}
-        share = 1.0 - self.options.actor_average
-        for name, value in self.average.state_dict().items():
-            value.lerp_(actor[name], share) if value.is_floating_point() else value.copy_(actor[name])
+        approach(self.slow.state_dict(), self.critics.state_dict(), self.options.polyak)
+        approach(self.average.state_dict(), policy.state_dict(), 1.0 - self.options.actor_average)
 
     def tensors(self) -> dict[str, Any]:
         """What a checkpoint holds besides the policy."""
@@ -141,8 +137,3 @@ def averaged(policy: DecisionPolicy) -> DecisionPolicy:
     finally:
         policy.critics = critics
     return found.eval().requires_grad_(False)
-
-
-def _approach(slow: TwinCritics, fast: nn.Module, share: float) -> None:
-    for theirs, ours in zip(slow.parameters(), fast.parameters(), strict=True):
-        theirs.lerp_(ours, share)

@@ -52,7 +52,12 @@ def training_data(data: Trajectories, settings: Settings) -> Trajectories:
     """The episodes to train on, with their rewards as the agent is to see them."""
     if settings.top_fraction < 1:
         data = data.top_fraction(settings.top_fraction)
-    return data.delayed_rewards() if settings.delayed_reward else data
+    return shaped(data, settings)
+
+
+def shaped(episodes: Trajectories, settings: Settings) -> Trajectories:
+    """Episodes with their rewards as the agent is to see them."""
+    return episodes.delayed_rewards() if settings.delayed_reward else episodes
 
 
 def summary_of(data: Trajectories, settings: Settings, return_scale: float | None) -> DataSummary:

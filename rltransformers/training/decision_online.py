@@ -121,11 +121,6 @@ def play_round(
     )
 
 
-def shaped(episodes: Trajectories, settings: Settings) -> Trajectories:
-    """Episodes with their rewards as the agent is to see them."""
-    return episodes.delayed_rewards() if settings.delayed_reward else episodes
-
-
 def exploration_target(given: float | None, settings: Settings, summary: DataSummary) -> float:
     """What episodes are asked for: without ``given`` the best return of the data and as much again as they differ by.
 

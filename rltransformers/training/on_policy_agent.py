@@ -20,7 +20,7 @@ from torch import Tensor
 from rltransformers.algorithms.ppo import PPOLoss
 from rltransformers.algorithms.vmpo import VMPOLoss
 from rltransformers.core.device import find_device
-from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import attempt
 from rltransformers.core.ranges import Count, strict
 from rltransformers.data.rollout import RolloutBuffer, Segment
@@ -223,17 +223,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         return as_schedule(getattr(self, name), name)(self._current_progress_remaining)
 
     def _descend(self, loss: Tensor) -> None:
-        if not torch.isfinite(loss):
-            raise DataError(
-                f"the loss of update {self._n_updates} is {float(loss)}; rewards or observations may be far too large "
-                "(VecNormalize scales them), or learning_rate too high"
-            )
-        self.policy.optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
-        self.policy.optimizer.step()
-        for part in self.policy.backbones():
-            part.backbone.constrain_()
+        self._step(loss, self.policy.parameters())
 
     # Memory
 

@@ -4,7 +4,7 @@ Stable-Baselines3 looks these up on the class of an algorithm, so they are one c
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self, cast
 
@@ -17,7 +17,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
-from torch import Tensor
+from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.device import to_tensor
@@ -89,6 +89,7 @@ class OnlineAgent(BaseAlgorithm):
     check_policy: ClassVar[Any] = staticmethod(check_policy_settings)
     policy: Any  # a MemoryPolicy; SB3 declares its own policy without memory
     memory_refresh: str
+    max_grad_norm: float
 
     @classmethod
     def setting_names(cls) -> list[str]:
@@ -118,6 +119,27 @@ class OnlineAgent(BaseAlgorithm):
 
     def _to_device(self, array: Any) -> Tensor:
         return to_tensor(array, self.device)
+
+    # Update
+
+    def _step(self, loss: Tensor, learned: Iterable[nn.Parameter]) -> Tensor:
+        """One step of the optimiser; returns the norm of the gradient of ``learned`` before it was clipped.
+
+        Raises:
+            DataError: for a loss that is not finite.
+        """
+        if not torch.isfinite(loss):
+            raise DataError(
+                f"the loss of update {self._n_updates} is {float(loss)}; rewards or observations may be far too large "
+                "(VecNormalize scales them), or learning_rate too high"
+            )
+        self.policy.optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(learned, self.max_grad_norm)
+        self.policy.optimizer.step()
+        for part in self.policy.backbones():
+            part.backbone.constrain_()
+        return norm
 
     # Log
 
