@@ -66,7 +66,10 @@ COMMANDS = {
     "windowed": Command("attention", "windowed", "windowed attention, against dense kernels and x-transformers"),
     "linear": Command("attention", "linear", "linear attention: growth with the length of the segment"),
     "catalogue": Command("catalogue", "catalogue", "cost of every mechanism by length, against its declared growth"),
+    "encoders": Command("encoders", "encoders", "cost of encoders of an observation by its elements, the same way"),
 }
+GROWTH = {"catalogue": "T", "encoders": "N"}
+"""Commands whose rows are entries that grow as they declare, and what they grow with."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,23 +155,24 @@ def summary(folder: Path) -> list[str]:
 
 
 def targets(folder: Path, chosen: Sequence[str] | None = None) -> list[str]:
-    """Lines of a short Markdown table: the rows that have a target, without their settings; the catalogue in one.
+    """Lines of a short Markdown table: the rows that have a target, without their settings.
 
-    ``chosen`` names the rows to show, in this order.
+    Entries that grow as they declare are counted in one row. ``chosen`` names the rows to show, in this order.
 
     Raises:
         ConfigError: for a name that no row with a target has.
     """
     lines: dict[str, list[str]] = {}
-    for row in measured(folder, [name for name in COMMANDS if name != "catalogue"]):
+    for row in measured(folder, [name for name in COMMANDS if name not in GROWTH]):
         if row["target"]:
             cells = table_cells(row)
             lines.setdefault(row["name"], []).append(f"| {' | '.join([cells[0], *cells[2:]])} |")
-    if entries := list(measured(folder, ["catalogue"])):
-        grown = sum(row["met"] == "True" for row in entries)
-        verdict = "yes" if grown == len(entries) else "**no**"
-        target = "time, FLOPs and kept bytes grow as declared, T to 8192"
-        lines["catalogue"] = [f"| catalogue | {grown} of {len(entries)} entries | | | {target} | {verdict} |"]
+    for name, axis in GROWTH.items():
+        if entries := list(measured(folder, [name])):
+            grown = sum(row["met"] == "True" for row in entries)
+            verdict = "yes" if grown == len(entries) else "**no**"
+            target = f"time, FLOPs and kept bytes grow as declared, {axis} to 8192"
+            lines[name] = [f"| {name} | {grown} of {len(entries)} entries | | | {target} | {verdict} |"]
     for name in chosen or ():
         if name not in lines:
             raise ConfigError(f"no row {name!r} with a target in {folder}; {did_you_mean(name, lines)}")

@@ -28,7 +28,6 @@ ATTENTION = [name for name, axis in AXES.items() if axis.attention]
 LAYERS = 2  # logits that a layer hands to the next one cost something only where there is a next one
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 MOST_SECONDS, MOST_BYTES = 20.0, 4 * 2**30
-DECLARED = {"T": 1.0, "T^2": 2.0}
 # Examples of the catalogue are as small as an entry can be; these are the same entries at a memory of 64 steps.
 SCALED: dict[tuple[str, str], dict[str, Any]] = {
     ("position", "shaw"): {"position": {"name": "shaw", "max_distance": 64}},
@@ -78,6 +77,9 @@ SETTING = (
     f"width {WIDTH}, {SIZES}, memory 64, batch 1, per layer of {LAYERS}: norm, mixer with projections, residual; "
     "feed-forward net of width 1"
 )
+
+Forward = tuple[Callable[[], Tensor], Sequence[Tensor]]
+"""A forward pass, and the parameters whose gradients belong to it."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +137,9 @@ def catalogue(
             config = entry_config(spec.axis, spec.name, lengths[-1])
             found = costs_of(f"{spec.id} {name}", config, lengths, min(repetitions, 3))
             costs += found
-            yield growth_row(found, spec.traits.time, lengths)
+            yield growth_row(found, spec.traits.time, SETTING, lengths)
     reference = reference_costs(lengths, min(repetitions, 3))
-    write_costs([*costs, *reference])
+    write_costs([*costs, *reference], RESULTS / "catalogue_cost.csv", SETTING)
     draw([*costs, *reference], RESULTS)
 
 
@@ -148,17 +150,16 @@ def costs_of(name: str, config: BackboneConfig, lengths: Sequence[int], repetiti
     state = backbone.initial_state(1)
     state_bytes = sum(value.nbytes for key, value in state.tensors.items() if key != "position")
 
-    def forward_of(length: int) -> Callable[[], Tensor]:
+    def forward_of(length: int) -> Forward:
         x = torch.randn(1, length, WIDTH, requires_grad=True)
-        return lambda: backbone(x)[0]
+        return lambda: backbone(x)[0], list(backbone.parameters())
 
-    return measure(name, forward_of, list(backbone.parameters()), lengths, repetitions, state_bytes, LAYERS)
+    return measure(name, forward_of, lengths, repetitions, state_bytes, LAYERS)
 
 
 def measure(
     name: str,
-    forward_of: Callable[[int], Callable[[], Tensor]],
-    parameters: Sequence[Tensor],
+    forward_of: Callable[[int], Forward],
     lengths: Sequence[int],
     repetitions: int,
     state_bytes: int,
@@ -171,7 +172,7 @@ def measure(
     for length in lengths:
         if counted and (4 * seconds > MOST_SECONDS or 4 * counted[length // 2][1] > MOST_BYTES):
             break
-        forward = forward_of(length)
+        forward, parameters = forward_of(length)
         counted[length] = cost(forward)
         works[length] = backward_of(forward, parameters)
         seconds = timed(works[length])
@@ -197,25 +198,33 @@ def growth(small: float, large: float, ratio: float = 2.0) -> float:
     return math.log(large / small) / math.log(ratio)
 
 
-def growth_row(costs: Sequence[Cost], declared: str, lengths: Sequence[int]) -> Row:
+def exponent(declared: str, small: int, large: int) -> float:
+    """Of the declared growth, "T", "N", "T^2", "N^2" or "N ln N", between two lengths."""
+    if declared.endswith(" ln N"):
+        return 1.0 + growth(math.log(small), math.log(large), large / small)
+    return 2.0 if declared.endswith("^2") else 1.0
+
+
+def growth_row(costs: Sequence[Cost], declared: str, setting: str, lengths: Sequence[int]) -> Row:
     """Growth of work and kept memory between the two longest segments, and of time over up to three doublings.
 
     Two neighbouring times say little: one disturbed run among them moves the exponent by half.
     """
     first, last, largest = costs[max(0, len(costs) - 4)], costs[-2], costs[-1]
-    expected = DECLARED[declared]
+    expected = exponent(declared, first.length, largest.length)
     flops, kept = growth(last.flops, largest.flops), growth(last.saved_bytes, largest.saved_bytes)
     ratio = largest.length / first.length
     exponents = [growth(*pair, ratio) for pair in zip(first.runs, largest.runs, strict=True)]
-    skipped = "" if largest.length == lengths[-1] else f"; longer segments exceed {MOST_SECONDS:g} s or 4 GB"
+    skipped = "" if largest.length == lengths[-1] else f"; longer ones exceed {MOST_SECONDS:g} s or 4 GB"
+    axis = declared[0]
     row = absolute(
         largest.entry,
-        f"T {first.length} to {largest.length}, {SETTING}",
+        f"{axis} {first.length} to {largest.length}, {setting}",
         "time exponent",
         exponents,
-        f"<= {expected + 0.3:g}",
-        note=f"declared {declared}; from T {last.length} on exponents of FLOPs {flops:.2f} and kept bytes {kept:.2f} "
-        f"(bound {expected + 0.15:g}); at T {largest.length}: {1e3 * largest.seconds:.1f} ms, "
+        f"<= {expected + 0.3:.3g}",
+        note=f"declared {declared}; from {axis} {last.length} on exponents of FLOPs {flops:.2f} and kept bytes "
+        f"{kept:.2f} (bound {expected + 0.15:.3g}); at {axis} {largest.length}: {1e3 * largest.seconds:.1f} ms, "
         f"{largest.flops / 1e9:.3g} GFLOP forward, {largest.saved_bytes / 2**20:.1f} MB kept, "
         f"state {largest.state_bytes / 1024:.1f} kB{skipped}",
     )
@@ -245,24 +254,24 @@ def reference_costs(lengths: Sequence[int], repetitions: int) -> list[Cost]:
     """The line that every entry is compared with."""
     module = DenseAttention()
 
-    def forward_of(length: int) -> Callable[[], Tensor]:
+    def forward_of(length: int) -> Forward:
         x = torch.randn(1, length, WIDTH, requires_grad=True)
-        return lambda: module(x)
+        return lambda: module(x), list(module.parameters())
 
-    return measure(REFERENCE, forward_of, list(module.parameters()), lengths, repetitions, 0, 1)
+    return measure(REFERENCE, forward_of, lengths, repetitions, 0, 1)
 
 
-def write_costs(costs: Sequence[Cost]) -> None:
-    """``catalogue_cost.csv``: one line per entry and length."""
+def write_costs(costs: Sequence[Cost], path: Path, setting: str, axis: str = "T") -> None:
+    """A CSV with one line per entry and length."""
     facts = machine()
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    with (RESULTS / "catalogue_cost.csv").open("w", newline="") as file:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["entry", "T", "forward_flops", "saved_bytes", "forward_backward_ms", "state_bytes",
+        writer.writerow(["entry", axis, "forward_flops", "saved_bytes", "forward_backward_ms", "state_bytes",
                          "setting", "threads", "device", "commit", "date"])  # fmt: skip
         for each in costs:
             numbers = [round(each.flops), round(each.saved_bytes), f"{1e3 * each.seconds:.4g}", round(each.state_bytes)]
-            writer.writerow([each.entry, each.length, *numbers, SETTING, torch.get_num_threads(),
+            writer.writerow([each.entry, each.length, *numbers, setting, torch.get_num_threads(),
                              facts["device"], facts["commit"], facts["date"]])  # fmt: skip
 
 
@@ -285,13 +294,16 @@ DRAWN = {
 
 def draw(costs: Sequence[Cost], folder: Path) -> None:
     """``cost.png`` with a choice of entries, and ``cost-SLOT.png`` with all entries of a slot."""
-    picture(costs, DRAWN, folder / "cost.png")
+    title = f"Cost of one layer's attention, projections included: width {WIDTH}, {HEADS} heads, memory 64, batch 1"
+    picture(costs, DRAWN, folder / "cost.png", title)
     for axis in ATTENTION:
         names = {f"{spec.id} {axis}:{spec.name}": spec.name for spec in entries()[axis]}
-        picture(costs, {REFERENCE: DRAWN[REFERENCE], **names}, folder / f"cost-{axis}.png")
+        picture(costs, {REFERENCE: DRAWN[REFERENCE], **names}, folder / f"cost-{axis}.png", title)
 
 
-def picture(costs: Sequence[Cost], labels: Mapping[str, str], path: Path) -> None:
+def picture(
+    costs: Sequence[Cost], labels: Mapping[str, str], path: Path, title: str, axis_of: str = "tokens T"
+) -> None:
     """Time and kept memory against the length, every line named at its end."""
     import matplotlib
 
@@ -307,13 +319,13 @@ def picture(costs: Sequence[Cost], labels: Mapping[str, str], path: Path) -> Non
     looks = dict(zip(drawn, itertools.chain([("--", "black")], itertools.cycle(styles)), strict=False))
     colors = {name: color for name, (_, color) in looks.items()}
     figure, axes = pyplot.subplots(1, 2, figsize=(13, max(6.0, 0.36 * len(drawn))), constrained_layout=True)
-    for axis, (title, field, scale) in zip(axes, panels, strict=True):
+    for axis, (panel, field, scale) in zip(axes, panels, strict=True):
         ends = {}
         for name in drawn:
             points = [(each.length, scale * getattr(each, field)) for each in costs if each.entry == name]
             axis.plot(*zip(*points, strict=True), color=colors[name], linestyle=looks[name][0])
             ends[name] = points[-1]
-        axis.set(xscale="log", yscale="log", xlabel="tokens T", title=title)
+        axis.set(xscale="log", yscale="log", xlabel=axis_of, title=panel)
         lengths = sorted({each.length for each in costs})
         axis.set_xticks(lengths, [str(length) for length in lengths])
         axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
@@ -321,8 +333,7 @@ def picture(costs: Sequence[Cost], labels: Mapping[str, str], path: Path) -> Non
         axis.minorticks_off()
         axis.grid(alpha=0.3)
         name_lines(axis, ends, drawn, colors)
-    sizes = f"width {WIDTH}, {HEADS} heads, memory 64, batch 1, {torch.get_num_threads()} thread(s)"
-    figure.suptitle(f"Cost of one layer's attention, projections included: {sizes}")
+    figure.suptitle(f"{title}, {torch.get_num_threads()} thread(s)")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 

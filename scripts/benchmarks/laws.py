@@ -15,8 +15,8 @@ SUITE = Path("tests", "attention", "test_contract.py")
 FINISHED = (0, 1, 5)  # pytest: all passed, some failed, no test selected
 
 
-def require_green(names: Iterable[str]) -> set[str]:
-    """The names whose laws all hold, each name a catalogue entry ("mixer:linear") or a preset ("preset:gtrxl").
+def require_green(names: Iterable[str], suite: Path = SUITE) -> set[str]:
+    """The names whose laws in ``suite`` all hold: catalogue entries ("mixer:linear"), presets ("preset:gtrxl"), rows.
 
     One pytest call for all of them. A red name is printed with the laws that it breaks, so that a benchmark can leave
     it out.
@@ -25,24 +25,24 @@ def require_green(names: Iterable[str]) -> set[str]:
         SystemExit: no name is green, a name has no laws, or pytest is missing.
     """
     wanted = sorted(set(names))
-    results = outcomes(wanted)
+    results = outcomes(wanted, suite)
     unknown = [name for name in wanted if not results[name]]
     if unknown:
         raise SystemExit(
-            f"no law in {SUITE} speaks of {', '.join(unknown)}; "
+            f"no law in {suite} speaks of {', '.join(unknown)}; "
             "benchmark names are those of the contract suite, e.g. mixer:linear or preset:gtrxl"
         )
     red = {name: [law for law, held in results[name].items() if not held] for name in wanted}
     for name, broken in red.items():
         if broken:
-            print(f"refused: {name} is not timed, it breaks {', '.join(broken)}; run pytest {SUITE} -k '{name}'")
+            print(f"refused: {name} is not timed, it breaks {', '.join(broken)}; run pytest {suite} -k '{name}'")
     green = {name for name, broken in red.items() if not broken}
     if wanted and not green:
         raise SystemExit(f"nothing to time: the laws are red for {', '.join(wanted)}")
     return green
 
 
-def outcomes(names: list[str]) -> dict[str, dict[str, bool]]:
+def outcomes(names: list[str], suite: Path = SUITE) -> dict[str, dict[str, bool]]:
     """Whether each law holds, by name and test."""
     missing = [module for module in ("pytest", "xdist") if importlib.util.find_spec(module) is None]
     if missing:
@@ -52,7 +52,7 @@ def outcomes(names: list[str]) -> dict[str, dict[str, bool]]:
         return found
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "laws.xml")
-        command = [sys.executable, "-m", "pytest", str(SUITE), "-q", "-n", "2", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", str(suite), "-q", "-n", "2", "-p", "no:cacheprovider"]
         run = subprocess.run(
             [*command, f"--junitxml={results}", "-k", " or ".join(names)],
             cwd=ROOT,
