@@ -12,14 +12,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that the modules next to this file are found
 
+from rltransformers.cli.engines import Engine, Job, LocalEngine, Order, RayEngine  # noqa: E402
 from rltransformers.cli.trust import Program, collect_programs, programs, require_trust  # noqa: E402
-from rltransformers.core.errors import ConfigError, DataError  # noqa: E402
+from rltransformers.core.errors import ConfigError, DataError, MissingExtraError  # noqa: E402
 from scripts.benchmark import positive  # noqa: E402
 from scripts.results import cell as cells  # noqa: E402
 from scripts.results import report  # noqa: E402
@@ -44,12 +46,13 @@ def main(words: Sequence[str] | None = None) -> int:
         failed = 0
         if not arguments.report:
             wanted = chosen(list(suite.cells(arguments.seeds)), arguments.only)
-            failed = work.do(wanted, arguments.jobs, arguments.dry_run)
+            with closing(engine_of(arguments.engine, arguments.address)) as engine:
+                failed = work.do(wanted, engine, arguments.jobs or engine.slots, arguments.dry_run)
         if not arguments.dry_run:
             for path in report.write(suite, work.results):
                 print(f"written  {shown(path)}")
         return 1 if failed else 0
-    except (ConfigError, DataError) as error:
+    except (ConfigError, DataError, MissingExtraError) as error:
         print(f"reproduce: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -65,7 +68,9 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("suite", metavar="SUITE", help="name in configs/suites, or a YAML file")
     made.add_argument("--seeds", type=positive, metavar="N", help="seeds per variant (default: as the suite says)")
-    made.add_argument("--jobs", type=positive, default=cores(), metavar="J", help="runs at a time (default: the cores)")
+    made.add_argument("--jobs", type=positive, metavar="J", help="runs at a time (default: the cores)")
+    made.add_argument("--engine", choices=["local", "ray"], default="local", help="where runs go: this machine, or Ray")
+    made.add_argument("--address", metavar="A", help='of a Ray cluster, "auto" for the one this machine belongs to')
     made.add_argument(
         "--only", nargs="+", action="extend", default=[], metavar="TASK[/VARIANT]", help="leave out others"
     )
@@ -80,9 +85,18 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def engine_of(name: str, address: str | None) -> Engine:
+    """The engine of that name.
+
+    Raises:
+        ConfigError: an address without Ray, or no cluster there.
+        MissingExtraError: Ray is not installed.
+    """
+    if name == "ray":
+        return RayEngine(address)
+    if address is not None:
+        raise ConfigError(f"--address {address} is that of a Ray cluster; add --engine ray, or leave it out")
+    return LocalEngine()
 
 
 def folders(results: str | None, runs: str | None) -> tuple[Path, Path]:
@@ -116,7 +130,7 @@ class Work:
         """Run folder of a cell."""
         return self.runs / self.suite.name / cell.task / cell.folder
 
-    def do(self, wanted: Sequence[Cell], jobs: int, dry_run: bool = False) -> int:
+    def do(self, wanted: Sequence[Cell], engine: Engine, jobs: int, dry_run: bool = False) -> int:
         """Run what is missing, ``jobs`` at a time; the number of cells that failed."""
         done = current(self.suite, read_rows(self.csv))
         missing = [cell for cell in wanted if cell.key not in done]
@@ -134,7 +148,7 @@ class Work:
             return 0
         require_trust(self._programs(missing), f"suite {self.suite.name}", self.trust)
         self._make_datasets(missing)
-        return self._run(missing, jobs)
+        return self._run(missing, engine, jobs)
 
     def _programs(self, missing: Sequence[Cell]) -> list[Program]:
         """What these cells, and the datasets that have to be recorded for them, run besides this package."""
@@ -166,44 +180,39 @@ class Work:
         record(self.csv, self.lock, self.suite, row)
         cells.forget_row(self.folder(cell))
 
-    def _run(self, missing: Sequence[Cell], jobs: int) -> int:
+    def _run(self, missing: Sequence[Cell], engine: Engine, jobs: int) -> int:
         waiting, failed, count = list(missing), 0, 0
-        running: dict[Cell, subprocess.Popen[str]] = {}
+        running: dict[Cell, Job] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
                     cell = waiting.pop(0)
-                    running[cell] = self._start(cell)
+                    running[cell] = engine.start(self.order(cell))
                 time.sleep(0.1)
-                for cell in [cell for cell, process in running.items() if process.poll() is not None]:
-                    status = ended(running.pop(cell))
+                polled = {cell: job.poll() for cell, job in running.items()}
+                for cell, status in polled.items():
+                    if status is None:
+                        continue
+                    del running[cell]
                     count += 1
                     left = [*running, *waiting]
                     failed += not self._finish(cell, status, f"[{count}/{len(missing)}]", left, jobs)
         finally:
-            for process in running.values():
-                process.terminate()
-            for process in running.values():
-                ended(process)
+            for job in running.values():
+                job.stop()
         return failed
 
-    def _start(self, cell: Cell) -> subprocess.Popen[str]:
+    def order(self, cell: Cell) -> Order:
+        """The process that runs a cell; it ends when its input does."""
         folder, task = self.folder(cell), self.suite.tasks[cell.task]
-        folder.parent.mkdir(parents=True, exist_ok=True)
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        with folder.with_name(f"{folder.name}.log").open("a") as log:
-            process = subprocess.Popen(
-                [sys.executable, *CELL],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | ONE_THREAD | {"PYTHONPATH": path},
-                text=True,
-            )
-        assert process.stdin is not None  # stays open: the cell ends when it closes
-        process.stdin.write(cells.order_of(cell, folder, task.score, task.target, self.suite.text.metrics))
-        process.stdin.flush()
-        return process
+        return Order(
+            CELL,
+            cells.order_of(cell, folder, task.score, task.target, self.suite.text.metrics),
+            folder.with_name(f"{folder.name}.log"),
+            (cells.row_file(folder),),
+            ONE_THREAD | {"PYTHONPATH": path},
+        )
 
     def _finish(self, cell: Cell, status: int, place: str, left: Sequence[Cell], jobs: int) -> bool:
         folder = self.folder(cell)
@@ -240,14 +249,6 @@ class Work:
                 )
             if done.returncode:
                 raise DataError(f"dataset {dataset} could not be recorded; the reason stands above")
-
-
-def ended(process: subprocess.Popen[str]) -> int:
-    """Exit status of a process, whose input is closed then."""
-    status = process.wait()
-    assert process.stdin is not None
-    process.stdin.close()
-    return status
 
 
 def with_behaviours(words: str, dataset: str, folder: str | None) -> str:

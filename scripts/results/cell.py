@@ -82,9 +82,14 @@ def measure(order: Mapping[str, Any]) -> Row:
     return replace(row, score=score_of(row.results, order["score"], order["target"]))
 
 
+def row_file(folder: Path) -> Path:
+    """Where a cell leaves its row."""
+    return folder / "row.json"
+
+
 def read_row(folder: Path) -> Row | None:
     """The row that a cell left in its folder."""
-    path = folder / "row.json"
+    path = row_file(folder)
     if not path.is_file():
         return None
     try:
@@ -95,12 +100,12 @@ def read_row(folder: Path) -> Row | None:
 
 def forget_row(folder: Path) -> None:
     """Note that the row stands in the CSV: from now on only a new run can fill its place."""
-    os.replace(folder / "row.json", folder / RECORDED)
+    os.replace(row_file(folder), folder / RECORDED)
 
 
 def write_row(folder: Path, row: Row) -> None:
     """Leave the row in the folder."""
-    with replacing(folder / "row.json") as temporary:
+    with replacing(row_file(folder)) as temporary:
         temporary.write_text(json.dumps(asdict(row)))
 
 

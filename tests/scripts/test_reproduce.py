@@ -14,6 +14,7 @@ import yaml
 from minari.storage import get_dataset_path
 
 from rltransformers.backbone import Backbone, BackboneConfig
+from rltransformers.cli.engines import LocalEngine
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import load_trajectories
 from rltransformers.training.decision_settings import backbone_config
@@ -92,7 +93,7 @@ def test_a_damaged_line_of_a_csv_is_named(suite: Suite, tmp_path: Path, old: str
 def test_programs_that_a_suite_names_want_trust(
     write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reproduce.Work, "_run", lambda self, missing, jobs: 0)
+    monkeypatch.setattr(reproduce.Work, "_run", lambda self, missing, engine, jobs: 0)
     path = write(
         {"datasets": {"tiny/cartpole-v0": "--env CartPole-v1 --behaviour stranger:act --steps 9"}},
         config=str(tmp_path / "offline.yaml"), score="return", target=20, variants={"DT": {}}, seeds=1,
@@ -627,12 +628,12 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_skipped(
     work = reproduce.Work(read_suite(str(path)), tmp_path / "out", tmp_path / "runs")
     first = next(iter(work.suite.cells()))
     folder = work.folder(first)
-    process = work._start(first)
+    job = LocalEngine().start(work.order(first))
     while not (folder / "evaluations.jsonl").exists():  # an evaluation is followed by a checkpoint
-        assert process.poll() is None, folder.with_name(f"{folder.name}.log").read_text()
+        assert job.poll() is None, folder.with_name(f"{folder.name}.log").read_text()
         time.sleep(0.02)
-    process.kill()
-    assert reproduce.ended(process) == -9
+    job.process.kill()
+    assert job.wait() == -9
     assert not (folder / "row.json").exists()
     words = [str(path), "--results", str(tmp_path / "out"), "--runs", str(tmp_path / "runs"), "--jobs", "1"]
     assert reproduce.main(words) == 0

@@ -1,0 +1,209 @@
+"""Where the processes of many runs live: on this machine, or on the machines of a Ray cluster."""
+
+import os
+import socket
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rltransformers.core.errors import ConfigError, one_line, require
+from rltransformers.core.files import replacing
+
+RETRIES = 3
+"""How often Ray starts a process again whose machine or worker is lost."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A process of Python.
+
+    Attributes:
+        words: arguments of the interpreter.
+        text: its standard input, which stays open: when it ends, whoever ordered is gone.
+        log: receives what it prints; folders above are made.
+        results: files that it leaves and that whoever ordered reads.
+        environment: variables besides those of this process.
+    """
+
+    words: tuple[str, ...]
+    text: str
+    log: Path
+    results: tuple[Path, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Job(ABC):
+    """A process that was ordered."""
+
+    @abstractmethod
+    def poll(self) -> int | None:
+        """Its exit status; None as long as it runs."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End it, and wait until it has ended."""
+
+
+class Engine(ABC):
+    """Starts what is ordered.
+
+    Attributes:
+        slots: processes that run at a time, as many as there are cores.
+    """
+
+    slots: int
+
+    @abstractmethod
+    def start(self, order: Order) -> Job:
+        """Begin at once, or as soon as a core is free."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what the engine holds."""
+
+
+class LocalJob(Job):
+    """A child of this process."""
+
+    def __init__(self, order: Order) -> None:
+        order.log.parent.mkdir(parents=True, exist_ok=True)
+        with order.log.open("a") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *order.words],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | dict(order.environment),
+                text=True,
+            )
+        assert self.process.stdin is not None  # it was asked for
+        self.process.stdin.write(order.text)
+        self.process.stdin.flush()
+
+    def poll(self) -> int | None:
+        """The exit status; closes its input behind it."""
+        return None if self.process.poll() is None else self.wait()
+
+    def wait(self) -> int:
+        """The exit status, once there is one."""
+        status = self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return status
+
+    def stop(self) -> None:
+        """Asked by SIGTERM."""
+        self.process.terminate()
+        self.wait()
+
+
+class LocalEngine(Engine):
+    """The cores of this machine that this process may use."""
+
+    def __init__(self) -> None:
+        self.slots = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    def start(self, order: Order) -> LocalJob:
+        """A child process."""
+        return LocalJob(order)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class RayJob(Job):
+    """A task of Ray that runs the process as its child."""
+
+    def __init__(self, ray: Any, reference: Any, order: Order) -> None:
+        self.ray, self.reference, self.order = ray, reference, order
+
+    def poll(self) -> int | None:
+        """The exit status, once the files that the process left are here, too."""
+        ready, _ = self.ray.wait([self.reference], timeout=0)
+        if not ready:
+            return None
+        try:
+            status, files = self.ray.get(self.reference)
+        except self.ray.exceptions.RayError as error:
+            self.order.log.parent.mkdir(parents=True, exist_ok=True)
+            with self.order.log.open("a") as log:
+                log.write(f"Ray lost the process: {one_line(error)}\n")
+            return 1
+        for path, content in files.items():
+            if not path.is_file() or path.read_bytes() != content:  # no file system in common with that machine
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(path) as temporary:
+                    temporary.write_bytes(content)
+        return int(status)
+
+    def stop(self) -> None:
+        """The worker is killed; the process notices that its input ends."""
+        self.ray.cancel(self.reference, force=True)
+
+
+class RayEngine(Engine):
+    """The cores of a Ray cluster, whose machines have this Python environment and project at the same paths.
+
+    Each process is a task of one core. One whose worker dies, or whose machine is lost, is started again up to
+    ``RETRIES`` times; it goes on from its last checkpoint where the file system is shared, and anew where it is not.
+
+    Args:
+        address: of a running cluster ("auto" for the one this machine belongs to); None starts Ray on this machine
+            alone, and ends it with the engine.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        ConfigError: nothing answers at the address.
+    """
+
+    def __init__(self, address: str | None = None) -> None:
+        self.ray = require("ray", "ray")
+        try:
+            if address is not None and address != "auto":
+                knock(address)
+            self.ray.init(address=address or "local", include_dashboard=None if address else False, log_to_driver=False)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"no Ray cluster answers at {address!r} ({one_line(error)}); start one with `ray start --head`, or "
+                "leave out --address to use this machine alone"
+            ) from error
+        self.slots = int(self.ray.cluster_resources().get("CPU", 1))
+        self.task = self.ray.remote(num_cpus=1, max_retries=RETRIES)(run)
+
+    def start(self, order: Order) -> RayJob:
+        """A task that waits for a free core."""
+        return RayJob(self.ray, self.task.remote(order), order)
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started here ends."""
+        self.ray.shutdown()
+
+
+def knock(address: str) -> None:
+    """Open a connection to "host:port" or "ray://host:port" and close it; Ray itself would try for minutes.
+
+    Raises:
+        OSError: nothing listens there.
+        ValueError: it is no address.
+    """
+    parts = urlsplit(address if "://" in address else f"ray://{address}")
+    if parts.hostname is None or parts.port is None:
+        raise ValueError('an address is "auto", "host:port" or "ray://host:port"')
+    socket.create_connection((parts.hostname, parts.port), timeout=10).close()
+
+
+def run(order: Order) -> tuple[int, dict[Path, bytes]]:
+    """Exit status of a process, and the files that it left, its log among them."""
+    job = LocalJob(order)
+    try:
+        status = job.wait()
+    finally:
+        if job.process.poll() is None:
+            job.stop()
+    found = [path for path in (*order.results, order.log) if path.is_file()]
+    return status, {path: path.read_bytes() for path in found}
