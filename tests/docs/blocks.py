@@ -7,16 +7,20 @@ Comments directly above a block, which readers do not see, tell what the test do
     <!-- test: setup policy = "random" -->             a line of Python that runs first
     <!-- test: continues -->                           the block needs what the Python block before it defined
     <!-- test: skip needs an Atari emulator -->        the block does not run, for this reason
+    <!-- test: where torchrl is installed -->          the block runs only where this module can be imported
 
-Python blocks are executed. Commands of `rltransformers` run in this process; of scripts that take hours only the
-arguments are checked, of `make` the target, of `pip` extras and pins. YAML has to be a config, or a part of one.
+Python blocks are executed. Commands of `rltransformers` run in this process; of scripts that take hours, and of
+`python -m` with a package of ours, only the arguments are checked, of `make` the target, of `pip` extras and pins. YAML
+has to be a config, or a part of one.
 """
 
 import importlib
+import importlib.util
 import re
 import shlex
 import subprocess
 import tomllib
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +57,12 @@ class Block:
         """The reason for which the block does not run."""
         reasons = [each.removeprefix("skip").strip() for each in self.directives if each.split()[0] == "skip"]
         return reasons[0] if reasons else None
+
+    @property
+    def module(self) -> str | None:
+        """What has to be installed for the block to run."""
+        named = [re.fullmatch(r"where (\w+) is installed", each) for each in self.directives]
+        return next((match.group(1) for match in named if match), None)
 
 
 def blocks_of(text: str, page: str) -> list[Block]:
@@ -91,10 +101,11 @@ def run_page(text: str, page: str) -> None:
     """
     names: dict[str, Any] = {}
     for block in blocks_of(text, page):
-        if block.skipped is not None:
+        if block.skipped is not None or (block.module and importlib.util.find_spec(block.module) is None):
             continue
         try:
-            names = run(block, names)
+            with warnings.catch_warnings(action="ignore" if block.module else None):  # of libraries that are not ours
+                names = run(block, names)
         except (Exception, SystemExit) as error:
             raise AssertionError(f"{block.place}: {type(error).__name__}: {error}") from error
 
@@ -108,6 +119,8 @@ def run(block: Block, names: dict[str, Any]) -> dict[str, Any]:
             continues = True
         elif first == "setup":
             setup += rest + "\n"
+        elif first == "where":
+            continue
         elif re.fullmatch(r"[\w.]+=\S+(, [\w.]+=\S+)*", directive):
             for pair in directive.split(", "):
                 source = replaced(source, *pair.split("="))
@@ -187,6 +200,8 @@ def run_command(words: Sequence[str]) -> None:
             raise ValueError(f"{shlex.join(words)} ended with {code}")
     elif program == "python" and arguments[0].startswith("scripts/"):
         check_script(arguments[0], arguments[1:])
+    elif program == "python" and arguments[0] == "-m" and arguments[1].startswith("rltransformers."):
+        check_arguments(f"{arguments[1]}.__main__", arguments[2:])
     elif program == "make":
         done = subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -205,12 +220,20 @@ def check_script(path: str, arguments: Sequence[str]) -> None:
     """
     if not (ROOT / path).is_file():
         raise ValueError(f"there is no {path}")
-    module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+    check_arguments(path.removesuffix(".py").replace("/", "."), arguments)
+
+
+def check_arguments(module: str, arguments: Sequence[str]) -> None:
+    """The parser of a module takes the arguments.
+
+    Raises:
+        ValueError: when it does not.
+    """
     try:
-        module.parser().parse_args(arguments)
+        importlib.import_module(module).parser().parse_args(arguments)
     except SystemExit as end:  # 0 is --help
         if end.code:
-            raise ValueError(f"{path} refuses {shlex.join(arguments)}") from end
+            raise ValueError(f"{module} refuses {shlex.join(arguments)}") from end
 
 
 def check_install(arguments: Sequence[str]) -> None:

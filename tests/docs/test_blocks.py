@@ -59,6 +59,8 @@ def test_what_does_not_run_is_rare_and_has_a_reason() -> None:
         ("```sh\nrltransformers list --no-such-option\n```", "ended with 2"),
         ("```sh\npython scripts/no_such_script.py\n```", "there is no scripts/no_such_script.py"),
         ("```sh\npython scripts/update_docs.py --chek\n```", "refuses --chek"),
+        ("```sh\npython -m rltransformers.conformance --libary x\n```", "refuses --libary x"),
+        ("<!-- test: where torch is installed -->\n```python\nprint(unknown)\n```", "page.md:2: NameError"),
         ("```sh\nmake no_such_target\n```", "no_such_target"),
         ('```sh\npip install ".[no_such_extra]"\n```', "no extra 'no_such_extra'"),
         ("```sh\npip install torch==0.1\n```", "not the pin"),
@@ -86,6 +88,7 @@ def test_a_page_that_cannot_be_read_is_refused(text: str) -> None:
 
 def test_comments_above_a_block_change_how_it_runs() -> None:
     run_page("<!-- test: skip needs a reason -->\n```python\nraise ValueError\n```", "page.md")
+    run_page("<!-- test: where no_such_module is installed -->\n```python\nraise ValueError\n```", "page.md")
     run_page("```python\nx = 1\n```\n<!-- test: continues -->\n```python\nassert x == 1\n```", "page.md")
     run_page("<!-- test: setup y = 2 -->\n```python\nassert y == 2\n```", "page.md")
     replaced = (
