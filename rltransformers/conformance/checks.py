@@ -1,0 +1,329 @@
+"""The checks. Each compares two ways to compute the same outputs, and says how far they are apart, and where.
+
+Steps are taken one at a time with ``step`` from a fresh state; B = 3 rows hold different numbers. A check passes when
+no output differs by more than the tolerance. Axes as in ``protocol``.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rltransformers.conformance.comparing import (
+    BEFORE,
+    ROWS,
+    Found,
+    Inapplicable,
+    attempted,
+    begins,
+    compared,
+    numbers,
+    stepped,
+    steps_of,
+    tolerance_of,
+    until_refused,
+    worst,
+)
+from rltransformers.conformance.protocol import (
+    Bootstraps,
+    Pads,
+    PolicyWithMemory,
+    Ratios,
+    Renews,
+    Resumes,
+    Saves,
+    Windows,
+)
+from rltransformers.core.errors import ConfigError, did_you_mean
+
+Status = Literal["passed", "failed", "does not apply"]
+Check = Callable[[PolicyWithMemory], Found]
+LOUD = 1000.0
+"""How much larger numbers are that nobody may see: a leak that is a thousandth of its share shows as well."""
+CLEARLY = 10.0
+"""Something has an effect when outputs change by more than so many times their tolerance."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a check found.
+
+    Attributes:
+        figure: the largest difference between two outputs that should be equal, infinite where one was refused; None
+            where nothing was compared.
+        tolerance: the largest difference that passes.
+        note: where the difference is, or why the check does not apply.
+    """
+
+    check: str
+    status: Status
+    figure: float | None = None
+    tolerance: float | None = None
+    note: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.status == "failed"
+
+    def __str__(self) -> str:
+        figure = "" if self.figure is None else f" {self.figure:.1e}"
+        return f"{self.check}: {self.status}{figure}{f' ({self.note})' if self.note else ''}"
+
+
+def step_equals_segment(policy: PolicyWithMemory) -> Found:
+    """Acting one step at a time computes what the training pass computes on the whole segment."""
+    steps, first = steps_of(policy), begins(ROWS, steps_of(policy))
+    if policy.traits.resets_inside:
+        first = begins(ROWS, steps, (5,), (2, 9)) if steps > 9 else begins(ROWS, steps, (steps // 2,))
+    inputs = numbers(policy, steps)
+    found, _ = stepped(policy, inputs, first)
+    findings = [compared(found, policy.segment(inputs, first, policy.reset(ROWS)))]
+    if policy.traits.continues:
+        before, later = numbers(policy, BEFORE, seed=1), first.clone()
+        later[:, 0] = False
+        (_, state), (_, again) = stepped(policy, before), stepped(policy, before)
+        found, _ = stepped(policy, inputs, later, state)
+        place = f"row {{row}}, step {{step}} of a segment that follows {BEFORE} steps"
+        findings.append(compared(found, policy.segment(inputs, later, again), place))
+    return worst(findings)
+
+
+def reset_leaks_nothing(policy: PolicyWithMemory) -> Found:
+    """An episode's outputs do not depend on the episode before it."""
+    steps = max(2, steps_of(policy) - BEFORE)
+    inputs, findings = numbers(policy, steps), []
+    expected, _ = stepped(policy, inputs)
+    first = begins(ROWS, BEFORE + steps)
+    first[:, BEFORE] = True
+    for name, seed, size in (("a quiet", 1, 1.0), ("a loud", 2, LOUD)):
+        both = torch.cat([size * numbers(policy, BEFORE, seed), inputs], 1)
+        found, _ = stepped(policy, both, first)
+        place = f"row {{row}}, step {{step}} of an episode after {name} one"
+        findings.append(compared(found[:, BEFORE:], expected, f"acting: {place}"))
+        if policy.traits.resets_inside:
+            alone = policy.segment(inputs, begins(ROWS, steps), policy.reset(ROWS))
+            together = policy.segment(both, first, policy.reset(ROWS))[:, BEFORE:]
+            findings.append(compared(together, alone, f"training: {place}"))
+    return worst(findings)
+
+
+def no_look_ahead(policy: PolicyWithMemory) -> Found:
+    """The training pass sees nothing of later steps: changing them changes no output before."""
+    steps, findings = steps_of(policy), []
+    inputs, first = numbers(policy, steps), begins(ROWS, steps)
+    expected = policy.segment(inputs, first, policy.reset(ROWS))
+    for cut in sorted({1, steps // 2, steps - 1}):
+        other = inputs.clone()
+        other[:, cut:] = LOUD * numbers(policy, steps - cut, seed=1)
+        found = policy.segment(other, first, policy.reset(ROWS))
+        place = f"row {{row}}, step {{step}}, when steps from {cut} on change"
+        findings.append(compared(found[:, :cut], expected[:, :cut], place))
+    return worst(findings)
+
+
+def padding_does_not_matter(policy: PolicyWithMemory) -> Found:
+    """Neither the amount of padding nor what stands in it changes an output."""
+    if not isinstance(policy, Pads):
+        raise Inapplicable("its segments hold no padding")
+    steps, findings = steps_of(policy), []
+    kept = max(2, steps // 2)
+    inputs, valid = numbers(policy, kept), torch.zeros(ROWS, steps, dtype=torch.bool)
+    expected = policy.segment(inputs, begins(ROWS, kept), policy.reset(ROWS))
+    real = slice(steps - kept, None) if policy.padding == "left" else slice(0, kept)
+    valid[:, real] = True
+    for name, size in (("zeros", 0.0), ("numbers", 1.0), ("large numbers", LOUD)):
+        filled = size * numbers(policy, steps, seed=1)
+        filled[:, real] = inputs
+        place = f"row {{row}}, step {{step}} with {steps - kept} steps of padding that hold {name}"
+        findings.append(compared(policy.padded(filled, valid)[:, real], expected, place))
+    return worst(findings)
+
+
+def changed_weights_take_effect(policy: PolicyWithMemory) -> Found:
+    """After the weights changed, the next step is what the training pass computes with them from what is remembered.
+
+    Keys and values of old weights, which a training pass makes anew, show here.
+    """
+    traits = policy.traits
+    if not traits.cache:
+        raise Inapplicable("nothing is cached")
+    steps = min(BEFORE, steps_of(policy) - 1)
+    inputs, no = numbers(policy, steps + 1), torch.zeros(ROWS, dtype=torch.bool)
+    (_, state), (_, remembered) = (stepped(policy, inputs[:, :steps]) for _ in range(2))
+    before = stepped(policy, inputs)[0][:, steps]
+    with other_weights(policy):
+        if isinstance(policy, Renews):
+            state = policy.renew(state)
+        found = policy.step(inputs[:, steps], no, state)[0]
+        if traits.continues:
+            expected = policy.segment(inputs[:, steps:], no[:, None], remembered)[:, 0]
+        else:
+            expected = policy.segment(inputs, begins(ROWS, steps + 1), policy.reset(ROWS))[:, steps]
+    result = compared(found[:, None], expected[:, None], "row {row}, the first step with new weights")
+    if float((expected - before).abs().max()) <= CLEARLY * result.tolerance:
+        raise Inapplicable("its outputs do not depend on its weights")
+    if traits.caller_holds_cache and not result.passes:
+        raise Inapplicable(
+            f"the caller holds {traits.cache}: make them anew when weights change; kept, outputs are off by "
+            f"{result.difference:.1e}"
+        )
+    return result
+
+
+@contextmanager
+def other_weights(policy: PolicyWithMemory) -> Iterator[None]:
+    """Within the block the policy has other weights, written in place."""
+    generator = torch.Generator().manual_seed(3)
+    held = [(weight, weight.detach().clone()) for weight in policy.weights()]
+    with torch.no_grad():
+        for weight, _ in held:
+            weight.add_(0.2 * torch.randn(weight.shape, generator=generator).to(weight))
+        try:
+            yield
+        finally:
+            for weight, value in held:
+                weight.copy_(value)
+
+
+def positions_are_contiguous(policy: PolicyWithMemory) -> Found:
+    """A stream longer than any ring, window or table is computed as in training, or refused; never something else."""
+    full = policy.traits.full
+    if full is None:
+        raise Inapplicable("nothing fills up: a recurrent state has no positions")
+    inputs = numbers(policy, 3 * full + 5)
+    acted, refusal = until_refused(policy, inputs)
+    if isinstance(policy, Windows):
+        found = against_windows(policy, inputs, acted)
+    else:
+        taken = acted.shape[1]
+        expected, reason = attempted(policy.segment, inputs[:, :taken], begins(ROWS, taken), policy.reset(ROWS))
+        if expected is None:
+            return Found(float("inf"), 0.0, f"acting takes {taken} steps, which the training pass refuses: {reason}")
+        found = compared(acted, expected, f"row {{row}}, step {{step}} of {taken}, full after {full}")
+    return found._replace(remark=f"from step {acted.shape[1]} on it refuses: {refusal}") if refusal else found
+
+
+def against_windows(policy: Windows, inputs: Tensor, acted: Tensor) -> Found:
+    """Every step against the last output of the window that it looks at."""
+    findings = [Found(0.0, 1.0, "")]
+    for t in range(acted.shape[1]):
+        start = t + 1 - policy.lookback(t)
+        expected, reason = attempted(policy.window, inputs[:, start : t + 1], start)
+        if expected is None:
+            refused = Found(float("inf"), 0.0, f"step {t}: acting goes on where the training pass refuses: {reason}")
+            return refused if worst(findings).passes else worst(findings)
+        findings.append(compared(acted[:, t : t + 1], expected[:, -1:], f"row {{row}}, step {t}"))
+    return worst(findings)
+
+
+def first_ratio_is_one(policy: PolicyWithMemory) -> Found:
+    """Log-probabilities of acting are those of the first training pass, before any update."""
+    if not isinstance(policy, Ratios):
+        raise Inapplicable("it learns without probabilities of acting")
+    acted, trained = policy.log_probabilities()
+    ratio = (trained - acted).exp()[None]
+    found = compared(ratio, torch.ones_like(ratio), "step {step} of the rollout")
+    return found._replace(tolerance=tolerance_of(acted))  # the error of a log-probability is that of the ratio
+
+
+def saved_in_mid_episode(policy: PolicyWithMemory) -> Found:
+    """A policy and its state, written in mid-episode and read again, act as if nothing had happened."""
+    if not isinstance(policy, Saves):
+        raise Inapplicable("it offers no way to store what it remembers in mid-episode")
+    inputs = numbers(policy, BEFORE + steps_of(policy))
+    (_, state), (_, other) = (stepped(policy, inputs[:, :BEFORE]) for _ in range(2))
+    expected, _ = stepped(policy, inputs[:, BEFORE:], state=state)
+    with tempfile.TemporaryDirectory() as folder:
+        policy.save(other, Path(folder))
+        again, loaded = policy.load(Path(folder))
+    found, _ = stepped(again, inputs[:, BEFORE:], state=loaded)
+    return compared(found, expected, "row {row}, step {step} after loading")
+
+
+def stopped_run_keeps_memory(policy: PolicyWithMemory) -> Found:
+    """A training run that is saved and loaded in mid-episode goes on with the memory that it had."""
+    if not isinstance(policy, Resumes):
+        raise Inapplicable("its learning holds no memory between updates")
+    with tempfile.TemporaryDirectory() as folder:
+        found, expected = policy.resumed(Path(folder))
+    return compared(found[:, None], expected[:, None], "row {row}, the first step after loading")
+
+
+def bootstraps_from_the_right_memory(policy: PolicyWithMemory) -> Found:
+    """Where a limit or a rollout cuts an episode, the value is that of its last observation after all steps before."""
+    if not isinstance(policy, Bootstraps):
+        raise Inapplicable("it learns without values of what comes after a cut")
+    findings, forgotten = [], 0.0
+    for cut in policy.bootstraps():
+        steps = len(cut.inputs)
+        value = policy.segment(cut.inputs[None], begins(1, steps), policy.reset(1))[:, -1:, -1]
+        findings.append(compared(torch.full_like(value, cut.value), value, f"{cut.where}, after {steps - 1} steps"))
+        alone = policy.segment(cut.inputs[None, -1:], begins(1, 1), policy.reset(1))[:, -1:, -1]
+        forgotten = max(forgotten, compared(alone, value).difference)
+    if not findings:
+        raise Inapplicable("no episode was cut")
+    if forgotten <= CLEARLY * findings[0].tolerance:
+        raise Inapplicable("its value does not depend on earlier steps")
+    return worst(findings)
+
+
+CHECKS: Mapping[str, Check] = {
+    "step = segment": step_equals_segment,
+    "reset leaks nothing": reset_leaks_nothing,
+    "no look-ahead": no_look_ahead,
+    "padding does not matter": padding_does_not_matter,
+    "changed weights take effect": changed_weights_take_effect,
+    "positions are contiguous": positions_are_contiguous,
+    "first ratio is 1": first_ratio_is_one,
+    "saved in mid-episode": saved_in_mid_episode,
+    "stopped run keeps memory": stopped_run_keeps_memory,
+    "bootstraps from the right memory": bootstraps_from_the_right_memory,
+}
+"""By the name that results and ``Traits.exempt`` give them."""
+
+
+def check_policy(policy: PolicyWithMemory) -> list[Result]:
+    """All checks, in their order; a policy whose outputs depend on no earlier step has nothing to check.
+
+    Raises:
+        ConfigError: for an unknown check in ``traits.exempt``.
+    """
+    return [check_one(policy, name) for name in CHECKS]
+
+
+def check_one(policy: PolicyWithMemory, name: str) -> Result:
+    """The result of the check with this name.
+
+    Raises:
+        ConfigError: for an unknown check, here or in ``traits.exempt``.
+    """
+    exempt = policy.traits.exempt
+    for known in (name, *exempt):
+        if known not in CHECKS:
+            raise ConfigError(f"there is no check {known!r}; {did_you_mean(known, CHECKS)}")
+    if name in exempt:
+        return Result(name, "does not apply", note=exempt[name])
+    try:
+        with torch.no_grad():
+            refuse_memoryless(policy)
+            found = CHECKS[name](policy)
+    except Inapplicable as reason:
+        return Result(name, "does not apply", note=str(reason))
+    note = found.remark if found.passes else found.place
+    return Result(name, "passed" if found.passes else "failed", found.difference, found.tolerance, note)
+
+
+def refuse_memoryless(policy: PolicyWithMemory) -> None:
+    """Raise Inapplicable unless outputs of later steps change with the inputs of the first."""
+    inputs = numbers(policy, min(BEFORE, steps_of(policy)))
+    other = inputs.clone()
+    other[:, 0] += 1.0
+    expected, found = stepped(policy, inputs)[0][:, 1:], stepped(policy, other)[0][:, 1:]
+    change = float((found - expected).abs().max())
+    if change <= CLEARLY * tolerance_of(expected):
+        raise Inapplicable(f"no output depends on an earlier step (largest change {change:.1e}): there is no memory")

@@ -1,0 +1,124 @@
+"""How checks compare outputs, and run policies to get some. Axes as in ``protocol``."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rltransformers.conformance.protocol import PolicyWithMemory
+
+ROWS = 3
+SHORT, BEFORE = 13, 6
+"""Steps of a segment, and steps before something happens; both differ from ``ROWS``, so that swapped axes show."""
+TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
+"""Absolute, for outputs around 1, see ``tolerance_of``.
+
+Two orders of the same sums differ by some units in the last place: 6e-8 in float32 and 1e-16 in float64, times some
+hundred for a few layers of a few hundred products. The next slip of a memory by one step is at least 1e-3.
+"""
+
+
+class Found(NamedTuple):
+    """The largest difference, its tolerance and its place; ``remark`` is told of a check that passed."""
+
+    difference: float
+    tolerance: float
+    place: str
+    remark: str = ""
+
+    @property
+    def passes(self) -> bool:
+        return self.difference <= self.tolerance
+
+
+class Inapplicable(Exception):  # noqa: N818  # it is no error
+    """Raised inside a check that has nothing to check; its text is the reason."""
+
+
+def tolerance_of(outputs: Tensor) -> float:
+    """Of ``outputs``: absolute, and in the units of the largest of them where that is above 1."""
+    return TOLERANCES[outputs.dtype] * max(1.0, float(outputs.abs().max()))
+
+
+def compared(found: Tensor, expected: Tensor, place: str = "row {row}, step {step}") -> Found:
+    """The largest difference of outputs [B, T, A] or [B, T], and the ``place`` of it; NaN is infinitely far."""
+    if found.shape != expected.shape:
+        return Found(float("inf"), 0.0, f"shapes {tuple(found.shape)} and {tuple(expected.shape)}")
+    difference = (found - expected).abs().nan_to_num(nan=float("inf"))
+    difference = difference if difference.ndim == 2 else difference.amax(-1)
+    row, step = divmod(int(difference.argmax()), difference.shape[1])
+    finite = expected.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return Found(float(difference[row, step]), tolerance_of(finite), place.format(row=row, step=step))
+
+
+def worst(findings: Sequence[Found]) -> Found:
+    """The one that exceeds its tolerance most."""
+    return max(findings, key=lambda each: each.difference / each.tolerance if each.tolerance else float("inf"))
+
+
+def numbers(policy: PolicyWithMemory, steps: int, seed: int = 0, rows: int = ROWS) -> Float[Tensor, "B T D"]:
+    """Inputs that follow from ``seed``."""
+    dtype = next(iter(policy.weights())).dtype
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, steps, policy.inputs, generator=generator).to(dtype)
+
+
+def begins(rows: int, steps: int, *at: tuple[int, ...]) -> Bool[Tensor, "B T"]:
+    """Where episodes begin: at step 0 of every row, and at the steps ``at[i]`` of row i."""
+    first = torch.zeros(rows, steps, dtype=torch.bool)
+    first[:, 0] = True
+    for row, places in enumerate(at):
+        first[row, list(places)] = True
+    return first
+
+
+def stepped(
+    policy: PolicyWithMemory,
+    inputs: Float[Tensor, "B T D"],
+    first: Bool[Tensor, "B T"] | None = None,
+    state: Any = None,
+) -> tuple[Float[Tensor, "B T A"], Any]:
+    """Outputs of all steps, taken one at a time, and the state after them; without a state episodes begin."""
+    if first is None:
+        first = begins(*inputs.shape[:2]) if state is None else torch.zeros(inputs.shape[:2], dtype=torch.bool)
+    state, outputs = policy.reset(inputs.shape[0]) if state is None else state, []
+    for t in range(inputs.shape[1]):
+        output, state = policy.step(inputs[:, t], first[:, t], state)
+        outputs.append(output)
+    return torch.stack(outputs, 1), state
+
+
+def steps_of(policy: PolicyWithMemory) -> int:
+    """Steps of a segment that the policy takes."""
+    longest = policy.traits.longest
+    return SHORT if longest is None else min(SHORT, longest)
+
+
+def until_refused(policy: PolicyWithMemory, inputs: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B t A"], str]:
+    """Outputs of the steps up to the first that raises, and what it says.
+
+    Raises:
+        ValueError: when it is the first step that raises.
+    """
+    state, outputs, refusal = policy.reset(inputs.shape[0]), [], ""
+    first = begins(*inputs.shape[:2])
+    for t in range(inputs.shape[1]):
+        taken, refusal = attempted(policy.step, inputs[:, t], first[:, t], state)
+        if taken is None:
+            break
+        output, state = taken
+        outputs.append(output)
+    if not outputs:
+        raise ValueError(f"the policy refuses its first step: {refusal}")
+    return torch.stack(outputs, 1), refusal
+
+
+def attempted(compute: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    """What ``compute`` returns, or None and the exception in a line: whatever a library raises is a refusal."""
+    try:
+        return compute(*arguments), ""
+    except Exception as error:
+        text = " ".join(str(error).split())
+        return None, f"{type(error).__name__}: {text[:90]}{'…' if len(text) > 90 else ''}"

@@ -1,0 +1,278 @@
+"""A policy that conforms, and one for every check that does not: each differs from it by one slip.
+
+One layer of attention over the newest M steps with a bias per distance, in float64. B rows, T steps, D = 2 inputs, W
+numbers of a key, A = 3 outputs of which the last is a value. A state holds the newest M inputs, their keys and values,
+and which of them are there, oldest first.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from rltransformers.conformance import Bootstrap, Traits
+
+MEMORY, WIDTH = 4, 5
+State = dict[str, Tensor]
+
+
+class Conforming:
+    inputs = 2
+    padding = "left"
+    traits = Traits(full=MEMORY, cache="keys and values")
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+
+        def drawn(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        self.keys_and_values, self.query = drawn(2, 2 * WIDTH), drawn(2, WIDTH)
+        self.bias, self.out = drawn(MEMORY + 1), drawn(WIDTH, 3)  # bias by distance, 0 to M
+
+    def weights(self) -> Iterable[Tensor]:
+        return [self.keys_and_values, self.query, self.bias, self.out]
+
+    # Acting
+
+    def reset(self, batch: int) -> State:
+        return {
+            "inputs": torch.zeros(batch, MEMORY, 2, dtype=torch.float64),
+            "cache": torch.zeros(batch, MEMORY, 2 * WIDTH, dtype=torch.float64),
+            "there": torch.zeros(batch, MEMORY, dtype=torch.bool),
+        }
+
+    def step(self, inputs: Tensor, first: Tensor, state: State) -> tuple[Tensor, State]:
+        there = self.kept(state["there"], first)
+        seen = torch.cat([state["inputs"], inputs[:, None]], 1)
+        cache = torch.cat([state["cache"], (inputs @ self.keys_and_values)[:, None]], 1)
+        there = torch.cat([there, torch.ones_like(first)[:, None]], 1)
+        outputs = self.attended(inputs[:, None] @ self.query, cache, there[:, None], self.distances())[:, 0]
+        return outputs, {"inputs": seen[:, 1:], "cache": cache[:, 1:], "there": there[:, 1:]}
+
+    def kept(self, there: Tensor, first: Tensor) -> Tensor:
+        return there & ~first[:, None]
+
+    def distances(self) -> Tensor:
+        return torch.arange(MEMORY, -1, -1)[None]
+
+    def attended(self, query: Tensor, cache: Tensor, visible: Tensor, distance: Tensor) -> Tensor:
+        keys, values = cache.chunk(2, -1)
+        scores = query @ keys.transpose(1, 2) + self.bias[distance.clamp(0, MEMORY)]
+        return scores.masked_fill(~visible, -torch.inf).softmax(-1) @ values @ self.out
+
+    # Training
+
+    def segment(self, inputs: Tensor, first: Tensor, state: State) -> Tensor:
+        seen = torch.cat([state["inputs"], inputs], 1)
+        there = torch.cat([state["there"], torch.ones_like(first)], 1)
+        episode = torch.cat([torch.zeros_like(state["there"]), first], 1).long().cumsum(1)
+        place = torch.arange(seen.shape[1])
+        distance = (place[:, None] - place)[MEMORY:]
+        visible = there[:, None] & (episode[:, MEMORY:, None] == episode[:, None]) & self.reached(distance)
+        return self.attended(inputs @ self.query, seen @ self.keys_and_values, visible, distance)
+
+    def reached(self, distance: Tensor) -> Tensor:
+        return (distance >= 0) & (distance <= MEMORY)
+
+    def padded(self, inputs: Tensor, valid: Tensor) -> Tensor:
+        place = torch.arange(inputs.shape[1])
+        distance = place[:, None] - place
+        own = torch.eye(len(place), dtype=torch.bool)  # padding sees itself, so that its softmax is one
+        visible = self.unpadded(valid) & self.reached(distance) | own
+        return self.attended(inputs @ self.query, inputs @ self.keys_and_values, visible, distance)
+
+    def unpadded(self, valid: Tensor) -> Tensor:
+        return valid[:, None]
+
+    # Learning
+
+    def renew(self, state: State) -> State:
+        return state | {"cache": state["inputs"] @ self.keys_and_values}
+
+    def save(self, state: State, folder: Path) -> None:
+        torch.save({"state": state, "weights": list(self.weights())}, folder / "all.pt")
+
+    def load(self, folder: Path) -> tuple[Self, State]:
+        stored, again = torch.load(folder / "all.pt", weights_only=True), type(self)()
+        for weight, value in zip(again.weights(), stored["weights"], strict=True):
+            weight.copy_(value)
+        return again, stored["state"]
+
+    def resumed(self, folder: Path) -> tuple[Tensor, Tensor]:
+        inputs, no = self.episode(5), torch.zeros(1, dtype=torch.bool)
+        state = self.after(inputs)
+        self.save(state, folder)
+        again, loaded = self.load(folder)
+        return again.step(inputs[:, 0], no, loaded)[0], self.step(inputs[:, 0], no, state)[0]
+
+    def log_probabilities(self) -> tuple[Tensor, Tensor]:
+        before, now = self.episode(5, seed=1), self.episode(6)
+        state, acted = self.after(before), []
+        remembered, no = self.after(before), torch.zeros(1, 6, dtype=torch.bool)
+        for t in range(6):
+            output, state = self.step(now[:, t], no[:, t], state)
+            acted.append(output)
+        trained = self.segment(now, no, self.stored(remembered))
+        return torch.stack(acted, 1)[0, :, :2].log_softmax(-1)[:, 0], trained[0, :, :2].log_softmax(-1)[:, 0]
+
+    def stored(self, state: State) -> State:
+        return state
+
+    def bootstraps(self) -> Sequence[Bootstrap]:
+        inputs = self.episode(7)
+        value = self.step(inputs[:, -1], torch.zeros(1, dtype=torch.bool), self.before_the_end(inputs))[0][0, -1]
+        return [Bootstrap(inputs[0], float(value), "time limit")]
+
+    def before_the_end(self, inputs: Tensor) -> State:
+        return self.after(inputs[:, :-1])
+
+    def episode(self, steps: int, seed: int = 0) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(1, steps, 2, generator=generator, dtype=torch.float64)
+
+    def after(self, inputs: Tensor) -> State:
+        state = self.reset(1)
+        for t in range(inputs.shape[1]):
+            _, state = self.step(inputs[:, t], torch.full((1,), t == 0), state)
+        return state
+
+
+class ForgetsTheOldestStep(Conforming):
+    """Acting masks one step more than training does."""
+
+    def kept(self, there: Tensor, first: Tensor) -> Tensor:
+        there = super().kept(there, first).clone()
+        there[:, 0] = False
+        return there
+
+
+class ActsOnTheEpisodeBefore(Conforming):
+    def kept(self, there: Tensor, first: Tensor) -> Tensor:
+        return there
+
+
+class TrainsOnTheEpisodeBefore(Conforming):
+    def segment(self, inputs: Tensor, first: Tensor, state: State) -> Tensor:
+        return super().segment(inputs, torch.zeros_like(first), state)
+
+
+class LooksAhead(Conforming):
+    def reached(self, distance: Tensor) -> Tensor:
+        return (distance >= -1) & (distance <= MEMORY)
+
+
+class AttendsToPadding(Conforming):
+    def unpadded(self, valid: Tensor) -> Tensor:
+        return torch.ones_like(valid)[:, None]
+
+
+class KeepsStaleKeys(Conforming):
+    def renew(self, state: State) -> State:
+        return state
+
+
+class WrapsPositions(Conforming):
+    """Acting counts distances by the slots of a ring that turns, and forgets that it turned."""
+
+    def reset(self, batch: int) -> State:
+        return super().reset(batch) | {"turn": torch.zeros(1, dtype=torch.long)}
+
+    def step(self, inputs: Tensor, first: Tensor, state: State) -> tuple[Tensor, State]:
+        self.turn = int(state["turn"])
+        outputs, after = super().step(inputs, first, state)
+        return outputs, after | {"turn": state["turn"] + 1}
+
+    def distances(self) -> Tensor:
+        slots = super().distances()
+        return slots if self.turn <= 2 * MEMORY else slots.roll(self.turn % MEMORY, -1)
+
+
+class ForgetsWhereTheRolloutBegan(Conforming):
+    def stored(self, state: State) -> State:
+        return self.reset(1)
+
+
+class SavesNoMemory(Conforming):
+    def save(self, state: State, folder: Path) -> None:
+        super().save(self.reset(state["there"].shape[0]), folder)
+
+
+class BootstrapsWithoutTheLastStep(Conforming):
+    """The value of the last observation follows what was remembered one step before."""
+
+    def before_the_end(self, inputs: Tensor) -> State:
+        return self.after(inputs[:, :-2])
+
+
+FAULTS: dict[type[Conforming], tuple[str, ...]] = {
+    ForgetsTheOldestStep: ("step = segment", "positions are contiguous", "first ratio is 1"),
+    ActsOnTheEpisodeBefore: ("reset leaks nothing",),
+    TrainsOnTheEpisodeBefore: ("reset leaks nothing",),
+    LooksAhead: ("no look-ahead",),
+    AttendsToPadding: ("padding does not matter",),
+    KeepsStaleKeys: ("changed weights take effect",),
+    WrapsPositions: ("positions are contiguous",),
+    ForgetsWhereTheRolloutBegan: ("first ratio is 1",),
+    SavesNoMemory: ("saved in mid-episode", "stopped run keeps memory"),
+    BootstrapsWithoutTheLastStep: ("bootstraps from the right memory",),
+}
+"""Checks that a slip has to fail; it may fail others."""
+
+
+class Windowed:
+    """The mean of embedded steps of the newest window, with a position from a table of 9 per step of the episode."""
+
+    inputs = 2
+    traits = Traits(full=MEMORY, longest=MEMORY, resets_inside=False, continues=False)
+    rows = 9
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.table = torch.randn(self.rows, 2, generator=generator, dtype=torch.float64)
+
+    def weights(self) -> Iterable[Tensor]:
+        return [self.table]
+
+    def reset(self, batch: int) -> Any:
+        return torch.zeros(batch, 0, 2, dtype=torch.float64)
+
+    def step(self, inputs: Tensor, first: Tensor, state: Any) -> tuple[Tensor, Any]:
+        steps = torch.cat([state, inputs[:, None]], 1) if not bool(first.all()) else inputs[:, None]
+        start = steps.shape[1] - self.lookback(steps.shape[1] - 1)
+        place = self.place(torch.arange(start, steps.shape[1]))
+        return (steps[:, start:] * self.table[place]).mean(1), steps
+
+    def place(self, steps: Tensor) -> Tensor:
+        return steps
+
+    def segment(self, inputs: Tensor, first: Tensor, state: Any) -> Tensor:
+        return self.window(inputs, 0)
+
+    def window(self, inputs: Tensor, start: int) -> Tensor:
+        place = torch.arange(start, start + inputs.shape[1])
+        return (inputs * self.table[place]).cumsum(1) / (place - start + 1)[:, None]
+
+    def lookback(self, step: int) -> int:
+        return min(step + 1, MEMORY)
+
+
+class StaysAtTheLastPosition(Windowed):
+    """Acting uses the last row of the table for ever."""
+
+    def place(self, steps: Tensor) -> Tensor:
+        return steps.clamp(max=self.rows - 1)
+
+
+class CountsFromTheWindow(Windowed):
+    """Acting gives positions inside the window, training inside the episode."""
+
+    def place(self, steps: Tensor) -> Tensor:
+        return steps - steps[0]
+
+
+class Memoryless(Conforming):
+    def kept(self, there: Tensor, first: Tensor) -> Tensor:
+        return torch.zeros_like(there)

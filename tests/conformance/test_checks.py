@@ -1,0 +1,117 @@
+"""Every check passes a policy that conforms, and fails one that does not by a single slip."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rltransformers.conformance import CHECKS, Traits, check_one, check_policy
+from rltransformers.conformance.comparing import compared
+from rltransformers.core.errors import ConfigError
+from tests.conformance.faulty import (
+    FAULTS,
+    MEMORY,
+    Conforming,
+    CountsFromTheWindow,
+    KeepsStaleKeys,
+    Memoryless,
+    StaysAtTheLastPosition,
+    Windowed,
+)
+
+
+def test_a_conforming_policy_passes_every_check() -> None:
+    results = check_policy(Conforming())
+    assert [result.check for result in results] == list(CHECKS)
+    assert [result.status for result in results] == ["passed"] * len(CHECKS), results
+    assert all(result.figure is not None and result.figure <= 1e-10 for result in results)  # float64
+
+
+@pytest.mark.parametrize(
+    ("faulty", "check"), [(faulty, check) for faulty, checks in FAULTS.items() for check in checks]
+)
+def test_every_slip_is_seen(faulty: type[Conforming], check: str) -> None:
+    result = check_one(faulty(), check)
+    assert result.failed, result
+    assert result.figure is not None and result.figure > 1e-3  # far beyond rounding
+    assert result.note
+
+
+def test_every_check_is_seen_to_fail() -> None:
+    assert {check for checks in FAULTS.values() for check in checks} == set(CHECKS)
+
+
+def test_stale_keys_show_in_one_check_alone() -> None:
+    failed = [result.check for result in check_policy(KeepsStaleKeys()) if result.failed]
+    assert failed == ["changed weights take effect"]
+
+
+def test_a_policy_without_memory_has_nothing_to_check() -> None:
+    results = check_policy(Memoryless())
+    assert {result.status for result in results} == {"does not apply"}
+    assert all("there is no memory" in result.note for result in results)
+
+
+def test_windows_are_compared_step_by_step_until_both_sides_refuse() -> None:
+    result = check_one(Windowed(), "positions are contiguous")
+    assert result.status == "passed"
+    assert "from step 9 on it refuses: IndexError" in result.note
+
+
+def test_acting_beyond_a_table_that_training_refuses_to_leave_fails() -> None:
+    result = check_one(StaysAtTheLastPosition(), "positions are contiguous")
+    assert result.failed and result.figure == math.inf
+    assert "step 9: acting goes on where the training pass refuses: IndexError" in result.note
+
+
+def test_a_difference_before_a_refusal_is_told_first() -> None:
+    result = check_one(CountsFromTheWindow(), "positions are contiguous")
+    assert result.failed and result.figure is not None and math.isfinite(result.figure)
+    assert check_one(CountsFromTheWindow(), "step = segment").status == "passed"  # one window shows nothing of it
+
+
+def test_what_a_policy_does_not_offer_does_not_apply() -> None:
+    statuses = {result.check: result for result in check_policy(Windowed())}
+    assert statuses["padding does not matter"].note == "its segments hold no padding"
+    assert statuses["changed weights take effect"].note == "nothing is cached"
+    assert statuses["first ratio is 1"].status == "does not apply"
+
+
+def test_a_cache_that_the_caller_holds_is_told_with_what_keeping_it_costs() -> None:
+    policy: Any = KeepsStaleKeys()
+    policy.traits = Traits(full=MEMORY, cache="keys", caller_holds_cache=True)
+    result = check_one(policy, "changed weights take effect")
+    assert result.status == "does not apply"
+    assert "the caller holds keys: make them anew when weights change; kept, outputs are off by" in result.note
+
+
+def test_exemptions_have_a_reason_and_the_name_of_a_check() -> None:
+    policy: Any = Conforming()
+    policy.traits = Traits(full=MEMORY, exempt={"first ratio is 1": "it learns nothing"})
+    assert check_one(policy, "first ratio is 1").note == "it learns nothing"
+    policy.traits = Traits(full=MEMORY, exempt={"first ratio": "it learns nothing"})
+    with pytest.raises(ConfigError, match="no check 'first ratio'; did you mean 'first ratio is 1'"):
+        check_policy(policy)
+
+
+def test_weights_are_what_they_were_after_the_checks() -> None:
+    policy = Conforming()
+    before = [weight.clone() for weight in policy.weights()]
+    check_policy(policy)
+    assert all(torch.equal(weight, held) for weight, held in zip(policy.weights(), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("found", "difference", "place"),
+    [
+        (torch.tensor([[1.0, 2.0], [3.0, 4.5]]), 0.5, "row 1, step 1"),
+        (torch.tensor([[1.0, math.nan], [3.0, 4.0]]), math.inf, "row 0, step 1"),
+        (torch.tensor([[1.0, 2.0, 3.0]]), math.inf, r"shapes (1, 3) and (2, 2)"),
+    ],
+)
+def test_differences_are_found_where_they_are(found: Tensor, difference: float, place: str) -> None:
+    result = compared(found, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    assert (result.difference, result.place) == (difference, place)
+    assert not result.passes
