@@ -1,0 +1,125 @@
+"""What an algorithm of Stable-Baselines3 saw while it collected, so that its bootstraps can be computed again.
+
+Axes: E environments, T steps of all rollouts together.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from torch import Tensor
+
+from rltransformers.conformance.environment import Limited
+from rltransformers.conformance.protocol import Bootstrap
+
+LIMITS = (11, 40, 17)
+"""Steps of the episodes of the environments: limits in the middle of rollouts, and one that spans a whole one."""
+ROLLOUT = 24
+DISCOUNT = 0.9
+
+
+def limited(lengths: tuple[int, ...] = LIMITS) -> VecEnv:
+    """An environment per length."""
+    return DummyVecEnv([partial(Limited, length) for length in lengths])
+
+
+class Recorder(BaseCallback):
+    """Keeps what every step of the environments gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observations: list[np.ndarray] = []
+        self.actions: list[np.ndarray] = []
+        self.rewards: list[np.ndarray] = []
+        self.dones: list[np.ndarray] = []
+        self.last: dict[tuple[int, int], np.ndarray] = {}
+        """True last observations of episodes that a limit cut, by environment and step."""
+
+    def _on_rollout_start(self) -> None:
+        self.observations = self.observations or [np.array(self.model._last_obs)]
+
+    def _on_step(self) -> bool:
+        told = self.locals
+        actions = told["actions"]
+        self.actions.append(np.asarray(actions[""] if isinstance(actions, dict) else actions).reshape(-1).copy())
+        self.rewards.append(np.array(told["rewards"]))
+        self.dones.append(np.array(told["dones"]))
+        for row, info in enumerate(told["infos"]):
+            if info.get("TimeLimit.truncated", False):
+                self.last[row, len(self.dones) - 1] = np.array(info["terminal_observation"])
+        self.observations.append(np.array(told["new_obs"]))
+        return True
+
+    def beginning(self, row: int, step: int) -> int:
+        """The step at which the episode of an environment began that runs at ``step``."""
+        return next((t + 1 for t in range(step - 1, -1, -1) if self.dones[t][row]), 0)
+
+    def inputs(self, row: int, step: int, last: np.ndarray | None = None) -> Tensor:
+        """[T, 5] of the episode that runs at ``step``, up to what came of it: observation, previous action and reward.
+
+        Args:
+            last: the observation after ``step``; None for the one that the next step saw.
+        """
+        begin = self.beginning(row, step)
+        seen = [self.observations[t][row] for t in range(begin, step + 1)]
+        seen.append(self.observations[step + 1][row] if last is None else last)
+        actions = [0.0, *(code(self.actions[t][row]) for t in range(begin, step + 1))]
+        rewards = [0.0, *(self.rewards[t][row] for t in range(begin, step + 1))]
+        return torch.tensor(np.column_stack([np.stack(seen), actions, rewards]), dtype=torch.float32)
+
+
+def code(action: float) -> float:
+    """A number for an action of the environment, which ``decoded`` turns back."""
+    return float(action) - 0.5
+
+
+def decoded(numbers: Tensor) -> Tensor:
+    """Actions 0, 1 and 2 of numbers below 0, up to 1 and above."""
+    return (numbers > 0).long() + (numbers > 1).long()
+
+
+def collected(model: Any, rollouts: int) -> Recorder:
+    """Collect so many rollouts without an update in between."""
+    recorder = Recorder()
+    _, callback = model._setup_learn(10**6, recorder)
+    for _ in range(rollouts):
+        model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+    return recorder
+
+
+def bootstraps(
+    recorder: Recorder, values: np.ndarray, fitting: Callable[[Tensor], Tensor] = lambda inputs: inputs
+) -> list[Bootstrap]:
+    """Every cut of the newest rollout; ``values`` [E, T] are what the learner used after each of its steps.
+
+    Args:
+        fitting: the inputs [T, D] of the policy from those of the recorder.
+    """
+    found, steps = [], values.shape[1]
+    offset = len(recorder.dones) - steps
+    for row in range(values.shape[0]):
+        for t in range(steps):
+            step = offset + t
+            limit, end = recorder.last.get((row, step)), t == steps - 1
+            if limit is not None or (end and not recorder.dones[step][row]):
+                where = f"environment {row}, {'time limit' if limit is not None else 'end of the rollout'} at step {t}"
+                found.append(Bootstrap(fitting(recorder.inputs(row, step, limit)), float(values[row, t]), where))
+    return found
+
+
+def next_values(advantages: np.ndarray, values: np.ndarray, rewards: np.ndarray) -> np.ndarray:
+    """The value behind a cut, read off the advantage there: A = r + g V' - V, whatever the trace."""
+    return (advantages + values - rewards) / DISCOUNT
+
+
+@torch.no_grad()
+def shaken(weights: Any, seed: int = 0) -> None:
+    """Add noise to all weights: what begins at zero, or nearly constant, has to show."""
+    generator = torch.Generator().manual_seed(seed)
+    for weight in weights:
+        if weight.is_floating_point():
+            weight.add_(0.15 * torch.randn(weight.shape, generator=generator).to(weight))

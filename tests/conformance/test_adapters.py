@@ -1,0 +1,102 @@
+"""The table of the documents is what the checks say: of our agents here and now, of other libraries where installed."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rltransformers.conformance.__main__ import checked, main
+from rltransformers.conformance.adapters import OURS, SUBJECTS, Subject
+from rltransformers.conformance.checks import CHECKS, Result, Status
+from rltransformers.conformance.report import END, START, Checked, as_markdown, in_page
+from tests.docs.blocks import ROOT, Block, blocks_of
+
+PAGE = ROOT / "docs" / "conformance.md"
+ALWAYS = [subject for subject in SUBJECTS if subject.library in (OURS, "sb3-contrib")]
+OTHERS = [subject for subject in SUBJECTS if subject not in ALWAYS]
+REPRODUCTIONS = [block for block in blocks_of(PAGE.read_text(), PAGE.name) if block.module is not None]
+
+
+def committed(subject: Subject) -> tuple[str, list[Status]]:
+    """Version and statuses in the table of the page."""
+    table = PAGE.read_text().partition(START)[2].partition(END)[0]
+    row = re.search(rf"^\| {subject.library} (\S+) `{re.escape(subject.name)}` \| (.+) \|$", table, re.MULTILINE)
+    assert row is not None, f"{subject.name} is not in the table: python -m rltransformers.conformance --write {PAGE}"
+    cells = row.group(2).split(" | ")
+    return row.group(1), [
+        "does not apply" if cell == "–" else "failed" if cell.startswith("**") else "passed" for cell in cells
+    ]
+
+
+@pytest.mark.parametrize("subject", ALWAYS, ids=lambda subject: subject.name)
+def test_our_agents_and_recurrent_ppo_are_as_the_table_says(subject: Subject) -> None:
+    results = checked(subject).results
+    assert [result.status for result in results] == committed(subject)[1], results
+    if subject.library == OURS:
+        assert not any(result.failed for result in results)
+
+
+def test_our_agents_are_put_to_nearly_every_check() -> None:
+    agents = [zip(CHECKS, committed(subject)[1], strict=True) for subject in ALWAYS if subject.library == OURS]
+    passed = [name for agent in agents for name, status in agent if status == "passed"]
+    assert set(passed) == set(CHECKS)
+    assert len(passed) >= 30  # of 40: what does not apply is an exception
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # theirs
+@pytest.mark.parametrize("subject", OTHERS, ids=lambda subject: f"{subject.library} {subject.name}")
+def test_other_libraries_are_as_the_table_says(subject: Subject) -> None:
+    pytest.importorskip(subject.imports)
+    version, statuses = committed(subject)
+    if subject.version != version:
+        pytest.skip(f"the table is of {subject.library} {version}, installed is {subject.version}")
+    results = checked(subject).results
+    assert [result.status for result in results] == statuses, results
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("block", REPRODUCTIONS, ids=lambda block: block.place)
+def test_failures_of_others_are_reproduced(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip(str(block.module))
+    exec(compile(block.text, block.place, "exec"), {"__name__": "__main__"})
+    told = capsys.readouterr().out
+    assert float(told.split()[-1]) > 1e-3, told  # the last number printed is how far two sides are apart
+
+
+def test_every_failure_of_another_library_is_reproduced_on_the_page() -> None:
+    failing = {subject.imports for subject in SUBJECTS if "failed" in committed(subject)[1]}
+    page = PAGE.read_text().partition(END)[2]
+    assert failing and all(re.search(rf"^(from|import) {name}\b", page, re.MULTILINE) for name in failing)
+
+
+def test_the_command_prints_and_writes_what_it_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = [Result(name, "passed", 1e-7, 1e-5) for name in CHECKS]
+    results[0] = Result("step = segment", "failed", 0.5, 1e-5, "row 1, step 2")
+    monkeypatch.setattr("rltransformers.conformance.__main__.check_policy", lambda policy: results)
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{START}\nold\n{END}\nafter\n")
+    assert main(["--library", "sb3-contrib", "--write", str(page)]) == 0  # another library's failure is no error
+    assert main(["--library", OURS]) == 1
+    assert "step = segment                    failed          5.0e-01   row 1, step 2" in capsys.readouterr().out
+    text = page.read_text()
+    assert "old" not in text and text.startswith("before") and text.endswith("after\n")
+    assert "`RecurrentPPO` | **0.5** | 1e-07" in text
+
+
+def test_a_page_without_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="no place for the table"):
+        in_page("text", as_markdown([Checked("name", "library 1", [])]))
+
+
+def test_policies_of_a_library_that_is_missing_are_told_with_the_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Subject, "installed", property(lambda subject: False))
+    assert main(["--library", "d3rlpy"]) == 0
+    assert "d3rlpy: DecisionTransformer: not installed; pip install 'rltransformers[conformance]'" in (
+        capsys.readouterr().out
+    )
