@@ -12,7 +12,25 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from rltransformers.core.errors import DataError
+
 _RANDOM = "[a-z0-9_]{8}"  # what tempfile puts into a name
+
+
+def existing_file(path: str | os.PathLike[str]) -> Path:
+    """The path of a file that is there.
+
+    Raises:
+        DataError: when there is none; says what there is instead.
+    """
+    file = Path(path).expanduser()
+    if file.is_file():
+        return file
+    if file.is_dir():
+        raise DataError(f"{file} is a folder, a file is needed")
+    missing = next((each for each in reversed(file.parents) if not each.exists()), None)
+    where = "" if missing is None else f" (there is no folder {missing})"
+    raise DataError(f"there is no file {file}{where}; check the path, or put the file there first")
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rltransformers.core.errors import DataError
+from rltransformers.core.files import existing_file
 from rltransformers.core.members import check_numeric, flags, numbers
 from rltransformers.core.spaces import leaf_spaces, leaf_values
 from rltransformers.data.hdf5 import check_file
@@ -114,9 +114,7 @@ def read_d4rl_file(path: str | os.PathLike[str], **options: Any) -> Trajectories
     """
     import h5py  # slow to import and needed for files only
 
-    file_path = Path(path)
-    if not file_path.is_file():
-        raise DataError(f"there is no file {file_path}; download the D4RL file first and pass its path")
+    file_path = existing_file(path)
     try:
         check_file(file_path)
         file = h5py.File(file_path, "r", rdcc_nbytes=_CACHE_BYTES)
@@ -162,6 +160,7 @@ def trajectories_from_d4rl(
     time_limit: int | None = None,
     split_on_discontinuity: bool = False,
     allocate: Allocate | None = None,
+    source: str = "d4rl",
 ) -> Trajectories:
     """Trajectories of what D4RL's ``env.get_dataset()`` returns: flat arrays of N rows, without an episode index.
 
@@ -173,6 +172,7 @@ def trajectories_from_d4rl(
         time_limit: the step limit of the environment; episodes of exactly that length count as truncated.
         split_on_discontinuity: also end an episode where a stored next observation differs from the observation of the
             following row by more than 1e-6; AntMaze files need it, their ``timeouts`` do not mark all resets.
+        source: the format that the arrays were stored in, kept in the metadata.
 
     Raises:
         DataError: missing, doubled or unknown keys (see ``key_names``), arrays of different lengths, no rows, flags or
@@ -233,7 +233,7 @@ def trajectories_from_d4rl(
         at_limit = last[np.diff(bounds) == time_limit]
         writer.terminations[at_limit] = False
     writer.truncations[last] = ~writer.terminations[last] | (timeouts[last] if timeouts is not None else False)
-    return writer.finish(final_observations=following is not None, metadata={"format": "d4rl"})
+    return writer.finish(final_observations=following is not None, metadata={"format": source})
 
 
 def _leaves(space: gym.Space[Any], values: Any, where: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ NAMES = {
 """Our name → all names; those of Gymnasium, Minari, D4RL and the imitation library."""
 IGNORED = ("infos", "info", "metadata", "id", "seed", "options", "total_steps")
 """Keys that say nothing about steps; likewise whatever begins with "infos/" or "metadata/"."""
-_ENDS = ("dones", "done")
+ENDS = ("dones", "done")
 
 
 def key_names(arrays: Mapping[Any, Any], where: str) -> dict[str, str]:
@@ -33,7 +33,7 @@ def key_names(arrays: Mapping[Any, Any], where: str) -> dict[str, str]:
             other = found.setdefault(ours[key], key)
             if other != key:
                 raise DataError(f"{where} has both {other!r} and {key!r}, two names of the same array; keep one")
-        elif key in _ENDS:
+        elif key in ENDS:
             raise DataError(
                 f"{where} has {key!r}, which does not tell whether an episode was terminated (nothing follows) or "
                 f"truncated (by a limit); rename it to 'terminations' or 'truncations'. If it marks both, name it "

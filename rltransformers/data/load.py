@@ -1,8 +1,9 @@
-"""Any supported source of logged episodes as ``Trajectories``: Minari, D4RL, episode dicts, and folders of our own."""
+"""Any supported source of logged episodes as ``Trajectories``: files, folders, ids and objects, told apart here."""
 
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,36 +16,48 @@ import numpy as np
 import numpy.typing as npt
 
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
-from rltransformers.core.files import replacing_folder
-from rltransformers.core.members import numbers
+from rltransformers.core.files import existing_file, replacing_folder
 from rltransformers.core.ranges import Count, check
 from rltransformers.core.spaces import (
     leaf_spaces,
     leaf_values,
-    map_leaves,
     nest_leaves,
     nest_paths,
     nested_leaves,
     space_from_leaves,
 )
+from rltransformers.data.arrays import read_npz
+from rltransformers.data.buffers import is_buffer, read_buffer, trajectories_from_buffer
 from rltransformers.data.d4rl import read_d4rl_file, trajectories_from_d4rl
+from rltransformers.data.d4rl_files import d4rl_file
+from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.hdf5 import check_file
-from rltransformers.data.keys import NAMES, key_names
+from rltransformers.data.keys import NAMES
 from rltransformers.data.minari import restore_minari
-from rltransformers.data.spaces import infer_space
+from rltransformers.data.tables import is_dataset, is_table, read_table, table_files, trajectories_from_dataset
 from rltransformers.data.trajectories import (
     DESCRIPTION,
     Allocate,
     Trajectories,
     TrajectoryWriter,
     check_actions,
-    column,
 )
 
 Space = gym.Space[Any]
 Dataset: TypeAlias = Any
 """A Minari id or dataset object, a path, a D4RL dict, an iterable of episode dicts, or Trajectories."""
 
+_FORMATS: dict[str, Callable[..., Trajectories]] = {
+    ".hdf5": read_d4rl_file,
+    ".h5": read_d4rl_file,
+    ".hdf": read_d4rl_file,
+    ".npz": read_npz,
+    ".parquet": read_table,
+    ".arrow": read_table,
+}
+PICKLES = (".pkl", ".pickle")
+"""Files that are programs."""
+_VERSION = r"-v\d+/?$"
 _EPISODES_AT_ONCE = 32
 """Minari episodes read while their file is open, for HDF5 keeps some 30 KB about each of them until the file closes."""
 
@@ -59,13 +72,16 @@ def load_trajectories(
     time_limit: int | None = None,
     split_on_discontinuity: bool = False,
     cache: str | os.PathLike[str] | None = None,
+    trust: bool = False,
 ) -> Trajectories:
     """Trajectories of ``dataset``, checked: shapes, finite numbers, classes inside their spaces, flags only at ends.
 
     Args:
         dataset: one of
-            - a Minari id ("mujoco/hopper/medium-v0", looked up on this machine only) or a ``MinariDataset``;
-            - the path of a Minari folder, of a D4RL file (.hdf5, .h5), or of a folder that ``Trajectories.save`` wrote;
+            - a Minari id ("mujoco/hopper/medium-v0") or a D4RL id ("hopper-medium-v2"), looked up on this machine only;
+            - the path of a D4RL file (.hdf5, .h5), of flat arrays (.npz), of a table (.parquet, .arrow), of a folder of
+              Minari, of Parquet files, of ``datasets.save_to_disk``, or of one that ``Trajectories.save`` wrote;
+            - a ``MinariDataset``, a ``datasets.Dataset``, a ``ReplayBuffer`` or ``RolloutBuffer`` of Stable-Baselines3;
             - a D4RL-style dict: observations, actions, rewards, terminals, optionally timeouts, next_observations;
             - an iterable of episode dicts: observations (T + 1 rows, or T), actions, rewards, optionally terminations,
               truncations, next_observations; nested leaves are dicts or tuples of arrays. Usual other names of these
@@ -81,6 +97,7 @@ def load_trajectories(
         split_on_discontinuity: see ``trajectories_from_d4rl``; AntMaze files need it.
         cache: a folder that keeps a memory-mapped copy of a file or Minari data set, under a name that changes with
             the source and the options; opening it again reads nothing. Sets larger than memory need it.
+        trust: read a pickle of ``save_replay_buffer`` (.pkl), which runs whatever code is in it.
 
     Raises:
         DataError: names the data set, the leaf, the episode and the step that break a rule, and the way out.
@@ -89,18 +106,29 @@ def load_trajectories(
     if isinstance(dataset, os.PathLike):
         dataset = os.fspath(dataset)
     check(time_limit, Count | None, "time_limit")
-    options: dict[str, Any] = {"time_limit": time_limit, "split_on_discontinuity": split_on_discontinuity}
+    options: dict[str, Any] = {"name": name, "time_limit": time_limit}
     options |= {"observation_space": observation_space, "action_space": action_space}
+    splitting = {"split_on_discontinuity": split_on_discontinuity}
 
-    if isinstance(dataset, str) and (Path(dataset) / DESCRIPTION).is_file():
-        dataset = Trajectories.open(dataset)
+    if isinstance(dataset, str) and (Path(dataset).expanduser() / DESCRIPTION).is_file():
+        dataset = Trajectories.open(Path(dataset).expanduser())
     if isinstance(dataset, Trajectories):
         return _checked(_keep_leaves(dataset, observation_leaves), observation_space, action_space)
-    if isinstance(dataset, str) and _is_hdf5(dataset):
-        source = Path(dataset)
-        reader = partial(read_d4rl_file, source, name=name, **options)
-        data = _cached(reader, cache, _file_key(source), {**options, "name": name})
+    if isinstance(dataset, str) and (found := _file_reader(dataset)) is not None:
+        read, files = found
+        options |= splitting | {"name": name or (dataset if d4rl_file(dataset) else None)}
+        data = _cached(partial(read, **options), cache, list(map(_file_key, files)), options)
         return _keep_leaves(data, observation_leaves)
+    if isinstance(dataset, str) and Path(dataset).suffix.lower() in PICKLES:
+        _refuse(split_on_discontinuity, "split_on_discontinuity", "buffers, whose episodes are marked")
+        _refuse(cache is not None, "cache", "a pickle; call .save(folder) on the result")
+        file = existing_file(dataset)
+        if not trust:
+            raise ConfigError(
+                f"{file} is a pickle, a program that runs when it is read; if you trust whoever wrote it, pass "
+                f"trust=True, or load it with Stable-Baselines3 and pass model.replay_buffer"
+            )
+        return _keep_leaves(read_buffer(file, **options), observation_leaves)
     if isinstance(dataset, str) or _is_minari(dataset):
         _refuse(split_on_discontinuity, "split_on_discontinuity", "Minari data, whose episodes are stored one by one")
         minari_dataset = open_minari(dataset) if isinstance(dataset, str) else dataset
@@ -109,97 +137,68 @@ def load_trajectories(
         data = _cached(reader, cache, _minari_key(minari_dataset), key)
         return _checked(data, observation_space, action_space)
     _refuse(cache is not None, "cache", "data in memory; call .save(folder) on the result")
+    if is_buffer(dataset):
+        _refuse(split_on_discontinuity, "split_on_discontinuity", "buffers, whose episodes are marked")
+        return _keep_leaves(trajectories_from_buffer(dataset, **options), observation_leaves)
+    if is_dataset(dataset):
+        return _keep_leaves(trajectories_from_dataset(dataset, **options, **splitting), observation_leaves)
     if observation_leaves is not None and observation_space is not None:
         options["observation_space"] = _prune(observation_space, observation_leaves)
     if isinstance(dataset, Mapping):
-        return trajectories_from_d4rl(_pick(dataset, observation_leaves), name=name or "dict", **options)
+        flat = _pick(dataset, observation_leaves)
+        return trajectories_from_d4rl(flat, **options | splitting | {"name": name or "dict"})
     if isinstance(dataset, Iterable):
         _refuse(split_on_discontinuity, "split_on_discontinuity", "episodes, which are split already")
-        options.pop("split_on_discontinuity")
         episodes = [_pick(episode, observation_leaves) for episode in dataset]
-        return trajectories_from_episodes(episodes, name=name or "episodes", **options)
+        return trajectories_from_episodes(episodes, **options | {"name": name or "episodes"})
     raise DataError(
-        f"cannot read a dataset from {type(dataset).__name__}; pass a Minari id or object, a path to a D4RL .hdf5 file "
-        f"or to saved trajectories, a D4RL-style dict, or a list of episode dicts"
+        f"cannot read a dataset from {type(dataset).__name__}; pass a Minari or D4RL id, a path "
+        f"({', '.join(_FORMATS)}, or a folder), a MinariDataset, datasets.Dataset or buffer of Stable-Baselines3, a D4RL-style dict, or a list "
+        f"of episode dicts"
     )
 
 
-def trajectories_from_episodes(
-    episodes: Iterable[Mapping[str, Any]],
-    *,
-    observation_space: Space | None = None,
-    action_space: Space | None = None,
-    name: str = "episodes",
-    time_limit: int | None = None,
-) -> Trajectories:
-    """Trajectories of episode dicts; keys as in ``load_trajectories``. An end without a flag counts as truncated."""
-    listed = [_arrays(episode, index, name) for index, episode in enumerate(episodes)]
-    if not listed:
-        raise DataError(f"{name}: holds no episode; nothing can be learned from it")
-    lengths = [len(episode["rewards"]) for episode in listed]
-    if 0 in lengths:
-        raise DataError(f"{name}: episode {lengths.index(0)} is empty; drop episodes without steps")
-    observation_space = observation_space or infer_space(_stack(listed, "observations", name), "observations", name)
-    action_space = action_space or infer_space(_stack(listed, "actions", name), "actions", name)
-    writer = TrajectoryWriter(lengths, observation_space, action_space, name=name)
-    for episode in listed:
-        observations = episode["observations"]
-        if "next_observations" in episode:
-            observations = _append_last(observation_space, observations, episode["next_observations"], writer)
-        writer.add(
-            observations,
-            episode["actions"],
-            episode["rewards"],
-            episode.get("terminations", False),
-            episode.get("truncations", False),
-            time_limit=time_limit,
+def _file_reader(dataset: str) -> tuple[Callable[..., Trajectories], list[Path]] | None:
+    """What reads the files that a path or a D4RL id names, and these files; None where Minari has to know the name.
+
+    Raises:
+        DataError: for a path that is not there, or that holds nothing that can be read.
+    """
+    path = Path(dataset).expanduser()
+    if is_table(path):
+        return partial(read_table, path), table_files(path)
+    if (reader := _FORMATS.get(path.suffix.lower())) is not None:
+        return partial(reader, path), [existing_file(path)]
+    if path.suffix.lower() in PICKLES or _holds_minari(path):
+        return None
+    if (file := d4rl_file(dataset)) is not None:
+        if file.is_file():
+            return partial(read_d4rl_file, file), [file]
+        if not _is_local_minari(dataset):
+            raise DataError(
+                f"the D4RL data set {dataset!r} is not on this machine: there is no file {file}; download it there, "
+                f"set D4RL_DATASET_DIR to the folder that holds it, or pass the path of another file"
+            )
+    elif path.exists() and not _is_local_minari(dataset):
+        raise DataError(
+            f"{path} is neither a file that can be read ({', '.join(_FORMATS)}) nor a folder of trajectories, Minari "
+            f"data, Parquet files or datasets.save_to_disk"
         )
-    return writer.finish(metadata={"format": "episodes"})
-
-
-def _arrays(episode: Any, index: int, name: str) -> dict[str, Any]:
-    """The arrays of one episode under our names (see ``key_names``), rewards as numbers [T]."""
-    where = f"{name}: episode {index}"
-    if not isinstance(episode, Mapping):
-        raise DataError(f"{where} is {type(episode).__name__}, expected a dict of arrays")
-    given = key_names(episode, where)
-    for key in ("observations", "actions", "rewards"):
-        if key not in given:
-            raise DataError(f"{where} lacks {key!r}; present: {sorted(map(str, episode))}")
-    arrays = {ours: episode[theirs] for ours, theirs in given.items()}
-    try:
-        arrays["rewards"] = np.atleast_1d(column(numbers(arrays["rewards"])))
-    except DataError as error:
-        raise DataError(f"{name}: rewards of episode {index} {error}") from error
-    return arrays
-
-
-def _stack(episodes: Sequence[Mapping[str, Any]], key: str, name: str) -> Any:
-    """All rows of all episodes, per leaf, for the inference of a space."""
-
-    def join(*leaves: Any) -> Any:
-        return np.concatenate([numbers(leaf) for leaf in leaves])
-
-    try:
-        return map_leaves(join, *(episode[key] for episode in episodes))
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise DataError(f"{name}: the {key} of the episodes do not fit together ({error})") from error
-
-
-def _append_last(space: Space, observations: Any, following: Any, writer: TrajectoryWriter) -> Any:
-    """Observations with the last row of ``next_observations`` behind them, nested like the space."""
-
-    def join(rows: Any, after: Any) -> Any:
-        rows, after = np.asarray(rows), np.asarray(after)
-        return np.concatenate([rows, after[-1:]]) if len(rows) == len(after) else rows
-
-    try:
-        last = leaf_values(space, following)
-        return nest_leaves(
-            space, {path: join(rows, last[path]) for path, rows in leaf_values(space, observations).items()}
+    elif re.search(_VERSION, dataset) is None:
+        raise DataError(
+            f"there is no file or folder {path}; check the path (ids of Minari and D4RL end in -v0, -v1, ...)"
         )
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise DataError(f"{writer.name}: next_observations do not fit the observations ({error})") from error
+    return None
+
+
+def _holds_minari(folder: Path) -> bool:
+    return (folder / "data" / "metadata.json").is_file()
+
+
+def _is_local_minari(dataset: str) -> bool:
+    from minari.storage import get_dataset_path  # slow to import
+
+    return _holds_minari(get_dataset_path(dataset))
 
 
 # Minari ------------------------------------------------------------
@@ -214,15 +213,11 @@ def open_minari(dataset: str) -> Any:
     import minari  # slow to import and needed for Minari data only
     from minari.storage import get_dataset_path
 
-    folder = Path(dataset)
-    if not (folder / "data" / "metadata.json").is_file():
-        if dataset.startswith((".", os.sep, "~")) or folder.suffix:
-            raise DataError(
-                f"{dataset!r} is neither a D4RL file (.hdf5, .h5) nor a folder of trajectories or Minari data"
-            )
+    folder = Path(dataset).expanduser()
+    if not _holds_minari(folder):
         restore_minari(dataset)
         folder = get_dataset_path(dataset)
-    if not (folder / "data" / "metadata.json").is_file():
+    if not _holds_minari(folder):
         local = _local_minari_ids(get_dataset_path())
         hint = f" On this machine: {did_you_mean(dataset, local)}" if local else ""
         raise DataError(
@@ -395,13 +390,7 @@ def _refuse(condition: bool, option: str, why: str) -> None:
         raise ConfigError(f"{option} does not apply to {why}")
 
 
-def _is_hdf5(path: str) -> bool:
-    return Path(path).suffix.lower() in {".hdf5", ".h5", ".hdf"}
-
-
 def _file_key(path: Path) -> list[Any]:
-    if not path.is_file():
-        raise DataError(f"there is no file {path}; download the D4RL file first and pass its path")
     status = path.stat()
     return [str(path.resolve()), status.st_size, status.st_mtime_ns]
 

@@ -323,6 +323,25 @@ class Trajectories:
             contents_checked=True,
         )
 
+    @staticmethod
+    def concatenate(parts: "Iterable[Trajectories]", name: str | None = None) -> "Trajectories":
+        """The episodes of all parts in memory, one part after the other, e.g. of several files of one task.
+
+        The environment is that of the parts where all name the same one, else unknown.
+
+        Args:
+            name: of the result; None joins the names of the parts.
+
+        Raises:
+            DataError: for no parts, and for parts of different spaces.
+        """
+        listed = list(parts)
+        if not listed:
+            raise DataError("there is nothing to concatenate; pass at least one Trajectories")
+        names = list(dict.fromkeys(part.name for part in listed))
+        joined = concatenate(listed, name or " + ".join(names), {"format": "concatenated", "parts": names})
+        return joined if len({part.env_id for part in listed}) == 1 else replace(joined, env_id=None, env_spec=None)
+
     @classmethod
     def from_episodes(
         cls,
@@ -334,7 +353,7 @@ class Trajectories:
         time_limit: int | None = None,
     ) -> "Trajectories":
         """Trajectories of episode dicts; the keys and the inference of spaces are those of ``load_trajectories``."""
-        from rltransformers.data.load import trajectories_from_episodes
+        from rltransformers.data.episodes import trajectories_from_episodes
 
         return trajectories_from_episodes(
             episodes,
@@ -487,7 +506,12 @@ def concatenate(parts: Sequence[Trajectories], name: str, metadata: Mapping[str,
     first = parts[0]
     for part in parts[1:]:
         if part.observation_space != first.observation_space or part.action_space != first.action_space:
-            raise DataError(f"{first.name} and {part.name} have different spaces and cannot be joined")
+            raise DataError(
+                f"{first.name} and {part.name} have different spaces and cannot be joined: observations "
+                f"{first.observation_space} and {part.observation_space}, actions {first.action_space} and "
+                f"{part.action_space}; where they were guessed, load both with the same observation_space and "
+                f"action_space"
+            )
 
     def join(arrays: Iterable[Array]) -> Array:
         return np.concatenate(list(arrays))

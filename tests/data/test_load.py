@@ -435,8 +435,19 @@ def test_a_missing_or_truncated_or_foreign_file_is_named(tmp_path: Path) -> None
     (tmp_path / "text.hdf5").write_text("hello")
     with pytest.raises(DataError, match="truncated or no HDF5 file"):
         load_trajectories(tmp_path / "text.hdf5")
-    with pytest.raises(DataError, match="neither a D4RL file"):
-        load_trajectories(str(tmp_path / "data.pkl"))
+    for name in ("data.pkl", "data.npz", "data.parquet", "data.xyz", "data"):
+        with pytest.raises(DataError, match=rf"there is no file .*{name}"):
+            load_trajectories(str(tmp_path / name))
+    with pytest.raises(DataError, match=r"there is no folder .*nowhere\)"):
+        load_trajectories(tmp_path / "nowhere/deep/data.npz")
+    for there in ("text.txt", "empty"):
+        (tmp_path / "text.txt").write_text("hello")
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with pytest.raises(DataError, match=rf"{there} is neither a file that can be read"):
+            load_trajectories(tmp_path / there)
+    with pytest.raises(DataError, match="is a folder, a file is needed"):
+        (tmp_path / "folder.npz").mkdir()
+        load_trajectories(tmp_path / "folder.npz")
     written = write_minari(load_trajectories(coded_episodes()), "coded/foreign-v0")
     with pytest.raises(DataError, match="belongs to a Minari data set"):
         load_trajectories(Path(written.spec.data_path) / "main_data.hdf5")

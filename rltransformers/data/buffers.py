@@ -1,0 +1,197 @@
+"""Buffers of Stable-Baselines3 as trajectories. Axes: R rows of the ring or rollout, E environments, N = E R steps.
+
+Buffers interleave their environments, hold actions as the algorithm sees them, and say of an episode's end less than
+an environment does: see ``trajectories_from_buffer``.
+"""
+
+import os
+import sys
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from rltransformers.core.errors import DataError
+from rltransformers.core.files import existing_file
+from rltransformers.core.ranges import Count
+from rltransformers.core.spaces import map_leaves
+from rltransformers.data.d4rl import trajectories_from_d4rl
+from rltransformers.data.trajectories import Trajectories
+
+Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
+
+BUFFERS = "stable_baselines3.common.buffers"
+
+
+def is_buffer(value: object) -> bool:
+    """Whether this is a replay or rollout buffer of Stable-Baselines3, or one of its subclasses."""
+    module = sys.modules.get(BUFFERS)  # who has such an object has imported it
+    return module is not None and isinstance(value, module.ReplayBuffer | module.RolloutBuffer)
+
+
+def trajectories_from_buffer(
+    buffer: Any,
+    *,
+    observation_space: gym.Space[Any] | None = None,
+    action_space: gym.Space[Any] | None = None,
+    name: str | None = None,
+    time_limit: Count | None = None,
+) -> Trajectories:
+    """Trajectories of a buffer of Stable-Baselines3 as its agents fill it, one environment after the other.
+
+    An episode whose beginning the buffer no longer holds (a ring that wrapped, a rollout that began within an episode)
+    is dropped, for nobody knows at which step it begins. One that still ran when the buffer was read is kept and marked
+    truncated, as is one that a new call of ``learn`` cut short: there the next observation is not the following one.
+
+    Replay buffers: actions of a Box are scaled back from [-1, 1], the last observation of an episode is its
+    ``next_observations`` (unknown with ``optimize_memory_usage``). Rollout buffers: actions of a Box are clipped as the
+    environment got them, last observations are unknown, and the reward before a time limit holds the value that the
+    algorithm added there; behind ``VecNormalize`` their observations and rewards are the normalised ones.
+
+    Args:
+        buffer: a ``ReplayBuffer`` or ``RolloutBuffer``, with observations of any space.
+        observation_space, action_space: those of the buffer unless given.
+        time_limit: episodes of exactly that length count as truncated. Needed where the buffer does not tell whether an
+            episode was terminated or truncated: rollout buffers, and replay buffers with
+            ``handle_timeout_termination=False``. Any number beyond the longest episode says that none was truncated.
+
+    Raises:
+        DataError: for an empty buffer, one that holds no beginning of an episode, or ends that are not told apart
+            without ``time_limit``.
+    """
+    module = sys.modules[BUFFERS]
+    name = name or type(buffer).__name__
+    action_space = action_space or buffer.action_space
+    observation_space = observation_space or buffer.observation_space
+    replay = isinstance(buffer, module.ReplayBuffer)
+    if buffer.size() == 0:
+        raise DataError(f"{name} is empty; fill it first, for example with model.learn(...)")
+    tells_limits = replay and buffer.handle_timeout_termination
+    if not tells_limits and time_limit is None:
+        why = "was made with handle_timeout_termination=False" if replay else "stores only where episodes begin"
+        raise DataError(
+            f"{name} {why}, so it does not tell whether an episode was terminated (nothing follows) or truncated (by a "
+            f"limit); pass time_limit=<the environment's step limit>, or where there is none any number beyond the "
+            f"longest episode"
+        )
+    arrays, begun = _replayed(buffer) if replay else _rolled_out(buffer)
+    arrays["actions"] = _as_executed(buffer.action_space, arrays["actions"], scaled=replay)
+    ends = arrays["terminals"] | arrays["timeouts"]
+    kept = _whole(ends, begun)
+    if not kept.any():
+        raise DataError(
+            f"{name} holds no beginning of an episode: all {ends.size:,} steps lie within episodes that began before; "
+            f"use a larger buffer"
+        )
+    flat = {key: map_leaves(lambda rows: _flat(rows)[kept.reshape(-1)], rows) for key, rows in arrays.items()}
+    options: dict[str, Any] = {"observation_space": observation_space, "action_space": action_space}
+    source = "stable_baselines3"
+    return trajectories_from_d4rl(flat, **options, name=name, time_limit=time_limit, source=source)
+
+
+def read_buffer(path: str | os.PathLike[str], *, name: str | None = None, **options: Any) -> Trajectories:
+    """Trajectories of what ``model.save_replay_buffer(path)`` wrote. The file is a pickle: reading it runs its code.
+
+    Raises:
+        DataError: when the file is missing, is damaged, or holds something else.
+    """
+    from stable_baselines3.common.save_util import load_from_pkl  # slow to import
+
+    file = existing_file(path)
+    try:
+        with file.open("rb") as stream:
+            buffer = load_from_pkl(stream)
+    except Exception as error:  # whatever a damaged pickle may raise
+        raise DataError(
+            f"{file} cannot be unpickled ({type(error).__name__}: {error}); save the buffer again"
+        ) from error
+    if not is_buffer(buffer):
+        raise DataError(f"{file} holds {type(buffer).__name__}, not a replay buffer of Stable-Baselines3")
+    return trajectories_from_buffer(buffer, name=name or file.stem, **options)
+
+
+def _replayed(buffer: Any) -> tuple[dict[str, Any], bool]:
+    """Arrays [E, R, ...] of a replay buffer, oldest row first, and whether row 0 begins an episode."""
+    order = np.arange(buffer.size())
+    if buffer.full:
+        order = (order + buffer.pos) % buffer.buffer_size
+
+    def rows(array: Array) -> Array:
+        return array.swapaxes(0, 1)[:, order]
+
+    arrays = {"observations": map_leaves(rows, buffer.observations), "actions": rows(buffer.actions)}
+    arrays["rewards"] = rows(buffer.rewards)
+    done, limit = rows(buffer.dones) != 0, rows(buffer.timeouts) != 0
+    arrays["terminals"], arrays["timeouts"] = done & ~limit, done & limit
+    if not buffer.optimize_memory_usage:
+        arrays["next_observations"] = map_leaves(rows, buffer.next_observations)
+        cut = _restarts(arrays["observations"], arrays["next_observations"])
+        arrays["timeouts"][:, :-1] |= cut & ~done[:, :-1]
+    arrays["timeouts"][:, -1] |= ~done[:, -1]
+    return arrays, not buffer.full
+
+
+def _rolled_out(buffer: Any) -> tuple[dict[str, Any], Bools]:
+    """Arrays [E, R, ...] of a rollout buffer, and in which environments row 0 begins an episode."""
+    rows_, envs = buffer.buffer_size, buffer.n_envs
+
+    def rows(array: Array, axes: int) -> Array:
+        """Rows in order; ``get`` leaves arrays with one axis for all steps, environment by environment."""
+        if array.shape[:2] == (rows_, envs) and array.ndim == 2 + axes:
+            return array.swapaxes(0, 1)[:, : buffer.size()]
+        return array.reshape(envs, rows_, *array.shape[1 : 1 + axes])
+
+    def observed(array: Array, shape: tuple[int, ...]) -> Array:
+        return rows(array, len(shape))
+
+    arrays = {"observations": map_leaves(observed, buffer.observations, buffer.obs_shape)}
+    arrays |= {"actions": rows(buffer.actions, 1), "rewards": rows(buffer.rewards, 0)}
+    first = rows(buffer.episode_starts, 0) != 0
+    arrays["terminals"] = np.zeros(first.shape, bool)
+    arrays["terminals"][:, :-1] = first[:, 1:]
+    arrays["timeouts"] = np.zeros(first.shape, bool)
+    arrays["timeouts"][:, -1] = True  # whether the last step ended an episode is not stored
+    return arrays, first[:, 0]
+
+
+def _whole(ends: Bools, begun: bool | Bools) -> Bools:
+    """Which steps [E, R] belong to an episode whose beginning is there."""
+    before = np.cumsum(ends, axis=1) - ends  # episodes that ended earlier in the same environment
+    kept: Bools = (before > 0) | np.reshape(begun, (-1, 1))
+    return kept
+
+
+def _restarts(observations: Any, following: Any) -> Bools:
+    """Where a next observation is not the observation of the following row [E, R - 1]."""
+    found: list[Bools] = []
+
+    def compare(rows: Array, after: Array) -> None:
+        different = (rows[:, 1:] != after[:, :-1]).reshape(*rows[:, 1:].shape[:2], -1)
+        both_nan = np.zeros_like(different)
+        if rows.dtype.kind == "f":
+            both_nan = (np.isnan(rows[:, 1:]) & np.isnan(after[:, :-1])).reshape(different.shape)
+        found.append((different & ~both_nan).any(axis=-1))
+
+    map_leaves(compare, observations, following)
+    return np.logical_or.reduce(found)
+
+
+def _as_executed(space: gym.Space[Any], actions: Array, scaled: bool) -> Array:
+    """Actions [E, R, A] as the environment got them, in the shape of their space."""
+    actions = actions.reshape(*actions.shape[:2], *(space.shape or ()))
+    if not isinstance(space, spaces.Box):
+        return actions
+    if not scaled:
+        return np.clip(actions, space.low, space.high)
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        executed = low + 0.5 * (actions.astype(np.float64) + 1.0) * (high - low)
+    return np.where(np.isfinite(low) & np.isfinite(high), executed, actions)
+
+
+def _flat(rows: Array) -> Array:
+    """[N, ...] of [E, R, ...]."""
+    return rows.reshape(-1, *rows.shape[2:])

@@ -1,0 +1,100 @@
+"""Episodes as dicts of arrays, one dict per episode, as trajectories. Axis letter: T steps of one episode."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rltransformers.core.errors import DataError
+from rltransformers.core.members import numbers
+from rltransformers.core.spaces import leaf_values, map_leaves, nest_leaves
+from rltransformers.data.keys import key_names
+from rltransformers.data.spaces import infer_space
+from rltransformers.data.trajectories import Allocate, Trajectories, TrajectoryWriter, column
+
+Space = gym.Space[Any]
+
+
+def trajectories_from_episodes(
+    episodes: Iterable[Mapping[str, Any]],
+    *,
+    observation_space: Space | None = None,
+    action_space: Space | None = None,
+    name: str = "episodes",
+    time_limit: int | None = None,
+    allocate: Allocate | None = None,
+    source: str = "episodes",
+) -> Trajectories:
+    """Trajectories of episode dicts; keys as in ``load_trajectories``. An end without a flag counts as truncated.
+
+    Args:
+        source: the format that the episodes were stored in, kept in the metadata.
+    """
+    listed = [_arrays(episode, index, name) for index, episode in enumerate(episodes)]
+    if not listed:
+        raise DataError(f"{name}: holds no episode; nothing can be learned from it")
+    lengths = [len(episode["rewards"]) for episode in listed]
+    if 0 in lengths:
+        raise DataError(f"{name}: episode {lengths.index(0)} is empty; drop episodes without steps")
+    observation_space = observation_space or infer_space(_stack(listed, "observations", name), "observations", name)
+    action_space = action_space or infer_space(_stack(listed, "actions", name), "actions", name)
+    writer = TrajectoryWriter(lengths, observation_space, action_space, name=name, allocate=allocate)
+    for episode in listed:
+        observations = episode["observations"]
+        if "next_observations" in episode:
+            observations = _append_last(observation_space, observations, episode["next_observations"], writer)
+        writer.add(
+            observations,
+            episode["actions"],
+            episode["rewards"],
+            episode.get("terminations", False),
+            episode.get("truncations", False),
+            time_limit=time_limit,
+        )
+    return writer.finish(metadata={"format": source})
+
+
+def _arrays(episode: Any, index: int, name: str) -> dict[str, Any]:
+    """The arrays of one episode under our names (see ``key_names``), rewards as numbers [T]."""
+    where = f"{name}: episode {index}"
+    if not isinstance(episode, Mapping):
+        raise DataError(f"{where} is {type(episode).__name__}, expected a dict of arrays")
+    given = key_names(episode, where)
+    for key in ("observations", "actions", "rewards"):
+        if key not in given:
+            raise DataError(f"{where} lacks {key!r}; present: {sorted(map(str, episode))}")
+    arrays = {ours: episode[theirs] for ours, theirs in given.items()}
+    try:
+        arrays["rewards"] = np.atleast_1d(column(numbers(arrays["rewards"])))
+    except DataError as error:
+        raise DataError(f"{name}: rewards of episode {index} {error}") from error
+    return arrays
+
+
+def _stack(episodes: Sequence[Mapping[str, Any]], key: str, name: str) -> Any:
+    """All rows of all episodes, per leaf, for the inference of a space."""
+
+    def join(*leaves: Any) -> Any:
+        return np.concatenate([numbers(leaf) for leaf in leaves])
+
+    try:
+        return map_leaves(join, *(episode[key] for episode in episodes))
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise DataError(f"{name}: the {key} of the episodes do not fit together ({error})") from error
+
+
+def _append_last(space: Space, observations: Any, following: Any, writer: TrajectoryWriter) -> Any:
+    """Observations with the last row of ``next_observations`` behind them, nested like the space."""
+
+    def join(rows: Any, after: Any) -> Any:
+        rows, after = np.asarray(rows), np.asarray(after)
+        return np.concatenate([rows, after[-1:]]) if len(rows) == len(after) else rows
+
+    try:
+        last = leaf_values(space, following)
+        return nest_leaves(
+            space, {path: join(rows, last[path]) for path, rows in leaf_values(space, observations).items()}
+        )
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise DataError(f"{writer.name}: next_observations do not fit the observations ({error})") from error

@@ -1,0 +1,289 @@
+"""Tables of episodes or steps as trajectories: Parquet and Arrow files, and data sets of Hugging Face ``datasets``.
+
+A table whose rewards are lists has one episode per row, as the data sets for Hugging Face's Decision Transformer have
+(observations, actions, rewards, dones); one whose rewards are numbers has one step per row, as D4RL's flat arrays.
+Axis letters: T steps of one episode, N rows of a table with one step per row.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rltransformers.core.errors import ConfigError, DataError, require
+from rltransformers.core.files import existing_file
+from rltransformers.core.spaces import map_leaves
+from rltransformers.data.arrays import nested
+from rltransformers.data.d4rl import trajectories_from_d4rl
+from rltransformers.data.episodes import trajectories_from_episodes
+from rltransformers.data.keys import ENDS, IGNORED, NAMES
+from rltransformers.data.trajectories import Allocate, Trajectories
+
+EXTRA = "parquet"
+STATE, SPLITS, INFO = "state.json", "dataset_dict.json", "dataset_info.json"
+"""What ``Dataset.save_to_disk`` writes into a folder: its files, its splits, its description."""
+MOST_VALUES = 2000
+"""Values of a table per byte of its file: more were never recorded, equal ones are stored once."""
+ALWAYS_READ = 2**23
+"""Values that are read whatever the file stores for them."""
+_ROWS_AT_ONCE = 256
+_LARGEST_TEXT = 2**24  # bytes of a description
+
+
+def is_table(path: Path) -> bool:
+    """Whether a path names a Parquet or Arrow file, or a folder of ``save_to_disk`` or of Parquet files."""
+    if path.is_dir():
+        return any((path / name).is_file() for name in (STATE, SPLITS)) or any(path.glob("*.parquet"))
+    return path.suffix.lower() in {".parquet", ".arrow"}
+
+
+def table_files(path: Path) -> list[Path]:
+    """The files that a table consists of, in their order.
+
+    Raises:
+        DataError: for missing or damaged files, and folders of several splits.
+    """
+    if not path.is_dir():
+        return [existing_file(path)]
+    if (path / SPLITS).is_file():
+        splits = _described(path / SPLITS).get("splits")
+        if not isinstance(splits, list) or len(splits) != 1:
+            raise DataError(f"{path} has the splits {splits}; pass the folder of one of them, e.g. {path}/train")
+        path = path / Path(str(splits[0])).name
+    if not (path / STATE).is_file():
+        return sorted(path.glob("*.parquet"))
+    listed = _described(path / STATE).get("_data_files")
+    if not isinstance(listed, list) or not all(isinstance(each, dict) and "filename" in each for each in listed):
+        raise DataError(f"{path / STATE} lists no files; save the data set again with save_to_disk")
+    return [existing_file(path / Path(str(each["filename"])).name) for each in listed]
+
+
+def read_table(path: str | os.PathLike[str], *, name: str | None = None, **options: Any) -> Trajectories:
+    """Trajectories of a Parquet or Arrow file, or of a folder of them; ``options`` as for ``trajectories_from_tables``.
+
+    Raises:
+        DataError: when a file is missing or damaged, or as ``trajectories_from_tables``.
+        MissingExtraError: without pyarrow.
+    """
+    place = Path(path).expanduser()
+    files = table_files(place)
+    name = name or _configuration(files[0].parent / INFO) or place.stem
+    return trajectories_from_tables(partial(_file_batches, files, name), name=name, **options)
+
+
+def is_dataset(value: object) -> bool:
+    """Whether this is a ``Dataset`` or ``DatasetDict`` of Hugging Face."""
+    module = sys.modules.get("datasets")  # who has such an object has imported it
+    return module is not None and isinstance(value, module.Dataset | module.DatasetDict)
+
+
+def trajectories_from_dataset(dataset: Any, *, name: str | None = None, **options: Any) -> Trajectories:
+    """Trajectories of a ``datasets.Dataset``, or of a ``DatasetDict`` with one split.
+
+    Raises:
+        DataError: for several splits, or as ``trajectories_from_tables``.
+    """
+    if isinstance(dataset, Mapping):
+        if len(dataset) != 1:
+            raise DataError(f"the data set has the splits {sorted(dataset)}; pass one of them, e.g. dataset['train']")
+        (dataset,) = dataset.values()
+    configuration = dataset.config_name
+    name = name or (configuration if configuration not in (None, "default") else "dataset")
+
+    def batches() -> Iterator[Any]:
+        for table in dataset.with_format("arrow").iter(_ROWS_AT_ONCE):
+            yield from table.to_batches()
+
+    return trajectories_from_tables(batches, name=name, **options)
+
+
+def trajectories_from_tables(
+    batches: Callable[[], Iterable[Any]],
+    *,
+    name: str,
+    split_on_discontinuity: bool = False,
+    allocate: Allocate | None = None,
+    **options: Any,
+) -> Trajectories:
+    """Trajectories of record batches of pyarrow.
+
+    Columns go by the names of ``keys.NAMES``. Nested leaves are structs, or columns called "observations/camera".
+    Where a row is an episode, ``dones`` (the layout for Hugging Face's Decision Transformer) are D4RL's terminals: an
+    episode without a True was truncated; ``time_limit`` says of exporters that mark cut episodes too which they are.
+
+    Args:
+        batches: gives the record batches from the first one on.
+        options: spaces and ``time_limit`` as for ``trajectories_from_episodes``.
+
+    Raises:
+        DataError: missing, doubled or unknown columns, missing entries, steps of different sizes, or what the episodes
+            or flat arrays break.
+        ConfigError: ``split_on_discontinuity`` for rows that are episodes.
+    """
+    found = [batch for batch in batches() if batch.num_rows]
+    if not found:
+        raise DataError(f"{name}: holds no rows; nothing can be learned from it")
+    columns = [key for key in found[0].schema.names if not _ignored(key)]
+    for batch in found:
+        if batch.schema.names != found[0].schema.names:
+            raise DataError(
+                f"{name}: its files have different columns, {found[0].schema.names} and {batch.schema.names}"
+            )
+    reward = next((key for key in NAMES["rewards"] if key in columns), None)
+    if reward is None:
+        raise DataError(f"{name}: has no column 'rewards'; present: {columns}")
+    options |= {"name": name, "allocate": allocate, "source": "table"}
+    if not _is_list(found[0].column(reward).type):
+        flat = {key: _joined([_values(batch.column(key), f"{name}: {key}") for batch in found]) for key in columns}
+        return trajectories_from_d4rl(nested(flat), split_on_discontinuity=split_on_discontinuity, **options)
+    if split_on_discontinuity:
+        raise ConfigError("split_on_discontinuity does not apply to tables with an episode per row, split already")
+    flags = NAMES["terminations"] + NAMES["truncations"]
+    dones = next((key for key in ENDS if key in columns), None)
+    renamed = {dones: "terminations"} if dones is not None and not any(key in columns for key in flags) else {}
+    episodes = (
+        nested({renamed.get(key, key): _member(batch.column(key), row, f"{name}: {key}") for key in columns})
+        for batch in found
+        for row in range(batch.num_rows)
+    )
+    return trajectories_from_episodes(episodes, **options)
+
+
+def _file_batches(files: list[Path], name: str) -> Iterator[Any]:
+    """The record batches of all files, checked against the bytes that they are stored in."""
+    pyarrow = require("pyarrow", EXTRA)
+    for file in files:
+        with _damage(file, pyarrow):
+            yield from _parquet(file) if file.suffix.lower() == ".parquet" else _arrow(file, pyarrow)
+
+
+def _parquet(file: Path) -> Iterator[Any]:
+    parquet = require("pyarrow.parquet", EXTRA)
+    with parquet.ParquetFile(file) as opened:
+        metadata = opened.metadata
+        values = sum(
+            metadata.row_group(group).column(column).num_values
+            for group in range(metadata.num_row_groups)
+            for column in range(metadata.num_columns)
+        )
+        _check_values(values, file)
+        yield from opened.iter_batches(_ROWS_AT_ONCE)
+
+
+def _arrow(file: Path, pyarrow: Any) -> Iterator[Any]:
+    """Batches of a stream, which ``datasets`` writes, or of a file with random access."""
+    with pyarrow.memory_map(os.fspath(file)) as source:
+        try:
+            reader = pyarrow.ipc.open_stream(source)
+        except pyarrow.ArrowInvalid:
+            source.seek(0)
+            reader = pyarrow.ipc.open_file(source)
+        batches = (
+            reader if hasattr(reader, "read_next_batch") else map(reader.get_batch, range(reader.num_record_batches))
+        )
+        for batch in batches:
+            batch.validate(full=True)
+            _check_values(batch.num_rows, file)
+            yield batch
+
+
+def _check_values(values: int, file: Path) -> None:
+    stored = file.stat().st_size
+    if values > max(ALWAYS_READ, MOST_VALUES * stored):
+        raise DataError(f"{file} states {values:,} values in {stored:,} bytes; it is damaged, or no recording")
+
+
+@contextmanager
+def _damage(file: Path, pyarrow: Any) -> Iterator[None]:
+    try:
+        yield
+    except DataError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
+        raise DataError(f"{file} is truncated or no table ({error}); write or download it again") from error
+
+
+def _described(file: Path) -> dict[str, Any]:
+    try:
+        if file.stat().st_size > _LARGEST_TEXT:
+            raise ValueError("it is too large")
+        found = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{file} is damaged ({error}); save the data set again with save_to_disk") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{file} is no description of a data set; save it again with save_to_disk")
+    return found
+
+
+def _configuration(file: Path) -> str | None:
+    """The name that a data set was loaded by ("hopper-medium-v2"), where its description tells."""
+    found = _described(file).get("config_name") if file.is_file() else None
+    return found if isinstance(found, str) and found != "default" else None
+
+
+def _ignored(key: str) -> bool:
+    return key in IGNORED or key.startswith(("infos/", "metadata/"))
+
+
+# Arrow arrays ------------------------------------------------------------
+
+
+def _is_list(kind: Any) -> bool:
+    types = require("pyarrow", EXTRA).types
+    return any(check(kind) for check in (types.is_list, types.is_large_list, types.is_fixed_size_list))
+
+
+def _stored(array: Any, where: str) -> Any:
+    """An array without the names that extensions give to types.
+
+    Raises:
+        DataError: for missing entries.
+    """
+    array = getattr(array, "storage", array)
+    if array.null_count:
+        raise DataError(f"{where} has {array.null_count} missing entries; fill or drop them")
+    return array
+
+
+def _member(array: Any, row: int, where: str) -> Any:
+    """What one row of a column holds: arrays of T steps, nested like the structs of the column, or a single number."""
+    array = _stored(array, where)
+    if require("pyarrow", EXTRA).types.is_struct(array.type):
+        return _fields(array, lambda part, path: _member(part, row, path), where)
+    return _values(array.slice(row, 1), where, inside=True) if _is_list(array.type) else array[row].as_py()
+
+
+def _values(array: Any, where: str, inside: bool = False) -> Any:
+    """Rows of a column as arrays, nested like its structs; ``inside``: what the only row, a list, holds."""
+    array = _stored(array, where)
+    if inside:
+        return _values(array.flatten(), where)
+    if require("pyarrow", EXTRA).types.is_struct(array.type):
+        return _fields(array, _values, where)
+    if not _is_list(array.type):
+        return array.to_numpy(zero_copy_only=False)
+    sizes = np.unique(require("pyarrow.compute", EXTRA).list_value_length(array).to_numpy(zero_copy_only=False))
+    if len(sizes) > 1:
+        raise DataError(f"{where} holds rows of {sizes[0]} and of {sizes[-1]} numbers; all must have the same size")
+    size = int(sizes[0]) if len(sizes) else 0
+    return map_leaves(partial(_split, rows=len(array), size=size), _values(array.flatten(), where))
+
+
+def _split(values: Any, rows: int, size: int) -> Any:
+    return values.reshape(rows, size, *values.shape[1:])
+
+
+def _fields(array: Any, read: Callable[[Any, str], Any], where: str) -> dict[str, Any]:
+    return {
+        field.name: read(part, f"{where}/{field.name}") for field, part in zip(array.type, array.flatten(), strict=True)
+    }
+
+
+def _joined(parts: list[Any]) -> Any:
+    return map_leaves(lambda *leaves: np.concatenate(leaves), *parts)
