@@ -153,8 +153,8 @@ def load_trajectories(
         return trajectories_from_episodes(episodes, **options | {"name": name or "episodes"})
     raise DataError(
         f"cannot read a dataset from {type(dataset).__name__}; pass a Minari or D4RL id, a path "
-        f"({', '.join(_FORMATS)}, or a folder), a MinariDataset, datasets.Dataset or buffer of Stable-Baselines3, a D4RL-style dict, or a list "
-        f"of episode dicts"
+        f"({', '.join(_FORMATS)}, or a folder), a MinariDataset, a datasets.Dataset, a buffer of Stable-Baselines3, a "
+        f"D4RL-style dict, or a list of episode dicts"
     )
 
 
