@@ -124,6 +124,24 @@ def load_checkpoint(
     return Checkpoint(found_kind, header["settings"], tensors, str(header.get("code_version", "unknown")))
 
 
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors by name in a file that ``torch.save`` wrote; nothing in it is executed.
+
+    Raises:
+        CheckpointError: when it is truncated, damaged, or holds anything else.
+    """
+    try:
+        payload = path.read_bytes()
+        _check_sizes(payload)
+        found = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+        return dict(check(found, Mapping[str, Tensor], "weights"))
+    except (*_CORRUPT, OSError) as error:
+        raise CheckpointError(
+            f"{path} is refused: it is no file of torch.save, is damaged, or holds objects that would run code when "
+            f"loaded ({_reason(error)})"
+        ) from error
+
+
 def pack_arrays(value: Any) -> Any:
     """``value`` with its numpy arrays and scalars as tensors of the same type, as ``save_checkpoint`` takes them."""
     if isinstance(value, np.ndarray | np.generic):
@@ -288,6 +306,10 @@ def _check_sizes(payload: bytes) -> None:
         _Outline(io.BytesIO(archive.read(f"{root}/data.pkl")), f"{root}/data/", stored, len(payload)).load()
 
 
+class _Ordered(dict[Any, Any]):
+    """Stands in for an ordered dictionary; that of ``state_dict()`` has an attribute, which a plain one cannot have."""
+
+
 class _Outline(pickle._Unpickler):  # in C it allocates what an index asks for
     """Reads a pickle of ``torch.save`` with stand-ins for storages and tensors; knows no other objects."""
 
@@ -297,7 +319,7 @@ class _Outline(pickle._Unpickler):  # in C it allocates what an index asks for
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
-            return dict
+            return _Ordered
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return self.tensor
         if module == "torch" and name in _STORAGES:

@@ -18,7 +18,7 @@ from torch import Tensor
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.ranges import Count, WholeNumber, check, strict
+from rltransformers.core.ranges import Count, PositiveNumber, Seed, WholeNumber, check, strict
 from rltransformers.core.spaces import differing_spaces, space_from_json, space_to_json
 from rltransformers.core.spec import Choice
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
@@ -40,8 +40,14 @@ from rltransformers.training.checkpoint import (
 from rltransformers.training.decision_critic import CriticLearner
 from rltransformers.training.decision_data import DataSummary, stored_statistics, training_data
 from rltransformers.training.decision_online import OnlineCounts
-from rltransformers.training.decision_settings import Settings, check_tokens, stored_settings
+from rltransformers.training.decision_settings import ContextLength, Settings, check_tokens, stored_settings
 from rltransformers.training.entropy_bound import EntropyBound
+from rltransformers.training.huggingface import (
+    HUGGINGFACE_MODEL,
+    published_settings,
+    read_huggingface,
+    statistics_given,
+)
 from rltransformers.training.interval_log import ProgressBar
 
 Updates = Annotated[int, Ge(0), Lt(2**63)]
@@ -207,6 +213,75 @@ class OfflineAgent:
         if self._replay is not None:
             tensors |= {"online": asdict(self._online), "replay": self._replay.state_dict()}
         save_checkpoint(path, self.kind, settings, tensors)
+
+    @classmethod
+    @strict
+    def from_huggingface(
+        cls,
+        folder: str | os.PathLike[str],
+        target_return: float,
+        *,
+        state_mean: Any = None,
+        state_std: Any = None,
+        return_scale: PositiveNumber = 1000.0,
+        context_length: ContextLength = 20,
+        acting_mode: ActingMode = "recompute",
+        environment: str | None = None,
+        dataset: Any = None,
+        tensorboard_log: str | os.PathLike[str] | None = None,
+        verbose: WholeNumber = 0,
+        seed: Seed = 0,
+        device: torch.device | str = "auto",
+    ) -> Self:
+        """The model of a folder that ``transformers.DecisionTransformerModel.save_pretrained`` wrote.
+
+        Actions equal those of the published way to act, which computes the newest ``context_length`` steps anew for
+        every decision, to the rounding of floats. In the acting mode "refresh", faster and the one that can be
+        exported, they do so for the first ``context_length`` steps of an episode; later ones look back less far.
+        Actions are the model's own: within [-1, 1], or any numbers if it was built without a tanh, whatever the bounds
+        of the environment.
+
+        Args:
+            folder: with ``config.json`` and ``model.safetensors`` or ``pytorch_model.bin``.
+            target_return: what is asked for where a call names nothing, in reward units; the model card tells.
+            state_mean, state_std: statistics that observations were standardised by, as the model card lists them; None
+                for a model that reads observations as they are.
+            return_scale: what returns were divided by; published models use 1000.
+            context_length: steps of a window, in published models 20.
+            acting_mode: as for the constructor.
+            environment: Gymnasium id that names the reference scores.
+            dataset: to go on learning from, with the constructor's defaults.
+
+        Raises:
+            CheckpointError: a file is missing, damaged or of another model.
+            ConfigError: the model needs what there is not here, or an argument does not fit it.
+            MissingExtraError: ``model.safetensors`` without the extra ``huggingface``.
+        """
+        configuration, backbone, weights = read_huggingface(folder, context_length)
+        statistics = statistics_given(configuration, state_mean, state_std)
+        spaces = (configuration.observation_space(), configuration.action_space())
+        self = cls.__new__(cls)
+        self._build(
+            published_settings(context_length, acting_mode, statistics is not None, seed),
+            backbone,
+            spaces,
+            DataSummary(return_scale, target_return, environment),
+            None if statistics is None else {"": statistics},
+            find_device(device),
+            None,
+            None,
+        )
+        if statistics is not None:
+            weights |= {"observation_mean_0": statistics[0], "observation_deviation_0": statistics[1]}
+        with contents_of(folder, HUGGINGFACE_MODEL):
+            restore_weights(self.policy, weights, "the model")
+        data = None
+        if dataset is not None:
+            data = training_data(load_trajectories(dataset), self.settings)
+            for role, ours, theirs in differing_spaces(spaces, (data.observation_space, data.action_space)):
+                raise ConfigError(f"the {role} space of the dataset ({theirs}) is not the one of the model ({ours})")
+        self._attach(data, tensorboard_log, verbose)
+        return self
 
     @classmethod
     @strict

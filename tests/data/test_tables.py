@@ -170,7 +170,7 @@ def test_files_that_are_cut_or_foreign_are_named(tmp_path: Path) -> None:
 
 def test_a_file_that_states_far_more_than_it_stores_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parquet.write_table(pa.table({"rewards": np.zeros(20_000, np.float32)}), tmp_path / "large.parquet")
-    with pytest.raises(DataError, match="the keys .* are missing"):
+    with pytest.raises(DataError, match=r"the keys .* are missing"):
         load_trajectories(tmp_path / "large.parquet")
     monkeypatch.setattr("rltransformers.data.tables.ALWAYS_READ", 1000)
     monkeypatch.setattr("rltransformers.data.tables.MOST_VALUES", 2)

@@ -1,0 +1,266 @@
+"""Checkpoints of Hugging Face's Decision Transformer as weights of ours; ``transformers`` itself is not needed.
+
+``transformers.DecisionTransformerModel`` is GPT-2 without positions of its own: tokens of return, state and action plus
+one learned vector per environment step, a LayerNorm, pre-norm layers with biases, a LayerNorm, a linear map and tanh.
+Of a folder that its ``save_pretrained`` wrote are read ``config.json`` and the weights; nothing in it is executed.
+Axes: D model width.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from annotated_types import Ge, Le
+from gymnasium import spaces
+from torch import Tensor
+
+from rltransformers.backbone import BackboneConfig
+from rltransformers.core.errors import CheckpointError, ConfigError, require
+from rltransformers.core.ranges import DropoutRate, PositiveNumber, check, shown
+from rltransformers.policies.decision import ActingMode
+from rltransformers.training.checkpoint import LARGEST_HEADER, check_held, contents_of, load_weights
+from rltransformers.training.decision_settings import Settings
+
+EXTRA = "huggingface"
+HUGGINGFACE_MODEL = "Hugging Face DecisionTransformerModel"
+CONFIG, SAFE, PICKLED = "config.json", "model.safetensors", "pytorch_model.bin"
+ACTIVATIONS = {
+    "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu",
+    "swish": "silu",
+}  # fmt: skip
+"""Their names → ours."""
+EPSILON = 1e-5
+"""Of every LayerNorm here."""
+UNUSED = ("encoder.wte.weight", "predict_state.weight", "predict_state.bias", "predict_return.weight",
+          "predict_return.bias")  # fmt: skip
+"""Weights that acting does not read: there are no words, and states and returns are predicted for training at most."""
+_Count = Annotated[int, Ge(1), Le(1_000_000)]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What of ``config.json`` decides what the model computes; names and defaults are theirs.
+
+    Raises:
+        ConfigError: for a value outside its range.
+    """
+
+    state_dim: _Count = 17
+    act_dim: _Count = 4
+    hidden_size: _Count = 128
+    max_ep_len: _Count = 4096
+    action_tanh: bool = True
+    n_layer: _Count = 3
+    n_head: _Count = 1
+    n_inner: _Count | None = None
+    activation_function: str = "relu"
+    resid_pdrop: DropoutRate = 0.1
+    layer_norm_epsilon: PositiveNumber = EPSILON
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    add_cross_attention: bool = False
+
+    def __post_init__(self) -> None:
+        for name, annotation in Configuration.__annotations__.items():
+            check(getattr(self, name), annotation, name)
+        if self.activation_function not in ACTIVATIONS:
+            raise ConfigError(
+                f"activation_function {self.activation_function!r} has no counterpart here; those with one: "
+                f"{', '.join(ACTIVATIONS)}"
+            )
+        if self.layer_norm_epsilon != EPSILON:
+            raise ConfigError(
+                f"layer_norm_epsilon is {self.layer_norm_epsilon:g}, every LayerNorm here has {EPSILON:g}"
+            )
+        if self.add_cross_attention:
+            raise ConfigError("add_cross_attention is set, and the Decision Transformer has nothing to attend to there")
+
+    def backbone(self, context_length: int) -> BackboneConfig:
+        """The same stack, for windows of ``context_length`` steps."""
+        return BackboneConfig.from_dict(
+            {
+                "preset": "decision_transformer",
+                "width": self.hidden_size,
+                "layers": self.n_layer,
+                "heads": self.n_head,
+                "ff_width": self.n_inner or 4 * self.hidden_size,
+                "ff": {"name": "ffn", "activation": ACTIVATIONS[self.activation_function]},
+                "position": {"name": "timestep", "max_len": self.max_ep_len},
+                "attention_bias": True,
+                "memory": context_length - 1,
+                "dropout": float(self.resid_pdrop),
+            }
+        )
+
+    def observation_space(self) -> spaces.Box:
+        """Any numbers, state_dim of them."""
+        return spaces.Box(-np.inf, np.inf, (self.state_dim,), np.float32)
+
+    def action_space(self) -> spaces.Box:
+        """[-1, 1] where the actions are a tanh, else any numbers: what the model puts out is the action as it is."""
+        bound = 1.0 if self.action_tanh else np.inf
+        return spaces.Box(-bound, bound, (self.act_dim,), np.float32)
+
+    def query_scale(self, layer: int) -> float:
+        """What their queries are multiplied by, in units of 1 / sqrt(head width), which ours always are."""
+        scale = 1.0 if self.scale_attn_weights else math.sqrt(self.hidden_size // self.n_head)
+        return scale / (layer + 1) if self.scale_attn_by_inverse_layer_idx else scale
+
+
+def read_huggingface(
+    folder: str | os.PathLike[str], context_length: int
+) -> tuple[Configuration, BackboneConfig, dict[str, Tensor]]:
+    """Configuration, our backbone and our weights of the model in a folder; float32, without observation statistics.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or of another model, or weights do not fit the configuration.
+        ConfigError: the configuration asks for what there is not here.
+        MissingExtraError: ``model.safetensors`` without the package safetensors.
+    """
+    place = Path(folder).expanduser()
+    if not place.is_dir():
+        raise CheckpointError(f"there is no folder {place}; pass one that save_pretrained wrote or the Hub holds")
+    configuration = _configuration(place / CONFIG)
+    try:
+        backbone = configuration.backbone(context_length)
+    except ConfigError as error:
+        raise ConfigError(f"{place / CONFIG}: {error}") from error
+    weights = {name: value for name, value in _weights(place).items() if not _unread(name)}
+    with contents_of(place, HUGGINGFACE_MODEL):
+        check_held(backbone, weights)
+        return configuration, backbone, _translated(configuration, weights)
+
+
+def published_settings(context_length: int, acting_mode: ActingMode, normalizes: bool, seed: int) -> Settings:
+    """How such models were trained, which is also what the constructor of ``DecisionTransformer`` does by default."""
+    return Settings(
+        context_length=context_length,
+        learning_rate=1e-4,
+        weight_decay=1e-4,
+        warmup_steps=1_000,
+        decay_steps=None,
+        batch_size=64,
+        max_grad_norm=0.25,
+        discount=1.0,
+        delayed_reward=False,
+        normalize_observations=normalizes,
+        mode="dt",
+        top_fraction=1.0,
+        whole_episodes=False,
+        acting_mode=acting_mode,
+        acting="eager",
+        seed=seed,
+    )
+
+
+def statistics_given(
+    configuration: Configuration, state_mean: npt.ArrayLike | None, state_std: npt.ArrayLike | None
+) -> tuple[Tensor, Tensor] | None:
+    """Mean and standard deviation of the states as a model card states them; None for none.
+
+    Raises:
+        ConfigError: one without the other, another size, or deviations that are not above 0.
+    """
+    if (state_mean is None) != (state_std is None):
+        raise ConfigError("give both state_mean and state_std, or neither; the model card lists them")
+    if state_mean is None or state_std is None:
+        return None
+    found = []
+    for name, values in (("state_mean", state_mean), ("state_std", state_std)):
+        try:
+            array = np.array(values, np.float32)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{name} must be {configuration.state_dim} numbers, got {shown(values)}") from error
+        if array.shape != (configuration.state_dim,) or not np.isfinite(array).all():
+            raise ConfigError(
+                f"{name} must be {configuration.state_dim} finite numbers, got {array.shape}: {shown(values)}"
+            )
+        found.append(torch.as_tensor(array))
+    if not bool((found[1] > 0).all()):
+        raise ConfigError(f"state_std must be above 0 everywhere, its smallest number is {float(found[1].min()):g}")
+    return found[0], found[1]
+
+
+def _configuration(file: Path) -> Configuration:
+    try:
+        if file.stat().st_size > LARGEST_HEADER:
+            raise ValueError("it is too large")
+        values = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is missing or damaged ({error}); save_pretrained writes it") from error
+    kind = values.get("model_type") if isinstance(values, dict) else None
+    if kind != "decision_transformer":
+        raise CheckpointError(f"{file} describes a model of type {shown(kind)}, expected 'decision_transformer'")
+    known = {name: values[name] for name in Configuration.__annotations__ if name in values}
+    try:
+        return Configuration(**known)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def _weights(folder: Path) -> Mapping[str, Tensor]:
+    if (folder / SAFE).is_file():
+        safetensors = require("safetensors", EXTRA)
+        load = require("safetensors.torch", EXTRA).load_file
+        try:
+            found: dict[str, Tensor] = load(folder / SAFE)
+        except (safetensors.SafetensorError, OSError, ValueError, RuntimeError, MemoryError) as error:
+            raise CheckpointError(f"{folder / SAFE} is truncated or damaged ({error}); download it again") from error
+        return found
+    if (folder / PICKLED).is_file():
+        return load_weights(folder / PICKLED)
+    sharded = sorted(each.name for each in folder.glob("*.index.json"))
+    way_out = (
+        f"its weights are spread over several files ({sharded[0]}); save it again with max_shard_size='50GB'"
+        if sharded
+        else f"it needs {SAFE} or {PICKLED}"
+    )
+    raise CheckpointError(f"the folder {folder} holds no weights that can be read: {way_out}")
+
+
+def _unread(name: str) -> bool:
+    """Weights that acting does not use, and the causal masks that older releases stored beside them."""
+    return name in UNUSED or name.endswith((".attn.bias", ".attn.masked_bias"))
+
+
+def _translated(configuration: Configuration, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our names and layouts; a name that is missing is a KeyError, one that is left over a CheckpointError."""
+    theirs = {name: value.to(torch.float32) for name, value in weights.items()}
+    ours: dict[str, Tensor] = {}
+
+    def linear(to: str, name: str, transposed: bool = False) -> None:
+        """A linear map; GPT-2 stores those inside its layers transposed."""
+        weight = theirs.pop(f"{name}.weight")
+        ours[f"{to}.weight"] = weight.t().contiguous() if transposed else weight
+        ours[f"{to}.bias"] = theirs.pop(f"{name}.bias")
+
+    linear("encoder.leaf_encoders.0.linear", "embed_state")
+    linear("head.leaves.0.embedding", "embed_action")
+    linear("embed_return", "embed_return")
+    linear("head.linear", "predict_action.0")
+    linear("backbone.input_norm", "embed_ln")
+    linear("backbone.final_norm", "encoder.ln_f")
+    ours["backbone.input_positions.0.table.weight"] = theirs.pop("embed_timestep.weight")
+    # Every token is told that it stands at position 0: a constant behind the norm.
+    ours["backbone.input_norm.bias"] = ours["backbone.input_norm.bias"] + theirs.pop("encoder.wpe.weight")[0]
+    for layer in range(configuration.n_layer):
+        to, name = f"backbone.layers.{layer}", f"encoder.h.{layer}"
+        linear(f"{to}.join_mixing.norm", f"{name}.ln_1")
+        linear(f"{to}.join_ff.norm", f"{name}.ln_2")
+        linear(f"{to}.mixing.mixer.project", f"{name}.attn.c_attn", transposed=True)
+        linear(f"{to}.mixing.mixer.output", f"{name}.attn.c_proj", transposed=True)
+        linear(f"{to}.ff.into", f"{name}.mlp.c_fc", transposed=True)
+        linear(f"{to}.ff.out", f"{name}.mlp.c_proj", transposed=True)
+        for part in ("weight", "bias"):
+            queries = ours[f"{to}.mixing.mixer.project.{part}"][: configuration.hidden_size]
+            queries *= configuration.query_scale(layer)
+    if theirs:
+        raise CheckpointError(f"it holds {shown(sorted(theirs))}, which have no place in a Decision Transformer")
+    return ours
