@@ -30,6 +30,7 @@ from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.files import replacing
 from rltransformers.core.ranges import annotations, check, check_arguments, check_settings
 from rltransformers.core.spaces import differing_spaces, is_image, leaf_spaces
+from rltransformers.data import load_trajectories
 from rltransformers.policies.steps import Acting
 from rltransformers.training.checkpoint import load_checkpoint
 from rltransformers.training.decision_online import check_explores
@@ -324,8 +325,8 @@ class OfflineAgent(Agent):
     def _dataset(self) -> Any:
         dataset = self.config.dataset
         assert dataset is not None  # ExperimentConfig checks it
-        if dataset.collect is None:
-            return dataset.id
+        if dataset.collect is None:  # programs() has asked for the consent that a pickle needs
+            return load_trajectories(dataset.id, **dataset.reading(), trust=True)
         return collect_episodes(self.config.environment, dataset.collect, self.config.seed)
 
     def learn(self, total: int, callback: BaseCallback, progress: bool) -> None:

@@ -151,7 +151,8 @@ Any setting in it can be changed on the command line with its dotted name:
 Settings:
   agent, seed, output     which agent, the seed of everything, the folder for run folders
   environment.*           id, num_envs, kwargs, wrappers, processes, normalize_observation, normalize_reward
-  dataset.*               id, or collect.episodes and collect.behaviours (decision_transformer)
+  dataset.*               id, time_limit, split_on_discontinuity and cache, or collect.episodes and
+                          collect.behaviours (decision_transformer)
   backbone.*              preset and what `rltransformers list` shows
   algorithm.*, policy.*   keywords of the agent and of its policy
   train.*                 total_timesteps, or gradient_steps (decision_transformer); restart_every (gtrxl_*)
@@ -528,14 +529,19 @@ def _add_inspect(commands: Parsers) -> argparse.ArgumentParser:
         "inspect",
         "Check a dataset and describe it.",
         """
-DATASET is a Minari id (installed on this machine), a D4RL HDF5 file, or a folder of saved trajectories. It is read and
-checked as training would: shapes, NaN, lengths, flags. Printed are spaces, episodes, lengths and returns.
+DATASET is a Minari or D4RL id (installed on this machine), a file (.hdf5, .npz, .parquet, .arrow), or a folder of saved
+trajectories, of Parquet files or of Hugging Face datasets. It is read and checked as training would: shapes, NaN,
+lengths, flags. Printed are spaces, episodes, lengths, returns, and target returns worth asking for.
 
   rltransformers inspect hopper/mixture-v0
   rltransformers inspect hopper_medium-v2.hdf5 --json
 """,
     )
-    parser.add_argument("dataset", metavar="DATASET", help="Minari id or path")
+    parser.add_argument("dataset", metavar="DATASET", help="id or path")
+    parser.add_argument(
+        "--time-limit", type=flag(Count), metavar="N", help="the step limit of the environment, for data that lack it"
+    )
+    parser.add_argument("--trust", action="store_true", help="read a pickle of save_replay_buffer, which runs its code")
     parser.add_argument("--json", action="store_true", help="print the description as JSON")
     parser.set_defaults(run=_inspect)
     return parser
@@ -544,15 +550,16 @@ checked as training would: shapes, NaN, lengths, flags. Printed are spaces, epis
 def _inspect(arguments: argparse.Namespace) -> None:
     from rltransformers.data import load_trajectories, normalized_score
 
-    data = load_trajectories(arguments.dataset)
+    data = load_trajectories(arguments.dataset, time_limit=arguments.time_limit, trust=arguments.trust)
     summary = data.summary()
     scores = normalized_score(data.env_id or data.name, data.returns)
     if scores is not None:
         summary["normalized_score_mean"] = float(scores.mean())
     if arguments.json:
         _print_json(summary)
-    else:
-        _print_tree(summary)
+        return
+    _print_tree(summary)
+    print(f"ask for them with      --evaluation.target_returns '{json.dumps(summary['target_returns'])}'")
 
 
 # Shared -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.training.experiment import AgentName, ExperimentConfig
+from rltransformers.data.load import PICKLES
+from rltransformers.training.experiment import AgentName, DatasetConfig, ExperimentConfig
 
 _DATA_BEHAVIOURS = ("random", "checkpoint")
 
@@ -37,11 +38,20 @@ def programs(config: ExperimentConfig, checkpoint: Path | None = None, training:
     With ``checkpoint`` the run begins by loading that file. Without ``training`` no behaviour is recorded.
     """
     found = environment_programs(config.environment.id, config.environment.wrappers)
-    collect = config.dataset.collect if config.dataset is not None else None
-    if training and collect is not None:
-        found += behaviour_programs(collect.behaviours, "dataset.collect.behaviours")
+    if training and config.dataset is not None:
+        found += dataset_programs(config.dataset)
     if checkpoint is not None and config.agent is AgentName.RECURRENT_PPO:
         found.append(Program("", f"{checkpoint} is a pickle of Stable-Baselines3 that runs code when it is loaded"))
+    return found
+
+
+def dataset_programs(dataset: DatasetConfig) -> list[Program]:
+    """Pickles that a dataset is read from, and what its behaviours load."""
+    place, found = "dataset.id", []
+    if dataset.id is not None and dataset.id.lower().endswith(PICKLES):
+        found.append(Program(place, f"{place} {dataset.id!r} is a pickle, which runs code when it is read"))
+    if dataset.collect is not None:
+        found += behaviour_programs(dataset.collect.behaviours, "dataset.collect.behaviours")
     return found
 
 

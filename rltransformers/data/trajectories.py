@@ -120,6 +120,14 @@ class Trajectories:
         """Undiscounted return of each episode, summed in float64 [E]."""
         return np.add.reduceat(np.asarray(self.rewards, np.float64), self.offsets[:-1])
 
+    def target_returns(self) -> list[float]:
+        """Returns worth asking for: what half of the episodes reach, what one in ten reaches, and the best.
+
+        To four digits, without repetitions; asking for more than the best asks beyond the data.
+        """
+        quantiles = np.quantile(self.returns, [0.5, 0.9, 1.0])
+        return list(dict.fromkeys(float(f"{value:.4g}") for value in quantiles))
+
     def return_to_go(self, discount: float = 1.0) -> npt.NDArray[np.float32]:
         """Discounted sum of the rewards from each step to the end of its episode, that step included; float32 [N].
 
@@ -229,6 +237,7 @@ class Trajectories:
             "steps": self.steps,
             "length": _spread(lengths),
             "return": _spread(returns),
+            "target_returns": self.target_returns(),
             "terminated_episodes": int(self.terminations[ends].sum()),
             "truncated_episodes": int(self.truncations[ends].sum()),
             "final_observations": self.final_observations,

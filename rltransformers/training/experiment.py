@@ -86,13 +86,28 @@ class CollectConfig:
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """What an offline agent learns from: ``id`` (Minari id or path of a D4RL file) or ``collect``, one of the two."""
+    """What an offline agent learns from: ``id`` (an id or a path, see docs/data.md) or ``collect``, one of the two.
+
+    ``time_limit``, ``split_on_discontinuity`` and ``cache`` are those of ``load_trajectories``, for ``id`` alone.
+    """
 
     id: str | None = None
     collect: CollectConfig | None = None
+    time_limit: Count | None = None
+    split_on_discontinuity: bool = False
+    cache: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "dataset.")
+        given = [name for name, value in self.reading().items() if value]
+        if self.collect is not None and given:
+            raise ConfigError(
+                f"dataset.{given[0]} is about how the data of dataset.id are read, not about dataset.collect"
+            )
+
+    def reading(self) -> dict[str, Any]:
+        """How ``id`` is read: keywords of ``load_trajectories``."""
+        return {name: getattr(self, name) for name in ("time_limit", "split_on_discontinuity", "cache")}
 
 
 @dataclass(frozen=True)
@@ -199,7 +214,7 @@ class ExperimentConfig:
         if offline and self.dataset is None:
             raise ConfigError("agent decision_transformer learns from data: set dataset.id or dataset.collect")
         if self.dataset is not None and (self.dataset.id is None) == (self.dataset.collect is None):
-            raise ConfigError("dataset takes either id (Minari id or path) or collect: give one of the two")
+            raise ConfigError("dataset takes either id (an id or a path) or collect: give one of the two")
         if not offline and self.online is not None:
             raise ConfigError(f"agent {self.agent} learns in its environment anyway: leave online out")
         if not offline and self.dataset is not None:

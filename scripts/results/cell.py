@@ -222,7 +222,7 @@ def _data_row(row: Row, config: ExperimentConfig, score: str) -> Row:
     began = time.time()
     assert config.dataset is not None
     if config.dataset.collect is None:
-        data = load_trajectories(config.dataset.id)
+        data = load_trajectories(config.dataset.id, **config.dataset.reading())
     else:
         data = collect_episodes(config.environment, config.dataset.collect, row.seed)
     success = float(np.mean(succeeded(data))) if score == "success" else None

@@ -225,6 +225,24 @@ def load_hdf5() -> None:
     load_trajectories("evil.hdf5")
 
 
+def load_npz() -> None:
+    arrays = {key: np.array([Payload()] * 4, dtype=object) for key in ("observations", "actions", "rewards")}
+    np.savez("evil.npz", allow_pickle=True, terminals=np.zeros(4), **arrays)
+    load_trajectories("evil.npz")
+
+
+def load_buffer() -> None:
+    Path("evil.pkl").write_bytes(pickle.dumps(Payload()))
+    load_trajectories("evil.pkl")
+
+
+def load_huggingface() -> None:
+    Path("evil").mkdir()
+    Path("evil/config.json").write_text(json.dumps({"model_type": "decision_transformer"}))
+    torch.save({"encoder": Payload()}, "evil/pytorch_model.bin")
+    DecisionTransformer.from_huggingface("evil", 1.0, device="cpu")
+
+
 def load_minari() -> None:
     Path("evil/data").mkdir(parents=True)
     space = {"type": "Box", "class_path": "stranger.Wrapper", "dtype": "float32", "shape": [2], "low": [0, 0]}
@@ -250,6 +268,9 @@ DATA: dict[str, Callable[[], None]] = {
     "trajectories": load_folder,
     "D4RL": load_hdf5,
     "Minari": load_minari,
+    "npz": load_npz,
+    "buffer": load_buffer,
+    "Hugging Face": load_huggingface,
 }
 
 

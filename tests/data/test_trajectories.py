@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import Trajectories, load_trajectories
@@ -214,3 +215,26 @@ def test_the_summary_counts_ends_and_is_json(data: Trajectories) -> None:
     assert (summary["episodes"], summary["steps"]) == (5, 30)
     assert (summary["terminated_episodes"], summary["truncated_episodes"]) == (2, 3)
     assert summary["return"]["max"] == 558.0 and summary["length"]["min"] == 1.0
+
+
+def test_concatenated_trajectories_hold_the_episodes_of_all() -> None:
+    whole, short = load_trajectories(coded_episodes()), load_trajectories(coded_episodes((2, 4), final=False), name="b")
+    joined = Trajectories.concatenate([whole, short, whole])
+    assert tuple(joined.lengths) == (*LENGTHS, 2, 4, *LENGTHS) and not joined.final_observations
+    assert (joined.name, joined.metadata["parts"]) == ("episodes + b", ["episodes", "b"])
+    for index, (part, episode) in enumerate([*((whole, i) for i in range(5)), (short, 0), (short, 1), (whole, 0)]):
+        np.testing.assert_equal(vars(joined.episode(index)), vars(part.episode(episode)))
+    named = replace(whole, env_id="A-v0")
+    assert Trajectories.concatenate([named, named], "two").env_id == "A-v0"
+    assert Trajectories.concatenate([named, whole]).env_id is None
+    with pytest.raises(DataError, match="nothing to concatenate"):
+        Trajectories.concatenate([])
+    wide = load_trajectories(coded_episodes(), action_space=spaces.Box(-9, 9, (1,)))
+    with pytest.raises(DataError, match=r"different spaces and cannot be joined: .*load both with the same"):
+        Trajectories.concatenate([whole, wide])
+
+
+def test_target_returns_are_the_median_the_ninth_decile_and_the_best() -> None:
+    episodes = [{"observations": np.zeros((2, 1)), "actions": [0], "rewards": [float(value)]} for value in range(101)]
+    assert load_trajectories(episodes).target_returns() == [50.0, 90.0, 100.0]
+    assert load_trajectories(episodes[:1]).target_returns() == [0.0]

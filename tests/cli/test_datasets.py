@@ -1,0 +1,77 @@
+"""Datasets by their paths: inspected, trained on, and programs among them only for those who trust them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stable_baselines3 import DQN
+
+from rltransformers.data import record
+from tests.cli.test_runs import refused, run, work
+
+__all__ = ["work"]  # a fixture
+TASK = "rltransformers/KeyToDoor-v0"
+SHORT = ["--train.gradient_steps", "2", "--evaluation.episodes", "2"]
+
+
+def flat_file(path: Path) -> Path:
+    """Random walks as flat arrays, every end a terminal."""
+    data = record(TASK, "random", episodes=6, num_envs=2, seed=0)
+    rows = np.arange(data.steps) + np.repeat(np.arange(len(data)), data.lengths)
+    np.savez(
+        path,
+        observations=data.observations[""][rows],
+        actions=data.actions[""],
+        rewards=data.rewards,
+        terminals=data.terminations | data.truncations,
+    )
+    return path
+
+
+def test_inspect_says_which_returns_to_ask_for(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = np.arange(10) == 0
+    for name, returns in (("many", [1.23456, 2.0, 3.0, 40.0, 500.0]), ("one", [7.0, 7.0])):
+        rewards = np.concatenate([value * steps for value in returns])
+        ends = np.tile(np.arange(10) == 9, len(returns))
+        np.savez(
+            f"{name}.npz", observations=np.zeros((len(ends), 2)), actions=ends * 1, rewards=rewards, terminals=ends
+        )
+    printed = run(capsys, "inspect", "many.npz")
+    assert "--evaluation.target_returns '[3.0, 316.0, 500.0]'" in printed  # 0.9 lies 0.6 of the way from 40 to 500
+    assert json.loads(run(capsys, "inspect", "many.npz", "--json"))["target_returns"] == [3.0, 316.0, 500.0]
+    assert json.loads(run(capsys, "inspect", "one.npz", "--json"))["target_returns"] == [7.0]
+    summary = json.loads(run(capsys, "inspect", "one.npz", "--time-limit", "10", "--json"))
+    assert (summary["terminated_episodes"], summary["truncated_episodes"]) == (0, 2)
+    assert "there is no file gone.npz" in refused(capsys, "inspect", "gone.npz")
+
+
+def test_files_are_trained_on_and_read_as_the_config_says(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(flat_file(work / "walks.npz"))
+    options = ["--dataset", json.dumps({"id": path, "time_limit": 24, "cache": "cache"})]
+    run(capsys, "train", "offline.yaml", *options, *SHORT)
+    (cached,) = (work / "cache").iterdir()
+    assert not np.load(cached / "terminations.npy").any()
+    options = ["--dataset", '{"collect": {"episodes": 2}, "time_limit": 24}']
+    assert "dataset.time_limit is about how the data of dataset.id are read" in refused(
+        capsys, "train", "offline.yaml", *options
+    )
+
+
+def test_a_pickled_buffer_is_read_only_for_those_who_trust_it(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from rltransformers.envs import make_vec_env
+
+    model = DQN(
+        "MlpPolicy", make_vec_env(TASK, num_envs=1, seed=0), buffer_size=100, learning_starts=10**6, device="cpu"
+    )
+    model.learn(72)
+    model.save_replay_buffer("walks.pkl")
+    assert "trust=True" in refused(capsys, "inspect", "walks.pkl")
+    assert "episodes               3" in run(capsys, "inspect", "walks.pkl", "--trust")
+    config = Path("offline.yaml").read_text().replace("collect:\n    episodes: 10", "id: walks.pkl")
+    assert "walks.pkl" in config
+    Path("pickled.yaml").write_text(config)
+    message = refused(capsys, "train", "pickled.yaml", *SHORT)
+    assert "dataset.id 'walks.pkl' is a pickle, which runs code when it is read" in message
+    run(capsys, "train", "pickled.yaml", *SHORT, "--trust")
+    run(capsys, "train", "offline.yaml", *SHORT, "--dataset", "walks.pkl")  # typed, his own word
