@@ -159,7 +159,7 @@ def _rolled_out(buffer: Any) -> tuple[dict[str, Any], Bools]:
 
 def _whole(ends: Bools, begun: bool | Bools) -> Bools:
     """Which steps [E, R] belong to an episode whose beginning is there."""
-    before = np.cumsum(ends, axis=1) - ends  # episodes that ended earlier in the same environment
+    before: Array = np.cumsum(ends, axis=1) - ends  # episodes that ended earlier in the same environment
     kept: Bools = (before > 0) | np.reshape(begun, (-1, 1))
     return kept
 

@@ -108,7 +108,7 @@ def load_trajectories(
     check(time_limit, Count | None, "time_limit")
     options: dict[str, Any] = {"name": name, "time_limit": time_limit}
     options |= {"observation_space": observation_space, "action_space": action_space}
-    splitting = {"split_on_discontinuity": split_on_discontinuity}
+    splitting: dict[str, Any] = {"split_on_discontinuity": split_on_discontinuity}
 
     if isinstance(dataset, str) and (Path(dataset).expanduser() / DESCRIPTION).is_file():
         dataset = Trajectories.open(Path(dataset).expanduser())

@@ -114,7 +114,7 @@ def trajectories_from_tables(
     """Trajectories of record batches of pyarrow.
 
     Columns go by the names of ``keys.NAMES``. Nested leaves are structs, or columns called "observations/camera".
-    Where a row is an episode, ``dones`` (the layout for Hugging Face's Decision Transformer) are D4RL's terminals: an
+    Where a row is an episode, ``dones`` (the layout for Hugging Face's Decision Transformer) is read like D4RL's terminals: an
     episode without a True was truncated; ``time_limit`` says of exporters that mark cut episodes too which they are.
 
     Args:

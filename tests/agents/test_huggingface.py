@@ -18,7 +18,7 @@ from rltransformers.training.huggingface import CONFIG, PICKLED, SAFE
 from tests.data.coded import seeded
 
 STATES, ACTIONS, STEPS, K = 5, 3, 17, 6
-SMALL = {"state_dim": STATES, "act_dim": ACTIONS, "hidden_size": 32, "n_layer": 2, "n_head": 2, "max_ep_len": 40}
+SMALL: dict[str, Any] = {"state_dim": STATES, "act_dim": ACTIONS, "hidden_size": 32, "n_layer": 2, "n_head": 2, "max_ep_len": 40}
 MEAN, DEVIATION = np.linspace(-1, 1, STATES), np.linspace(0.5, 2, STATES)
 TARGET, SCALE = 3600.0, 1000.0
 FORMS: dict[str, dict[str, Any]] = {
@@ -103,7 +103,7 @@ def ours(model: DecisionTransformer, dtype: torch.dtype, mode: Any = None, seed:
 
 def loaded(folder: Path, **options: Any) -> DecisionTransformer:
     """The model of a folder, with the statistics of the tests."""
-    given = {"state_mean": MEAN, "state_std": DEVIATION, "context_length": K, "device": "cpu"} | options
+    given: dict[str, Any] = {"state_mean": MEAN, "state_std": DEVIATION, "context_length": K, "device": "cpu"} | options
     return DecisionTransformer.from_huggingface(folder, TARGET, **given)
 
 
@@ -171,7 +171,7 @@ def test_such_a_model_is_saved_evaluated_and_trained_further(tmp_path: Path) -> 
     model.save(tmp_path / "ours.zip")
     again = DecisionTransformer.load(tmp_path / "ours.zip", device="cpu")
     np.testing.assert_array_equal(ours(again, torch.float32), before)
-    gym.register("Field-v0", Field)
+    gym.register("Field-v0", lambda **_: Field())
     (result,) = again.evaluate("Field-v0", episodes=3, num_envs=2)
     assert result.target_return == TARGET and len(result.returns) == 3
     model.learn(2)
@@ -224,7 +224,8 @@ def test_files_that_are_missing_cut_or_programs_are_named(tmp_path: Path) -> Non
     (folder / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(CheckpointError, match="spread over several files"):
         loaded(folder)
-    for content in (b"", b"hello", torch.save({"a": Field}, folder / PICKLED) or (folder / PICKLED).read_bytes()):
+    torch.save({"a": Field}, folder / PICKLED)
+    for content in (b"", b"hello", (folder / PICKLED).read_bytes()):
         (folder / PICKLED).write_bytes(content)
         with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is refused"):
             loaded(folder)

@@ -1,6 +1,7 @@
 """Buffers of Stable-Baselines3 give the episodes that their environments lived through, whole ones alone."""
 
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,12 @@ class Lived(gym.Env[Any, Any]):
 
 def lived(*envs: Lived) -> DummyVecEnv:
     """The environments as Stable-Baselines3 runs them."""
-    return DummyVecEnv([lambda env=env: env for env in envs])
+    return DummyVecEnv([partial(itself, env) for env in envs])
+
+
+def itself(env: Lived) -> Lived:
+    """The environment."""
+    return env
 
 
 def wrong(data: Trajectories, expected: list[dict[str, Any]], final: bool = True, kinds: bool = True) -> list[str]:
@@ -186,7 +192,7 @@ def test_a_rollout_buffer_holds_the_episodes_that_began_in_it(count: int, traine
     # The algorithm adds a value to the reward before a limit and nowhere else.
     for index, truth in enumerate(expected):
         plain = slice(None, -1) if not truth["terminated"][-1] else slice(None)
-        np.testing.assert_array_equal(data.episode(index).rewards[plain], np.float32(truth["rewards"])[plain])
+        np.testing.assert_array_equal(data.episode(index).rewards[plain], np.array(truth["rewards"])[plain])
 
 
 def test_a_pickle_is_read_only_for_those_who_trust_it(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_absent_unknown_and_empty_columns_are_named(tmp_path: Path) -> None:
     assert "has no column 'rewards'; present: ['actions']" in refusal(tmp_path, [{"actions": [[0.0]]}])
     assert "unknown key 'return'" in refusal(tmp_path, [row | {"return": 1.0} for row in rows])
     assert "holds no rows" in refusal(tmp_path, rows[:0])
-    empty = {key: [] for key in LAYOUT}
+    empty: dict[str, Any] = {key: [] for key in LAYOUT}
     assert "episode 1 is empty" in refusal(tmp_path, [rows[0], empty, rows[1]])
 
 
