@@ -114,8 +114,8 @@ def trajectories_from_tables(
     """Trajectories of record batches of pyarrow.
 
     Columns go by the names of ``keys.NAMES``. Nested leaves are structs, or columns called "observations/camera".
-    Where a row is an episode, ``dones`` (the layout for Hugging Face's Decision Transformer) is read like D4RL's terminals: an
-    episode without a True was truncated; ``time_limit`` says of exporters that mark cut episodes too which they are.
+    Where a row is an episode, ``dones`` (the layout for Hugging Face's Decision Transformer) is read like D4RL's
+    terminals: an episode without a True was truncated; ``time_limit`` corrects exporters that mark cut episodes too.
 
     Args:
         batches: gives the record batches from the first one on.

@@ -18,7 +18,14 @@ from rltransformers.training.huggingface import CONFIG, PICKLED, SAFE
 from tests.data.coded import seeded
 
 STATES, ACTIONS, STEPS, K = 5, 3, 17, 6
-SMALL: dict[str, Any] = {"state_dim": STATES, "act_dim": ACTIONS, "hidden_size": 32, "n_layer": 2, "n_head": 2, "max_ep_len": 40}
+SMALL: dict[str, Any] = {
+    "state_dim": STATES,
+    "act_dim": ACTIONS,
+    "hidden_size": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "max_ep_len": 40,
+}
 MEAN, DEVIATION = np.linspace(-1, 1, STATES), np.linspace(0.5, 2, STATES)
 TARGET, SCALE = 3600.0, 1000.0
 FORMS: dict[str, dict[str, Any]] = {
