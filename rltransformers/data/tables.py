@@ -182,7 +182,6 @@ def _arrow(file: Path, pyarrow: Any) -> Iterator[Any]:
         try:
             reader = pyarrow.ipc.open_stream(source)
         except pyarrow.ArrowInvalid:
-            source.seek(0)
             reader = pyarrow.ipc.open_file(source)
         batches = (
             reader if hasattr(reader, "read_next_batch") else map(reader.get_batch, range(reader.num_record_batches))
@@ -239,21 +238,15 @@ def _is_list(kind: Any) -> bool:
     return any(check(kind) for check in (types.is_list, types.is_large_list, types.is_fixed_size_list))
 
 
-def _stored(array: Any, where: str) -> Any:
-    """An array without the names that extensions give to types.
-
-    Raises:
-        DataError: for missing entries.
-    """
-    array = getattr(array, "storage", array)
+def _check_entries(array: Any, where: str) -> None:
+    """Raise DataError for missing entries."""
     if array.null_count:
         raise DataError(f"{where} has {array.null_count} missing entries; fill or drop them")
-    return array
 
 
 def _member(array: Any, row: int, where: str) -> Any:
     """What one row of a column holds: arrays of T steps, nested like the structs of the column, or a single number."""
-    array = _stored(array, where)
+    _check_entries(array, where)
     if require("pyarrow", EXTRA).types.is_struct(array.type):
         return _fields(array, lambda part, path: _member(part, row, path), where)
     return _values(array.slice(row, 1), where, inside=True) if _is_list(array.type) else array[row].as_py()
@@ -261,7 +254,7 @@ def _member(array: Any, row: int, where: str) -> Any:
 
 def _values(array: Any, where: str, inside: bool = False) -> Any:
     """Rows of a column as arrays, nested like its structs; ``inside``: what the only row, a list, holds."""
-    array = _stored(array, where)
+    _check_entries(array, where)
     if inside:
         return _values(array.flatten(), where)
     if require("pyarrow", EXTRA).types.is_struct(array.type):
