@@ -156,6 +156,11 @@ class GymnasiumVecEnv(VecEnv):
             info["TimeLimit.truncated"] = cut
         return self._outside(leaves), np.array(rewards, np.float32), ended, infos
 
+    @property
+    def resets_next(self) -> np.ndarray:
+        """Which copies begin an episode in the next step and ignore its action [N]."""
+        return self._resets_next
+
     def state_dict(self) -> dict[str, Any] | None:
         """Where the environments stand (see ``envs.saving``); None when the wrapped one cannot tell."""
         if not hasattr(type(self.env), "state_dict"):

@@ -84,6 +84,8 @@ class GTrXLPolicy(MemoryPolicy):
         observation: ``{"encoder": "bert"}`` or {"encoder": {"name": ..., option: ...}} reads the elements of a set or
             sequence inside the observation; with the backbone's ``topology: encoder_decoder`` every layer looks at
             them, otherwise they are pooled into the token.
+        action_masks: whether only actions are taken that a mask allows: the leaf ``action_mask`` of the observation, or
+            what the method ``action_masks()`` of the environment says. None: wherever there is one.
         optimizer_kwargs: keywords of Adam beside the learning rate, see ``AdamOptions``.
 
     Raises:
@@ -109,6 +111,7 @@ class GTrXLPolicy(MemoryPolicy):
         log_std_init: Annotated[float, Ge(-20), Le(20)] = 0.0,
         readout: str | Mapping[str, Any] | None = None,
         observation: ObservationOptions | None = None,
+        action_masks: bool | None = None,
         optimizer_kwargs: AdamOptions | None = None,
     ) -> None:
         super().__init__(
@@ -121,6 +124,7 @@ class GTrXLPolicy(MemoryPolicy):
             first_step=first_step,
             head_width=head_width,
             observation=observation,
+            action_masks=action_masks,
         )
         width = self.config.width
         self.action_hidden, latent = hidden_layer(width, head_width)
@@ -183,7 +187,7 @@ class GTrXLPolicy(MemoryPolicy):
             if critic_record is not None:
                 metrics |= {f"value_{name}": value for name, value in critic_record.metrics.items()}
                 losses |= {f"value_{name}": value for name, value in critic_record.losses.items()}
-        outputs, values = self._read(features, value_features)
+        outputs, values = self._read(features, value_features, observations)
         after = PolicyState(memory, value_memory, state.previous_action, state.previous_reward)
         return Evaluation(outputs, values, after, auxiliary, metrics, losses)
 
@@ -216,7 +220,8 @@ class GTrXLPolicy(MemoryPolicy):
             state = result.state
             taken = {path: leaf[:, part] for path, leaf in segment.actions.items()}
             if told is not None and told.streams:
-                self._add_deep_losses(result, told, taken, segment.counts[:, part], segment.first[:, part])
+                seen = {path: leaf[:, part] for path, leaf in segment.observations.items()}
+                self._add_deep_losses(result, told, seen, taken, segment.counts[:, part], segment.first[:, part])
             outputs.append(result.outputs)
             log_probs.append(self.action_head.log_prob(result.outputs, taken))
             values.append(result.values)
@@ -241,6 +246,7 @@ class GTrXLPolicy(MemoryPolicy):
         self,
         result: Evaluation,
         told: Record,
+        seen: Leaves,
         taken: Leaves,
         counts: Tensor,
         first: Tensor,
@@ -252,7 +258,7 @@ class GTrXLPolicy(MemoryPolicy):
         head, later = self.action_head, shifted(taken)
 
         def now(features: Tensor) -> Tensor:
-            outputs, values = self._read(features, features)
+            outputs, values = self._read(features, features, seen)
             lost = -head.log_prob(outputs, taken)
             if self.critic is not None:
                 return lost
@@ -292,12 +298,13 @@ class GTrXLPolicy(MemoryPolicy):
         latent, actions, kept = (each.transpose(0, 1) for each in (self.action_hidden(features), actions, kept))
         readout.store.add(latent[kept], actions[kept], kept.new_zeros(int(kept.sum()), dtype=torch.long))
 
-    def _read(self, features: Tensor, value_features: Tensor) -> tuple[Tensor, Tensor]:
-        """Action outputs [..., A] and values [...] of features [..., W]."""
+    def _read(
+        self, features: Tensor, value_features: Tensor, observations: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         values = linear(self.value_net, self.value_hidden(value_features)).squeeze(-1)
         if isinstance(self.value_net, PopArt):
             values = self.value_net.in_units(values)
-        return self.action_head.forward(self.action_hidden(features)), values
+        return self.masked(self.action_head.forward(self.action_hidden(features)), observations), values
 
 
 def check_policy_settings(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig
+from rltransformers.core.action_masks import ACTION_MASK, MASK_METHOD, observes_mask
 from rltransformers.core.device import to_tensor
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, refuse_unknown
 from rltransformers.core.guard import attempt, named_fault, raised_in_reset
@@ -63,6 +64,7 @@ from rltransformers.training.online_checkpoint import (
 from rltransformers.training.schedules import as_schedule, plain_schedule
 from rltransformers.training.unwritten_metrics import UnwrittenMetrics
 from rltransformers.training.vec_envs import as_vec_env, check_trained_spaces
+from rltransformers.training.watch import Masks, Watch
 
 Space = gym.Space[Any]
 GENERATORS = ("_action_generator", "_batch_generator", "_predict_generator")
@@ -107,6 +109,30 @@ class OnlineAgent(BaseAlgorithm):
         self._action_generator = streams.action.torch
         self._predict_generator = streams.model.torch
         self._batch_generator = generators(self.seed).data.torch
+
+    def _find_masks(self) -> None:
+        """Let the policy mask actions where the environment has masks, and the settings do not say whether.
+
+        Raises:
+            ConfigError: it should, and the environment has none.
+        """
+        wanted, env = self.policy_kwargs.get("action_masks"), self.env
+        observed = observes_mask(tree_space(self.observation_space), self.action_space, wanted)
+        if observed or env is None or wanted is False:
+            return
+        found = env.has_attr(MASK_METHOD)
+        if wanted and not found:
+            raise ConfigError(
+                f"the policy masks actions, and the environment has neither a method {MASK_METHOD}() nor a leaf "
+                f"{ACTION_MASK!r} of its observation; wrap it in ActionMasker of sb3-contrib, or set "
+                "policy_kwargs={'action_masks': False}"
+            )
+        self.policy_kwargs = self.policy_kwargs | {"action_masks": True} if found else self.policy_kwargs
+
+    def _watch(self, env: VecEnv, values_last: bool) -> Watch:
+        """What looks at observations of ``env`` while steps are collected; ``values_last`` as for ``Masks``."""
+        masks = Masks(env, self.action_space, self.policy.masks_beside, values_last) if self.policy.masks else None
+        return Watch(env, self._vec_normalize_env, self._leaf_spaces, masks)
 
     def _begin_run(self) -> None:
         """Nothing remembered yet, of episodes, of rollouts and of metrics."""
