@@ -19,6 +19,7 @@ from rltransformers.data.rollout import Leaves, Segment
 from rltransformers.functional.modules import linear
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted, tell_deep_losses
+from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.memory_policy import (
     NOTHING,
     AdamOptions,
@@ -83,7 +84,11 @@ class GTrXLPolicy(MemoryPolicy):
             store fills after every update, and is frozen from then to the end of the next one.
         observation: ``{"encoder": "bert"}`` or {"encoder": {"name": ..., option: ...}} reads the elements of a set or
             sequence inside the observation; with the backbone's ``topology: encoder_decoder`` every layer looks at
-            them, otherwise they are pooled into the token.
+            them, otherwise they are pooled into the token. ``{"leaves": {path: name}}`` chooses the encoder of a leaf
+            (the path of a bare observation is ""): "vector", "index", "image", or one of ``register_encoder``.
+        features_extractor_class: a subclass of ``BaseFeaturesExtractor`` of Stable-Baselines3, or its name: it reads
+            the observation, and a linear map makes the token of its features.
+        features_extractor_kwargs: keywords of its constructor, JSON values.
         action_masks: whether only actions are taken that a mask allows: the leaf ``action_mask`` of the observation, or
             what the method ``action_masks()`` of the environment says. None: wherever there is one.
         optimizer_kwargs: keywords of Adam beside the learning rate, see ``AdamOptions``.
@@ -111,6 +116,8 @@ class GTrXLPolicy(MemoryPolicy):
         log_std_init: Annotated[float, Ge(-20), Le(20)] = 0.0,
         readout: str | Mapping[str, Any] | None = None,
         observation: ObservationOptions | None = None,
+        features_extractor_class: Extractor | None = None,
+        features_extractor_kwargs: Mapping[str, Any] | None = None,
         action_masks: bool | None = None,
         optimizer_kwargs: AdamOptions | None = None,
     ) -> None:
@@ -124,6 +131,8 @@ class GTrXLPolicy(MemoryPolicy):
             first_step=first_step,
             head_width=head_width,
             observation=observation,
+            features_extractor_class=features_extractor_class,
+            features_extractor_kwargs=features_extractor_kwargs,
             action_masks=action_masks,
         )
         width = self.config.width

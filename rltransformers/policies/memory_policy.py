@@ -7,7 +7,7 @@ and training (whole segments), so that both compute the same function.
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, TypedDict
 
 import gymnasium as gym
@@ -26,15 +26,15 @@ from rltransformers.core.device import to_tensor
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import Weight, check
 from rltransformers.core.spaces import check_supported, check_width, leaf_spaces, nest_leaves, space_from_leaves
-from rltransformers.core.spec import Choice
 from rltransformers.data.rollout import Leaves, action_layout, observation_layout
 from rltransformers.functional.call import EVERY
 from rltransformers.functional.context import Context
 from rltransformers.memory.interface import Cached
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.encoders import ObservationEncoder
+from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts, task_leaf, tree_space
-from rltransformers.policies.observed import Observed, observation_parts, observe, read_observation
+from rltransformers.policies.observed import Encoding, Observed, observation_parts, observe, read_observation
 
 Space = gym.Space[Any]
 NOTHING = slice(0, 0)
@@ -126,6 +126,11 @@ class MemoryPolicy(BasePolicy):
         previous_reward: add the reward of the step before to every token.
         first_step: tell the network which step is the first of its episode.
         head_width: units of hidden layers in front of heads, 0 for none.
+        observation: ``{"encoder": ...}`` encodes the elements of a set or sequence, ``{"leaves": {path: ...}}`` other
+            leaves.
+        features_extractor_class: a subclass of ``BaseFeaturesExtractor`` of Stable-Baselines3, or its name, that reads
+            all leaves but those elements; see ``FeaturesExtractor``.
+        features_extractor_kwargs: keywords of its constructor.
         action_masks: whether observations come with a mask of the actions that are allowed, and only those are taken.
             None: where the observation has a leaf ``action_mask``. True without such a leaf: masks are given beside
             the observations, and join their leaves.
@@ -156,6 +161,8 @@ class MemoryPolicy(BasePolicy):
         first_step: bool,
         head_width: int,
         observation: Mapping[str, Any] | None,
+        features_extractor_class: Extractor | None,
+        features_extractor_kwargs: Mapping[str, Any] | None,
         action_masks: bool | None,
     ) -> None:
         check_action_space(action_space)
@@ -179,8 +186,13 @@ class MemoryPolicy(BasePolicy):
             )
         check_width(action_space, "action", max(self.config.width, head_width))
         self.uses_previous_reward, self.uses_previous_action = previous_reward, previous_action
-        self.encoder_choice = read_observation(observation)
-        parts = self.tree, action_space, self.config, self.encoder_choice, previous_action, previous_reward, first_step
+        self.encoding = read_observation(observation)
+        if features_extractor_class is not None:
+            options = dict(features_extractor_kwargs or {})
+            self.encoding = replace(self.encoding, extractor=(features_extractor_class, options))
+        elif features_extractor_kwargs:
+            raise ConfigError("features_extractor_kwargs have no effect without a features_extractor_class")
+        parts = self.tree, action_space, self.config, self.encoding, previous_action, previous_reward, first_step
         self.actor = TokenBackbone(*parts)
         self.critic: TokenBackbone | None = None if shared_backbone else TokenBackbone(*parts)
         sources = [module for part in self.backbones() for module in part.backbone.table_sources()]
@@ -420,14 +432,14 @@ class TokenBackbone(nn.Module):
         observation_space: Space,
         action_space: Space,
         config: BackboneConfig,
-        encoder: Choice | None,
+        encoding: Encoding,
         previous_action: bool,
         previous_reward: bool,
         first_step: bool,
     ) -> None:
         super().__init__()
         width = config.width
-        self.observation, self.elements = observation_parts(observation_space, config, encoder)
+        self.observation, self.elements = observation_parts(observation_space, config, encoding)
         self.previous_action = _action_encoder(action_space, width) if previous_action else None
         self.previous_reward = nn.Linear(1, width) if previous_reward else None
         self.first_step = nn.Parameter(torch.randn(width) / math.sqrt(width)) if first_step else None

@@ -22,6 +22,7 @@ from rltransformers.data.replay import Window
 from rltransformers.functional.modules import linear
 from rltransformers.policies.action_heads import LEAST, MASKED, ActionHead, CategoricalAction
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted, tell_deep_losses
+from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.memory_policy import (
     NOTHING,
     AdamOptions,
@@ -103,7 +104,7 @@ class GTrXLQPolicy(MemoryPolicy):
         head_width: units of one hidden layer (tanh) in front of the values; 0 for none.
         epsilon: share of random actions where ``predict`` samples (``deterministic=False``); learning explores at
             rates of its own.
-        observation, action_masks: as for ``GTrXLPolicy``.
+        observation, features_extractor_class, features_extractor_kwargs, action_masks: as for ``GTrXLPolicy``.
         optimizer_kwargs: keywords of Adam beside the learning rate, see ``AdamOptions``.
 
     Raises:
@@ -127,6 +128,8 @@ class GTrXLQPolicy(MemoryPolicy):
         head_width: Annotated[int, Ge(0), Le(2**16)] = 0,
         epsilon: UnitInterval = 0.05,
         observation: ObservationOptions | None = None,
+        features_extractor_class: Extractor | None = None,
+        features_extractor_kwargs: Mapping[str, Any] | None = None,
         action_masks: bool | None = None,
         optimizer_kwargs: AdamOptions | None = None,
     ) -> None:
@@ -145,6 +148,8 @@ class GTrXLQPolicy(MemoryPolicy):
             first_step=first_step,
             head_width=head_width,
             observation=observation,
+            features_extractor_class=features_extractor_class,
+            features_extractor_kwargs=features_extractor_kwargs,
             action_masks=action_masks,
         )
         self.action_hidden, latent = hidden_layer(self.config.width, head_width)
