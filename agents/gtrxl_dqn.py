@@ -25,9 +25,9 @@ from rltransformers.core.guard import attempt
 from rltransformers.core.ranges import Count, Fraction, PositiveNumber, Seed, UnitInterval, WholeNumber, strict
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.data.replay import SegmentReplay, Window
-from rltransformers.policies.memory_policy import rewarded
+from rltransformers.policies.memory_policy import named_policy, policy_settings, rewarded
 from rltransformers.policies.observations import tree_space
-from rltransformers.policies.q_network import GTrXLQPolicy, check_q_settings
+from rltransformers.policies.q_network import GTrXLQPolicy
 from rltransformers.policies.steps import Acting, ActorCriticMachine
 from rltransformers.training.exploration import LADDER, Exploration, check_exploration, exploration_rates
 from rltransformers.training.memory_panel import memory_panel
@@ -61,7 +61,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):
     callbacks, logger, ``VecNormalize`` and ``evaluate_policy`` work as they do there.
 
     Args:
-        policy: ``"GTrXLQPolicy"``.
+        policy: ``"GTrXLQPolicy"``, or a subclass of it.
         env: as for ``GTrXLPPO``.
         learning_rate: a number; ``{"start": a, "end": b}`` for a linear change over the run (with ``"fraction": f``,
             over its first part f); or a function of the remaining progress (1 to 0).
@@ -102,7 +102,6 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):
     kind = KIND
     scheduled = ("learning_rate", "exploration")
     policy_aliases = {"GTrXLQPolicy": GTrXLQPolicy}
-    check_policy = staticmethod(check_q_settings)
     policy: GTrXLQPolicy
     replay_buffer: SegmentReplay | None  # type: ignore[assignment]  # segments in place of SB3's transitions
 
@@ -138,12 +137,11 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
     ) -> None:
-        if policy not in ("GTrXLQPolicy", GTrXLQPolicy):
-            raise ConfigError(f"policy must be 'GTrXLQPolicy', got {policy!r}; the network is chosen in policy_kwargs")
+        kind = named_policy(policy, self.policy_aliases)
         if env is None and _init_setup_model:
             raise ConfigError("env is None, but an agent learns in one: give an environment id or an environment")
         super().__init__(
-            "GTrXLQPolicy",
+            kind,
             as_vec_env(env) if isinstance(env, str) else env,
             learning_rate=as_schedule(learning_rate, "learning_rate"),
             buffer_size=buffer_size,
@@ -152,7 +150,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):
             tau=tau,
             gamma=gamma,
             gradient_steps=gradient_steps,
-            policy_kwargs=check_q_settings(json_kwargs(policy_kwargs), "policy_kwargs."),
+            policy_kwargs=policy_settings(kind, json_kwargs(policy_kwargs), "policy_kwargs."),
             stats_window_size=stats_window_size,
             tensorboard_log=None if tensorboard_log is None else os.fspath(tensorboard_log),
             verbose=verbose,
@@ -178,7 +176,9 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):
         self._setup_lr_schedule()
         self._set_random_streams()
         self._find_masks()
-        self.policy = GTrXLQPolicy(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
+        make: Any = self.policy_class
+        self.policy = make(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
+        self.policy.complete()
         self.policy = self.policy.to(self.device)
         if self.acting == "compiled":
             self.policy.machine_code = ActorCriticMachine(self.policy)

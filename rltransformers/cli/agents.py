@@ -137,7 +137,7 @@ class OnlineAgent(Agent):
             return kind.load(checkpoint, env=env, device=self._device, force_reset=reset, **self._overrides)
         policy = {"backbone": config.backbone} | config.policy
         make: type[Any] = kind
-        (name,) = kind.policy_aliases
+        name = next(iter(kind.policy_aliases))
         return make(name, self._normalized(env), policy_kwargs=policy, seed=config.seed, **config.algorithm)
 
     def _lstm(self, env: VecEnv, checkpoint: Path | None) -> RecurrentPPO:

@@ -14,7 +14,7 @@ from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig, Record
-from rltransformers.core.ranges import check_arguments, strict
+from rltransformers.core.ranges import strict
 from rltransformers.data.rollout import Leaves, Segment
 from rltransformers.functional.modules import linear
 from rltransformers.policies.action_heads import ActionHead
@@ -28,6 +28,7 @@ from rltransformers.policies.memory_policy import (
     Space,
     add_losses,
     hidden_layer,
+    over,
     weighted_losses,
 )
 from rltransformers.policies.observed import ObservationOptions
@@ -149,6 +150,10 @@ class GTrXLPolicy(MemoryPolicy):
         self.init_weights(self.value_net, gain=1.0)
         options: dict[str, Any] = {"eps": 1e-5, "fused": True} | dict(optimizer_kwargs or {})
         self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), **options)
+
+    def complete(self) -> None:
+        """Let the optimiser learn what a subclass put in place after it was made; agents call it once, at the start."""
+        self.optimizer = over(self.optimizer, self.parameters())
 
     def normalise_values(self, step: float) -> PopArt:
         """Let the value head follow the scale of its targets from now on, ``step`` of the way at a time.
@@ -314,16 +319,6 @@ class GTrXLPolicy(MemoryPolicy):
         if isinstance(self.value_net, PopArt):
             values = self.value_net.in_units(values)
         return self.masked(self.action_head.forward(self.action_hidden(features)), observations), values
-
-
-def check_policy_settings(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The keywords of ``GTrXLPolicy`` by name, each of its type and in its range; ``prefix`` as for ``check``.
-
-    Raises:
-        ConfigError: for a value outside its type or range, and for an unknown keyword.
-    """
-    without = ("observation_space", "action_space", "lr_schedule")
-    return check_arguments(GTrXLPolicy.__init__, settings, prefix, without)
 
 
 def last_actions(segment: Segment) -> Leaves:

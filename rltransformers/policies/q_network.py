@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig, Record, State
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.ranges import UnitInterval, check_arguments, strict
+from rltransformers.core.ranges import UnitInterval, strict
 from rltransformers.data.replay import Window
 from rltransformers.functional.modules import linear
 from rltransformers.policies.action_heads import LEAST, MASKED, ActionHead, CategoricalAction
@@ -32,6 +32,7 @@ from rltransformers.policies.memory_policy import (
     TokenBackbone,
     add_losses,
     hidden_layer,
+    over,
     weighted_losses,
 )
 from rltransformers.policies.observed import ObservationOptions
@@ -162,9 +163,20 @@ class GTrXLQPolicy(MemoryPolicy):
         options: dict[str, Any] = {"fused": True} | dict(optimizer_kwargs or {})
         self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), **options)
         self.learned = list(self.parameters())
-        self.target = nn.ModuleDict(
-            {name: copy.deepcopy(getattr(self, name)) for name in ("actor", "action_hidden", "action_head")}
-        ).requires_grad_(False)
+        self.target = self._slow_copy()
+
+    def _slow_copy(self) -> nn.ModuleDict:
+        parts = ("actor", "action_hidden", "action_head")
+        return nn.ModuleDict({name: copy.deepcopy(getattr(self, name)) for name in parts}).requires_grad_(False)
+
+    def complete(self) -> None:
+        """Let optimiser and target network have what a subclass put in place after they were made.
+
+        Agents call it once, at the start. The target network copies ``actor``, ``action_hidden`` and ``action_head``.
+        """
+        self.learned = [each for name, each in self.named_parameters() if not name.startswith("target.")]
+        self.optimizer = over(self.optimizer, self.learned)
+        self.target = self._slow_copy()
 
     def _read(
         self, features: Tensor, value_features: Tensor, observations: Mapping[str, Tensor]
@@ -280,13 +292,3 @@ class GTrXLQPolicy(MemoryPolicy):
                 weight.copy_(towards) if tau == 1.0 else weight.lerp_(towards, tau)
             for buffer, today in zip(module.buffers(), source.buffers(), strict=True):
                 buffer.copy_(today)
-
-
-def check_q_settings(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The keywords of ``GTrXLQPolicy`` by name, each of its type and in its range; ``prefix`` as for ``check``.
-
-    Raises:
-        ConfigError: for a value outside its type or range, and for an unknown keyword.
-    """
-    without = ("observation_space", "action_space", "lr_schedule")
-    return check_arguments(GTrXLQPolicy.__init__, settings, prefix, without)

@@ -24,8 +24,8 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import attempt
 from rltransformers.core.ranges import Count, strict
 from rltransformers.data.rollout import RolloutBuffer, Segment
-from rltransformers.policies.actor_critic import GTrXLPolicy, SegmentEvaluation, check_policy_settings
-from rltransformers.policies.memory_policy import PolicyState, rewarded
+from rltransformers.policies.actor_critic import GTrXLPolicy, SegmentEvaluation
+from rltransformers.policies.memory_policy import PolicyState, named_policy, policy_settings, rewarded
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.steps import Acting, ActorCriticMachine
 from rltransformers.training.memory_panel import memory_panel, staleness
@@ -73,15 +73,14 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         device: torch.device | str,
         has_env: bool,
     ) -> None:
-        if policy not in ("GTrXLPolicy", GTrXLPolicy):
-            raise ConfigError(f"policy must be 'GTrXLPolicy', got {policy!r}; the network is chosen in policy_kwargs")
+        kind = named_policy(policy, self.policy_aliases)
         if env is None and has_env:
             raise ConfigError("env is None, but an agent learns in one: give an environment id or an environment")
         if isinstance(env, str):
             env = as_vec_env(env)
-        policy_kwargs = check_policy_settings(json_kwargs(policy_kwargs), "policy_kwargs.")
+        policy_kwargs = policy_settings(kind, json_kwargs(policy_kwargs), "policy_kwargs.")
         super().__init__(
-            "GTrXLPolicy",
+            kind,
             env,
             learning_rate=as_schedule(learning_rate, "learning_rate"),
             n_steps=n_steps,
@@ -114,7 +113,9 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         self._setup_lr_schedule()
         self._set_random_streams()
         self._find_masks()
-        self.policy = GTrXLPolicy(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
+        make: Any = self.policy_class
+        self.policy = make(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
+        self.policy.complete()
         if self.popart is not None:
             self.policy.normalise_values(self.popart)
         self.policy = self.policy.to(self.device)

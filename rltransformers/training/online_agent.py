@@ -29,8 +29,8 @@ from rltransformers.core.seeding import generators
 from rltransformers.core.spaces import leaf_spaces, space_from_json, space_to_json
 from rltransformers.data.rollout import Segment
 from rltransformers.envs.saving import restore_environment, takes_state
-from rltransformers.policies.actor_critic import GTrXLPolicy, check_policy_settings
-from rltransformers.policies.memory_policy import PolicyState
+from rltransformers.policies.actor_critic import GTrXLPolicy
+from rltransformers.policies.memory_policy import PolicyState, named_policy, policy_settings
 from rltransformers.policies.observations import tree_space
 from rltransformers.policies.shipping import ActorCriticInFile, write_policy
 from rltransformers.training.checkpoint import (
@@ -82,13 +82,11 @@ class OnlineAgent(BaseAlgorithm):
         kind: name of the agent in its checkpoints and logs.
         scheduled: constructor arguments that may be a schedule.
         policy_aliases: the policy of the agent, by the name that a user gives.
-        check_policy: checks the keywords of the policy, see ``check_policy_settings``.
     """
 
     kind: ClassVar[str]
     scheduled: ClassVar[tuple[str, ...]]
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"GTrXLPolicy": GTrXLPolicy}
-    check_policy: ClassVar[Any] = staticmethod(check_policy_settings)
     policy: Any  # a MemoryPolicy; SB3 declares its own policy without memory
     memory_refresh: str
     max_grad_norm: float
@@ -97,6 +95,12 @@ class OnlineAgent(BaseAlgorithm):
     def setting_names(cls) -> list[str]:
         """Constructor arguments that a checkpoint stores and ``load`` may override."""
         return [name for name in annotations(cls.__init__) if name not in NOT_SETTINGS]
+
+    @classmethod
+    def check_policy(cls, settings: Mapping[str, Any], prefix: str, policy: str | type | None = None) -> dict[str, Any]:
+        """The keywords of a policy, by default the one of the agent, each checked; see ``policy_settings``."""
+        chosen = next(iter(cls.policy_aliases)) if policy is None else policy
+        return policy_settings(named_policy(chosen, cls.policy_aliases), settings, prefix)
 
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -265,6 +269,7 @@ class OnlineAgent(BaseAlgorithm):
             "observation_space": space_to_json(tree_space(self.observation_space)),
             "action_space": space_to_json(self.action_space),
             "n_envs": self.n_envs,
+            "policy": type(self.policy).__name__,
         }
         save_checkpoint(path, self.kind, settings, self._tensors())
 
@@ -272,6 +277,8 @@ class OnlineAgent(BaseAlgorithm):
         if name == "stats_window_size":
             return self._stats_window_size
         value = getattr(self, name)
+        if name == "policy_kwargs":
+            return {key: each.__name__ if isinstance(each, type) else each for key, each in value.items()}
         if name in self.scheduled and value is not None:
             return plain_schedule(as_schedule(value, name), self._current_progress_remaining)
         return os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -323,6 +330,8 @@ class OnlineAgent(BaseAlgorithm):
         tensors = checkpoint.tensors
         with contents_of(path, cls.kind):
             settings, spaces, n_envs = cls._stored_settings(checkpoint.settings)
+            # Checkpoints of earlier releases know one policy.
+            policy = check(checkpoint.settings.get("policy", next(iter(cls.policy_aliases))), str, "policy")
             acting = check(tensors["acting"]["actor"], Mapping[str, Any], "acting.actor")
             rewards = check_tensor(
                 tensors["acting"]["previous_reward"], "acting.previous_reward", (None,), torch.float32
@@ -339,7 +348,7 @@ class OnlineAgent(BaseAlgorithm):
                     vec_env = with_normalization(vec_env, tensors["normalisation"])
         with contents_of(path, cls.kind, alone=env is None and not overrides):
             make: Any = cls  # a subclass, whose constructor is another than that of its base
-            model = make(*cls.policy_aliases, vec_env, device=device, _init_setup_model=False, **settings)
+            model = make(policy, vec_env, device=device, _init_setup_model=False, **settings)
             if vec_env is None:
                 (model.observation_space, model.action_space), model.n_envs = spaces, n_envs
             backbone = BackboneConfig.from_dict(model.policy_kwargs.get("backbone") or {})
@@ -375,7 +384,8 @@ class OnlineAgent(BaseAlgorithm):
         """Constructor arguments, the two spaces and the number of environments, each checked."""
         known = [name for name in cls.setting_names() if name in stored and name != "tensorboard_log"]
         settings = check_arguments(cls.__init__, {name: stored[name] for name in known}, "settings.")
-        settings["policy_kwargs"] = cls.check_policy(settings["policy_kwargs"] or {}, "settings.policy_kwargs.")
+        given = settings["policy_kwargs"] or {}
+        settings["policy_kwargs"] = cls.check_policy(given, "settings.policy_kwargs.", stored.get("policy"))
         both = space_from_json(stored["observation_space"]), space_from_json(stored["action_space"])
         return settings, both, check(stored["n_envs"], Count, "settings.n_envs")
 
