@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 from rltransformers.algorithms.decision import learning_rate_factor
 from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.blocks.leaving import Confident
-from rltransformers.core.action_masks import ACTION_MASK, check_masks, check_recorded, fit_masks, observes_mask
+from rltransformers.core.action_masks import ACTION_MASK, check_masks, fit_masks, observes_mask
 from rltransformers.core.device import find_device
 from rltransformers.core.episodes import longest_allowed
 from rltransformers.core.errors import ConfigError, did_you_mean
@@ -235,8 +235,6 @@ class DecisionTransformer(OfflineAgent):
             settings = replace(settings, acting_mode=fitting_mode(backbone, context_length))
         data = training_data(load_trajectories(dataset), settings)
         masks = observes_mask(data.observation_space, data.action_space, (policy_kwargs or {}).get("action_masks"))
-        if masks:
-            check_recorded(data.actions, data.observations[ACTION_MASK], data.action_space)
         self._build(
             settings,
             backbone,

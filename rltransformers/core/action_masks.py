@@ -115,9 +115,11 @@ def check_masks(
         begin += size
 
 
-def check_recorded(actions: Mapping[str, Any], masks: Any, action_space: Space) -> None:
+def check_recorded(
+    actions: Mapping[str, Any], masks: Any, action_space: Space, place: Callable[[int], str] = str
+) -> None:
     """Raise DataError unless recorded actions by path [N, ...] are among those that their masks [N, M] allow."""
-    check_masks(np.asarray(masks), action_space, what="the data's step")
+    check_masks(np.asarray(masks), action_space, place, "the data's step")
     begin = 0
     for path, leaf in leaf_spaces(action_space).items():
         if isinstance(leaf, spaces.Box):
@@ -129,7 +131,7 @@ def check_recorded(actions: Mapping[str, Any], masks: Any, action_space: Space) 
         good = np.take_along_axis(np.asarray(masks), place, 1).all(1)
         if not good.all():
             raise DataError(
-                f"the data's step {int(np.argmin(good))} has an action that its {ACTION_MASK!r} does not allow; repair "
+                f"the data's step {place(int(np.argmin(good)))} has an action that its {ACTION_MASK!r} does not allow; repair "
                 "the data, or set policy_kwargs={'action_masks': False}"
             )
         begin += int(sizes.sum())

@@ -38,7 +38,7 @@ from rltransformers.training.checkpoint import (
     save_checkpoint,
 )
 from rltransformers.training.decision_critic import CriticLearner
-from rltransformers.training.decision_data import DataSummary, stored_statistics, training_data
+from rltransformers.training.decision_data import DataSummary, check_masked, stored_statistics, training_data
 from rltransformers.training.decision_online import OnlineCounts
 from rltransformers.training.decision_settings import Settings, check_tokens, stored_settings
 from rltransformers.training.entropy_bound import EntropyBound
@@ -104,6 +104,8 @@ class OfflineAgent:
 
     def _attach(self, data: Trajectories | None, tensorboard_log: str | os.PathLike[str] | None, verbose: int) -> None:
         """What a run needs besides the model: data and logs."""
+        if data is not None and self.policy.masks:
+            check_masked(data)
         self._sampler = None if data is None else self._sampler_of(data)
         self.tensorboard_log = None if tensorboard_log is None else os.fspath(tensorboard_log)
         self.verbose = verbose

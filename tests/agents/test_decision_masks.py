@@ -91,7 +91,7 @@ def test_masks_beside_the_observation_hold_in_acting() -> None:
 
 
 def test_recorded_actions_that_their_mask_forbids_are_named() -> None:
-    with pytest.raises(DataError, match="the data's step 21 has an action"):
+    with pytest.raises(DataError, match="the data's step 1 of episode 4 has an action"):
         model_of(episodes(wrong=True))
     model = model_of(episodes(wrong=True), policy={"action_masks": False})
     assert not model.policy.masks
@@ -131,7 +131,8 @@ def test_float_pictures_go_through_a_convolution_and_are_scaled_once() -> None:
     for normalize, largest in ((True, 1.0), (False, 255.0)):
         with pytest.warns(UserWarning, match="as a picture"):
             model = model_of(pictures(255.0), normalize_observations=normalize)
-        (encoder,) = model.policy.encoder.leaf_encoders  # type: ignore[union-attr]  # an ObservationEncoder
+        assert model.policy.encoder is not None
+        encoder = model.policy.encoder.get_submodule("leaf_encoders.0")
         assert isinstance(encoder, ImageEncoder)
         assert encoder.picture.largest == largest
 
@@ -146,8 +147,9 @@ def test_encoders_of_leaves_are_saved_and_serve_critics_too(tmp_path: Path) -> N
         loaded = DecisionTransformer.load(tmp_path / "model", dataset=data, device="cpu")
         for agent in (model, loaded):
             assert agent.policy.critics is not None
+            assert agent.policy.encoder is not None
             for part in (agent.policy.encoder, agent.policy.critics.first.encoder):
-                (encoder,) = part.leaf_encoders  # type: ignore[union-attr]  # an ObservationEncoder
+                encoder = part.get_submodule("leaf_encoders.0")
                 assert isinstance(encoder, VectorEncoder) == (name == "vector")
             agent.learn(2)
         for key, value in model.policy.state_dict().items():
