@@ -191,6 +191,13 @@ class GymnasiumVecEnv(VecEnv):
         values = ask(attr_name)
         return [values[i] for i in chosen]
 
+    def has_attr(self, attr_name: str) -> bool:
+        """Whether all copies have such an attribute or method; ``get_attr`` of Gymnasium would call a method."""
+        call = getattr(self.env.unwrapped, "call", None)
+        if call is None:
+            return hasattr(self.env, attr_name)
+        return all(call("has_wrapper_attr", attr_name))
+
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         self._all_at_once("set_attr", indices)
         tell = getattr(self.env.unwrapped, "set_attr", None)

@@ -127,11 +127,11 @@ def check_recorded(
         sizes = np.asarray(choices_of(leaf))
         first = 0 if isinstance(leaf, spaces.MultiBinary) else np.reshape(leaf.start, -1)  # type: ignore[attr-defined]  # Discrete and MultiDiscrete have one
         taken = np.reshape(np.asarray(actions[path]), (len(masks), len(sizes))).astype(np.int64) - first
-        place = begin + np.cumsum([0, *sizes[:-1]]) + taken
-        good = np.take_along_axis(np.asarray(masks), place, 1).all(1)
+        entries = begin + np.cumsum([0, *sizes[:-1]]) + taken
+        good = np.take_along_axis(np.asarray(masks), entries, 1).all(1)
         if not good.all():
             raise DataError(
-                f"the data's step {place(int(np.argmin(good)))} has an action that its {ACTION_MASK!r} does not allow; repair "
-                "the data, or set policy_kwargs={'action_masks': False}"
+                f"the data's step {place(int(np.argmin(good)))} has an action that its {ACTION_MASK!r} does not allow; "
+                "repair the data, or set policy_kwargs={'action_masks': False}"
             )
         begin += int(sizes.sum())

@@ -162,9 +162,7 @@ def test_environments_that_reset_in_their_next_step_may_allow_nothing_there() ->
                 self.mask[:] = 0
             return place
 
-    env: Any = gym.wrappers.vector.RecordEpisodeStatistics(
-        SyncVectorEnv([Over] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
-    )
+    env = gym.wrappers.vector.RecordEpisodeStatistics(SyncVectorEnv([Over] * 2, autoreset_mode=AutoresetMode.NEXT_STEP))
     model = GTrXLPPO("GTrXLPolicy", env, n_steps=16, policy_kwargs={"backbone": TINY}, device="cpu", seed=0).learn(64)
     assert model._segment is not None
     assert not model._segment.counts.all()
