@@ -1,5 +1,6 @@
 """Agents keep to masks of actions wherever they act, and learn with the masks that they acted with."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from rltransformers.agents import GTrXLDQN, GTrXLPPO
 from rltransformers.core.action_masks import choices_of
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.envs import ActionMasks
+from rltransformers.policies.shipping import ActorCriticInFile
 from rltransformers.training.evaluation import evaluate_online
 from rltransformers.training.on_policy_agent import OnPolicyMemoryAgent
 from tests.agents.masked_envs import Keyholes, Locks
@@ -286,8 +288,16 @@ def test_masks_are_what_makes_a_task_learnable(kind: str, masks: bool) -> None:
     assert score > 7.0 if masks else score < 1.5
 
 
-def test_exported_policies_take_the_mask_as_an_input(tmp_path: Path) -> None:
-    model = on_policy(GTrXLPPO, locks())
+@pytest.mark.parametrize("source", ["method", "observation"])
+def test_exported_policies_take_the_mask_as_an_input(source: str, tmp_path: Path) -> None:
+    model = on_policy(GTrXLPPO, locks(source))
     model.export(tmp_path / "policy.pt2")
-    program = torch.export.load(tmp_path / "policy.pt2")
-    assert program is not None
+    extra = {"rltransformers.json": ""}
+    program = torch.export.load(tmp_path / "policy.pt2", extra_files=extra).module()
+    assert json.loads(extra["rltransformers.json"])["metadata"]["action_mask"] == "observation.action_mask"
+    step = ActorCriticInFile(model.policy).eval()
+    inputs, state = step.examples(2)
+    for mask in ([[0, 1, 0, 0], [0, 0, 0, 1]], [[1, 0, 0, 0], [0, 0, 1, 0]]):
+        inputs["observation.action_mask"] = torch.tensor(mask, dtype=torch.int8)
+        outputs, state = program(inputs, state)
+        assert outputs["action"].tolist() == [row.index(1) + 3 for row in mask]
