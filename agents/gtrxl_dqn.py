@@ -25,8 +25,9 @@ from rltransformers.core.guard import attempt
 from rltransformers.core.ranges import Count, Fraction, PositiveNumber, Seed, UnitInterval, WholeNumber, strict
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.data.replay import SegmentReplay, Window
-from rltransformers.policies.memory_policy import named_policy, policy_settings, rewarded
+from rltransformers.policies.memory_policy import rewarded
 from rltransformers.policies.observations import tree_space
+from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.q_network import GTrXLQPolicy
 from rltransformers.policies.steps import Acting, ActorCriticMachine
 from rltransformers.training.exploration import LADDER, Exploration, check_exploration, exploration_rates

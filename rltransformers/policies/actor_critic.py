@@ -28,10 +28,10 @@ from rltransformers.policies.memory_policy import (
     Space,
     add_losses,
     hidden_layer,
-    over,
     weighted_losses,
 )
 from rltransformers.policies.observed import ObservationOptions
+from rltransformers.policies.own_policies import over
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.readouts.catalogue import read_readout
 

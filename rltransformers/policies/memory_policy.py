@@ -4,12 +4,11 @@ Axes: B environments, T steps, W token width, A action numbers. One forward pass
 and training (whole segments), so that both compute the same function.
 """
 
-import inspect
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, TypedDict, cast
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import gymnasium as gym
 import numpy as np
@@ -24,8 +23,8 @@ from rltransformers.backbone.state import part_of, prefixed
 from rltransformers.backbone.tables import Tables
 from rltransformers.core.action_masks import ACTION_MASK, WAY_OUT, check_masks, fit_masks, mask_space, observes_mask
 from rltransformers.core.device import to_tensor
-from rltransformers.core.errors import ConfigError, DataError, did_you_mean
-from rltransformers.core.ranges import Weight, annotations, check, check_settings, shown
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.ranges import Weight, check
 from rltransformers.core.spaces import check_supported, check_width, leaf_spaces, nest_leaves, space_from_leaves
 from rltransformers.data.rollout import Leaves, action_layout, observation_layout
 from rltransformers.functional.call import EVERY
@@ -33,7 +32,7 @@ from rltransformers.functional.context import Context
 from rltransformers.memory.interface import Cached
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.encoders import ObservationEncoder
-from rltransformers.policies.extractors import Extractor, subclasses
+from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts, task_leaf, tree_space
 from rltransformers.policies.observed import Encoding, Observed, observation_parts, observe, read_observation
 
@@ -530,57 +529,6 @@ def hidden_layer(width: int, head_width: int) -> tuple[nn.Module, int]:
     hidden = nn.Linear(width, head_width)
     BasePolicy.init_weights(hidden, gain=math.sqrt(2.0))
     return nn.Sequential(hidden, nn.Tanh()), head_width
-
-
-def over(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimiser itself where it has these parameters, else one like it, without a past, that has."""
-    wanted = list(parameters)
-    held = [each for group in optimizer.param_groups for each in group["params"]]
-    if [id(each) for each in held] == [id(each) for each in wanted]:
-        return optimizer
-    kind: Any = type(optimizer)
-    return cast(torch.optim.Optimizer, kind(wanted, **optimizer.defaults))
-
-
-def policy_settings(kind: type[MemoryPolicy], settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The keywords of a policy by name, each of its type and in its range; ``prefix`` as for ``check_arguments``.
-
-    A subclass that hands ``**kwargs`` on has the keywords of its parents too.
-
-    Raises:
-        ConfigError: for a value outside its type or range, and for an unknown keyword.
-    """
-    hints: dict[str, Any] = {}
-    for each in kind.__mro__:
-        make = vars(each).get("__init__")
-        if make is not None:
-            hints = annotations(make) | hints
-            if all(part.kind is not part.VAR_KEYWORD for part in inspect.signature(make).parameters.values()):
-                break
-    without = ("observation_space", "action_space", "lr_schedule")
-    return check_settings({name: hint for name, hint in hints.items() if name not in without}, settings, prefix)
-
-
-def named_policy(policy: str | type, aliases: Mapping[str, type]) -> type:
-    """The class of a policy: a subclass of that which the aliases name first, by itself, by its name or by an alias.
-
-    Of several classes of a name it is the newest that this program has defined; nothing is imported for it.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    base = next(iter(aliases.values()))
-    known = {each.__name__: each for each in subclasses(base)} | dict(aliases)
-    if isinstance(policy, type) and issubclass(policy, base):
-        return policy
-    if not isinstance(policy, str) or policy not in known:
-        name = next(iter(aliases))
-        hint = did_you_mean(policy, known) if isinstance(policy, str) else f"got {shown(policy)}"
-        raise ConfigError(
-            f"policy must be {name!r}, a subclass of {base.__name__}, or the name of one that this program has "
-            f"imported, got {shown(policy)}; {hint}; the network is chosen in policy_kwargs"
-        )
-    return known[policy]
 
 
 def weighted_losses(backbone: Backbone, record: Record | None) -> Tensor | None:

@@ -32,10 +32,10 @@ from rltransformers.policies.memory_policy import (
     TokenBackbone,
     add_losses,
     hidden_layer,
-    over,
     weighted_losses,
 )
 from rltransformers.policies.observed import ObservationOptions
+from rltransformers.policies.own_policies import over
 
 
 class EpsilonGreedyAction(CategoricalAction):

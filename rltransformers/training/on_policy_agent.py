@@ -25,7 +25,8 @@ from rltransformers.core.guard import attempt
 from rltransformers.core.ranges import Count, strict
 from rltransformers.data.rollout import RolloutBuffer, Segment
 from rltransformers.policies.actor_critic import GTrXLPolicy, SegmentEvaluation
-from rltransformers.policies.memory_policy import PolicyState, named_policy, policy_settings, rewarded
+from rltransformers.policies.memory_policy import PolicyState, rewarded
+from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.steps import Acting, ActorCriticMachine
 from rltransformers.training.memory_panel import memory_panel, staleness

@@ -30,8 +30,9 @@ from rltransformers.core.spaces import leaf_spaces, space_from_json, space_to_js
 from rltransformers.data.rollout import Segment
 from rltransformers.envs.saving import restore_environment, takes_state
 from rltransformers.policies.actor_critic import GTrXLPolicy
-from rltransformers.policies.memory_policy import PolicyState, named_policy, policy_settings
+from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.observations import tree_space
+from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.shipping import ActorCriticInFile, write_policy
 from rltransformers.training.checkpoint import (
     check_held,

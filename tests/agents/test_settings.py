@@ -21,7 +21,7 @@ from rltransformers.cli.main import main
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import annotations, check, fits
 from rltransformers.policies.actor_critic import GTrXLPolicy
-from rltransformers.policies.memory_policy import policy_settings
+from rltransformers.policies.own_policies import policy_settings
 from rltransformers.training.experiment import (
     AgentName,
     CollectConfig,
