@@ -25,6 +25,7 @@ from tqdm.auto import tqdm
 from rltransformers.algorithms.decision import learning_rate_factor
 from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.blocks.leaving import Confident
+from rltransformers.core.action_masks import ACTION_MASK, check_masks, fit_masks, observes_mask
 from rltransformers.core.device import find_device
 from rltransformers.core.episodes import longest_allowed
 from rltransformers.core.errors import ConfigError, did_you_mean
@@ -49,6 +50,7 @@ from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.envs.make import WrapperConfig, WrapperFunction, find_spec, make_vector_env
 from rltransformers.policies.decision import ActingMode, ActingState, Actor, DecisionPolicy
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
+from rltransformers.policies.observed import Encoding
 from rltransformers.policies.returns import ReturnIn
 from rltransformers.policies.steps import Acting, DecisionMachine
 from rltransformers.training.datastore import fill_store
@@ -74,7 +76,7 @@ from rltransformers.training.decision_settings import (
     ReturnHead,
     Settings,
     backbone_config,
-    encoder_choice,
+    encoding_choice,
     fitting_mode,
     jitter_of,
     readout_choice,
@@ -149,7 +151,9 @@ class DecisionTransformer(OfflineAgent):
             "decision_transformer". "tokens_per_step" is set here; "memory" (in steps) defaults to context_length - 1.
             {"readout": ...}: what the head adds of recorded actions, "knn" (discrete actions), "spalm" or {"name": ...,
             option: ...}; see ``build_datastore``. {"observation": {"encoder": ...}}: what encodes a set or sequence
-            inside the observation, which layers look at with the backbone's ``topology: encoder_decoder``.
+            inside the observation, which layers look at with the backbone's ``topology: encoder_decoder``; {"leaves":
+            {path: name}}: the encoder of a leaf, see ``GTrXLPolicy``. {"action_masks": False} reads the leaf
+            "action_mask" of the observation as any other; otherwise it says which actions can be predicted and taken.
         tensorboard_log: folder for TensorBoard; the x axis counts updates.
         verbose: 1 also prints what is logged.
         seed: same seed, same run; None draws one.
@@ -230,6 +234,7 @@ class DecisionTransformer(OfflineAgent):
         if acting_mode == "auto":
             settings = replace(settings, acting_mode=fitting_mode(backbone, context_length))
         data = training_data(load_trajectories(dataset), settings)
+        masks = observes_mask(data.observation_space, data.action_space, (policy_kwargs or {}).get("action_masks"))
         self._build(
             settings,
             backbone,
@@ -238,7 +243,8 @@ class DecisionTransformer(OfflineAgent):
             statistics_of(data) if normalize_observations else None,
             device,
             readout,
-            encoder_choice(policy_kwargs),
+            encoding_choice(policy_kwargs),
+            masks,
         )
         self._attach(data, tensorboard_log, verbose)
 
@@ -251,7 +257,8 @@ class DecisionTransformer(OfflineAgent):
         statistics: Mapping[str, tuple[Tensor, Tensor]] | None,
         device: torch.device,
         readout: Choice | None,
-        encoder: Choice | None,
+        encoder: Encoding,
+        action_masks: bool,
     ) -> None:
         self.settings, self.summary, self.backbone_config = settings, summary, backbone
         self.readout, self.encoder = readout, encoder
@@ -272,6 +279,7 @@ class DecisionTransformer(OfflineAgent):
                 statistics=statistics,
                 readout=readout,
                 encoder=encoder,
+                action_masks=action_masks,
                 return_in=settings.return_in,
                 predicts_return=settings.return_head is not None,
                 critic_width=None if settings.critic_options is None else settings.critic_options.width,
@@ -575,6 +583,7 @@ class DecisionTransformer(OfflineAgent):
         *,
         target_return: float | Sequence[float] | np.ndarray | None = None,
         reward: float | Sequence[float] | np.ndarray | None = None,
+        action_masks: Any = None,
     ) -> tuple[Any, ActingState]:
         """The next action of one environment or of a batch of them, and the state to pass to the next call.
 
@@ -587,6 +596,8 @@ class DecisionTransformer(OfflineAgent):
                 dataset, or with a return head what that predicts in every step.
             reward: received after the last action [B]; needed to follow an episode unless the model is behaviour
                 cloning, trained with delayed rewards, or asked for nothing.
+            action_masks: which actions are allowed, [M] or one row per environment, whether or not the data held masks;
+                a mask in the observation gives way to it.
 
         Raises:
             ConfigError: for a target return that is not a finite number, a missing reward, or a state that is not of
@@ -597,6 +608,8 @@ class DecisionTransformer(OfflineAgent):
         deterministic = check(deterministic, bool, "deterministic")
         leaves, batched = fit_observation(self.observation_space, observation)
         rows = len(next(iter(leaves.values())))
+        if action_masks is not None or self.policy.masks:
+            leaves[ACTION_MASK] = self._fit_masks(leaves, action_masks, rows)
         needs_reward = self.settings.mode == "dt" and not self.settings.delayed_reward
         if state is None:
             state, start = self.actor().initial_state(rows), np.ones(rows, bool)
@@ -625,6 +638,13 @@ class DecisionTransformer(OfflineAgent):
         if not batched:
             actions = {path: value[0] for path, value in actions.items()}
         return nest_leaves(self.action_space, actions), state
+
+    def _fit_masks(self, leaves: Mapping[str, np.ndarray], action_masks: Any, rows: int) -> np.ndarray:
+        if not self.policy.masks and ACTION_MASK in leaves:
+            raise ConfigError("policy_kwargs={'action_masks': False} has no masks of actions; leave action_masks out")
+        masks = leaves[ACTION_MASK] if action_masks is None else fit_masks(action_masks, self.action_space, rows)
+        check_masks(masks, self.action_space)
+        return masks
 
     def _act(
         self,

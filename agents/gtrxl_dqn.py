@@ -18,14 +18,17 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from rltransformers.algorithms.dqn import DQNLoss, Steps, dqn_loss, huber, q_targets, td_errors
+from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import attempt
 from rltransformers.core.ranges import Count, Fraction, PositiveNumber, Seed, UnitInterval, WholeNumber, strict
+from rltransformers.core.spaces import leaf_spaces
 from rltransformers.data.replay import SegmentReplay, Window
 from rltransformers.policies.memory_policy import rewarded
 from rltransformers.policies.observations import tree_space
-from rltransformers.policies.q_network import GTrXLQPolicy, check_q_settings
+from rltransformers.policies.own_policies import named_policy, policy_settings
+from rltransformers.policies.q_network import GTrXLQPolicy
 from rltransformers.policies.steps import Acting, ActorCriticMachine
 from rltransformers.training.exploration import LADDER, Exploration, check_exploration, exploration_rates
 from rltransformers.training.memory_panel import memory_panel
@@ -47,7 +50,6 @@ from rltransformers.training.replay_data import (
 from rltransformers.training.rollout_settings import json_kwargs
 from rltransformers.training.schedules import Scheduled, as_schedule
 from rltransformers.training.vec_envs import as_vec_env
-from rltransformers.training.watch import Watch
 
 KIND = "GTrXLDQN"
 MemoryRefresh = Literal["never", "update"]
@@ -60,7 +62,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):
     callbacks, logger, ``VecNormalize`` and ``evaluate_policy`` work as they do there.
 
     Args:
-        policy: ``"GTrXLQPolicy"``.
+        policy: ``"GTrXLQPolicy"``, or a subclass of it.
         env: as for ``GTrXLPPO``.
         learning_rate: a number; ``{"start": a, "end": b}`` for a linear change over the run (with ``"fraction": f``,
             over its first part f); or a function of the remaining progress (1 to 0).
@@ -101,7 +103,6 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):
     kind = KIND
     scheduled = ("learning_rate", "exploration")
     policy_aliases = {"GTrXLQPolicy": GTrXLQPolicy}
-    check_policy = staticmethod(check_q_settings)
     policy: GTrXLQPolicy
     replay_buffer: SegmentReplay | None  # type: ignore[assignment]  # segments in place of SB3's transitions
 
@@ -137,12 +138,11 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
     ) -> None:
-        if policy not in ("GTrXLQPolicy", GTrXLQPolicy):
-            raise ConfigError(f"policy must be 'GTrXLQPolicy', got {policy!r}; the network is chosen in policy_kwargs")
+        kind = named_policy(policy, self.policy_aliases)
         if env is None and _init_setup_model:
             raise ConfigError("env is None, but an agent learns in one: give an environment id or an environment")
         super().__init__(
-            "GTrXLQPolicy",
+            kind,
             as_vec_env(env) if isinstance(env, str) else env,
             learning_rate=as_schedule(learning_rate, "learning_rate"),
             buffer_size=buffer_size,
@@ -151,7 +151,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):
             tau=tau,
             gamma=gamma,
             gradient_steps=gradient_steps,
-            policy_kwargs=check_q_settings(json_kwargs(policy_kwargs), "policy_kwargs."),
+            policy_kwargs=policy_settings(kind, json_kwargs(policy_kwargs), "policy_kwargs."),
             stats_window_size=stats_window_size,
             tensorboard_log=None if tensorboard_log is None else os.fspath(tensorboard_log),
             verbose=verbose,
@@ -176,7 +176,10 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):
         check_exploration(self.exploration)
         self._setup_lr_schedule()
         self._set_random_streams()
-        self.policy = GTrXLQPolicy(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
+        self._find_masks()
+        make: Any = self.policy_class
+        self.policy = make(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
+        self.policy.complete()
         self.policy = self.policy.to(self.device)
         if self.acting == "compiled":
             self.policy.machine_code = ActorCriticMachine(self.policy)
@@ -191,9 +194,10 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):
         if normaliser is not None:
             check_outermost(cast(VecEnv, self.env))
         space = tree_space(self.observation_space if normaliser is None else normaliser.venv.observation_space)
-        check_replay_room(self.buffer_size, space)
+        leaves = self.policy.seen_leaves | leaf_spaces(space)
+        check_replay_room(self.buffer_size, leaves)
         sizes = self.segment_length, self.context, self.n_step
-        return SegmentReplay(self.buffer_size, self.n_envs, *sizes, space, self.action_space)
+        return SegmentReplay(self.buffer_size, self.n_envs, *sizes, leaves, self.action_space)
 
     # Collecting
 
@@ -212,11 +216,14 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):
         policy.set_training_mode(False)
         callback.on_rollout_start()
         normaliser = self._vec_normalize_env
-        watch = Watch(env, normaliser, self._leaf_spaces)
-        leaves = policy.leaves_to_tensors(watch.observation(self._last_obs, self._place))
+        watch = self._watch(env, values_last=True)
+        seen = watch.observation(self._last_obs, self._place)
+        leaves = policy.leaves_to_tensors(seen)
         for step in range(train_freq.frequency):
             first = self._to_device(self._last_episode_starts)
             raw = raw_observation(normaliser, self._last_obs, self._raw_obs)
+            if policy.masks_beside:
+                raw[ACTION_MASK] = seen[ACTION_MASK]
             noise = policy.exploration(self._rates(), self._action_generator)
             actions, _, _, state = policy.step(leaves, self._acting, first, noise, overwrites=True)
             when = f"at step {self.num_timesteps // self.n_envs + 1} of this run"
@@ -242,7 +249,8 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):
             self._episode_num += int(np.count_nonzero(dones))
             if not going_on:
                 return RolloutReturn((step + 1) * env.num_envs, self._episode_num - episodes, continue_training=False)
-            leaves = policy.leaves_to_tensors(watch.observation(new_obs, self._place))
+            seen = watch.observation(new_obs, self._place)
+            leaves = policy.leaves_to_tensors(seen)
         if log_interval is not None and self._episode_num // log_interval > episodes // log_interval:
             self.dump_logs()
         callback.on_rollout_end()
@@ -365,13 +373,15 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
         reward: np.ndarray | float | None = None,
+        action_masks: Any = None,
     ) -> tuple[Any, Any]:
         """Actions for one observation or a batch, and the state to pass in next; see ``MemoryPolicy.predict``.
 
         The best actions, or without ``deterministic`` a random one with the probability ``epsilon`` of the policy.
         Random actions come from a stream of their own: predicting never changes a training run.
         """
-        return self.policy.predict(observation, state, episode_start, deterministic, reward, self._predict_generator)
+        streams = self._predict_generator
+        return self.policy.predict(observation, state, episode_start, deterministic, reward, streams, action_masks)
 
     # Files
 

@@ -41,7 +41,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
     ``VecNormalize`` and ``evaluate_policy`` work as they do there.
 
     Args:
-        policy: ``"GTrXLPolicy"``.
+        policy: ``"GTrXLPolicy"``, or a subclass of it.
         env: environment id, Gymnasium environment, Stable-Baselines3 ``VecEnv``, or Gymnasium vector environment in any
             autoreset mode. Observations may be nested Dicts and Tuples. Its copies in this process are wrapped in a
             ``CheckedEnv`` from then on.

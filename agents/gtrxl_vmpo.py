@@ -55,7 +55,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
     ``export`` use; ``target`` is the policy that acts in training.
 
     Args:
-        policy: ``"GTrXLPolicy"``.
+        policy: ``"GTrXLPolicy"``, or a subclass of it.
         env: environment id, Gymnasium environment, Stable-Baselines3 ``VecEnv``, or Gymnasium vector environment in any
             autoreset mode. Observations may be nested Dicts and Tuples. Its copies in this process are wrapped in a
             ``CheckedEnv`` from then on.

@@ -10,6 +10,7 @@ from rltransformers.envs.vector import GymnasiumVecEnv
 from rltransformers.envs.wrappers import (
     VELOCITY_INDICES,
     WRAPPERS,
+    ActionMasks,
     CopyObservation,
     DropIndices,
     DropUnsupported,
@@ -23,6 +24,7 @@ __all__ = [
     "TASKS",
     "VELOCITY_INDICES",
     "WRAPPERS",
+    "ActionMasks",
     "CopyObservation",
     "DropIndices",
     "DropUnsupported",

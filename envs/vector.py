@@ -156,6 +156,11 @@ class GymnasiumVecEnv(VecEnv):
             info["TimeLimit.truncated"] = cut
         return self._outside(leaves), np.array(rewards, np.float32), ended, infos
 
+    @property
+    def resets_next(self) -> np.ndarray:
+        """Which copies begin an episode in the next step and ignore its action [N]."""
+        return self._resets_next
+
     def state_dict(self) -> dict[str, Any] | None:
         """Where the environments stand (see ``envs.saving``); None when the wrapped one cannot tell."""
         if not hasattr(type(self.env), "state_dict"):
@@ -185,6 +190,13 @@ class GymnasiumVecEnv(VecEnv):
             return [getattr(self.env, attr_name) for _ in chosen]
         values = ask(attr_name)
         return [values[i] for i in chosen]
+
+    def has_attr(self, attr_name: str) -> bool:
+        """Whether all copies have such an attribute or method; ``get_attr`` of Gymnasium would call a method."""
+        call = getattr(self.env.unwrapped, "call", None)
+        if call is None:
+            return hasattr(self.env, attr_name)
+        return all(call("has_wrapper_attr", attr_name))
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         self._all_at_once("set_attr", indices)

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
+from rltransformers.core.action_masks import ACTION_MASK, MASK_METHOD, fit_masks, mask_space
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.spaces import (
     SUPPORTED_LEAVES,
@@ -141,6 +142,51 @@ class History(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return joined
 
 
+class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """A Dict observation with the mask of allowed actions under ``action_mask``, which the agents keep to.
+
+    The mask is what the environment's method ``action_masks()`` says (the convention of MaskablePPO of sb3-contrib and
+    its ``ActionMasker``), or else what its infos hold under ``action_mask``. The observation keeps its keys, one that
+    is no Dict stands under ``observation``. Masks that are part of the observation are recorded with it, and are
+    wherever it is: in evaluations by Stable-Baselines3, in last observations of episodes that a limit cut.
+
+    Raises:
+        ConfigError: for actions that cannot be counted, an observation that has such a key, and in the first step where
+            there is no mask.
+    """
+
+    def __init__(self, env: Env) -> None:
+        RecordConstructorArgs.__init__(self)
+        gymnasium.Wrapper.__init__(self, env)
+        inner = env.observation_space
+        members = dict(inner.spaces) if isinstance(inner, spaces.Dict) else {"observation": inner}
+        if ACTION_MASK in members:
+            raise ConfigError(f"the observation has a key {ACTION_MASK!r} already; leave the wrapper ActionMasks out")
+        self.observation_space = spaces.Dict(members | {ACTION_MASK: mask_space(env.action_space)})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._joined(observation, info), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._joined(observation, info), reward, terminated, truncated, info
+
+    def _joined(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+        if self.env.has_wrapper_attr(MASK_METHOD):
+            mask = self.env.get_wrapper_attr(MASK_METHOD)()
+        elif ACTION_MASK in info:
+            mask = info[ACTION_MASK]
+        else:
+            raise ConfigError(
+                f"the environment has no method {MASK_METHOD}() and no {ACTION_MASK!r} in its info, so that nobody "
+                "knows its masks: wrap it in ActionMasker of sb3-contrib first"
+            )
+        members = dict(observation) if isinstance(self.env.observation_space, spaces.Dict) else {}
+        members = members or {"observation": observation}
+        return members | {ACTION_MASK: fit_masks(mask, self.env.action_space, 1)[0]}
+
+
 class DropUnsupported(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
     """A Dict or Tuple observation without the fields that no encoder takes: text, graphs, sequences, MiniGrid missions.
 
@@ -226,7 +272,16 @@ class FlatDict(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArg
 
 WRAPPERS: dict[str, type[gymnasium.Wrapper[Any, Any, Any, Any]]] = {
     wrapper.__name__: wrapper
-    for wrapper in (KeepIndices, DropIndices, History, DropUnsupported, GridSymbols, CopyObservation, FlatDict)
+    for wrapper in (
+        KeepIndices,
+        DropIndices,
+        History,
+        ActionMasks,
+        DropUnsupported,
+        GridSymbols,
+        CopyObservation,
+        FlatDict,
+    )
 }
 """The wrappers that a configuration can name."""
 

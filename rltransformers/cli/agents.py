@@ -25,6 +25,7 @@ from rltransformers.agents.gtrxl_ppo import GTrXLPPO
 from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
 from rltransformers.backbone import Backbone
 from rltransformers.cli.collect import collect_episodes, make_environment
+from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.files import replacing
@@ -137,7 +138,7 @@ class OnlineAgent(Agent):
             return kind.load(checkpoint, env=env, device=self._device, force_reset=reset, **self._overrides)
         policy = {"backbone": config.backbone} | config.policy
         make: type[Any] = kind
-        (name,) = kind.policy_aliases
+        name = next(iter(kind.policy_aliases))
         return make(name, self._normalized(env), policy_kwargs=policy, seed=config.seed, **config.algorithm)
 
     def _lstm(self, env: VecEnv, checkpoint: Path | None) -> RecurrentPPO:
@@ -482,7 +483,8 @@ def _vectors_of(space: spaces.Space[Any]) -> list[str] | None:
     """The keys of a Dict that ``VecNormalize`` is for: vectors, not images or indices. None for other spaces."""
     if not isinstance(space, spaces.Dict):
         return None
-    keys = [key for key, leaf in space.spaces.items() if isinstance(leaf, spaces.Box) and not is_image(leaf)]
+    boxes = [key for key, leaf in space.spaces.items() if isinstance(leaf, spaces.Box) and not is_image(leaf)]
+    keys = [key for key in boxes if key != ACTION_MASK]
     if not keys:
         raise ConfigError(f"environment.normalize_observation finds no vector to normalise in {space}; leave it off")
     return keys

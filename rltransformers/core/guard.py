@@ -19,6 +19,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper, VecMonitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
+from rltransformers.core.action_masks import LAST_MASK, MASK_METHOD
 from rltransformers.core.errors import ConfigError, DataError, MissingExtraError, one_line
 from rltransformers.core.members import all_finite, all_members, finite, flags, members, numbers
 from rltransformers.core.spaces import SUPPORTED_LEAVES, Space, is_nested, leaf_values, observation_leaves
@@ -101,11 +102,17 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 self._check_flag("terminated", terminated)
             if truncated is not True and truncated is not False:
                 self._check_flag("truncated", truncated)
+            if truncated and not terminated and self._masks():
+                info[LAST_MASK] = np.asarray(self.env.get_wrapper_attr(MASK_METHOD)())
         except DataError as error:
             if not self._relay:
                 raise
             return self._space.sample(), 0.0, False, False, {_FAULT: str(error)}
         return observation, reward, terminated, truncated, info
+
+    def _masks(self) -> bool:
+        """Whether the environment says which actions it allows; a reset makes it forget what it allowed last."""
+        return self.env.has_wrapper_attr(MASK_METHOD) and callable(self.env.get_wrapper_attr(MASK_METHOD))
 
     def _raised(self, error: Exception) -> Exception:
         if isinstance(error, ENVIRONMENT_ERRORS):

@@ -224,7 +224,7 @@ def check_width(space: Space, role: str, width: int) -> None:
         if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
             count = sum(int(n) for n in np.reshape(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec, -1))
         else:
-            count = 0 if is_image(leaf) else math.prod(leaf.shape or ())
+            count = math.prod(leaf.shape or ())
         if 4 * width * count > LARGEST_LAYER:
             where = f"{role} space" + (f" at {path!r}" if path else "")
             raise ConfigError(

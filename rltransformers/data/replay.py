@@ -101,7 +101,7 @@ class SegmentReplay:
         segment_length: L.
         context: C, rows before a segment that are drawn with it.
         n_step: rows behind a segment that are drawn with it, at least 1.
-        observation_space: as environments give it; integers keep their type (images stay bytes).
+        observation_space: as environments give it, or its leaves by path; integers keep their type (images stay bytes).
 
     Raises:
         ConfigError: when the capacity holds no segment with its context.
@@ -118,7 +118,7 @@ class SegmentReplay:
         segment_length: int,
         context: int,
         n_step: int,
-        observation_space: Space,
+        observation_space: Space | Mapping[str, Space],
         action_space: Space,
     ) -> None:
         self.n_envs, self.length, self.context, self.n_step = n_envs, segment_length, context, n_step

@@ -80,14 +80,15 @@ class RolloutBuffer:
     """Room for ``n_steps`` steps of ``n_envs`` environments in contiguous [E, T] tensors.
 
     Each rollout gets fresh tensors, so a finished ``Segment`` stays valid while the next one is collected. Observations
-    keep their integer types (images stay bytes); floating leaves are stored as float32.
+    keep their integer types (images stay bytes); floating leaves are stored as float32. ``observation_space`` may be
+    given as its leaves by path.
     """
 
     def __init__(
         self,
         n_envs: int,
         n_steps: int,
-        observation_space: Space,
+        observation_space: Space | Mapping[str, Space],
         action_space: Space,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -210,9 +211,10 @@ Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and type by leaf path."""
 
 
-def observation_layout(space: Space) -> Layout:
-    """Of one stored observation: ``stored_dtype``, images and flags as bytes."""
-    return {path: (tuple(leaf.shape or ()), _torch_type(leaf)) for path, leaf in leaf_spaces(space).items()}
+def observation_layout(space: Space | Mapping[str, Space]) -> Layout:
+    """Of one stored observation, of a space or of leaves by path: ``stored_dtype``, images and flags as bytes."""
+    leaves = leaf_spaces(space) if isinstance(space, gym.Space) else space
+    return {path: (tuple(leaf.shape or ()), _torch_type(leaf)) for path, leaf in leaves.items()}
 
 
 def action_layout(space: Space) -> Layout:

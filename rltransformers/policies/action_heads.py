@@ -1,8 +1,9 @@
 """Actions in both directions: a token from an action taken, an action from a network output; one part per space leaf.
 
-A leaf of the action space reads ``outputs`` numbers of the head's row and ``draws`` numbers of noise. Everything is
-arithmetic on tensors whose shapes do not depend on their values, so that a step can be traced and compiled. "..."
-stands for any leading axes, W is model width, C counts the components of a leaf, N the classes of its largest.
+A leaf of the action space reads ``outputs`` numbers of the head's row and ``draws`` numbers of noise; of its mask it
+reads ``choices`` entries. Everything is arithmetic on tensors whose shapes do not depend on their values, so that a
+step can be traced and compiled. "..." stands for any leading axes, W is model width, C counts the components of a leaf,
+N the classes of its largest, M the entries of a mask.
 """
 
 import math
@@ -13,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
-from jaxtyping import Bool, Float, Int, Num
+from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,6 +32,8 @@ from rltransformers.policies.readouts.interface import Readout
 HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
 LEAST = 1e-30
 """Of a probability that is a mixture: its logarithm is finite."""
+MASKED = -1e30
+"""Output of a class that must not be taken: its probability is exactly 0, its logarithm finite."""
 LOG_STD_RANGE = (-5.0, 2.0)
 """Of deviations that a network predicts, as in the published code of the Online Decision Transformer."""
 
@@ -44,6 +47,7 @@ class ContinuousAction(nn.Module):
     low: Tensor
     high: Tensor
     countable = tied = False
+    choices = 0
 
     def __init__(self, space: spaces.Box, width: int | None) -> None:
         super().__init__()
@@ -70,6 +74,10 @@ class ContinuousAction(nn.Module):
     def mixed(self, output: Tensor, recorded: Tensor, share: Tensor) -> Tensor:
         """Not of this leaf, whose actions have no probabilities."""
         raise NotImplementedError("a Box has no mixture of probabilities")
+
+    def masked(self, output: Tensor, allowed: Tensor) -> Tensor:
+        """The output itself: numbers have no mask."""
+        return output
 
     def squash(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "... A"]:
         """The predicted action in head units: tanh where both bounds are finite, the output itself elsewhere."""
@@ -145,6 +153,7 @@ class GaussianAction(nn.Module):
     low: Tensor
     high: Tensor
     countable = tied = False
+    choices = 0
 
     def __init__(self, space: spaces.Box, log_std: float) -> None:
         super().__init__()
@@ -162,6 +171,10 @@ class GaussianAction(nn.Module):
     def mixed(self, output: Tensor, recorded: Tensor, share: Tensor) -> Tensor:
         """Not of this leaf, whose actions have no probabilities."""
         raise NotImplementedError("a Box has no mixture of probabilities")
+
+    def masked(self, output: Tensor, allowed: Tensor) -> Tensor:
+        """The output itself: numbers have no mask."""
+        return output
 
     def draw(self, rows: int, generator: torch.Generator | None) -> Float[Tensor, "R A"]:
         """Standard normal numbers."""
@@ -214,6 +227,7 @@ class CategoricalAction(nn.Module):
         self.sizes = [int(size) for size in sizes]
         self.shape = space.shape or ()
         self.outputs, self.draws = sum(self.sizes), len(self.sizes)
+        self.choices = self.outputs
         self.largest = max(self.sizes)
         self.equal = min(self.sizes) == self.largest
         self.embedding = None if width is None else nn.Embedding(self.outputs, width)
@@ -253,6 +267,10 @@ class CategoricalAction(nn.Module):
         parts = zip(output.split_with_sizes(self.sizes, -1), recorded.split_with_sizes(self.sizes, -1), strict=True)
         mixtures = [share * other + (1 - share) * own.softmax(-1) for own, other in parts]
         return torch.cat(mixtures, -1).clamp(min=LEAST).log()
+
+    def masked(self, output: Float[Tensor, "... A"], allowed: Bool[Tensor, "... A"]) -> Float[Tensor, "... A"]:
+        """The output where only ``allowed`` classes can be taken."""
+        return output.masked_fill(~allowed, MASKED)
 
     def logits(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "... C N"]:
         """One row of logits per component; -inf for the classes that the largest component has and this one lacks."""
@@ -300,8 +318,14 @@ class CategoricalAction(nn.Module):
         return -(logs.exp() * logs).sum((-2, -1))
 
     def log_barrier(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
-        """Mean log-probability of the classes plus the logarithm of their number, the sum over the components."""
-        return (self._log_probs(output).sum(-1) / self.counts + self.counts.log()).sum(-1)
+        """Mean log-probability of the classes plus the logarithm of their number, the sum over the components.
+
+        Classes that must not be taken do not count.
+        """
+        logs = self._log_probs(output)
+        counted = (logs > 0.5 * MASKED) & self.exists
+        counts = counted.sum(-1).to(logs.dtype)
+        return (torch.where(counted, logs, 0.0).sum(-1) / counts + counts.log()).sum(-1)
 
     def divergences(
         self, output: Float[Tensor, "... A"], old: "CategoricalAction", old_output: Float[Tensor, "... A"]
@@ -317,6 +341,7 @@ class BinaryAction(nn.Module):
         super().__init__()
         self.shape = space.shape
         self.outputs = self.draws = int(np.prod(space.shape))
+        self.choices = 2 * self.outputs
         self.embedding = None if width is None else nn.Linear(self.outputs, width)
         self.register_buffer("like", torch.zeros(()), persistent=False)
 
@@ -341,6 +366,11 @@ class BinaryAction(nn.Module):
     def draw(self, rows: int, generator: torch.Generator | None) -> Float[Tensor, "R A"]:
         """Uniform numbers in [0, 1)."""
         return torch.rand(rows, self.draws, generator=generator, device=self.like.device, dtype=self.like.dtype)
+
+    def masked(self, output: Float[Tensor, "... A"], allowed: Bool[Tensor, "... M"]) -> Float[Tensor, "... A"]:
+        """The output where only ``allowed`` values of bits can be taken; they stand as 0 and 1 of each bit, in turn."""
+        off, on = allowed.unflatten(-1, (self.outputs, 2)).unbind(-1)
+        return torch.where(off, output, -MASKED).masked_fill(~on, MASKED)
 
     def bits(self, action: Tensor) -> Float[Tensor, "... A"]:
         """The action as numbers 0 and 1, flat."""
@@ -371,8 +401,9 @@ class BinaryAction(nn.Module):
         return -torch.addcmul(F.logsigmoid(-output), output.sigmoid(), output).sum(-1)
 
     def log_barrier(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
-        """Mean log-probability of 0 and 1 plus log 2, the sum over the bits."""
-        return (F.logsigmoid(-output) + 0.5 * output + math.log(2.0)).sum(-1)
+        """Mean log-probability of 0 and 1 plus log 2, the sum over the bits that can be both."""
+        each = F.logsigmoid(-output) + 0.5 * output + math.log(2.0)
+        return torch.where(output.abs() < -0.5 * MASKED, each, 0.0).sum(-1)
 
     def divergences(
         self, output: Float[Tensor, "... A"], old: "BinaryAction", old_output: Float[Tensor, "... A"]
@@ -426,6 +457,7 @@ class ActionHead(nn.Module):
         self._of_actors = not any(isinstance(leaf, ContinuousAction) for leaf in parts)
         self.linear = nn.Linear(width, sum(leaf.outputs for leaf in parts))
         self.draws = sum(leaf.draws for leaf in parts)
+        self.choices = sum(leaf.choices for leaf in parts)
         self.countable = all(leaf.countable for leaf in parts)
         self.numbers = sum(leaf.components if isinstance(leaf, NormalAction) else leaf.outputs for leaf in parts)
         self.readout: Readout | None = None if readout is None else readout.build(width, parts)
@@ -463,6 +495,19 @@ class ActionHead(nn.Module):
             return {self.paths[0]: outputs}
         parts = outputs.split_with_sizes([leaf.outputs for _, leaf in self.named_leaves()], -1)
         return dict(zip(self.paths, parts, strict=True))
+
+    def masked(self, outputs: Float[Tensor, "... A"], mask: Shaped[Tensor, "... M"]) -> Float[Tensor, "... A"]:
+        """The outputs where only choices can be taken at which ``mask`` is not 0; see ``action_masks.mask_space``.
+
+        Everything read off them then is that of the distribution over the allowed actions: samples, log-probability,
+        entropy, divergences, log barrier. Where a mask allows nothing, everything is equally likely.
+        """
+        allowed = mask != 0
+        if len(self.paths) == 1:
+            return self.named_leaves()[0][1].masked(outputs, allowed)
+        parts, leaves = self.split(outputs), self.named_leaves()
+        masks = allowed.split_with_sizes([leaf.choices for _, leaf in leaves], -1)
+        return torch.cat([leaf.masked(parts[path], each) for (path, leaf), each in zip(leaves, masks, strict=True)], -1)
 
     def embed(self, actions: Mapping[str, Tensor]) -> Float[Tensor, "... W"]:
         """The token of an action: the sum of its leaves' embeddings."""

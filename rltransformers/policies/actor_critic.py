@@ -14,11 +14,12 @@ from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig, Record
-from rltransformers.core.ranges import check_arguments, strict
+from rltransformers.core.ranges import strict
 from rltransformers.data.rollout import Leaves, Segment
 from rltransformers.functional.modules import linear
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted, tell_deep_losses
+from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.memory_policy import (
     NOTHING,
     AdamOptions,
@@ -30,6 +31,7 @@ from rltransformers.policies.memory_policy import (
     weighted_losses,
 )
 from rltransformers.policies.observed import ObservationOptions
+from rltransformers.policies.own_policies import over
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.readouts.catalogue import read_readout
 
@@ -83,7 +85,13 @@ class GTrXLPolicy(MemoryPolicy):
             store fills after every update, and is frozen from then to the end of the next one.
         observation: ``{"encoder": "bert"}`` or {"encoder": {"name": ..., option: ...}} reads the elements of a set or
             sequence inside the observation; with the backbone's ``topology: encoder_decoder`` every layer looks at
-            them, otherwise they are pooled into the token.
+            them, otherwise they are pooled into the token. ``{"leaves": {path: name}}`` chooses the encoder of a leaf
+            (the path of a bare observation is ""): "vector", "index", "image", or one of ``register_encoder``.
+        features_extractor_class: a subclass of ``BaseFeaturesExtractor`` of Stable-Baselines3, or its name: it reads
+            the observation, and a linear map makes the token of its features.
+        features_extractor_kwargs: keywords of its constructor, JSON values.
+        action_masks: whether only actions are taken that a mask allows: the leaf ``action_mask`` of the observation, or
+            what the method ``action_masks()`` of the environment says. None: wherever there is one.
         optimizer_kwargs: keywords of Adam beside the learning rate, see ``AdamOptions``.
 
     Raises:
@@ -109,6 +117,9 @@ class GTrXLPolicy(MemoryPolicy):
         log_std_init: Annotated[float, Ge(-20), Le(20)] = 0.0,
         readout: str | Mapping[str, Any] | None = None,
         observation: ObservationOptions | None = None,
+        features_extractor_class: Extractor | None = None,
+        features_extractor_kwargs: Mapping[str, Any] | None = None,
+        action_masks: bool | None = None,
         optimizer_kwargs: AdamOptions | None = None,
     ) -> None:
         super().__init__(
@@ -121,6 +132,9 @@ class GTrXLPolicy(MemoryPolicy):
             first_step=first_step,
             head_width=head_width,
             observation=observation,
+            features_extractor_class=features_extractor_class,
+            features_extractor_kwargs=features_extractor_kwargs,
+            action_masks=action_masks,
         )
         width = self.config.width
         self.action_hidden, latent = hidden_layer(width, head_width)
@@ -136,6 +150,10 @@ class GTrXLPolicy(MemoryPolicy):
         self.init_weights(self.value_net, gain=1.0)
         options: dict[str, Any] = {"eps": 1e-5, "fused": True} | dict(optimizer_kwargs or {})
         self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), **options)
+
+    def complete(self) -> None:
+        """Let the optimiser learn what a subclass put in place after it was made; agents call it once, at the start."""
+        self.optimizer = over(self.optimizer, self.parameters())
 
     def normalise_values(self, step: float) -> PopArt:
         """Let the value head follow the scale of its targets from now on, ``step`` of the way at a time.
@@ -183,7 +201,7 @@ class GTrXLPolicy(MemoryPolicy):
             if critic_record is not None:
                 metrics |= {f"value_{name}": value for name, value in critic_record.metrics.items()}
                 losses |= {f"value_{name}": value for name, value in critic_record.losses.items()}
-        outputs, values = self._read(features, value_features)
+        outputs, values = self._read(features, value_features, observations)
         after = PolicyState(memory, value_memory, state.previous_action, state.previous_reward)
         return Evaluation(outputs, values, after, auxiliary, metrics, losses)
 
@@ -216,7 +234,8 @@ class GTrXLPolicy(MemoryPolicy):
             state = result.state
             taken = {path: leaf[:, part] for path, leaf in segment.actions.items()}
             if told is not None and told.streams:
-                self._add_deep_losses(result, told, taken, segment.counts[:, part], segment.first[:, part])
+                seen = {path: leaf[:, part] for path, leaf in segment.observations.items()}
+                self._add_deep_losses(result, told, seen, taken, segment.counts[:, part], segment.first[:, part])
             outputs.append(result.outputs)
             log_probs.append(self.action_head.log_prob(result.outputs, taken))
             values.append(result.values)
@@ -241,6 +260,7 @@ class GTrXLPolicy(MemoryPolicy):
         self,
         result: Evaluation,
         told: Record,
+        seen: Leaves,
         taken: Leaves,
         counts: Tensor,
         first: Tensor,
@@ -252,7 +272,7 @@ class GTrXLPolicy(MemoryPolicy):
         head, later = self.action_head, shifted(taken)
 
         def now(features: Tensor) -> Tensor:
-            outputs, values = self._read(features, features)
+            outputs, values = self._read(features, features, seen)
             lost = -head.log_prob(outputs, taken)
             if self.critic is not None:
                 return lost
@@ -292,22 +312,13 @@ class GTrXLPolicy(MemoryPolicy):
         latent, actions, kept = (each.transpose(0, 1) for each in (self.action_hidden(features), actions, kept))
         readout.store.add(latent[kept], actions[kept], kept.new_zeros(int(kept.sum()), dtype=torch.long))
 
-    def _read(self, features: Tensor, value_features: Tensor) -> tuple[Tensor, Tensor]:
-        """Action outputs [..., A] and values [...] of features [..., W]."""
+    def _read(
+        self, features: Tensor, value_features: Tensor, observations: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         values = linear(self.value_net, self.value_hidden(value_features)).squeeze(-1)
         if isinstance(self.value_net, PopArt):
             values = self.value_net.in_units(values)
-        return self.action_head.forward(self.action_hidden(features)), values
-
-
-def check_policy_settings(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The keywords of ``GTrXLPolicy`` by name, each of its type and in its range; ``prefix`` as for ``check``.
-
-    Raises:
-        ConfigError: for a value outside its type or range, and for an unknown keyword.
-    """
-    without = ("observation_space", "action_space", "lr_schedule")
-    return check_arguments(GTrXLPolicy.__init__, settings, prefix, without)
+        return self.masked(self.action_head.forward(self.action_hidden(features)), observations), values
 
 
 def last_actions(segment: Segment) -> Leaves:

@@ -16,6 +16,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.functional.modules import linear
 from rltransformers.policies.action_heads import ActionHead, BinaryAction, CategoricalAction, ContinuousAction
 from rltransformers.policies.encoders import ObservationEncoder
+from rltransformers.policies.registered import LeafChoice
 
 MOST_ALTERNATIVES = 64
 """Combinations of discrete actions over which an expected value is still a sum."""
@@ -24,9 +25,11 @@ MOST_ALTERNATIVES = 64
 class Critic(nn.Module):
     """Q(s, a) by three hidden layers of ReLU; the first is linear in observation and action side by side."""
 
-    def __init__(self, observation_space: gym.Space[Any], numbers: int, width: int) -> None:
+    def __init__(
+        self, observation_space: gym.Space[Any], numbers: int, width: int, leaves: Mapping[str, LeafChoice]
+    ) -> None:
         super().__init__()
-        self.encoder = ObservationEncoder(observation_space, width)
+        self.encoder = ObservationEncoder(observation_space, width, leaves)
         self.action = nn.Linear(numbers, width, bias=False)
         self.second = nn.Linear(width, width)
         self.third = nn.Linear(width, width)
@@ -43,15 +46,21 @@ class TwinCritics(nn.Module):
 
     Args:
         numbers: of an action, A.
+        leaves: encoders of leaves of the observation by path, where it is not what the space says.
 
     Raises:
         ConfigError: for an observation space with an unsupported leaf.
     """
 
-    def __init__(self, observation_space: gym.Space[Any], numbers: int, width: int = 256) -> None:
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        numbers: int,
+        width: int = 256,
+        leaves: Mapping[str, LeafChoice] | None = None,
+    ) -> None:
         super().__init__()
-        self.first = Critic(observation_space, numbers, width)
-        self.second = Critic(observation_space, numbers, width)
+        self.first, self.second = (Critic(observation_space, numbers, width, leaves or {}) for _ in range(2))
 
     def forward(
         self, observations: Mapping[str, Tensor], actions: Float[Tensor, "... J A"]

@@ -5,7 +5,7 @@ returns observation, return-to-go, action; observation and action where returns 
 K steps of context, G tokens per step, W model width, A head outputs, C candidates of an action.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.backbone.tables import Tables
+from rltransformers.core.action_masks import ACTION_MASK, observes_mask
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import check
-from rltransformers.core.spaces import leaf_spaces
+from rltransformers.core.spaces import leaf_spaces, space_from_leaves
 from rltransformers.core.spec import Choice
 from rltransformers.functional.context import Context
 from rltransformers.functional.modules import linear
@@ -29,7 +30,7 @@ from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.critics import TwinCritics, check_alternatives
 from rltransformers.policies.deep_losses import predicts_later
 from rltransformers.policies.observations import task_leaf
-from rltransformers.policies.observed import Observed, observation_parts, observe
+from rltransformers.policies.observed import Encoding, Observed, observation_parts, observe
 from rltransformers.policies.returns import ReturnCondition, ReturnIn
 
 MachineDecision = Callable[..., tuple[dict[str, Tensor], "ActingState"] | None]
@@ -49,6 +50,16 @@ def normalised_leaves(space: gym.Space[Any]) -> list[str]:
     ]
 
 
+def unbounded(space: gym.Space[Any], paths: Collection[str]) -> gym.Space[Any]:
+    """The space of observations whose leaves ``paths`` are standardised: their bounds say nothing any more."""
+    if not paths:
+        return space
+    leaves = leaf_spaces(space)
+    return space_from_leaves(
+        {path: spaces.Box(-np.inf, np.inf, leaf.shape) if path in paths else leaf for path, leaf in leaves.items()}
+    )
+
+
 class DecisionPolicy(nn.Module):
     """Predicts every recorded action from the tokens before it, read at the last of them.
 
@@ -65,7 +76,9 @@ class DecisionPolicy(nn.Module):
         statistics: mean and standard deviation of the floating-point observation leaves by path; others pass as they
             are.
         readout: what the head adds of recorded actions; None for nothing.
-        encoder: of the elements of a set or sequence inside the observation; None for no such elements.
+        encoder: of the observation where it is not what the space says; None for nothing else.
+        action_masks: whether only actions are predicted and taken that the leaf ``action_mask`` of the observation
+            allows; None: where there is one.
 
     Raises:
         ConfigError: for a space with an unsupported leaf, or without the elements that an encoder or the backbone
@@ -82,7 +95,8 @@ class DecisionPolicy(nn.Module):
         return_scale: float = 1.0,
         statistics: Mapping[str, tuple[Tensor, Tensor]] | None = None,
         readout: Choice | None = None,
-        encoder: Choice | None = None,
+        encoder: Encoding | None = None,
+        action_masks: bool | None = None,
         return_in: ReturnIn = "sequence",
         predicts_return: bool = False,
         critic_width: int | None = None,
@@ -94,7 +108,10 @@ class DecisionPolicy(nn.Module):
         in_sequence = return_conditioned and return_in == "sequence"
         self.backbone = Backbone(backbone)
         self.width = self.backbone.width
-        self.encoder, self.elements = observation_parts(observation_space, backbone, encoder)
+        self.masks = observes_mask(observation_space, action_space, action_masks)
+        self.normalised = normalised_leaves(observation_space) if statistics is not None else []
+        read, encoder = unbounded(observation_space, self.normalised), encoder or Encoding()
+        self.encoder, self.elements = observation_parts(read, backbone, encoder)
         self.task = task_leaf(observation_space, backbone.tasks)
         self.head = ActionHead(action_space, self.width, readout=readout, predicts_deviation=stochastic)
         if stochastic and not self.head.normal_leaves():
@@ -112,9 +129,8 @@ class DecisionPolicy(nn.Module):
         self.critics: TwinCritics | None = None
         if critic_width is not None:
             check_alternatives(self.head)
-            self.critics = TwinCritics(observation_space, self.head.numbers, critic_width)
+            self.critics = TwinCritics(read, self.head.numbers, critic_width, encoder.leaves)
             self.critics.requires_grad_(False)  # they learn in steps of their own
-        self.normalised = normalised_leaves(observation_space) if statistics is not None else []
         for index, path in enumerate(self.normalised):
             mean, deviation = (statistics or {})[path]
             self.register_buffer(f"observation_mean_{index}", mean)
@@ -183,6 +199,16 @@ class DecisionPolicy(nn.Module):
         found: Tensor = self.condition(features, scaled)
         return found
 
+    def masked(self, outputs: Float[Tensor, "... A"], observations: Mapping[str, Tensor]) -> Float[Tensor, "... A"]:
+        """Head outputs where only allowed actions can be taken.
+
+        Masks are the leaf ``action_mask`` of the observation, or stand there for a policy that learned without.
+        """
+        mask = observations.get(ACTION_MASK)
+        if mask is None or (not self.masks and ACTION_MASK in self.observation_leaves):
+            return outputs
+        return self.head.masked(outputs, mask)
+
     def embed_action(self, actions: Mapping[str, Tensor]) -> Float[Tensor, "... W"]:
         """The token of an executed action."""
         return self.head.embed(actions)
@@ -205,7 +231,8 @@ class DecisionPolicy(nn.Module):
             episode: number of the episode of a window, of whose steps a readout reads nothing; None for outputs that do
                 not learn.
         """
-        return self.outputs(self.features(observations, actions, return_to_go, timestep, valid, record), episode)
+        features = self.features(observations, actions, return_to_go, timestep, valid, record)
+        return self.masked(self.outputs(features, episode), observations)
 
     def outputs(self, features: Float[Tensor, "B K W"], episode: Int[Tensor, " B"] | None) -> Float[Tensor, "B K A"]:
         """Head outputs from what the head reads; ``episode`` as for ``forward``."""
@@ -464,10 +491,10 @@ class Actor:
         step = next_step(state, start)
         goals = policy.scaled(self.goals(asked, step))
         features, reading = self._features(observations, state, goals, start, step, tables, overwrites)
-        outputs = policy.head(features)
-        noise, greedy = (
-            None if each is None else by_stream(each, max(len(self.jitter), 1)) for each in (noise, greedy)
-        )
+        candidates = max(len(self.jitter), 1)
+        masks = {path: by_stream(each, candidates) for path, each in observations.items() if path == ACTION_MASK}
+        outputs = policy.masked(policy.head(features), masks)
+        noise, greedy = (None if each is None else by_stream(each, candidates) for each in (noise, greedy))
         actions = (
             policy.head.decode(outputs, noise) if greedy is None else policy.head.decode_some(outputs, noise, greedy)
         )

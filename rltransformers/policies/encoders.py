@@ -6,7 +6,7 @@ map of the concatenated leaves, so for vectors nothing is lost against concatena
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import gymnasium as gym
 import numpy as np
@@ -15,8 +15,11 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spaces import channels_first, check_supported, check_width, is_image, leaf_spaces
+from rltransformers.core.pictures import Picture, as_picture, integer_scale, picture_of
+from rltransformers.core.ranges import check, shown
+from rltransformers.core.spaces import check_supported, check_width, leaf_spaces, space_from_leaves, stored_dtype
 from rltransformers.functional.modules import linear
+from rltransformers.policies.registered import BUILT_IN, LeafChoice, OwnEncoder
 
 Space = gym.Space[Any]
 
@@ -24,29 +27,36 @@ Space = gym.Space[Any]
 class ObservationEncoder(nn.Module):
     """One token of ``width`` numbers for every observation: [..., leaf shape] per leaf in, [..., W] out.
 
-    Box vectors (any shape, flattened) and MultiBinary go through a linear map, Discrete and MultiDiscrete through
-    embedding tables (the space's ``start`` is subtracted), images (uint8, [H,W], [H,W,C] or [C,H,W]) through a
-    convolutional network after division by 255. Integer Boxes are divided by their largest bound. Numbers of
-    unit variance give tokens of unit variance.
+    "vector": Boxes (any shape, flattened) and MultiBinary go through a linear map, integers divided by their largest
+    bound. "index": Discrete and MultiDiscrete go through embedding tables (the space's ``start`` is subtracted).
+    "image": what ``picture_of`` takes for one goes through a convolutional network. Numbers of unit variance give
+    tokens of unit variance.
 
     Args:
         space: observation space; Dict and Tuple may be nested.
         width: token width W.
+        chosen: encoders of leaves by path, of those names or registered ones, in place of those of the rule.
 
     Raises:
-        ConfigError: when a leaf of the space has no encoder, or would need one that fills the memory.
+        ConfigError: when a leaf of the space has no encoder, or would need one that fills the memory, or what is
+            chosen does not fit its leaf.
+
+    Warns:
+        UserWarning: where the shape of a Box is all that says whether it is an image: which way it was taken, and how
+            to say so.
     """
 
-    def __init__(self, space: Space, width: int) -> None:
+    def __init__(self, space: Space, width: int, chosen: Mapping[str, LeafChoice] | None = None) -> None:
         super().__init__()
         check_supported(space, "observation")
-        check_width(space, "observation", width)
-        leaves = leaf_spaces(space)
+        leaves, chosen = leaf_spaces(space), chosen or {}
         if not leaves:
             raise ConfigError(f"the observation space {space} holds nothing to observe")
         self.paths = tuple(leaves)
         self.width = width
-        self.leaf_encoders = nn.ModuleList(_leaf_encoder(leaf, width) for leaf in leaves.values())
+        self.leaf_encoders = nn.ModuleList(
+            _leaf_encoder(leaf, path, width, chosen.get(path)) for path, leaf in leaves.items()
+        )
         self.scale = 1.0 / math.sqrt(len(leaves))
 
     def forward(self, leaves: Tensor | Mapping[str, Tensor]) -> Tensor:
@@ -56,11 +66,17 @@ class ObservationEncoder(nn.Module):
         return tokens[0] if len(tokens) == 1 else torch.stack(tokens).sum(0) * self.scale
 
 
-def _leaf_encoder(space: Space, width: int) -> nn.Module:
-    if is_image(space):
-        return ImageEncoder(space, width)
+def _leaf_encoder(space: Space, path: str, width: int, chosen: LeafChoice | None) -> nn.Module:
+    if chosen is not None and chosen.name not in BUILT_IN:
+        example = torch.zeros(2, *(space.shape or ()), dtype=torch.from_numpy(np.empty(0, stored_dtype(space))).dtype)
+        return OwnEncoder(space, width, chosen, example + _start(space))
+    picture = picture_of(space, path) if chosen is None else _chosen_picture(space, path, chosen)
+    if picture is not None:
+        assert isinstance(space, spaces.Box)
+        return ImageEncoder(space, width, picture)
+    check_width(space_from_leaves({path: space}), "observation", width)
     if isinstance(space, spaces.Box):
-        return VectorEncoder(space.shape, width, _integer_scale(space))
+        return VectorEncoder(space.shape, width, integer_scale(space))
     if isinstance(space, spaces.MultiBinary):
         return VectorEncoder(space.shape, width)
     if isinstance(space, spaces.Discrete):
@@ -69,11 +85,28 @@ def _leaf_encoder(space: Space, width: int) -> nn.Module:
     return IndexEncoder(space.nvec.reshape(-1).tolist(), space.start.reshape(-1).tolist(), space.nvec.shape, width)
 
 
-def _integer_scale(space: spaces.Box) -> float:
-    """1 for floating Boxes; for integer Boxes the largest finite bound, so that bytes and counters arrive near 1."""
-    if not np.issubdtype(space.dtype, np.integer):
-        return 1.0
-    return float(max(np.abs(space.low.astype(np.float64)).max(), np.abs(space.high.astype(np.float64)).max(), 1.0))
+def _chosen_picture(space: Space, path: str, chosen: LeafChoice) -> Picture | None:
+    """The picture that "image" makes of a leaf; None for "vector" and "index".
+
+    Raises:
+        ConfigError: the encoder is not for such a leaf, or has no such options.
+    """
+    where = f"the observation{f' at {path!r}' if path else ''}"
+    classes = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+    if chosen.name == "image":
+        options = check(chosen.options, ImageOptions, f"the options of encoder 'image' of {where}")
+        return as_picture(space, path, options.get("channels"))
+    if chosen.options:
+        raise ConfigError(f"encoder {chosen.name!r} of {where} has no options, got {shown(dict(chosen.options))}")
+    if classes != (chosen.name == "index"):
+        fitting = "index" if classes else "vector"
+        raise ConfigError(f"encoder {chosen.name!r} is not for {where}, which is {space}; take {fitting!r}")
+    return None
+
+
+def _start(space: Space) -> Tensor:
+    """The least value of a leaf of classes; 0 of others."""
+    return torch.as_tensor(space.start if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else 0)
 
 
 class VectorEncoder(nn.Module):
@@ -116,18 +149,16 @@ class IndexEncoder(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """A convolutional network sized by the image: [..., H, W], [..., H, W, C] or [..., C, H, W] bytes to [..., W].
+    """A convolutional network sized by the image, of numbers divided by ``largest``: [..., *leaf shape] to [..., W].
 
     From 36 pixels on the layers of Mnih et al. 2015 (Nature 518, "Methods"); below, 3x3 layers that keep small grids
-    (MiniGrid's 7x7x3) from vanishing.
+    (MiniGrid's 7x7x3) from vanishing. Frames of a stack are more channels.
     """
 
-    def __init__(self, space: Space, width: int) -> None:
+    def __init__(self, space: spaces.Box, width: int, picture: Picture) -> None:
         super().__init__()
-        shape = tuple(space.shape or ())
-        self.axes = len(shape)
-        self.channels_first = channels_first(space)
-        channels, height, wide = _channels_height_width(shape, self.channels_first)
+        self.axes, self.picture = len(space.shape), picture
+        channels, height, wide = picture.channels_height_width(space.shape)
         self.layers = _convolutions(channels, min(height, wide))
         with torch.no_grad():
             features = self.layers(torch.zeros(1, channels, height, wide)).shape[1]
@@ -139,19 +170,19 @@ class ImageEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         lead = x.shape[: x.dim() - self.axes]
-        image = x.reshape(-1, *x.shape[x.dim() - self.axes :]).to(self.linear.weight.dtype) / 255.0
+        image = x.reshape(-1, *x.shape[x.dim() - self.axes :]).to(self.linear.weight.dtype) / self.picture.largest
         if self.axes == 2:
             image = image.unsqueeze(1)
-        elif not self.channels_first:
-            image = image.movedim(-1, 1)
-        token: Tensor = self.linear(self.layers(image))
+        elif not self.picture.channels_first:
+            image = image.movedim(-1, -3)
+        token: Tensor = self.linear(self.layers(image.flatten(1, -3)))
         return token.reshape(*lead, -1)
 
 
-def _channels_height_width(shape: tuple[int, ...], first: bool) -> tuple[int, int, int]:
-    if len(shape) == 2:
-        return 1, shape[0], shape[1]
-    return (shape[0], shape[1], shape[2]) if first else (shape[2], shape[0], shape[1])
+class ImageOptions(TypedDict, total=False):
+    """What a config may say of an image."""
+
+    channels: Literal["first", "last"]
 
 
 def _convolutions(channels: int, side: int) -> nn.Sequential:

@@ -7,7 +7,7 @@ and training (whole segments), so that both compute the same function.
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, TypedDict
 
 import gymnasium as gym
@@ -21,19 +21,20 @@ from torch import Tensor, nn
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.backbone.state import part_of, prefixed
 from rltransformers.backbone.tables import Tables
+from rltransformers.core.action_masks import ACTION_MASK, WAY_OUT, check_masks, fit_masks, mask_space, observes_mask
 from rltransformers.core.device import to_tensor
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import Weight, check
 from rltransformers.core.spaces import check_supported, check_width, leaf_spaces, nest_leaves, space_from_leaves
-from rltransformers.core.spec import Choice
 from rltransformers.data.rollout import Leaves, action_layout, observation_layout
 from rltransformers.functional.call import EVERY
 from rltransformers.functional.context import Context
 from rltransformers.memory.interface import Cached
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.encoders import ObservationEncoder
+from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts, task_leaf, tree_space
-from rltransformers.policies.observed import Observed, observation_parts, observe, read_observation
+from rltransformers.policies.observed import Encoding, Observed, observation_parts, observe, read_observation
 
 Space = gym.Space[Any]
 NOTHING = slice(0, 0)
@@ -125,12 +126,26 @@ class MemoryPolicy(BasePolicy):
         previous_reward: add the reward of the step before to every token.
         first_step: tell the network which step is the first of its episode.
         head_width: units of hidden layers in front of heads, 0 for none.
+        observation: ``{"encoder": ...}`` encodes the elements of a set or sequence, ``{"leaves": {path: ...}}`` other
+            leaves.
+        features_extractor_class: a subclass of ``BaseFeaturesExtractor`` of Stable-Baselines3, or its name, that reads
+            all leaves but those elements; see ``FeaturesExtractor``.
+        features_extractor_kwargs: keywords of its constructor.
+        action_masks: whether observations come with a mask of the actions that are allowed, and only those are taken.
+            None: where the observation has a leaf ``action_mask``. True without such a leaf: masks are given beside
+            the observations, and join their leaves.
 
     Raises:
         ConfigError: for an unsupported space, a setting outside its range, or dropout above 0.
     """
 
     action_head: ActionHead
+    masks: bool
+    """Whether only actions are taken that the leaf ``action_mask`` allows."""
+    masks_beside: bool
+    """Whether masks are no part of the observation, but join it."""
+    seen_leaves: dict[str, Space]
+    """What a step is read from and stored as: the leaves of the observation, and the mask."""
     only_learns: ClassVar[tuple[str, ...]] = ()
     """Parts that acting has no use for, and files leave out."""
 
@@ -146,13 +161,21 @@ class MemoryPolicy(BasePolicy):
         first_step: bool,
         head_width: int,
         observation: Mapping[str, Any] | None,
+        features_extractor_class: Extractor | None,
+        features_extractor_kwargs: Mapping[str, Any] | None,
+        action_masks: bool | None,
     ) -> None:
         check_action_space(action_space)
         tree = tree_space(observation_space)
         check_supported(tree, "observation")
         super().__init__(observation_space, action_space)
         self.tree = tree
-        self.leaf_types = {path: dtype for path, (_, dtype) in observation_layout(tree).items()}
+        self.seen_leaves = leaf_spaces(tree)
+        self.masks = observes_mask(tree, action_space, action_masks)
+        self.masks_beside = bool(action_masks) and not self.masks
+        if self.masks_beside:
+            self.masks, self.seen_leaves[ACTION_MASK] = True, mask_space(action_space)
+        self.leaf_types = {path: dtype for path, (_, dtype) in observation_layout(self.seen_leaves).items()}
         self.config = (
             backbone if isinstance(backbone, BackboneConfig) else BackboneConfig.from_dict(dict(backbone or {}))
         )
@@ -163,8 +186,13 @@ class MemoryPolicy(BasePolicy):
             )
         check_width(action_space, "action", max(self.config.width, head_width))
         self.uses_previous_reward, self.uses_previous_action = previous_reward, previous_action
-        self.encoder_choice = read_observation(observation)
-        parts = self.tree, action_space, self.config, self.encoder_choice, previous_action, previous_reward, first_step
+        self.encoding = read_observation(observation)
+        if features_extractor_class is not None:
+            options = dict(features_extractor_kwargs or {})
+            self.encoding = replace(self.encoding, extractor=(features_extractor_class, options))
+        elif features_extractor_kwargs:
+            raise ConfigError("features_extractor_kwargs have no effect without a features_extractor_class")
+        parts = self.tree, action_space, self.config, self.encoding, previous_action, previous_reward, first_step
         self.actor = TokenBackbone(*parts)
         self.critic: TokenBackbone | None = None if shared_backbone else TokenBackbone(*parts)
         sources = [module for part in self.backbones() for module in part.backbone.table_sources()]
@@ -176,8 +204,14 @@ class MemoryPolicy(BasePolicy):
         self.action_leaves = leaf_spaces(action_space)
 
     @abstractmethod
-    def _read(self, features: Tensor, value_features: Tensor) -> tuple[Tensor, Tensor]:
-        """Action outputs [..., A] and values [...] of features [..., W]."""
+    def _read(
+        self, features: Tensor, value_features: Tensor, observations: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Action outputs [..., A], ``masked``, and values [...] of features [..., W] of these observations."""
+
+    def masked(self, outputs: Tensor, observations: Mapping[str, Tensor]) -> Tensor:
+        """Action outputs [..., A] where only allowed actions can be taken; without masks as they are."""
+        return self.action_head.masked(outputs, observations[ACTION_MASK]) if self.masks else outputs
 
     def _compute_tables(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
@@ -283,7 +317,7 @@ class MemoryPolicy(BasePolicy):
         if self.critic is not None and critic is not None:
             value_features, critic = self.critic.step(*steps, critic, part_of("critic", tables), overwrites)
         after = PolicyState(actor, critic, state.previous_action, state.previous_reward)
-        return *self._read(features, value_features), after
+        return *self._read(features, value_features, observations), after
 
     # Between environment and tensors
 
@@ -311,6 +345,7 @@ class MemoryPolicy(BasePolicy):
         deterministic: bool = False,
         reward: np.ndarray | float | None = None,
         generator: torch.Generator | None = None,
+        action_masks: Any = None,
     ) -> tuple[Any, Any]:
         """Actions for one observation or a batch of them, and the state to pass in with the next one.
 
@@ -324,15 +359,20 @@ class MemoryPolicy(BasePolicy):
             deterministic: take the most likely action in place of a sample.
             reward: what the last action earned; needed by policies with ``previous_reward``, from the second step on.
             generator: source of the sampled actions.
+            action_masks: which actions are allowed, [M] or one row per environment, as ``get_action_masks`` of
+                sb3-contrib gives them; a mask in the observation gives way to it.
 
         Raises:
-            DataError: for an observation that does not fit the observation space or is not finite, a reward that is not
-                finite, or a state of another number of environments. The state that was passed in stays as it was.
-            ConfigError: when the policy needs rewards and none is given, or ``deterministic`` is not a boolean.
+            DataError: for an observation that does not fit the observation space or is not finite, a mask that allows
+                nothing, a reward that is not finite, or a state of another number of environments. The state that was
+                passed in stays as it was.
+            ConfigError: when the policy needs rewards or masks and none are given, or ``deterministic`` is no boolean.
         """
         deterministic = check(deterministic, bool, "deterministic")
         self.set_training_mode(False)
         arrays, batched = fit_observation(self.tree, observation)
+        if self.masks or action_masks is not None:
+            arrays[ACTION_MASK] = self._fit_masks(arrays, action_masks)
         leaves = self.leaves_to_tensors(arrays)
         n = int(next(iter(leaves.values())).shape[0])
         if state is None:
@@ -344,6 +384,19 @@ class MemoryPolicy(BasePolicy):
         actions, _, _, state = self.step(leaves, state, first, noise)
         environment_actions = self.environment_actions(actions)
         return (environment_actions if batched else environment_actions[0]), state
+
+    def _fit_masks(self, arrays: Mapping[str, np.ndarray], action_masks: Any) -> np.ndarray:
+        if not self.masks:
+            raise ConfigError(
+                "action_masks are given to a policy that learned without: its environment had no method "
+                "action_masks() and its observation no leaf 'action_mask'"
+            )
+        if action_masks is None and self.masks_beside:
+            raise ConfigError(f"this policy learned with masks of actions and acts only with them: {WAY_OUT}")
+        rows = len(next(iter(arrays.values())))
+        masks = arrays[ACTION_MASK] if action_masks is None else fit_masks(action_masks, self.action_space, rows)
+        check_masks(masks, self.action_space)
+        return masks
 
     def _continue(
         self, state: Any, n: int, episode_start: np.ndarray | None, reward: np.ndarray | float | None
@@ -379,14 +432,14 @@ class TokenBackbone(nn.Module):
         observation_space: Space,
         action_space: Space,
         config: BackboneConfig,
-        encoder: Choice | None,
+        encoding: Encoding,
         previous_action: bool,
         previous_reward: bool,
         first_step: bool,
     ) -> None:
         super().__init__()
         width = config.width
-        self.observation, self.elements = observation_parts(observation_space, config, encoder)
+        self.observation, self.elements = observation_parts(observation_space, config, encoding)
         self.previous_action = _action_encoder(action_space, width) if previous_action else None
         self.previous_reward = nn.Linear(1, width) if previous_reward else None
         self.first_step = nn.Parameter(torch.randn(width) / math.sqrt(width)) if first_step else None

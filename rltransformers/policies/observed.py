@@ -4,6 +4,7 @@ Axes: ... any leading axes, usually [B, T], N elements, W width.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypedDict
 
 import gymnasium as gym
@@ -11,12 +12,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces, space_from_leaves
 from rltransformers.core.spec import Choice
 from rltransformers.functional.context import EVERY, Context
 from rltransformers.policies.encoders import ObservationEncoder
+from rltransformers.policies.extractors import Extractor, FeaturesExtractor
+from rltransformers.policies.registered import LeafChoice, read_leaves
 from rltransformers.policies.set_encoders.catalogue import read_encoder
 from rltransformers.policies.set_encoders.encoder import SetEncoder, build_encoder
 from rltransformers.policies.set_encoders.interface import Encoded
@@ -26,16 +29,58 @@ class ObservationOptions(TypedDict, total=False):
     """What the setting ``observation`` of a policy may hold."""
 
     encoder: str | Mapping[str, Any] | None
+    leaves: Mapping[str, str | Mapping[str, Any]] | None
 
 
-def read_observation(value: Mapping[str, Any] | None, path: str = "observation") -> Choice | None:
-    """The encoder of elements that the setting names; None for none.
+@dataclass(frozen=True)
+class Encoding:
+    """What encodes an observation where it is not what the spaces say.
+
+    Attributes:
+        elements: of a set or sequence inside the observation; None for no such elements.
+        leaves: encoders of other leaves by path.
+        extractor: a feature extractor of Stable-Baselines3 for all other leaves together, and its options.
+    """
+
+    elements: Choice | None = None
+    leaves: Mapping[str, LeafChoice] = field(default_factory=dict)
+    extractor: tuple[Extractor, Mapping[str, Any]] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``read_observation`` reads back, but for the extractor."""
+        return {
+            "encoder": None if self.elements is None else self.elements.to_dict(),
+            "leaves": {path: choice.to_dict() for path, choice in self.leaves.items()},
+        }
+
+    def encoder(self, space: gym.Space[Any], width: int) -> nn.Module:
+        """From the leaves of a space by path to one token of ``width`` numbers.
+
+        Raises:
+            ConfigError: the space or what is chosen for it cannot be had.
+        """
+        unknown = [path for path in self.leaves if path not in leaf_spaces(space)]
+        if unknown:
+            known = did_you_mean(unknown[0], map(repr, leaf_spaces(space)))
+            raise ConfigError(f"observation.leaves: {unknown[0]!r} is no leaf that needs an encoder; {known}")
+        if self.extractor is None:
+            return ObservationEncoder(space, width, self.leaves)
+        if self.leaves:
+            raise ConfigError(
+                "a features_extractor_class reads all leaves, so observation.leaves would have no effect; leave one out"
+            )
+        return FeaturesExtractor(space, width, *self.extractor)
+
+
+def read_observation(value: Mapping[str, Any] | None, path: str = "observation") -> Encoding:
+    """What the setting names.
 
     Raises:
         ConfigError: an unknown key, encoder or option, or a value that an option does not take.
     """
     options = check(value or {}, ObservationOptions, path)
-    return read_encoder(options.get("encoder"), f"{path}.encoder")
+    elements = read_encoder(options.get("encoder"), f"{path}.encoder")
+    return Encoding(elements, read_leaves(options.get("leaves"), f"{path}.leaves"))
 
 
 class Observed(NamedTuple):
@@ -57,23 +102,23 @@ class Observed(NamedTuple):
 
 
 def observation_parts(
-    space: gym.Space[Any], config: BackboneConfig, encoder: Choice | None
-) -> tuple[ObservationEncoder | None, SetEncoder | None]:
+    space: gym.Space[Any], config: BackboneConfig, encoding: Encoding
+) -> tuple[nn.Module | None, SetEncoder | None]:
     """What makes the token of all leaves but those of the elements, and what encodes the elements; None for nothing.
 
     Raises:
         ConfigError: the space or the encoder cannot be had, or the backbone reads elements and no encoder gives any.
     """
-    if encoder is None:
+    if encoding.elements is None:
         if config.reads_context:
             raise ConfigError(
                 f"topology {config.topology!r} reads the elements of observations, and no encoder gives any: name one, "
                 "as in observation: {encoder: bert}, or set topology to 'decoder'"
             )
-        return ObservationEncoder(space, config.width), None
-    elements = build_encoder(encoder, space, config.width)
+        return encoding.encoder(space, config.width), None
+    elements = build_encoder(encoding.elements, space, config.width)
     others = {path: leaf for path, leaf in leaf_spaces(space).items() if path not in elements.paths}
-    return ObservationEncoder(space_from_leaves(others), config.width) if others else None, elements
+    return encoding.encoder(space_from_leaves(others), config.width) if others else None, elements
 
 
 def observe(encoder: nn.Module | None, elements: nn.Module | None, leaves: Mapping[str, Tensor]) -> Observed:

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig, Record, State
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.ranges import UnitInterval, check_arguments, strict
+from rltransformers.core.ranges import UnitInterval, strict
 from rltransformers.data.replay import Window
 from rltransformers.functional.modules import linear
-from rltransformers.policies.action_heads import LEAST, ActionHead, CategoricalAction
+from rltransformers.policies.action_heads import LEAST, MASKED, ActionHead, CategoricalAction
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted, tell_deep_losses
+from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.memory_policy import (
     NOTHING,
     AdamOptions,
@@ -34,10 +35,12 @@ from rltransformers.policies.memory_policy import (
     weighted_losses,
 )
 from rltransformers.policies.observed import ObservationOptions
+from rltransformers.policies.own_policies import over
 
 
 class EpsilonGreedyAction(CategoricalAction):
-    """A Discrete leaf whose outputs are values of actions: the best one, or any with probability ``epsilon``.
+    """A Discrete leaf whose outputs are values of actions: the best one, or any allowed one with probability
+    ``epsilon``.
 
     One number of noise decides: below 0 a random action, from 0 to ``epsilon`` a random action, above it the best. The
     numbers of ``draw`` are uniform in [0, 1); negative ones come from whoever explores at a rate of its own.
@@ -52,14 +55,18 @@ class EpsilonGreedyAction(CategoricalAction):
         best = output.argmax(-1, keepdim=True)
         if noise is not None:
             share = torch.where(noise < 0.0, noise + 1.0, noise / max(self.epsilon, LEAST))
-            drawn = (share.clamp(0.0, 1.0) * self.outputs).long().clamp(max=self.outputs - 1)
+            passed = (output > 0.5 * MASKED).cumsum(-1)  # how many of the allowed actions come up to this one
+            count = passed[..., -1:]
+            wanted = torch.minimum((share.clamp(0.0, 1.0) * count).long(), count - 1)
+            drawn = (passed <= wanted).sum(-1, keepdim=True).clamp(max=self.outputs - 1)
             best = torch.where(noise < self.epsilon, drawn, best)
         return (best if self.counted_from_zero else best + self.start).view(output.shape[:-1])
 
     def log_prob(self, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
         """Log-probability of the action where ``epsilon`` is the rate of exploration."""
         best = (self.classes(action) == output.argmax(-1, keepdim=True)).to(output.dtype).squeeze(-1)
-        return (self.epsilon / self.outputs + (1.0 - self.epsilon) * best).clamp(min=LEAST).log()
+        count = (output > 0.5 * MASKED).sum(-1).clamp(min=1)
+        return (self.epsilon / count + (1.0 - self.epsilon) * best).clamp(min=LEAST).log()
 
 
 class QHead(ActionHead):
@@ -98,7 +105,7 @@ class GTrXLQPolicy(MemoryPolicy):
         head_width: units of one hidden layer (tanh) in front of the values; 0 for none.
         epsilon: share of random actions where ``predict`` samples (``deterministic=False``); learning explores at
             rates of its own.
-        observation: ``{"encoder": ...}``, as for ``GTrXLPolicy``.
+        observation, features_extractor_class, features_extractor_kwargs, action_masks: as for ``GTrXLPolicy``.
         optimizer_kwargs: keywords of Adam beside the learning rate, see ``AdamOptions``.
 
     Raises:
@@ -122,6 +129,9 @@ class GTrXLQPolicy(MemoryPolicy):
         head_width: Annotated[int, Ge(0), Le(2**16)] = 0,
         epsilon: UnitInterval = 0.05,
         observation: ObservationOptions | None = None,
+        features_extractor_class: Extractor | None = None,
+        features_extractor_kwargs: Mapping[str, Any] | None = None,
+        action_masks: bool | None = None,
         optimizer_kwargs: AdamOptions | None = None,
     ) -> None:
         if not isinstance(action_space, spaces.Discrete):
@@ -139,6 +149,9 @@ class GTrXLQPolicy(MemoryPolicy):
             first_step=first_step,
             head_width=head_width,
             observation=observation,
+            features_extractor_class=features_extractor_class,
+            features_extractor_kwargs=features_extractor_kwargs,
+            action_masks=action_masks,
         )
         self.action_hidden, latent = hidden_layer(self.config.width, head_width)
         self.action_head = QHead(action_space, latent, epsilon)
@@ -150,13 +163,26 @@ class GTrXLQPolicy(MemoryPolicy):
         options: dict[str, Any] = {"fused": True} | dict(optimizer_kwargs or {})
         self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), **options)
         self.learned = list(self.parameters())
-        self.target = nn.ModuleDict(
-            {name: copy.deepcopy(getattr(self, name)) for name in ("actor", "action_hidden", "action_head")}
-        ).requires_grad_(False)
+        self.target = self._slow_copy()
 
-    def _read(self, features: Tensor, value_features: Tensor) -> tuple[Tensor, Tensor]:
-        """Values of all actions [..., A] and of the best one [...]."""
-        q = self.action_head.forward(self.action_hidden(features))
+    def _slow_copy(self) -> nn.ModuleDict:
+        parts = ("actor", "action_hidden", "action_head")
+        return nn.ModuleDict({name: copy.deepcopy(getattr(self, name)) for name in parts}).requires_grad_(False)
+
+    def complete(self) -> None:
+        """Let optimiser and target network have what a subclass put in place after they were made.
+
+        Agents call it once, at the start. The target network copies ``actor``, ``action_hidden`` and ``action_head``.
+        """
+        self.learned = [each for name, each in self.named_parameters() if not name.startswith("target.")]
+        self.optimizer = over(self.optimizer, self.learned)
+        self.target = self._slow_copy()
+
+    def _read(
+        self, features: Tensor, value_features: Tensor, observations: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Values of all actions [..., A], ``masked``, and of the best one [...]."""
+        q = self.masked(self.action_head.forward(self.action_hidden(features)), observations)
         return q, q.amax(-1)
 
     # Acting
@@ -180,14 +206,15 @@ class GTrXLQPolicy(MemoryPolicy):
             return self._run(part, window, steps, state, None, NOTHING)[1]
 
     def evaluate_window(self, window: Window, target: bool = False, record: Record | None = None) -> QEvaluation:
-        """Values of all steps behind the context; the gradient flows through them and stops at the context."""
+        """Values of all steps behind the context, ``masked``; the gradient flows through them, not into the context."""
         part, hidden, head = self._network(target)
         if record is None and part.backbone.aux_weights and not target:
             record = Record()  # the auxiliary losses are needed even when nobody looks
         state = self.memory_of(window, target)
         features, _ = self._run(part, window, slice(window.context, None), state, record)
         losses = {} if record is None else dict(record.losses)
-        q: Tensor = head(hidden(features))
+        seen = {path: leaf[:, window.context :] for path, leaf in window.observations.items()}
+        q = self.masked(head(hidden(features)), seen)
         return QEvaluation(q, record, weighted_losses(part.backbone, record), losses)
 
     def _run(
@@ -265,13 +292,3 @@ class GTrXLQPolicy(MemoryPolicy):
                 weight.copy_(towards) if tau == 1.0 else weight.lerp_(towards, tau)
             for buffer, today in zip(module.buffers(), source.buffers(), strict=True):
                 buffer.copy_(today)
-
-
-def check_q_settings(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The keywords of ``GTrXLQPolicy`` by name, each of its type and in its range; ``prefix`` as for ``check``.
-
-    Raises:
-        ConfigError: for a value outside its type or range, and for an unknown keyword.
-    """
-    without = ("observation_space", "action_space", "lr_schedule")
-    return check_arguments(GTrXLQPolicy.__init__, settings, prefix, without)

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from rltransformers.backbone import Backbone
+from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spaces import leaf_spaces, space_to_json
+from rltransformers.core.spaces import space_to_json
 from rltransformers.export.files import write_onnx, write_pt2
 from rltransformers.export.step import Tensors
 from rltransformers.policies.action_heads import ActionHead, GaussianAction, blank_invalid
@@ -98,7 +99,8 @@ class PolicyInFile(nn.Module):
 class ActorCriticInFile(PolicyInFile):
     """One step of a ``MemoryPolicy``.
 
-    Inputs: observation leaves of the types of the space; "first" bool [B]; "noise" float32 [B, U]; "greedy" bool [B];
+    Inputs: observation leaves of the types of the space, and for a policy that masks actions the mask, int8 [B, M],
+    whose name the metadata hold as "action_mask"; "first" bool [B]; "noise" float32 [B, U]; "greedy" bool [B];
     "reward" float32 [B] of the last step, as the environment gave it, where the policy reads it. Outputs: actions and
     "value" [B].
 
@@ -141,12 +143,15 @@ class ActorCriticInFile(PolicyInFile):
     def examples(self, batch: int) -> tuple[Tensors, Tensors]:
         first, noise = torch.ones(batch, dtype=torch.bool), torch.zeros(batch, self.policy.action_head.draws)
         state = self.policy.initial_state(batch, cached="only")
-        leaves = _blank_leaves(leaf_spaces(self.policy.tree), batch)
+        leaves = _blank_leaves(self.policy.seen_leaves, batch)
         return self.step.inputs(leaves, state, first, noise), self.step.closed(state)
 
     def about(self) -> dict[str, Any]:
         # Both backbones have the same positions.
-        return {"longest_episode": _longest_episode(self.policy.actor.backbone, tokens_per_step=1)}
+        about: dict[str, Any] = {"longest_episode": _longest_episode(self.policy.actor.backbone, tokens_per_step=1)}
+        if self.policy.masks:
+            about["action_mask"] = leaf_name("observation", ACTION_MASK)
+        return about
 
 
 class DecisionInFile(PolicyInFile):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rltransformers.backbone import State
 from rltransformers.backbone.state import part_of, prefixed
+from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import CompileError
 from rltransformers.export.compiled import COMPILE_SECONDS, CompiledStep
 from rltransformers.export.graphs import GraphStep
@@ -241,7 +242,7 @@ class ActorCriticMachine(MachineCode):
 
     def __init__(self, policy: MemoryPolicy) -> None:
         spaces = str(policy.observation_space), str(policy.action_space)
-        encoder = None if policy.encoder_choice is None else policy.encoder_choice.to_dict()
+        encoder = policy.encoding.to_dict()
         super().__init__(
             ActorCriticStep(policy).eval(), {"backbone": policy.config.to_dict(), "encoder": encoder, "spaces": spaces}
         )
@@ -293,7 +294,8 @@ class DecisionMachine(LeftBehind):
         """``Actor.act``; None where there is no machine code."""
         if not start.is_cpu:
             return None
-        way = actor.context_length, actor.mode, actor.discount, actor.delayed_reward, actor.jitter
+        masked = ACTION_MASK in observations
+        way = actor.context_length, actor.mode, actor.discount, actor.delayed_reward, actor.jitter, masked
         if way not in self._machines:
             key = {"backbone": actor.policy.backbone.config.to_dict(), "way": str(way)}
             self._machines[way] = MachineCode(DecisionStep(actor).eval(), key)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rltransformers.core.action_masks import ACTION_MASK, check_recorded
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import PositiveNumber, check_fields
 from rltransformers.core.spaces import leaf_spaces
@@ -78,6 +79,17 @@ def check_scale(return_scale: float, largest: float) -> None:
             f"return_scale ({return_scale:g}) is too small for returns of up to {largest:g}: the network would read "
             f"{largest / return_scale:g}, at most {MOST_SCALED:g} makes sense; leave it out for one that fits the data"
         )
+
+
+def check_masked(data: Trajectories) -> None:
+    """Raise DataError unless every recorded action is among those that the mask of its observation allows."""
+    episode = np.repeat(np.arange(len(data)), data.lengths)
+    masks = np.asarray(data.observations[ACTION_MASK])[np.arange(data.steps) + episode]
+
+    def place(row: int) -> str:
+        return f"{row - data.offsets[episode[row]]} of episode {episode[row]}"
+
+    check_recorded(data.actions, masks, data.action_space, place)
 
 
 def statistics_of(data: Trajectories) -> dict[str, tuple[Tensor, Tensor]]:

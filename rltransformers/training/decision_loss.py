@@ -37,7 +37,7 @@ def decision_loss(
     features, predicted = policy.read(
         batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid, record
     )
-    outputs = policy.outputs(features, batch.episode)
+    outputs = policy.masked(policy.outputs(features, batch.episode), batch.observations)
     actions = policy.head.blank(batch.actions, batch.valid)
     loss = masked_mean(step_losses(policy.head, outputs, actions), batch.valid)
     metrics: dict[str, Tensor] = {}
@@ -70,7 +70,9 @@ def deep_targets(policy: DecisionPolicy, batch: ContextBatch, actions: Mapping[s
         return step_losses(head, later_net(policy.conditioned(features, asked)), later)
 
     return Targets(
-        now=lambda features: step_losses(head, head(policy.conditioned(features, asked)), actions),
+        now=lambda features: step_losses(
+            head, policy.masked(head(policy.conditioned(features, asked)), batch.observations), actions
+        ),
         later=None if later_net is None else next_one,
         counts=batch.valid,
         first=batch.timestep == 0,

@@ -20,7 +20,7 @@ from rltransformers.core.ranges import (
 )
 from rltransformers.core.spec import Choice
 from rltransformers.policies.decision import ActingMode
-from rltransformers.policies.observed import ObservationOptions, read_observation
+from rltransformers.policies.observed import Encoding, ObservationOptions, read_observation
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.returns import ReturnIn
 from rltransformers.policies.steps import Acting
@@ -83,6 +83,7 @@ class PolicySettings(TypedDict, total=False):
     backbone: BackboneConfig | Mapping[str, Any] | None
     readout: str | Mapping[str, Any] | None
     observation: ObservationOptions | None
+    action_masks: bool | None
 
 
 @dataclass(frozen=True)
@@ -165,8 +166,8 @@ def backbone_config(
     return BackboneConfig.from_dict(values)
 
 
-def encoder_choice(policy_kwargs: Mapping[str, Any] | None) -> Choice | None:
-    """What encodes the elements inside an observation, or None."""
+def encoding_choice(policy_kwargs: Mapping[str, Any] | None) -> Encoding:
+    """What encodes an observation where it is not what the space says."""
     options = check(policy_kwargs or {}, PolicySettings, "policy_kwargs")
     return read_observation(options.get("observation"), "policy_kwargs.observation")
 

@@ -19,6 +19,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, is_vecenv_wrapped, unwrap_vec_normalize
 from tqdm import tqdm
 
+from rltransformers.core.action_masks import MASK_METHOD
 from rltransformers.core.episodes import endless_episode, longest_allowed
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import replacing
@@ -242,7 +243,9 @@ def _wave(
     running = np.arange(env.num_envs) < count
     totals, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, dtype=np.int64)
     while running.any():
-        inputs = {"reward": rewards} if reward_given else {}
+        inputs: dict[str, Any] = {"reward": rewards} if reward_given else {}
+        if getattr(getattr(model, "policy", None), "masks_beside", False):
+            inputs["action_masks"] = np.stack(env.env_method(MASK_METHOD))
         actions, state = model.predict(
             observation, state=state, episode_start=start, deterministic=deterministic, **inputs
         )

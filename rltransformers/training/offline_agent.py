@@ -24,8 +24,8 @@ from rltransformers.core.spec import Choice
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.policies.decision import ActingMode, Actor, DecisionPolicy
+from rltransformers.policies.observed import Encoding, read_observation
 from rltransformers.policies.readouts.catalogue import read_readout
-from rltransformers.policies.set_encoders.catalogue import read_encoder
 from rltransformers.policies.shipping import DecisionInFile, write_policy
 from rltransformers.policies.steps import Acting
 from rltransformers.training.checkpoint import (
@@ -38,7 +38,7 @@ from rltransformers.training.checkpoint import (
     save_checkpoint,
 )
 from rltransformers.training.decision_critic import CriticLearner
-from rltransformers.training.decision_data import DataSummary, stored_statistics, training_data
+from rltransformers.training.decision_data import DataSummary, check_masked, stored_statistics, training_data
 from rltransformers.training.decision_online import OnlineCounts
 from rltransformers.training.decision_settings import ContextLength, Settings, check_tokens, stored_settings
 from rltransformers.training.entropy_bound import EntropyBound
@@ -66,7 +66,7 @@ class OfflineAgent:
     summary: DataSummary
     backbone_config: BackboneConfig
     readout: Choice | None
-    encoder: Choice | None
+    encoder: Encoding
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
     policy: DecisionPolicy
@@ -88,7 +88,8 @@ class OfflineAgent:
         statistics: Mapping[str, tuple[Tensor, Tensor]] | None,
         device: torch.device,
         readout: Choice | None,
-        encoder: Choice | None,
+        encoder: Encoding,
+        action_masks: bool,
     ) -> None:
         """The model and its optimiser, before the first update."""
         raise NotImplementedError
@@ -109,6 +110,8 @@ class OfflineAgent:
 
     def _attach(self, data: Trajectories | None, tensorboard_log: str | os.PathLike[str] | None, verbose: int) -> None:
         """What a run needs besides the model: data and logs."""
+        if data is not None and self.policy.masks:
+            check_masked(data)
         self._sampler = None if data is None else self._sampler_of(data)
         self.tensorboard_log = None if tensorboard_log is None else os.fspath(tensorboard_log)
         self.verbose = verbose
@@ -196,7 +199,8 @@ class OfflineAgent:
             "summary": asdict(self.summary),
             "backbone": self.backbone_config.to_dict(),
             "readout": None if self.readout is None else self.readout.to_dict(),
-            "encoder": None if self.encoder is None else self.encoder.to_dict(),
+            "observation": self.encoder.to_dict(),
+            "action_masks": self.policy.masks,
             "observation_space": space_to_json(self.observation_space),
             "action_space": space_to_json(self.action_space),
         }
@@ -318,9 +322,11 @@ class OfflineAgent:
             backbone = BackboneConfig.from_dict(parts["backbone"])
             check_tokens(backbone.tokens_per_step, settings.mode, settings.return_in)
             check_held(backbone, weights)
-            # Checkpoints of the first releases have neither readout nor encoder.
-            readout, encoder = read_readout(parts.get("readout")), read_encoder(parts.get("encoder"))
-            self._build(settings, backbone, spaces, summary, statistics, device, readout, encoder)
+            # Checkpoints of earlier releases have no masks, no encoders of leaves, no encoder, no readout.
+            readout = read_readout(parts.get("readout"))
+            encoder = read_observation(parts.get("observation", {"encoder": parts.get("encoder")}))
+            masks = check(parts.get("action_masks", False), bool, "action_masks")
+            self._build(settings, backbone, spaces, summary, statistics, device, readout, encoder, masks)
             restore_weights(self.policy, weights)
             restore_optimizer(self._optimizer, tensors["optimizer"])
             if self._critic is not None:

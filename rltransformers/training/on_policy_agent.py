@@ -24,9 +24,9 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import attempt
 from rltransformers.core.ranges import Count, strict
 from rltransformers.data.rollout import RolloutBuffer, Segment
-from rltransformers.policies.actor_critic import GTrXLPolicy, SegmentEvaluation, check_policy_settings
+from rltransformers.policies.actor_critic import GTrXLPolicy, SegmentEvaluation
 from rltransformers.policies.memory_policy import PolicyState, rewarded
-from rltransformers.policies.observations import tree_space
+from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.steps import Acting, ActorCriticMachine
 from rltransformers.training.memory_panel import memory_panel, staleness
@@ -34,7 +34,6 @@ from rltransformers.training.online_agent import OnlineAgent
 from rltransformers.training.rollout_settings import check_batch_size, check_room, json_kwargs
 from rltransformers.training.schedules import Scheduled, as_schedule
 from rltransformers.training.vec_envs import as_vec_env
-from rltransformers.training.watch import Watch
 
 LossT = TypeVar("LossT", PPOLoss, VMPOLoss)
 MemoryRefresh = Literal["never", "update", "epoch"]
@@ -75,15 +74,14 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         device: torch.device | str,
         has_env: bool,
     ) -> None:
-        if policy not in ("GTrXLPolicy", GTrXLPolicy):
-            raise ConfigError(f"policy must be 'GTrXLPolicy', got {policy!r}; the network is chosen in policy_kwargs")
+        kind = named_policy(policy, self.policy_aliases)
         if env is None and has_env:
             raise ConfigError("env is None, but an agent learns in one: give an environment id or an environment")
         if isinstance(env, str):
             env = as_vec_env(env)
-        policy_kwargs = check_policy_settings(json_kwargs(policy_kwargs), "policy_kwargs.")
+        policy_kwargs = policy_settings(kind, json_kwargs(policy_kwargs), "policy_kwargs.")
         super().__init__(
-            "GTrXLPolicy",
+            kind,
             env,
             learning_rate=as_schedule(learning_rate, "learning_rate"),
             n_steps=n_steps,
@@ -115,14 +113,17 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         check_room(self.n_envs, self.n_steps, self.observation_space, self.device)
         self._setup_lr_schedule()
         self._set_random_streams()
-        self.policy = GTrXLPolicy(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
+        self._find_masks()
+        make: Any = self.policy_class
+        self.policy = make(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
+        self.policy.complete()
         if self.popart is not None:
             self.policy.normalise_values(self.popart)
         self.policy = self.policy.to(self.device)
         if self.acting == "compiled":
             self.policy.machine_code = ActorCriticMachine(self.policy)
         self.rollout_buffer = RolloutBuffer(  # type: ignore[assignment]  # segments with memory in place of SB3's buffer
-            self.n_envs, self.n_steps, tree_space(self.observation_space), self.action_space, self.device
+            self.n_envs, self.n_steps, self.policy.seen_leaves, self.action_space, self.device
         )
         self._begin_run()
 
@@ -144,7 +145,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         state = self._acting
         buffer.reset(policy.without_cache(state), state.previous_action, state.previous_reward)
         callback.on_rollout_start()
-        watch = Watch(env, self._vec_normalize_env, self._leaf_spaces)
+        watch = self._watch(env, values_last=False)
         leaves = policy.leaves_to_tensors(watch.observation(self._last_obs, self._place))
         none = np.zeros(self.n_envs, bool)
         while not buffer.full:
@@ -295,12 +296,14 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
         reward: np.ndarray | float | None = None,
+        action_masks: Any = None,
     ) -> tuple[Any, Any]:
         """Actions for one observation or a batch, and the state to pass in next; see ``GTrXLPolicy.predict``.
 
         Sampled actions come from a random stream of their own: predicting never changes a training run.
         """
-        return self.policy.predict(observation, state, episode_start, deterministic, reward, self._predict_generator)
+        streams = self._predict_generator
+        return self.policy.predict(observation, state, episode_start, deterministic, reward, streams, action_masks)
 
 
 def with_auxiliary(loss: LossT, now: SegmentEvaluation) -> LossT:

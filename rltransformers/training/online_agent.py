@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig
+from rltransformers.core.action_masks import ACTION_MASK, MASK_METHOD, observes_mask
 from rltransformers.core.device import to_tensor
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, refuse_unknown
 from rltransformers.core.guard import attempt, named_fault, raised_in_reset
@@ -28,9 +29,10 @@ from rltransformers.core.seeding import generators
 from rltransformers.core.spaces import leaf_spaces, space_from_json, space_to_json
 from rltransformers.data.rollout import Segment
 from rltransformers.envs.saving import restore_environment, takes_state
-from rltransformers.policies.actor_critic import GTrXLPolicy, check_policy_settings
+from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.observations import tree_space
+from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.shipping import ActorCriticInFile, write_policy
 from rltransformers.training.checkpoint import (
     check_held,
@@ -63,6 +65,7 @@ from rltransformers.training.online_checkpoint import (
 from rltransformers.training.schedules import as_schedule, plain_schedule
 from rltransformers.training.unwritten_metrics import UnwrittenMetrics
 from rltransformers.training.vec_envs import as_vec_env, check_trained_spaces
+from rltransformers.training.watch import Masks, Watch
 
 Space = gym.Space[Any]
 GENERATORS = ("_action_generator", "_batch_generator", "_predict_generator")
@@ -80,13 +83,11 @@ class OnlineAgent(BaseAlgorithm):
         kind: name of the agent in its checkpoints and logs.
         scheduled: constructor arguments that may be a schedule.
         policy_aliases: the policy of the agent, by the name that a user gives.
-        check_policy: checks the keywords of the policy, see ``check_policy_settings``.
     """
 
     kind: ClassVar[str]
     scheduled: ClassVar[tuple[str, ...]]
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"GTrXLPolicy": GTrXLPolicy}
-    check_policy: ClassVar[Any] = staticmethod(check_policy_settings)
     policy: Any  # a MemoryPolicy; SB3 declares its own policy without memory
     memory_refresh: str
     max_grad_norm: float
@@ -95,6 +96,12 @@ class OnlineAgent(BaseAlgorithm):
     def setting_names(cls) -> list[str]:
         """Constructor arguments that a checkpoint stores and ``load`` may override."""
         return [name for name in annotations(cls.__init__) if name not in NOT_SETTINGS]
+
+    @classmethod
+    def check_policy(cls, settings: Mapping[str, Any], prefix: str, policy: str | type | None = None) -> dict[str, Any]:
+        """The keywords of a policy, by default the one of the agent, each checked; see ``policy_settings``."""
+        chosen = next(iter(cls.policy_aliases)) if policy is None else policy
+        return policy_settings(named_policy(chosen, cls.policy_aliases), settings, prefix)
 
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -107,6 +114,30 @@ class OnlineAgent(BaseAlgorithm):
         self._action_generator = streams.action.torch
         self._predict_generator = streams.model.torch
         self._batch_generator = generators(self.seed).data.torch
+
+    def _find_masks(self) -> None:
+        """Let the policy mask actions where the environment has masks, and the settings do not say whether.
+
+        Raises:
+            ConfigError: it should, and the environment has none.
+        """
+        wanted, env = self.policy_kwargs.get("action_masks"), self.env
+        observed = observes_mask(tree_space(self.observation_space), self.action_space, wanted)
+        if observed or env is None or wanted is False:
+            return
+        found = env.has_attr(MASK_METHOD)
+        if wanted and not found:
+            raise ConfigError(
+                f"the policy masks actions, and the environment has neither a method {MASK_METHOD}() nor a leaf "
+                f"{ACTION_MASK!r} of its observation; wrap it in ActionMasker of sb3-contrib, or set "
+                "policy_kwargs={'action_masks': False}"
+            )
+        self.policy_kwargs = self.policy_kwargs | {"action_masks": True} if found else self.policy_kwargs
+
+    def _watch(self, env: VecEnv, values_last: bool) -> Watch:
+        """What looks at observations of ``env`` while steps are collected; ``values_last`` as for ``Masks``."""
+        masks = Masks(env, self.action_space, self.policy.masks_beside, values_last) if self.policy.masks else None
+        return Watch(env, self._vec_normalize_env, self._leaf_spaces, masks)
 
     def _begin_run(self) -> None:
         """Nothing remembered yet, of episodes, of rollouts and of metrics."""
@@ -239,6 +270,7 @@ class OnlineAgent(BaseAlgorithm):
             "observation_space": space_to_json(tree_space(self.observation_space)),
             "action_space": space_to_json(self.action_space),
             "n_envs": self.n_envs,
+            "policy": type(self.policy).__name__,
         }
         save_checkpoint(path, self.kind, settings, self._tensors())
 
@@ -246,6 +278,8 @@ class OnlineAgent(BaseAlgorithm):
         if name == "stats_window_size":
             return self._stats_window_size
         value = getattr(self, name)
+        if name == "policy_kwargs":
+            return {key: each.__name__ if isinstance(each, type) else each for key, each in value.items()}
         if name in self.scheduled and value is not None:
             return plain_schedule(as_schedule(value, name), self._current_progress_remaining)
         return os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -297,6 +331,8 @@ class OnlineAgent(BaseAlgorithm):
         tensors = checkpoint.tensors
         with contents_of(path, cls.kind):
             settings, spaces, n_envs = cls._stored_settings(checkpoint.settings)
+            # Checkpoints of earlier releases know one policy.
+            policy = check(checkpoint.settings.get("policy", next(iter(cls.policy_aliases))), str, "policy")
             acting = check(tensors["acting"]["actor"], Mapping[str, Any], "acting.actor")
             rewards = check_tensor(
                 tensors["acting"]["previous_reward"], "acting.previous_reward", (None,), torch.float32
@@ -313,7 +349,7 @@ class OnlineAgent(BaseAlgorithm):
                     vec_env = with_normalization(vec_env, tensors["normalisation"])
         with contents_of(path, cls.kind, alone=env is None and not overrides):
             make: Any = cls  # a subclass, whose constructor is another than that of its base
-            model = make(*cls.policy_aliases, vec_env, device=device, _init_setup_model=False, **settings)
+            model = make(policy, vec_env, device=device, _init_setup_model=False, **settings)
             if vec_env is None:
                 (model.observation_space, model.action_space), model.n_envs = spaces, n_envs
             backbone = BackboneConfig.from_dict(model.policy_kwargs.get("backbone") or {})
@@ -349,7 +385,8 @@ class OnlineAgent(BaseAlgorithm):
         """Constructor arguments, the two spaces and the number of environments, each checked."""
         known = [name for name in cls.setting_names() if name in stored and name != "tensorboard_log"]
         settings = check_arguments(cls.__init__, {name: stored[name] for name in known}, "settings.")
-        settings["policy_kwargs"] = cls.check_policy(settings["policy_kwargs"] or {}, "settings.policy_kwargs.")
+        given = settings["policy_kwargs"] or {}
+        settings["policy_kwargs"] = cls.check_policy(given, "settings.policy_kwargs.", stored.get("policy"))
         both = space_from_json(stored["observation_space"]), space_from_json(stored["action_space"])
         return settings, both, check(stored["n_envs"], Count, "settings.n_envs")
 

@@ -103,7 +103,7 @@ def stored_segment(
         return None
     tensors = on_device(check(tensors, Mapping[str, Any], "segment"), device)
     steps = check_tensor(tensors["rewards"], "segment.rewards", (n_envs, None), torch.float32).shape[1]
-    empty = RolloutBuffer(1, steps, tree_space(policy.observation_space), policy.action_space, device)
+    empty = RolloutBuffer(1, steps, policy.seen_leaves, policy.action_space, device)
     blank = policy.initial_state(1, cached=False)
     empty.reset(blank, blank.previous_action, blank.previous_reward)
     check_same(tensors, segment_tensors(empty.finish(blank.previous_reward, 1.0, 1.0)), "segment", n_envs)

@@ -31,7 +31,7 @@ BYTES_BESIDE = 19
 # Settings
 
 
-def check_replay_room(buffer_size: int, observation_space: Space) -> None:
+def check_replay_room(buffer_size: int, observation_space: Space | Mapping[str, Space]) -> None:
     """Raise ConfigError unless a replay fits into the memory of this machine, wherever the network lies."""
     layout = observation_layout(observation_space).values()
     row = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout) + BYTES_BESIDE
@@ -118,8 +118,8 @@ def normalised(normaliser: VecNormalize | None, window: Window, types: Mapping[s
 
 
 def _by_key(change: Any, leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    if set(leaves) == {""}:
-        return {"": change(leaves[""])}
+    if "" in leaves:  # beside it stands at most a mask of actions
+        return dict(leaves) | {"": change(leaves[""])}
     return dict(change(dict(leaves)))
 
 

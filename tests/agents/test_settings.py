@@ -20,7 +20,8 @@ from rltransformers.cli.agents import AGENT_CLASSES, check_keywords
 from rltransformers.cli.main import main
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import annotations, check, fits
-from rltransformers.policies.actor_critic import GTrXLPolicy, check_policy_settings
+from rltransformers.policies.actor_critic import GTrXLPolicy
+from rltransformers.policies.own_policies import policy_settings
 from rltransformers.training.experiment import (
     AgentName,
     CollectConfig,
@@ -175,7 +176,7 @@ def test_in_a_config_policy_keywords_are_refused_with_their_full_name() -> None:
             with pytest.raises(ConfigError, match=rf"policy\.{name}"):
                 check_keywords(AgentName.GTRXL_VMPO, {}, {name: value})
     with pytest.raises(ConfigError, match=r"unknown setting policy\.lr_schedule"):
-        check_policy_settings({"lr_schedule": 1}, "policy.")
+        policy_settings(GTrXLPolicy, {"lr_schedule": 1}, "policy.")
     with pytest.raises(ConfigError, match=r"policy\.lstm_hidden_size must be a whole number, got 1.5"):
         check_keywords(AgentName.RECURRENT_PPO, {}, {"lstm_hidden_size": 1.5})
     with pytest.raises(ConfigError, match=r"unknown setting policy\.lstm_hiden_size"):

@@ -145,7 +145,8 @@ def test_an_online_agent_learns_saves_and_loads_with_an_encoder(tmp_path: Path) 
     loaded = GTrXLPPO.load(tmp_path / "model")
     observation = Flagged().reset(seed=0)[0]
     assert model.predict(observation, deterministic=True)[0] == loaded.predict(observation, deterministic=True)[0]
-    assert loaded.policy.encoder_choice is not None and loaded.policy.encoder_choice.name == "set_transformer"
+    assert loaded.policy.encoding.elements is not None
+    assert loaded.policy.encoding.elements.name == "set_transformer"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""Masks of actions: which of them an environment allows in a step. E environments, M entries of a mask.
+
+A mask comes as the leaf ``action_mask`` of a Dict observation (PettingZoo, Gymnasium), or from a method
+``action_masks()`` of the environment (MaskablePPO of sb3-contrib, whose layout is taken over). Either way it is stored
+as a leaf of the observation, so that whatever is learned from a step knows what was allowed in it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.members import flags, numbers
+from rltransformers.core.spaces import leaf_spaces
+
+Space = gym.Space[Any]
+ACTION_MASK, MASK_METHOD = "action_mask", "action_masks"
+"""Path of the leaf of an observation, and the method of an environment, that hold a mask."""
+LAST_MASK = "last_action_mask"
+"""Key of the info of a step whose episode a limit cut: the mask of its last observation."""
+WAY_OUT = (
+    f"give the masks with the call, predict(..., {MASK_METHOD}=get_action_masks(env)), or put the wrapper ActionMasks "
+    "of rltransformers.envs around the environments, which makes the mask a part of the observation"
+)
+
+
+def choices_of(action_space: Space) -> list[int]:
+    """How many values every countable component of an action has, in the order of the space; a Box has none.
+
+    Discrete(n): n. MultiDiscrete: its ``nvec``. MultiBinary: 2 for every bit, "0 is allowed" before "1 is allowed".
+    """
+    sizes: list[int] = []
+    for leaf in leaf_spaces(action_space).values():
+        if isinstance(leaf, spaces.Discrete):
+            sizes.append(int(leaf.n))
+        elif isinstance(leaf, spaces.MultiDiscrete):
+            sizes += leaf.nvec.reshape(-1).tolist()
+        elif isinstance(leaf, spaces.MultiBinary):
+            sizes += [2] * int(np.prod(leaf.shape))
+    return sizes
+
+
+def mask_space(action_space: Space) -> spaces.MultiBinary:
+    """What a mask of such actions is: one entry per value of every component, side by side.
+
+    Raises:
+        ConfigError: nothing of the action can be counted.
+    """
+    size = sum(choices_of(action_space))
+    if not size:
+        raise ConfigError(f"masks are for actions that can be counted, and the action space is {action_space}")
+    return spaces.MultiBinary(size)
+
+
+def observes_mask(observation_space: Space, action_space: Space, wanted: bool | None) -> bool:
+    """Whether the observation holds masks that are to be kept to: a leaf ``action_mask``, unless ``wanted`` is False.
+
+    Raises:
+        ConfigError: the leaf is no mask of such actions.
+    """
+    leaf = leaf_spaces(observation_space).get(ACTION_MASK)
+    if leaf is None or wanted is False:
+        return False
+    size = sum(choices_of(action_space))
+    counts = isinstance(leaf, spaces.MultiBinary) or (
+        isinstance(leaf, spaces.Box) and leaf.dtype is not None and leaf.dtype.kind in "biu"
+    )
+    if not size or not counts or leaf.shape != (size,):
+        normalised = isinstance(leaf, spaces.Box) and leaf.shape == (size,)
+        hint = "; where VecNormalize made numbers of it, leave it out of norm_obs_keys" if normalised else ""
+        raise ConfigError(
+            f"the observation has a leaf {ACTION_MASK!r} that is {leaf}, and a mask of actions of {action_space} is "
+            f"MultiBinary({size}) or a Box of so many integers{hint}; rename the leaf, or set "
+            "policy_kwargs={'action_masks': False} to read it as any other"
+        )
+    return True
+
+
+def fit_masks(masks: Any, action_space: Space, rows: int) -> np.ndarray:
+    """Masks of ``rows`` environments as int8 [E, M], from booleans or numbers 0 and 1; one mask serves one environment.
+
+    Raises:
+        DataError: for another number of entries or other values.
+    """
+    size = sum(choices_of(action_space))
+    try:
+        found = numbers(masks)
+        if found.size != rows * size or not (rows == 1 or found.shape[0] == rows):
+            raise DataError(f"has shape {found.shape}, {rows} environments with {size} choices each need {rows, size}")
+        return flags(found).reshape(rows, size).astype(np.int8)
+    except DataError as error:
+        raise DataError(f"{MASK_METHOD} {error}") from error
+
+
+def check_masks(
+    masks: np.ndarray, action_space: Space, place: Callable[[int], str] = str, what: str = "environment"
+) -> None:
+    """Raise DataError unless every mask of [E, M] allows something in every component of the action.
+
+    Args:
+        place: number of a row to what the message says of it, behind ``what`` a row is.
+    """
+    begin = 0
+    for component, size in enumerate(sizes := choices_of(action_space)):
+        allowed = masks[:, begin : begin + size].any(1)
+        if not allowed.all():
+            of = f" in component {component} of {len(sizes)}" if len(sizes) > 1 else ""
+            raise DataError(
+                f"the action mask of {what} {place(int(np.argmin(allowed)))} allows no action{of}; an environment "
+                "in which nothing can be done has to end the episode, or allow an action that does nothing"
+            )
+        begin += size
+
+
+def check_recorded(
+    actions: Mapping[str, Any], masks: Any, action_space: Space, place: Callable[[int], str] = str
+) -> None:
+    """Raise DataError unless recorded actions by path [N, ...] are among those that their masks [N, M] allow."""
+    check_masks(np.asarray(masks), action_space, place, "the data's step")
+    begin = 0
+    for path, leaf in leaf_spaces(action_space).items():
+        if isinstance(leaf, spaces.Box):
+            continue
+        sizes = np.asarray(choices_of(leaf))
+        first = 0 if isinstance(leaf, spaces.MultiBinary) else np.reshape(leaf.start, -1)  # type: ignore[attr-defined]  # Discrete and MultiDiscrete have one
+        taken = np.reshape(np.asarray(actions[path]), (len(masks), len(sizes))).astype(np.int64) - first
+        entries = begin + np.cumsum([0, *sizes[:-1]]) + taken
+        good = np.take_along_axis(np.asarray(masks), entries, 1).all(1)
+        if not good.all():
+            raise DataError(
+                f"the data's step {place(int(np.argmin(good)))} has an action that its {ACTION_MASK!r} does not allow; "
+                "repair the data, or set policy_kwargs={'action_masks': False}"
+            )
+        begin += int(sizes.sum())

@@ -1,0 +1,126 @@
+"""Encoders of a user's own for leaves of an observation, by the name that a config gives them. W token width."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from rltransformers.core.errors import ConfigError, did_you_mean, one_line
+from rltransformers.core.ranges import check, shown
+
+Maker = Callable[..., nn.Module]
+BUILT_IN = ("vector", "index", "image")
+"""Names of encoders of ours, see ``ObservationEncoder``."""
+_MAKERS: dict[str, Maker] = {}
+
+
+def register_encoder(name: str, make: Maker) -> None:
+    """Let configs name ``make`` as the encoder of a leaf: ``observation={"leaves": {path: name}}``.
+
+    Args:
+        name: a config may give options with it, {"name": name, option: value}; they are keywords of ``make``.
+        make: a class or a function that takes the space of the leaf and W, and options, and returns a module from
+            leaves [N, *leaf shape], of the type in which the environment gives them (floats as float32, classes as
+            int64), to [N, W]. What it makes of one row must not depend on other rows, nor on chance.
+
+    A later registration replaces an earlier one. Files hold the name alone: register before ``load``.
+
+    Raises:
+        ConfigError: for a name of an encoder of ours, or what cannot be called.
+    """
+    if name in BUILT_IN:
+        raise ConfigError(f"{name!r} is an encoder of this package; register another name")
+    if not callable(make):
+        raise ConfigError(f"encoder {name!r} must be a class or a function that makes a module, got {shown(make)}")
+    _MAKERS[name] = make
+
+
+@dataclass(frozen=True)
+class LeafChoice:
+    """The name of an encoder, and its options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> Any:
+        """The shortest form that ``read_leaves`` reads back."""
+        return {"name": self.name, **self.options} if self.options else self.name
+
+
+def read_leaves(value: Mapping[str, Any] | None, path: str = "leaves") -> dict[str, LeafChoice]:
+    """Choices of encoders by leaf path, from names or {"name": ..., option: value}.
+
+    Raises:
+        ConfigError: for something else, or a name that nobody registered.
+    """
+    found = {}
+    for leaf, given in check(value or {}, Mapping[str, Any], path).items():
+        parts = {"name": given} if isinstance(given, str) else given
+        if not isinstance(parts, Mapping) or not isinstance(parts.get("name"), str):
+            raise ConfigError(f"{path}.{leaf} takes a name or {{name: ..., option: value}}, got {shown(given)}")
+        name = parts["name"]
+        if name not in (*BUILT_IN, *_MAKERS):
+            raise ConfigError(
+                f"{path}.{leaf}: no encoder is registered as {name!r}; {did_you_mean(name, (*BUILT_IN, *_MAKERS))}; "
+                "import the module that calls register_encoder first"
+            )
+        found[leaf] = LeafChoice(name, {key: option for key, option in parts.items() if key != "name"})
+    return found
+
+
+class OwnEncoder(nn.Module):
+    """A registered encoder of one leaf: [..., *leaf shape] to [..., W], whatever axes lead.
+
+    Raises:
+        ConfigError: it refuses its options, is no module, or gives something else than W finite numbers per row.
+    """
+
+    def __init__(self, space: gym.Space[Any], width: int, choice: LeafChoice, example: Tensor) -> None:
+        super().__init__()
+        self.shape, self.width = tuple(space.shape or ()), width
+        what = f"encoder {choice.name!r}"
+        try:
+            self.inside = _MAKERS[choice.name](space, width, **choice.options)
+        except TypeError as error:
+            raise ConfigError(f"{what} was refused by what makes it: {one_line(error)}") from error
+        if not isinstance(self.inside, nn.Module):
+            raise ConfigError(f"{what} must make a module of torch, got {shown(self.inside)}")
+        check_alike(self.inside, what)
+        check_rows(self.inside, example, width, what)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lead = x.shape[: x.dim() - len(self.shape)]
+        rows: Tensor = self.inside(x.reshape(math.prod(lead), *self.shape))
+        return rows.reshape(*lead, self.width)
+
+
+def check_alike(module: nn.Module, what: str) -> None:
+    """Raise ConfigError unless a module computes the same while acting and while training.
+
+    The probabilities of the rollout and of the update would differ, on whose ratio the update relies.
+    """
+    for name, part in module.named_modules():
+        dropped = isinstance(part, _DropoutNd) and part.p > 0
+        if dropped or isinstance(part, _BatchNorm):
+            raise ConfigError(
+                f"{what} has {type(part).__name__} at {name!r}, with which acting and training compute different "
+                "numbers; take it out (LayerNorm and GroupNorm are the same in both)"
+            )
+
+
+@torch.no_grad()
+def check_rows(module: Callable[[Any], Any], example: Any, width: int, what: str) -> None:
+    """Raise ConfigError unless two rows of ``example`` become [2, W] of floating-point numbers."""
+    try:
+        found = module(example)
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        raise ConfigError(f"{what} fails on two rows of zeros: {one_line(error)}") from error
+    if not isinstance(found, Tensor) or found.shape != (2, width) or not found.is_floating_point():
+        told = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(f"{what} must give floating-point rows [N, {width}]; of two rows it made {told}")

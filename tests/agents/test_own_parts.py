@@ -1,0 +1,177 @@
+"""Agents with parts that users bring: feature extractors, encoders of leaves, subclasses of the policies."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.vec_env import DummyVecEnv
+from torch import Tensor, nn
+
+from rltransformers.agents import GTrXLDQN, GTrXLPPO, GTrXLVMPO
+from rltransformers.core.errors import CheckpointError, ConfigError
+from rltransformers.policies import registered
+from rltransformers.policies.actor_critic import GTrXLPolicy
+from rltransformers.policies.q_network import GTrXLQPolicy
+from tests.agents.replayed import agent as replayed_agent
+from tests.agents.replayed import collect
+from tests.agents.rollouts import loud, rollout
+from tests.agents.test_gtrxl_dqn_laws import differences
+from tests.agents.tiny_envs import Stroll
+from tests.policies.test_own_encoders import Distances
+
+TINY = {"preset": "gtrxl", "width": 16, "layers": 1, "heads": 2, "memory": 4}
+
+
+class Deep(GTrXLPolicy):
+    """More layers in front of the value head."""
+
+    def __init__(self, *args: Any, hidden: int = 6, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        width = self.config.width
+        self.value_hidden = nn.Sequential(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, width), nn.Tanh())
+
+
+class DeepQ(GTrXLQPolicy):
+    """A layer in front of the values, which the target network has too."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.action_hidden = nn.Sequential(nn.Linear(self.config.width, self.config.width), nn.Tanh())
+
+
+def cubes(space: Any, width: int, power: int = 3) -> nn.Module:
+    class Power(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x**power
+
+    return nn.Sequential(Power(), nn.Linear(3, width))
+
+
+registered.register_encoder("cubes of a test", cubes)
+PARTS: dict[str, dict[str, Any]] = {
+    "extractor": {"features_extractor_class": Distances, "features_extractor_kwargs": {"features_dim": 6}},
+    "leaf": {"observation": {"leaves": {"": {"name": "cubes of a test", "power": 2}}}},
+    "policy": {},
+    "own critic": {"features_extractor_class": Distances, "shared_backbone": False},
+}
+
+
+def build(kind: str, part: str) -> Any:
+    env = DummyVecEnv([Stroll] * 3)
+    policy = {"backbone": TINY, **PARTS[part]}
+    if kind == "dqn":
+        model = replayed_agent(env, TINY, PARTS[part], learning_starts=20, train_freq=4)
+        if part == "policy":
+            return GTrXLDQN(
+                DeepQ, env, policy_kwargs=policy, buffer_size=240, batch_size=3, segment_length=5, learning_starts=20,
+                train_freq=4, n_step=2, exploration=0.5, seed=0, device="cpu",
+            )  # fmt: skip
+        return model
+    settings: dict[str, Any] = {"n_steps": 12, "n_epochs": 2, "seed": 0, "device": "cpu", "learning_rate": 1e-2}
+    chosen: Any = "GTrXLPolicy"
+    if part == "policy":
+        chosen, policy["hidden"] = Deep, 5
+    return {"ppo": GTrXLPPO, "vmpo": GTrXLVMPO}[kind](chosen, env, policy_kwargs=policy, **settings)
+
+
+CASES = [("ppo", part) for part in PARTS] + [
+    ("vmpo", "extractor"),
+    ("vmpo", "policy"),
+    ("dqn", "extractor"),
+    ("dqn", "policy"),
+]
+
+
+@pytest.mark.parametrize(("kind", "part"), CASES)
+def test_own_parts_learn_and_go_on_from_a_file_as_if_never_stopped(kind: str, part: str, tmp_path: Path) -> None:
+    whole, first = build(kind, part), build(kind, part)
+    before = {name: value.clone() for name, value in whole.policy.named_parameters()}
+    whole.learn(72)
+    changed = {name for name, value in whole.policy.named_parameters() if not torch.equal(value, before[name])}
+    still = {name for name in set(before) - changed if not name.startswith("target.")}
+    assert not {name for name in still if any(key in name for key in ("observation", "value_hidden", "action_hidden"))}
+    whole.learn(72, reset_num_timesteps=False)
+    first.learn(72)
+    first.save(tmp_path / "model")
+    second = type(first).load(tmp_path / "model", env=first.env, force_reset=False, device="cpu")
+    assert type(second.policy) is type(first.policy)
+    second.learn(72, reset_num_timesteps=False)
+    for name, value in whole.policy.state_dict().items():
+        assert torch.equal(value, second.policy.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_own_parts_compute_the_same_acting_and_training(part: str) -> None:
+    model = build("ppo", part)
+    loud(model)
+    segment = rollout(model)
+    model.policy.set_training_mode(True)
+    with torch.no_grad():
+        now = model.policy.evaluate_segment(segment)
+    # float32: sums of terms of order 1 to 10, in another order
+    torch.testing.assert_close(now.log_probs, segment.log_probs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(now.values, segment.values, atol=1e-5, rtol=1e-5)
+
+
+def test_own_parts_of_q_networks_are_in_their_targets_and_segments() -> None:
+    model = build("dqn", "policy")
+    assert isinstance(model.policy.target["action_hidden"], nn.Sequential)
+    assert differences(model, collect(model, 60)).max() < 1e-5
+
+
+def test_a_file_names_what_the_program_has_to_bring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fleeting(GTrXLPolicy):
+        pass
+
+    env = DummyVecEnv([Stroll])
+    settings: dict[str, Any] = {"policy_kwargs": {"backbone": TINY}, "n_steps": 8, "device": "cpu"}
+    GTrXLPPO(Fleeting, env, **settings).save(tmp_path / "policy")
+    Fleeting.__name__ = "Gone"
+    with pytest.raises(CheckpointError, match="that this program has imported, got 'Fleeting'"):
+        GTrXLPPO.load(tmp_path / "policy")
+    build("ppo", "leaf").save(tmp_path / "leaf")
+    monkeypatch.delitem(registered._MAKERS, "cubes of a test")
+    with pytest.raises(CheckpointError, match=r"no encoder is registered as 'cubes of a test'"):
+        GTrXLPPO.load(tmp_path / "leaf")
+
+
+def test_policies_go_by_class_name_or_alias_and_keep_their_keywords(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = DummyVecEnv([Stroll])
+    settings: dict[str, Any] = {"n_steps": 8, "device": "cpu"}
+    kwargs = {"backbone": TINY, "hidden": 3}
+    monkeypatch.setitem(GTrXLPPO.policy_aliases, "Deeper", Deep)  # as with algorithms of Stable-Baselines3
+    for named in (Deep, "Deep", "Deeper"):
+        model: Any = GTrXLPPO(named, env, policy_kwargs=kwargs, **settings)
+        assert type(model.policy) is Deep
+        assert model.policy.get_submodule("value_hidden.0").out_features == 3
+    with pytest.raises(ConfigError, match=r"policy_kwargs\.hidden must be a whole number"):
+        GTrXLPPO(Deep, env, policy_kwargs={"hidden": "3"}, **settings)
+    with pytest.raises(ConfigError, match="hiden"):
+        GTrXLPPO(Deep, env, policy_kwargs={"hiden": 3}, **settings)
+    with pytest.raises(ConfigError, match="hidden"):
+        GTrXLPPO("GTrXLPolicy", env, policy_kwargs=kwargs, **settings)
+    for wrong in (DeepQ, "Deap", nn.Linear):
+        with pytest.raises(ConfigError, match=r"subclass of GTrXLPolicy|class made from GTrXLPolicy"):
+            GTrXLPPO(wrong, env, **settings)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_keywords_without_effect_are_refused() -> None:
+    env = DummyVecEnv([Stroll])
+    for policy, reason in (
+        ({"features_extractor_kwargs": {"features_dim": 3}}, "no effect without a features_extractor_class"),
+        ({**PARTS["extractor"], **PARTS["leaf"]}, "reads all leaves"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            GTrXLPPO("GTrXLPolicy", env, n_steps=8, policy_kwargs={"backbone": TINY, **policy}, device="cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["extractor", "policy"])
+def test_own_parts_are_exported(part: str, tmp_path: Path) -> None:
+    model = build("ppo", part)
+    model.export(tmp_path / "policy.pt2")
+    program = torch.export.load(tmp_path / "policy.pt2").module()
+    assert callable(program)
+    assert np.isfinite(model.predict(np.zeros(3, np.float32))[0])
