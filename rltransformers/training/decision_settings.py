@@ -78,7 +78,15 @@ class CriticOptions:
 
 
 class PolicySettings(TypedDict, total=False):
-    """What ``policy_kwargs`` may hold."""
+    """What ``policy_kwargs`` may hold.
+
+    Attributes:
+        backbone: as for ``BackboneConfig.from_dict``, by default the preset "decision_transformer".
+        readout: what the head adds of recorded actions: "knn" (discrete actions), "spalm" or {"name": ...,
+            option: ...}.
+        observation: {"encoder": "bert"} or {"encoder": {"name": ..., option: ...}} reads the elements of a set or
+            sequence inside the observation.
+    """
 
     backbone: BackboneConfig | Mapping[str, Any] | None
     readout: str | Mapping[str, Any] | None
