@@ -5,11 +5,19 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from rltransformers.cli.settings import refuse_unknown_settings
 from rltransformers.cli.words import Overrides
 from rltransformers.core.errors import ConfigError, did_you_mean
-from rltransformers.training.experiment import AgentName, ExperimentConfig, build_experiment, parse_yaml, read_values
+from rltransformers.training.experiment import (
+    AgentName,
+    ExperimentConfig,
+    build_experiment,
+    parse_yaml,
+    read_values,
+    set_value,
+)
 
 USUAL = """
 agent: gtrxl_ppo
@@ -82,5 +90,9 @@ def read_config(arguments: argparse.Namespace) -> tuple[str, ExperimentConfig, O
 
 def _read(text: str, source: str, overrides: Sequence[tuple[str, str]]) -> ExperimentConfig:
     values = read_values(text, source, overrides)
-    refuse_unknown_settings(values, source)
+    typed: dict[str, Any] = {"agent": values.get("agent")}
+    for key, words in overrides:
+        set_value(typed, key, parse_yaml(words, f"--{key}"))
+    refuse_unknown_settings(typed)
+    refuse_unknown_settings(values, f"{source}: ")
     return build_experiment(values, source)

@@ -12,6 +12,7 @@ from typing import Any
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.signals import Stopped, signals_to
 
+TRAIN = (sys.executable, "-m", "rltransformers", "train")
 Run = dict[str, Any]
 """Seed, run folder ("run") and final evaluation ("results", one per target return) as JSON values."""
 
@@ -48,15 +49,15 @@ class Processes:
             self._running.append(process)
         if self.signum is not None:  # it came while the process began
             process.send_signal(self.signum)
-        messages = threading.Thread(target=_relay, args=(process.stderr, label))
-        messages.start()
-        assert process.stdout is not None
-        output = process.stdout.read()
-        code = process.wait()
-        messages.join()
+        with process:
+            messages = threading.Thread(target=_relay, args=(process.stderr, label))
+            messages.start()
+            assert process.stdout is not None
+            output = process.stdout.read()
+            messages.join()
         self._running.remove(process)
-        self._failed = self._failed or code != 0
-        return code, output
+        self._failed = self._failed or process.returncode != 0
+        return process.returncode, output
 
 
 def _relay(stream: Any, label: str) -> None:
@@ -77,9 +78,8 @@ def train_seeds(source: Sequence[str], name: str, seeds: Sequence[int], jobs: in
     processes = Processes()
 
     def one(seed: int) -> tuple[int, str] | None:
-        words = [sys.executable, "-m", "rltransformers", "train", *source]
         label = f"seed {seed}: " if jobs > 1 else ""
-        return processes.run([*words, f"--seed={seed}", f"--name={name}-seed{seed}", "--json"], label)
+        return processes.run([*TRAIN, *source, f"--seed={seed}", f"--name={name}-seed{seed}", "--json"], label)
 
     with signals_to(processes.stop), ThreadPoolExecutor(jobs) as pool:
         ended = list(pool.map(one, seeds))

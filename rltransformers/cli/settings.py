@@ -87,10 +87,11 @@ def find_settings(prefix: str = "", agent: str | None = None) -> list[Setting]:
     return found
 
 
-def refuse_unknown_settings(values: Mapping[Any, Any], source: str) -> None:
+def refuse_unknown_settings(values: Mapping[Any, Any], source: str = "") -> None:
     """Raise unless every key of a config is a setting, those of ``backbone``, ``algorithm`` and ``policy`` included.
 
-    What stands below a setting (keywords of an environment, options of a mechanism) is left to who reads it.
+    What stands below a setting (keywords of an environment, options of a mechanism) is left to who reads it. ``source``
+    begins the message, as "run.yaml: ".
 
     Raises:
         ConfigError: for the first unknown key, with the full key that was meant.
@@ -108,15 +109,27 @@ def refuse_unknown_settings(values: Mapping[Any, Any], source: str) -> None:
         for name, value in inside.items():
             key = f"{place}{name}"
             if key not in known and key not in sections and not (place == "algorithm." and name in SET_ELSEWHERE):
-                raise ConfigError(f"{source}: unknown setting {key}; {suggestion(key, known)}")
+                while isinstance(value, Mapping) and value:  # a section that is unknown: its first setting says more
+                    name, value = next(iter(value.items()))
+                    key = f"{key}.{name}"
+                raise ConfigError(
+                    f"{source}unknown setting {key}{_of_others(key, agent) or f'; {suggestion(key, known)}'}"
+                )
             if key in sections and isinstance(value, Mapping) and not key.startswith("backbone."):
                 remaining.append((f"{key}.", value))
+
+
+def _of_others(key: str, agent: Any) -> str:
+    """The agents that have a setting which ``agent`` has not, as the end of a message; empty when none has it."""
+    agents = [other for each in all_settings() if each.key == key for other in each.agents]
+    return f" of agent {agent}; agents that have it: {', '.join(agents)}" if agents else ""
 
 
 def suggestion(key: str, known: Collection[str]) -> str:
     """A sentence with the keys that ``key`` may have been meant to be, else with all that stand beside it.
 
-    Tried in turn: a name like it beside it, the same name elsewhere, a key like it, a name like it elsewhere.
+    Tried in turn: a name like it beside it, the same name elsewhere, a key like it where nothing stands beside it, and a
+    name like it elsewhere.
     """
     place, _, name = key.rpartition(".")
     keys = sorted({*known, *(each.rpartition(".")[0] for each in known if "." in each)})
@@ -126,10 +139,9 @@ def suggestion(key: str, known: Collection[str]) -> str:
         named.setdefault(each.rpartition(".")[2], []).append(each)
     close = [beside[match] for match in difflib.get_close_matches(name, beside, n=2)]
     close = close or named.get(name, [])
-    close = close or difflib.get_close_matches(key, keys, n=2, cutoff=0.8)
-    close = close or [
-        each for match in difflib.get_close_matches(name, named, n=1, cutoff=0.8) for each in named[match]
-    ]
+    close = close or ([] if beside else difflib.get_close_matches(key, keys, n=2, cutoff=0.8))
+    close = close or named.get(*difflib.get_close_matches(name, named, n=1, cutoff=0.8) or [""], [])
+    close = sorted(close, key=lambda each: -difflib.SequenceMatcher(None, key, each).ratio())
     if close:
-        return f"did you mean {' or '.join(repr(each) for each in close[:3])}?"
+        return f"did you mean {' or '.join(repr(each) for each in close[:2])}?"
     return f"known: {', '.join(sorted(beside or keys))}"

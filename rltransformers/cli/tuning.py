@@ -73,7 +73,7 @@ def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
             if key in ("output", "tune", "agent") or key.startswith("tune."):
                 raise ConfigError(f"{key} is no setting to search: it is the same in all trials of a study")
             tried = _with(base, {key: value})
-            refuse_unknown_settings(tried, "search")
+            refuse_unknown_settings(tried, "search: ")
             config = build_experiment(tried, f"search of {key}")
             check_keywords(config.agent, config.algorithm, config.policy)
     return search
