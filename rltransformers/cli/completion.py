@@ -14,7 +14,8 @@ def complete(parser: Any) -> None:
 
     ``parser`` is that of ``rltransformers.cli.main``.
     """
-    import argcomplete
+    from argcomplete import autocomplete
+    from argcomplete.completers import ChoicesCompleter, DirectoriesCompleter
 
     from rltransformers.cli.main import WITH_SETTINGS
 
@@ -26,12 +27,12 @@ def complete(parser: Any) -> None:
             if action.dest == "config":
                 action.completer = _configs
             elif action.dest in ("folder", "resume", "run_or_checkpoint"):
-                action.completer = argcomplete.DirectoriesCompleter()
+                action.completer = DirectoriesCompleter()
             elif action.dest == "key":
                 action.completer = _keys
             elif action.dest == "agent":
-                action.completer = argcomplete.ChoicesCompleter(catalogue()["agents"])
-    argcomplete.autocomplete(parser, always_complete_options="long")
+                action.completer = ChoicesCompleter(catalogue()["agents"])
+    autocomplete(parser, always_complete_options="long")
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +48,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(f"--{key}", metavar="VALUE", help=text, choices=names or None)
 
 
-def _configs(prefix: str, **_: object) -> Iterator[str]:
+def _configs(prefix: str, **others: object) -> Iterator[str]:
     """Packaged configs, YAML files, and folders that may hold some."""
     yield from (name for name in packaged_configs() if name.startswith(prefix))
     folder, _, start = prefix.rpartition("/")
@@ -59,5 +60,5 @@ def _configs(prefix: str, **_: object) -> Iterator[str]:
             yield name
 
 
-def _keys(prefix: str, **_: object) -> list[str]:
+def _keys(prefix: str, **others: object) -> list[str]:
     return list(dict.fromkeys(each.key for each in all_settings() if each.key.startswith(prefix)))

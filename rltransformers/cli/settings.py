@@ -112,9 +112,8 @@ def refuse_unknown_settings(values: Mapping[Any, Any], source: str = "") -> None
                 while isinstance(value, Mapping) and value:  # a section that is unknown: its first setting says more
                     name, value = next(iter(value.items()))
                     key = f"{key}.{name}"
-                raise ConfigError(
-                    f"{source}unknown setting {key}{_of_others(key, agent) or f'; {suggestion(key, known)}'}"
-                )
+                way_out = _of_others(key, agent) or f"; {suggestion(key, known)}"
+                raise ConfigError(f"{source}unknown setting {key}{way_out}")
             if key in sections and isinstance(value, Mapping) and not key.startswith("backbone."):
                 remaining.append((f"{key}.", value))
 
@@ -128,7 +127,7 @@ def _of_others(key: str, agent: Any) -> str:
 def suggestion(key: str, known: Collection[str]) -> str:
     """A sentence with the keys that ``key`` may have been meant to be, else with all that stand beside it.
 
-    Tried in turn: a name like it beside it, the same name elsewhere, a key like it where nothing stands beside it, and a
+    Tried in turn: a name like it beside it, the same name elsewhere, a key like it (where nothing stands beside it), a
     name like it elsewhere.
     """
     place, _, name = key.rpartition(".")
@@ -140,7 +139,8 @@ def suggestion(key: str, known: Collection[str]) -> str:
     close = [beside[match] for match in difflib.get_close_matches(name, beside, n=2)]
     close = close or named.get(name, [])
     close = close or ([] if beside else difflib.get_close_matches(key, keys, n=2, cutoff=0.8))
-    close = close or named.get(*difflib.get_close_matches(name, named, n=1, cutoff=0.8) or [""], [])
+    if not close:
+        close = [each for match in difflib.get_close_matches(name, named, n=1, cutoff=0.8) for each in named[match]]
     close = sorted(close, key=lambda each: -difflib.SequenceMatcher(None, key, each).ratio())
     if close:
         return f"did you mean {' or '.join(repr(each) for each in close[:2])}?"

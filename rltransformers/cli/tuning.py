@@ -151,7 +151,7 @@ class _Trials:
                 value = self._train(trial, settings)
             except self.optuna.TrialPruned:
                 self.study.tell(trial, state=self.states.PRUNED)
-                runs.say(f"trial {trial.number} is stopped: its evaluations stay below the median")
+                runs.say(f"trial {trial.number} is stopped: its evaluations lie below the median")
             except OUR_ERRORS as error:
                 trial.set_user_attr("refused", one_line(error))
                 self.study.tell(trial, state=self.states.FAIL)

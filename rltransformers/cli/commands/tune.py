@@ -23,10 +23,10 @@ numbers where both ends are), or a list of values:
       --search backbone.memory=16..64 --search "backbone.position=[trxl, rope]"
 
 Every trial is a run in a folder of its own, inside runs/<config>-tune. Its score is the mean return of the final
-evaluation (over target returns: the highest). With evaluation.every a trial whose evaluations stay below the median of
-the trials before is stopped early. runs/<config>-tune/study.db holds the study: the same command goes on with it, a
-larger --trials makes it longer. runs/<config>-tune/best.yaml is the config of the best trial. Needs
-pip install 'rltransformers[tune]'.
+evaluation (over target returns: the highest). With evaluation.every, a trial whose best evaluation so far lies below
+the median of those that came to their end, once these are five, is stopped early. runs/<config>-tune/study.db holds the
+study: the same command goes on with it, a larger --trials makes it longer. runs/<config>-tune/best.yaml is the config
+of the best trial. Needs pip install 'rltransformers[tune]'.
 """,
     )
     add_config(parser)
