@@ -12,6 +12,7 @@ import yaml
 from rltransformers.cli import runs
 from rltransformers.cli.agents import check_keywords
 from rltransformers.cli.settings import refuse_unknown_settings
+from rltransformers.cli.trust import Program, programs, require_trust
 from rltransformers.core.errors import OUR_ERRORS, ConfigError, one_line, require
 from rltransformers.core.files import held, replacing
 from rltransformers.training.callback import score
@@ -24,19 +25,25 @@ Search = dict[str, Span | OneOf]
 
 
 def tune(
-    name: str, config: ExperimentConfig, searched: Sequence[tuple[str, str]] = (), trials: int | None = None
+    name: str,
+    config: ExperimentConfig,
+    searched: Sequence[tuple[str, str]] = (),
+    trials: int | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Run trials in the folder ``name`` until it has as many as wanted, and write the config of the best as best.yaml.
 
     Args:
         searched: dotted keys and what each may be, as texts; they take the place of ``tune.search`` of their key.
         trials: in place of ``tune.trials``.
+        trust: allow what values in ``tune.search`` ask to run besides this package (``rltransformers.cli.trust``).
 
     Returns:
         JSON values: the best trial, all trials, the path of best.yaml.
 
     Raises:
-        ConfigError: for a search that cannot work, a folder with another study, and when no trial came to its end.
+        ConfigError: for a search that cannot work or would run code of others without ``trust``, a folder with another
+            study, and when no trial came to its end.
         MissingExtraError: without Optuna.
     """
     optuna = require("optuna", "tune")
@@ -45,6 +52,9 @@ def tune(
     space = settings.search | {key: parse_yaml(text, f"--search {key}") for key, text in searched}
     base = config.to_dict() | {"tune": None}
     search = read_space(base, space)
+    typed = dict(searched)
+    foreign = [each for key, values in search.items() if key not in typed for each in _programs(base, key, values)]
+    require_trust(foreign, "tune.search", trust)
     check_name(name)
     folder = Path(config.output) / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,6 +87,13 @@ def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
             config = build_experiment(tried, f"search of {key}")
             check_keywords(config.agent, config.algorithm, config.policy)
     return search
+
+
+def _programs(base: Mapping[str, Any], key: str, values: Span | OneOf) -> list[Program]:
+    """What the values of one setting would run that the config itself does not ask for."""
+    configs = [build_experiment(_with(base, {key: value}), key) for value in getattr(values, "values", ())]
+    known = programs(build_experiment(base, "config"))
+    return list(dict.fromkeys(each for config in configs for each in programs(config) if each not in known))
 
 
 def _with(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -186,6 +186,21 @@ def test_a_search_that_cannot_work_is_refused(
     assert not Path("runs").exists()
 
 
+def test_a_program_among_the_values_of_a_file_runs_only_when_trusted(
+    work: Path, capsys: pytest.CaptureFixture[str], planted: list[ExperimentConfig]
+) -> None:
+    values = yaml.safe_load(Path("online.yaml").read_text())
+    values["algorithm"]["learning_rate"] = 0.1
+    wrapper = [["strangers_module:Wrapper"], []]
+    Path("evil.yaml").write_text(yaml.safe_dump(values | {"tune": {"search": {"environment.wrappers": wrapper}}}))
+    message = refused(capsys, "tune", "evil.yaml", "--trials", "1")
+    assert "imports the module strangers_module" in message and "--trust" in message and not planted
+    run(capsys, "tune", "evil.yaml", "--trials", "1", "--trust")
+    typed = ("--search", f"environment.wrappers={json.dumps(wrapper)}", "--algorithm.learning_rate", "0.1")
+    run(capsys, "tune", "online.yaml", "--trials", "1", *typed)
+    assert len(planted) == 2
+
+
 @pytest.mark.usefixtures("planted")
 def test_another_search_wants_another_name(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "tune", "online.yaml", *RATES, "--trials", "1")

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
     from rltransformers.cli.tuning import told, tune
 
     searched = [tuple(text.split("=", 1)) for text in arguments.search]
-    summary = tune(arguments.name or f"{name}-tune", config, searched, arguments.trials)
+    summary = tune(arguments.name or f"{name}-tune", config, searched, arguments.trials, arguments.trust)
     if arguments.json:
         print_json(summary)
         return
