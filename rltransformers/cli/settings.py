@@ -127,8 +127,8 @@ def _of_others(key: str, agent: Any) -> str:
 def suggestion(key: str, known: Collection[str]) -> str:
     """A sentence with the keys that ``key`` may have been meant to be, else with all that stand beside it.
 
-    Tried in turn: a name like it beside it, the same name elsewhere, a key like it (where nothing stands beside it), a
-    name like it elsewhere.
+    Tried in turn: a name like it beside it, a key like it (where nothing stands beside it), the same name or one
+    like it elsewhere.
     """
     place, _, name = key.rpartition(".")
     keys = sorted({*known, *(each.rpartition(".")[0] for each in known if "." in each)})
@@ -137,7 +137,6 @@ def suggestion(key: str, known: Collection[str]) -> str:
     for each in keys:
         named.setdefault(each.rpartition(".")[2], []).append(each)
     close = [beside[match] for match in difflib.get_close_matches(name, beside, n=2)]
-    close = close or named.get(name, [])
     close = close or ([] if beside else difflib.get_close_matches(key, keys, n=2, cutoff=0.8))
     if not close:
         close = [each for match in difflib.get_close_matches(name, named, n=1, cutoff=0.8) for each in named[match]]
