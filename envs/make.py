@@ -163,7 +163,9 @@ def find_spec(env_id: str) -> EnvSpec:
         try:
             importlib.import_module(module)
         except (ImportError, TypeError, ValueError) as error:
-            raise ConfigError(f"{env_id!r} asks for the module {module!r}, which cannot be imported") from error
+            raise ConfigError(
+                f"{env_id!r} asks for the module {module!r}, which cannot be imported: {error_line(error)}"
+            ) from error
     for prefix, (suite, extra) in SUITES.items():
         if name.startswith(prefix) and name not in gymnasium.registry:
             require(suite, extra)

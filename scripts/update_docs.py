@@ -1,5 +1,5 @@
 """Writes into the documents what is known elsewhere: the catalogue of mechanisms, the figures of docs/benchmarks/*.csv,
-the results in docs/results/*.csv, and the page that a package index shows.
+the results in docs/results/*.csv, the page that a package index shows, and the catalogue that the command line reads.
 
 A table stands between the markers of its name, `<!-- slots:start -->` and `<!-- slots:end -->`.
 
@@ -20,7 +20,7 @@ from rltransformers.backbone import PRESETS
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that the benchmarks next to this file are found
 
-from scripts import benchmark, reproduce  # noqa: E402
+from scripts import benchmark, catalogue, reproduce  # noqa: E402
 from scripts.mechanisms import pages as mechanism_pages  # noqa: E402
 from scripts.mechanisms import pairs  # noqa: E402
 from scripts.results import pictures, report  # noqa: E402
@@ -83,7 +83,8 @@ def parser() -> argparse.ArgumentParser:
 def pages() -> dict[Path, str]:
     """The text that every generated file should have."""
     texts = {path: updated(path.read_text()) for path in FILES}
-    return texts | {INDEX_PAGE: index_page(texts[README])} | mechanism_pages.pages(MECHANISMS)
+    made = {INDEX_PAGE: index_page(texts[README]), catalogue.PATH: catalogue.text()}
+    return texts | made | mechanism_pages.pages(MECHANISMS)
 
 
 def updated(text: str) -> str:

@@ -49,3 +49,12 @@ def test_a_folder_refuses_to_load_under_its_bare_name(folder: str) -> None:
     bare_import = subprocess.run([sys.executable, "-c", f"import {folder}"], cwd=ROOT, capture_output=True, text=True)
     assert bare_import.returncode != 0
     assert f"ImportError: import this folder as rltransformers.{folder}" in bare_import.stderr
+
+
+def test_every_extra_is_named_by_what_needs_it() -> None:
+    """By code that asks for it, or by the extra of those who run the tests."""
+    project = (ROOT / "pyproject.toml").read_text()
+    folders = ("rltransformers", "envs", "agents", "scripts")
+    code = project + "".join(path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    extras = set(tomllib.loads(project)["project"]["optional-dependencies"]) - {"dev"}
+    assert {extra for extra in extras if f"[{extra}]" not in code and f', "{extra}")' not in code} == set()

@@ -84,7 +84,7 @@ def test_the_wheel_holds_every_module_and_config_once(installed: Installed) -> N
     expected = {
         f"{package.replace('.', '/')}/{path.relative_to(ROOT / folder).as_posix()}"
         for package, folder in PROJECT["tool"]["setuptools"]["package-dir"].items()
-        for pattern in ("*.py", "*.yaml", "py.typed")
+        for pattern in ("*.py", "*.yaml", "py.typed", "catalogue.json")
         for path in (ROOT / folder).rglob(pattern)
     }
     assert len(shipped) == len(set(shipped))
@@ -117,6 +117,15 @@ def test_the_command_lists_the_catalogue(installed: Installed) -> None:
     listed = json.loads(installed.run("rltransformers", "list", "--json"))
     assert {"axes", "presets", "agents", "configs"} <= set(listed)
     assert listed["axes"] and listed["presets"]
+
+
+@pytest.mark.parametrize("words", [("--sed", "1"), ("--seed", "x"), ("--backbone.widht", "3"), ("--seed", "[")])
+def test_messages_of_an_installed_package_name_no_place_in_it(installed: Installed, words: tuple[str, str]) -> None:
+    command = [str(installed.scripts / "rltransformers"), "show", "gtrxl_cue_recall", *words]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=installed.elsewhere, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2 and done.stderr.startswith("rltransformers: ")
+    assert "site-packages" not in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_wheel_trains_and_evaluates_from_a_packaged_config(installed: Installed) -> None:

@@ -96,7 +96,7 @@ class ConfidentOptions:
             where gates are nearly shut (residual gru); "classifier" is learned by the loss exits.
         threshold: lambda, confidence that suffices.
         decay: early tokens of an episode have to be surer, by 0.1 exp(-decay p / horizon); None: all alike.
-        horizon: tokens.
+        horizon: tokens over which that fades.
     """
 
     confidence: Confidence = "saturation"

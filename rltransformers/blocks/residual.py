@@ -109,7 +109,12 @@ def normalise_frozen(norm: nn.LayerNorm, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GateOptions:
-    """Bias of the gate, and whether the norm stands before the submodule (identity map reordering)."""
+    """Options of a gate.
+
+    Attributes:
+        bias: of the gate: the larger, the nearer to the identity the stack starts.
+        reordered: the norm stands before the submodule (identity map reordering).
+    """
 
     bias: GateBias = 1.0
     reordered: bool = True
@@ -117,7 +122,12 @@ class GateOptions:
 
 @dataclass(frozen=True)
 class GRUOptions:
-    """The same; a bias of 2 starts the stack near the identity."""
+    """Options of the GRU gate.
+
+    Attributes:
+        bias: of the gate: 2 starts the stack near the identity.
+        reordered: the norm stands before the submodule (identity map reordering).
+    """
 
     bias: GateBias = 2.0
     reordered: bool = True
@@ -125,7 +135,11 @@ class GRUOptions:
 
 @dataclass(frozen=True)
 class InputOptions:
-    """The same without a bias."""
+    """Options of the gate on the input.
+
+    Attributes:
+        reordered: the norm stands before the submodule (identity map reordering).
+    """
 
     reordered: bool = True
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, cast, get_type_hints
 
 import numpy as np
 import torch
@@ -25,11 +25,12 @@ from rltransformers.agents.gtrxl_ppo import GTrXLPPO
 from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
 from rltransformers.backbone import Backbone
 from rltransformers.cli.collect import collect_episodes, make_environment
+from rltransformers.cli.settings import SET_ELSEWHERE
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.files import replacing
-from rltransformers.core.ranges import annotations, check, check_arguments, check_settings
+from rltransformers.core.ranges import annotations, check, check_settings
 from rltransformers.core.spaces import differing_spaces, is_image, leaf_spaces
 from rltransformers.data import load_trajectories
 from rltransformers.policies.steps import Acting
@@ -376,17 +377,6 @@ AGENT_CLASSES: Mapping[AgentName, type[Any]] = {
     AgentName.DECISION_TRANSFORMER: DecisionTransformer,
     AgentName.RECURRENT_PPO: RecurrentPPO,
 }
-_SET_ELSEWHERE = {
-    "self": "",
-    "policy": "",
-    "env": "environment",
-    "dataset": "dataset",
-    "policy_kwargs": "policy and backbone",
-    "seed": "seed",
-    "tensorboard_log": "output",
-    "verbose": "--verbose",
-    "_init_setup_model": "",
-}
 
 
 def build_agent(
@@ -441,22 +431,44 @@ def checkpoint_step(path: Path) -> int:
         raise CheckpointError(f"checkpoint {path} is corrupt or of no agent ({error})") from error
 
 
-def check_keywords(agent: AgentName, algorithm: Mapping[str, Any], policy: Mapping[str, Any] | None = None) -> None:
-    """Raise unless ``algorithm`` and ``policy`` hold keywords of the agent, each of its type and in its range.
+def keyword_hints(agent: AgentName) -> dict[str, Any]:
+    """The keywords that ``algorithm`` takes for an agent, with the annotations of their types and ranges.
 
     A keyword of RecurrentPPO that GTrXLPPO has too has the same range there.
+    """
+    hints = annotations(AGENT_CLASSES[agent].__init__)
+    if agent is AgentName.RECURRENT_PPO:
+        hints = {name: annotations(GTrXLPPO.__init__).get(name, hint) for name, hint in hints.items()}
+    return {name: hint for name, hint in hints.items() if name not in SET_ELSEWHERE}
+
+
+def policy_class(agent: AgentName) -> type[Any]:
+    """The class whose keywords ``policy`` takes for an agent."""
+    if agent in MEMORY_AGENTS:
+        return next(iter(MEMORY_AGENTS[agent].policy_aliases.values()))
+    return PolicySettings if agent is AgentName.DECISION_TRANSFORMER else RecurrentActorCriticPolicy
+
+
+def policy_hints(agent: AgentName) -> dict[str, Any]:
+    """The keywords that ``policy`` takes for an agent, with the annotations of their types and ranges."""
+    if agent is AgentName.DECISION_TRANSFORMER:
+        return get_type_hints(PolicySettings, include_extras=True)
+    without = ("observation_space", "action_space", "lr_schedule", "use_sde")
+    return {name: hint for name, hint in annotations(policy_class(agent).__init__).items() if name not in without}
+
+
+def check_keywords(agent: AgentName, algorithm: Mapping[str, Any], policy: Mapping[str, Any] | None = None) -> None:
+    """Raise unless ``algorithm`` and ``policy`` hold keywords of the agent, each of its type and in its range.
 
     Raises:
         ConfigError: with the full name of the setting, as algorithm.gamma, and the closest keyword or the place where
             it is set.
     """
     for key in algorithm:
-        if _SET_ELSEWHERE.get(key):
-            raise ConfigError(f"algorithm.{key} is set elsewhere in a config: {_SET_ELSEWHERE[key]}")
-    hints, recurrent = annotations(AGENT_CLASSES[agent].__init__), agent is AgentName.RECURRENT_PPO
-    if recurrent:
-        hints = {name: annotations(GTrXLPPO.__init__).get(name, hint) for name, hint in hints.items()}
-    check_settings({name: hint for name, hint in hints.items() if name not in _SET_ELSEWHERE}, algorithm, "algorithm.")
+        if SET_ELSEWHERE.get(key):
+            raise ConfigError(f"algorithm.{key} is set elsewhere in a config: {SET_ELSEWHERE[key]}")
+    check_settings(keyword_hints(agent), algorithm, "algorithm.")
+    recurrent = agent is AgentName.RECURRENT_PPO
     if recurrent and algorithm.get("batch_size") == 1 and algorithm.get("normalize_advantage", True):
         raise ConfigError("algorithm.batch_size is 1, but one advantage has no deviation to be normalised by; raise it")
     find_device(algorithm.get("device", "auto"), "algorithm.device")
@@ -465,8 +477,7 @@ def check_keywords(agent: AgentName, algorithm: Mapping[str, Any], policy: Mappi
     elif agent is AgentName.DECISION_TRANSFORMER:
         check(policy or {}, PolicySettings, "policy")
     else:
-        without = ("observation_space", "action_space", "lr_schedule", "use_sde")
-        check_arguments(RecurrentActorCriticPolicy.__init__, policy or {}, "policy.", without)
+        check_settings(policy_hints(agent), policy or {}, "policy.")
 
 
 def _normalization_path(checkpoint: Path) -> Path:

@@ -1,58 +1,38 @@
 """The life of a run: train from a config, resume from its folder, evaluate it."""
 
-import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from rltransformers.cli.agents import Agent, build_agent, checkpoint_step, load_agent, require_exportable
 from rltransformers.cli.trust import not_typed, programs, require_trust, trust_flag
-from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.signals import Stopped, signals_to
 from rltransformers.policies.steps import Acting
-from rltransformers.training.callback import RunCallback, Stopped
+from rltransformers.training.callback import RunCallback
 from rltransformers.training.evaluation import EvaluationResult
-from rltransformers.training.experiment import EvaluationConfig, ExperimentConfig, read_experiment
+from rltransformers.training.experiment import AgentName, EvaluationConfig, ExperimentConfig, read_experiment
 from rltransformers.training.lookback import lookback_of
-from rltransformers.training.plots import plot_lookback, plot_return_versus_target
+from rltransformers.training.plots import check_picture, plot_lookback, plot_return_versus_target
 from rltransformers.training.run_folder import RunFolder
 from rltransformers.training.threads import use_threads
 
 Overrides = Sequence[tuple[str, str]]
+Evaluated = Callable[[int, Sequence[EvaluationResult]], None]
+PICTURES = {"lookback": "lookback.png", "target": "return_versus_target.png"}
+"""What ``evaluate`` can draw, and the file in the run folder that it becomes."""
 _RESUMABLE = ("train", "evaluation", "threads", "online.timesteps")
 
 
-def packaged_configs() -> list[str]:
-    """Names of the configs that are installed with the package."""
-    entries = resources.files("rltransformers.configs").iterdir()
-    return sorted(entry.name.removesuffix(".yaml") for entry in entries if entry.name.endswith(".yaml"))
+def train(
+    name: str, config: ExperimentConfig, verbose: bool = False, evaluated: Evaluated | None = None
+) -> tuple[RunFolder, list[EvaluationResult]]:
+    """Train a config in a new folder ``name`` and evaluate it; returns the folder and the final results.
 
-
-def find_config(name: str, overrides: Overrides) -> tuple[str, ExperimentConfig]:
-    """Stem and content of a config: a YAML file, or the name of a packaged one.
-
-    Raises:
-        ConfigError: when it is neither.
+    ``evaluated`` gets the step and the results of every evaluation during training; what it raises ends the run.
     """
-    path = Path(name)
-    if path.is_file():
-        return path.stem, read_experiment(path, overrides)
-    stem = path.name.removesuffix(".yaml")
-    if stem in packaged_configs():
-        with resources.as_file(resources.files("rltransformers.configs") / f"{stem}.yaml") as packaged:
-            return stem, read_experiment(packaged, overrides)
-    raise ConfigError(
-        f"config {name!r} is neither a file nor a packaged config; {did_you_mean(stem, packaged_configs())}"
-    )
-
-
-def train(name: str, config: ExperimentConfig, verbose: bool = False) -> tuple[RunFolder, list[EvaluationResult]]:
-    """Train a config in a new folder ``name`` and evaluate it; returns the folder and the final results."""
     threads = use_threads(config.threads)
     agent = build_agent(config)  # before the folder is made: a config that cannot work leaves nothing behind
     try:
@@ -60,7 +40,7 @@ def train(name: str, config: ExperimentConfig, verbose: bool = False) -> tuple[R
         with folder.locked():
             folder.write_config(config.to_dict())
             say(threads)
-            return folder, _run(agent, config, folder, verbose)
+            return folder, _run(agent, config, folder, verbose, evaluated)
     finally:
         agent.close()
 
@@ -105,7 +85,9 @@ def _take_back(folder: RunFolder, step: int, overrides: Overrides) -> None:
         folder.best.unlink()
 
 
-def _run(agent: Agent, config: ExperimentConfig, folder: RunFolder, verbose: bool) -> list[EvaluationResult]:
+def _run(
+    agent: Agent, config: ExperimentConfig, folder: RunFolder, verbose: bool, evaluated: Evaluated | None = None
+) -> list[EvaluationResult]:
     logger = folder.logger(stdout=verbose)
     agent.set_logger(logger)
     evaluation = config.evaluation
@@ -119,10 +101,11 @@ def _run(agent: Agent, config: ExperimentConfig, folder: RunFolder, verbose: boo
         say,
         config.train.restart_every or 0,
         agent.restart,
+        evaluated,
     )
     say(f"run folder: {folder.path}   (TensorBoard: tensorboard --logdir {config.output})")
     try:
-        with _signals_to(callback.stop):
+        with signals_to(callback.stop):
             agent.learn(config.steps, callback, progress=_interactive() and not verbose)
             callback.init_callback(agent.model)
             results = list(callback.finish())
@@ -134,32 +117,6 @@ def _run(agent: Agent, config: ExperimentConfig, folder: RunFolder, verbose: boo
     finally:
         logger.close()
     return results
-
-
-@contextmanager
-def _signals_to(stop: Callable[[int], None]) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP call ``stop`` with their number, unless they are ignored as under ``nohup``."""
-    if threading.current_thread() is not threading.main_thread():  # only there Python lets handlers be set
-        yield
-        return
-    before: dict[int, Any] = {}
-    terminals = [stream.fileno() for stream in (sys.__stdout__, sys.__stderr__) if stream and stream.isatty()]
-
-    def handle(signum: int, frame: object) -> None:
-        if signum == getattr(signal, "SIGHUP", None):
-            for descriptor in terminals:  # the terminal is gone; writing to it would end the run in an error
-                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-        stop(signum)
-
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        signum = getattr(signal, name, None)
-        if signum is not None and signal.getsignal(signum) is not signal.SIG_IGN:
-            before[signum] = signal.signal(signum, handle)
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
 
 def _by(interruption: KeyboardInterrupt) -> str:
@@ -212,30 +169,34 @@ def evaluate(
         changes["kwargs"] = config.evaluation.kwargs | dict(env_kwargs)
     evaluation = replace(config.evaluation, **changes)
     config = replace(config, evaluation=evaluation)  # checks target returns against the agent
+    pictures = {plot: folder.path / PICTURES[plot] for plot in plots}
+    for picture in pictures.values():  # before hours of episodes
+        check_picture(picture)
+    cloning = config.algorithm.get("mode") == "bc"
+    if "target" in plots and (config.agent is not AgentName.DECISION_TRANSFORMER or cloning):
+        whose = "behaviour cloning" if cloning else f"agent {config.agent}"
+        raise ConfigError(f"--plot target draws returns against target returns, and {whose} has none; leave it out")
     chosen = use_threads(config.threads if threads is None else threads)
     agent = build_agent(config, getattr(folder, checkpoint), training=False, acting=acting)
     say(chosen)
     try:
-        return _evaluate(agent, evaluation, folder, plots)
+        return _evaluate(agent, evaluation, folder.path.name, pictures), list(pictures.values())
     finally:
         agent.close()
 
 
 def _evaluate(
-    agent: Agent, evaluation: EvaluationConfig, folder: RunFolder, plots: Sequence[str]
-) -> tuple[list[EvaluationResult], list[Path]]:
-    written = []
-    if "lookback" in plots:
+    agent: Agent, evaluation: EvaluationConfig, name: str, pictures: Mapping[str, Path]
+) -> list[EvaluationResult]:
+    if "lookback" in pictures:
         with lookback_of(agent.backbone) as meter:
             results = agent.evaluate(evaluation, progress=_interactive())
-        written.append(folder.path / "lookback.png")
-        plot_lookback(written[-1], meter.result(), f"{folder.path.name}: attention while acting")
+        plot_lookback(pictures["lookback"], meter.result(), f"{name}: attention while acting")
     else:
         results = agent.evaluate(evaluation, progress=_interactive())
-    if "target" in plots:
-        written.append(folder.path / "return_versus_target.png")
-        plot_return_versus_target(written[-1], results, f"{folder.path.name}: return against target")
-    return results, written
+    if "target" in pictures:
+        plot_return_versus_target(pictures["target"], results, f"{name}: return against target")
+    return results
 
 
 def export(path: str, file_format: str, batch: int | None = None, output: str | None = None) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.data.load import PICKLES
+from rltransformers.core.files import PICKLES
 from rltransformers.training.experiment import AgentName, DatasetConfig, ExperimentConfig
 
 _DATA_BEHAVIOURS = ("random", "checkpoint")

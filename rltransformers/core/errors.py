@@ -19,7 +19,7 @@ class CheckpointError(RuntimeError):
 
 
 class MissingExtraError(ImportError):
-    """An optional dependency is not installed."""
+    """An optional dependency is not installed, or it is and cannot be imported; the message says which."""
 
 
 class CompileError(RuntimeError):
@@ -68,11 +68,13 @@ def require(module: str, extra: str) -> ModuleType:
     """Import ``module`` or raise with the extra of this package that provides it.
 
     Raises:
-        MissingExtraError: when ``module`` is not installed.
+        MissingExtraError: when ``module`` is not installed, or when it is and its import fails; then with that error.
     """
     try:
         return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{module} is not installed; it comes with: pip install 'rltransformers[{extra}]'"
-        ) from error
+    except Exception as error:  # a package may raise anything while it is imported
+        if isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0]):
+            told = f"{module} is not installed; it comes with: pip install 'rltransformers[{extra}]'"
+        else:
+            told = f"{module} is installed, but importing it fails: {type(error).__name__}: {one_line(error)}"
+        raise MissingExtraError(told) from error

@@ -14,6 +14,8 @@ from filelock import FileLock, Timeout
 
 from rltransformers.core.errors import DataError
 
+PICKLES = (".pkl", ".pickle")
+"""Files that are programs."""
 _RANDOM = "[a-z0-9_]{8}"  # what tempfile puts into a name
 
 

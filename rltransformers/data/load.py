@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
-from rltransformers.core.files import existing_file, replacing_folder
+from rltransformers.core.files import PICKLES, existing_file, replacing_folder
 from rltransformers.core.ranges import Count, check
 from rltransformers.core.spaces import (
     leaf_spaces,
@@ -55,8 +55,6 @@ _FORMATS: dict[str, Callable[..., Trajectories]] = {
     ".parquet": read_table,
     ".arrow": read_table,
 }
-PICKLES = (".pkl", ".pickle")
-"""Files that are programs."""
 _VERSION = r"-v\d+/?$"
 _EPISODES_AT_ONCE = 32
 """Minari episodes read while their file is open, for HDF5 keeps some 30 KB about each of them until the file closes."""

@@ -17,7 +17,6 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
-from scipy.signal import lfilter
 
 from rltransformers.core.errors import DataError, did_you_mean
 from rltransformers.core.files import replacing_folder
@@ -608,6 +607,8 @@ def _return_to_go(rewards: Array, offsets: Array, discount: float) -> Array:
     lengths = np.diff(offsets)
     result = np.empty(len(rewards), np.float64)
     if len(lengths) <= lengths.max():  # few long episodes: one filter each
+        from scipy.signal import lfilter  # a second to import, which few data sets are worth
+
         for start, end in itertools.pairwise(offsets):
             result[start:end] = lfilter([1.0], [1.0, -discount], rewards[start:end][::-1])[::-1]
         return result

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import trim_mean
 
 Statistic = Callable[..., Any]
 
@@ -19,6 +18,8 @@ def iqm(scores: ArrayLike, axis: int | None = None) -> Any:
 
     As in rliable, floor(n / 4) scores are cut at each end, so fewer than four scores give their plain mean.
     """
+    from scipy.stats import trim_mean  # half a second to import, which only results are worth
+
     return trim_mean(np.asarray(scores, dtype=np.float64), 0.25, axis=axis)
 
 

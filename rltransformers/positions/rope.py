@@ -46,7 +46,12 @@ class Rope(Position):
 
 @dataclass(frozen=True)
 class Options:
-    """Base of the frequencies, and how many of the first channels of a head turn (an even number, default: all)."""
+    """Options of rotary positions.
+
+    Attributes:
+        base: of the frequencies: the slowest turn takes 2 pi times as many tokens.
+        dims: first channels of a head that turn, an even number; None: all of them.
+    """
 
     base: Base = 10_000.0
     dims: Annotated[int, Ge(2), Le(1_000_000)] | None = None

@@ -38,7 +38,12 @@ class Shaw(Position):
 
 @dataclass(frozen=True)
 class Options:
-    """Distance from which all share one vector, and whether there are vectors on the values as well."""
+    """Options of relative vectors.
+
+    Attributes:
+        max_distance: distance from which on all share one vector.
+        values: have vectors on the values as well as on the keys.
+    """
 
     max_distance: Annotated[int, Ge(0), Le(1_000_000)] = 16
     values: bool = True

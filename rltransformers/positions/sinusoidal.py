@@ -28,7 +28,12 @@ class Sinusoidal(Position):
 
 @dataclass(frozen=True)
 class Options:
-    """Base of the frequencies, and whether the input is multiplied by sqrt(D) first."""
+    """Options of sinusoidal positions.
+
+    Attributes:
+        base: of the frequencies: the longest wave is 2 pi times as many tokens.
+        scale_input: multiply the input by sqrt(D) first.
+    """
 
     base: Base = 10_000.0
     scale_input: bool = False

@@ -46,7 +46,12 @@ class T5Bias(Position):
 
 @dataclass(frozen=True)
 class Options:
-    """Buckets of a head, and the distance at which the last of them begins."""
+    """Options of the buckets.
+
+    Attributes:
+        buckets: biases of every head, each for a range of distances.
+        max_distance: distance at which the last of them begins.
+    """
 
     buckets: Annotated[int, Ge(2), Le(1_000_000)] = 32
     max_distance: Annotated[int, Ge(2), Le(1_000_000)] = 128

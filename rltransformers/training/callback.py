@@ -1,6 +1,5 @@
 """What happens beside the updates of a run: evaluations, checkpoints, the learning curve, stopping."""
 
-import signal
 import time
 from collections.abc import Callable, Sequence
 from os import PathLike
@@ -9,19 +8,12 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
+from rltransformers.core.signals import Stopped
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.run_folder import RunFolder
 
 SAVE_SECONDS = 60.0
 """Longest time between two ``last.zip``: what a killed run can lose."""
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal ended the run."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signal.Signals(signum).name)
-        self.signum = signum
 
 
 class RunCallback(BaseCallback):
@@ -34,6 +26,9 @@ class RunCallback(BaseCallback):
 
     With ``restart_every`` (0: never), ``restart`` is called with the step at the start and whenever a multiple of that
     many steps was passed; ``last.zip`` is written right before, and nowhere else.
+
+    ``evaluated`` gets the step and the results of every evaluation during training, behind all that is written for it;
+    what it raises ends the run.
 
     The best checkpoint is the one of the highest mean return, over target returns the highest of them.
     """
@@ -49,11 +44,13 @@ class RunCallback(BaseCallback):
         report: Callable[[str], None],
         restart_every: int = 0,
         restart: Callable[[int], None] | None = None,
+        evaluated: Callable[[int, Sequence[EvaluationResult]], None] | None = None,
     ) -> None:
         super().__init__()
         self.folder, self.every, self.steps, self.online = folder, every, steps, online
         self.restart_every, self._restart = restart_every, restart
         self._evaluate, self._save, self._report = evaluate, save, report
+        self._evaluated = evaluated
         self._evaluated_at, self._saved_at = 0, 0.0
         self._restarted_at: int | None = None
         self._signal: int | None = None
@@ -131,6 +128,8 @@ class RunCallback(BaseCallback):
             self._save(self.folder.best)
         self.folder.append_evaluation(step, results)
         self.folder.plot(self.steps)
+        if self._evaluated is not None and not last:
+            self._evaluated(step, results)
         return results
 
     def _log(self, step: int, results: Sequence[EvaluationResult], logger: Logger) -> None:

@@ -78,7 +78,17 @@ class CriticOptions:
 
 
 class PolicySettings(TypedDict, total=False):
-    """What ``policy_kwargs`` may hold."""
+    """What ``policy_kwargs`` may hold.
+
+    Attributes:
+        backbone: as for ``BackboneConfig.from_dict``, by default the preset "decision_transformer".
+        readout: what the head adds of recorded actions: "knn" (discrete actions), "spalm" or {"name": ...,
+            option: ...}.
+        observation: {"encoder": "bert"} or {"encoder": {"name": ..., option: ...}} reads the elements of a set or
+            sequence inside the observation, {"leaves": {path: name}} chooses the encoder of a leaf.
+        action_masks: whether the leaf ``action_mask`` of the observation says which actions are allowed; None: where
+            there is such a leaf.
+    """
 
     backbone: BackboneConfig | Mapping[str, Any] | None
     readout: str | Mapping[str, Any] | None

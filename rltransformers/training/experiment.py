@@ -23,6 +23,7 @@ from rltransformers.core.ranges import (
     check_fields,
     shown,
 )
+from rltransformers.training.search import read_search
 
 MOST_VALUES = 100_000
 """Values in a config with its aliases written out; nine short lines of aliases can stand for thousands of millions."""
@@ -72,8 +73,11 @@ class EnvironmentConfig:
 class CollectConfig:
     """Episodes recorded in the run's environment before training, kept in memory.
 
-    ``behaviours`` are written as for ``rltransformers collect``: ``random``, ``sb3:ppo:file.zip``, ...; ``=weight``
-    behind one sets its share of the episodes. ``longest_episode``: as in the evaluation.
+    Attributes:
+        episodes: how many are recorded.
+        behaviours: written as for ``rltransformers collect``: ``random``, ``sb3:ppo:file.zip``, ...; ``=weight`` behind
+            one sets its share of the episodes.
+        longest_episode: steps after which an episode that goes on is an error, as in the evaluation.
     """
 
     episodes: Episodes
@@ -86,9 +90,15 @@ class CollectConfig:
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """What an offline agent learns from: ``id`` (an id or a path, see docs/data.md) or ``collect``, one of the two.
+    """What an offline agent learns from: ``id`` or ``collect``, one of the two.
 
-    ``time_limit``, ``split_on_discontinuity`` and ``cache`` are those of ``load_trajectories``, for ``id`` alone.
+    Attributes:
+        id: Minari or D4RL id, or path of a file or folder of data, see docs/data.md.
+        collect: episodes that are recorded before training.
+        time_limit: step limit of the environment, for data at ``id`` that do not tell limits from ends.
+        split_on_discontinuity: also end an episode of ``id`` where observations do not follow each other, as AntMaze
+            files need.
+        cache: folder that keeps what was read of ``id``, to be read faster the next time.
     """
 
     id: str | None = None
@@ -112,11 +122,14 @@ class DatasetConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long: ``total_timesteps`` of the environment online, ``gradient_steps`` offline.
+    """How long: ``total_timesteps`` online, ``gradient_steps`` offline.
 
-    ``restart_every``: environment steps after which all environments begin new episodes and ``last.zip`` is written,
-    between two updates and nowhere else, so that a resumed run equals one that never stopped also where environments
-    cannot tell where they stand. None: never; ``last.zip`` is then written at least once a minute.
+    Attributes:
+        total_timesteps: steps of the environment, of all copies together; for agents that learn online.
+        gradient_steps: updates of a decision_transformer on its dataset.
+        restart_every: environment steps after which all environments begin new episodes and ``last.zip`` is written,
+            between two updates and nowhere else, so that a resumed run equals one that never stopped also where
+            environments cannot tell where they stand. None: never; ``last.zip`` is then written at least once a minute.
     """
 
     total_timesteps: Steps | None = None
@@ -180,18 +193,39 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
+class TuneConfig:
+    """What ``rltransformers tune`` tries.
+
+    Attributes:
+        search: values to try by dotted key: a range ``low..high`` or ``low..high:log``, whole numbers where both ends
+            are, or a list of values.
+        trials: runs, those that are stopped early included.
+    """
+
+    search: dict[str, Any] = field(default_factory=dict)
+    trials: Count = 20
+
+    def __post_init__(self) -> None:
+        check_fields(self, "tune.")
+        for key, values in self.search.items():
+            read_search(values, f"tune.search.{key}")
+
+
+@dataclass(frozen=True)
 class ExperimentConfig:
     """One run.
 
     Attributes:
-        agent: gtrxl_ppo, gtrxl_vmpo, gtrxl_dqn, decision_transformer or recurrent_ppo (the LSTM baseline of
-            sb3-contrib).
+        agent: what learns: gtrxl_ppo, gtrxl_vmpo, gtrxl_dqn, decision_transformer or recurrent_ppo (the LSTM of
+            sb3-contrib, a baseline).
+        seed: of everything in the run: weights, actions, minibatches and environments.
         backbone: preset and overrides of ``BackboneConfig``.
         policy: other policy keywords of the agent.
         algorithm: constructor keywords of the agent.
         online: episodes of its own that a decision_transformer goes on learning from.
         output: folder that run folders are made in.
         threads: threads of torch; ``None``: ``OMP_NUM_THREADS`` where it is set, else 1.
+        tune: what ``rltransformers tune`` tries; training takes no notice of it.
     """
 
     agent: AgentName
@@ -206,6 +240,7 @@ class ExperimentConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     output: str = "runs"
     threads: Threads | None = None
+    tune: TuneConfig | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -277,12 +312,21 @@ def read_experiment(source: Path | str, overrides: Sequence[tuple[str, str]] = (
         text = Path(source).read_text()
     except (OSError, ValueError) as error:  # ValueError: bytes that are no text
         raise ConfigError(f"config {source} cannot be read: {error}") from error
-    values = parse_yaml(text, str(source))
+    return build_experiment(read_values(text, str(source), overrides), str(source))
+
+
+def read_values(text: str, source: str, overrides: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
+    """The nested mapping in a YAML text, changed by ``overrides``; its keys and values are not looked at.
+
+    Raises:
+        ConfigError: for a text that is no mapping, and a dotted key that leads through something else than mappings.
+    """
+    values = parse_yaml(text, source)
     if not isinstance(values, dict):
         raise ConfigError(f"config {source} must be a mapping of keys, got {type(values).__name__}")
     for key, override in overrides:
-        _set(values, key.split("."), parse_yaml(override, f"--{key}"), key)
-    return build_experiment(values, str(source))
+        set_value(values, key, parse_yaml(override, f"--{key}"))
+    return values
 
 
 def build_experiment(values: Mapping[str, Any], source: str = "config") -> ExperimentConfig:
@@ -376,13 +420,18 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-def _set(values: dict[str, Any], keys: list[str], value: Any, name: str) -> None:
-    """Put ``value`` at a dotted place of nested mappings; a mapping that is missing or null is made."""
-    for depth, key in enumerate(keys[:-1]):
-        if values.get(key) is None:
-            values[key] = {}
-        if not isinstance(values[key], dict):
-            place = ".".join(keys[: depth + 1])
-            raise ConfigError(f"--{name}: {place} is {values[key]!r}, which has no keys")
-        values = values[key]
-    values[keys[-1]] = value
+def set_value(values: dict[str, Any], key: str, value: Any) -> None:
+    """Put ``value`` at the dotted ``key`` of nested mappings; a mapping that is missing or null is made.
+
+    Raises:
+        ConfigError: when something on the way is not a mapping.
+    """
+    *outer, last = key.split(".")
+    for depth, name in enumerate(outer):
+        if values.get(name) is None:
+            values[name] = {}
+        if not isinstance(values[name], dict):
+            place = ".".join(outer[: depth + 1])
+            raise ConfigError(f"--{key}: {place} is {values[name]!r}, which has no keys")
+        values = values[name]
+    values[last] = value

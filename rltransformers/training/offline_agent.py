@@ -273,7 +273,8 @@ class OfflineAgent:
             None if statistics is None else {"": statistics},
             find_device(device),
             None,
-            None,
+            Encoding(),
+            False,
         )
         if statistics is not None:
             weights |= {"observation_mean_0": statistics[0], "observation_deviation_0": statistics[1]}

@@ -1,6 +1,8 @@
 """The three pictures of a run: learning curve, return against target return, attention look-back per layer."""
 
+import io
 import os
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import ArrayLike
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.files import replacing
+from rltransformers.core.files import naming, replacing
 from rltransformers.functional.statistics import stratified_bootstrap
 from rltransformers.training.evaluation import EvaluationResult, return_alignment
 
@@ -101,6 +103,20 @@ def plot_lookback(path: Path, attention: ArrayLike, title: str) -> None:
     bar = figure.colorbar(image, ax=axes, label="attention weight")
     bar.ax.yaxis.set_major_formatter(lambda root, _: f"{root**2:.2g}")
     _write(figure, path)
+
+
+def check_picture(path: Path) -> None:
+    """Raise unless a picture can be drawn and written to ``path``; what stands there is left alone.
+
+    Raises:
+        ConfigError: when ``path`` is a folder.
+        OSError: when its folder takes no file.
+    """
+    if os.path.isdir(path):
+        raise ConfigError(f"{os.fspath(path)} is a folder, and a picture is to be written there: move it away")
+    _canvas("")[0].savefig(io.BytesIO(), format="png")
+    with naming(path), tempfile.TemporaryFile(dir=os.path.dirname(path)):
+        pass
 
 
 def _write(figure: Figure, path: Path) -> None:

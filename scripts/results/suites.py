@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
-from rltransformers.cli.runs import find_config
+from rltransformers.cli.configs import find_config
 from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
 from rltransformers.training.experiment import ExperimentConfig, parse_yaml, read_experiment
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SUITES = ROOT / "configs" / "suites"
 LEAST_EPISODES = 50
 SCORES = ("return", "success")
-_NOT_IN_HASH = ("seed", "output", "threads")
+_NOT_IN_HASH = ("seed", "output", "threads", "tune")
 _SET_BY_CELL = ("seed", "output")
 Built = TypeVar("Built")
 
@@ -255,7 +255,7 @@ def chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
 
 
 def config_hash(config: ExperimentConfig, kind: str = "run") -> str:
-    """12 hexadecimal digits of what a run computes: the resolved config without seed, output and threads.
+    """12 hexadecimal digits of what a run computes: the resolved config without seed, output, threads and tune.
 
     Values that equal the default of their key count as absent, so that a new key does not make old results stale.
     """

@@ -1,6 +1,6 @@
 """The whole catalogue is listed: every system that the library means to have, by id."""
 
-from rltransformers.cli.main import list_contents
+from rltransformers.cli.commands.list import list_contents
 
 SYSTEMS = {
     "P": range(18), "A": range(18), "C": range(1, 6), "S": range(17), "B": range(1, 11), "H": range(7), "SP": range(4),

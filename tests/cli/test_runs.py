@@ -24,9 +24,11 @@ from stable_baselines3.common.vec_env import VecNormalize
 from rltransformers.backbone import BackboneConfig
 from rltransformers.cli.agents import OnlineAgent, build_agent, check_keywords, checkpoint_step, load_agent
 from rltransformers.cli.behaviours import CheckpointBehaviour
-from rltransformers.cli.main import main, split_overrides
-from rltransformers.cli.runs import _signals_to, find_config, packaged_configs
+from rltransformers.cli.configs import find_config, packaged_configs
+from rltransformers.cli.main import build_parser, main
+from rltransformers.cli.words import split_overrides
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.signals import signals_to
 from rltransformers.data import load_trajectories
 from rltransformers.policies import steps
 from rltransformers.training import callback
@@ -39,6 +41,7 @@ from rltransformers.training.experiment import (
     ExperimentConfig,
     OnlineConfig,
     TrainConfig,
+    TuneConfig,
     read_experiment,
 )
 from rltransformers.training.run_folder import RunFolder
@@ -324,7 +327,7 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         stops = list[int]()
-        with _signals_to(stops.append):
+        with signals_to(stops.append):
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
@@ -657,16 +660,16 @@ def test_a_part_of_the_observation_is_recorded(work: Path, capsys: pytest.Captur
         (["train", "online.yaml", "--threads", "0"], "threads must be a whole number in [1, 1024]"),
         (["train", "online.yaml", "--thread", "2"], "unknown setting thread; did you mean 'threads'"),
         (["train", "online.yaml", "--algorithm.learning_rat", "1"],
-         "unknown setting algorithm.learning_rat; did you mean 'learning_rate'"),
+         "unknown setting algorithm.learning_rat; did you mean 'algorithm.learning_rate'"),
         (["train", "online.yaml", "--algorithm.seed", "1"], "algorithm.seed is set elsewhere in a config: seed"),
-        (["train", "online.yaml", "--backbone.widht", "8"], "did you mean 'width'"),
+        (["train", "online.yaml", "--backbone.widht", "8"], "did you mean 'backbone.width'"),
         (["train", "online.yaml", "--backbone.heads", "3"], "heads"),
         (["train", "online.yaml", "--policy.hed", "3"], "unknown setting policy.hed; known: backbone, first_step"),
         (["train", "online.yaml", "--environment.id", "CueRecal-v0"], "did you mean 'rltransformers/CueRecall-v0'"),
         (["train", "online.yaml", "--environment.wrappers", "[Drop]"], "unknown wrapper 'Drop'"),
         (["train", "offline.yaml", "--dataset", "nobody/nothing-v0"], "nobody/nothing-v0"),
         (["train", "offline.yaml", "--dataset", "null"], "learns from data"),
-        (["train", "offline.yaml", "--online", "{timestep: 5}"], "did you mean 'timesteps'"),
+        (["train", "offline.yaml", "--online", "{timestep: 5}"], "did you mean 'online.timesteps'"),
         (["train", "offline.yaml", "--online", "{timesteps: 0}"], "online.timesteps"),
         (["train", "offline.yaml", "--online", "{timesteps: 5}", "--environment.id", "Pendulum-v1"], "stochastic=True"),
         (["train", "online.yaml", "--online", "{timesteps: 5}"], "learns in its environment anyway"),
@@ -739,7 +742,9 @@ def test_list_prints_what_a_config_can_name(capsys: pytest.CaptureFixture[str]) 
     assert all(entry["name"] in plain for entries in contents["axes"].values() for entry in entries)
 
 
-@pytest.mark.parametrize("command", ["train", "show", "evaluate", "export", "collect", "list", "inspect"])
+@pytest.mark.parametrize(
+    "command", ["train", "tune", "show", "evaluate", "export", "collect", "list", "settings", "inspect"]
+)
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
@@ -753,15 +758,15 @@ def test_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str]) -
     words = set(re.findall(r"\w+", capsys.readouterr().out))
     parts = (
         *(ExperimentConfig, EnvironmentConfig, DatasetConfig, CollectConfig),
-        *(TrainConfig, OnlineConfig, EvaluationConfig),
+        *(TrainConfig, OnlineConfig, EvaluationConfig, TuneConfig),
     )
     assert {each.name for part in parts for each in fields(part)} <= words
 
 
 def test_overrides_are_told_apart_from_words_of_the_command() -> None:
-    words = ["train", "--a.b", "-1", "file.yaml", "--c=x=y", "--resume", "run", "--json", "--name=n"]
-    assert split_overrides(words) == (
-        ["train", "file.yaml", "--resume", "run", "--json", "--name=n"],
+    words = ["train", "--a.b", "-1", "file.yaml", "--c=x=y", "--resume", "run", "--json", "--name=n", "--seeds", "2"]
+    assert split_overrides(words, build_parser().commands["train"]) == (
+        ["train", "file.yaml", "--resume", "run", "--json", "--name=n", "--seeds", "2"],
         [("a.b", "-1"), ("c", "x=y")],
     )
 

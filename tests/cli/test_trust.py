@@ -17,8 +17,8 @@ import torch
 import yaml
 
 from rltransformers.agents import DecisionTransformer, GTrXLPPO
+from rltransformers.cli.configs import find_config, packaged_configs
 from rltransformers.cli.main import main
-from rltransformers.cli.runs import find_config, packaged_configs
 from rltransformers.cli.trust import collect_programs, programs
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.data import load_trajectories

@@ -1,11 +1,12 @@
 """The one check for unknown names of settings, and what it says."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rltransformers.core.errors import ConfigError, refuse_unknown
+from rltransformers.core.errors import ConfigError, MissingExtraError, refuse_unknown, require
 
 KNOWN = {"width": 1, "heads": 2}
 
@@ -34,3 +35,32 @@ def test_where_nothing_is_known_the_message_says_so() -> None:
 def test_known_names_and_none_at_all_pass() -> None:
     refuse_unknown({"heads": 3, "width": None}, KNOWN, "a.")
     refuse_unknown([], (), "a.")
+
+
+def test_a_missing_package_names_its_extra() -> None:
+    with pytest.raises(MissingExtraError, match=r"^no_such is not installed; .*'rltransformers\[knn\]'$"):
+        require("no_such", "knn")
+    with pytest.raises(MissingExtraError, match=r"^no_such.part is not installed"):
+        require("no_such.part", "knn")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import no_such_dependency", "ModuleNotFoundError: No module named 'no_such_dependency'"),
+        ("from math import nothing", "ImportError: cannot import name 'nothing'"),
+        (
+            "raise OSError('libcudart.so.12: cannot open\\nshared object file')",
+            "OSError: libcudart.so.12: cannot open shared",
+        ),
+    ],
+)
+def test_an_installed_package_that_cannot_be_imported_is_not_called_missing(
+    text: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_package.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MissingExtraError) as caught:
+        require("broken_package", "knn")
+    assert str(caught.value).startswith("broken_package is installed, but importing it fails: ")
+    assert reason in str(caught.value) and "not installed" not in str(caught.value)

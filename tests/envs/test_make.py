@@ -153,7 +153,7 @@ def test_a_missing_suite_names_its_extra(env_id: str, module: str, extra: str, m
 
     def without_it(name: str, package: str | None = None) -> Any:
         if name == module:
-            raise ModuleNotFoundError(name)
+            raise ModuleNotFoundError(name, name=name)
         return real(name, package)
 
     monkeypatch.setattr(importlib, "import_module", without_it)

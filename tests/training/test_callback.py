@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from stable_baselines3.common.logger import Logger
 
+from rltransformers.core.signals import Stopped
 from rltransformers.training import callback as module
-from rltransformers.training.callback import RunCallback, Stopped
+from rltransformers.training.callback import RunCallback
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.run_folder import MetricsCSV, RunFolder
 

@@ -44,7 +44,12 @@ class DynamicRouting(Capsules):
 
 @dataclass(frozen=True)
 class Options:
-    """Output capsules (None: as many as heads; they divide the width) and iterations of the routing."""
+    """Options of the routing.
+
+    Attributes:
+        capsules: output capsules, which divide the width; None: as many as heads.
+        iterations: rounds in which outputs and routes agree.
+    """
 
     capsules: Size | None = None
     iterations: Annotated[int, Ge(1), Le(10)] = 3

@@ -61,7 +61,12 @@ class Guidance(Objective):
 
 @dataclass(frozen=True)
 class Options:
-    """Where guided heads look, and the share of the heads that is guided, at least one."""
+    """Options of guided heads.
+
+    Attributes:
+        target: where guided heads look.
+        share: of the heads that is guided, at least one.
+    """
 
     target: Target = "previous"
     share: Fraction = 0.5

@@ -12,7 +12,12 @@ from rltransformers.mixers.interface import Dims
 
 @dataclass(frozen=True)
 class Options:
-    """Steps of a block, and earlier blocks that are seen wholly."""
+    """Options of blocks.
+
+    Attributes:
+        block: steps of a block.
+        back: earlier blocks that are seen wholly.
+    """
 
     block: Size
     back: Annotated[int, Ge(0), Le(1_000_000)] = 0

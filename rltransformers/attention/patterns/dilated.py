@@ -10,7 +10,12 @@ from rltransformers.mixers.interface import Dims
 
 @dataclass(frozen=True)
 class Options:
-    """Tokens that a token sees, itself included, and the distance between two of them."""
+    """Options of a dilated window.
+
+    Attributes:
+        window: tokens that a token sees, itself included.
+        dilation: distance in tokens between two of them.
+    """
 
     window: Size
     dilation: Size

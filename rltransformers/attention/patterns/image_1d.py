@@ -12,7 +12,12 @@ from rltransformers.mixers.interface import Dims
 
 @dataclass(frozen=True)
 class Options:
-    """Steps of a query block, and steps in front of it that all of its queries see."""
+    """Options of blocks of queries.
+
+    Attributes:
+        block: steps of a block of queries.
+        before: steps in front of the block that all of its queries see.
+    """
 
     block: Size
     before: Annotated[int, Ge(0), Le(1_000_000)]

@@ -12,7 +12,12 @@ from rltransformers.mixers.interface import Dims
 
 @dataclass(frozen=True)
 class Options:
-    """Steps of the window, and tokens at the start of the episode that stay visible."""
+    """Options of a window with sinks.
+
+    Attributes:
+        window: steps that a token sees, its own included.
+        sinks: tokens at the start of the episode that stay visible.
+    """
 
     window: Size
     sinks: Annotated[int, Ge(1), Le(4096)] = 1

@@ -13,7 +13,13 @@ from rltransformers.mixers.interface import Dims
 
 @dataclass(frozen=True)
 class Options:
-    """Earlier blocks that are drawn for every block, steps of a block, and the seed of the draws."""
+    """Options of drawn blocks.
+
+    Attributes:
+        count: earlier blocks that are drawn for every block.
+        block: steps of a block.
+        seed: of the draws.
+    """
 
     count: Annotated[int, Ge(1), Le(256)]
     block: Size = 1

@@ -27,7 +27,12 @@ class Strided(Rule):
 
 @dataclass(frozen=True)
 class Options:
-    """Stride in steps, and which of the two sets of keys; "both" is their union in one softmax."""
+    """Options of strided attention.
+
+    Attributes:
+        stride: steps from one visible step to the next, and steps of the local part.
+        part: which of the two sets of keys; "both" is their union in one softmax.
+    """
 
     stride: Size
     part: Literal["both", "local", "strided"] = "both"

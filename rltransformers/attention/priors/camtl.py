@@ -64,9 +64,9 @@ class Options:
         tasks: how many there are.
         task: of all episodes, counted from 0; None reads it: ``Backbone.forward(..., task=...)``, in agents the key
             "task" of the observation.
-        size: Z.
+        size: Z, numbers that describe a task.
         blocks: J, blocks with numbers of their own; later ones use them again.
-        block: n.
+        block: n, tokens of a block.
     """
 
     tasks: Annotated[int, Ge(1), Le(100_000)] = 1

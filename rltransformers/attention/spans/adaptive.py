@@ -40,7 +40,12 @@ class AdaptiveSpan(Span):
 
 @dataclass(frozen=True)
 class Options:
-    """Width of the soft edge in tokens, and the share of the memory that spans start from."""
+    """Options of learned spans.
+
+    Attributes:
+        ramp: width of the soft edge in tokens.
+        initial: share of the memory that spans start from.
+    """
 
     ramp: Ramp = 32.0
     initial: UnitInterval = 0.0

@@ -39,7 +39,12 @@ class DynamicSpan(Span):
 
 @dataclass(frozen=True)
 class Options:
-    """Width of the soft edge in tokens, and the bias of the prediction: -4 starts near 2 % of the memory."""
+    """Options of predicted spans.
+
+    Attributes:
+        ramp: width of the soft edge in tokens.
+        bias: of the prediction: -4 starts near 2 % of the memory.
+    """
 
     ramp: Ramp = 32.0
     bias: Annotated[float, Ge(-100), Le(100)] = -4.0

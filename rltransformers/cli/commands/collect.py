@@ -1,0 +1,91 @@
+"""``rltransformers collect``: record behaviours as a dataset."""
+
+import argparse
+import sys
+
+from rltransformers.cli.printing import print_json, print_tree
+from rltransformers.cli.words import Parsers, add_threads, command, flag, mapping
+from rltransformers.core.ranges import Environments, Seed, Steps, WholeNumber
+
+
+def add(commands: Parsers) -> None:
+    """Its options and help."""
+    parser = command(
+        commands,
+        "collect",
+        "Record behaviours as a dataset.",
+        """
+Runs behaviours in an environment and writes their episodes as a Minari dataset, which `train` reads by its id
+(dataset.id) and `inspect` describes. A behaviour is written as one of
+
+  random                                uniform actions
+  sb3:ALGORITHM:ZIP[:VECNORMALIZE.pkl]  a Stable-Baselines3 or sb3-contrib policy (ppo, a2c, sac, td3, dqn, tqc, ...);
+                                        such files are pickles and can run code: use only ones you trust
+  checkpoint:RUN                        an agent trained with this package: a run folder or a checkpoint in it
+  MODULE:NAME                           a function or class of yours
+
+Several behaviours make a mixture; =WEIGHT behind one sets its share of the steps. With --keep-indices or
+--drop-indices only a part of a vector observation is recorded, while the behaviour sees all of it.
+
+  rltransformers collect --env rltransformers/KeyToDoor-v0 --behaviour random --steps 20000 --dataset key/random-v0
+  rltransformers collect --env Hopper-v5 --behaviour sb3:sac:sac.zip=1 --behaviour random=2 --steps 100000 \\
+      --dataset hopper/mixture-v0 --num-envs 8
+""",
+    )
+    parser.add_argument("--env", required=True, metavar="ID", help="Gymnasium id")
+    parser.add_argument(
+        "--env-kwargs", default="{}", metavar="JSON", help='keywords of the environment, as {"delay": 16}'
+    )
+    parser.add_argument(
+        "--behaviour", action="append", required=True, metavar="SPEC[=WEIGHT]", help="who acts; repeat for a mixture"
+    )
+    parser.add_argument(
+        "--steps", type=flag(Steps), required=True, metavar="N", help="steps; running episodes are finished"
+    )
+    parser.add_argument("--dataset", required=True, metavar="NAME-vN", help="id of the new Minari dataset")
+    parser.add_argument(
+        "--num-envs",
+        type=flag(Environments),
+        default=8,
+        metavar="N",
+        help="environments at once (default: 8)",
+    )
+    parser.add_argument("--seed", type=flag(Seed), default=0, help="same seed, same dataset (default: 0)")
+    add_threads(parser, "1, or OMP_NUM_THREADS where it is set")
+    parser.add_argument("--deterministic", action="store_true", help="most likely actions in place of sampled ones")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing dataset of that id")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument(
+        "--keep-indices", type=flag(WholeNumber), nargs="+", metavar="I", help="record only these observation entries"
+    )
+    part.add_argument(
+        "--drop-indices", type=flag(WholeNumber), nargs="+", metavar="I", help="record all but these entries"
+    )
+    parser.add_argument("--json", action="store_true", help="print what was recorded as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Do it, and print what came of it."""
+    from rltransformers.cli.collect import collect_dataset
+    from rltransformers.training.experiment import EnvironmentConfig
+    from rltransformers.training.threads import use_threads
+
+    environment = EnvironmentConfig(arguments.env, arguments.num_envs, mapping(arguments.env_kwargs, "--env-kwargs"))
+    summary = collect_dataset(
+        environment,
+        arguments.behaviour,
+        arguments.dataset,
+        arguments.steps,
+        arguments.seed,
+        keep=arguments.keep_indices,
+        drop=arguments.drop_indices,
+        deterministic=arguments.deterministic,
+        overwrite=arguments.overwrite,
+        progress=sys.stderr.isatty(),
+        notice=use_threads(arguments.threads),
+    )
+    if arguments.json:
+        print_json(summary)
+    else:
+        print_tree(summary)

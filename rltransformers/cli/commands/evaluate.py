@@ -1,0 +1,98 @@
+"""``rltransformers evaluate``: play episodes with a trained agent."""
+
+import argparse
+import sys
+
+from rltransformers.cli.printing import print_json, print_results
+from rltransformers.cli.words import Parsers, add_threads, add_trust, command, flag, mapping
+from rltransformers.core.ranges import Episodes, Seed
+
+
+def add(commands: Parsers) -> None:
+    """Its options and help."""
+    parser = command(
+        commands,
+        "evaluate",
+        "Evaluate a trained agent.",
+        """
+RUN is a run folder made by `rltransformers train`. Episode k starts from seed SEED + k, so results of two agents
+are comparable episode by episode. Printed are mean, standard deviation, interquartile mean with its 95 % bootstrap
+interval over episodes, episode length, and success rate and normalised score where they are defined.
+
+  rltransformers evaluate runs/gtrxl_cue_recall-seed0 --episodes 100
+  rltransformers evaluate runs/gtrxl_cue_recall-seed0 --env-kwargs '{"delay": 20}'
+  rltransformers evaluate runs/dt_hopper_mixture-seed0 --target-return 700 --target-return 2400 --plot target
+""",
+    )
+    parser.add_argument("folder", metavar="RUN", help="run folder")
+    parser.add_argument(
+        "--episodes",
+        type=flag(Episodes),
+        metavar="N",
+        help="episodes, per target return (default: of the config)",
+    )
+    parser.add_argument(
+        "--target-return",
+        type=flag(float),
+        action="append",
+        default=[],
+        metavar="R",
+        help="return a Decision Transformer is asked for; repeat for several (default: of the config)",
+    )
+    parser.add_argument("--seed", type=flag(Seed), help="seed of the first episode (default: of the config)")
+    parser.add_argument(
+        "--env-kwargs", default="{}", metavar="JSON", help="keywords of the environment to change for this evaluation"
+    )
+    parser.add_argument(
+        "--longest-episode",
+        type=int,
+        metavar="N",
+        help="steps after which an episode that goes on is an error (default: of the config, else 200000)",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        choices=("last", "best"),
+        default="last",
+        help="which weights (default: last, the honest choice)",
+    )
+    parser.add_argument(
+        "--acting", choices=("eager", "compiled"), help="how steps are computed (default: as the agent was trained)"
+    )
+    add_threads(parser, "of the config, else 1, or OMP_NUM_THREADS where it is set")
+    parser.add_argument("--sample", action="store_true", help="sample actions instead of taking the most likely ones")
+    parser.add_argument(
+        "--plot",
+        action="append",
+        choices=("target", "lookback"),
+        default=[],
+        help="write a picture into RUN: return against target return, or how far back attention looks; repeatable",
+    )
+    parser.add_argument("--json", action="store_true", help="print all episodes and the summary as JSON")
+    add_trust(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Do it, and print what came of it."""
+    from rltransformers.cli import runs
+
+    results, pictures = runs.evaluate(
+        arguments.folder,
+        arguments.episodes,
+        arguments.target_return,
+        arguments.seed,
+        arguments.checkpoint,
+        arguments.sample,
+        arguments.plot,
+        arguments.threads,
+        mapping(arguments.env_kwargs, "--env-kwargs"),
+        arguments.longest_episode,
+        arguments.trust,
+        arguments.acting,
+    )
+    if arguments.json:
+        print_json([result.to_dict() for result in results])
+    else:
+        print_results(results)
+    for picture in pictures:
+        print(f"picture  {picture}", file=sys.stderr)

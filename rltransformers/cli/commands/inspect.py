@@ -1,0 +1,48 @@
+"""``rltransformers inspect``: check a dataset and describe it."""
+
+import argparse
+import json
+
+from rltransformers.cli.printing import print_json, print_tree
+from rltransformers.cli.words import Parsers, command, flag
+from rltransformers.core.ranges import Count
+
+
+def add(commands: Parsers) -> None:
+    """Its options and help."""
+    parser = command(
+        commands,
+        "inspect",
+        "Check a dataset and describe it.",
+        """
+DATASET is a Minari or D4RL id (installed on this machine), a file (.hdf5, .npz, .parquet, .arrow), or a folder of saved
+trajectories, of Parquet files or of Hugging Face datasets. It is read and checked as training would: shapes, NaN,
+lengths, flags. Printed are spaces, episodes, lengths, returns, and target returns worth asking for.
+
+  rltransformers inspect hopper/mixture-v0
+  rltransformers inspect hopper_medium-v2.hdf5 --json
+""",
+    )
+    parser.add_argument("dataset", metavar="DATASET", help="id or path")
+    parser.add_argument(
+        "--time-limit", type=flag(Count), metavar="N", help="the step limit of the environment, for data that lack it"
+    )
+    parser.add_argument("--trust", action="store_true", help="read a pickle of save_replay_buffer, which runs its code")
+    parser.add_argument("--json", action="store_true", help="print the description as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Do it, and print what came of it."""
+    from rltransformers.data import load_trajectories, normalized_score
+
+    data = load_trajectories(arguments.dataset, time_limit=arguments.time_limit, trust=arguments.trust)
+    summary = data.summary()
+    scores = normalized_score(data.env_id or data.name, data.returns)
+    if scores is not None:
+        summary["normalized_score_mean"] = float(scores.mean())
+    if arguments.json:
+        print_json(summary)
+        return
+    print_tree(summary)
+    print(f"ask for them with      --evaluation.target_returns '{json.dumps(summary['target_returns'])}'")

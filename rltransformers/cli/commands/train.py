@@ -1,0 +1,122 @@
+"""``rltransformers train``: train an agent, once or with several seeds."""
+
+import argparse
+
+from rltransformers.cli.printing import print_json, print_results
+from rltransformers.cli.words import Parsers, add_config, add_trust, command, flag
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.ranges import Count
+
+
+def add(commands: Parsers) -> None:
+    """Its options and help."""
+    parser = command(
+        commands,
+        "train",
+        "Train an agent from a config, or in an environment with the usual settings.",
+        """
+CONFIG is a YAML file, or the name of a config that comes with the package (`rltransformers list` prints them).
+Any setting in it can be changed on the command line with its dotted name:
+
+  rltransformers train gtrxl_cue_recall
+  rltransformers train configs/gtrxl_cue_recall.yaml --seed 1 --algorithm.learning_rate 3e-4 --backbone.memory 0
+
+Without a config, --env names the environment; --agent and every other setting may follow:
+
+  rltransformers train --env CartPole-v1 --agent gtrxl_vmpo --train.total_timesteps 50000
+
+Several seeds, each in a run folder of its own, with mean and spread at the end:
+
+  rltransformers train gtrxl_cue_recall --seeds 5 --jobs 2
+
+Settings (`rltransformers settings` explains each, `rltransformers settings algorithm` those that begin so):
+  agent, seed, output     which agent, the seed of everything, the folder for run folders
+  environment.*           id, num_envs, kwargs, wrappers, processes, normalize_observation, normalize_reward
+  dataset.*               id, time_limit, split_on_discontinuity and cache, or collect.episodes and
+                          collect.behaviours (decision_transformer)
+  backbone.*              preset and what `rltransformers list` shows
+  algorithm.*, policy.*   keywords of the agent and of its policy
+  train.*                 total_timesteps, or gradient_steps (decision_transformer); restart_every (gtrxl_*)
+  online.*                timesteps, exploration_return, exploration_noise, replay_episodes, updates_per_episode,
+                          num_envs: episodes that a decision_transformer plays and learns from in the end
+  evaluation.*            episodes, every, target_returns, seed, deterministic, kwargs, longest_episode
+  tune.*                  search, trials: for `rltransformers tune`
+  threads                 threads of torch (default: 1, or OMP_NUM_THREADS where it is set)
+
+A run folder runs/<config>-seed<seed> receives the resolved config, metrics (CSV and TensorBoard), checkpoints
+(last.zip, best.zip), the final evaluation (evaluation.json) and a learning curve (learning_curve.png).
+A run that was stopped goes on with:
+
+  rltransformers train --resume runs/gtrxl_cue_recall-seed0
+""",
+    )
+    add_config(parser)
+    parser.add_argument("--resume", metavar="RUN", help="run folder to go on with, in place of CONFIG")
+    parser.add_argument("--name", help="name of the run folder in place of <config>-seed<seed>")
+    parser.add_argument(
+        "--seeds", type=flag(Count), metavar="N", help="train with N seeds, from the config's on, and compare the runs"
+    )
+    parser.add_argument("--jobs", type=flag(Count), metavar="J", help="of --seeds: runs at the same time (default: 1)")
+    parser.add_argument("--verbose", action="store_true", help="print every logged metric in place of a progress bar")
+    parser.add_argument("--json", action="store_true", help="print the final evaluation as JSON")
+    add_trust(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Train, and print the final evaluation."""
+    from rltransformers.cli import trust
+    from rltransformers.cli.configs import packaged_configs, read_config
+
+    _check(arguments, packaged_configs())
+    if arguments.resume is None:
+        name, config, typed = read_config(arguments)
+        foreign = trust.not_typed(trust.programs(config), typed)
+        trust.require_trust(foreign, str(arguments.config), arguments.trust)
+        if arguments.seeds is not None:
+            _train_seeds(arguments, name, config.seed, trusted=bool(foreign))
+            return
+    from rltransformers.cli import runs
+    from rltransformers.training.experiment import read_experiment
+
+    if arguments.resume is not None:
+        folder, results = runs.resume(arguments.resume, arguments.overrides, arguments.verbose, arguments.trust)
+    else:
+        folder, results = runs.train(arguments.name or f"{name}-seed{config.seed}", config, arguments.verbose)
+    if arguments.json:
+        print_json({"run": str(folder.path), "results": [result.to_dict() for result in results]})
+        return
+    print_results(results)
+    print(f"\nrun folder      {folder.path}")
+    print(f"learning curve  {folder.learning_curve}")
+    print(f"evaluation      {folder.evaluation}")
+    flag = trust.trust_flag(trust.programs(read_experiment(folder.config), folder.last, training=False))
+    print(f"evaluate again  rltransformers evaluate {folder.path} --episodes 100{flag}")
+
+
+def _check(arguments: argparse.Namespace, names: list[str]) -> None:
+    given = [each for each in (arguments.config, arguments.env, arguments.resume) if each is not None]
+    if len(given) != 1:
+        raise ConfigError(
+            "train needs either CONFIG or --resume RUN or --env ID, one of the three (with a CONFIG: --environment.id "
+            f"ID); packaged configs: {', '.join(names)}"
+        )
+    if arguments.jobs is not None and arguments.seeds is None:
+        raise ConfigError("--jobs says how many of --seeds N train at the same time: give --seeds, too")
+    for flag_name in ("resume", "verbose"):
+        if arguments.seeds is not None and getattr(arguments, flag_name):
+            raise ConfigError(f"--{flag_name} is for one run, --seeds for several new ones: leave one of the two out")
+
+
+def _train_seeds(arguments: argparse.Namespace, name: str, first: int, trusted: bool) -> None:
+    from rltransformers.cli.seeds import print_seeds, seeds_summary, train_seeds
+
+    source = [f"--env={arguments.env}"] if arguments.config is None else [arguments.config]
+    source += [f"--{key}={text}" for key, text in arguments.overrides]
+    source += ["--trust"] if trusted else []
+    seeds = range(first, first + arguments.seeds)
+    runs = train_seeds(source, arguments.name or name, seeds, arguments.jobs or 1)
+    if arguments.json:
+        print_json({"runs": runs, "seeds": seeds_summary(runs)})
+    else:
+        print_seeds(runs)

@@ -1,0 +1,69 @@
+"""``rltransformers tune``: search settings with Optuna."""
+
+import argparse
+
+from rltransformers.cli.printing import cell, print_json
+from rltransformers.cli.words import Parsers, add_config, add_trust, command, flag
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.ranges import Count
+
+
+def add(commands: Parsers) -> None:
+    """Its options and help."""
+    parser = command(
+        commands,
+        "tune",
+        "Search settings of a run with Optuna.",
+        """
+CONFIG, --env and all settings are those of `rltransformers train`. What is searched stands in the config under
+tune.search, or is given with --search, once per setting: a range low..high, a range low..high:log on a log scale (whole
+numbers where both ends are), or a list of values:
+
+  rltransformers tune gtrxl_cue_recall --trials 20 --search algorithm.learning_rate=1e-5..1e-2:log \\
+      --search backbone.memory=16..64 --search "backbone.position=[trxl, rope]"
+
+Every trial is a run in a folder of its own, inside runs/<config>-tune. Its score is the mean return of the final
+evaluation (over target returns: the highest). With evaluation.every, a trial whose best evaluation so far lies below
+the median of those that came to their end, once these are five, is stopped early. runs/<config>-tune/study.db holds the
+study: the same command goes on with it, a larger --trials makes it longer. runs/<config>-tune/best.yaml is the config
+of the best trial. Needs pip install 'rltransformers[tune]'.
+""",
+    )
+    add_config(parser)
+    parser.add_argument(
+        "--search", action="append", default=[], metavar="KEY=VALUES", help="a setting and what it may be; repeatable"
+    )
+    parser.add_argument(
+        "--trials", type=flag(Count), metavar="N", help="trials in all (default: of the config, else 20)"
+    )
+    parser.add_argument("--name", help="name of the folder in place of <config>-tune")
+    parser.add_argument("--json", action="store_true", help="print the best trial and all others as JSON")
+    add_trust(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Search, and print the best trial."""
+    from rltransformers.cli import trust
+    from rltransformers.cli.configs import read_config
+
+    for text in arguments.search:
+        key, equals, _ = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--search takes KEY=VALUES, as algorithm.learning_rate=1e-5..1e-2:log; got {text!r}")
+    name, config, typed = read_config(arguments)
+    trust.require_trust(trust.not_typed(trust.programs(config), typed), str(arguments.config), arguments.trust)
+    from rltransformers.cli.tuning import told, tune
+
+    searched = [tuple(text.split("=", 1)) for text in arguments.search]
+    summary = tune(arguments.name or f"{name}-tune", config, searched, arguments.trials, arguments.trust)
+    if arguments.json:
+        print_json(summary)
+        return
+    print(f"{'trial':>6}  {'state':<9} {'score':>10}  settings")
+    for trial in summary["trials"]:
+        score = "" if trial["score"] is None else cell(trial["score"])
+        print(f"{trial['number']:>6}  {trial['state']:<9} {score:>10}  {told(trial['settings'])}")
+    print(f"\nbest trial   {summary['best']['number']}, score {cell(summary['best']['score'])}")
+    print(f"its config   {summary['config']}")
+    print(f"train again  rltransformers train {summary['config']} --seeds 5")

@@ -1,0 +1,98 @@
+"""Where the config of a run comes from: a YAML file, a packaged one, or an environment and the usual settings."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rltransformers.cli.settings import refuse_unknown_settings
+from rltransformers.cli.words import Overrides
+from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.training.experiment import (
+    AgentName,
+    ExperimentConfig,
+    build_experiment,
+    parse_yaml,
+    read_values,
+    set_value,
+)
+
+USUAL = """
+agent: gtrxl_ppo
+environment: {num_envs: 8}
+train: {total_timesteps: 100_000}
+evaluation: {episodes: 20, every: 10_000}
+"""
+"""Settings of a run that names an environment alone; what is not here has the default of the agent."""
+USUAL_OFFLINE = USUAL.replace("total_timesteps: 100_000", "gradient_steps: 10_000").replace(
+    "every: 10_000", "every: 2_500"
+)
+
+
+def packaged_configs() -> list[str]:
+    """Names of the configs that are installed with the package."""
+    entries = resources.files("rltransformers.configs").iterdir()
+    return sorted(entry.name.removesuffix(".yaml") for entry in entries if entry.name.endswith(".yaml"))
+
+
+def find_config(name: str, overrides: Sequence[tuple[str, str]]) -> tuple[str, ExperimentConfig]:
+    """Stem and content of a config: a YAML file, or the name of a packaged one.
+
+    Raises:
+        ConfigError: when it is neither, and for what ``read_experiment`` refuses; with the full key that was meant.
+    """
+    path = Path(name)
+    if path.is_file():
+        try:
+            return path.stem, _read(path.read_text(), name, overrides)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"config {name} cannot be read: {error}") from error
+    stem = path.name.removesuffix(".yaml")
+    if stem in packaged_configs():
+        text = (resources.files("rltransformers.configs") / f"{stem}.yaml").read_text()
+        return stem, _read(text, f"packaged config {stem}", overrides)
+    raise ConfigError(
+        f"config {name!r} is neither a file nor a packaged config; {did_you_mean(stem, packaged_configs())}"
+    )
+
+
+def config_of_env(env_id: str, overrides: Sequence[tuple[str, str]]) -> tuple[str, ExperimentConfig]:
+    """Name and content of the config of an environment with the usual settings of the agent that ``overrides`` name.
+
+    Raises:
+        ConfigError: as ``find_config``.
+    """
+    agent = parse_yaml(dict(overrides).get("agent", AgentName.GTRXL_PPO), "--agent")
+    text = USUAL_OFFLINE if agent == AgentName.DECISION_TRANSFORMER else USUAL
+    config = _read(text, "--env", overrides)
+    return f"{env_id.rpartition(':')[2].rpartition('/')[2]}-{config.agent}", config
+
+
+def read_config(arguments: argparse.Namespace) -> tuple[str, ExperimentConfig, Overrides]:
+    """Name and config that the words of a command ask for, and the settings that were typed.
+
+    Raises:
+        ConfigError: without a config and an environment, with both, and as ``find_config``.
+    """
+    if (arguments.config is None) == (arguments.env is None):
+        names = ", ".join(packaged_configs())
+        raise ConfigError(
+            f"{arguments.command} needs either CONFIG or --env ID (with a CONFIG: --environment.id ID); "
+            f"packaged configs: {names}"
+        )
+    if arguments.config is not None:
+        return *find_config(arguments.config, arguments.overrides), arguments.overrides
+    typed = [("environment.id", json.dumps(arguments.env)), *arguments.overrides]
+    return *config_of_env(arguments.env, typed), typed
+
+
+def _read(text: str, source: str, overrides: Sequence[tuple[str, str]]) -> ExperimentConfig:
+    values = read_values(text, source, overrides)
+    typed: dict[str, Any] = {"agent": values.get("agent")}
+    for key, words in overrides:
+        set_value(typed, key, parse_yaml(words, f"--{key}"))
+    refuse_unknown_settings(typed)
+    refuse_unknown_settings(values, f"{source}: ")
+    return build_experiment(values, source)

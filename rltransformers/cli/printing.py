@@ -1,0 +1,56 @@
+"""How results reach standard output: tables for people, JSON for programs."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+
+def print_results(results: Sequence[Any]) -> None:
+    """A table with one column per target return."""
+    from rltransformers.training.evaluation import return_alignment
+
+    summaries = [result.summary() for result in results]
+    labels = {
+        "step": "training step",
+        "target_return": "target return",
+        "episodes": "episodes",
+        "return_mean": "return, mean",
+        "return_std": "return, std",
+        "return_iqm": "return, IQM",
+        "return_iqm_interval": "  95 % interval",
+        "length_mean": "episode length",
+        "success_rate": "success rate",
+        "normalized_score": "normalised score",
+        "alignment_error": "asked - got, RMS",
+    }
+    for key, label in labels.items():
+        if any(key in summary for summary in summaries):
+            print(f"{label:<16}" + "".join(f"{cell(summary.get(key)):>24}" for summary in summaries))
+    targets = {summary["target_return"] for summary in summaries if "target_return" in summary}
+    if len(targets) > 1:
+        print(f"return alignment, RMSE over {len(targets)} targets: {cell(return_alignment(results))}")
+
+
+def cell(value: Any) -> str:
+    """A value in a table."""
+    if isinstance(value, list):
+        return f"[{', '.join(f'{each:.3f}' for each in value)}]"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def print_tree(values: dict[str, Any], indent: str = "") -> None:
+    """Nested values, one a line."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            print(f"{indent}{key}")
+            print_tree(value, indent + "  ")
+        else:
+            shown = (
+                f"{value:.6g}" if isinstance(value, float) else json.dumps(value) if isinstance(value, list) else value
+            )
+            print(f"{indent}{key or '(whole)':<22} {shown}")
+
+
+def print_json(value: Any) -> None:
+    """For programs."""
+    print(json.dumps(value, indent=1))

@@ -1,0 +1,146 @@
+"""Every setting of a run by its dotted key: what it takes, its default, and the right key for a wrong one.
+
+All of it is read from ``catalogue.json``, which ``scripts/update_docs.py`` writes from annotations and docstrings, so
+that help, suggestions and the completion of a shell need neither torch nor Stable-Baselines3.
+"""
+
+import difflib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from rltransformers.core.errors import ConfigError
+
+SET_ELSEWHERE = {
+    "self": "",
+    "policy": "",
+    "env": "environment",
+    "dataset": "dataset",
+    "policy_kwargs": "policy and backbone",
+    "seed": "seed",
+    "tensorboard_log": "output",
+    "verbose": "--verbose",
+    "_init_setup_model": "",
+}
+"""Keywords of agents that are no settings under ``algorithm``, and where a config has them."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting.
+
+    Attributes:
+        key: with dots, as "algorithm.gamma".
+        accepts: type and range in words.
+        default: as YAML; "needed" where there is none.
+        says: what it does, one sentence.
+        agents: those that have it; empty: all of them.
+        of: the mechanism that has it as an option; empty: it is none.
+        names: values that it can have, where these have names.
+    """
+
+    key: str
+    accepts: str
+    default: str
+    says: str
+    agents: tuple[str, ...] = ()
+    of: str = ""
+    names: tuple[str, ...] = ()
+
+
+@cache
+def catalogue() -> dict[str, Any]:
+    """Mechanisms by axis, presets, agents and settings, as JSON values."""
+    text = (resources.files("rltransformers.cli") / "catalogue.json").read_text(encoding="utf-8")
+    values: dict[str, Any] = json.loads(text)
+    return values
+
+
+@cache
+def all_settings() -> tuple[Setting, ...]:
+    """Every setting, in the order of a config."""
+    entries: list[dict[str, Any]] = catalogue()["settings"]
+    return tuple(
+        Setting(**entry | {name: tuple(entry.get(name, ())) for name in ("agents", "names")}) for entry in entries
+    )
+
+
+def find_settings(prefix: str = "", agent: str | None = None) -> list[Setting]:
+    """The settings whose key begins with ``prefix``, and that ``agent`` has where one is given.
+
+    Raises:
+        ConfigError: for an unknown agent, and when there is none; with the closest keys.
+    """
+    agents = catalogue()["agents"]
+    if agent is not None and agent not in agents:
+        raise ConfigError(f"unknown agent {agent!r}; known: {', '.join(agents)}")
+    fitting = [each for each in all_settings() if agent is None or not each.agents or agent in each.agents]
+    found = [each for each in fitting if each.key.startswith(prefix.removesuffix("*"))]
+    if not found:
+        whose = "" if agent is None else f" of agent {agent}"
+        raise ConfigError(
+            f"no setting{whose} begins with {prefix}; {suggestion(prefix, {each.key for each in fitting})}"
+        )
+    return found
+
+
+def refuse_unknown_settings(values: Mapping[Any, Any], source: str = "") -> None:
+    """Raise unless every key of a config is a setting, those of ``backbone``, ``algorithm`` and ``policy`` included.
+
+    What stands below a setting (keywords of an environment, options of a mechanism) is left to who reads it. ``source``
+    begins the message, as "run.yaml: ".
+
+    Raises:
+        ConfigError: for the first unknown key, with the full key that was meant.
+    """
+    agent = values.get("agent")
+    known = {
+        each.key
+        for each in all_settings()
+        if not each.of and (not each.agents or agent in each.agents or agent not in catalogue()["agents"])
+    }
+    sections = {key.rpartition(".")[0] for key in known}
+    remaining: list[tuple[str, Mapping[Any, Any]]] = [("", values)]
+    while remaining:
+        place, inside = remaining.pop(0)
+        for name, value in inside.items():
+            key = f"{place}{name}"
+            if key not in known and key not in sections and not (place == "algorithm." and name in SET_ELSEWHERE):
+                while isinstance(value, Mapping) and value:  # a section that is unknown: its first setting says more
+                    name, value = next(iter(value.items()))
+                    key = f"{key}.{name}"
+                way_out = _of_others(key, agent) or f"; {suggestion(key, known)}"
+                raise ConfigError(f"{source}unknown setting {key}{way_out}")
+            if key in sections and isinstance(value, Mapping) and not key.startswith("backbone."):
+                remaining.append((f"{key}.", value))
+
+
+def _of_others(key: str, agent: Any) -> str:
+    """The agents that have a setting which ``agent`` has not, as the end of a message; empty when none has it."""
+    agents = [other for each in all_settings() if each.key == key for other in each.agents]
+    return f" of agent {agent}; agents that have it: {', '.join(agents)}" if agents else ""
+
+
+def suggestion(key: str, known: Collection[str]) -> str:
+    """A sentence with the keys that ``key`` may have been meant to be, else with all that stand beside it.
+
+    Tried in turn: a name like it beside it, a key like it (where nothing stands beside it), the same name or one
+    like it elsewhere.
+    """
+    place, _, name = key.rpartition(".")
+    keys = sorted({*known, *(each.rpartition(".")[0] for each in known if "." in each)})
+    beside = {each.rpartition(".")[2]: each for each in keys if each.rpartition(".")[0] == place}
+    named: dict[str, list[str]] = {}
+    for each in keys:
+        named.setdefault(each.rpartition(".")[2], []).append(each)
+    close = [beside[match] for match in difflib.get_close_matches(name, beside, n=2)]
+    close = close or ([] if beside else difflib.get_close_matches(key, keys, n=2, cutoff=0.8))
+    if not close:
+        close = [each for match in difflib.get_close_matches(name, named, n=1, cutoff=0.8) for each in named[match]]
+    close = sorted(close, key=lambda each: -difflib.SequenceMatcher(None, key, each).ratio())
+    if close:
+        return f"did you mean {' or '.join(repr(each) for each in close[:2])}?"
+    return f"known: {', '.join(sorted(beside or keys))}"

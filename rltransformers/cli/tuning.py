@@ -1,0 +1,244 @@
+"""The trials of a study: each a run with settings that Optuna suggests, in one folder that goes on where it stopped."""
+
+import json
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from rltransformers.cli import runs
+from rltransformers.cli.agents import check_keywords
+from rltransformers.cli.settings import refuse_unknown_settings
+from rltransformers.cli.trust import Program, programs, require_trust
+from rltransformers.core.errors import OUR_ERRORS, ConfigError, one_line, require
+from rltransformers.core.files import held, replacing
+from rltransformers.training.callback import score
+from rltransformers.training.evaluation import EvaluationResult
+from rltransformers.training.experiment import ExperimentConfig, TuneConfig, build_experiment, parse_yaml, set_value
+from rltransformers.training.run_folder import check_name
+from rltransformers.training.search import OneOf, Span, read_search
+
+Search = dict[str, Span | OneOf]
+
+
+def tune(
+    name: str,
+    config: ExperimentConfig,
+    searched: Sequence[tuple[str, str]] = (),
+    trials: int | None = None,
+    trust: bool = False,
+) -> dict[str, Any]:
+    """Run trials in the folder ``name`` until it has as many as wanted, and write the config of the best as best.yaml.
+
+    Args:
+        searched: dotted keys and what each may be, as texts; they take the place of ``tune.search`` of their key.
+        trials: in place of ``tune.trials``.
+        trust: allow what values in ``tune.search`` ask to run besides this package (``rltransformers.cli.trust``).
+
+    Returns:
+        JSON values: the best trial, all trials, the path of best.yaml.
+
+    Raises:
+        ConfigError: for a search that cannot work or would run code of others without ``trust``, a folder with another
+            study, and when no trial came to its end.
+        MissingExtraError: without Optuna.
+    """
+    optuna = require("optuna", "tune")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    settings = config.tune or TuneConfig()
+    space = settings.search | {key: parse_yaml(text, f"--search {key}") for key, text in searched}
+    base = config.to_dict() | {"tune": None}
+    search = read_space(base, space)
+    typed = dict(searched)
+    foreign = [each for key, values in search.items() if key not in typed for each in _programs(base, key, values)]
+    require_trust(foreign, "tune.search", trust)
+    check_name(name)
+    folder = Path(config.output) / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with held(folder / ".lock", f"study {folder}", ConfigError):
+        study = _study(optuna, folder, base, space)
+        work = _Trials(optuna, study, folder, base, search, config.evaluation.every)
+        work.repair()
+        work.go_on(settings.trials if trials is None else trials)
+        return work.summary()
+
+
+def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
+    """What every searched setting may be; each end of a range and each value of a list is one that the setting takes.
+
+    Raises:
+        ConfigError: for an empty search, an unknown setting, and a value outside the range of the setting.
+    """
+    if not space:
+        raise ConfigError(
+            "tune needs something to search: --search KEY=low..high, or tune.search in the config; "
+            "`rltransformers settings` names the keys"
+        )
+    search = {key: read_search(values, f"search of {key}") for key, values in space.items()}
+    for key, values in search.items():
+        for value in values.values if isinstance(values, OneOf) else (values.low, values.high):
+            if key in ("output", "tune", "agent") or key.startswith("tune."):
+                raise ConfigError(f"{key} is no setting to search: it is the same in all trials of a study")
+            tried = _with(base, {key: value})
+            refuse_unknown_settings(tried, "search: ")
+            config = build_experiment(tried, f"search of {key}")
+            check_keywords(config.agent, config.algorithm, config.policy)
+    return search
+
+
+def _programs(base: Mapping[str, Any], key: str, values: Span | OneOf) -> list[Program]:
+    """What the values of one setting would run that the config itself does not ask for."""
+    configs = [build_experiment(_with(base, {key: value}), key) for value in getattr(values, "values", ())]
+    known = programs(build_experiment(base, "config"))
+    return list(dict.fromkeys(each for config in configs for each in programs(config) if each not in known))
+
+
+def _with(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a config with values at dotted keys; a mechanism that is a name becomes a mapping for its options."""
+    made = deepcopy(dict(base))
+    for key, value in values.items():
+        set_value(made, key, deepcopy(value))
+    return made
+
+
+def _study(optuna: Any, folder: Path, base: Mapping[str, Any], space: Mapping[str, Any]) -> Any:
+    """The study in ``folder``, new or as it was left."""
+    study = optuna.create_study(
+        study_name="tune",
+        storage=f"sqlite:///{folder / 'study.db'}",
+        load_if_exists=True,
+        direction="maximize",
+        pruner=optuna.pruners.MedianPruner(),
+    )
+    config = {key: value for key, value in base.items() if key not in ("output", "threads")}
+    asked = json.dumps({"config": config, "search": space}, sort_keys=True)
+    if study.user_attrs.get("asked", asked) != asked:
+        raise ConfigError(f"{folder} holds a study of another config or search: give this one another --name")
+    study.set_user_attr("asked", asked)
+    # A sampler that begins anew must not suggest once more what it has suggested.
+    words = np.random.SeedSequence([base["seed"], len(study.trials)]).generate_state(1)
+    study.sampler = optuna.samplers.TPESampler(seed=int(words[0]))
+    return study
+
+
+def told(settings: Mapping[str, Any]) -> str:
+    """Settings of a trial in one line."""
+    return ", ".join(
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in settings.items()
+    )
+
+
+class _Trials:
+    """The trials of a study, which are numbered run folders."""
+
+    def __init__(
+        self, optuna: Any, study: Any, folder: Path, base: Mapping[str, Any], search: Search, every: int
+    ) -> None:
+        self.optuna, self.study, self.folder = optuna, study, folder
+        self.base, self.search, self.every = base, search, every
+        self.states = optuna.trial.TrialState
+
+    def repair(self) -> None:
+        """Trials that a killed process left behind begin anew."""
+        for trial in self.study.get_trials(deepcopy=False, states=[self.states.RUNNING]):
+            self.study.tell(trial.number, state=self.states.FAIL)
+            self.study.enqueue_trial(trial.params)
+
+    def ended(self) -> list[Any]:
+        """Trials that came to their end, were stopped early or were refused; not those that were interrupted."""
+        trials = self.study.get_trials(deepcopy=False)
+        return [
+            each
+            for each in trials
+            if each.state in (self.states.COMPLETE, self.states.PRUNED) or "refused" in each.user_attrs
+        ]
+
+    def go_on(self, trials: int) -> None:
+        """Train until ``trials`` have ended."""
+        if not self.every:
+            runs.say("evaluation.every is 0: without evaluations on the way no trial is stopped early")
+        while (number := len(self.ended())) < trials:
+            trial = self.study.ask()
+            settings = self._suggested(trial)
+            runs.say(f"trial {trial.number} ({number + 1} of {trials}): {told(settings)}")
+            try:
+                value = self._train(trial, settings)
+            except self.optuna.TrialPruned:
+                self.study.tell(trial, state=self.states.PRUNED)
+                runs.say(f"trial {trial.number} is stopped: its evaluations lie below the median")
+            except OUR_ERRORS as error:
+                trial.set_user_attr("refused", one_line(error))
+                self.study.tell(trial, state=self.states.FAIL)
+                runs.say(f"trial {trial.number} is refused: {error}")
+            except BaseException:
+                self.study.tell(trial, state=self.states.FAIL)
+                self.study.enqueue_trial(trial.params)
+                runs.say("the same command goes on with the study")
+                raise
+            else:
+                self.study.tell(trial, value)
+                self.write_best()
+
+    def _suggested(self, trial: Any) -> dict[str, Any]:
+        """A value for every searched setting."""
+        values: dict[str, Any] = {}
+        for key, allowed in self.search.items():
+            if isinstance(allowed, OneOf):  # Optuna stores plain values alone; places in the list stand for all
+                values[key] = allowed.values[trial.suggest_categorical(key, list(range(len(allowed.values))))]
+            elif isinstance(allowed.low, int) and isinstance(allowed.high, int):
+                values[key] = trial.suggest_int(key, allowed.low, allowed.high, log=allowed.log)
+            else:
+                values[key] = trial.suggest_float(key, allowed.low, allowed.high, log=allowed.log)
+        trial.set_user_attr("settings", values)
+        return values
+
+    def _train(self, trial: Any, settings: Mapping[str, Any]) -> float:
+        def evaluated(step: int, results: Sequence[EvaluationResult]) -> None:
+            # Agents pass evaluation.every in strides of their own; trials are compared by how often they passed it.
+            trial.report(score(results), step // self.every)
+            if trial.should_prune():
+                raise self.optuna.TrialPruned
+
+        values = _with(self.base, settings) | {"output": str(self.folder)}
+        config = build_experiment(values, f"trial {trial.number}")
+        folder, results = runs.train(f"trial-{trial.number}", config, evaluated=evaluated if self.every else None)
+        trial.set_user_attr("run", str(folder.path))
+        return score(results)
+
+    def best(self) -> Any | None:
+        """The trial with the highest score, the first of equals; None before one came to its end."""
+        complete = self.study.get_trials(deepcopy=False, states=[self.states.COMPLETE])
+        return max(complete, key=lambda each: (each.value, -each.number), default=None)
+
+    def write_best(self) -> Path:
+        """The config of the best trial as best.yaml; where it stands.
+
+        Raises:
+            ConfigError: when no trial came to its end.
+        """
+        best, path = self.best(), self.folder / "best.yaml"
+        if best is None:
+            reasons = [each.user_attrs["refused"] for each in self.ended() if "refused" in each.user_attrs]
+            raise ConfigError(f"no trial of {self.folder} came to its end; the last one was refused: {reasons[-1]}")
+        with replacing(path) as temporary:
+            temporary.write_text(yaml.safe_dump(_with(self.base, best.user_attrs["settings"]), sort_keys=False))
+        return path
+
+    def summary(self) -> dict[str, Any]:
+        """The best trial, all trials and the path of the best config, which is written anew."""
+        path, best = self.write_best(), self.best()
+        assert best is not None
+        trials = {each.number: self._told(each) for each in self.ended()}
+        return {"best": trials[best.number], "config": str(path), "trials": list(trials.values())}
+
+    @staticmethod
+    def _told(trial: Any) -> dict[str, Any]:
+        told = {
+            "number": trial.number,
+            "state": "refused" if "refused" in trial.user_attrs else trial.state.name.lower(),
+            "score": trial.value,
+        }
+        return told | {name: trial.user_attrs.get(name) for name in ("settings", "run", "refused")}

@@ -1,0 +1,114 @@
+"""The words of a command line: parsers of commands, numbers in their ranges, and settings with dotted names."""
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.ranges import Threads, describe, fits
+
+Parsers = Any  # argparse keeps the type of its sub-parsers private
+Overrides = list[tuple[str, str]]
+"""Pairs (dotted key, text of its value)."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with our errors: one line, without the usage in front."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise in place of printing and leaving."""
+        raise ConfigError(re.sub(r"^argument (\S+): must be", r"\1 must be", message))
+
+
+def command(commands: Parsers, name: str, summary: str, text: str) -> Parser:
+    """The parser of one command; ``text`` stands below its options and ends with examples."""
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary,
+        epilog=text.strip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    assert isinstance(parser, Parser)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def flag(annotation: Any) -> Callable[[str], Any]:
+    """What reads the text of a flag as a number of this type and range."""
+
+    def read(text: str) -> Any:
+        try:
+            value: Any = int(text)
+        except ValueError:
+            try:
+                value = float(text)
+            except ValueError:
+                value = text
+        if fits(value, annotation):
+            return value
+        raise argparse.ArgumentTypeError(f"must be {describe(annotation)}, got {text!r}")
+
+    return read
+
+
+def mapping(text: str, name: str) -> dict[str, Any]:
+    """The JSON object that the flag ``name`` was given.
+
+    Raises:
+        ConfigError: for text that is none.
+    """
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f'{name} must be JSON such as {{"delay": 16}}, got {text!r} ({error})') from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} must be a JSON object, got {text!r}")
+    return value
+
+
+def split_overrides(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], Overrides]:
+    """The words that ``parser`` knows, and pairs (dotted key, text) from all other ``--key value``, ``--key=value``.
+
+    Raises:
+        ConfigError: for a key without a value.
+    """
+    options = {option: action.nargs != 0 for action in parser._actions for option in action.option_strings}
+    kept: list[str] = []
+    overrides: Overrides = []
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
+        key, separator, value = word.partition("=")
+        if key in options or not key.startswith("--"):
+            kept.append(word)
+            if options.get(key) and not separator and remaining:
+                kept.append(remaining.pop(0))
+            continue
+        if not separator:
+            if not remaining:
+                raise ConfigError(f"{key} needs a value: {key} VALUE")
+            value = remaining.pop(0)
+        overrides.append((key[2:], value))
+    return kept, overrides
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """CONFIG, or --env in its place: where the settings of a run come from."""
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file or name of a packaged config")
+    parser.add_argument("--env", metavar="ID", help="environment to train in with the usual settings, without a CONFIG")
+
+
+def add_threads(parser: argparse.ArgumentParser, default: str) -> None:
+    """--threads."""
+    parser.add_argument("--threads", type=flag(Threads), metavar="N", help=f"threads of torch (default: {default})")
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """--trust."""
+    parser.add_argument(
+        "--trust", action="store_true", help="run the modules and pickles that the files name, see docs/command_line.md"
+    )

@@ -1,0 +1,218 @@
+"""Studies: what is searched, what a trial is, where a study goes on, and which config comes out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from rltransformers.cli import runs
+from rltransformers.cli.main import main
+from rltransformers.core.errors import ConfigError
+from rltransformers.training.evaluation import EvaluationResult
+from rltransformers.training.experiment import ExperimentConfig
+from rltransformers.training.run_folder import RunFolder
+from rltransformers.training.search import OneOf, Span, read_search
+from tests.cli.test_runs import refused, run, work
+
+__all__ = ["work"]  # the fixture
+
+RATES = ("--search", "algorithm.learning_rate=1e-5..1e-1:log")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1..4", Span(1, 4)),
+        ("0.5..2", Span(0.5, 2)),
+        ("1e-5..1e-2:log", Span(1e-5, 1e-2, True)),
+        (" -1 .. 4 : log", "must begin above 0"),
+        ("4..1", "the first must be the smaller one"),
+        ("1..1", "the first must be the smaller one"),
+        ("1..4:linear", "'linear' behind a range is unknown"),
+        ("0..4:log", "must begin above 0"),
+        ("1..inf", "must be a range"),
+        ("nan..1", "must be a range"),
+        ("1", "must be a range"),
+        (3, "must be a range"),
+        ({"low": 1}, "must be a range"),
+        ([1, None, {"name": "rope"}], OneOf((1, None, {"name": "rope"}))),
+        ([1], "at least two values"),
+    ],
+)
+def test_a_search_is_a_range_or_a_list(text: Any, expected: Any) -> None:
+    if not isinstance(expected, str):
+        found = read_search(text, "x")
+        assert found == expected
+        assert [type(each) for each in vars(found).values()] == [type(each) for each in vars(expected).values()]
+        return
+    with pytest.raises(ConfigError, match=f"^x .*{expected}|^x: .*{expected}"):
+        read_search(text, "x")
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> list[ExperimentConfig]:
+    """Runs that evaluate three times and return minus the distance of their learning rate from 0.001; what was run."""
+    pytest.importorskip("optuna", reason="tune needs Optuna: pip install 'rltransformers[tune]'")
+    ran: list[ExperimentConfig] = []
+
+    def train(name: str, config: ExperimentConfig, verbose: bool = False, evaluated: Any = None) -> Any:
+        folder = RunFolder.create(config.output, name)
+        folder.write_config(config.to_dict())
+        ran.append(config)
+        rate = config.algorithm["learning_rate"]
+        if config.algorithm.get("n_epochs") == 7:
+            raise ConfigError("seven epochs cannot be")
+        result = EvaluationResult("x", (-abs(rate - 0.001),), (1,), (0,))
+        for step in (24, 48, 72):
+            if evaluated is not None:
+                evaluated(step, [result])
+        return folder, [result]
+
+    monkeypatch.setattr(runs, "train", train)
+    return ran
+
+
+def test_a_study_finds_the_best_config_and_goes_on_where_it_stopped(
+    work: Path, capsys: pytest.CaptureFixture[str], planted: list[ExperimentConfig]
+) -> None:
+    words = ("tune", "online.yaml", *RATES, "--json", "--evaluation.every", "0")
+    first = json.loads(run(capsys, *words, "--trials", "3"))
+    assert len(planted) == len(first["trials"]) == 3
+    whole = json.loads(run(capsys, *words, "--trials", "5"))
+    assert len(planted) == len(whole["trials"]) == 5 and whole["trials"][:3] == first["trials"]
+    assert json.loads(run(capsys, *words, "--trials", "5")) == whole and len(planted) == 5
+    rates = [config.algorithm["learning_rate"] for config in planted]
+    assert all(1e-5 <= rate <= 1e-1 for rate in rates) and len(set(rates)) == 5
+    nearest = min(rates, key=lambda rate: abs(rate - 0.001))
+    best = yaml.safe_load(Path("runs/online-tune/best.yaml").read_text())
+    assert best["algorithm"]["learning_rate"] == whole["best"]["settings"]["algorithm.learning_rate"] == nearest
+    assert best["output"] == "runs" and best["tune"] is None
+    original = yaml.safe_load(run(capsys, "show", "online.yaml", "--evaluation.every", "0"))
+    original["algorithm"]["learning_rate"] = nearest
+    assert best == original
+    assert RunFolder.open(whole["best"]["run"]).path.parent == Path("runs/online-tune")
+
+
+def test_the_config_says_what_is_searched_and_every_kind_of_value_is_tried(
+    work: Path, capsys: pytest.CaptureFixture[str], planted: list[ExperimentConfig]
+) -> None:
+    search = {
+        "algorithm.learning_rate": "0.1..0.5",
+        "algorithm.n_steps": "8..9",
+        "backbone.position": ["trxl", {"name": "rope", "base": 100}],
+    }
+    values = yaml.safe_load(Path("online.yaml").read_text())
+    Path("searched.yaml").write_text(yaml.safe_dump(values | {"tune": {"search": search, "trials": 8}}))
+    run(capsys, "tune", "searched.yaml", "--search", "algorithm.n_epochs=[2, 3]")
+    assert len(planted) == 8
+    assert {config.algorithm["n_steps"] for config in planted} == {8, 9}
+    positions = [config.backbone["position"] for config in planted]
+    assert "trxl" in positions and {"name": "rope", "base": 100} in positions
+    assert {config.algorithm["n_epochs"] for config in planted} == {2, 3}
+    assert all(0.1 <= config.algorithm["learning_rate"] <= 0.5 for config in planted)
+
+
+def test_a_trial_below_the_median_is_stopped_early(
+    work: Path, capsys: pytest.CaptureFixture[str], planted: list[ExperimentConfig]
+) -> None:
+    told = json.loads(run(capsys, "tune", "online.yaml", *RATES, "--trials", "16", "--json"))
+    scores = [-abs(trial["settings"]["algorithm.learning_rate"] - 0.001) for trial in told["trials"]]
+    ended = list[float]()
+    for trial, score in zip(told["trials"], scores, strict=True):  # the first five are what others are compared with
+        stopped = len(ended) >= 5 and score < np.median(ended)
+        assert trial["state"] == ("pruned" if stopped else "complete"), trial
+        ended += [] if stopped else [score]
+    assert len(ended) < len(scores)
+
+
+def test_a_trial_that_is_refused_is_told_and_the_study_goes_on(
+    work: Path, capsys: pytest.CaptureFixture[str], planted: list[ExperimentConfig]
+) -> None:
+    epochs = ("--search", "algorithm.n_epochs=[1, 7]", "--algorithm.learning_rate", "0.01")
+    told = json.loads(run(capsys, "tune", "online.yaml", *epochs, "--trials", "6", "--json"))
+    states = {trial["settings"]["algorithm.n_epochs"]: trial["state"] for trial in told["trials"]}
+    assert states == {1: "complete", 7: "refused"}
+    assert {trial["refused"] for trial in told["trials"]} == {None, "seven epochs cannot be"}
+    assert told["best"]["settings"]["algorithm.n_epochs"] == 1
+    words = ("--search", "algorithm.gamma=0.5..1", "--algorithm.n_epochs", "7", "--algorithm.learning_rate", "0.01")
+    assert "no trial of runs/x came to its end" in refused(
+        capsys, "tune", "online.yaml", *words, "--name", "x", "--trials", "2"
+    )
+
+
+def test_an_interrupted_trial_begins_anew(
+    work: Path, capsys: pytest.CaptureFixture[str], planted: list[ExperimentConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = runs.train
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        whole(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    words = ("tune", "online.yaml", *RATES, "--evaluation.every", "0")
+    monkeypatch.setattr(runs, "train", interrupted)
+    assert main([*words, "--trials", "2"]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    interrupted_rate = planted[-1].algorithm["learning_rate"]
+    monkeypatch.setattr(runs, "train", whole)
+    told = json.loads(run(capsys, *words, "--trials", "2", "--json"))
+    assert len(told["trials"]) == 2
+    assert told["trials"][0]["settings"]["algorithm.learning_rate"] == interrupted_rate
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "tune needs something to search"),
+        (["--search", "algorithm.gamma"], "--search takes KEY=VALUES"),
+        (["--search", "algorithm.gama=0.5..1"], "did you mean 'algorithm.gamma'"),
+        (["--search", "algorithm.gamma=0.5..2"], "algorithm.gamma must be a finite number in [0, 1], got 2"),
+        (["--search", "train.total_timesteps=[8, x]"], "train.total_timesteps must be"),
+        (["--search", "algorithm.gamma=high"], "search of algorithm.gamma must be a range"),
+        (["--search", "output=[a, b]"], "output is no setting to search"),
+        (["--search", "algorithm.gamma=0.5..1", "--name", "../x"], "../x"),
+        (["--tune.search", "{algorithm.gamma: 3}"], "tune.search.algorithm.gamma must be a range"),
+        (["--tune.trials", "0", *RATES], "tune.trials must be"),
+    ],
+)
+@pytest.mark.usefixtures("planted")
+def test_a_search_that_cannot_work_is_refused(
+    work: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert message in refused(capsys, "tune", "online.yaml", *words)
+    assert not Path("runs").exists()
+
+
+def test_a_program_among_the_values_of_a_file_runs_only_when_trusted(
+    work: Path, capsys: pytest.CaptureFixture[str], planted: list[ExperimentConfig]
+) -> None:
+    values = yaml.safe_load(Path("online.yaml").read_text())
+    values["algorithm"]["learning_rate"] = 0.1
+    wrapper = [["strangers_module:Wrapper"], []]
+    Path("evil.yaml").write_text(yaml.safe_dump(values | {"tune": {"search": {"environment.wrappers": wrapper}}}))
+    message = refused(capsys, "tune", "evil.yaml", "--trials", "1")
+    assert "imports the module strangers_module" in message and "--trust" in message and not planted
+    run(capsys, "tune", "evil.yaml", "--trials", "1", "--trust")
+    typed = ("--search", f"environment.wrappers={json.dumps(wrapper)}", "--algorithm.learning_rate", "0.1")
+    run(capsys, "tune", "online.yaml", "--trials", "1", *typed)
+    assert len(planted) == 2
+
+
+@pytest.mark.usefixtures("planted")
+def test_another_search_wants_another_name(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "tune", "online.yaml", *RATES, "--trials", "1")
+    assert "another --name" in refused(capsys, "tune", "online.yaml", *RATES, "--trials", "1", "--seed", "1")
+    run(capsys, "tune", "online.yaml", *RATES, "--trials", "1", "--seed", "1", "--name", "second", "--threads", "1")
+
+
+@pytest.mark.slow
+def test_trials_are_real_runs(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optuna", reason="tune needs Optuna: pip install 'rltransformers[tune]'")
+    told = json.loads(run(capsys, "tune", "online.yaml", *RATES, "--trials", "2", "--json"))
+    run(capsys, "train", "runs/online-tune/best.yaml", "--name", "again")
+    final = [json.loads(RunFolder.open(path).evaluation.read_text()) for path in ("runs/again", told["best"]["run"])]
+    assert final[0] == final[1]
+    assert told["best"]["score"] == sum(final[0][0]["returns"]) / len(final[0][0]["returns"])
