@@ -664,7 +664,7 @@ def test_a_part_of_the_observation_is_recorded(work: Path, capsys: pytest.Captur
         (["train", "online.yaml", "--algorithm.seed", "1"], "algorithm.seed is set elsewhere in a config: seed"),
         (["train", "online.yaml", "--backbone.widht", "8"], "did you mean 'backbone.width'"),
         (["train", "online.yaml", "--backbone.heads", "3"], "heads"),
-        (["train", "online.yaml", "--policy.hed", "3"], "unknown setting policy.hed; known: backbone, first_step"),
+        (["train", "online.yaml", "--policy.hed", "3"], "unknown setting policy.hed; known: action_masks, backbone"),
         (["train", "online.yaml", "--environment.id", "CueRecal-v0"], "did you mean 'rltransformers/CueRecall-v0'"),
         (["train", "online.yaml", "--environment.wrappers", "[Drop]"], "unknown wrapper 'Drop'"),
         (["train", "offline.yaml", "--dataset", "nobody/nothing-v0"], "nobody/nothing-v0"),
