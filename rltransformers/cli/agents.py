@@ -409,20 +409,6 @@ def require_exportable(agent: AgentName) -> None:
         )
 
 
-def load_agent(path: Path) -> MemoryAgent | DecisionTransformer:
-    """The agent in a checkpoint, for acting alone: on the CPU, without environment and dataset.
-
-    Raises:
-        CheckpointError: for a file that is missing, corrupt or of no agent of this package.
-    """
-    kinds: dict[str, type[MemoryAgent | DecisionTransformer]] = {each.kind: each for each in MEMORY_AGENTS.values()}
-    kinds["DecisionTransformer"] = DecisionTransformer
-    kind = load_checkpoint(path).kind
-    if kind not in kinds:
-        raise CheckpointError(f"checkpoint {path} holds a {kind}, not an agent; agents: {', '.join(sorted(kinds))}")
-    return kinds[kind].load(path, device="cpu")
-
-
 def checkpoint_step(path: Path) -> int:
     """The training step a checkpoint was written at.
 

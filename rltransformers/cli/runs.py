@@ -11,7 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rltransformers.cli.agents import Agent, build_agent, checkpoint_step, load_agent, require_exportable
+from rltransformers.agents import load_agent
+from rltransformers.cli.agents import Agent, build_agent, checkpoint_step, require_exportable
 from rltransformers.cli.trust import not_typed, programs, require_trust, trust_flag
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.policies.steps import Acting
@@ -253,7 +254,7 @@ def export(path: str, file_format: str, batch: int | None = None, output: str | 
     written = checkpoint.with_suffix(f".{file_format}") if output is None else Path(output)
     if written.suffix != f".{file_format}":
         raise ConfigError(f"--output {output} must end in .{file_format}, as --format says")
-    load_agent(checkpoint).export(written, batch=batch)
+    load_agent(checkpoint, device="cpu").export(written, batch=batch)
     return written
 
 

@@ -72,7 +72,8 @@ def load_behaviour(
             - "random": uniform actions;
             - "sb3:<algorithm>:<zip>[:<statistics>]": a Stable-Baselines3 or sb3-contrib policy, with the VecNormalize
               file (.pkl) or its arrays (.npz) that it was trained with, see ``load_sb3``;
-            - "checkpoint:<path>": an agent of this library;
+            - "checkpoint:<path>": an agent of this library, and "export:<path>": a policy that ``export`` of an agent
+              wrote; both on the command line only (in Python ``load_agent(path).actor()``, ``Actor.from_export``);
             - "<module>:<name>": a function with the arguments of ``Behaviour.act``, an object with that method, or a
               class that is called with the two spaces and makes such an object.
         deterministic: take the mode of stochastic policies instead of a sample.
@@ -86,10 +87,11 @@ def load_behaviour(
         return Random(action_space)
     if kind in _LOADERS:
         return _LOADERS[kind](argument, observation_space, action_space, deterministic)
-    if kind == "checkpoint":
-        raise ConfigError("'checkpoint:' behaviours need the agents: import rltransformers.agents first")
+    if kind in ("checkpoint", "export"):
+        made = "load_agent(path).actor()" if kind == "checkpoint" else "Actor.from_export(path)"
+        raise ConfigError(f"{kind!r} is a text of the command line; in Python give {made} of rltransformers.agents")
     if not argument:
-        known = ["random", "sb3:<algorithm>:<zip>", "checkpoint:<path>", "<module>:<name>"]
+        known = ["random", "sb3:<algorithm>:<zip>", "checkpoint:<path>", "export:<path>", "<module>:<name>"]
         raise ConfigError(f"the behaviour {spec!r} is none of: {', '.join(known)}")
     return _load_named(kind, argument, observation_space, action_space)
 

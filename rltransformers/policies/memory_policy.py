@@ -292,12 +292,16 @@ class MemoryPolicy(BasePolicy):
         device = self.action_head.linear.weight.device  # SB3's property walks through all modules
         return {path: to_tensor(leaves[path], device, dtype) for path, dtype in self.leaf_types.items()}
 
-    def environment_actions(self, actions: Mapping[str, Tensor]) -> Any:
-        """Actions as the environments take them: an array [B, ...], or a list of B nested actions; Boxes clipped."""
-        leaves = {
+    def executed(self, actions: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+        """Leaves of actions [B, ...] as the environments take them; Boxes clipped."""
+        return {
             path: leaf.execute(actions[path]).cpu().numpy().astype(self.action_leaves[path].dtype, copy=False)
             for path, leaf in self.action_head.named_leaves()
         }
+
+    def environment_actions(self, actions: Mapping[str, Tensor]) -> Any:
+        """Actions as the environments take them: an array [B, ...], or a list of B nested actions; Boxes clipped."""
+        leaves = self.executed(actions)
         if "" in leaves:
             return leaves[""]
         rows = range(len(next(iter(leaves.values()))))

@@ -23,7 +23,7 @@ from rltransformers.core.spaces import differing_spaces, space_from_json, space_
 from rltransformers.core.spec import Choice
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.episode_replay import EpisodeReplay
-from rltransformers.policies.decision import ActingMode, Actor, DecisionPolicy
+from rltransformers.policies.decision import ActingMode, Decider, DecisionPolicy
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.set_encoders.catalogue import read_encoder
 from rltransformers.policies.shipping import DecisionInFile, write_policy
@@ -87,8 +87,8 @@ class OfflineAgent:
         """The model and its optimiser, before the first update."""
         raise NotImplementedError
 
-    def actor(self, mode: ActingMode | None = None) -> Actor:
-        """The trained policy as something that acts, in the model's acting mode or the one given."""
+    def decider(self, mode: ActingMode | None = None) -> Decider:
+        """How the trained policy acts, in the model's acting mode or the one given."""
         raise NotImplementedError
 
     def _sampler_of(self, data: Trajectories) -> ContextSampler:
@@ -176,7 +176,7 @@ class OfflineAgent:
             ConfigError: for another ending, and for what a file of that kind cannot express.
             MissingExtraError: for ONNX without its packages.
         """
-        step = DecisionInFile(self.actor(acting_mode), self.summary.best_return)
+        step = DecisionInFile(self.decider(acting_mode), self.summary.best_return)
         write_policy(step, path, batch, self.observation_space, self.action_space)
 
     @strict

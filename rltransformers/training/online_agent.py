@@ -31,7 +31,8 @@ from rltransformers.envs.saving import restore_environment, takes_state
 from rltransformers.policies.actor_critic import GTrXLPolicy, check_policy_settings
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.observations import tree_space
-from rltransformers.policies.shipping import ActorCriticInFile, write_policy
+from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_policy
+from rltransformers.training.actor import Actor
 from rltransformers.training.checkpoint import (
     check_held,
     check_same,
@@ -61,6 +62,7 @@ from rltransformers.training.online_checkpoint import (
     stored_segment,
 )
 from rltransformers.training.schedules import as_schedule, plain_schedule
+from rltransformers.training.stepping import PolicySteps
 from rltransformers.training.unwritten_metrics import UnwrittenMetrics
 from rltransformers.training.vec_envs import as_vec_env, check_trained_spaces
 
@@ -192,6 +194,29 @@ class OnlineAgent(BaseAlgorithm):
             yield
         finally:
             self._predict_generator.set_state(before)
+
+    # Acting
+
+    @strict
+    def actor(self, *, deterministic: bool = True, seed: Seed | None = None) -> Actor:
+        """The agent as something that acts and remembers by itself, on observations as the environment gives them.
+
+        What ``VecNormalize`` did in training, it does by itself with the present statistics: those of the environment,
+        or those of the checkpoint of an agent that was loaded without one.
+
+        Args:
+            deterministic: take the most likely action, or a sample.
+            seed: of sampled actions; None draws one.
+
+        Raises:
+            ConfigError: when a wrapper stands between ``VecNormalize`` and the policy.
+        """
+
+        def scalings() -> tuple[dict[str, Scaling], Scaling | None]:
+            return scalings_of(self._normalization(), self.env)
+
+        scalings()  # an impossible one is told now
+        return Actor(PolicySteps(self.policy, scalings), deterministic=deterministic, seed=seed, name=self.kind)
 
     # Files
 
