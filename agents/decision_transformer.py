@@ -41,12 +41,13 @@ from rltransformers.core.ranges import (
     check,
     strict,
 )
+from rltransformers.core.registry import find_spec
 from rltransformers.core.seeding import step_seed
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
 from rltransformers.core.spec import Choice
 from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.episode_replay import EpisodeReplay
-from rltransformers.envs.make import WrapperConfig, WrapperFunction, find_spec, make_vector_env
+from rltransformers.envs.make import EnvironmentSource, WrapperConfig, WrapperFunction, make_vector_env
 from rltransformers.policies.decision import ActingMode, ActingState, Decider, DecisionPolicy
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.returns import ReturnIn
@@ -332,7 +333,7 @@ class DecisionTransformer(OfflineAgent):
     @strict
     def learn_online(
         self,
-        env: str | VectorEnv[Any, Any, Any],
+        env: Any,
         timesteps: Updates,
         *,
         exploration_return: float | None = None,
@@ -419,7 +420,7 @@ class DecisionTransformer(OfflineAgent):
             self._finish_store(sampler)
         finally:
             bar.close()
-            if envs is not env:
+            if not isinstance(env, gym.Env | VectorEnv):
                 envs.close()
         return self
 
@@ -683,14 +684,15 @@ class DecisionTransformer(OfflineAgent):
 
     def _vector_env(
         self,
-        env: str | VectorEnv[Any, Any, Any],
+        env: EnvironmentSource | VectorEnv[Any, Any, Any],
         num_envs: int,
         env_kwargs: Mapping[str, Any] | None,
         wrappers: Sequence[WrapperConfig | WrapperFunction],
     ) -> VectorEnv[Any, Any, Any]:
-        """The environments of a caller, or new ones of an id."""
+        """The environments of a caller, or new ones of an id or a function."""
         if isinstance(env, VectorEnv):
             return check_vector_env(env, env_kwargs, wrappers)
+        num_envs = 1 if isinstance(env, gym.Env) else num_envs
         return make_vector_env(env, num_envs, env_kwargs=env_kwargs, wrappers=sorted(wrappers, key=callable))
 
     # Evaluation
@@ -698,7 +700,7 @@ class DecisionTransformer(OfflineAgent):
     @strict
     def evaluate(
         self,
-        env: str | VectorEnv[Any, Any, Any],
+        env: Any,
         target_returns: Iterable[float] | float | None = None,
         episodes: Episodes = 50,
         num_envs: Environments = 16,
@@ -715,8 +717,9 @@ class DecisionTransformer(OfflineAgent):
         neither the number of environments nor their order changes a result.
 
         Args:
-            env: Gymnasium id, or a Gymnasium vector environment with ``AutoresetMode.DISABLED`` that can reset under a
-                ``reset_mask`` (``num_envs``, ``env_kwargs`` and ``wrappers`` are then its own).
+            env: Gymnasium id, a function that makes an environment, one environment (episodes are then played one after
+                another), or a Gymnasium vector environment with ``AutoresetMode.DISABLED`` that can reset under a
+                ``reset_mask`` (``num_envs``, ``env_kwargs`` and ``wrappers`` are then its own). Objects stay open.
             target_returns: in reward units; when None the best return of the dataset, or with a return head what that
                 predicts. Behaviour cloning takes none.
             num_envs: environments that run at the same time.
@@ -744,14 +747,14 @@ class DecisionTransformer(OfflineAgent):
             check_spaces(envs, self.observation_space, self.action_space)
             decider = self.decider(acting_mode)
             draws = None if deterministic else self.policy.head.draws
-            single = find_spec(env) if isinstance(env, str) else env.spec
+            single = find_spec(env) if isinstance(env, str) else envs.spec
             longest = longest_allowed(longest_episode, single)
             title = None if single is None else single.id
             play(
                 envs, played, partial(self._act, decider, overwrites=True), decider.initial_state, draws, longest, title
             )
         finally:
-            if envs is not env:
+            if not isinstance(env, gym.Env | VectorEnv):
                 envs.close()
         spec = envs.spec
         name = self.summary.environment or (None if spec is None else spec.id)

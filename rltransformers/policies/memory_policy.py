@@ -119,7 +119,7 @@ class MemoryPolicy(BasePolicy):
     Args:
         observation_space: any nesting of Box, Discrete, MultiDiscrete, MultiBinary in Dict and Tuple.
         action_space: any nesting of Discrete, MultiDiscrete, MultiBinary and Box in Dict and Tuple.
-        backbone: a ``BackboneConfig``, or its dictionary.
+        backbone: a ``BackboneConfig``, its dictionary, or the name of a preset.
         shared_backbone: False makes a second encoder and backbone, ``critic``.
         previous_action: add the action of the step before to every token.
         previous_reward: add the reward of the step before to every token.
@@ -139,7 +139,7 @@ class MemoryPolicy(BasePolicy):
         observation_space: Space,
         action_space: Space,
         *,
-        backbone: BackboneConfig | Mapping[str, Any] | None,
+        backbone: BackboneConfig | Mapping[str, Any] | str | None,
         shared_backbone: bool,
         previous_action: bool,
         previous_reward: bool,
@@ -153,9 +153,7 @@ class MemoryPolicy(BasePolicy):
         super().__init__(observation_space, action_space)
         self.tree = tree
         self.leaf_types = {path: dtype for path, (_, dtype) in observation_layout(tree).items()}
-        self.config = (
-            backbone if isinstance(backbone, BackboneConfig) else BackboneConfig.from_dict(dict(backbone or {}))
-        )
+        self.config = BackboneConfig.from_dict({} if backbone is None else backbone)
         if self.config.dropout > 0:
             raise ConfigError(
                 f"dropout is {self.config.dropout}, but must be 0 online: with it the action probabilities of "

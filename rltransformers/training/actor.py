@@ -44,6 +44,11 @@ class Actor:
         self._start: Bools | None = None  # where the next observation begins an episode; None before the first reset
         self._heard: NDArray[Any] | None = None  # rewards of a watched environment
 
+    @property
+    def normalizes(self) -> bool:
+        """Whether it normalises observations by itself; then it may not act in environments that do so, too."""
+        return self._policy.normalizes()
+
     @classmethod
     def from_export(
         cls,

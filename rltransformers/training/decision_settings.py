@@ -80,7 +80,7 @@ class CriticOptions:
 class PolicySettings(TypedDict, total=False):
     """What ``policy_kwargs`` may hold."""
 
-    backbone: BackboneConfig | Mapping[str, Any] | None
+    backbone: BackboneConfig | Mapping[str, Any] | str | None
     readout: str | Mapping[str, Any] | None
     observation: ObservationOptions | None
 
@@ -160,6 +160,8 @@ def backbone_config(
     options = check(policy_kwargs or {}, PolicySettings, "policy_kwargs")
     values: dict[str, Any] = {"preset": "decision_transformer", "memory": max(context_length - 1, 0)}
     chosen = options.get("backbone") or {}
+    if isinstance(chosen, str):
+        chosen = {"preset": chosen}
     values |= chosen.to_dict() if isinstance(chosen, BackboneConfig) else dict(chosen)
     check_tokens(values.setdefault("tokens_per_step", tokens_of(mode, return_in)), mode, return_in)
     return BackboneConfig.from_dict(values)

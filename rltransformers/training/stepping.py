@@ -49,6 +49,10 @@ class Stepping(Protocol):
     noise: Sequence[Noise]
     noise_type: type[np.float32] | type[np.float64]
 
+    def normalizes(self) -> bool:
+        """Whether ``VecNormalize`` of the training is inside."""
+        return False
+
     def begin(self, rows: int) -> Any:
         """The state before the first step of ``rows`` episodes."""
 
@@ -88,6 +92,9 @@ class PolicySteps(Stepping):
         self.observation_space, self.action_space = policy.tree, policy.action_space
         self.noise = noise_of(policy.action_head)
         self._policy, self._scalings = policy, scalings
+
+    def normalizes(self) -> bool:
+        return any(self._scalings())
 
     def begin(self, rows: int) -> PolicyState:
         return self._policy.initial_state(rows)
