@@ -115,7 +115,8 @@ class OnlineAgent(Agent):
     def __init__(
         self, config: ExperimentConfig, checkpoint: Path | None, training: bool, acting: Acting | None
     ) -> None:
-        self.config, self._training, self._overrides = config, training, {} if acting is None else {"acting": acting}
+        self.config, self._training = config, training
+        self._overrides: dict[str, Any] = {} if acting is None else {"acting": acting}
         check_keywords(config.agent, config.algorithm, config.policy)
         seed = config.seed if training else config.evaluation.seed
         self._environments = [make_environment(config.environment, seed)]

@@ -43,6 +43,7 @@ from rltransformers.training.decision_online import OnlineCounts
 from rltransformers.training.decision_settings import Settings, check_tokens, stored_settings
 from rltransformers.training.entropy_bound import EntropyBound
 from rltransformers.training.interval_log import ProgressBar
+from rltransformers.training.parameters import take_parameters
 
 Updates = Annotated[int, Ge(0), Lt(2**63)]
 
@@ -207,6 +208,34 @@ class OfflineAgent:
         if self._replay is not None:
             tensors |= {"online": asdict(self._online), "replay": self._replay.state_dict()}
         save_checkpoint(path, self.kind, settings, tensors)
+
+    def get_parameters(self) -> dict[str, Any]:
+        """State dictionaries of what learns, by name: "policy" and "optimizer"."""
+        return {name: part.state_dict() for name, part in self._parts().items()}
+
+    def _parts(self) -> dict[str, torch.nn.Module | torch.optim.Optimizer]:
+        return {"policy": self.policy, "optimizer": self._optimizer}
+
+    @strict
+    def set_parameters(
+        self, load_path_or_dict: str | os.PathLike[str] | Mapping[str, Any], exact_match: bool = True
+    ) -> None:
+        """Take over weights and optimiser: those of a checkpoint, or what ``get_parameters`` returned.
+
+        Args:
+            exact_match: both parts and every parameter have to be there; False takes those that are given.
+
+        Raises:
+            CheckpointError: when the file is missing, corrupt, or of another agent.
+            ConfigError: for what does not fit; a part of other names or shapes changes nothing.
+        """
+        if isinstance(load_path_or_dict, Mapping):
+            given = dict(load_path_or_dict)
+        else:
+            tensors = load_checkpoint(load_path_or_dict, self.kind).tensors
+            with contents_of(load_path_or_dict, self.kind):
+                given = {name: tensors[name] for name in self._parts()}
+        take_parameters(self._parts(), given, exact_match)
 
     @classmethod
     @strict
