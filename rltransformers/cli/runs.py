@@ -21,6 +21,7 @@ from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.experiment import EvaluationConfig, ExperimentConfig, read_experiment
 from rltransformers.training.lookback import lookback_of
 from rltransformers.training.plots import plot_lookback, plot_return_versus_target
+from rltransformers.training.run_card import write_run_card
 from rltransformers.training.run_folder import RunFolder
 from rltransformers.training.threads import use_threads
 
@@ -109,6 +110,8 @@ def _take_back(folder: RunFolder, step: int, overrides: Overrides) -> None:
 def _run(agent: Agent, config: ExperimentConfig, folder: RunFolder, verbose: bool) -> list[EvaluationResult]:
     logger = folder.logger(stdout=verbose)
     agent.set_logger(logger)
+    if not agent.steps_done:
+        write_run_card(logger, config.to_dict())
     evaluation = config.evaluation
     callback = RunCallback(
         folder,

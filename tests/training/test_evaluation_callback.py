@@ -36,9 +36,10 @@ def test_all_agents_log_evaluations_under_the_same_names(tmp_path: Path) -> None
             best_model_save_path=tmp_path / mode,
         )
         dt.learn(5, callback=callback, log_interval=100)
+        dt.logger.close()
         written = [row for row in rows(tmp_path / mode) if row["eval/mean_reward"]]
         assert [int(row["time/total_timesteps"]) for row in written] == [2, 4]
-        found[mode] = {key for key in written[0] if key.startswith(("eval/", "time/"))}
+        found[mode] = {key for key in written[0] if key.startswith(("eval/", "time/total"))}
         with np.load(tmp_path / mode / "evaluations.npz") as file:
             arrays = dict(file)
         assert arrays["timesteps"].tolist() == [2, 4] and arrays["results"].shape == arrays["ep_lengths"].shape == (
@@ -53,6 +54,7 @@ def test_all_agents_log_evaluations_under_the_same_names(tmp_path: Path) -> None
     ppo.set_logger(configure(str(tmp_path / "ppo"), ["csv"]))
     evaluations = EvalCallback(Monitor(gym.make("CartPole-v1")), eval_freq=8, n_eval_episodes=1, verbose=0)
     ppo.learn(8, callback=evaluations)
+    ppo.logger.close()
     online = {key for key in rows(tmp_path / "ppo")[0] if key.startswith("eval/")} | {"time/total_timesteps"}
     assert found["dt"] == found["bc"] == online
 
@@ -63,6 +65,7 @@ def test_of_several_targets_the_best_is_the_result_and_each_is_logged(tmp_path: 
     dt.set_logger(configure(str(tmp_path), ["csv"]))
     callback = EvaluationCallback("CartPole-v1", [5.0, 50.0], n_eval_episodes=4, eval_freq=1)
     dt.learn(1, callback=callback)
+    dt.logger.close()
     (row,) = [row for row in rows(tmp_path) if row["eval/mean_reward"]]
     means = [float(row[f"eval/mean_reward_target_{target}"]) for target in (5, 50)]
     assert max(means) == float(row["eval/mean_reward"]) == callback.last_mean_reward
