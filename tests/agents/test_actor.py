@@ -246,8 +246,9 @@ def test_a_faulty_step_leaves_what_is_remembered() -> None:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("exported actors")
-@pytest.mark.parametrize("name", ["ppo", "dqn", "dt", "dt, return head"])
-@pytest.mark.parametrize("ending", ["pt2", "onnx"])
+@pytest.mark.parametrize(
+    ("name", "ending"), [("ppo", "onnx"), ("dqn", "pt2"), ("dt", "onnx"), ("dt, return head", "pt2")]
+)
 def test_a_file_acts_as_the_live_agent(name: str, ending: str, tmp_path: Path) -> None:
     model = MAKERS[name]()
     path = tmp_path / f"policy.{ending}"
