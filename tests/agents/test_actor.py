@@ -33,7 +33,8 @@ def online(kind: type[Any] = GTrXLPPO, environment: str = "CartPole-v1", reads: 
 def offline(environment: str = "CartPole-v1", **settings: Any) -> DecisionTransformer:
     data = record(environment, "random", episodes=5, num_envs=2, seed=0)
     values: dict[str, Any] = {"context_length": 6, "batch_size": 8, "warmup_steps": 1, "learning_rate": 3e-2, "seed": 0}
-    return DecisionTransformer("DTPolicy", data, policy_kwargs={"backbone": SMALL}, **(values | settings)).learn(10)
+    values["policy_kwargs"] = {"backbone": SMALL}
+    return DecisionTransformer("DTPolicy", data, **(values | settings)).learn(10)
 
 
 MAKERS: dict[str, Callable[[], Agent]] = {
