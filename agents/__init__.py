@@ -7,5 +7,7 @@ from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.gtrxl_dqn import GTrXLDQN
 from rltransformers.agents.gtrxl_ppo import GTrXLPPO
 from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
+from rltransformers.agents.load import load_agent
+from rltransformers.training.actor import Actor
 
-__all__ = ["DecisionTransformer", "GTrXLDQN", "GTrXLPPO", "GTrXLVMPO"]
+__all__ = ["Actor", "DecisionTransformer", "GTrXLDQN", "GTrXLPPO", "GTrXLVMPO", "load_agent"]

@@ -42,17 +42,19 @@ from rltransformers.core.ranges import (
     check,
     strict,
 )
+from rltransformers.core.registry import find_spec
 from rltransformers.core.seeding import step_seed
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
 from rltransformers.core.spec import Choice
 from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.episode_replay import EpisodeReplay
-from rltransformers.envs.make import WrapperConfig, WrapperFunction, find_spec, make_vector_env
-from rltransformers.policies.decision import ActingMode, ActingState, Actor, DecisionPolicy
+from rltransformers.envs.make import EnvironmentSource, WrapperConfig, WrapperFunction, make_vector_env
+from rltransformers.policies.decision import ActingMode, ActingState, Decider, DecisionPolicy
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.observed import Encoding
 from rltransformers.policies.returns import ReturnIn
 from rltransformers.policies.steps import Acting, DecisionMachine
+from rltransformers.training.actor import Actor
 from rltransformers.training.datastore import fill_store
 from rltransformers.training.decision_critic import CriticLearner
 from rltransformers.training.decision_data import DataSummary, shaped, statistics_of, summary_of, training_data
@@ -94,6 +96,7 @@ from rltransformers.training.exits import calibrate
 from rltransformers.training.interval_log import IntervalLog
 from rltransformers.training.memory_panel import memory_panel
 from rltransformers.training.offline_agent import OfflineAgent, Updates
+from rltransformers.training.stepping import NO_TARGET, DecisionSteps
 from rltransformers.training.target_returns import finite_targets, target_list
 
 if __name__ != "rltransformers.agents.decision_transformer":
@@ -143,7 +146,7 @@ class DecisionTransformer(OfflineAgent):
             bound on the entropy; ``learn_online`` needs it or noise for every Box. Greedy acting takes the mean.
         whole_episodes: every window is a whole episode (context_length must cover the longest) instead of a stretch
             that may begin anywhere; wastes less on padding when episodes are about as long as the context.
-        acting_mode: what happens when an episode outgrows the context, see ``Actor``; "auto" is "banded" when the
+        acting_mode: what happens when an episode outgrows the context, see ``Decider``; "auto" is "banded" when the
             backbone's memory is shorter than the training window, else "refresh".
         acting: "compiled" takes steps of acting as machine code, made once per kind of model and machine (about half a
             minute) and kept in the user's cache folder; "eager" as PyTorch operations. Both compute the same.
@@ -338,7 +341,7 @@ class DecisionTransformer(OfflineAgent):
     @strict
     def learn_online(
         self,
-        env: str | VectorEnv[Any, Any, Any],
+        env: Any,
         timesteps: Updates,
         *,
         exploration_return: float | None = None,
@@ -425,7 +428,7 @@ class DecisionTransformer(OfflineAgent):
             self._finish_store(sampler)
         finally:
             bar.close()
-            if envs is not env:
+            if not isinstance(env, gym.Env | VectorEnv):
                 envs.close()
         return self
 
@@ -433,8 +436,8 @@ class DecisionTransformer(OfflineAgent):
         self, envs: VectorEnv[Any, Any, Any], target: float, noise: float, longest: int | None
     ) -> Trajectories:
         """One episode of every environment, with sampled actions."""
-        actor, spaces = self.actor(), (self.observation_space, self.action_space)
-        behaviour = Exploring(partial(self._act, actor, overwrites=True), actor, target, noise, spaces)
+        decider, spaces = self.decider(), (self.observation_space, self.action_space)
+        behaviour = Exploring(partial(self._act, decider, overwrites=True), decider, target, noise, spaces)
         return play_round(envs, behaviour, self.seed, self._online.episodes, longest)
 
     def _logged_update(
@@ -562,10 +565,39 @@ class DecisionTransformer(OfflineAgent):
 
     # Acting
 
-    def actor(self, mode: ActingMode | None = None) -> Actor:
-        """The trained policy as something that acts, in the model's acting mode or the one given."""
+    @strict
+    def actor(
+        self,
+        target_return: float | Sequence[float] | np.ndarray | None = None,
+        *,
+        deterministic: bool = True,
+        acting_mode: ActingMode | None = None,
+        seed: Seed | None = None,
+    ) -> Actor:
+        """The model as something that acts and remembers by itself: episodes so far, and the return-to-go.
+
+        Args:
+            target_return: asked of every episode, in reward units, a number or one for each environment; None for the
+                best return of the dataset, or with a return head for what that predicts.
+            deterministic: most probable actions, or samples.
+            acting_mode: another one than the model's.
+            seed: of sampled actions; None draws one.
+
+        Raises:
+            ConfigError: for a target return that is no finite number, and for one of behaviour cloning.
+        """
+        if target_return is None and self.settings.return_head is None:
+            target_return = self.summary.best_return
+        elif target_return is not None and self.settings.mode == "bc":
+            raise ConfigError(NO_TARGET)
+        spaces = self.observation_space, self.action_space
+        steps = DecisionSteps(self.decider(acting_mode), self._act, spaces, target_return)
+        return Actor(steps, deterministic=deterministic, seed=seed, name=self.kind)
+
+    def decider(self, mode: ActingMode | None = None) -> Decider:
+        """How the trained policy acts, in the model's acting mode or the one given; holds no state of its own."""
         settings = self.settings
-        return Actor(
+        return Decider(
             self.policy,
             settings.context_length,
             mode or settings.acting_mode,
@@ -612,7 +644,7 @@ class DecisionTransformer(OfflineAgent):
             leaves[ACTION_MASK] = self._fit_masks(leaves, action_masks, rows)
         needs_reward = self.settings.mode == "dt" and not self.settings.delayed_reward
         if state is None:
-            state, start = self.actor().initial_state(rows), np.ones(rows, bool)
+            state, start = self.decider().initial_state(rows), np.ones(rows, bool)
         else:
             if not isinstance(state, ActingState):
                 raise ConfigError(f"state must be what predict returned, or None; got {type(state).__name__}")
@@ -634,7 +666,7 @@ class DecisionTransformer(OfflineAgent):
             target = self.summary.best_return if target_return is None else target_return
             asked = finite_targets(target, rows, self.summary.return_scale)
         noise = None if deterministic else self._action_noise.random((rows, self.policy.head.draws))
-        actions, state = self._act(self.actor(), leaves, state, start, rewards, asked, noise)
+        actions, state = self._act(self.decider(), leaves, state, start, rewards, asked, noise)
         if not batched:
             actions = {path: value[0] for path, value in actions.items()}
         return nest_leaves(self.action_space, actions), state
@@ -648,7 +680,7 @@ class DecisionTransformer(OfflineAgent):
 
     def _act(
         self,
-        actor: Actor,
+        decider: Decider,
         leaves: Mapping[str, np.ndarray],
         state: ActingState,
         start: np.ndarray,
@@ -657,8 +689,8 @@ class DecisionTransformer(OfflineAgent):
         noise: np.ndarray | None,
         overwrites: bool = False,
     ) -> tuple[dict[str, np.ndarray], ActingState]:
-        """``Actor.act`` on numpy arrays; one copy to the device per leaf, one back."""
-        actions, state = actor.act(
+        """``Decider.act`` on numpy arrays; one copy to the device per leaf, one back."""
+        actions, state = decider.act(
             {path: torch.as_tensor(value, device=self.device) for path, value in leaves.items()},
             state,
             start=torch.tensor(start, device=self.device),
@@ -672,14 +704,15 @@ class DecisionTransformer(OfflineAgent):
 
     def _vector_env(
         self,
-        env: str | VectorEnv[Any, Any, Any],
+        env: EnvironmentSource | VectorEnv[Any, Any, Any],
         num_envs: int,
         env_kwargs: Mapping[str, Any] | None,
         wrappers: Sequence[WrapperConfig | WrapperFunction],
     ) -> VectorEnv[Any, Any, Any]:
-        """The environments of a caller, or new ones of an id."""
+        """The environments of a caller, or new ones of an id or a function."""
         if isinstance(env, VectorEnv):
             return check_vector_env(env, env_kwargs, wrappers)
+        num_envs = 1 if isinstance(env, gym.Env) else num_envs
         return make_vector_env(env, num_envs, env_kwargs=env_kwargs, wrappers=sorted(wrappers, key=callable))
 
     # Evaluation
@@ -687,7 +720,7 @@ class DecisionTransformer(OfflineAgent):
     @strict
     def evaluate(
         self,
-        env: str | VectorEnv[Any, Any, Any],
+        env: Any,
         target_returns: Iterable[float] | float | None = None,
         episodes: Episodes = 50,
         num_envs: Environments = 16,
@@ -704,8 +737,9 @@ class DecisionTransformer(OfflineAgent):
         neither the number of environments nor their order changes a result.
 
         Args:
-            env: Gymnasium id, or a Gymnasium vector environment with ``AutoresetMode.DISABLED`` that can reset under a
-                ``reset_mask`` (``num_envs``, ``env_kwargs`` and ``wrappers`` are then its own).
+            env: Gymnasium id, a function that makes an environment, one environment (episodes are then played one after
+                another), or a Gymnasium vector environment with ``AutoresetMode.DISABLED`` that can reset under a
+                ``reset_mask`` (``num_envs``, ``env_kwargs`` and ``wrappers`` are then its own). Objects stay open.
             target_returns: in reward units; when None the best return of the dataset, or with a return head what that
                 predicts. Behaviour cloning takes none.
             num_envs: environments that run at the same time.
@@ -731,14 +765,16 @@ class DecisionTransformer(OfflineAgent):
         envs = self._vector_env(env, min(num_envs, len(played)), env_kwargs, wrappers)
         try:
             check_spaces(envs, self.observation_space, self.action_space)
-            actor = self.actor(acting_mode)
+            decider = self.decider(acting_mode)
             draws = None if deterministic else self.policy.head.draws
-            single = find_spec(env) if isinstance(env, str) else env.spec
+            single = find_spec(env) if isinstance(env, str) else envs.spec
             longest = longest_allowed(longest_episode, single)
             title = None if single is None else single.id
-            play(envs, played, partial(self._act, actor, overwrites=True), actor.initial_state, draws, longest, title)
+            play(
+                envs, played, partial(self._act, decider, overwrites=True), decider.initial_state, draws, longest, title
+            )
         finally:
-            if envs is not env:
+            if not isinstance(env, gym.Env | VectorEnv):
                 envs.close()
         spec = envs.spec
         name = self.summary.environment or (None if spec is None else spec.id)

@@ -55,7 +55,7 @@ KIND = "GTrXLDQN"
 MemoryRefresh = Literal["never", "update"]
 
 
-class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):
+class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor: SB3 has a network of that name
     """Double Q-learning (arXiv 1509.06461) from replayed segments, GTrXL (arXiv 1910.06764) by default; for Discrete.
 
     Used like any Stable-Baselines3 algorithm: ``learn``, ``predict``, ``save``, ``load``, ``save_replay_buffer``,

@@ -298,6 +298,10 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
 
     # Files
 
+    def _parts(self) -> dict[str, str]:
+        own = ("target", "multipliers", "multiplier_optimizer")
+        return super()._parts() | {name: name for name in own}
+
     def _tensors(self) -> dict[str, Any]:
         memory = self._present_memory()
         return super()._tensors() | {

@@ -4,7 +4,8 @@ if __name__ != "rltransformers.envs":
     raise ImportError("import this folder as rltransformers.envs")
 
 from rltransformers.core.guard import FiniteVecEnv
-from rltransformers.envs.make import find_spec, make_env, make_vec_env, make_vector_env
+from rltransformers.core.registry import find_spec
+from rltransformers.envs.make import make_env, make_vec_env, make_vector_env
 from rltransformers.envs.memory_tasks import TASKS, register_tasks
 from rltransformers.envs.vector import GymnasiumVecEnv
 from rltransformers.envs.wrappers import (

@@ -1,7 +1,5 @@
 """From an environment id to environments, single and vectorised, with clear errors for ids, packages and spaces."""
 
-import difflib
-import importlib
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,9 +11,11 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecMonitor
 
-from rltransformers.core.errors import ConfigError, MissingExtraError, did_you_mean, one_line, require
+from rltransformers.core.errors import ConfigError, MissingExtraError, did_you_mean, one_line
 from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv
-from rltransformers.core.ranges import Environments, check
+from rltransformers.core.modules import import_module
+from rltransformers.core.ranges import Environments, check, shown
+from rltransformers.core.registry import find_spec
 from rltransformers.core.spaces import check_supported, is_nested
 from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv
 from rltransformers.envs.wrappers import WRAPPERS, CopyObservation, FlatDict, check_observation_space
@@ -23,18 +23,12 @@ from rltransformers.envs.wrappers import WRAPPERS, CopyObservation, FlatDict, ch
 Env = gymnasium.Env[Any, Any]
 WrapperConfig = str | Mapping[str, Any]
 WrapperFunction = Callable[[Env], Env]
-
-SUITES = {
-    "popgym-": ("popgym", "popgym"),
-    "MiniGrid-": ("minigrid", "minigrid"),
-    "BabyAI-": ("minigrid", "minigrid"),
-    "ALE/": ("ale_py", "atari"),
-}
-"""Prefix of an id → (module that registers it, extra of this package that installs it)."""
+EnvironmentSource = str | EnvSpec | Callable[..., Env] | Env
+"""An id, a specification, a function or class that makes an environment, or an environment."""
 
 
 def make_vec_env(
-    env_id: str,
+    env_id: EnvironmentSource,
     num_envs: int = 1,
     *,
     seed: int | None = None,
@@ -49,7 +43,9 @@ def make_vec_env(
     process. Nested observations arrive as one flat Dict keyed by path.
 
     Args:
-        env_id: a registered id; "module:id" imports the module first. Packages of known suites are imported by need.
+        env_id: a registered id; "module:id" imports the module first, also one in the current folder. Packages of known
+            suites are imported by need. In place of an id a specification, a function or a class that makes an
+            environment from ``env_kwargs``, or one environment, of which there are no copies.
         seed: of the first copy, copy i gets seed + i at the first reset; None is random.
         env_kwargs: for the environment's constructor.
         wrappers: applied in order; each a name, {"name": ..., option: ...}, or a function of an environment. Names are
@@ -61,13 +57,15 @@ def make_vec_env(
         ConfigError: for an unknown id, wrapper or option, and for spaces that no encoder or head takes.
         MissingExtraError: when the package behind the id is not installed.
     """
-    spec, options = find_spec(env_id), dict(env_kwargs or {})
+    spec, options = found_source(env_id, num_envs, env_kwargs), dict(env_kwargs or {})
     venv: VecEnv
     if processes:
+        if isinstance(spec, gymnasium.Env):
+            raise ConfigError("an environment cannot be taken into another process; give a function that makes it")
         make_env(spec, env_kwargs=options, wrappers=wrappers).close()  # an error in a worker is a broken pipe
         copies = _copies(spec, num_envs, options, wrappers, relay=True)
         venv = SubprocVecEnv([partial(_in_worker, copy) for copy in copies])
-    elif _is_program(spec, wrappers):
+    elif isinstance(spec, EnvSpec) and _is_program(spec, wrappers):
         venv = GymnasiumVecEnv(_make_program(spec, num_envs, {"autoreset_mode": "SameStep"} | options))
     else:
         venv = SerialVecEnv(_copies(spec, num_envs, options, wrappers))
@@ -78,7 +76,7 @@ def make_vec_env(
 
 
 def make_vector_env(
-    env_id: str,
+    env_id: EnvironmentSource,
     num_envs: int = 1,
     *,
     env_kwargs: Mapping[str, Any] | None = None,
@@ -91,15 +89,45 @@ def make_vector_env(
     Raises:
         ConfigError, MissingExtraError: as ``make_vec_env``.
     """
-    spec, options = find_spec(env_id), dict(env_kwargs or {})
-    if _is_program(spec, wrappers):
+    spec, options = found_source(env_id, num_envs, env_kwargs), dict(env_kwargs or {})
+    if isinstance(spec, EnvSpec) and _is_program(spec, wrappers):
         return _make_program(spec, num_envs, options | {"autoreset_mode": AutoresetMode.DISABLED.value})
     copies = _copies(spec, num_envs, options, wrappers, flat=False)
     return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.DISABLED)
 
 
+def found_source(
+    env: Any, num_envs: int = 1, env_kwargs: Mapping[str, Any] | None = None
+) -> EnvSpec | Callable[..., Env] | Env:
+    """What environments are made from: an id as its specification, everything else as it is.
+
+    Raises:
+        ConfigError: for an unknown id, for what makes no environment, and for copies or keywords of one environment.
+        MissingExtraError: when the package behind the id is not installed.
+    """
+    if isinstance(env, str):
+        return find_spec(env)
+    if isinstance(env, gymnasium.Env):
+        if num_envs != 1 or env_kwargs:
+            raise ConfigError(
+                f"{shown(env)} is one environment, which has no copies and takes no env_kwargs; give its id, or a "
+                "function that makes one"
+            )
+        return env
+    if isinstance(env, EnvSpec) or callable(env):
+        return env
+    if isinstance(env, VecEnv | VectorEnv):
+        raise ConfigError(
+            f"{type(env).__name__} holds environments already, and is not reset one by one here; give an id, a "
+            "function that makes an environment, or one environment"
+        )
+    raise ConfigError(
+        f"an environment is given as an id, a function that makes one, or an object of Gymnasium, not {shown(env)}"
+    )
+
+
 def _copies(
-    spec: EnvSpec,
+    spec: EnvSpec | Callable[..., Env] | Env,
     num_envs: int,
     options: dict[str, Any],
     wrappers: Sequence[WrapperConfig | WrapperFunction],
@@ -132,7 +160,7 @@ def _in_worker(build: Callable[[], Env]) -> Env:
 
 
 def make_env(
-    env: str | EnvSpec,
+    env: EnvironmentSource,
     *,
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[WrapperConfig | WrapperFunction] = (),
@@ -143,53 +171,33 @@ def make_env(
     Other arguments and errors are those of ``make_vec_env``. Observations are copied first (``CopyObservation``).
     Gymnasium's passive checker is off: some suites do not pass it.
     """
-    spec = find_spec(env) if isinstance(env, str) else env
-    made: Env = CopyObservation(_make(spec, dict(env_kwargs or {})))
+    source = found_source(env, 1, env_kwargs)
+    made: Env = CopyObservation(_make(source, dict(env_kwargs or {})))
     for wrapper in wrappers:
         made = wrapper(made) if callable(wrapper) else _wrap(made, wrapper)
-    _check_spaces(spec.id, made)
+    _check_spaces(_name(source), made)
     return FlatDict(made) if flat and is_nested(made.observation_space) else made
 
 
-def find_spec(env_id: str) -> EnvSpec:
-    """The registered specification of ``env_id``, after importing the package that registers it.
-
-    Raises:
-        ConfigError: when no environment has this id; names the closest ones.
-        MissingExtraError: when the id belongs to a known suite that is not installed.
-    """
-    module, _, name = env_id.rpartition(":")
-    if module:
-        try:
-            importlib.import_module(module)
-        except (ImportError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{env_id!r} asks for the module {module!r}, which cannot be imported: {error_line(error)}"
-            ) from error
-    for prefix, (suite, extra) in SUITES.items():
-        if name.startswith(prefix) and name not in gymnasium.registry:
-            require(suite, extra)
-    if name not in gymnasium.registry:
-        raise ConfigError(f"no environment is registered as {name!r}; {_close_ids(name)}")
-    return gymnasium.spec(name)
+def _make(source: EnvSpec | Callable[..., Env] | Env, options: dict[str, Any]) -> Env:
+    if isinstance(source, gymnasium.Env):
+        return source
+    with _construction(source, options):
+        if isinstance(source, EnvSpec):
+            return gymnasium.make(source, disable_env_checker=True, **options)
+        made = source(**options)
+    if not isinstance(made, gymnasium.Env):
+        raise ConfigError(f"{_name(source)} makes {shown(made)}, which is no environment of Gymnasium")
+    return made
 
 
-def _close_ids(name: str) -> str:
-    """The closest registered ids, with or without their namespace, in any case of letters."""
-    ids = {key.lower(): key for key in gymnasium.registry}
-    bare = {key.rpartition("/")[2]: key for key in ids}
-    wanted = name.lower()
-    close = difflib.get_close_matches(wanted, ids, n=2) + [
-        bare[match] for match in difflib.get_close_matches(wanted.rpartition("/")[2], bare, n=2)
-    ]
-    if not close:
-        return "gymnasium.pprint_registry() lists all; give 'module:id' when a module of yours registers it"
-    return f"did you mean {' or '.join(repr(ids[key]) for key in dict.fromkeys(close))}?"
-
-
-def _make(spec: EnvSpec, options: dict[str, Any]) -> Env:
-    with _construction(spec, options):
-        return gymnasium.make(spec, disable_env_checker=True, **options)
+def _name(source: EnvSpec | Callable[..., Env] | Env) -> str:
+    """How messages call an environment."""
+    if isinstance(source, EnvSpec):
+        return source.id
+    if isinstance(source, gymnasium.Env):
+        return source.spec.id if source.spec is not None else type(source.unwrapped).__name__
+    return str(getattr(source, "__qualname__", source))
 
 
 def _make_program(spec: EnvSpec, num_envs: int, options: dict[str, Any]) -> VectorEnv[Any, Any, Any]:
@@ -199,19 +207,20 @@ def _make_program(spec: EnvSpec, num_envs: int, options: dict[str, Any]) -> Vect
 
 
 @contextmanager
-def _construction(spec: EnvSpec, options: dict[str, Any]) -> Iterator[None]:
+def _construction(source: EnvSpec | Callable[..., Env], options: dict[str, Any]) -> Iterator[None]:
     """What a constructor raises, as an error of ours that names the environment."""
     try:
         yield
     except gymnasium.error.DependencyNotInstalled as error:
-        extra = ": pip install 'rltransformers[mujoco]'" if ".mujoco." in str(spec.entry_point) else ""
-        raise MissingExtraError(f"{spec.id} needs a package that is not installed{extra} ({error})") from error
+        mujoco = ".mujoco." in str(getattr(source, "entry_point", ""))
+        extra = ": pip install 'rltransformers[mujoco]'" if mujoco else ""
+        raise MissingExtraError(f"{_name(source)} needs a package that is not installed{extra} ({error})") from error
     except ConfigError as error:
-        raise ConfigError(f"env_kwargs of {spec.id}: {error}") from error
+        raise ConfigError(f"env_kwargs of {_name(source)}: {error}") from error
     except ENVIRONMENT_ERRORS:
         raise
     except Exception as error:  # whatever a constructor raises for keywords that it was not made for
-        raise ConfigError(f"{spec.id} cannot be made with env_kwargs {options}: {error_line(error)}") from error
+        raise ConfigError(f"{_name(source)} cannot be made with env_kwargs {options}: {error_line(error)}") from error
 
 
 def error_line(error: Exception) -> str:
@@ -238,7 +247,7 @@ def _wrapper_type(name: str) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
         return WRAPPERS[name]
     module, _, class_name = name.rpartition(":")
     try:
-        found = getattr(importlib.import_module(module or "gymnasium.wrappers"), class_name, None)
+        found = getattr(import_module(module or "gymnasium.wrappers"), class_name, None)
     except (ImportError, TypeError, ValueError) as error:
         raise ConfigError(f"wrapper {name!r}: the module {module!r} cannot be imported ({error})") from error
     if not (isinstance(found, type) and issubclass(found, gymnasium.Wrapper)):

@@ -109,16 +109,18 @@ class BackboneConfig:
         return BackboneConfig.from_dict({"preset": name, **overrides})
 
     @staticmethod
-    def from_dict(values: "Mapping[str, Any] | BackboneConfig") -> "BackboneConfig":
-        """Read what a YAML file carries; ``preset`` names the starting point (default: gtrxl).
+    def from_dict(values: "Mapping[str, Any] | BackboneConfig | str") -> "BackboneConfig":
+        """Read what a YAML file carries; ``preset`` names the starting point (default: gtrxl). A text is a preset.
 
         Raises:
             ConfigError: not a mapping, an unknown preset or field, or what ``BackboneConfig`` refuses.
         """
         if isinstance(values, BackboneConfig):
             return values
+        if isinstance(values, str):
+            values = {"preset": values}
         if not isinstance(values, Mapping):
-            raise ConfigError(f"backbone must be a mapping of a preset and settings, got {values!r}")
+            raise ConfigError(f"backbone must be a preset, or a mapping of a preset and settings, got {values!r}")
         given = dict(values)
         chosen = find_preset(given.pop("preset", "gtrxl"))
         refuse_unknown(given, ["preset", *_annotations()], "backbone.")

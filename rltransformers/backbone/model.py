@@ -48,7 +48,7 @@ class Backbone(nn.Module):
         config: a ``BackboneConfig`` or what ``BackboneConfig.from_dict`` reads.
     """
 
-    def __init__(self, config: BackboneConfig | Mapping[str, Any]) -> None:
+    def __init__(self, config: BackboneConfig | Mapping[str, Any] | str) -> None:
         super().__init__()
         self.config = BackboneConfig.from_dict(config)
         self.width = self.config.width

@@ -118,7 +118,8 @@ class OnlineAgent(Agent):
     def __init__(
         self, config: ExperimentConfig, checkpoint: Path | None, training: bool, acting: Acting | None
     ) -> None:
-        self.config, self._training, self._overrides = config, training, {} if acting is None else {"acting": acting}
+        self.config, self._training = config, training
+        self._overrides: dict[str, Any] = {} if acting is None else {"acting": acting}
         check_keywords(config.agent, config.algorithm, config.policy)
         seed = config.seed if training else config.evaluation.seed
         self._environments = [make_environment(config.environment, seed)]
@@ -399,20 +400,6 @@ def require_exportable(agent: AgentName) -> None:
         raise ConfigError(
             "recurrent_ppo has a policy of sb3-contrib, which has no file form; every other agent can be exported"
         )
-
-
-def load_agent(path: Path) -> MemoryAgent | DecisionTransformer:
-    """The agent in a checkpoint, for acting alone: on the CPU, without environment and dataset.
-
-    Raises:
-        CheckpointError: for a file that is missing, corrupt or of no agent of this package.
-    """
-    kinds: dict[str, type[MemoryAgent | DecisionTransformer]] = {each.kind: each for each in MEMORY_AGENTS.values()}
-    kinds["DecisionTransformer"] = DecisionTransformer
-    kind = load_checkpoint(path).kind
-    if kind not in kinds:
-        raise CheckpointError(f"checkpoint {path} holds a {kind}, not an agent; agents: {', '.join(sorted(kinds))}")
-    return kinds[kind].load(path, device="cpu")
 
 
 def checkpoint_step(path: Path) -> int:

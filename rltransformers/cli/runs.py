@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rltransformers.cli.agents import Agent, build_agent, checkpoint_step, load_agent, require_exportable
+from rltransformers.agents import load_agent
+from rltransformers.cli.agents import Agent, build_agent, checkpoint_step, require_exportable
 from rltransformers.cli.trust import not_typed, programs, require_trust, trust_flag
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.signals import Stopped, signals_to
@@ -16,6 +17,7 @@ from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.experiment import AgentName, EvaluationConfig, ExperimentConfig, read_experiment
 from rltransformers.training.lookback import lookback_of
 from rltransformers.training.plots import check_picture, plot_lookback, plot_return_versus_target
+from rltransformers.training.run_card import write_run_card
 from rltransformers.training.run_folder import RunFolder
 from rltransformers.training.threads import use_threads
 
@@ -90,6 +92,8 @@ def _run(
 ) -> list[EvaluationResult]:
     logger = folder.logger(stdout=verbose)
     agent.set_logger(logger)
+    if not agent.steps_done:
+        write_run_card(logger, config.to_dict())
     evaluation = config.evaluation
     callback = RunCallback(
         folder,
@@ -214,7 +218,7 @@ def export(path: str, file_format: str, batch: int | None = None, output: str | 
     written = checkpoint.with_suffix(f".{file_format}") if output is None else Path(output)
     if written.suffix != f".{file_format}":
         raise ConfigError(f"--output {output} must end in .{file_format}, as --format says")
-    load_agent(checkpoint).export(written, batch=batch)
+    load_agent(checkpoint, device="cpu").export(written, batch=batch)
     return written
 
 

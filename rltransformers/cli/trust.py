@@ -16,7 +16,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import PICKLES
 from rltransformers.training.experiment import AgentName, DatasetConfig, ExperimentConfig
 
-_DATA_BEHAVIOURS = ("random", "checkpoint")
+_DATA_BEHAVIOURS = ("random", "checkpoint", "export")
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,11 @@ def behaviour_programs(texts: Sequence[str], place: str) -> list[Program]:
     """Pickles that behaviours load and modules that they import."""
     found = []
     for text in texts:
-        kind, colon, _ = text.partition(":")
+        kind, colon, argument = text.partition(":")
         if kind == "sb3":
             found.append(Program(place, f"{place} {text!r} loads a pickle of Stable-Baselines3, which runs code"))
+        elif kind == "export" and not (argument.rpartition("=")[0] or argument).endswith(".onnx"):
+            found.append(Program(place, f"{place} {text!r} loads a program of torch, which may run code"))
         elif colon and kind not in _DATA_BEHAVIOURS:
             found.append(Program(place, f"{place} {text!r} imports the module {kind}"))
     return found

@@ -22,8 +22,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.policies import BasePolicy
 
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
+from rltransformers.core.modules import import_module
 from rltransformers.core.spaces import check_supported, leaf_spaces, nest_leaves
 
 Array = npt.NDArray[Any]
@@ -72,7 +75,8 @@ def load_behaviour(
             - "random": uniform actions;
             - "sb3:<algorithm>:<zip>[:<statistics>]": a Stable-Baselines3 or sb3-contrib policy, with the VecNormalize
               file (.pkl) or its arrays (.npz) that it was trained with, see ``load_sb3``;
-            - "checkpoint:<path>": an agent of this library;
+            - "checkpoint:<path>": an agent of this library, and "export:<path>": a policy that ``export`` of an agent
+              wrote; both on the command line only (in Python ``load_agent(path).actor()``, ``Actor.from_export``);
             - "<module>:<name>": a function with the arguments of ``Behaviour.act``, an object with that method, or a
               class that is called with the two spaces and makes such an object.
         deterministic: take the mode of stochastic policies instead of a sample.
@@ -86,10 +90,11 @@ def load_behaviour(
         return Random(action_space)
     if kind in _LOADERS:
         return _LOADERS[kind](argument, observation_space, action_space, deterministic)
-    if kind == "checkpoint":
-        raise ConfigError("'checkpoint:' behaviours need the agents: import rltransformers.agents first")
+    if kind in ("checkpoint", "export"):
+        made = "load_agent(path).actor()" if kind == "checkpoint" else "Actor.from_export(path)"
+        raise ConfigError(f"{kind!r} is a text of the command line; in Python give {made} of rltransformers.agents")
     if not argument:
-        known = ["random", "sb3:<algorithm>:<zip>", "checkpoint:<path>", "<module>:<name>"]
+        known = ["random", "sb3:<algorithm>:<zip>", "checkpoint:<path>", "export:<path>", "<module>:<name>"]
         raise ConfigError(f"the behaviour {spec!r} is none of: {', '.join(known)}")
     return _load_named(kind, argument, observation_space, action_space)
 
@@ -153,31 +158,43 @@ class FunctionBehaviour:
 
 
 def as_behaviour(
-    behaviour: "Behaviour | str | Callable[..., Any]",
+    behaviour: "Behaviour | BaseAlgorithm | BasePolicy | str | Callable[..., Any]",
     observation_space: Space,
     action_space: Space,
     *,
     deterministic: bool = False,
 ) -> Behaviour:
-    """A behaviour from a behaviour, a text for ``load_behaviour``, or a function with the arguments of ``act``."""
+    """A behaviour from whatever can act.
+
+    That is a behaviour, a text for ``load_behaviour``, an agent with ``actor()``, a model or a policy of
+    Stable-Baselines3, or a function with the arguments of ``act``. ``deterministic`` is for all but behaviours and
+    functions. A model of Stable-Baselines3 brings the statistics of its ``VecNormalize``; a policy alone has none.
+
+    Raises:
+        ConfigError: for anything else, and a model of another action space.
+    """
     if isinstance(behaviour, str):
         return load_behaviour(behaviour, observation_space, action_space, deterministic=deterministic)
+    if callable(getattr(type(behaviour), "actor", None)):  # of the class: some models hold a network of that name
+        made: Behaviour = behaviour.actor(deterministic=deterministic)  # type: ignore[union-attr]
+        return made
+    if isinstance(behaviour, BaseAlgorithm | BasePolicy):
+        return _of_sb3(behaviour, action_space, deterministic)
     if isinstance(behaviour, Behaviour):
         return behaviour
     if callable(behaviour):
         return FunctionBehaviour(behaviour, getattr(behaviour, "__qualname__", "function"))
-    raise ConfigError(f"a behaviour is a text, a function or an object with act(), got {type(behaviour).__name__}")
+    raise ConfigError(
+        "a behaviour is a text, a function, an object with act(), an agent, or a model or policy of Stable-Baselines3; "
+        f"got {type(behaviour).__name__}"
+    )
 
 
 def _load_named(module_name: str, name: str, observation_space: Space, action_space: Space) -> Behaviour:
-    folder = os.getcwd()
-    sys.path.insert(0, folder)  # a console script does not see modules beside the user otherwise
     try:
-        module = importlib.import_module(module_name)
+        module = import_module(module_name)
     except ImportError as error:
         raise ConfigError(f"cannot import {module_name!r} of the behaviour '{module_name}:{name}': {error}") from error
-    finally:
-        sys.path.remove(folder)
     if not hasattr(module, name):
         raise ConfigError(
             f"{module_name} has no {name!r}; {did_you_mean(name, [n for n in vars(module) if n[0] != '_'])}"
@@ -229,13 +246,18 @@ def mixture(parts: Sequence[tuple[float, Any]]) -> Mixture:
 
 @dataclass
 class SB3Behaviour:
-    """A loaded Stable-Baselines3 algorithm, fed with the observations it was trained on."""
+    """A model or a policy of Stable-Baselines3, fed with the observations it was trained on."""
 
     model: Any
     deterministic: bool
     normalize: Callable[[Any], Any] | None = None
     name: str = "sb3"
     _state: Any = field(default=None, repr=False)
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether it takes observations as the environment gives them and normalises them by itself."""
+        return self.normalize is not None
 
     def act(self, observations: Any, episode_starts: npt.NDArray[np.bool_], generator: np.random.Generator) -> Any:
         """Actions [B, ...]; recurrent policies keep their memory between calls."""
@@ -245,12 +267,24 @@ class SB3Behaviour:
             self._state = None
         with _global_randomness(int(generator.integers(2**31))):
             if getattr(self.model, "use_sde", False) and episode_starts.any():
-                noise = getattr(self.model.policy, "actor", self.model.policy)
+                policy = getattr(self.model, "policy", self.model)
+                noise = getattr(policy, "actor", policy)
                 noise.reset_noise(len(episode_starts))
             actions, self._state = self.model.predict(
                 observations, state=self._state, episode_start=episode_starts, deterministic=self.deterministic
             )
         return actions
+
+
+def _of_sb3(model: BaseAlgorithm | BasePolicy, action_space: Space, deterministic: bool) -> SB3Behaviour:
+    if model.action_space != action_space:
+        raise ConfigError(
+            f"{type(model).__name__} acts in {model.action_space}, the environment takes {action_space}; give it the "
+            "environment that it was trained in"
+        )
+    statistics = model.get_vec_normalize_env() if isinstance(model, BaseAlgorithm) else None
+    normalize = statistics.normalize_obs if statistics is not None and statistics.norm_obs else None
+    return SB3Behaviour(model, deterministic, normalize, f"sb3:{type(model).__name__}")
 
 
 @contextmanager

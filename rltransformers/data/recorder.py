@@ -8,14 +8,18 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from stable_baselines3.common.vec_env import VecEnv, is_vecenv_wrapped
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, is_vecenv_wrapped
 
 from rltransformers.core.episodes import endless_episode, longest_allowed
 from rltransformers.core.errors import ConfigError, did_you_mean
@@ -28,6 +32,7 @@ from rltransformers.core.guard import (
     read_leaves,
 )
 from rltransformers.core.ranges import Environments, check
+from rltransformers.core.registry import find_spec
 from rltransformers.core.seeding import generators
 from rltransformers.core.spaces import (
     check_supported,
@@ -57,8 +62,8 @@ class ObservationView:
 
 
 def record(
-    env: str | VectorEnv[Any, Any, Any] | VecEnv | gym.Env[Any, Any] | Callable[[], gym.Env[Any, Any]],
-    behaviour: Behaviour | Mixture | str | Callable[..., Any],
+    env: str | EnvSpec | VectorEnv[Any, Any, Any] | VecEnv | gym.Env[Any, Any] | Callable[..., gym.Env[Any, Any]],
+    behaviour: Behaviour | Mixture | BaseAlgorithm | BasePolicy | str | Callable[..., Any],
     steps: int | None = None,
     *,
     episodes: int | None = None,
@@ -80,15 +85,16 @@ def record(
     its share of either. The same seed gives the same data.
 
     Args:
-        env: a Gymnasium id, a function that makes an environment, one environment, or a vector environment of Gymnasium
-            or Stable-Baselines3. Those given as objects stay open.
-        behaviour: a behaviour, a text for ``load_behaviour``, a function with the arguments of ``Behaviour.act``, or a
-            ``mixture`` of these. It sees whole observations.
+        env: a Gymnasium id or specification, a function that makes an environment, one environment, or a vector
+            environment of Gymnasium or Stable-Baselines3. Those given as objects stay open.
+        behaviour: a behaviour, a text for ``load_behaviour``, a function with the arguments of ``Behaviour.act``, an
+            agent of this library, a model or a policy of Stable-Baselines3, or a ``mixture`` of these. It sees whole
+            observations.
         num_envs: copies made of an id or a function.
         vectorization_mode: for ids, as in ``gymnasium.make_vec``.
         recorded: the part of the observation to record: indices into a vector observation, {leaf: indices or None for
             the whole leaf} (other leaves are left out), or an ``ObservationView``.
-        deterministic: take the mode of policies that a text names, not a sample.
+        deterministic: take the mode of agents, models and policies, not a sample.
         name: of the result; the environment's id by default.
         progress: called with the number of steps so far.
         longest_episode: steps after which an episode that goes on is an error. None: with ``episodes`` 200,000, or the
@@ -114,6 +120,7 @@ def record(
                 if share == 0:
                     continue
                 actor = as_behaviour(part, vector.observation_space, vector.action_space, deterministic=deterministic)
+                _check_raw(actor, vector)
                 done_before = sum(result.steps for result in results)
                 recording = _Recording(vector, actor, view, progress, done_before)
                 if episodes is not None or longest_episode is not None:
@@ -283,6 +290,15 @@ class _Recording:
             name,
             spec.id if spec else None,
             _spec_json(spec),
+        )
+
+
+def _check_raw(behaviour: Behaviour, vector: "_Vector") -> None:
+    """Raise ConfigError where both the environment and the behaviour would normalise observations."""
+    if is_vecenv_wrapped(vector.env, VecNormalize) and getattr(behaviour, "normalizes", False):
+        raise ConfigError(
+            f"the behaviour {_label(behaviour)} normalises observations by itself, and so does this environment, whose "
+            "recording would be normalised too; give the environment without VecNormalize, as env.venv or an id"
         )
 
 
@@ -460,8 +476,11 @@ def _replaced(space: Space, observations: Any, envs: Bools, finals: Sequence[Any
 
 def _vector_env(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str | None) -> tuple[_Vector, bool]:
     """The environment behind one interface, and whether it was made here."""
-    if not isinstance(env, str) and (env_kwargs or mode is not None):
-        raise ConfigError("env_kwargs and vectorization_mode apply to environments named by their id only")
+    made = isinstance(env, str | EnvSpec)
+    if (env_kwargs and not (made or callable(env))) or (mode is not None and not made):
+        raise ConfigError(
+            "env_kwargs apply to ids and functions that make an environment, vectorization_mode to ids alone"
+        )
     if isinstance(env, VecEnv):
         return _SB3Vector(env), False
     if isinstance(env, VectorEnv):
@@ -469,10 +488,11 @@ def _vector_env(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str |
     if isinstance(env, gym.Env):
         return _GymnasiumVector(SyncVectorEnv([lambda: env])), False
     count = check(num_envs, Environments, "num_envs")
-    if isinstance(env, str):
-        return _GymnasiumVector(gym.make_vec(env, count, mode, **env_kwargs)), True
+    if made:
+        spec = find_spec(env) if isinstance(env, str) else env
+        return _GymnasiumVector(gym.make_vec(spec, count, mode, **env_kwargs)), True
     if callable(env):
-        return _GymnasiumVector(SyncVectorEnv([env] * count)), True
+        return _GymnasiumVector(SyncVectorEnv([partial(env, **env_kwargs)] * count)), True
     raise ConfigError(
         f"cannot record in {type(env).__name__}; pass an id, a function, an environment or a vector of them"
     )

@@ -74,7 +74,8 @@ class GTrXLPolicy(MemoryPolicy):
         observation_space: any nesting of Box, Discrete, MultiDiscrete, MultiBinary in Dict and Tuple.
         action_space: any nesting of Discrete, MultiDiscrete, MultiBinary and Box in Dict and Tuple.
         lr_schedule: learning rate by remaining progress (1 to 0).
-        backbone: a ``BackboneConfig``, or its dictionary: ``{"preset": "gtrxl", "width": 64, "memory": 64}``.
+        backbone: a ``BackboneConfig``, its dictionary, ``{"preset": "gtrxl", "width": 64, "memory": 64}``, or a preset,
+            ``"gtrxl"``.
         shared_backbone: False gives the value function an encoder and a backbone of its own.
         previous_action: add the action of the step before to every token.
         previous_reward: add the reward of the step before to every token.
@@ -108,7 +109,7 @@ class GTrXLPolicy(MemoryPolicy):
         action_space: Space,
         lr_schedule: Schedule,
         *,
-        backbone: BackboneConfig | Mapping[str, Any] | None = None,
+        backbone: BackboneConfig | Mapping[str, Any] | str | None = None,
         shared_backbone: bool = True,
         previous_action: bool = False,
         previous_reward: bool = False,

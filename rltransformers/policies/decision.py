@@ -34,7 +34,7 @@ from rltransformers.policies.observed import Encoding, Observed, observation_par
 from rltransformers.policies.returns import ReturnCondition, ReturnIn
 
 MachineDecision = Callable[..., tuple[dict[str, Tensor], "ActingState"] | None]
-"""Takes an ``Actor``'s decision as machine code; None where there is none."""
+"""Takes a ``Decider``'s decision as machine code; None where there is none."""
 
 ActingMode = Literal["refresh", "banded", "recompute"]
 NEWEST = slice(-1, None)
@@ -333,7 +333,7 @@ class ActingState:
 
 
 @dataclass(frozen=True)
-class Actor:
+class Decider:
     """How a trained policy acts; holds no state of its own.
 
     Attributes:
@@ -561,7 +561,7 @@ class Actor:
 class Reading:
     """Feeds the tokens of one step, a part at a time, to what acting remembers; holds what it remembers then.
 
-    Rows are environments times candidates whose pasts differ (``Actor.prefixes``), R of them.
+    Rows are environments times candidates whose pasts differ (``Decider.prefixes``), R of them.
 
     Args:
         task: of every environment, if the backbone reads one.
@@ -569,7 +569,7 @@ class Reading:
 
     def __init__(
         self,
-        actor: Actor,
+        decider: Decider,
         state: ActingState,
         start: Bool[Tensor, " B"],
         step: Int[Tensor, " B"],
@@ -577,9 +577,9 @@ class Reading:
         tables: dict[str, Tensor],
         overwrites: bool,
     ) -> None:
-        self.actor, self.backbone, self.group = actor, actor.policy.backbone, actor.policy.tokens_per_step
+        self.decider, self.backbone, self.group = decider, decider.policy.backbone, decider.policy.tokens_per_step
         self.memory, self.tables, self.overwrites = state.memory, tables, overwrites
-        count = actor.prefixes
+        count = decider.prefixes
         self.start, self.step, self.before = (by_stream(each, count) for each in (start, step, state.step))
         self.task = None if task is None else by_stream(task, count)
         rows, width = self.step.shape[0], state.tokens.shape[-1]
@@ -601,7 +601,7 @@ class Reading:
     def kept(self) -> Float[Tensor, "B N W"]:
         """The newest tokens, in the mode ``recompute``."""
         rows, length, width = self.tokens.shape
-        return self.tokens.reshape(rows // self.actor.prefixes, self.actor.prefixes * length, width)
+        return self.tokens.reshape(rows // self.decider.prefixes, self.decider.prefixes * length, width)
 
     def _cached(self, new: Float[Tensor, "R N W"], context: Context | None) -> Float[Tensor, "R W"]:
         """By feeding only new tokens to all streams.
@@ -610,12 +610,12 @@ class Reading:
         action, which nobody looks at then, and behind what the stream read before there may be no place for it.
         """
         assert self.memory is not None
-        count, streams, reset = new.shape[1], self.actor.streams, None
+        count, streams, reset = new.shape[1], self.decider.streams, None
         times = [self.step] * count
         if self.opens:
             begins = self.start[:, None]
             if streams == 2:
-                begins = begins | self.actor.beginnings(self.step)
+                begins = begins | self.decider.beginnings(self.step)
             reset = torch.stack([begins, begins] + [torch.zeros_like(begins)] * (count - 2), -1).flatten(0, 1)
             times[0] = self.before
         task = self.task
@@ -625,7 +625,7 @@ class Reading:
             reset,
             timestep=by_stream(torch.stack(times, 1), streams),
             task=None if task is None else by_stream(task[:, None].expand(-1, count), streams),
-            context=None if context is None else context.repeated(self.actor.prefixes * streams),
+            context=None if context is None else context.repeated(self.decider.prefixes * streams),
             wanted=NEWEST,
             tables=self.tables,
             overwrites=self.overwrites,
@@ -633,7 +633,7 @@ class Reading:
         if streams == 1:
             return features[:, -1]
         even, odd = features[:, -1].unflatten(0, (-1, 2)).unbind(1)
-        return torch.where(self.actor.cache(self.step)[:, None] % 2 == 1, odd, even)
+        return torch.where(self.decider.cache(self.step)[:, None] % 2 == 1, odd, even)
 
     def _recompute(self, new: Float[Tensor, "R N W"]) -> Float[Tensor, "R W"]:
         """From the newest steps alone: an episode of their own.
@@ -644,7 +644,7 @@ class Reading:
         missing = group - new.shape[1] if self.opens else 0
         self.tokens = torch.cat([self.tokens, new], 1)[:, missing - count :]
         length = self.tokens.shape[1]
-        first = count + 1 - group * self.actor.window(self.step)
+        first = count + 1 - group * self.decider.window(self.step)
         index = torch.arange(length, device=new.device)
         steps_ago = oldest_first(count + 1, new.device)[:length] // group
         timestep = (self.step[:, None] - steps_ago).clamp(min=0)

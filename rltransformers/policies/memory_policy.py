@@ -120,7 +120,7 @@ class MemoryPolicy(BasePolicy):
     Args:
         observation_space: any nesting of Box, Discrete, MultiDiscrete, MultiBinary in Dict and Tuple.
         action_space: any nesting of Discrete, MultiDiscrete, MultiBinary and Box in Dict and Tuple.
-        backbone: a ``BackboneConfig``, or its dictionary.
+        backbone: a ``BackboneConfig``, its dictionary, or the name of a preset.
         shared_backbone: False makes a second encoder and backbone, ``critic``.
         previous_action: add the action of the step before to every token.
         previous_reward: add the reward of the step before to every token.
@@ -154,7 +154,7 @@ class MemoryPolicy(BasePolicy):
         observation_space: Space,
         action_space: Space,
         *,
-        backbone: BackboneConfig | Mapping[str, Any] | None,
+        backbone: BackboneConfig | Mapping[str, Any] | str | None,
         shared_backbone: bool,
         previous_action: bool,
         previous_reward: bool,
@@ -176,9 +176,7 @@ class MemoryPolicy(BasePolicy):
         if self.masks_beside:
             self.masks, self.seen_leaves[ACTION_MASK] = True, mask_space(action_space)
         self.leaf_types = {path: dtype for path, (_, dtype) in observation_layout(self.seen_leaves).items()}
-        self.config = (
-            backbone if isinstance(backbone, BackboneConfig) else BackboneConfig.from_dict(dict(backbone or {}))
-        )
+        self.config = BackboneConfig.from_dict({} if backbone is None else backbone)
         if self.config.dropout > 0:
             raise ConfigError(
                 f"dropout is {self.config.dropout}, but must be 0 online: with it the action probabilities of "
@@ -326,12 +324,16 @@ class MemoryPolicy(BasePolicy):
         device = self.action_head.linear.weight.device  # SB3's property walks through all modules
         return {path: to_tensor(leaves[path], device, dtype) for path, dtype in self.leaf_types.items()}
 
-    def environment_actions(self, actions: Mapping[str, Tensor]) -> Any:
-        """Actions as the environments take them: an array [B, ...], or a list of B nested actions; Boxes clipped."""
-        leaves = {
+    def executed(self, actions: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+        """Leaves of actions [B, ...] as the environments take them; Boxes clipped."""
+        return {
             path: leaf.execute(actions[path]).cpu().numpy().astype(self.action_leaves[path].dtype, copy=False)
             for path, leaf in self.action_head.named_leaves()
         }
+
+    def environment_actions(self, actions: Mapping[str, Tensor]) -> Any:
+        """Actions as the environments take them: an array [B, ...], or a list of B nested actions; Boxes clipped."""
+        leaves = self.executed(actions)
         if "" in leaves:
             return leaves[""]
         rows = range(len(next(iter(leaves.values()))))

@@ -98,7 +98,8 @@ class GTrXLQPolicy(MemoryPolicy):
         observation_space: any nesting of Box, Discrete, MultiDiscrete, MultiBinary in Dict and Tuple.
         action_space: Discrete.
         lr_schedule: learning rate by remaining progress (1 to 0).
-        backbone: a ``BackboneConfig``, or its dictionary: ``{"preset": "gtrxl", "width": 64, "memory": 64}``.
+        backbone: a ``BackboneConfig``, its dictionary, ``{"preset": "gtrxl", "width": 64, "memory": 64}``, or a preset,
+            ``"gtrxl"``.
         previous_action: add the action of the step before to every token.
         previous_reward: add the reward of the step before to every token.
         first_step: tell the network which step is the first of its episode.
@@ -122,7 +123,7 @@ class GTrXLQPolicy(MemoryPolicy):
         action_space: Space,
         lr_schedule: Schedule,
         *,
-        backbone: BackboneConfig | Mapping[str, Any] | None = None,
+        backbone: BackboneConfig | Mapping[str, Any] | str | None = None,
         previous_action: bool = False,
         previous_reward: bool = False,
         first_step: bool = False,

@@ -24,7 +24,7 @@ from rltransformers.core.spaces import space_to_json
 from rltransformers.export.files import write_onnx, write_pt2
 from rltransformers.export.step import Tensors
 from rltransformers.policies.action_heads import ActionHead, GaussianAction, blank_invalid
-from rltransformers.policies.decision import Actor
+from rltransformers.policies.decision import Decider
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.steps import TABLE, ActorCriticStep, DecisionStep, leaf_name
 
@@ -42,6 +42,11 @@ class Scaling:
     variance: np.ndarray
     epsilon: float
     clip: float
+
+    def __call__(self, values: Any) -> np.ndarray:
+        """What ``VecNormalize`` passes on in place of ``values``, in float32."""
+        scaled = (values - self.mean) / np.sqrt(self.variance + self.epsilon)
+        return np.clip(scaled, -self.clip, self.clip).astype(np.float32)
 
 
 class Scaled(nn.Module):
@@ -155,7 +160,7 @@ class ActorCriticInFile(PolicyInFile):
 
 
 class DecisionInFile(PolicyInFile):
-    """One decision of an ``Actor``.
+    """One decision of a ``Decider``.
 
     Inputs: observation leaves of the types of the space; "start" bool [B]; where they decide anything, "reward" [B] of
     the last step and "target_return" [B] of episodes that start here, float64 (NaN asks a policy that predicts returns
@@ -171,21 +176,21 @@ class DecisionInFile(PolicyInFile):
 
     kind = "DecisionTransformer"
 
-    def __init__(self, actor: Actor, best_return: float) -> None:
-        if actor.mode == "recompute":
+    def __init__(self, decider: Decider, best_return: float) -> None:
+        if decider.mode == "recompute":
             raise ConfigError(
                 "acting mode 'recompute' runs the whole context anew for every decision and cannot be written as one "
                 "step; export with acting_mode='refresh'"
             )
-        copied = _copied(actor.policy)
-        if not actor.jitter:
+        copied = _copied(decider.policy)
+        if not decider.jitter:
             copied.critics = None  # they judge only candidates
-        actor = replace(actor, policy=copied)
-        super().__init__(actor.policy.head, actor.policy.tables.current())
+        decider = replace(decider, policy=copied)
+        super().__init__(decider.policy.head, decider.policy.tables.current())
         self.best_return = best_return
-        self.step = DecisionStep(actor)
-        self.reads_target = actor.policy.return_conditioned
-        self.reads_reward = self.reads_target and not actor.delayed_reward
+        self.step = DecisionStep(decider)
+        self.reads_target = decider.policy.return_conditioned
+        self.reads_reward = self.reads_target and not decider.delayed_reward
 
     def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
         """Outputs and the new state."""
@@ -199,21 +204,21 @@ class DecisionInFile(PolicyInFile):
         inputs = self.step.inputs(leaves, start, zeros, zeros, None)
         read = {"reward": self.reads_reward, "target_return": self.reads_target}
         inputs = {name: value for name, value in inputs.items() if read.get(name, True)}
-        return inputs, self.step.closed(self.step.actor.initial_state(batch))
+        return inputs, self.step.closed(self.step.decider.initial_state(batch))
 
     def about(self) -> dict[str, Any]:
-        actor, policy = self.step.actor, self.step.policy
+        decider, policy = self.step.decider, self.step.policy
         group = policy.tokens_per_step
         return {
-            "acting_mode": actor.mode,
-            "context_length": actor.context_length,
-            "discount": actor.discount,
-            "delayed_reward": actor.delayed_reward,
+            "acting_mode": decider.mode,
+            "context_length": decider.context_length,
+            "discount": decider.discount,
+            "delayed_reward": decider.delayed_reward,
             "return_scale": policy.return_scale,
             "best_return": self.best_return,
             "predicts_return": policy.return_head is not None,
             # A cache that begins anew never comes to the end of a table of places.
-            "longest_episode": _longest_episode(policy.backbone, group, whole=actor.mode == "banded"),
+            "longest_episode": _longest_episode(policy.backbone, group, whole=decider.mode == "banded"),
         }
 
 

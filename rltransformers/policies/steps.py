@@ -20,7 +20,7 @@ from rltransformers.core.errors import CompileError
 from rltransformers.export.compiled import COMPILE_SECONDS, CompiledStep
 from rltransformers.export.graphs import GraphStep
 from rltransformers.export.step import batch_of
-from rltransformers.policies.decision import ActingState, Actor
+from rltransformers.policies.decision import ActingState, Decider
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
 
 Tensors = dict[str, Tensor]
@@ -99,16 +99,16 @@ class ActorCriticStep(nn.Module):
 
 
 class DecisionStep(nn.Module):
-    """One decision of an ``Actor``.
+    """One decision of a ``Decider``.
 
     Inputs: observation leaves; "start" bool [B]; "reward" [B] of the last step and "target_return" [B] of episodes that
     start here, float64; for heads that sample, "noise" [B, U] and "greedy" bool [B]. Outputs: actions.
     """
 
-    def __init__(self, actor: Actor) -> None:
+    def __init__(self, decider: Decider) -> None:
         super().__init__()
-        self.policy = actor.policy
-        self.actor = actor
+        self.policy = decider.policy
+        self.decider = decider
 
     @property
     def samples(self) -> bool:
@@ -117,7 +117,7 @@ class DecisionStep(nn.Module):
 
     def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
         """Outputs and the new state."""
-        actions, after = self.actor.decide(
+        actions, after = self.decider.decide(
             leaves_of("observation", inputs),
             self.opened(state),
             start=inputs["start"],
@@ -274,14 +274,14 @@ class ActorCriticMachine(MachineCode):
 
 
 class DecisionMachine(LeftBehind):
-    """Decisions of the ``Actor`` of a policy; one machine code per way of acting."""
+    """Decisions of the ``Decider`` of a policy; one machine code per way of acting."""
 
     def __init__(self) -> None:
         self._machines: dict[Any, MachineCode] = {}
 
     def __call__(
         self,
-        actor: Actor,
+        decider: Decider,
         observations: Mapping[str, Tensor],
         state: ActingState,
         start: Tensor,
@@ -291,14 +291,14 @@ class DecisionMachine(LeftBehind):
         tables: Tensors,
         overwrites: bool,
     ) -> tuple[Tensors, ActingState] | None:
-        """``Actor.act``; None where there is no machine code."""
+        """``Decider.act``; None where there is no machine code."""
         if not start.is_cpu:
             return None
         masked = ACTION_MASK in observations
-        way = actor.context_length, actor.mode, actor.discount, actor.delayed_reward, actor.jitter, masked
+        way = decider.context_length, decider.mode, decider.discount, decider.delayed_reward, decider.jitter, masked
         if way not in self._machines:
-            key = {"backbone": actor.policy.backbone.config.to_dict(), "way": str(way)}
-            self._machines[way] = MachineCode(DecisionStep(actor).eval(), key)
+            key = {"backbone": decider.policy.backbone.config.to_dict(), "way": str(way)}
+            self._machines[way] = MachineCode(DecisionStep(decider).eval(), key)
         step: Any = self._machines[way].step
         tensors = step.closed(state)
         if not overwrites:

@@ -133,6 +133,9 @@ class RunCallback(BaseCallback):
         return results
 
     def _log(self, step: int, results: Sequence[EvaluationResult], logger: Logger) -> None:
+        best = max(results, key=lambda result: result.mean)
+        logger.record("eval/mean_reward", best.mean)  # the names of Stable-Baselines3, which all agents share
+        logger.record("eval/mean_ep_length", float(np.mean(best.lengths)))
         for result in results:
             target = "" if result.target_return is None else f"_target_{result.target_return:g}"
             summary = result.summary()

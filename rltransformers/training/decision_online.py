@@ -16,7 +16,7 @@ from rltransformers.core.spaces import leaf_values, nest_leaves
 from rltransformers.data import Trajectories
 from rltransformers.data.recorder import record
 from rltransformers.policies.action_heads import ActionHead, ContinuousAction, NormalAction
-from rltransformers.policies.decision import ActingState, Actor
+from rltransformers.policies.decision import ActingState, Decider
 from rltransformers.training.decision_data import DataSummary
 from rltransformers.training.decision_settings import Settings
 from rltransformers.training.episodes import Act
@@ -45,7 +45,7 @@ class Exploring:
 
     Args:
         act: as ``play`` takes it.
-        actor: that it acts by.
+        decider: that it acts by.
         target: the return to ask for, NaN for what the policy predicts.
         noise: deviation of what is added to the one action of a Box, in units where its bounds are -1 and 1.
     """
@@ -55,12 +55,12 @@ class Exploring:
     def __init__(
         self,
         act: Act,
-        actor: Actor,
+        decider: Decider,
         target: float,
         noise: float,
         spaces: tuple[gym.Space[Any], gym.Space[Any]],
     ) -> None:
-        self._act, self._actor, self._target, self._noise = act, actor, target, noise
+        self._act, self._decider, self._target, self._noise = act, decider, target, noise
         self._observation_space, self._action_space = spaces
         self._state: ActingState | None = None
 
@@ -73,9 +73,9 @@ class Exploring:
     ) -> Any:
         """Actions [N, ...] nested as the action space."""
         rows = len(episode_starts)
-        state = self._actor.initial_state(rows) if self._state is None else self._state
+        state = self._decider.initial_state(rows) if self._state is None else self._state
         leaves = {path: np.asarray(leaf) for path, leaf in leaf_values(self._observation_space, observations).items()}
-        noise = generator.random((rows, self._actor.policy.head.draws))
+        noise = generator.random((rows, self._decider.policy.head.draws))
         targets = [self._target] * rows
         received = np.zeros(rows) if rewards is None else np.asarray(rewards)
         actions, state = self._act(leaves, state, episode_starts, received, targets, noise)
@@ -88,7 +88,7 @@ class Exploring:
         self, actions: Mapping[str, np.ndarray], state: ActingState, generator: np.random.Generator
     ) -> tuple[dict[str, np.ndarray], ActingState]:
         """Actions with noise, and the state after them: it remembers what was done, not what was decided."""
-        head, disturbed = self._actor.policy.head, dict(actions)
+        head, disturbed = self._decider.policy.head, dict(actions)
         device = state.action.device
         for path, leaf in point_leaves(head):
             added = torch.as_tensor(self._noise * generator.standard_normal(actions[path].shape), device=device)
@@ -96,7 +96,7 @@ class Exploring:
             disturbed[path] = moved.cpu().numpy().astype(actions[path].dtype)
         taken = {path: torch.as_tensor(value, device=device) for path, value in disturbed.items()}
         with torch.inference_mode():
-            return disturbed, replace(state, action=self._actor.policy.embed_action(taken))
+            return disturbed, replace(state, action=self._decider.policy.embed_action(taken))
 
 
 def play_round(

@@ -90,7 +90,7 @@ class PolicySettings(TypedDict, total=False):
             there is such a leaf.
     """
 
-    backbone: BackboneConfig | Mapping[str, Any] | None
+    backbone: BackboneConfig | Mapping[str, Any] | str | None
     readout: str | Mapping[str, Any] | None
     observation: ObservationOptions | None
     action_masks: bool | None
@@ -171,6 +171,8 @@ def backbone_config(
     options = check(policy_kwargs or {}, PolicySettings, "policy_kwargs")
     values: dict[str, Any] = {"preset": "decision_transformer", "memory": max(context_length - 1, 0)}
     chosen = options.get("backbone") or {}
+    if isinstance(chosen, str):
+        chosen = {"preset": chosen}
     values |= chosen.to_dict() if isinstance(chosen, BackboneConfig) else dict(chosen)
     check_tokens(values.setdefault("tokens_per_step", tokens_of(mode, return_in)), mode, return_in)
     return BackboneConfig.from_dict(values)

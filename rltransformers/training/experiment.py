@@ -340,6 +340,8 @@ def build_experiment(values: Mapping[str, Any], source: str = "config") -> Exper
         given["dataset"] = {"id": given["dataset"]}
     if "backbone" in given and given["backbone"] is None:
         given["backbone"] = {}
+    elif isinstance(given.get("backbone"), str):
+        given["backbone"] = {"preset": given["backbone"]}
     config = _build(ExperimentConfig, given, source, "")
     assert isinstance(config, ExperimentConfig)
     return config

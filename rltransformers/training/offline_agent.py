@@ -23,7 +23,7 @@ from rltransformers.core.spaces import differing_spaces, space_from_json, space_
 from rltransformers.core.spec import Choice
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.episode_replay import EpisodeReplay
-from rltransformers.policies.decision import ActingMode, Actor, DecisionPolicy
+from rltransformers.policies.decision import ActingMode, Decider, DecisionPolicy
 from rltransformers.policies.observed import Encoding, read_observation
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.shipping import DecisionInFile, write_policy
@@ -49,6 +49,7 @@ from rltransformers.training.huggingface import (
     statistics_given,
 )
 from rltransformers.training.interval_log import ProgressBar
+from rltransformers.training.parameters import take_parameters
 
 Updates = Annotated[int, Ge(0), Lt(2**63)]
 
@@ -94,8 +95,8 @@ class OfflineAgent:
         """The model and its optimiser, before the first update."""
         raise NotImplementedError
 
-    def actor(self, mode: ActingMode | None = None) -> Actor:
-        """The trained policy as something that acts, in the model's acting mode or the one given."""
+    def decider(self, mode: ActingMode | None = None) -> Decider:
+        """How the trained policy acts, in the model's acting mode or the one given."""
         raise NotImplementedError
 
     def _sampler_of(self, data: Trajectories) -> ContextSampler:
@@ -185,7 +186,7 @@ class OfflineAgent:
             ConfigError: for another ending, and for what a file of that kind cannot express.
             MissingExtraError: for ONNX without its packages.
         """
-        step = DecisionInFile(self.actor(acting_mode), self.summary.best_return)
+        step = DecisionInFile(self.decider(acting_mode), self.summary.best_return)
         write_policy(step, path, batch, self.observation_space, self.action_space)
 
     @strict
@@ -217,6 +218,34 @@ class OfflineAgent:
         if self._replay is not None:
             tensors |= {"online": asdict(self._online), "replay": self._replay.state_dict()}
         save_checkpoint(path, self.kind, settings, tensors)
+
+    def get_parameters(self) -> dict[str, Any]:
+        """State dictionaries of what learns, by name: "policy" and "optimizer"."""
+        return {name: part.state_dict() for name, part in self._parts().items()}
+
+    def _parts(self) -> dict[str, torch.nn.Module | torch.optim.Optimizer]:
+        return {"policy": self.policy, "optimizer": self._optimizer}
+
+    @strict
+    def set_parameters(
+        self, load_path_or_dict: str | os.PathLike[str] | Mapping[str, Any], exact_match: bool = True
+    ) -> None:
+        """Take over weights and optimiser: those of a checkpoint, or what ``get_parameters`` returned.
+
+        Args:
+            exact_match: both parts and every parameter have to be there; False takes those that are given.
+
+        Raises:
+            CheckpointError: when the file is missing, corrupt, or of another agent.
+            ConfigError: for what does not fit; a part of other names or shapes changes nothing.
+        """
+        if isinstance(load_path_or_dict, Mapping):
+            given = dict(load_path_or_dict)
+        else:
+            tensors = load_checkpoint(load_path_or_dict, self.kind).tensors
+            with contents_of(load_path_or_dict, self.kind):
+                given = {name: tensors[name] for name in self._parts()}
+        take_parameters(self._parts(), given, exact_match)
 
     @classmethod
     @strict

@@ -6,6 +6,7 @@ Stable-Baselines3 looks these up on the class of an algorithm, so they are one c
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any, ClassVar, Self, cast
 
 import gymnasium as gym
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.action_masks import ACTION_MASK, MASK_METHOD, observes_mask
-from rltransformers.core.device import to_tensor
+from rltransformers.core.device import find_device, to_tensor
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, refuse_unknown
 from rltransformers.core.guard import attempt, named_fault, raised_in_reset
 from rltransformers.core.ranges import Count, Seed, annotations, check, check_arguments, strict
@@ -30,10 +31,11 @@ from rltransformers.core.spaces import leaf_spaces, space_from_json, space_to_js
 from rltransformers.data.rollout import Segment
 from rltransformers.envs.saving import restore_environment, takes_state
 from rltransformers.policies.actor_critic import GTrXLPolicy
-from rltransformers.policies.memory_policy import PolicyState
+from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
 from rltransformers.policies.observations import tree_space
 from rltransformers.policies.own_policies import named_policy, policy_settings
-from rltransformers.policies.shipping import ActorCriticInFile, write_policy
+from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_policy
+from rltransformers.training.actor import Actor
 from rltransformers.training.checkpoint import (
     check_held,
     check_same,
@@ -62,7 +64,9 @@ from rltransformers.training.online_checkpoint import (
     segment_tensors,
     stored_segment,
 )
+from rltransformers.training.parameters import print_system, replaced_settings, take_parameters
 from rltransformers.training.schedules import as_schedule, plain_schedule
+from rltransformers.training.stepping import PolicySteps
 from rltransformers.training.unwritten_metrics import UnwrittenMetrics
 from rltransformers.training.vec_envs import as_vec_env, check_trained_spaces
 from rltransformers.training.watch import Masks, Watch
@@ -224,6 +228,29 @@ class OnlineAgent(BaseAlgorithm):
         finally:
             self._predict_generator.set_state(before)
 
+    # Acting
+
+    @strict
+    def actor(self, *, deterministic: bool = True, seed: Seed | None = None) -> Actor:
+        """The agent as something that acts and remembers by itself, on observations as the environment gives them.
+
+        What ``VecNormalize`` did in training, it does by itself with the present statistics: those of the environment,
+        or those of the checkpoint of an agent that was loaded without one.
+
+        Args:
+            deterministic: take the most likely action, or a sample.
+            seed: of sampled actions; None draws one.
+
+        Raises:
+            ConfigError: when a wrapper stands between ``VecNormalize`` and the policy.
+        """
+
+        def scalings() -> tuple[dict[str, Scaling], Scaling | None]:
+            return scalings_of(self._normalization(), self.env)
+
+        scalings()  # an impossible one is told now
+        return Actor(PolicySteps(self.policy, scalings), deterministic=deterministic, seed=seed, name=self.kind)
+
     # Files
 
     @strict
@@ -274,6 +301,48 @@ class OnlineAgent(BaseAlgorithm):
         }
         save_checkpoint(path, self.kind, settings, self._tensors())
 
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        return list(self._parts()), []
+
+    def _parts(self) -> dict[str, str]:
+        """What ``get_parameters`` names, and where a checkpoint holds it."""
+        return {"policy": "policy", "policy.optimizer": "optimizer"}
+
+    @strict
+    def set_parameters(
+        self,
+        load_path_or_dict: str | os.PathLike[str] | Mapping[str, Any],
+        exact_match: bool = True,
+        device: torch.device | str = "auto",
+    ) -> None:
+        """Take over weights and optimisers: those of a checkpoint, or what ``get_parameters`` returned.
+
+        Memories stay; what is cached of them is computed anew with the new weights.
+
+        Args:
+            exact_match: every part and every parameter has to be there; False takes those that are given.
+            device: where tensors of a file are read to; the agent stays where it is.
+
+        Raises:
+            CheckpointError: when the file is missing, corrupt, or of another agent.
+            ConfigError: for what does not fit; a part of other names or shapes changes nothing.
+        """
+        if isinstance(load_path_or_dict, Mapping):
+            given = dict(load_path_or_dict)
+        else:
+            tensors = load_checkpoint(load_path_or_dict, self.kind, find_device(device)).tensors
+            with contents_of(load_path_or_dict, self.kind):
+                tensors = in_present_layout(tensors, self.policy)
+                given = {name: tensors[key] for name, key in self._parts().items()}
+        take_parameters({name: attrgetter(name)(self) for name in self._parts()}, given, exact_match)
+        actor = self._actor
+        self._acting = actor.with_cache(actor.without_cache(self._acting))
+
+    @property
+    def _actor(self) -> MemoryPolicy:
+        """The policy that ``_acting`` belongs to."""
+        return cast(MemoryPolicy, self.policy)
+
     def _setting(self, name: str) -> Any:
         if name == "stats_window_size":
             return self._stats_window_size
@@ -300,11 +369,13 @@ class OnlineAgent(BaseAlgorithm):
 
     @classmethod
     @strict
-    def load(  # type: ignore[override]  # SB3's reads pickles; ours has no custom_objects
+    def load(  # type: ignore[override]  # force_reset may be None here
         cls,
         path: str | os.PathLike[str],
         env: Any = None,
         device: torch.device | str = "auto",
+        custom_objects: Mapping[str, Any] | None = None,
+        print_system_info: bool = False,
         force_reset: bool | None = True,
         **overrides: Any,
     ) -> Self:
@@ -316,6 +387,9 @@ class OnlineAgent(BaseAlgorithm):
                 ``VecNormalize`` is wrapped in one when the agent was trained with it; the stored statistics are
                 restored either way.
             device: where the weights go.
+            custom_objects: constructor arguments that replace the stored ones, under the names that Stable-Baselines3
+                has for them; files of this package hold no other objects that could be replaced.
+            print_system_info: print this machine and its versions, and the version that wrote the file.
             force_reset: reset the environment before training goes on. False when ``env`` stands exactly where the
                 saved run stopped: then the run continues as if it had never been interrupted. None for False when the
                 checkpoint holds the state of the environments and ``env`` takes it (``rltransformers.envs.saving``),
@@ -328,6 +402,8 @@ class OnlineAgent(BaseAlgorithm):
             ConfigError: when ``env`` has other spaces, or an override is unknown.
         """
         checkpoint = load_checkpoint(path, cls.kind)
+        if print_system_info:
+            print_system(checkpoint.code_version)
         tensors = checkpoint.tensors
         with contents_of(path, cls.kind):
             settings, spaces, n_envs = cls._stored_settings(checkpoint.settings)
@@ -340,6 +416,7 @@ class OnlineAgent(BaseAlgorithm):
             if len(rewards) != n_envs:
                 raise CheckpointError(f"it names {n_envs} environments and holds another number of memories")
         refuse_unknown(overrides, cls.setting_names(), source="load")
+        overrides = replaced_settings(custom_objects, cls.setting_names()) | overrides
         settings |= overrides
         vec_env = None if env is None else cls._wrap_env(env)
         if vec_env is not None:

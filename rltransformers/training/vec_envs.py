@@ -1,10 +1,11 @@
 """What an online agent is given to learn in, as a ``VecEnv`` of spaces that it can take."""
 
+import warnings
 from typing import Any, cast
 
 import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
-from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
@@ -13,7 +14,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import check_copies
 from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import check_supported, is_nested
-from rltransformers.envs.make import find_spec
+from rltransformers.envs.make import found_source, make_env
 from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv
 from rltransformers.envs.wrappers import FlatDict
 from rltransformers.policies.memory_policy import check_action_space
@@ -26,24 +27,26 @@ def as_vec_env(env: Any, monitor: bool = True) -> VecEnv:
     """``env`` as a ``VecEnv`` with episode statistics; nested observations become flat Dicts.
 
     Args:
-        env: a Gymnasium id, environment or vector environment, or a ``VecEnv``; an id makes one environment, which
-            draws itself as an array where it can, as in Stable-Baselines3.
+        env: a Gymnasium id, a function that makes an environment, an environment or a vector environment, or a
+            ``VecEnv``; an id makes one environment, which draws itself as an array where it can, as in
+            Stable-Baselines3. Ids are found as by ``make_vec_env``.
         monitor: give a single environment episode statistics.
 
     Raises:
         ConfigError: for anything else, an unknown id, and spaces that no encoder or head takes.
         MissingExtraError: when the package behind an id is not installed.
     """
-    if isinstance(env, str):
-        find_spec(env)  # names the closest ids, where gymnasium has errors of its own
-        env = maybe_make_env(env, verbose=0)
+    if isinstance(env, str | EnvSpec):
+        env = _drawing(found_source(env))
+    elif callable(env) and not isinstance(env, gym.Env):
+        env = make_env(env)
     if isinstance(env, VectorEnv):
         env = VecMonitor(GymnasiumVecEnv(env))
     elif not isinstance(env, VecEnv):
         if not isinstance(env, gym.Env):
             raise ConfigError(
-                "env must be an environment id, a Gymnasium environment or vector environment, or a VecEnv of "
-                f"Stable-Baselines3; got {shown(env)}"
+                "env must be an environment id, a function that makes an environment, an environment or vector "
+                f"environment of Gymnasium, or a VecEnv of Stable-Baselines3; got {shown(env)}"
             )
         check_supported(env.observation_space, "observation")
         if is_nested(env.observation_space):
@@ -56,6 +59,17 @@ def as_vec_env(env: Any, monitor: bool = True) -> VecEnv:
     check_action_space(env.action_space)
     check_copies(env)
     return cast(VecEnv, env)
+
+
+def _drawing(spec: Any) -> gym.Env[Any, Any]:
+    """The environment of a specification, drawing itself as an array where it can."""
+    with warnings.catch_warnings():  # of environments that do not draw
+        warnings.simplefilter("ignore")
+        try:
+            return make_env(spec, env_kwargs={"render_mode": "rgb_array"})
+        except ConfigError:  # some take no such keyword; what else is wrong is told by the second try
+            pass
+    return make_env(spec)
 
 
 def check_trained_spaces(trained: tuple[Space, Space], env: VecEnv) -> None:

@@ -248,7 +248,7 @@ class TableEnvs:
 
 
 class OurActing:
-    """The loop of a user of ``Actor``.
+    """The loop of a user of ``Decider``.
 
     Args:
         compiled: steps are machine code.
@@ -265,24 +265,24 @@ class OurActing:
         spread: bool = False,
         compiled: bool = False,
     ) -> None:
-        self.actor = model.actor(mode)
+        self.decider = model.decider(mode)
         self.machine_code = DecisionMachine() if compiled else None
         self.envs = TableEnvs(num_envs)
         self.num_envs = num_envs
-        period = self.actor.context_length // 2
+        period = self.decider.context_length // 2
         self.begins = torch.arange(num_envs) * (period if spread else 0) // num_envs
         self.target = torch.full((num_envs,), 500.0, dtype=torch.float64)
 
     def __call__(self) -> float:
         """Seconds of ``STEPS`` steps in the middle of an episode."""
-        self.actor.policy.machine_code = self.machine_code
+        self.decider.policy.machine_code = self.machine_code
         observation, reward = self.envs.reset(), np.zeros(self.num_envs)
-        state = self.actor.initial_state(self.num_envs)
-        before = 2 * self.actor.context_length
+        state = self.decider.initial_state(self.num_envs)
+        before = 2 * self.decider.context_length
         for step in range(before + STEPS):
             if step == before:
                 began = time.perf_counter()
-            actions, state = self.actor.act(
+            actions, state = self.decider.act(
                 {"": torch.from_numpy(observation)},
                 state,
                 start=(self.begins == step) | (step == 0),
@@ -358,8 +358,8 @@ def dt_acting(*, repetitions: int = 5) -> Iterator[Row]:
     def row(name: str, ours: OurActing, theirs: Callable[[], float], how: str, target: str = "", note: str = "") -> Row:
         envs = "1 environment" if ours.num_envs == 1 else f"{ours.num_envs} environments"
         setting = (
-            f"{SIZES}, K {ours.actor.context_length}, {envs}, acting {ours.actor.mode!r},"
-            f" {STEPS} steps after the first {2 * ours.actor.context_length}"
+            f"{SIZES}, K {ours.decider.context_length}, {envs}, acting {ours.decider.mode!r},"
+            f" {STEPS} steps after the first {2 * ours.decider.context_length}"
         )
         unit = "ms per step of all" if ours.num_envs > 1 else "ms per step"
         return interleave(ours, theirs, repetitions).row(

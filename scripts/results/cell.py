@@ -203,7 +203,7 @@ def state_bytes(model: Any) -> int:
         shape: Any = model.policy.lstm_hidden_state_shape
         return 2 * 4 * int(np.prod(list(shape)))  # hidden and cell of the actor, float32
     if isinstance(model, DecisionTransformer):
-        return sum(tensor.nbytes for tensor in _tensors(vars(model.actor().initial_state(1))))
+        return sum(tensor.nbytes for tensor in _tensors(vars(model.decider().initial_state(1))))
     return sum(tensor.nbytes for tensor in _tensors(model.policy.initial_state(1).tensors()))
 
 

@@ -343,7 +343,7 @@ def test_a_head_makes_targets_unnecessary_and_obeys_those_that_are_given(data: T
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_a_file_acts_as_predict_does(data: Trajectories, kind: str) -> None:
     model = make(data, learning_rate=1e-2, **OPTIONS[kind]).learn(20)
-    step = DecisionInFile(model.actor(), model.summary.best_return).eval()
+    step = DecisionInFile(model.decider(), model.summary.best_return).eval()
     inputs, state = step.examples(2)
     head = model.settings.return_head is not None
     assert step.about()["predicts_return"] == head

@@ -55,7 +55,7 @@ def offline(environment: str = "CartPole-v1", **settings: Any) -> DecisionTransf
 
 def step_of(model: Agent) -> PolicyInFile:
     if isinstance(model, DecisionTransformer):
-        return DecisionInFile(model.actor(), model.summary.best_return).eval()
+        return DecisionInFile(model.decider(), model.summary.best_return).eval()
     return ActorCriticInFile(model.policy, *scalings_of(model._normalization(), model.env)).eval()
 
 

@@ -383,7 +383,7 @@ def test_a_setting_that_cannot_work_is_refused_with_the_way_out(settings: dict[s
     [
         (None, "env is None, but an agent learns in one"),
         ("CartPol-v1", "no environment is registered as 'CartPol-v1'; did you mean 'CartPole-v1'"),
-        (3, "env must be an environment id, a Gymnasium environment .*; got 3"),
+        (3, "env must be an environment id, a function .*; got 3"),
     ],
 )
 def test_something_that_is_no_environment_is_refused(env: Any, message: str) -> None:

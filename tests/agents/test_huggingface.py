@@ -93,7 +93,7 @@ def published(model: Any, dtype: torch.dtype, seed: int = 0, standardised: bool 
 def ours(model: DecisionTransformer, dtype: torch.dtype, mode: Any = None, seed: int = 0) -> np.ndarray:
     """The same with our actor."""
     states, rewards = lived(seed)
-    actor, found = model.actor(mode), []
+    actor, found = model.decider(mode), []
     model.policy.to(dtype)
     state = actor.initial_state(1)
     for step in range(STEPS):

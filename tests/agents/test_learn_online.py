@@ -125,7 +125,7 @@ def test_noise_moves_the_one_action_of_a_box_and_is_remembered(data: Trajectorie
     assert model._replay is not None
     episode = model._replay.data.episode(len(data))  # the first one that was played, with the weights of twin
     best, worst = float(data.returns.max()), float(data.returns.min())
-    actor, state = twin.actor(), twin.actor().initial_state(1)
+    actor, state = twin.decider(), twin.decider().initial_state(1)
     differences = []
     for t in range(len(episode)):
         actions, state = actor.act(

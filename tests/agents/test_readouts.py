@@ -173,7 +173,7 @@ def test_stored_features_are_those_of_the_decisions() -> None:
 
     head.forward = watch  # type: ignore[method-assign,assignment]
     episode = data.episode(0)
-    actor, state = model.actor(), None
+    actor, state = model.decider(), None
     for t in range(14):
         state = actor.initial_state(1) if state is None else state
         _, state = actor.act(

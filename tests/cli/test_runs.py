@@ -21,9 +21,9 @@ import yaml
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
+from rltransformers.agents import load_agent
 from rltransformers.backbone import BackboneConfig
-from rltransformers.cli.agents import OnlineAgent, build_agent, check_keywords, checkpoint_step, load_agent
-from rltransformers.cli.behaviours import CheckpointBehaviour
+from rltransformers.cli.agents import OnlineAgent, build_agent, check_keywords, checkpoint_step
 from rltransformers.cli.configs import find_config, packaged_configs
 from rltransformers.cli.main import build_parser, main
 from rltransformers.cli.words import split_overrides
@@ -552,19 +552,12 @@ def test_trained_agents_are_behaviours(work: Path, capsys: pytest.CaptureFixture
         run(capsys, *words, "cart/own-v0", "--deterministic", "--behaviour", "checkpoint:runs/agent")
     )
     # One episode from a seed that recording draws; the same agent evaluated on its own acts the same way.
-    behaviour = CheckpointBehaviour("runs/agent", deterministic=True)
+    actor = load_agent("runs/agent").actor()
     data = load_trajectories("cart/own-v0")
     episode = data.episode(0)
-    starts = [True] + [False] * (len(episode) - 1)
-    again = [
-        behaviour.act(episode.observations[""][step : step + 1], np.array([start]), np.random.default_rng(0))[0]
-        for step, start in enumerate(starts)
-    ]
+    actor.reset()
+    again = [actor(episode.observations[""][step]) for step in range(len(episode))]
     assert collected["episodes"] == 1 and again == episode.actions[""].tolist()
-    agent = build_agent(read_experiment("runs/agent/config.yaml"), Path("runs/agent/last.zip"), training=False)
-    normalized = agent.model.get_vec_normalize_env().normalize_obs(episode.observations[""][:5])
-    np.testing.assert_allclose(behaviour._normalized(episode.observations[""][:5]), normalized, rtol=1e-6)
-    agent.close()
 
 
 def test_agents_that_act_on_rewards_get_them_while_they_are_recorded(
@@ -576,7 +569,7 @@ def test_agents_that_act_on_rewards_get_them_while_they_are_recorded(
         words = ["collect", "--env", f"rltransformers/{env}", "--num-envs", "1", "--steps", "1", "--deterministic"]
         run(capsys, *words, "--dataset", f"own/{name}-v0", "--behaviour", f"checkpoint:runs/{name}/last.zip")
         episode = load_trajectories(f"own/{name}-v0").episode(0)
-        model: Any = load_agent(Path(f"runs/{name}/last.zip"))
+        model: Any = load_agent(f"runs/{name}/last.zip")
         state, actions = None, []
         for t in range(len(episode)):
             seen = episode.observations[""][t] if "" in episode.observations else episode.observations

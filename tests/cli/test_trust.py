@@ -281,3 +281,10 @@ def test_a_payload_in_data_is_refused_and_never_runs(work: Path, kind: str) -> N
     assert not owned()
     pickle.loads(pickle.dumps(Payload()))
     assert owned()  # the payload works
+
+
+def test_an_exported_policy_is_data_as_onnx_and_a_program_as_pt2() -> None:
+    words = ["--env", "CartPole-v1", "--behaviour"]
+    assert not collect_programs([*words, "export:policy.onnx=2"]) and not collect_programs([*words, "export:a.onnx"])
+    for text in ("export:policy.pt2", "export:policy.pt2=.onnx"):
+        assert "may run code" in collect_programs([*words, text])[0].effect

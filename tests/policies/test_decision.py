@@ -12,7 +12,7 @@ from rltransformers.algorithms.decision import action_loss
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.policies.action_heads import ActionHead, CategoricalAction, ContinuousAction
-from rltransformers.policies.decision import ActingState, Actor, DecisionPolicy
+from rltransformers.policies.decision import ActingState, Decider, DecisionPolicy
 
 OBSERVATION = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTION = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
@@ -189,7 +189,7 @@ class Stream:
         self.start[:, 0] = torch.arange(steps) == 0  # one episode that never ends
         self.start[12:20, 1] = torch.arange(8) % 2 == 0  # very short ones
 
-    def play(self, actor: Actor) -> tuple[Tensor, list[ActingState]]:
+    def play(self, actor: Decider) -> tuple[Tensor, list[ActingState]]:
         state, actions, states = actor.initial_state(self.start.shape[1]), [], []
         for observation, reward, target, start in zip(
             self.observations, self.rewards, self.targets, self.start, strict=True
@@ -200,7 +200,7 @@ class Stream:
         return torch.stack(actions), states
 
 
-def rerun(actor: Actor, stream: Stream, actions: Tensor, states: list[ActingState]) -> Tensor:
+def rerun(actor: Decider, stream: Stream, actions: Tensor, states: list[ActingState]) -> Tensor:
     """Every decision anew, row by row, by the training forward on the window that acting says it looked back on."""
     policy, decisions = actor.policy, torch.zeros_like(actions)
     for t in range(len(actions)):
@@ -227,7 +227,7 @@ def test_cached_acting_equals_the_training_forward_on_the_window_it_reports(
     context_length: int, return_conditioned: bool
 ) -> None:
     policy, stream = build(return_conditioned, memory=context_length), Stream()
-    actor = Actor(policy, context_length, "refresh")
+    actor = Decider(policy, context_length, "refresh")
     actions, states = stream.play(actor)
     torch.testing.assert_close(actions, rerun(actor, stream, actions, states), **EXACT)
     window = torch.stack([actor.window(state.step) for state in states])
@@ -239,7 +239,7 @@ def test_cached_acting_equals_the_training_forward_on_the_window_it_reports(
 
 def test_a_table_of_one_context_of_positions_serves_caches_that_restart_at_different_steps() -> None:
     policy, stream = build(position={"name": "learned", "max_len": 15}, memory=5), Stream()
-    actor = Actor(policy, 5, "refresh")
+    actor = Decider(policy, 5, "refresh")
     actions, states = stream.play(actor)
     window = torch.stack([actor.window(state.step) for state in states])
     due = (window[1:] < window[:-1]) & ~stream.start[1:]
@@ -249,7 +249,7 @@ def test_a_table_of_one_context_of_positions_serves_caches_that_restart_at_diffe
 
 def test_a_restarted_cache_looks_back_on_at_least_half_the_context() -> None:
     stream = Stream()
-    actor = Actor(build(), 6, "refresh")
+    actor = Decider(build(), 6, "refresh")
     _, states = stream.play(actor)
     window = [int(actor.window(state.step)[0]) for state in states]
     assert window[:15] == [1, 2, 3, 4, 5, 6, 4, 5, 6, 4, 5, 6, 4, 5, 6]
@@ -257,20 +257,20 @@ def test_a_restarted_cache_looks_back_on_at_least_half_the_context() -> None:
 
 def test_recomputation_looks_back_on_the_whole_context_and_equals_the_cache_until_it_is_full() -> None:
     policy, stream = build(), Stream()
-    actor = Actor(policy, 6, "recompute")
+    actor = Decider(policy, 6, "recompute")
     actions, states = stream.play(actor)
     torch.testing.assert_close(actions, rerun(actor, stream, actions, states), **EXACT)
     age = torch.stack([state.step for state in states]) + 1
     assert torch.equal(torch.stack([actor.window(state.step) for state in states]), age.clamp(max=6))
-    whole, _ = stream.play(Actor(policy, 40, "recompute"))
-    cached, _ = stream.play(Actor(policy, 40, "refresh"))
+    whole, _ = stream.play(Decider(policy, 40, "recompute"))
+    cached, _ = stream.play(Decider(policy, 40, "refresh"))
     torch.testing.assert_close(cached, whole, **EXACT)
 
 
 @pytest.mark.parametrize("memory", [1, 4])
 def test_banded_acting_equals_one_forward_over_the_whole_episode(memory: int) -> None:
     policy, stream = build(memory=memory), Stream()
-    actor = Actor(policy, 6, "banded")
+    actor = Decider(policy, 6, "banded")
     actions, states = stream.play(actor)
     age = torch.stack([state.step for state in states]) + 1
     assert torch.equal(torch.stack([actor.window(state.step) for state in states]), age)
@@ -280,8 +280,8 @@ def test_banded_acting_equals_one_forward_over_the_whole_episode(memory: int) ->
 @pytest.mark.parametrize("mode", ["refresh", "banded"])
 def test_float32_acting_stays_within_1e_5_of_float64(mode: Any) -> None:
     policy = build(memory=4)
-    precise, _ = Stream().play(Actor(policy, 6, mode))
-    rough, _ = Stream(dtype=torch.float32).play(Actor(policy.float(), 6, mode))
+    precise, _ = Stream().play(Decider(policy, 6, mode))
+    rough, _ = Stream(dtype=torch.float32).play(Decider(policy.float(), 6, mode))
     # actions span 4 units; 1e-5 relative to that
     torch.testing.assert_close(rough.double(), precise, atol=4e-5, rtol=0.0)
 
@@ -289,7 +289,7 @@ def test_float32_acting_stays_within_1e_5_of_float64(mode: Any) -> None:
 def test_return_to_go_falls_by_the_reward_and_restarts_with_the_target() -> None:
     stream = Stream()
     for discount, delayed in ((1.0, False), (0.9, False), (1.0, True)):
-        actor = Actor(build(), 6, "refresh", discount=discount, delayed_reward=delayed)
+        actor = Decider(build(), 6, "refresh", discount=discount, delayed_reward=delayed)
         _, states = stream.play(actor)
         for t, state in enumerate(states):
             earned = torch.zeros_like(stream.rewards[t]) if delayed else stream.rewards[t]
@@ -300,7 +300,7 @@ def test_return_to_go_falls_by_the_reward_and_restarts_with_the_target() -> None
 
 def test_rows_do_not_depend_on_the_rows_beside_them() -> None:
     policy, stream = build(), Stream()
-    actor = Actor(policy, 6)
+    actor = Decider(policy, 6)
     together, states = stream.play(actor)
     state = states[24][torch.tensor([2, 0])]
     stream.observations, stream.rewards = stream.observations[25:, [2, 0]], stream.rewards[25:, [2, 0]]
@@ -316,7 +316,7 @@ def test_rows_do_not_depend_on_the_rows_beside_them() -> None:
 
 def test_acting_never_changes_the_state_it_was_given() -> None:
     stream = Stream()
-    actor = Actor(build(), 3)
+    actor = Decider(build(), 3)
     _, states = stream.play(actor)
     state = states[9]
     copies = {name: getattr(state, name).clone() for name in ("tokens", "action", "return_to_go", "step")}
@@ -336,9 +336,9 @@ def test_acting_never_changes_the_state_it_was_given() -> None:
 def test_an_episode_longer_than_the_timestep_table_is_refused() -> None:
     policy = build(position={"name": "timestep", "max_len": 30})
     with pytest.raises(DataError, match="max_len"):
-        Stream().play(Actor(policy, 6))
+        Stream().play(Decider(policy, 6))
 
 
 def test_an_unknown_acting_mode_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"acting_mode must be one of 'refresh', .* did you mean 'refresh'"):
-        Actor(build(), 6, "refrsh")  # type: ignore[arg-type]
+        Decider(build(), 6, "refrsh")  # type: ignore[arg-type]

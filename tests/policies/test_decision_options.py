@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.policies.decision import ActingState, Actor, DecisionPolicy
+from rltransformers.policies.decision import ActingState, Decider, DecisionPolicy
 from tests.policies.test_decision import ACTION, EXACT, OBSERVATION, Stream, config, window
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -31,9 +31,9 @@ def build(kind: str, memory: int = 32, **backbone: Any) -> DecisionPolicy:
     return policy.double().eval()
 
 
-def actor_of(kind: str, mode: Any, context: int, **options: Any) -> Actor:
+def actor_of(kind: str, mode: Any, context: int, **options: Any) -> Decider:
     memory = {"refresh": context, "banded": 4, "recompute": 32}[mode]
-    return Actor(build(kind, memory), context, mode, jitter=JITTER if "candidates" in kind else (), **options)
+    return Decider(build(kind, memory), context, mode, jitter=JITTER if "candidates" in kind else (), **options)
 
 
 class Unasked(Stream):
@@ -44,7 +44,9 @@ class Unasked(Stream):
         self.targets[:, ::2] = torch.nan
 
 
-def watched(actor: Actor, stream: Stream, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, list[ActingState], Tensor]:
+def watched(
+    actor: Decider, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Tensor, list[ActingState], Tensor]:
     """Actions, states, and what was predicted for every step in reward units (NaN without a head)."""
     seen: list[Tensor] = []
     predict = actor.policy.predicted_return
@@ -100,15 +102,15 @@ def test_acting_equals_the_training_forward_on_the_window_it_reports(
 
 def test_candidates_choose_other_actions_than_the_target_alone() -> None:
     policy, stream = build("candidates"), Stream()
-    chosen, _ = stream.play(Actor(policy, 5, jitter=JITTER))
-    plain, _ = stream.play(Actor(policy, 5))
+    chosen, _ = stream.play(Decider(policy, 5, jitter=JITTER))
+    plain, _ = stream.play(Decider(policy, 5))
     assert 0.2 < float((chosen - plain).abs().amax(-1).gt(1e-6).double().mean()) < 1.0
 
 
 def test_a_past_is_kept_once_for_all_candidates_where_returns_are_outside_the_sequence() -> None:
     sizes = []
     for kind in ("candidates", "candidates, condition"):
-        memory = Actor(build(kind), 5, "banded", jitter=JITTER).initial_state(4).memory
+        memory = Decider(build(kind), 5, "banded", jitter=JITTER).initial_state(4).memory
         assert memory is not None
         sizes.append(memory.batch_size)
     assert sizes == [12, 4]
@@ -116,7 +118,7 @@ def test_a_past_is_kept_once_for_all_candidates_where_returns_are_outside_the_se
 
 def test_what_is_remembered_does_not_depend_on_returns_outside_the_sequence() -> None:
     policy, stream = build("condition"), Stream()
-    _, states = stream.play(Actor(policy, 5))
+    _, states = stream.play(Decider(policy, 5))
     inputs = window()
     plain = policy.backbone
     seen: list[Tensor] = []
@@ -153,4 +155,4 @@ def test_a_predicted_return_depends_on_the_past_and_on_no_return_of_its_own_step
 def test_candidates_need_critics_and_a_return_that_is_asked_for() -> None:
     for kind in ("head", "condition"):
         with pytest.raises(ConfigError, match="leave jitter empty"):
-            Actor(build(kind), 5, jitter=JITTER)
+            Decider(build(kind), 5, jitter=JITTER)

@@ -16,7 +16,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.data import record
 from rltransformers.export.step import pure_program
 from rltransformers.policies.actor_critic import GTrXLPolicy
-from rltransformers.policies.decision import Actor, DecisionPolicy
+from rltransformers.policies.decision import Decider, DecisionPolicy
 from rltransformers.policies.observed import read_observation
 from rltransformers.policies.set_encoders.catalogue import ENCODERS
 from rltransformers.policies.steps import ActorCriticStep, DecisionStep
@@ -161,7 +161,7 @@ def test_a_decision_transformer_acts_on_elements_as_it_was_trained(mode: Any, ki
     policy = shaken(DecisionPolicy(OBSERVATION, spaces.Box(-1.0, 1.0, (2,)), config, encoder=choice, **kind))
     steps, rows = 7, 3
     observations, _ = drawn(rows, steps)
-    actor = Actor(policy, 9, mode)
+    actor = Decider(policy, 9, mode)
     state, zeros, taken = actor.initial_state(rows), torch.zeros(rows), []
     for t in range(steps):
         now = {path: leaf[:, t] for path, leaf in observations.items()}
@@ -212,7 +212,7 @@ def test_layers_that_read_elements_need_an_encoder_and_one_that_keeps_them() -> 
     config = BackboneConfig(**LOOKING, tokens_per_step=3, position="none", residual="pre_ln")
     policy = DecisionPolicy(OBSERVATION, ACTION, config, encoder=read_observation({"encoder": MASKED}))
     with pytest.raises(ConfigError, match="acting_mode 'recompute' keeps the tokens of past steps"):
-        Actor(policy, 9, "recompute")
+        Decider(policy, 9, "recompute")
 
 
 def test_an_observation_of_elements_alone_is_its_pooled_elements() -> None:

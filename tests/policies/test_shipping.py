@@ -128,7 +128,7 @@ def test_a_policy_with_memory_acts_in_a_file_as_predict_does(kinds: str, greedy:
 def test_a_decision_transformer_acts_in_a_file_as_predict_does(kinds: str, mode: str) -> None:
     observation, action = SPACES[kinds]
     model = offline(observation, action, mode=mode, acting_mode="refresh" if mode == "dt" else "banded")
-    step = DecisionInFile(model.actor(), model.summary.best_return).eval()
+    step = DecisionInFile(model.decider(), model.summary.best_return).eval()
     examples, state = step.examples(2)
     assert ("noise" in examples) == ("greedy" in examples) == (kinds != "double")  # a Box alone has one answer
     assert ("reward" in examples) == ("target_return" in examples) == (mode == "dt")
@@ -264,7 +264,7 @@ def test_the_longest_episode_of_a_file_is_the_longest_that_the_policy_takes(
 ) -> None:
     policy = {"backbone": {"width": 8, "layers": 1, "position": position, "memory": 3}}
     model = offline(VECTOR, spaces.Discrete(2), acting_mode=acting_mode, policy_kwargs=policy)
-    assert DecisionInFile(model.actor(), 1.0).about()["longest_episode"] == longest
+    assert DecisionInFile(model.decider(), 1.0).about()["longest_episode"] == longest
     state, limit = None, longest or 40
     for _ in range(limit):
         _, state = model.predict(np.zeros(3, np.float32), state, reward=0.0)

@@ -15,7 +15,7 @@ from rltransformers.backbone import Backbone, BackboneConfig
 from rltransformers.core.errors import ConfigError
 from rltransformers.export.step import pure_program
 from rltransformers.policies.actor_critic import GTrXLPolicy
-from rltransformers.policies.decision import Actor, DecisionPolicy
+from rltransformers.policies.decision import Decider, DecisionPolicy
 from rltransformers.policies.observations import task_leaf
 from rltransformers.policies.steps import ActorCriticStep, DecisionStep
 from tests.backbone.laws import perturbed
@@ -159,7 +159,7 @@ def test_a_decision_transformer_acts_on_the_task_as_it_was_trained(mode: Any) ->
     steps, rows = 7, 3
     observations, _ = drawn(rows, steps)
     observations["task"] = torch.tensor([[1], [2], [3]]).expand(rows, steps)
-    actor = Actor(policy, 9, mode)
+    actor = Decider(policy, 9, mode)
     state, zeros, taken = actor.initial_state(rows), torch.zeros(rows), []
     for t in range(steps):
         now = {path: leaf[:, t] for path, leaf in observations.items()}

@@ -22,6 +22,7 @@ Runs behaviours in an environment and writes their episodes as a Minari dataset,
   sb3:ALGORITHM:ZIP[:VECNORMALIZE.pkl]  a Stable-Baselines3 or sb3-contrib policy (ppo, a2c, sac, td3, dqn, tqc, ...);
                                         such files are pickles and can run code: use only ones you trust
   checkpoint:RUN                        an agent trained with this package: a run folder or a checkpoint in it
+  export:FILE                           a policy in a file of `rltransformers export`; .pt2 files can run code
   MODULE:NAME                           a function or class of yours
 
 Several behaviours make a mixture; =WEIGHT behind one sets its share of the steps. With --keep-indices or

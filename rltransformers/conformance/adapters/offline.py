@@ -58,13 +58,13 @@ class DecisionTransformerAgent:
         shaken(self.model.policy.parameters())
 
     def reset(self, batch: int) -> ActingState:
-        return self.model.actor().initial_state(batch)
+        return self.model.decider().initial_state(batch)
 
     def step(
         self, inputs: Float[Tensor, "B D"], first: Bool[Tensor, " B"], state: ActingState
     ) -> tuple[Float[Tensor, "B A"], ActingState]:
         asked = sequences.returns_to_go(inputs).double()
-        decided, after = self.model.actor().act(
+        decided, after = self.model.decider().act(
             {"": sequences.observations(inputs)},
             replace(state, return_to_go=asked),
             start=first,
@@ -81,7 +81,7 @@ class DecisionTransformerAgent:
         return self._outputs(inputs, torch.ones(inputs.shape[:2], dtype=torch.bool), start)
 
     def lookback(self, step: int) -> int:
-        return int(self.model.actor().window(torch.tensor([step])))
+        return int(self.model.decider().window(torch.tensor([step])))
 
     def padded(self, inputs: Float[Tensor, "B T D"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "B T A"]:
         return self._outputs(inputs, valid, 0)

@@ -1,0 +1,40 @@
+"""An agent from its file, whichever it is."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from rltransformers.agents.decision_transformer import DecisionTransformer
+from rltransformers.agents.gtrxl_dqn import GTrXLDQN
+from rltransformers.agents.gtrxl_ppo import GTrXLPPO
+from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
+from rltransformers.core.errors import CheckpointError
+from rltransformers.training.checkpoint import load_checkpoint
+
+if __name__ != "rltransformers.agents.load":
+    raise ImportError("import this file as rltransformers.agents.load")
+
+Agent = GTrXLPPO | GTrXLVMPO | GTrXLDQN | DecisionTransformer
+KINDS: dict[str, type[Agent]] = {each.kind: each for each in (GTrXLPPO, GTrXLVMPO, GTrXLDQN, DecisionTransformer)}
+
+
+def load_agent(path: str | os.PathLike[str], *, device: torch.device | str = "auto") -> Agent:
+    """The agent in a checkpoint, of whatever kind, for acting: without environment and dataset.
+
+    Args:
+        path: what ``save`` of an agent wrote, or a run folder, whose ``last.zip`` is taken.
+
+    Raises:
+        CheckpointError: for a file that is missing, corrupt or of no agent of this package.
+    """
+    file = checkpoint_in(path)
+    kind = load_checkpoint(file).kind
+    if kind not in KINDS:
+        raise CheckpointError(f"checkpoint {file} holds a {kind}, not an agent; agents: {', '.join(sorted(KINDS))}")
+    return KINDS[kind].load(file, device=device)
+
+
+def checkpoint_in(path: str | os.PathLike[str]) -> Path:
+    """The file itself, or the newest checkpoint of a run folder."""
+    return Path(path) / "last.zip" if Path(path).is_dir() else Path(path)

@@ -1,0 +1,28 @@
+"""Modules that users name: installed ones, and those in the folder they stand in."""
+
+import importlib
+import os
+import sys
+from types import ModuleType
+
+
+def import_module(name: str) -> ModuleType:
+    """The module of that name, one in the current folder first, as for ``python -m`` and not for a console script.
+
+    A folder that had it stays at the end of the search path: for what the module imports when it is used, and for
+    worker processes.
+
+    Raises:
+        ImportError, TypeError, ValueError: when there is none, or for what cannot be a name.
+    """
+    folder = os.getcwd()
+    if folder in sys.path or "" in sys.path:
+        return importlib.import_module(name)
+    sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(name)
+    finally:
+        sys.path.remove(folder)
+    if os.path.abspath(str(getattr(module, "__file__", None) or "")).startswith(os.path.join(folder, "")):
+        sys.path.append(folder)
+    return module

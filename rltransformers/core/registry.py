@@ -1,0 +1,53 @@
+"""From an environment id to its registered specification, after importing the package that registers it."""
+
+import difflib
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from rltransformers.core.errors import ConfigError, one_line, require
+from rltransformers.core.modules import import_module
+
+SUITES = {
+    "popgym-": ("popgym", "popgym"),
+    "MiniGrid-": ("minigrid", "minigrid"),
+    "BabyAI-": ("minigrid", "minigrid"),
+    "ALE/": ("ale_py", "atari"),
+}
+"""Prefix of an id → (module that registers it, extra of this package that installs it)."""
+
+
+def find_spec(env_id: str) -> EnvSpec:
+    """The registered specification of ``env_id``, after importing the package that registers it.
+
+    Raises:
+        ConfigError: when no environment has this id; names the closest ones.
+        MissingExtraError: when the id belongs to a known suite that is not installed.
+    """
+    module, _, name = env_id.rpartition(":")
+    if module:
+        try:
+            import_module(module)
+        except (ImportError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{env_id!r} asks for the module {module!r}, which cannot be imported: {one_line(error)}"
+            ) from error
+    for prefix, (suite, extra) in SUITES.items():
+        if name.startswith(prefix) and name not in gymnasium.registry:
+            require(suite, extra)
+    if name not in gymnasium.registry:
+        raise ConfigError(f"no environment is registered as {name!r}; {_close_ids(name)}")
+    return gymnasium.spec(name)
+
+
+def _close_ids(name: str) -> str:
+    """The closest registered ids, with or without their namespace, in any case of letters."""
+    ids = {key.lower(): key for key in gymnasium.registry}
+    bare = {key.rpartition("/")[2]: key for key in ids}
+    wanted = name.lower()
+    close = difflib.get_close_matches(wanted, ids, n=2) + [
+        bare[match] for match in difflib.get_close_matches(wanted.rpartition("/")[2], bare, n=2)
+    ]
+    if not close:
+        return "gymnasium.pprint_registry() lists all; give 'module:id' when a module of yours registers it"
+    return f"did you mean {' or '.join(repr(ids[key]) for key in dict.fromkeys(close))}?"

@@ -1,0 +1,243 @@
+"""A trained agent that acts step by step and remembers by itself: in a loop of one's own, and wherever something acts.
+
+Axis letters: B environments that act at the same time, U numbers of noise.
+"""
+
+import os
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.ranges import Seed, check
+from rltransformers.core.spaces import leaf_spaces, nest_leaves
+from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
+from rltransformers.training.stepping import Bools, FileSteps, Leaves, Stepping
+from rltransformers.training.vec_envs import as_vec_env
+
+
+class Actor:
+    """A policy with what it remembers of the episodes it is in.
+
+    ``reset()`` begins an episode, ``actor(observation, reward)`` decides one step of it. Observations and rewards are
+    those of the environment: what ``VecNormalize`` did in training, the actor does by itself with the statistics of the
+    agent. It follows the weights of the agent, whose own streams of random numbers it leaves alone.
+
+    It is also a behaviour for ``rltransformers.data.record``, and has the ``predict`` of Stable-Baselines3 for
+    ``evaluate_policy``.
+
+    Args:
+        policy: what decides; agents make it in ``actor()``, ``Actor.from_export`` from a file.
+        deterministic: take the most likely action, or a sample.
+        seed: of sampled actions; None draws one.
+        name: what a recording calls it.
+    """
+
+    def __init__(self, policy: Stepping, *, deterministic: bool = True, seed: int | None = None, name: str) -> None:
+        self.observation_space, self.action_space = policy.observation_space, policy.action_space
+        self.deterministic, self.name = check(deterministic, bool, "deterministic"), name
+        self._policy = policy
+        self._generator = np.random.default_rng(check(seed, Seed | None, "seed"))
+        self._state: Any = None
+        self._start: Bools | None = None  # where the next observation begins an episode; None before the first reset
+        self._heard: NDArray[Any] | None = None  # rewards of a watched environment
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether it normalises observations by itself; then it may not act in environments that do so, too."""
+        return self._policy.normalizes()
+
+    @classmethod
+    def from_export(
+        cls,
+        path: str | os.PathLike[str],
+        target_return: Any = None,
+        *,
+        deterministic: bool = True,
+        seed: int | None = None,
+    ) -> Self:
+        """The actor of a policy that ``export`` of an agent wrote; needs neither the agent nor its networks.
+
+        An ``.onnx`` file is data. A ``.pt2`` file is read by torch, which may run code that stands in it: load those of
+        people you trust only.
+
+        Args:
+            path: of a ``.pt2`` or an ``.onnx`` file.
+            target_return: asked of every episode of a Decision Transformer, in reward units, a number or one for each
+                environment; None for the best of its dataset, or what the policy predicts.
+            deterministic: take the most likely action, or a sample.
+            seed: of sampled actions; None draws one.
+
+        Raises:
+            CheckpointError: for a file that is missing or that ``export`` did not write.
+            ConfigError: for another ending, and a target return that is none or that nobody reads.
+            MissingExtraError: for an ``.onnx`` file without onnxruntime.
+        """
+        policy = FileSteps(path, target_return)
+        return cls(policy, deterministic=deterministic, seed=seed, name=f"export:{os.fspath(path)}")
+
+    def reset(self, ended: Any = True) -> None:
+        """Begin new episodes: the next observation is the first one.
+
+        Args:
+            ended: True for all environments, whose number may then change; a boolean for each [B] begins new ones
+                where it is True, as ``terminated | truncated`` of vector environments that reset by themselves. (In
+                Gymnasium's mode NEXT_STEP the first observation comes one step after the end; so does this call.)
+
+        Raises:
+            ConfigError: for one boolean each before all environments began an episode.
+            DataError: for another number of environments.
+        """
+        if isinstance(ended, bool | np.bool_) and ended:
+            self._state, self._start = None, np.ones(1, bool)
+            return
+        if self._start is None:
+            raise ConfigError("an actor begins with all environments: call actor.reset() before the first observation")
+        if self._state is not None:
+            self._start = self._start | fit_starts(ended, self._state.batch_size)
+
+    def __call__(self, observation: Any, reward: Any = None) -> Any:
+        """The next action of one environment, or of B of them, nested as the action space (of a vector environment).
+
+        Args:
+            observation: as the environment gave it; the batch axis of vector environments is in front.
+            reward: of the last step, a number or one each [B]; not read where an episode begins. Policies that read
+                no rewards (most online ones, behaviour cloning) do without.
+
+        Raises:
+            ConfigError: before ``reset``, for a missing reward, or for another number of environments than before.
+            DataError: for an observation or a reward that is none. What is remembered stays as it was.
+        """
+        if self._start is None:
+            raise ConfigError(
+                "actor.reset() comes first: call it wherever an episode begins, as env.reset(), and then "
+                "actor(observation, reward) once per step"
+            )
+        start = self._start if self._state is not None else True
+        way_out = "call actor.reset() to begin with another number of environments"
+        actions, batched, self._state = self._decide(
+            observation, self._state, start, reward, self.deterministic, self._generator, way_out
+        )
+        self._start = np.zeros(self._state.batch_size, bool)
+        return nest_leaves(self.action_space, actions if batched else {path: leaf[0] for path, leaf in actions.items()})
+
+    def act(
+        self,
+        observations: Any,
+        episode_starts: Bools,
+        generator: np.random.Generator,
+        rewards: NDArray[np.floating[Any]] | None = None,
+    ) -> Any:
+        """Actions [B, ...] as a behaviour; where all environments begin episodes, what came before is forgotten."""
+        state = None if episode_starts.all() else self._state
+        way_out = "a recording has one number of environments"
+        actions, _, self._state = self._decide(
+            observations, state, episode_starts, rewards, self.deterministic, generator, way_out
+        )
+        self._start = np.zeros(len(episode_starts), bool)
+        return nest_leaves(self.action_space, actions)
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool | None = None,
+        reward: Any = None,
+    ) -> tuple[Any, Any]:
+        """``predict`` of Stable-Baselines3 on what the environment gave: actions, and the state to pass in next.
+
+        What the actor itself remembers stays as it is, so that an evaluation may come in the middle of an episode.
+
+        Args:
+            state: what the last call returned; None at the start of all episodes.
+            episode_start: where a new episode begins [B]; None for nowhere unless ``state`` is None.
+            deterministic: None for that of the actor.
+            reward: of the last step; without it that of the environment of ``watch``.
+
+        Raises:
+            ConfigError: for a missing reward, or a state that ``predict`` did not return.
+            DataError: for an observation or a reward that is none.
+        """
+        if state is not None and not hasattr(state, "batch_size"):
+            raise ConfigError(f"state must be what predict returned, or None; got {type(state).__name__}")
+        way_out = "pass state=None to begin with another number of environments"
+        start = True if state is None else episode_start
+        greedy = self.deterministic if deterministic is None else check(deterministic, bool, "deterministic")
+        told = self._heard if reward is None else reward
+        actions, batched, state = self._decide(observation, state, start, told, greedy, self._generator, way_out)
+        if batched and "" in actions:
+            return actions[""], state
+        rows = [
+            nest_leaves(self.action_space, {path: leaf[row] for path, leaf in actions.items()})
+            for row in range(state.batch_size)
+        ]
+        return (rows if batched else rows[0]), state
+
+    def watch(self, env: Any) -> VecEnv:
+        """``env``, whose rewards ``predict`` then hears: for loops that do not pass them, as ``evaluate_policy``.
+
+        Args:
+            env: what agents take: an id, a function, an environment, a vector environment. It is not normalised:
+                the actor does that.
+        """
+        return _Watched(as_vec_env(env), self)
+
+    def _decide(
+        self,
+        observation: Any,
+        state: Any,
+        start: Any,
+        reward: Any,
+        deterministic: bool,
+        generator: np.random.Generator,
+        way_out: str,
+    ) -> tuple[Leaves, bool, Any]:
+        """Actions by path [B, ...], whether the observation was a batch, and the state after them."""
+        found, batched = fit_observation(self.observation_space, observation)
+        spaces = leaf_spaces(self.observation_space)
+        leaves = {path: np.asarray(leaf, spaces[path].dtype) for path, leaf in found.items()}
+        rows = len(next(iter(leaves.values())))
+        if state is None:
+            state = self._policy.begin(rows)
+        elif state.batch_size != rows:
+            raise ConfigError(f"the actor is in episodes of {state.batch_size} environments, got {rows}; {way_out}")
+        starts = fit_starts(start, rows)
+        if reward is None and self._policy.needs_reward(state, starts):
+            raise ConfigError(
+                "this policy reads the reward of the last step: actor(observation, reward), or predict(..., reward="
+                "rewards); evaluate_policy passes none: evaluate_policy(actor, actor.watch(env))"
+            )
+        rewards = np.zeros(rows) if reward is None else fit_rewards(reward, starts)
+        noise = None if deterministic else self._drawn(rows, generator)
+        actions, state = self._policy.step(leaves, state, starts, rewards, noise)
+        return actions, batched, state
+
+    def _drawn(self, rows: int, generator: np.random.Generator) -> NDArray[Any]:
+        kind = self._policy.noise_type
+        parts = [
+            generator.standard_normal((rows, each.numbers), kind)
+            if each.normal
+            else generator.random((rows, each.numbers), kind)
+            for each in self._policy.noise
+        ]
+        return np.concatenate([np.zeros((rows, 0), kind), *parts], axis=1)
+
+
+class _Watched(VecEnvWrapper):
+    """Environments whose rewards an actor hears."""
+
+    def __init__(self, env: VecEnv, actor: Actor) -> None:
+        super().__init__(env)
+        self._actor = actor
+
+    def reset(self) -> Any:
+        self._actor._heard = np.zeros(self.num_envs)
+        return self.venv.reset()
+
+    def step_wait(self) -> Any:
+        result = self.venv.step_wait()
+        self._actor._heard = np.asarray(result[1])
+        return result

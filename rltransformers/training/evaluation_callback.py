@@ -1,0 +1,105 @@
+"""Evaluations of a Decision Transformer while it learns, under the names that Stable-Baselines3 has for them."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
+
+from rltransformers.core.ranges import Count, Environments, Episodes, Seed, strict
+from rltransformers.training.evaluation import EvaluationResult
+
+
+class EvaluationCallback(BaseCallback):
+    """What ``EvalCallback`` is for agents with an environment: evaluates, logs, keeps the best and every result.
+
+    The log gets ``eval/mean_reward``, ``eval/mean_ep_length``, where episodes say so ``eval/success_rate``, and
+    ``time/total_timesteps`` (updates), so that Decision Transformers, behaviour cloning and online agents share their
+    cards. Of several target returns these are of the one with the highest mean; each has ``eval/mean_reward_target_R``
+    beside it.
+
+    Args:
+        env: what ``DecisionTransformer.evaluate`` takes.
+        target_returns: as there.
+        n_eval_episodes: per target return.
+        eval_freq: updates between two evaluations.
+        best_model_save_path: folder for ``best_model.zip``, the model of the highest mean so far.
+        log_path: folder for ``evaluations.npz`` with timesteps [E], results and ep_lengths [E, episodes], all of the
+            best target return, as ``EvalCallback`` writes it.
+        deterministic: most probable actions, or samples.
+        num_envs, env_kwargs, seed: as in ``evaluate``; episode i is seeded with ``seed + i`` every time.
+    """
+
+    @strict
+    def __init__(
+        self,
+        env: Any,
+        target_returns: Sequence[float] | float | None = None,
+        n_eval_episodes: Episodes = 10,
+        eval_freq: Count = 1_000,
+        log_path: str | os.PathLike[str] | None = None,
+        best_model_save_path: str | os.PathLike[str] | None = None,
+        deterministic: bool = True,
+        num_envs: Environments = 10,
+        env_kwargs: Mapping[str, Any] | None = None,
+        seed: Seed = 0,
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(verbose)
+        self.env, self.target_returns, self.eval_freq = env, target_returns, eval_freq
+        self.options = {
+            "episodes": n_eval_episodes,
+            "num_envs": num_envs,
+            "env_kwargs": env_kwargs,
+            "seed": seed,
+            "deterministic": deterministic,
+        }
+        self.log_path = None if log_path is None else Path(log_path) / "evaluations.npz"
+        self.best_path = None if best_model_save_path is None else Path(best_model_save_path) / "best_model.zip"
+        self.best_mean_reward = self.last_mean_reward = -np.inf
+        self.results: list[tuple[int, EvaluationResult]] = []
+        """Update and result of every evaluation, of the best target return."""
+
+    def _on_step(self) -> bool:
+        if self.model.num_timesteps % self.eval_freq == 0:
+            self.evaluate()
+        return True
+
+    def evaluate(self) -> None:
+        """Evaluate, log and save now."""
+        model: Any = self.model
+        found: list[EvaluationResult] = model.evaluate(self.env, self.target_returns, **self.options)
+        best = max(found, key=lambda result: result.mean)
+        step = model.num_timesteps
+        self.results.append((step, best))
+        self.last_mean_reward = best.mean
+        self.logger.record("eval/mean_reward", best.mean)
+        self.logger.record("eval/mean_ep_length", float(np.mean(best.lengths)))
+        if best.success_rate is not None:
+            self.logger.record("eval/success_rate", best.success_rate)
+        if len(found) > 1:
+            for result in found:
+                self.logger.record(f"eval/mean_reward_target_{result.target_return:g}", result.mean)
+        self.logger.record("time/total_timesteps", step, exclude="tensorboard")
+        self.logger.dump(step)
+        if self.verbose:
+            print(f"update {step:,}: mean reward {best.mean:.2f} +/- {best.std:.2f}")
+        if self.log_path is not None:
+            self._write(self.log_path)
+        if best.mean > self.best_mean_reward:
+            self.best_mean_reward = best.mean
+            if self.best_path is not None:
+                model.save(self.best_path)
+
+    def _write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, Any] = {
+            "timesteps": [step for step, _ in self.results],
+            "results": [result.returns for _, result in self.results],
+            "ep_lengths": [result.lengths for _, result in self.results],
+        }
+        if all(result.successes is not None for _, result in self.results):
+            arrays["successes"] = [result.successes for _, result in self.results]
+        np.savez(path, **arrays)

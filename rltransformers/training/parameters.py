@@ -1,0 +1,76 @@
+"""Weights and optimisers of an agent by name, given anew, and settings that take the place of stored ones."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from stable_baselines3.common.utils import get_system_info
+from torch import nn
+
+from rltransformers import __version__
+from rltransformers.core.errors import ConfigError, one_line, refuse_unknown
+from rltransformers.training.checkpoint import check_same
+
+PICKLED_BY_SB3 = (
+    *("lr_schedule", "clip_range", "clip_range_vf", "exploration_schedule", "observation_space", "action_space"),
+    *("policy_class", "rollout_buffer_class", "rollout_buffer_kwargs", "replay_buffer_class", "replay_buffer_kwargs"),
+    *("_last_obs", "_last_original_obs", "_last_episode_starts", "ep_info_buffer", "ep_success_buffer"),
+)
+"""What ``custom_objects`` of Stable-Baselines3 replaces in its files and files of this package do not hold."""
+
+
+def take_parameters(
+    parts: Mapping[str, nn.Module | torch.optim.Optimizer], given: Mapping[str, Any], exact: bool
+) -> None:
+    """Load state dictionaries into the parts of their names; what does not fit changes nothing.
+
+    Args:
+        exact: every part is there, with every parameter.
+
+    Raises:
+        ConfigError: for an unknown part, a missing one, or another shape.
+    """
+    refuse_unknown(given, parts, source="parameters")
+    if exact and (missing := [name for name in parts if name not in given]):
+        raise ConfigError(f"parameters lack {', '.join(missing)}; give all of them, or exact_match=False")
+    for name, part in parts.items():
+        if name in given and isinstance(part, nn.Module):
+            held = part.state_dict()
+            known = held if exact else {key: held[key] for key in held if key in given[name]}
+            try:
+                check_same(given[name], known, name)
+            except RuntimeError as error:
+                raise ConfigError(f"parameters do not fit this agent: {error}") from error
+    for name, part in parts.items():
+        try:
+            if name not in given:
+                continue
+            if isinstance(part, nn.Module):
+                part.load_state_dict(given[name], strict=exact)
+            else:
+                part.load_state_dict(given[name])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"parameters do not fit this agent: {name}: {one_line(error)}") from error
+
+
+def replaced_settings(custom_objects: Mapping[str, Any] | None, known: Collection[str]) -> dict[str, Any]:
+    """Settings that take the place of stored ones, from ``custom_objects`` as Stable-Baselines3 takes them.
+
+    ``lr_schedule`` stands for ``learning_rate``; what files of this package do not hold has nothing to replace.
+
+    Raises:
+        ConfigError: for a name that is neither a setting nor one of Stable-Baselines3.
+    """
+    given = dict(custom_objects or {})
+    refuse_unknown(given, {*known, *PICKLED_BY_SB3}, "custom_objects.")
+    if "lr_schedule" in given:
+        given.setdefault("learning_rate", given["lr_schedule"])
+    return {name: value for name, value in given.items() if name in known}
+
+
+def print_system(saved_by: str) -> None:
+    """Print this machine and its versions as Stable-Baselines3 does, and the version that wrote a checkpoint."""
+    print("== CURRENT SYSTEM INFO ==")
+    get_system_info()
+    print(f"- rltransformers: {__version__}")
+    print(f"== SAVED MODEL SYSTEM INFO ==\n- rltransformers: {saved_by}")

@@ -1,0 +1,31 @@
+"""What TensorBoard shows of a run besides its curves: the config as text, and its settings as hyperparameters."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+from stable_baselines3.common.logger import HParam, Logger, TensorBoardOutputFormat
+
+METRICS = ("eval/mean_reward", "eval/mean_ep_length")
+"""What the table of hyperparameters shows beside the settings."""
+
+
+def write_run_card(logger: Logger, config: Mapping[str, Any]) -> None:
+    """Write the config of a new run to TensorBoard, where the logger has it, and to nothing else."""
+    formats = [each for each in logger.output_formats if isinstance(each, TensorBoardOutputFormat)]
+    text = yaml.safe_dump(dict(config), sort_keys=False)
+    card = Logger(None, list(formats))
+    card.record("config", "\n".join(f"    {line}" for line in text.splitlines()))  # Markdown shows it as it is
+    card.record("hparams", HParam(_settings(config), dict.fromkeys(METRICS, 0.0)))
+    card.dump(0)
+
+
+def _settings(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Numbers, booleans and texts by their dotted names; what else there is stands in the text."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            found |= _settings(value, f"{prefix}{name}.")
+        elif isinstance(value, bool | int | float | str):
+            found[f"{prefix}{name}"] = str(value) if isinstance(value, str) else value
+    return found

@@ -1,0 +1,286 @@
+"""Laws of an actor: it acts as ``predict`` with a state does, on what the environment gives, and leaks nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from rltransformers.agents import Actor, DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLVMPO
+from rltransformers.core.errors import CheckpointError, ConfigError, DataError
+from rltransformers.data import record
+from rltransformers.data.behaviours import Behaviour
+from rltransformers.envs import make_vec_env
+from rltransformers.training.evaluation import evaluate_online
+
+SMALL = {"width": 8, "layers": 1, "heads": 2}
+Agent = GTrXLPPO | GTrXLVMPO | GTrXLDQN | DecisionTransformer
+
+
+def online(kind: type[Any] = GTrXLPPO, environment: str = "CartPole-v1", reads: bool = True, steps: int = 64) -> Any:
+    """On normalised observations and rewards, with statistics that are not the initial ones."""
+    env = VecNormalize(DummyVecEnv([lambda: gym.make(environment)] * 2))
+    policy = {"backbone": {"memory": 6, **SMALL}, "previous_action": True, "previous_reward": reads}
+    settings = {"learning_starts": 40} if kind is GTrXLDQN else {"n_steps": 16, "n_epochs": 1}
+    model = kind(*kind.policy_aliases, env, policy_kwargs=policy, seed=0, device="cpu", learning_rate=3e-2, **settings)
+    return model.learn(steps)
+
+
+def offline(environment: str = "CartPole-v1", **settings: Any) -> DecisionTransformer:
+    data = record(environment, "random", episodes=5, num_envs=2, seed=0)
+    values: dict[str, Any] = {"context_length": 6, "batch_size": 8, "warmup_steps": 1, "learning_rate": 3e-2, "seed": 0}
+    values["policy_kwargs"] = {"backbone": SMALL}
+    return DecisionTransformer("DTPolicy", data, **(values | settings)).learn(10)
+
+
+MAKERS: dict[str, Callable[[], Agent]] = {
+    "ppo": online,
+    "ppo, a Box of actions": lambda: online(environment="Pendulum-v1"),
+    "vmpo": lambda: online(GTrXLVMPO),
+    "dqn": lambda: online(GTrXLDQN),
+    "dt": offline,
+    "dt, a Box of actions": lambda: offline("Pendulum-v1", stochastic=True),
+    "bc": lambda: offline(mode="bc"),
+    "dt, return head": lambda: offline(return_head="expectile", seed=4),
+    "dt, delayed": lambda: offline(delayed_reward=True, acting_mode="banded"),
+}
+
+
+@pytest.fixture(scope="module", params=list(MAKERS))
+def agent(request: pytest.FixtureRequest) -> Agent:
+    return MAKERS[request.param]()
+
+
+class Stream:
+    """Observations, rewards and ends of B episodes of any lengths, as an environment gives them."""
+
+    def __init__(self, agent: Agent, batch: int, steps: int = 25, seed: int = 0) -> None:
+        generator = np.random.default_rng(seed)
+        width = agent.observation_space.shape[0]  # type: ignore[index]
+        self.observations = generator.normal(0.0, 2.0, (steps, batch, width)).astype(np.float32)
+        self.observations = self.observations.clip(-0.4, 0.4)
+        self.rewards = generator.normal(1.0, 3.0, (steps, batch))
+        self.ended = generator.random((steps, batch)) < 0.15
+
+    def play(self, actor: Actor) -> np.ndarray:
+        """Actions [T, B, ...] of the whole stream."""
+        actor.reset()
+        actions = []
+        for step, observation in enumerate(self.observations):
+            actions.append(actor(observation, self.rewards[step]))
+            actor.reset(self.ended[step])
+        return np.stack(actions)
+
+
+def by_predict(agent: Agent, stream: Stream, target: Any = None) -> np.ndarray:
+    """What the agent's own ``predict`` does with a state, on normalised values where there are statistics."""
+    normal = agent.get_vec_normalize_env()
+    state, start, actions = None, None, []
+    for observation, ended, reward in zip(stream.observations, stream.ended, stream.rewards, strict=True):
+        told: dict[str, Any] = {"reward": reward}
+        if normal is not None:
+            observation, told["reward"] = normal.normalize_obs(observation), normal.normalize_reward(reward)
+        if target is not None:
+            told["target_return"] = target
+        action, state = agent.predict(observation, state, start, deterministic=True, **told)
+        start = ended
+        actions.append(action)
+    return np.stack(actions)
+
+
+def test_an_actor_acts_as_predict_with_a_state_does(agent: Agent) -> None:
+    stream = Stream(agent, 3)
+    actions = stream.play(agent.actor())
+    np.testing.assert_array_equal(actions, by_predict(agent, stream))
+    assert np.ptp(actions) > 0  # else anything would equal it
+
+
+def test_an_environment_alone_is_acted_in_as_beside_others(agent: Agent) -> None:
+    stream, actor = Stream(agent, 3), agent.actor()
+    together = stream.play(actor)
+    for row in range(3):
+        actor.reset()
+        for step, expected in enumerate(together[:, row]):
+            action = actor(stream.observations[step, row], float(stream.rewards[step, row]))
+            assert np.shape(action) == agent.action_space.shape
+            np.testing.assert_allclose(action, expected, atol=1e-5)  # float32; products of 1 and of 3 rows
+            if stream.ended[step, row]:
+                actor.reset()
+
+
+def test_a_reset_leaks_nothing(agent: Agent) -> None:
+    used, stream = agent.actor(), Stream(agent, 3)
+    Stream(agent, 4, seed=1).play(used)
+    np.testing.assert_array_equal(stream.play(used), stream.play(agent.actor()))
+
+
+def test_what_predict_remembers_is_not_what_the_actor_remembers(agent: Agent) -> None:
+    stream, actor, other = Stream(agent, 2), agent.actor(), Stream(agent, 3, seed=2)
+    expected = stream.play(agent.actor())
+    actor.reset()
+    state, start = None, np.ones(3, bool)
+    for step, observation in enumerate(stream.observations):
+        np.testing.assert_array_equal(actor(observation, stream.rewards[step]), expected[step])
+        _, state = actor.predict(other.observations[step], state, start, reward=other.rewards[step])
+        actor.reset(stream.ended[step])
+        start = other.ended[step]
+
+
+def test_predict_of_an_actor_takes_the_steps_of_its_loop(agent: Agent) -> None:
+    stream, actor = Stream(agent, 3), agent.actor()
+    expected, state, start = stream.play(actor), None, None
+    for step, observation in enumerate(stream.observations):
+        action, state = actor.predict(observation, state, start, reward=stream.rewards[step])
+        np.testing.assert_array_equal(action, expected[step])
+        start = stream.ended[step]
+
+
+def test_samples_follow_from_the_seed_and_leave_the_agent_alone(agent: Agent) -> None:
+    stream = Stream(agent, 3)
+    first, again, other = (stream.play(agent.actor(deterministic=False, seed=seed)) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    deterministic = not agent.actor()._policy.noise[0].numbers
+    assert deterministic == np.array_equal(first, other)
+    streams = [name for name in ("_predict_generator", "_action_generator") if hasattr(agent, name)]
+    before = {name: getattr(agent, name).get_state() for name in streams}
+    stream.play(agent.actor(deterministic=False))
+    assert all(bool((getattr(agent, name).get_state() == before[name]).all()) for name in streams)
+
+
+def test_a_loaded_agent_without_environment_uses_the_stored_statistics(agent: Agent, tmp_path: Path) -> None:
+    agent.save(tmp_path / "agent.zip")
+    loaded = type(agent).load(tmp_path / "agent.zip", device="cpu")
+    stream = Stream(agent, 3)
+    np.testing.assert_array_equal(stream.play(loaded.actor()), stream.play(agent.actor()))
+
+
+def test_a_recording_holds_the_actions_of_the_actor(agent: Agent) -> None:
+    environment = "Pendulum-v1" if agent.observation_space.shape == (3,) else "CartPole-v1"
+    actor = agent.actor()
+    assert isinstance(actor, Behaviour)
+    data = record(environment, actor, episodes=3, num_envs=2, seed=3)
+    for episode, begins in enumerate(data.offsets[:-1]):
+        actor.reset()
+        for step in range(begins, min(data.offsets[episode + 1], begins + 60)):
+            reward = data.rewards[step - 1] if step > begins else None
+            observation = data.observations[""][step + episode]  # an episode has one more, its last
+            np.testing.assert_allclose(actor(observation, reward), data.actions[""][step], atol=1e-4)
+
+
+def test_targets_decide_what_a_decision_transformer_is_asked_for() -> None:
+    model = offline()
+    stream, targets = Stream(model, 3), [-40.0, 5.0, 60.0]
+    actions = stream.play(model.actor(targets))
+    np.testing.assert_array_equal(actions, by_predict(model, stream, targets))
+    assert (actions != stream.play(model.actor(5.0))).any()
+
+
+def test_evaluate_policy_plays_raw_environments_as_evaluations_play_normalised_ones() -> None:
+    model = online(reads=False)
+    raw = make_vec_env("CartPole-v1", 1)
+    normalised = VecNormalize(make_vec_env("CartPole-v1", 1), training=False, norm_reward=False)
+    normalised.obs_rms = model.get_vec_normalize_env().obs_rms
+    expected = [evaluate_online(model, normalised, "CartPole-v1", 1, seed).returns[0] for seed in (0, 7)]
+    for seed, total in zip((0, 7), expected, strict=True):
+        raw.seed(seed)
+        assert evaluate_policy(model.actor(), raw, n_eval_episodes=1, return_episode_rewards=True)[0] == [total]
+    evaluate_policy(model.actor(), gym.make("CartPole-v1"), n_eval_episodes=1, warn=False)
+
+
+def test_a_watched_environment_tells_the_actor_its_rewards() -> None:
+    model = offline("Pendulum-v1")
+    actor = model.actor(-900.0)
+    env = actor.watch("Pendulum-v1")
+    env.seed(5)
+    returns, _ = evaluate_policy(actor, env, n_eval_episodes=1, return_episode_rewards=True)
+    (expected,) = model.evaluate("Pendulum-v1", -900.0, episodes=1, seed=5)
+    np.testing.assert_allclose(returns, expected.returns, rtol=1e-4)  # float32 sums of 200 steps
+    with pytest.raises(ConfigError, match=r"actor\.watch\(env\)"):
+        evaluate_policy(model.actor(), make_vec_env("Pendulum-v1"), n_eval_episodes=1)
+
+
+def test_wrong_use_names_the_way_out() -> None:
+    model, one = offline(), np.zeros(4, np.float32)
+    actor = model.actor()
+    with pytest.raises(ConfigError, match=r"actor\.reset\(\) comes first"):
+        actor(one)
+    with pytest.raises(ConfigError, match=r"call actor\.reset\(\) before"):
+        actor.reset(np.array([True]))
+    actor.reset()
+    actor(one)
+    with pytest.raises(ConfigError, match=r"actor\(observation, reward\)"):
+        actor(one)
+    with pytest.raises(ConfigError, match=r"1 environments, got 2; call actor\.reset\(\)"):
+        actor(np.zeros((2, 4)), 1.0)
+    with pytest.raises(DataError, match="episode_start has 3 entries for 1"):
+        actor.reset([True, False, True])
+    with pytest.raises(DataError, match="not finite"):
+        actor(one, np.nan)
+    actor(one, 1.0)  # what was refused changed nothing
+    with pytest.raises(ConfigError, match="leave target_return out"):
+        offline(mode="bc").actor(3.0)
+    with pytest.raises(ConfigError, match="finite number"):
+        model.actor(float("inf"))
+    with pytest.raises(ConfigError, match=r"one per environment \(2\)"):
+        refused = model.actor([1.0, 2.0, 3.0])
+        refused.reset()
+        refused(np.zeros((2, 4)))
+    with pytest.raises(ConfigError, match="state must be what predict returned"):
+        actor.predict(one, state=(1, 2))
+
+
+def test_a_faulty_step_leaves_what_is_remembered() -> None:
+    model, stream = online(), None
+    stream = Stream(model, 3)
+    expected, actor = stream.play(model.actor()), model.actor()
+    actor.reset()
+    for step, observation in enumerate(stream.observations):
+        with pytest.raises(DataError, match="not finite"):
+            actor(observation * np.nan, stream.rewards[step])
+        np.testing.assert_array_equal(actor(observation, stream.rewards[step]), expected[step])
+        actor.reset(stream.ended[step])
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("exported actors")
+@pytest.mark.parametrize(
+    ("name", "ending"), [("ppo", "onnx"), ("dqn", "pt2"), ("dt", "onnx"), ("dt, return head", "pt2")]
+)
+def test_a_file_acts_as_the_live_agent(name: str, ending: str, tmp_path: Path) -> None:
+    model = MAKERS[name]()
+    path = tmp_path / f"policy.{ending}"
+    model.export(path)
+    stream, target = Stream(model, 3), {"target_return": [-40.0, 5.0, 60.0]} if name == "dt" else {}
+    for sampled in ({}, {"deterministic": False, "seed": 3}):
+        found = stream.play(Actor.from_export(path, **target, **sampled))  # type: ignore[arg-type]
+        np.testing.assert_array_equal(found, stream.play(model.actor(**target, **sampled)))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_file_for_one_environment_says_so_and_long_episodes_are_refused(tmp_path: Path) -> None:
+    model = offline(mode="bc", policy_kwargs={"backbone": {**SMALL, "position": {"name": "timestep", "max_len": 200}}})
+    model.export(tmp_path / "one.pt2", batch=1)
+    actor = Actor.from_export(tmp_path / "one.pt2")
+    actor.reset()
+    with pytest.raises(ConfigError, match=r"for 1 environments, got 2; export\(path, batch=None\)"):
+        actor(np.zeros((2, 4)))
+    with pytest.raises(DataError, match="longer than the 200 steps"):
+        for _ in range(201):
+            actor(np.zeros(4))
+    with pytest.raises(ConfigError, match="leave target_return out"):
+        Actor.from_export(tmp_path / "one.pt2", 3.0)
+
+
+def test_what_is_no_file_of_a_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no file"):
+        Actor.from_export(tmp_path / "none.onnx")
+    with pytest.raises(ConfigError, match=r"must end in \.pt2 or \.onnx"):
+        Actor.from_export(tmp_path / "agent.zip")
+    for name in ("noise.onnx", "noise.pt2"):
+        (tmp_path / name).write_bytes(b"noise")
+        with pytest.raises(CheckpointError, match="no readable"):
+            Actor.from_export(tmp_path / name)

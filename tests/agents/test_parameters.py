@@ -1,0 +1,75 @@
+"""Parameters given anew, settings replaced on loading: the habits of Stable-Baselines3."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rltransformers.agents import GTrXLPPO
+from rltransformers.core.errors import CheckpointError, ConfigError
+from tests.agents.test_actor import MAKERS, Stream, online
+
+KINDS = ["ppo", "vmpo", "dqn", "dt"]
+
+
+def tensors_of(model: Any) -> list[torch.Tensor]:
+    return [tensor for part in model.get_parameters().values() if "state" not in part for tensor in part.values()]
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("from_file", [False, True])
+def test_an_agent_with_the_parameters_of_another_acts_as_it(name: str, from_file: bool, tmp_path: Path) -> None:
+    model, other = MAKERS[name](), MAKERS[name]()
+    with torch.no_grad():
+        for tensor in other.policy.parameters():
+            tensor.add_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(tensor.dim())), alpha=0.5)
+    stream = Stream(model, 3)
+    before = stream.play(model.actor())
+    actor = model.actor()  # follows the weights of its agent
+    other.save(tmp_path / "other.zip")
+    model.set_parameters(tmp_path / "other.zip" if from_file else other.get_parameters())
+    assert all(torch.equal(*pair) for pair in zip(tensors_of(model), tensors_of(other), strict=True))
+    after = stream.play(actor)
+    assert (after == stream.play(other.actor())).all() and (after != before).any()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_parameters_that_do_not_fit_change_nothing(name: str, tmp_path: Path) -> None:
+    model = MAKERS[name]()
+    whole = model.get_parameters()
+    before = [tensor.clone() for tensor in tensors_of(model)]
+    weights = {key: value + 1.0 for key, value in whole["policy"].items()}
+    key = next(iter(weights))
+    cases: list[tuple[Any, str]] = [
+        ({"policy": weights}, "exact_match=False"),
+        (whole | {"polcy": weights}, "did you mean 'policy'"),
+        (whole | {"policy": {k: v for k, v in weights.items() if k != key}}, f"policy lacks {key}"),
+        (whole | {"policy": weights | {key: torch.zeros(99)}}, f"policy.{key}"),
+    ]
+    for given, words in cases:
+        with pytest.raises(ConfigError, match=words):
+            model.set_parameters(given)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        model.set_parameters(tmp_path / "none.zip")
+    assert all(torch.equal(*pair) for pair in zip(before, tensors_of(model), strict=True))
+    model.set_parameters({"policy": {key: weights[key]}}, exact_match=False)
+    assert torch.equal(model.get_parameters()["policy"][key], weights[key])
+
+
+def test_custom_objects_replace_settings_under_the_names_of_stable_baselines3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    online().save(tmp_path / "agent.zip")
+    schedules: dict[str, Callable[[float], float]] = {"lr_schedule": lambda _: 0.25, "clip_range": lambda _: 0.125}
+    load = GTrXLPPO.load
+    model = load(tmp_path / "agent.zip", custom_objects=schedules | {"_last_obs": None}, print_system_info=True)
+    assert model.lr_schedule(1.0) == 0.25 and callable(model.clip_range)
+    printed = capsys.readouterr().out
+    assert "CURRENT SYSTEM INFO" in printed and printed.count("rltransformers: ") == 2
+    assert load(tmp_path / "agent.zip", custom_objects={"gamma": 0.5}).gamma == 0.5
+    with pytest.raises(ConfigError, match=r"custom_objects\.gama; did you mean 'gamma'"):
+        load(tmp_path / "agent.zip", custom_objects={"gama": 0.5})
+    with pytest.raises(ConfigError, match="gamma"):
+        load(tmp_path / "agent.zip", custom_objects={"gamma": 5.0})

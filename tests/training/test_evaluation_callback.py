@@ -1,0 +1,73 @@
+"""Evaluations of a Decision Transformer while it learns: the keys and the file of Stable-Baselines3's EvalCallback."""
+
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.monitor import Monitor
+
+from rltransformers.agents import DecisionTransformer, GTrXLPPO
+from rltransformers.data import record
+from rltransformers.training.evaluation_callback import EvaluationCallback
+
+SMALL = {"width": 8, "layers": 1, "heads": 2}
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    lines = (folder / "progress.csv").read_text().splitlines()
+    return [dict(zip(lines[0].split(","), line.split(","), strict=True)) for line in lines[1:]]
+
+
+@pytest.mark.filterwarnings("ignore:Training and eval env are not of the same type")
+def test_all_agents_log_evaluations_under_the_same_names(tmp_path: Path) -> None:
+    data = record("CartPole-v1", "random", episodes=4, seed=0)
+    found = {}
+    for mode in ("dt", "bc"):
+        dt = DecisionTransformer("DTPolicy", data, policy_kwargs={"backbone": SMALL}, mode=mode, seed=0)
+        dt.set_logger(configure(str(tmp_path / mode), ["csv"]))
+        callback = EvaluationCallback(
+            "CartPole-v1",
+            n_eval_episodes=3,
+            eval_freq=2,
+            log_path=tmp_path / mode,
+            best_model_save_path=tmp_path / mode,
+        )
+        dt.learn(5, callback=callback, log_interval=100)
+        dt.logger.close()
+        written = [row for row in rows(tmp_path / mode) if row["eval/mean_reward"]]
+        assert [int(row["time/total_timesteps"]) for row in written] == [2, 4]
+        found[mode] = {key for key in written[0] if key.startswith(("eval/", "time/total"))}
+        with np.load(tmp_path / mode / "evaluations.npz") as file:
+            arrays = dict(file)
+        assert arrays["timesteps"].tolist() == [2, 4] and arrays["results"].shape == arrays["ep_lengths"].shape == (
+            2,
+            3,
+        )
+        assert float(written[-1]["eval/mean_reward"]) == pytest.approx(arrays["results"][-1].mean())
+        best = DecisionTransformer.load(tmp_path / mode / "best_model.zip")
+        (again,) = best.evaluate("CartPole-v1", episodes=3)
+        assert again.mean == callback.best_mean_reward == max(arrays["results"].mean(1))
+    ppo = GTrXLPPO("GTrXLPolicy", "CartPole-v1", n_steps=8, policy_kwargs={"backbone": SMALL}, seed=0)
+    ppo.set_logger(configure(str(tmp_path / "ppo"), ["csv"]))
+    evaluations = EvalCallback(Monitor(gym.make("CartPole-v1")), eval_freq=8, n_eval_episodes=1, verbose=0)
+    ppo.learn(8, callback=evaluations)
+    ppo.logger.close()
+    online = {key for key in rows(tmp_path / "ppo")[0] if key.startswith("eval/")} | {"time/total_timesteps"}
+    assert found["dt"] == found["bc"] == online
+
+
+def test_of_several_targets_the_best_is_the_result_and_each_is_logged(tmp_path: Path) -> None:
+    data = record("CartPole-v1", "random", episodes=4, seed=0)
+    dt = DecisionTransformer("DTPolicy", data, policy_kwargs={"backbone": SMALL}, seed=0)
+    dt.set_logger(configure(str(tmp_path), ["csv"]))
+    callback = EvaluationCallback("CartPole-v1", [5.0, 50.0], n_eval_episodes=4, eval_freq=1)
+    dt.learn(1, callback=callback)
+    dt.logger.close()
+    (row,) = [row for row in rows(tmp_path) if row["eval/mean_reward"]]
+    means = [float(row[f"eval/mean_reward_target_{target}"]) for target in (5, 50)]
+    assert max(means) == float(row["eval/mean_reward"]) == callback.last_mean_reward
+    expected = [result.mean for result in dt.evaluate("CartPole-v1", [5.0, 50.0], episodes=4)]
+    assert means == expected
