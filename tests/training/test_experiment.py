@@ -170,11 +170,13 @@ def test_a_class_that_a_config_names_is_a_value_and_is_never_called(online: Path
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("place", ["environment", "train", "evaluation", "backbone", "policy", "environment.kwargs"])
+@pytest.mark.parametrize("place", ["environment", "train", "evaluation", "policy", "environment.kwargs"])
 def test_a_section_is_never_read_from_another_file(online: Path, tmp_path: Path, place: str) -> None:
     (tmp_path / "section.yaml").write_text("total_timesteps: 7\n")
     with pytest.raises(ConfigError, match=f"{place} must be a mapping( of settings)?, got '.*section.yaml'"):
         read_experiment(online, [(place, str(tmp_path / "section.yaml"))])
+    backbone = read_experiment(online, [("backbone", str(tmp_path / "section.yaml"))]).backbone
+    assert backbone == {"preset": str(tmp_path / "section.yaml")}  # a name, which building the network refuses
 
 
 @pytest.mark.parametrize(
