@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OUR_ERRORS as error:
         if debug:
             raise
-        print(f"rltransformers: {error}", file=sys.stderr)
+        rank = os.environ.get("RANK")
+        print(f"rltransformers{'' if rank is None else f' (process {rank})'}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interruption:
         return 128 + getattr(interruption, "signum", signal.SIGINT)
@@ -165,6 +166,10 @@ A run folder runs/<config>-seed<seed> receives the resolved config, metrics (CSV
 A run that was stopped goes on with:
 
   rltransformers train --resume runs/gtrxl_cue_recall-seed0
+
+Several processes train one agent under torchrun, each with its part of environment.num_envs and of every batch:
+
+  torchrun --nproc-per-node 4 -m rltransformers train gtrxl_cue_recall
 """,
     )
     parser.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file or name of a packaged config")
@@ -179,19 +184,23 @@ A run that was stopped goes on with:
 
 def _train(arguments: argparse.Namespace) -> None:
     from rltransformers.cli import runs, trust
+    from rltransformers.core.world import join
     from rltransformers.training.experiment import read_experiment
 
     if (arguments.config is None) == (arguments.resume is None):
         raise ConfigError(
             f"train needs either CONFIG or --resume RUN; packaged configs: {', '.join(runs.packaged_configs())}"
         )
-    if arguments.resume is not None:
-        folder, results = runs.resume(arguments.resume, arguments.overrides, arguments.verbose, arguments.trust)
-    else:
-        name, config = runs.find_config(arguments.config, arguments.overrides)
-        foreign = trust.not_typed(trust.programs(config), arguments.overrides)
-        trust.require_trust(foreign, arguments.config, arguments.trust)
-        folder, results = runs.train(arguments.name or f"{name}-seed{config.seed}", config, arguments.verbose)
+    with join() as world:
+        if arguments.resume is not None:
+            folder, results = runs.resume(arguments.resume, arguments.overrides, arguments.verbose, arguments.trust)
+        else:
+            name, config = runs.find_config(arguments.config, arguments.overrides)
+            foreign = trust.not_typed(trust.programs(config), arguments.overrides)
+            trust.require_trust(foreign, arguments.config, arguments.trust)
+            folder, results = runs.train(arguments.name or f"{name}-seed{config.seed}", config, arguments.verbose)
+    if not world.leads:
+        return
     if arguments.json:
         _print_json({"run": str(folder.path), "results": [result.to_dict() for result in results]})
         return
