@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 import gymnasium as gym
 import numpy as np
@@ -46,6 +46,7 @@ from rltransformers.core.registry import find_spec
 from rltransformers.core.seeding import step_seed
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
 from rltransformers.core.spec import Choice
+from rltransformers.core.world import World
 from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.envs.make import EnvironmentSource, WrapperConfig, WrapperFunction, make_vector_env
@@ -83,6 +84,7 @@ from rltransformers.training.decision_settings import (
     jitter_of,
     readout_choice,
 )
+from rltransformers.training.distributed import check_shared, log_traffic, share_seen
 from rltransformers.training.entropy_bound import EntropyBound
 from rltransformers.training.episodes import (
     Episode,
@@ -224,7 +226,7 @@ class DecisionTransformer(OfflineAgent):
             whole_episodes=whole_episodes,
             acting_mode="refresh" if acting_mode == "auto" else acting_mode,
             acting=acting,
-            seed=int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed,
+            seed=self.world.same(int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed),
             return_head=return_head,
             expectile=expectile,
             return_in=return_in,
@@ -263,6 +265,7 @@ class DecisionTransformer(OfflineAgent):
         encoder: Encoding,
         action_masks: bool,
     ) -> None:
+        check_shared(self.world, readout, settings.batch_size)
         self.settings, self.summary, self.backbone_config = settings, summary, backbone
         self.readout, self.encoder = readout, encoder
         self.observation_space, self.action_space = spaces
@@ -435,10 +438,12 @@ class DecisionTransformer(OfflineAgent):
     def _play_round(
         self, envs: VectorEnv[Any, Any, Any], target: float, noise: float, longest: int | None
     ) -> Trajectories:
-        """One episode of every environment, with sampled actions."""
+        """One episode of every environment, with sampled actions; process 0 plays them for all."""
+        if not self.world.leads:
+            return self.world.same(cast(Trajectories, None))
         decider, spaces = self.decider(), (self.observation_space, self.action_space)
         behaviour = Exploring(partial(self._act, decider, overwrites=True), decider, target, noise, spaces)
-        return play_round(envs, behaviour, self.seed, self._online.episodes, longest)
+        return self.world.same(play_round(envs, behaviour, self.seed, self._online.episodes, longest))
 
     def _logged_update(
         self, sampler: ContextSampler, log: IntervalLog, log_interval: int, last: bool, callback: BaseCallback
@@ -453,6 +458,7 @@ class DecisionTransformer(OfflineAgent):
                 self.logger.record("online/timesteps", self._online.timesteps)
                 self.logger.record("online/episodes", self._online.episodes)
                 self.logger.record("online/replay_return_mean", float(self._replay.data.returns.mean()))
+            log_traffic(self.logger, self.world)
             log.write(self.num_timesteps, self._optimizer.param_groups[0]["lr"])
         callback.update_locals(locals())
         return callback.on_step()
@@ -483,17 +489,21 @@ class DecisionTransformer(OfflineAgent):
 
     def _update(self, sampler: ContextSampler, with_panel: bool) -> dict[str, Tensor]:
         """One step of AdamW on one batch; the random numbers depend on the seed and the step count only."""
-        settings, readout = self.settings, self.policy.head.readout
+        settings, readout, world = self.settings, self.policy.head.readout, self.world
         if readout is not None and self.num_timesteps % readout.options.refresh == 0:
             self._fill_store(sampler)
         generator = torch.Generator().manual_seed(step_seed(self.seed, self.num_timesteps, "batch"))
-        torch.manual_seed(step_seed(self.seed, self.num_timesteps, "dropout"))
-        batch = sampler.sample(settings.batch_size, generator).to(self.device)
-        metrics = {} if self._critic is None else self._critic.step(self.policy, batch)
+        torch.manual_seed(
+            step_seed(self.seed, self.num_timesteps, "dropout" if world.leads else f"dropout {world.rank}")
+        )
+        part = world.part(settings.batch_size)
+        batch = sampler.sample(settings.batch_size, generator, part).to(self.device)
+        metrics = {} if self._critic is None else self._critic.step(self.policy, batch, world)
         self.policy.train()
-        loss, parts = self._loss(batch, Record())
+        loss, parts = self._loss(batch, Record(), self._chances(settings.batch_size)[part], world)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        world.sum_gradients(self.policy.actor_parameters())
         norm = torch.nn.utils.clip_grad_norm_(self.policy.actor_parameters(), settings.max_grad_norm)
         learning_rate = settings.learning_rate * learning_rate_factor(
             self.num_timesteps, settings.warmup_steps, settings.decay_steps
@@ -502,6 +512,7 @@ class DecisionTransformer(OfflineAgent):
             group["lr"] = learning_rate
         self._optimizer.step()
         self.policy.backbone.constrain_()
+        share_seen(world, self.policy.backbone)
         self.policy.backbone.maintain()
         self.policy.eval()
         if self._critic is not None:
@@ -513,9 +524,16 @@ class DecisionTransformer(OfflineAgent):
 
     def loss(self, batch: ContextBatch, record: Record | None = None) -> Tensor:
         """Mean loss of a batch as ``learn`` minimises it: of recorded actions, and of whatever options add."""
-        return self._loss(batch.to(self.device), record or Record())[0]
+        return self._loss(batch.to(self.device), record or Record(), self._chances(len(batch.valid)), World())[0]
 
-    def _loss(self, batch: ContextBatch, record: Record) -> tuple[Tensor, dict[str, Tensor]]:
+    def _chances(self, count: int) -> Tensor:
+        """What the critic draws for ``count`` windows of the next update."""
+        generator = torch.Generator().manual_seed(step_seed(self.seed, self.num_timesteps, "shift"))
+        return torch.rand(count, generator=generator)
+
+    def _loss(
+        self, batch: ContextBatch, record: Record, chances: Tensor, world: World
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         return decision_loss(
             self.policy,
             batch,
@@ -523,7 +541,8 @@ class DecisionTransformer(OfflineAgent):
             expectile=self.settings.expectile,
             critic=self._critic,
             entropy=self._entropy,
-            generator=torch.Generator().manual_seed(step_seed(self.seed, self.num_timesteps, "shift")),
+            chances=chances,
+            world=world,
             progress=self._progress,
         )
 

@@ -24,12 +24,13 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import attempt
 from rltransformers.core.ranges import Count, Fraction, PositiveNumber, Seed, UnitInterval, WholeNumber, strict
 from rltransformers.core.spaces import leaf_spaces
-from rltransformers.data.replay import SegmentReplay, Window
+from rltransformers.data.replay import Draw, Drawable, SegmentReplay, Window
 from rltransformers.policies.memory_policy import rewarded
 from rltransformers.policies.observations import tree_space
 from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.q_network import GTrXLQPolicy
 from rltransformers.policies.steps import Acting, ActorCriticMachine
+from rltransformers.training.distributed import check_shared, log_traffic
 from rltransformers.training.exploration import LADDER, Exploration, check_exploration, exploration_rates
 from rltransformers.training.memory_panel import memory_panel
 from rltransformers.training.normalization import check_outermost
@@ -41,9 +42,11 @@ from rltransformers.training.replay_data import (
     load_replay,
     normalised,
     pack_observation,
+    part_of_replay,
     raw_last,
     raw_observation,
     restore_replay,
+    rows_of_replay,
     save_replay,
     unpack_observation,
 )
@@ -101,6 +104,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
     """
 
     kind = KIND
+    of_environments = (*OnlineAgent.of_environments, "last_raw_observation")
     scheduled = ("learning_rate", "exploration")
     policy_aliases = {"GTrXLQPolicy": GTrXLQPolicy}
     policy: GTrXLQPolicy
@@ -174,6 +178,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
 
     def _setup_model(self) -> None:
         check_exploration(self.exploration)
+        check_shared(self.world, None, self.batch_size)
         self._setup_lr_schedule()
         self._set_random_streams()
         self._find_masks()
@@ -195,9 +200,10 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             check_outermost(cast(VecEnv, self.env))
         space = tree_space(self.observation_space if normaliser is None else normaliser.venv.observation_space)
         leaves = self.policy.seen_leaves | leaf_spaces(space)
-        check_replay_room(self.buffer_size, leaves)
+        room = self.buffer_size // self.world.size
+        check_replay_room(room, leaves)
         sizes = self.segment_length, self.context, self.n_step
-        return SegmentReplay(self.buffer_size, self.n_envs, *sizes, leaves, self.action_space)
+        return SegmentReplay(room, self.n_envs, *sizes, leaves, self.action_space)
 
     # Collecting
 
@@ -212,7 +218,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         log_interval: int | None = None,
     ) -> RolloutReturn:
         """``train_freq`` steps of every environment, into the replay; says whether a callback ends training."""
-        policy, episodes = self.policy, self._episode_num
+        policy, episodes, before = self.policy, self._episode_num, self.num_timesteps
         policy.set_training_mode(False)
         callback.on_rollout_start()
         normaliser = self._vec_normalize_env
@@ -224,13 +230,13 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             raw = raw_observation(normaliser, self._last_obs, self._raw_obs)
             if policy.masks_beside:
                 raw[ACTION_MASK] = seen[ACTION_MASK]
-            noise = policy.exploration(self._rates(), self._action_generator)
+            noise = self._own_rows(policy.exploration(self._rates(), self._action_generator))
             actions, _, _, state = policy.step(leaves, self._acting, first, noise, overwrites=True)
             when = f"at step {self.num_timesteps // self.n_envs + 1} of this run"
             new_obs, rewards, dones, infos = attempt(env, when, env.step, policy.environment_actions(actions))
             watch.outcome(rewards, dones, when)
             resets = np.array([info.get("reset_row", False) for info in infos], bool)
-            self.num_timesteps += env.num_envs - int(np.count_nonzero(resets))
+            self._count_steps(env.num_envs - int(np.count_nonzero(resets)))
             self._acting = rewarded(state, rewards)
             self._last_obs = cast(Any, new_obs)  # may be a tuple here, which SB3's declaration leaves out
             # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
@@ -251,16 +257,18 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
                 return RolloutReturn((step + 1) * env.num_envs, self._episode_num - episodes, continue_training=False)
             seen = watch.observation(new_obs, self._place)
             leaves = policy.leaves_to_tensors(seen)
+        self._share_rollout(before)
+        self._episode_num = episodes + int(self.world.total(torch.tensor(self._episode_num - episodes)))
         if log_interval is not None and self._episode_num // log_interval > episodes // log_interval:
             self.dump_logs()
         callback.on_rollout_end()
         return RolloutReturn(train_freq.frequency * env.num_envs, self._episode_num - episodes, continue_training=True)
 
     def _rates(self) -> Tensor:
-        """How often each environment explores now [E]; always before learning starts."""
+        """How often each environment of all processes explores now [E]; always before learning starts."""
         if self.num_timesteps < self.learning_starts:
-            return torch.ones(self.n_envs, device=self.device)
-        rates = exploration_rates(self.exploration, self._current_progress_remaining, self.n_envs)
+            return torch.ones(self.all_envs, device=self.device)
+        rates = exploration_rates(self.exploration, self._current_progress_remaining, self.all_envs)
         return torch.as_tensor(rates, dtype=torch.float32, device=self.device)
 
     def _place(self, row: int) -> str:
@@ -271,43 +279,83 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
     def train(self, gradient_steps: int, batch_size: int) -> None:
         """So many updates on segments drawn from the replay, then bring the acting memory up to date."""
         replay = self.replay_buffer
-        if replay is None or len(replay) == 0:
+        if replay is None or not int(self.world.total(torch.tensor(len(replay)))):
             return  # no segment is whole yet
         self.policy.set_training_mode(True)
         self.policy.progress = 1.0 - self._current_progress_remaining
         self._update_learning_rate(self.policy.optimizer)
         losses, norms = [], []
         for _ in range(gradient_steps):
-            draw = replay.draw(batch_size, self._batch_generator, self.prioritized)
-            losses.append(self._loss(self._seen(replay.gather(draw).trimmed())))
+            draw, takers = self._draw(replay, batch_size)
+            losses.append(self._loss(self._seen(self._window(replay, draw, takers).trimmed()), takers))
             norms.append(float(self._step(losses[-1].total, self.policy.learned)))
             if self.prioritized:
-                replay.prioritize(draw, losses[-1].priorities)
+                self._prioritize(replay, draw, losses[-1].priorities)
             self._n_updates += 1
             if self._n_updates % self.target_update_interval == 0:
                 self.policy.follow(self.tau)
-        for part in self.policy.backbones():
-            part.backbone.maintain()
+        self._maintain()
         self._refresh_memory(replay)
         self._log_update(losses, norms)
+
+    def _draw(self, replay: SegmentReplay, count: int) -> tuple[Draw, Tensor]:
+        """Segments of the replays of all processes, and which process learns from each."""
+        if self.world.alone:
+            return replay.draw(count, self._batch_generator, self.prioritized), torch.zeros(count, dtype=torch.long)
+        oldest, counts = replay.eligible()
+        held = {"oldest": torch.from_numpy(oldest), "counts": torch.from_numpy(counts)}
+        if self.prioritized:
+            held["priorities"] = replay.priorities
+        held = self.world.rows_of_all(held)
+        drawable = Drawable(held["oldest"].numpy(), held["counts"].numpy(), held.get("priorities", replay.priorities))
+        draw = drawable.draw(count, self._batch_generator, self.prioritized)
+        return draw, self.world.takers(torch.from_numpy(draw.rows) // self.n_envs)
+
+    def _own(self, draw: Draw) -> np.ndarray:
+        """Places in a draw of the segments that the replay of this process holds."""
+        return np.flatnonzero(draw.rows // self.n_envs == self.world.rank)
+
+    def _window(self, replay: SegmentReplay, draw: Draw, takers: Tensor) -> Window:
+        """The drawn segments that this process learns from, wherever they are held."""
+        if self.world.alone:
+            return replay.gather(draw)
+        own = self._own(draw)
+        held = replay.gather(Draw(draw.rows[own] % self.n_envs, draw.segments[own], draw.weights[own]))
+        owners = torch.from_numpy(draw.rows) // self.n_envs
+        return Window(**self.world.exchange(held.tensors(), owners, takers), context=held.context)
+
+    def _prioritize(self, replay: SegmentReplay, draw: Draw, priorities: Tensor) -> None:
+        own = self._own(draw)
+        if len(own):
+            replay.prioritize(
+                Draw(draw.rows[own] % self.n_envs, draw.segments[own], draw.weights[own]), priorities[own]
+            )
+        replay.largest_priority = max(replay.largest_priority, float(priorities.max()))
 
     def _seen(self, window: Window) -> Window:
         """A window as the policy sees it, on its device."""
         return normalised(self._vec_normalize_env, window, self.policy.leaf_types).to(self.device)
 
-    def _loss(self, window: Window) -> DQNLoss:
+    def _loss(self, window: Window, takers: Tensor | None = None) -> DQNLoss:
+        """Of the windows of all processes, of which this one has those that it takes."""
         policy = self.policy
         now = policy.evaluate_window(window)
         with torch.no_grad():
             later = policy.evaluate_window(window, target=True)
         steps = Steps(policy.classes(window), window.rewards, window.terminal, window.counts, window.weights)
         targets = q_targets(now.q, later.q, steps, self.gamma, self.n_step, self.value_rescale)
-        loss = dqn_loss(now.q, targets, steps)
         policy.add_deep_losses(now, window, lambda q: huber(td_errors(q, targets, steps)), targets.shape[1])
+        if takers is None or self.world.alone:
+            loss, share = dqn_loss(now.q, targets, steps), 1.0
+        else:
+            told = self.world.whole({"q": now.q, "targets": targets, **vars(steps)}, takers)
+            q, all_targets, all_steps = told.pop("q"), told.pop("targets"), Steps(**told)
+            loss, share = dqn_loss(q, all_targets, all_steps), float(steps.counts.sum() / all_steps.counts.sum())
         if now.auxiliary_loss is None:
             return loss
-        named = {name: value.detach() for name, value in now.losses.items()}
-        return DQNLoss(**(vars(loss) | {"total": loss.total + now.auxiliary_loss, "auxiliary": named}))
+        named = {name: self.world.total(share * value.detach()) for name, value in now.losses.items()}
+        total = loss.total + self.world.total(share * now.auxiliary_loss)
+        return DQNLoss(**(vars(loss) | {"total": total, "auxiliary": named}))
 
     def _refresh_memory(self, replay: SegmentReplay) -> None:
         """Keys and values of the acting memory always follow the new weights; what they are made from may too."""
@@ -342,7 +390,8 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             for name, value in memory_panel(lambda each: self.policy.evaluate_window(window, record=each)).items():
                 self.logger.record(name, float(value))
         self.logger.record("rollout/exploration_rate", float(self._rates().mean()))
-        self.logger.record("replay/size", 0 if replay is None else replay.size)
+        self.logger.record("replay/size", 0 if replay is None else int(self.world.total(torch.tensor(replay.size))))
+        log_traffic(self.logger, self.world)
         super().dump_logs()
 
     # Use
@@ -390,7 +439,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         """Write the replay to one file, atomically; nothing in it is executed on loading."""
         if self.replay_buffer is None:
             raise ConfigError("this agent has no environment and so no replay to save")
-        save_replay(path, self.replay_buffer)
+        save_replay(path, self.replay_buffer, self.world)
 
     @strict
     def load_replay_buffer(self, path: str | os.PathLike[str], truncate_last_traj: bool = True) -> None:  # type: ignore[override]  # no open files
@@ -407,7 +456,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
                 "a replay file cannot go on with its running episodes: GTrXLDQN.save and GTrXLDQN.load can, or leave "
                 "truncate_last_traj=True"
             )
-        load_replay(path, self.replay_buffer)
+        load_replay(path, self.replay_buffer, self.world)
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
         """Replace the environment; a replay that waits for one, after ``load`` without any, is taken over."""
@@ -424,8 +473,9 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
     def _tensors(self) -> dict[str, Any]:
         replay, stored = self.replay_buffer, self._stored_replay
         if replay is not None:
-            stored = {"layout": layout_of(replay), "rows": replay.state_dict()} if self.checkpoint_replay else None
-        raw = pack_observation(self._vec_normalize_env, self._last_obs, self._raw_obs)
+            rows = rows_of_replay(replay, self.world) if self.checkpoint_replay else None
+            stored = None if rows is None else {"layout": layout_of(replay, self.world), "rows": rows}
+        raw = self._of_all_envs(pack_observation(self._vec_normalize_env, self._last_obs, self._raw_obs))
         return super()._tensors() | {"replay": stored, "last_raw_observation": raw}
 
     def _restore(self, tensors: Mapping[str, Any], n_envs: int) -> None:
@@ -437,5 +487,6 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
 
     def _take_over(self, stored: Any) -> None:
         """The replay of a checkpoint, where it has the form of this one; else this one fills from nothing."""
-        if stored is not None and stored["layout"] == layout_of(cast(SegmentReplay, self.replay_buffer)):
-            restore_replay(cast(SegmentReplay, self.replay_buffer), stored["rows"])
+        replay = cast(SegmentReplay, self.replay_buffer)
+        if stored is not None and stored["layout"] == layout_of(replay, self.world):
+            restore_replay(replay, part_of_replay(stored["rows"], replay, self.world))

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Le
+from torch import Tensor
 
-from rltransformers.algorithms.ppo import PPOLoss, PPOWeights, ppo_loss, standard_scores
+from rltransformers.algorithms.ppo import PPOLoss, PPOWeights, Recording, ppo_loss, standard_scores
 from rltransformers.core.ranges import (
     Count,
     Fraction,
@@ -25,7 +26,7 @@ from rltransformers.core.ranges import (
     WholeNumber,
     strict,
 )
-from rltransformers.data.rollout import Segment, minibatches
+from rltransformers.data.rollout import Recorded, Segment
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.steps import Acting
 from rltransformers.training.on_policy_agent import MemoryRefresh, OnPolicyMemoryAgent, with_auxiliary
@@ -161,7 +162,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
 
     def _check_settings(self) -> None:
         check_barrier(self.barrier_coef, self.action_space)
-        check_advantages(self.normalize_advantage, self.least_advantage_std, self.n_steps * self.n_envs)
+        check_advantages(self.normalize_advantage, self.least_advantage_std, self.n_steps * self.all_envs)
 
     # Update
 
@@ -170,21 +171,23 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         segment = self._segment
         assert segment is not None  # learn() collects before it trains
         self._begin_update(segment)
-        losses = self._optimise(segment)
+        recorded = self._recorded(segment)
+        losses = self._optimise(segment, recorded)
         self._end_update(segment)
-        self._log_update(segment, losses)
+        self._log_update(recorded, losses)
 
-    def _optimise(self, segment: Segment) -> list[PPOLoss]:
+    def _optimise(self, segment: Segment, recorded: Recorded) -> list[PPOLoss]:
         if self.normalize_advantage:
-            advantages = standard_scores(segment.advantages, segment.counts, self.least_advantage_std)
-            segment = replace(segment, advantages=advantages)
+            advantages = standard_scores(recorded.advantages, recorded.counts, self.least_advantage_std)
+            recorded = replace(recorded, advantages=advantages)
         losses: list[PPOLoss] = []
         for epoch in range(self.n_epochs):
             if epoch and self._segment_before is not None:
                 segment = replace(segment, memory=self._memory_after(self._segment_before))
-            for batch in minibatches(segment, self._rows_per_batch(), self._batch_generator):
+            for minibatch in self._minibatches(segment):
+                batch = recorded.rows(minibatch.rows)
                 self._follow_returns(batch)
-                loss = self._loss(batch)
+                loss = self._loss(minibatch.segment, batch, minibatch.takers)
                 losses.append(loss)
                 if self.target_kl is not None and float(loss.approx_kl) > 1.5 * self.target_kl:
                     self._n_updates += 1
@@ -193,8 +196,11 @@ class GTrXLPPO(OnPolicyMemoryAgent):
             self._n_updates += 1
         return losses
 
-    def _loss(self, batch: Segment) -> PPOLoss:
-        now = self.policy.evaluate_segment(batch, gradient_window=self.gradient_window)
+    def _loss(self, part: Segment, batch: Recording, takers: Tensor | None = None) -> PPOLoss:
+        """Of a minibatch, of whose segments this process has a ``part``; ``takers`` as in ``Minibatch``."""
+        now = self.policy.evaluate_segment(part, gradient_window=self.gradient_window)
+        if takers is not None:
+            now = self._of_all(now, part, batch.counts, takers)
         return with_auxiliary(ppo_loss(now, batch, self._loss_weights()), now)
 
     def _loss_weights(self) -> PPOWeights:
@@ -207,7 +213,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
             barrier_coef=self._weight("barrier_coef"),
         )
 
-    def _log_update(self, segment: Segment, losses: list[PPOLoss]) -> None:
+    def _log_update(self, recorded: Recorded, losses: list[PPOLoss]) -> None:
         deviation = self.policy.action_head.standard_deviation()
-        log_update(self.logger, segment, losses, self._loss_weights(), deviation)
+        log_update(self.logger, recorded, losses, self._loss_weights(), deviation)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")

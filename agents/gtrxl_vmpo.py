@@ -30,7 +30,7 @@ from rltransformers.core.ranges import (
     check,
     strict,
 )
-from rltransformers.data.rollout import Segment, row_batches
+from rltransformers.data.rollout import Recorded, Segment
 from rltransformers.functional.modules import approach
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import PolicyState
@@ -105,6 +105,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
     """
 
     kind = "GTrXLVMPO"
+    of_environments = (*OnPolicyMemoryAgent.of_environments, "own_memory")
     scheduled = ("learning_rate",)
 
     @strict
@@ -210,10 +211,11 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         segment = self._with_advantages(segment)
         self._begin_update(segment)
         update_learning_rate(self.multiplier_optimizer, self.multiplier_learning_rate)
-        losses = self._optimise(segment, outputs)
+        recorded = self._recorded(segment)
+        losses = self._optimise(segment, recorded, outputs)
         self._segment = segment
         self._end_update(segment)
-        self._log_update(segment, losses, ratio_error)
+        self._log_update(recorded, losses, *self.world.largest(ratio_error))
         if self._target_age >= self.target_update:
             self._renew_target()
 
@@ -231,17 +233,17 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         values = self.policy.evaluate_segment(segment).values
         return replace(segment, values=values, advantages=segment.returns - values)
 
-    def _optimise(self, segment: Segment, outputs: Tensor) -> list[VMPOLoss]:
+    def _optimise(self, segment: Segment, recorded: Recorded, outputs: Tensor) -> list[VMPOLoss]:
         losses: list[VMPOLoss] = []
         for epoch in range(self.n_epochs):
             if epoch and self._segment_before is not None:
                 segment = replace(segment, memory=self._memory_after(self._segment_before))
-            for rows in row_batches(segment, self._rows_per_batch(), self._batch_generator):
-                batch = segment.rows(rows)
+            for minibatch in self._minibatches(segment, outputs):
+                batch = recorded.rows(minibatch.rows)
                 if not bool(batch.counts.any()):
                     continue
                 self._follow_returns(batch)
-                loss = self._loss(batch, outputs[rows])
+                loss = self._loss(minibatch.segment, batch, minibatch.outputs, minibatch.takers)
                 losses.append(loss)
                 self._descend(loss.total)
                 self._target_age += 1
@@ -251,11 +253,18 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
     def _rows_per_batch(self) -> int:
         if self.batch_size is not None:
             return super()._rows_per_batch()
-        return min(self.n_envs, max(self.n_envs // 4, -(-LEAST_STEPS // self.n_steps)))
+        return min(self.all_envs, max(self.all_envs // 4, -(-LEAST_STEPS // self.n_steps)))
 
-    def _loss(self, batch: Segment, target_outputs: Tensor) -> VMPOLoss:
-        now = self.policy.evaluate_segment(batch, gradient_window=self.gradient_window)
+    def _loss(
+        self, part: Segment, batch: Recorded, target_outputs: Tensor | None, takers: Tensor | None = None
+    ) -> VMPOLoss:
+        """Of a minibatch, of whose segments this process has a ``part``; ``takers`` as in ``Minibatch``."""
+        assert target_outputs is not None  # they were handed to _minibatches
+        now = self.policy.evaluate_segment(part, gradient_window=self.gradient_window)
         divergences = self.policy.action_head.divergences(now.outputs, self.target.action_head, target_outputs)
+        if takers is not None:
+            now, divergences = self._of_all(now, part, batch.counts, takers), self.world.whole(divergences, takers)
+        # The multipliers have the whole gradient on every process: what the processes told each other is the same.
         multipliers = self.multipliers
         loss = vmpo_loss(now, batch, divergences, multipliers.temperature, multipliers.penalties, self._bounds())
         return with_auxiliary(loss, now)
@@ -289,9 +298,9 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         self.target.load_state_dict(self.policy.state_dict())
         self._acting = self.target.with_cache(self._own_memory)
 
-    def _log_update(self, segment: Segment, losses: list[VMPOLoss], ratio_error: float) -> None:
+    def _log_update(self, recorded: Recorded, losses: list[VMPOLoss], ratio_error: float) -> None:
         deviation = self.policy.action_head.standard_deviation()
-        log_update(self.logger, segment, losses, self.multipliers, self._bounds(), deviation)
+        log_update(self.logger, recorded, losses, self.multipliers, self._bounds(), deviation)
         self.logger.record("train/first_ratio_error", ratio_error)
         self.logger.record("train/target_age", self._target_age)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
@@ -309,7 +318,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
             "target_age": self._target_age,
             "multipliers": self.multipliers.state_dict(),
             "multiplier_optimizer": self.multiplier_optimizer.state_dict(),
-            "own_memory": None if memory is None else memory.tensors(),
+            "own_memory": self._of_all_envs(None if memory is None else memory.tensors()),
         }
 
     def _restore(self, tensors: Mapping[str, Any], n_envs: int) -> None:

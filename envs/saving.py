@@ -8,9 +8,10 @@ stack without a state. Our vectorised tasks, ``GymnasiumVecEnv`` and ``FiniteVec
 Stable-Baselines3's ``VecMonitor`` and ``VecNormalize`` are known here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecMonitor, VecNormalize
 
 State = dict[str, Any]
@@ -45,6 +46,44 @@ def restore_environment(env: VecEnv, state: Mapping[str, Any]) -> None:
             layer.episode_count = state[name]["count"]
         else:
             layer.load_state_dict(state[name])
+
+
+def joined_states(states: Sequence[State | None]) -> State | None:
+    """The state of the environments of several processes behind each other, each with equally many of them.
+
+    An array or a list in a state has one entry for every environment; whatever else it holds is the same for all, but
+    for the episodes that a ``VecMonitor`` has counted, which are added up. None when one of them cannot tell.
+    """
+    if len(states) == 1 or None in states:
+        return None if None in states else states[0]
+    joined: State = _joined(list(states), "")
+    return joined
+
+
+def part_of_state(state: State, rank: int, size: int) -> State:
+    """The inverse of ``joined_states``: the state of process ``rank`` of ``size``."""
+    part: State = _part(state, "", rank, size)
+    return part
+
+
+def _joined(values: list[Any], name: str) -> Any:
+    first = values[0]
+    if isinstance(first, np.ndarray):
+        return np.concatenate(values) if first.ndim else first
+    if isinstance(first, list):
+        return [entry for value in values for entry in value]
+    if isinstance(first, Mapping):
+        return {key: _joined([value[key] for value in values], f"{name}/{key}") for key in first}
+    return sum(values) if name.endswith(f"{VecMonitor.__name__}/count") else first
+
+
+def _part(value: Any, name: str, rank: int, size: int) -> Any:
+    if isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim):
+        share = len(value) // size
+        return value[rank * share : (rank + 1) * share]
+    if isinstance(value, Mapping):
+        return {key: _part(part, f"{name}/{key}", rank, size) for key, part in value.items()}
+    return value if rank == 0 or not name.endswith(f"{VecMonitor.__name__}/count") else type(value)(0)
 
 
 def _state(layer: Any) -> State | None:

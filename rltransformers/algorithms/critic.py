@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rltransformers.algorithms.decision import masked_mean
+from rltransformers.algorithms.decision import Mean, masked_mean
 
 LEAST_VALUE = 1e-6
 """By which values are divided at least."""
@@ -48,10 +48,13 @@ def window_targets(
 
 
 def critic_loss(
-    values: Float[Tensor, "2 B K"], targets: Float[Tensor, "B K"], counts: Bool[Tensor, "B K"]
+    values: Float[Tensor, "2 B K"],
+    targets: Float[Tensor, "B K"],
+    counts: Bool[Tensor, "B K"],
+    mean: Mean = masked_mean,
 ) -> Float[Tensor, ""]:
     """Mean squared error of both critics over the steps that count, summed over the two."""
-    return masked_mean((values[0] - targets).square(), counts) + masked_mean((values[1] - targets).square(), counts)
+    return mean((values[0] - targets).square(), counts) + mean((values[1] - targets).square(), counts)
 
 
 def stitching_weight(returns: Float[Tensor, " B"], best: float, spread: float, weight: float) -> Float[Tensor, " B"]:
@@ -63,20 +66,29 @@ def stitching_weight(returns: Float[Tensor, " B"], best: float, spread: float, w
     return weight * (best - returns).clamp(min=0.0) / spread
 
 
-def value_scale(values: Float[Tensor, "B K"], valid: Bool[Tensor, "B K"]) -> Float[Tensor, ""]:
+def value_scale(
+    values: Float[Tensor, "B K"], valid: Bool[Tensor, "B K"], mean: Mean = masked_mean
+) -> Float[Tensor, ""]:
     """Mean of |Q|, a constant: what values are divided by so that a weight means the same in every reward."""
-    return masked_mean(values.detach().abs(), valid).clamp(min=LEAST_VALUE)
+    return mean(values.detach().abs(), valid).clamp(min=LEAST_VALUE)
 
 
 def policy_gain(
-    values: Float[Tensor, "B K"], weight: Float[Tensor, " B"], valid: Bool[Tensor, "B K"]
+    values: Float[Tensor, "B K"],
+    weight: Float[Tensor, " B"],
+    valid: Bool[Tensor, "B K"],
+    mean: Mean = masked_mean,
 ) -> Float[Tensor, ""]:
     """Mean over valid steps of w Q(s, a_hat) / mean |Q|; what a policy loses is minus this."""
-    return masked_mean(weight[:, None] * values, valid) / value_scale(values, valid)
+    return mean(weight[:, None] * values, valid) / value_scale(values, valid, mean)
 
 
 def alignment_loss(
-    shifted: Float[Tensor, "B K"], values: Float[Tensor, "B K"], shift: Float[Tensor, " B"], valid: Bool[Tensor, "B K"]
+    shifted: Float[Tensor, "B K"],
+    values: Float[Tensor, "B K"],
+    shift: Float[Tensor, " B"],
+    valid: Bool[Tensor, "B K"],
+    mean: Mean = masked_mean,
 ) -> Float[Tensor, ""]:
     """How far actions asked for ``shift`` more return are worth less, or asked for less are worth more.
 
@@ -89,4 +101,4 @@ def alignment_loss(
     """
     gap = shifted - values.detach()
     disobeys = shift.sign()[:, None] * gap < 0
-    return masked_mean(torch.where(disobeys, gap.abs(), 0.0), valid) / value_scale(values, valid)
+    return mean(torch.where(disobeys, gap.abs(), 0.0), valid) / value_scale(values, valid, mean)

@@ -4,13 +4,16 @@ B batch, K steps of context; "..." stands for any leading axes.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rltransformers.policies.action_heads import ActionHead, ActionLeaf, ContinuousAction, NormalAction
+
+Mean = Callable[[Tensor, Tensor], Tensor]
+"""The mean of values over the entries that are valid: ``masked_mean``, or that over several processes."""
 
 
 def masked_mean(values: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"]) -> Float[Tensor, ""]:
@@ -53,7 +56,11 @@ def step_losses(
 
 
 def expectile_loss(
-    prediction: Float[Tensor, "B K"], target: Float[Tensor, "B K"], expectile: float, valid: Bool[Tensor, "B K"]
+    prediction: Float[Tensor, "B K"],
+    target: Float[Tensor, "B K"],
+    expectile: float,
+    valid: Bool[Tensor, "B K"],
+    mean: Mean = masked_mean,
 ) -> Float[Tensor, ""]:
     """Mean over valid steps of |tau - 1[u < 0]| u^2 with u = target - prediction, both in network units.
 
@@ -64,7 +71,7 @@ def expectile_loss(
     """
     u = target - prediction
     weight = torch.where(u < 0, 1.0 - expectile, expectile)
-    return masked_mean(weight * u.square(), valid)
+    return mean(weight * u.square(), valid)
 
 
 def difference(head: ActionHead, one: Float[Tensor, "B K A"], other: Float[Tensor, "B K A"]) -> Float[Tensor, "B K"]:

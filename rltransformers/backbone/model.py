@@ -422,6 +422,15 @@ class Backbone(nn.Module):
         for index in range(len(self.layers)):
             self.layer(index).mixing.mixer.maintain()
 
+    def seen(self) -> list[Tensor]:
+        """What ``maintain`` learns from: sums over the tokens since its last call, which several processes add up."""
+        return [
+            buffer
+            for module in self.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+            if name in ("sums", "counts") and hasattr(module, "maintain")
+        ]
+
 
 def gathered_state(tensors: dict[str, Tensor], layers: list[LayerState]) -> State:
     """One state of the states of all layers."""

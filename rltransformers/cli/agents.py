@@ -32,13 +32,14 @@ from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.files import replacing
 from rltransformers.core.ranges import annotations, check, check_settings
 from rltransformers.core.spaces import differing_spaces, is_image, leaf_spaces
+from rltransformers.core.world import current_world
 from rltransformers.data import load_trajectories
 from rltransformers.policies.steps import Acting
 from rltransformers.training.checkpoint import load_checkpoint
 from rltransformers.training.decision_online import check_explores
 from rltransformers.training.decision_settings import PolicySettings
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
-from rltransformers.training.experiment import AgentName, EvaluationConfig, ExperimentConfig
+from rltransformers.training.experiment import AgentName, EnvironmentConfig, EvaluationConfig, ExperimentConfig
 from rltransformers.training.normalization import load_normalization, save_normalization
 from rltransformers.training.online_agent import OnlineAgent as MemoryAgent
 from rltransformers.training.schedules import Line, as_schedule
@@ -122,7 +123,7 @@ class OnlineAgent(Agent):
         self._overrides: dict[str, Any] = {} if acting is None else {"acting": acting}
         check_keywords(config.agent, config.algorithm, config.policy)
         seed = config.seed if training else config.evaluation.seed
-        self._environments = [make_environment(config.environment, seed)]
+        self._environments = [make_environment(self._share() if training else config.environment, seed)]
         env = self._environments[0]
         if config.agent in MEMORY_AGENTS:
             self.model = self._gtrxl(MEMORY_AGENTS[config.agent], env, checkpoint)
@@ -131,6 +132,15 @@ class OnlineAgent(Agent):
         self._evaluation_env: VecEnv | None = None
         if training and config.evaluation.kwargs:
             self.evaluation_environment()  # what cannot work should not wait for the first evaluation
+
+    def _share(self) -> EnvironmentConfig:
+        """The environments of this process."""
+        world, environment = current_world(), self.config.environment
+        if world.alone:
+            return environment
+        if self.config.agent not in MEMORY_AGENTS:
+            raise ConfigError(f"{self.config.agent} is trained by one process, not by {world.size}: leave torchrun out")
+        return replace(environment, num_envs=world.share_of(environment.num_envs, "environment.num_envs"))
 
     def _gtrxl(self, kind: type[MemoryAgent], env: VecEnv, checkpoint: Path | None) -> MemoryAgent:
         config = self.config

@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OUR_ERRORS as error:
         if debug:
             raise
-        print(f"rltransformers: {error}", file=sys.stderr)
+        rank = os.environ.get("RANK")
+        print(f"rltransformers{'' if rank is None else f' (process {rank})'}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interruption:
         return 128 + getattr(interruption, "signum", signal.SIGINT)

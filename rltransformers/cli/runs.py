@@ -1,16 +1,23 @@
 """The life of a run: train from a config, resume from its folder, evaluate it."""
 
+import glob
+import os
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from stable_baselines3.common.logger import Logger
 
 from rltransformers.agents import load_agent
 from rltransformers.cli.agents import Agent, build_agent, checkpoint_step, require_exportable
 from rltransformers.cli.trust import not_typed, programs, require_trust, trust_flag
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.signals import Stopped, signals_to
+from rltransformers.core.world import World, current_world
 from rltransformers.policies.steps import Acting
 from rltransformers.training.callback import RunCallback
 from rltransformers.training.evaluation import EvaluationResult
@@ -25,6 +32,8 @@ Overrides = Sequence[tuple[str, str]]
 Evaluated = Callable[[int, Sequence[EvaluationResult]], None]
 PICTURES = {"lookback": "lookback.png", "target": "return_versus_target.png"}
 """What ``evaluate`` can draw, and the file in the run folder that it becomes."""
+_JOB = ".job"
+"""File of a run folder that says which job of ``torchrun`` it belongs to."""
 _RESUMABLE = ("train", "evaluation", "threads", "online.timesteps")
 
 
@@ -33,18 +42,56 @@ def train(
 ) -> tuple[RunFolder, list[EvaluationResult]]:
     """Train a config in a new folder ``name`` and evaluate it; returns the folder and the final results.
 
-    ``evaluated`` gets the step and the results of every evaluation during training; what it raises ends the run.
+    ``evaluated`` gets the step and the results of every evaluation during training; what it raises ends the run. Of
+    several processes the first one has the folder and the results. A job that ``torchrun`` started again goes on in the
+    folder that it began.
     """
+    world = current_world()
+    (restarts,) = world.largest(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))  # of the machine that failed
+    begun = world.same(_begun(config.output, name) if world.leads and restarts else None)
+    if begun is not None:
+        return resume(begun, (), verbose, trust=True)  # it was allowed when the job began
     threads = use_threads(config.threads)
     agent = build_agent(config)  # before the folder is made: a config that cannot work leaves nothing behind
     try:
-        folder = RunFolder.create(config.output, name)
-        with folder.locked():
-            folder.write_config(config.to_dict())
+        folder = _created(config, name, world)
+        with _locked(folder, world):
+            if world.leads:
+                folder.write_config(config.to_dict())
             say(threads)
             return folder, _run(agent, config, folder, verbose, evaluated)
     finally:
         agent.close()
+
+
+def _created(config: ExperimentConfig, name: str, world: World) -> RunFolder:
+    """A new folder, which process 0 makes for all."""
+    path = None
+    if world.leads:
+        path = RunFolder.create(config.output, name).path
+        if job() is not None:
+            (path / _JOB).write_text(f"{job()}\n")
+    return RunFolder(world.same(path) or "")
+
+
+def _locked(folder: RunFolder, world: World) -> AbstractContextManager[None]:
+    return folder.locked() if world.leads else nullcontext()
+
+
+def job() -> str | None:
+    """What ``torchrun`` calls the job that this process belongs to, before and after restarts; None without it."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    if name == "none":  # nobody gave --rdzv-id: the process that restarts us stays the same
+        return f"{socket.gethostname()} {os.getppid()}"
+    return name
+
+
+def _begun(output: str, name: str) -> str | None:
+    """The folder of the same job before it was started again."""
+    for mark in sorted(Path(output).glob(f"{glob.escape(name)}*/{_JOB}"), key=lambda path: path.stat().st_mtime):
+        if mark.read_text().strip() == job() and (mark.parent / "config.yaml").is_file():
+            return str(mark.parent)
+    return None
 
 
 def resume(
@@ -59,22 +106,26 @@ def resume(
         ConfigError: for an override of anything but the length of training, the evaluation and the threads; when
             another process trains in the folder; and for a folder that would run code of others without ``trust``.
     """
+    world = current_world()
     folder = RunFolder.open(path)
     for key, _ in overrides:
         if key not in _RESUMABLE and key.split(".")[0] not in _RESUMABLE:
             raise ConfigError(f"--{key} cannot change when a run is resumed; these can: {', '.join(_RESUMABLE)}")
-    with folder.locked():
+    with _locked(folder, world):
         config = read_experiment(folder.config, overrides)
         require_trust(not_typed(programs(config, folder.last), overrides), path, trust)
         threads = use_threads(config.threads)
         begun = folder.last.is_file()
         agent = build_agent(config, folder.last if begun else None)
         try:
-            folder.write_config(config.to_dict())
+            if world.leads:
+                folder.write_config(config.to_dict())
             say(threads)
             if begun and agent.inexact and agent.steps_done < config.steps:
                 say(agent.inexact)
-            _take_back(folder, agent.steps_done if begun else 0, overrides)
+            if world.leads:
+                _take_back(folder, agent.steps_done if begun else 0, overrides)
+            world.same(None)  # nobody goes on before
             return folder, _run(agent, config, folder, verbose)
         finally:
             agent.close()
@@ -90,7 +141,8 @@ def _take_back(folder: RunFolder, step: int, overrides: Overrides) -> None:
 def _run(
     agent: Agent, config: ExperimentConfig, folder: RunFolder, verbose: bool, evaluated: Evaluated | None = None
 ) -> list[EvaluationResult]:
-    logger = folder.logger(stdout=verbose)
+    world = current_world()
+    logger = folder.logger(stdout=verbose) if world.leads else Logger(None, [])
     agent.set_logger(logger)
     if not agent.steps_done:
         write_run_card(logger, config.to_dict())
@@ -106,14 +158,16 @@ def _run(
         config.train.restart_every or 0,
         agent.restart,
         evaluated,
+        world,
     )
     say(f"run folder: {folder.path}   (TensorBoard: tensorboard --logdir {config.output})")
     try:
         with signals_to(callback.stop):
-            agent.learn(config.steps, callback, progress=_interactive() and not verbose)
+            agent.learn(config.steps, callback, progress=world.leads and _interactive() and not verbose)
             callback.init_callback(agent.model)
             results = list(callback.finish())
-            folder.write_final(results)
+            if world.leads:
+                folder.write_final(results)
     except KeyboardInterrupt as interruption:
         flag = trust_flag(programs(config, folder.last))
         say(f"stopped{_by(interruption)}; go on with: rltransformers train --resume {folder.path}{flag}")
@@ -223,7 +277,9 @@ def export(path: str, file_format: str, batch: int | None = None, output: str | 
 
 
 def say(text: str) -> None:
-    """Tell people something without touching standard output, which belongs to results."""
+    """Tell people something without touching standard output, which belongs to results; process 0 speaks for all."""
+    if not current_world().leads:
+        return
     print(text, file=sys.stderr, flush=True)
 
 

@@ -30,7 +30,11 @@ class MissingCompilerError(CompileError):
     """This machine has no C++ compiler that works."""
 
 
-OUR_ERRORS = (ConfigError, DataError, CheckpointError, MissingExtraError, CompileError)
+class WorldError(RuntimeError):
+    """Other processes of a training on several are gone or do not answer."""
+
+
+OUR_ERRORS = (ConfigError, DataError, CheckpointError, MissingExtraError, CompileError, WorldError)
 """What the command line prints as one line."""
 
 

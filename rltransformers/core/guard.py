@@ -20,14 +20,14 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from rltransformers.core.action_masks import LAST_MASK, MASK_METHOD
-from rltransformers.core.errors import ConfigError, DataError, MissingExtraError, one_line
+from rltransformers.core.errors import ConfigError, DataError, MissingExtraError, WorldError, one_line
 from rltransformers.core.members import all_finite, all_members, finite, flags, members, numbers
 from rltransformers.core.spaces import SUPPORTED_LEAVES, Space, is_nested, leaf_values, observation_leaves
 
 _LARGEST = float(np.finfo(np.float32).max)
 _FAULT = "rltransformers_fault"
 _WAY_OUT = "repair the environment or its wrappers"
-ENVIRONMENT_ERRORS = (ConfigError, DataError, MissingExtraError)
+ENVIRONMENT_ERRORS = (ConfigError, DataError, MissingExtraError, WorldError)
 """Errors of ours that an environment or a wrapper may raise: they say enough by themselves."""
 
 

@@ -47,6 +47,10 @@ class Window:
     weights: Tensor  # [B], of the losses of whole segments
     context: int  # C
 
+    def tensors(self) -> dict[str, Any]:
+        """All but the length of the context, by name."""
+        return {name: value for name, value in vars(self).items() if name != "context"}
+
     def to(self, device: torch.device) -> "Window":
         """The same on a device."""
 
@@ -91,6 +95,33 @@ class Draw:
     rows: np.ndarray
     segments: np.ndarray
     weights: Tensor
+
+
+@dataclass(frozen=True)
+class Drawable:
+    """The segments that can be drawn, by environment, and their priorities by place."""
+
+    oldest: np.ndarray  # [E], counted from the beginning of time
+    counts: np.ndarray  # [E], from the oldest on
+    priorities: Tensor  # [E, places of a ring]
+
+    def draw(self, count: int, generator: torch.Generator, prioritized: bool = False) -> Draw:
+        """So many segments, each as likely as another or in proportion to its priority; one may be drawn twice."""
+        oldest, counts = self.oldest, self.counts
+        ends = np.cumsum(counts)
+        if not prioritized:
+            chosen = torch.randint(int(ends[-1]), (count,), generator=generator).numpy()
+            weights = torch.ones(count)
+        else:
+            rows = np.repeat(np.arange(len(counts)), counts)
+            numbers = oldest[rows] + np.arange(int(ends[-1])) - (ends - counts)[rows]
+            priorities = self.priorities[rows, numbers % self.priorities.shape[1]].clamp(min=LEAST_PRIORITY)
+            shares = priorities.double() ** PRIORITY_EXPONENT
+            picked = torch.multinomial(shares, count, replacement=True, generator=generator)
+            weights = (shares[picked] / shares.sum() * len(shares)) ** -IMPORTANCE_EXPONENT
+            weights, chosen = (weights / weights.max()).float(), picked.numpy()
+        row = np.searchsorted(ends, chosen, side="right")
+        return Draw(row, oldest[row] + chosen - (ends - counts)[row], weights)
 
 
 class SegmentReplay:
@@ -243,22 +274,8 @@ class SegmentReplay:
         return int(np.minimum(self.written, self.rows).sum())
 
     def draw(self, count: int, generator: torch.Generator, prioritized: bool = False) -> Draw:
-        """So many segments, each as likely as another or in proportion to its priority; one may be drawn twice."""
-        oldest, counts = self.eligible()
-        ends = np.cumsum(counts)
-        if not prioritized:
-            chosen = torch.randint(int(ends[-1]), (count,), generator=generator).numpy()
-            weights = torch.ones(count)
-        else:
-            rows = np.repeat(np.arange(self.n_envs), counts)
-            numbers = oldest[rows] + np.arange(int(ends[-1])) - (ends - counts)[rows]
-            priorities = self.priorities[rows, numbers % self.segments].clamp(min=LEAST_PRIORITY)
-            shares = priorities.double() ** PRIORITY_EXPONENT
-            picked = torch.multinomial(shares, count, replacement=True, generator=generator)
-            weights = (shares[picked] / shares.sum() * len(shares)) ** -IMPORTANCE_EXPONENT
-            weights, chosen = (weights / weights.max()).float(), picked.numpy()
-        row = np.searchsorted(ends, chosen, side="right")
-        return Draw(row, oldest[row] + chosen - (ends - counts)[row], weights)
+        """As ``Drawable.draw``."""
+        return Drawable(*self.eligible(), self.priorities).draw(count, generator, prioritized)
 
     def gather(self, draw: Draw) -> Window:
         """The rows of drawn segments, with their context in front and what returns reach into behind."""
@@ -303,9 +320,14 @@ class SegmentReplay:
 
     # Files
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that was written, as tensors and numbers; rows that never were are left out."""
-        used = int(min(self.written.max(), self.rows))
+    @property
+    def used(self) -> int:
+        """Rows of the rings that were ever written, of the environment that has most of them."""
+        return int(min(self.written.max(), self.rows))
+
+    def state_dict(self, used: int | None = None) -> dict[str, Any]:
+        """Everything that was written, as tensors and numbers; rows from ``used`` on, never written, are left out."""
+        used = self.used if used is None else used
         rings = {name: getattr(self, name)[:, :used].clone() for name in _RINGS}
         leaves = {
             name: {path: leaf[:, :used].clone() for path, leaf in getattr(self, name).items()}

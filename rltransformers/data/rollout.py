@@ -76,6 +76,21 @@ class Segment:
         return int(self.rewards.shape[0])
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """What the policy that acted said about the steps of a segment, and what came of them; as in ``Segment``."""
+
+    values: Tensor  # [E, T]
+    log_probs: Tensor  # [E, T]
+    advantages: Tensor  # [E, T]
+    returns: Tensor  # [E, T]
+    counts: Tensor  # bool [E, T]
+
+    def rows(self, index: Tensor) -> "Recorded":
+        """Those of the chosen environments."""
+        return Recorded(**{name: value[index] for name, value in vars(self).items()})
+
+
 class RolloutBuffer:
     """Room for ``n_steps`` steps of ``n_envs`` environments in contiguous [E, T] tensors.
 
@@ -198,13 +213,13 @@ class RolloutBuffer:
 
 def minibatches(segment: Segment, n_rows: int, generator: torch.Generator) -> Iterator[Segment]:
     """Whole segments in random order, ``n_rows`` environments at a time (the last batch may hold fewer)."""
-    for index in row_batches(segment, n_rows, generator):
-        yield segment.rows(index)
+    for index in row_batches(len(segment), n_rows, generator):
+        yield segment.rows(index.to(segment.rewards.device))
 
 
-def row_batches(segment: Segment, n_rows: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """The rows of the ``minibatches``."""
-    return torch.randperm(len(segment), generator=generator).to(segment.rewards.device).split(n_rows)
+def row_batches(count: int, n_rows: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """The rows of the ``minibatches`` of ``count`` environments."""
+    return torch.randperm(count, generator=generator).split(n_rows)
 
 
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]

@@ -16,6 +16,8 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, check
 from rltransformers.data.trajectories import Trajectories
 
+EVERYTHING = slice(None)
+
 
 @dataclass(frozen=True)
 class ContextBatch:
@@ -109,10 +111,10 @@ class ContextSampler:
         """The number of equally likely windows: N + E (K - 1), or E with whole episodes."""
         return int(self._window_ends[-1])
 
-    def sample(self, batch_size: int, generator: torch.Generator) -> ContextBatch:
-        """``batch_size`` independent windows; the generator alone decides which."""
+    def sample(self, batch_size: int, generator: torch.Generator, part: slice = EVERYTHING) -> ContextBatch:
+        """``batch_size`` independent windows, or a part of them; the generator alone decides which."""
         draw = torch.randint(self.windows, (batch_size,), generator=generator, device=generator.device)
-        return self.window(draw.to(self.device))
+        return self.window(draw[part].to(self.device))
 
     def window(self, index: Int[Tensor, " B"]) -> ContextBatch:
         """The windows with the given indices in 0 .. ``windows`` - 1, ordered by episode and start."""

@@ -9,6 +9,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
 from rltransformers.core.signals import Stopped
+from rltransformers.core.world import World
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.run_folder import RunFolder
 
@@ -31,6 +32,9 @@ class RunCallback(BaseCallback):
     what it raises ends the run.
 
     The best checkpoint is the one of the highest mean return, over target returns the highest of them.
+
+    Of the processes of a ``world`` the first one evaluates and writes, while the others wait; what depends on more than
+    the step, as signals and the time of day, they decide together. All call ``save``, which knows who writes.
     """
 
     def __init__(
@@ -45,8 +49,10 @@ class RunCallback(BaseCallback):
         restart_every: int = 0,
         restart: Callable[[int], None] | None = None,
         evaluated: Callable[[int, Sequence[EvaluationResult]], None] | None = None,
+        world: World | None = None,
     ) -> None:
         super().__init__()
+        self.world = World() if world is None else world
         self.folder, self.every, self.steps, self.online = folder, every, steps, online
         self.restart_every, self._restart = restart_every, restart
         self._evaluate, self._save, self._report = evaluate, save, report
@@ -60,20 +66,27 @@ class RunCallback(BaseCallback):
         """End the run with ``Stopped`` where it can go on from ``last.zip`` as if it had not stopped.
 
         During an evaluation that is now, for the checkpoint was written before it; else after the running update. A
-        second call ends it now.
+        second call ends it now, unless there are other processes, which get every signal twice: from the terminal and
+        from ``torchrun``, which kills them after half a minute.
         """
-        if self._evaluating or self._signal is not None:
+        if self._evaluating or (self._signal is not None and self.world.alone):
             raise Stopped(signum)
-        self._signal = signum
+        again, self._signal = self._signal is not None, signum
+        if again:
+            return
         self._report("stopping after the running update; a second signal ends at once")
 
     def _on_training_start(self) -> None:
-        past = self.folder.read_evaluations()
-        self._evaluated_at = past[-1][0] if past else 0
+        self._evaluated_at = self._last_evaluation()
         if not self.restart_every:
             self._save_last()
         if not self.online:
             self._between_updates()  # the run may have been stopped before the evaluation of its last step
+
+    def _last_evaluation(self) -> int:
+        """The step of the last evaluation, 0 where there is none."""
+        past = self.folder.read_evaluations() if self.world.leads else []
+        return self.world.same(past[-1][0] if past else 0)
 
     def _on_rollout_start(self) -> None:
         self._between_updates()
@@ -87,13 +100,16 @@ class RunCallback(BaseCallback):
         step = self.model.num_timesteps
         if self.restart_every:
             self._begin_episodes(step)
+        late = self.world.leads and time.monotonic() - self._saved_at > SAVE_SECONDS
+        signum, due = self.world.largest(self._signal or 0, late)
+        self._signal = int(signum) or None
         if self._signal is not None:
             if not self.restart_every:
                 self._save_last()
             raise Stopped(self._signal)
         if self.every and step // self.every > self._evaluated_at // self.every:
             self.evaluate()
-        elif not self.restart_every and time.monotonic() - self._saved_at > SAVE_SECONDS:
+        elif not self.restart_every and due:
             self._save_last()
 
     def _begin_episodes(self, step: int) -> None:
@@ -106,28 +122,35 @@ class RunCallback(BaseCallback):
 
     def finish(self) -> Sequence[EvaluationResult]:
         """The evaluation of the finished run: a new one, unless the last update was evaluated already."""
-        past = self.folder.read_evaluations()
-        if past and past[-1][0] == self.model.num_timesteps:
-            return past[-1][1]
+        if self._last_evaluation() == self.model.num_timesteps:
+            past = self.folder.read_evaluations() if self.world.leads else []
+            return past[-1][1] if past else []
         return self.evaluate(last=True)
 
     def evaluate(self, last: bool = False) -> Sequence[EvaluationResult]:
-        """Save, evaluate, log and draw now; the ``last`` time the metrics of the last update are logged along."""
+        """Save, evaluate, log and draw now; the ``last`` time the metrics of the last update are logged along.
+
+        Only the first process has results.
+        """
         step = self.model.num_timesteps
         if last or not self.restart_every:
             self._save_last()
         self._evaluating = True
         if self._signal is not None:
             raise Stopped(self._signal)
-        results = self._evaluate()
+        results = self._evaluate() if self.world.leads else []
         self._evaluating = False
         self._evaluated_at = step
-        self._log(step, results, self.logger if last else Logger(None, self.logger.output_formats))
-        best = max((score(past) for _, past in self.folder.read_evaluations()), default=-np.inf)
-        if score(results) > best or not self.folder.best.exists():
+        better = False
+        if self.world.leads:
+            self._log(step, results, self.logger if last else Logger(None, self.logger.output_formats))
+            best = max((score(past) for _, past in self.folder.read_evaluations()), default=-np.inf)
+            better = score(results) > best or not self.folder.best.exists()
+        if self.world.same(better):
             self._save(self.folder.best)
-        self.folder.append_evaluation(step, results)
-        self.folder.plot(self.steps)
+        if self.world.leads:
+            self.folder.append_evaluation(step, results)
+            self.folder.plot(self.steps)
         if self._evaluated is not None and not last:
             self._evaluated(step, results)
         return results

@@ -15,8 +15,8 @@ from rltransformers.algorithms.critic import (
     stitching_weight,
     window_targets,
 )
-from rltransformers.algorithms.decision import masked_mean
 from rltransformers.core.ranges import check
+from rltransformers.core.world import World
 from rltransformers.data import ContextBatch
 from rltransformers.functional.modules import approach
 from rltransformers.policies.action_heads import blank_invalid
@@ -44,8 +44,12 @@ class CriticLearner:
         self.average = averaged(policy)
         self.optimizer = torch.optim.Adam(self.critics.parameters(), lr=options.learning_rate, fused=True)
 
-    def step(self, policy: DecisionPolicy, batch: ContextBatch) -> dict[str, Tensor]:
-        """One step of the critics towards targets inside each window; metrics by path."""
+    def step(self, policy: DecisionPolicy, batch: ContextBatch, world: World) -> dict[str, Tensor]:
+        """One step of the critics towards targets inside each window; metrics by path.
+
+        Args:
+            batch: what this process has of the whole one.
+        """
         head = policy.head
         observations = self._observations(policy, batch)
         with torch.no_grad():
@@ -61,35 +65,40 @@ class CriticLearner:
             )
         taken = head.recorded(head.blank(batch.actions, batch.valid)).unsqueeze(-2)
         self.critics.requires_grad_(True)
-        loss = critic_loss(self.critics(observations, taken).squeeze(-1), targets, counts)
+        loss = critic_loss(self.critics(observations, taken).squeeze(-1), targets, counts, world.mean)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        world.sum_gradients(self.critics.parameters())
         self.optimizer.step()
         self.critics.requires_grad_(False)
-        return {"train/critic_loss": loss.detach(), "train/target_mean": masked_mean(targets, counts)}
+        return {"train/critic_loss": loss.detach(), "train/target_mean": world.mean(targets, counts)}
 
     def term(
-        self, policy: DecisionPolicy, batch: ContextBatch, outputs: Float[Tensor, "B K A"], generator: torch.Generator
+        self,
+        policy: DecisionPolicy,
+        batch: ContextBatch,
+        outputs: Float[Tensor, "B K A"],
+        chances: Float[Tensor, " B"],
+        world: World,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """What the loss of the policy gains, and metrics by path.
 
         Args:
             outputs: of the head, for this batch.
-            generator: draws how far returns are shifted.
+            chances: uniform in [0, 1), how far returns are shifted.
         """
         options, observations = self.options, self._observations(policy, batch)
         values = self.critics.expected(observations, policy.head, outputs).amin(0)
-        gain = policy_gain(values, self.weight(batch), batch.valid)
-        metrics = {"train/value_mean": masked_mean(values.detach(), batch.valid), "train/policy_gain": gain.detach()}
+        gain = policy_gain(values, self.weight(batch), batch.valid, world.mean)
+        metrics = {"train/value_mean": world.mean(values.detach(), batch.valid), "train/policy_gain": gain.detach()}
         if options.alignment == 0:
             return -gain, metrics
-        draw = torch.rand(len(batch.valid), generator=generator).to(values.device)
-        shift = (2.0 * draw - 1.0) * options.shift * self.summary.spread
+        shift = (2.0 * chances.to(values.device) - 1.0) * options.shift * self.summary.spread
         moved = policy(
             batch.observations, batch.actions, batch.return_to_go + shift[:, None], batch.timestep, batch.valid
         )
         shifted = self.critics.expected(observations, policy.head, moved).amin(0)
-        aligned = alignment_loss(shifted, values, shift, batch.valid)
+        aligned = alignment_loss(shifted, values, shift, batch.valid, world.mean)
         return options.alignment * aligned - gain, metrics | {"train/alignment_loss": aligned.detach()}
 
     def weight(self, batch: ContextBatch) -> Float[Tensor, " B"]:

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from rltransformers.algorithms.decision import expectile_loss, masked_mean, step_losses
+from rltransformers.algorithms.decision import expectile_loss, step_losses
 from rltransformers.backbone import Record
+from rltransformers.core.world import World
 from rltransformers.data import ContextBatch
 from rltransformers.policies.decision import DecisionPolicy
 from rltransformers.policies.deep_losses import Targets, shifted, tell_deep_losses
@@ -22,7 +24,8 @@ def decision_loss(
     expectile: float,
     critic: CriticLearner | None,
     entropy: EntropyBound | None,
-    generator: torch.Generator,
+    chances: Float[Tensor, " B"],
+    world: World,
     progress: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean over the valid steps of a batch, plus the backbone's auxiliary losses; and its parts by path of the metric.
@@ -31,7 +34,8 @@ def decision_loss(
         expectile: of the predicted returns, where there is a head for them.
         critic: adds what its values say about the policy; None adds nothing.
         entropy: adds the entropy of Boxes at its temperature; None adds nothing.
-        generator: draws what the critic's term needs.
+        chances: uniform in [0, 1), what the critic's term draws.
+        world: the processes of which each has a part of the batch; the loss is that of the whole batch.
         progress: share of the training that is over, 0 to 1.
     """
     features, predicted = policy.read(
@@ -39,25 +43,28 @@ def decision_loss(
     )
     outputs = policy.masked(policy.outputs(features, batch.episode), batch.observations)
     actions = policy.head.blank(batch.actions, batch.valid)
-    loss = masked_mean(step_losses(policy.head, outputs, actions), batch.valid)
+    loss = world.mean(step_losses(policy.head, outputs, actions), batch.valid)
     metrics: dict[str, Tensor] = {}
     if predicted is not None or critic is not None or entropy is not None:
         metrics["train/action_loss"] = loss.detach()
     if entropy is not None:
-        found = masked_mean(policy.head.box_entropy(outputs), batch.valid)
+        found = world.mean(policy.head.box_entropy(outputs), batch.valid)
         loss = loss - entropy.temperature * found
         metrics |= {"train/entropy": found.detach(), "train/temperature": entropy.temperature}
     if predicted is not None:
-        found = expectile_loss(predicted, policy.scaled(batch.return_to_go), expectile, batch.valid)
+        found = expectile_loss(predicted, policy.scaled(batch.return_to_go), expectile, batch.valid, world.mean)
         loss, metrics = loss + found, metrics | {"train/return_loss": found.detach()}
     if critic is not None:
-        term, told = critic.term(policy, batch, outputs, generator)
+        term, told = critic.term(policy, batch, outputs, chances, world)
         loss, metrics = loss + term, metrics | told
     if record.streams:
         tell_deep_losses(policy.backbone, record, deep_targets(policy, batch, actions), progress)
+    # Means over steps, most of them: each part counts as many of the valid steps as it holds.
+    share = 1.0 if world.alone else batch.valid.sum() / world.total(batch.valid.sum())
+    losses = {name: world.total(share * value) for name, value in record.losses.items()}
     for name, weight in policy.backbone.aux_weights.items():
-        loss = loss + weight * record.losses[name]
-    return loss, metrics | {f"train/{name}_loss": value.detach() for name, value in record.losses.items()}
+        loss = loss + weight * losses[name]
+    return loss, metrics | {f"train/{name}_loss": value.detach() for name, value in losses.items()}
 
 
 def deep_targets(policy: DecisionPolicy, batch: ContextBatch, actions: Mapping[str, Tensor]) -> Targets:

@@ -13,6 +13,7 @@ from torch import Tensor
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import LARGEST, NonNegativeNumber, UnitInterval, check, check_settings
 from rltransformers.core.spaces import leaf_spaces
+from rltransformers.core.world import World
 from rltransformers.policies.shipping import Scaling
 from rltransformers.training.checkpoint import (
     check_same,
@@ -46,8 +47,10 @@ def pack_normalization(env: VecNormalize) -> dict[str, Any]:
     }
 
 
-def with_normalization(env: VecEnv, packed: Mapping[str, Any]) -> VecEnv:
+def with_normalization(env: VecEnv, packed: Mapping[str, Any], world: World | None = None) -> VecEnv:
     """``env`` with a ``VecNormalize`` (its own or a new one) that has the packed statistics.
+
+    Of the returns of all environments of a ``world`` it gets those of its own.
 
     Raises:
         CheckpointError: for statistics of another shape.
@@ -64,6 +67,8 @@ def with_normalization(env: VecEnv, packed: Mapping[str, Any]) -> VecEnv:
             _set_moments(targets[path], moments, f"normalisation.observations.{path}")
     _set_moments(wrapper.ret_rms, packed["returns"], "normalisation.returns")
     returns = check_tensor(packed["running_returns"], "normalisation.running_returns", (None,), torch.float64)
+    if world is not None and len(returns) == wrapper.num_envs * world.size:
+        returns = returns[world.block(wrapper.num_envs)]
     if len(returns) == wrapper.num_envs:
         wrapper.returns = returns.numpy().copy()
     return env

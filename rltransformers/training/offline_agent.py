@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self, cast
 
 import gymnasium as gym
@@ -21,6 +22,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, PositiveNumber, Seed, WholeNumber, check, strict
 from rltransformers.core.spaces import differing_spaces, space_from_json, space_to_json
 from rltransformers.core.spec import Choice
+from rltransformers.core.world import World, current_world
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.policies.decision import ActingMode, Decider, DecisionPolicy
@@ -114,8 +116,14 @@ class OfflineAgent:
         if data is not None and self.policy.masks:
             check_masked(data)
         self._sampler = None if data is None else self._sampler_of(data)
-        self.tensorboard_log = None if tensorboard_log is None else os.fspath(tensorboard_log)
-        self.verbose = verbose
+        leads = self.world.leads
+        self.tensorboard_log = None if tensorboard_log is None or not leads else os.fspath(tensorboard_log)
+        self.verbose = verbose if leads else 0
+
+    @cached_property
+    def world(self) -> World:
+        """The processes that train this agent, as ``rltransformers.core.world.join`` found them."""
+        return current_world()
 
     @property
     def online_timesteps(self) -> int:
@@ -193,8 +201,12 @@ class OfflineAgent:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one checkpoint file with everything but the dataset; ".zip" is added to a name without extension.
 
+        Of several processes the first one writes it.
+
         The episodes that ``learn_online`` learns from are in it.
         """
+        if not self.world.leads:
+            return
         settings = {
             "settings": asdict(self.settings),
             "summary": asdict(self.summary),

@@ -4,8 +4,8 @@ Axes: E environments, T steps.
 """
 
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 import numpy as np
@@ -23,14 +23,17 @@ from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import attempt
 from rltransformers.core.ranges import Count, strict
-from rltransformers.data.rollout import RolloutBuffer, Segment
+from rltransformers.core.world import sliced
+from rltransformers.data.rollout import Recorded, RolloutBuffer, Segment, row_batches
 from rltransformers.policies.actor_critic import GTrXLPolicy, SegmentEvaluation
 from rltransformers.policies.memory_policy import PolicyState, rewarded
 from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.steps import Acting, ActorCriticMachine
+from rltransformers.training.distributed import check_shared, log_traffic
 from rltransformers.training.memory_panel import memory_panel, staleness
 from rltransformers.training.online_agent import OnlineAgent
+from rltransformers.training.online_checkpoint import segment_of, segment_tensors
 from rltransformers.training.rollout_settings import check_batch_size, check_room, json_kwargs
 from rltransformers.training.schedules import Scheduled, as_schedule
 from rltransformers.training.vec_envs import as_vec_env
@@ -38,6 +41,23 @@ from rltransformers.training.vec_envs import as_vec_env
 LossT = TypeVar("LossT", PPOLoss, VMPOLoss)
 MemoryRefresh = Literal["never", "update", "epoch"]
 """What happens to memory written by older weights; the agents say what each does."""
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """Whole segments of some environments.
+
+    Attributes:
+        rows: the environments, among those of all processes.
+        segment: the segments of them that this process evaluates.
+        outputs: what stands beside those [E, T, A]; None where nothing was handed in.
+        takers: which process evaluates each of ``rows``; None for a process that is alone.
+    """
+
+    rows: Tensor
+    segment: Segment
+    outputs: Tensor | None
+    takers: Tensor | None
 
 
 class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
@@ -110,6 +130,8 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         check_batch_size(self.batch_size, self.n_steps)
         self._check_settings()
+        rows = self._rows_per_batch()
+        check_shared(self.world, self.policy_kwargs.get("readout"), rows, self.all_envs % rows or rows)
         check_room(self.n_envs, self.n_steps, self.observation_space, self.device)
         self._setup_lr_schedule()
         self._set_random_streams()
@@ -144,13 +166,14 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         policy.set_training_mode(False)
         state = self._acting
         buffer.reset(policy.without_cache(state), state.previous_action, state.previous_reward)
+        before = self.num_timesteps
         callback.on_rollout_start()
         watch = self._watch(env, values_last=False)
         leaves = policy.leaves_to_tensors(watch.observation(self._last_obs, self._place))
         none = np.zeros(self.n_envs, bool)
         while not buffer.full:
             first = self._to_device(self._last_episode_starts)
-            noise = policy.action_head.draw(self.n_envs, self._action_generator)
+            noise = self._own_rows(policy.action_head.draw(self.all_envs, self._action_generator))
             actions, values, log_probs, state = policy.step(leaves, state, first, noise, overwrites=True)
             clipped_actions = policy.environment_actions(actions)
             when = f"at step {self.num_timesteps // self.n_envs + 1} of this run"
@@ -158,7 +181,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             watch.outcome(rewards, dones, when)
             marks = [info.get("reset_row", False) for info in infos]
             resets = np.array(marks, bool) if any(marks) else none
-            self.num_timesteps += env.num_envs - int(np.count_nonzero(resets))
+            self._count_steps(env.num_envs - int(np.count_nonzero(resets)))
             self._acting = state = rewarded(state, rewards)
             self._last_obs = cast(Any, new_obs)  # may be a tuple here, which SB3's declaration leaves out
             # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
@@ -171,6 +194,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             if np.count_nonzero(dones):
                 self._bootstrap(buffer, state, *watch.last_observations(dones, infos, self._place))
             leaves = policy.leaves_to_tensors(watch.observation(new_obs, self._place))
+        self._share_rollout(before)
         last_values = policy.values(leaves, state, self._to_device(self._last_episode_starts))
         self._segment_before = self._segment if self.memory_refresh == "epoch" else None
         self._segment = buffer.finish(last_values, self.gamma, self.gae_lambda)
@@ -197,23 +221,69 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         self.policy.set_training_mode(True)
         self.policy.progress = 1.0 - self._current_progress_remaining
         self._update_learning_rate(self.policy.optimizer)
+        if not self.world.leads:
+            return
         watched = segment.rows(self._watched_rows())
         for name, value in memory_panel(lambda record: self.policy.evaluate_segment(watched, record)).items():
             self.logger.record(name, float(value))
 
     def _end_update(self, segment: Segment) -> None:
         """Let mixers that learn from what they saw, the memory and the readout follow the new weights."""
-        for part in self.policy.backbones():
-            part.backbone.maintain()
+        self._maintain()
         self._refresh_memory(segment)
         self.policy.remember(segment)
+        log_traffic(self.logger, self.world)
 
     def _rows_per_batch(self) -> int:
         if self.batch_size is None:
-            return max(1, self.n_envs // 4)
-        return min(self.n_envs, self.batch_size // self.n_steps)
+            return max(1, self.all_envs // 4)
+        return min(self.all_envs, self.batch_size // self.n_steps)
 
-    def _follow_returns(self, batch: Segment) -> None:
+    def _recorded(self, segment: Segment) -> Recorded:
+        """What was recorded in the segments of all processes."""
+        own = {each.name: getattr(segment, each.name) for each in fields(Recorded)}
+        return Recorded(**self.world.rows_of_all(own))
+
+    def _minibatches(self, segment: Segment, outputs: Tensor | None = None) -> Iterator[Minibatch]:
+        """The environments of all processes in random order, a minibatch at a time, the last of which may be smaller.
+
+        Args:
+            segment: of the environments of this process.
+            outputs: what goes with them [E, T, A].
+        """
+        device = segment.rewards.device
+        batches = row_batches(self.all_envs, self._rows_per_batch(), self._batch_generator)
+        if self.world.alone:
+            for rows in batches:
+                rows = rows.to(device)
+                yield Minibatch(rows, segment.rows(rows), None if outputs is None else outputs[rows], None)
+            return
+        # Every process takes its share of every minibatch. What it lacks of it changes hands before the epoch.
+        owners = [rows // self.n_envs for rows in batches]
+        takers = [self.world.takers(each) for each in owners]
+        order = torch.cat(batches)
+        own = (order[torch.cat(owners) == self.world.rank] % self.n_envs).to(device)
+        held = {"segment": sliced(segment_tensors(segment), own), "outputs": None if outputs is None else outputs[own]}
+        taken = self.world.exchange(held, torch.cat(owners), torch.cat(takers))
+        begin = 0
+        for rows, who in zip(batches, takers, strict=True):
+            part = sliced(taken, slice(begin, begin := begin + int((who == self.world.rank).sum())))
+            yield Minibatch(rows.to(device), segment_of(part["segment"]), part["outputs"], who)
+
+    def _of_all(self, now: SegmentEvaluation, part: Segment, counts: Tensor, takers: Tensor) -> SegmentEvaluation:
+        """What all processes say about their parts of a minibatch, of which ``counts`` [B, T] are the steps that count.
+
+        The auxiliary losses of the network are means over steps, and weighted by their number.
+        """
+        names = ("log_probs", "values", "entropy", "log_barrier")
+        found = self.world.whole({name: getattr(now, name) for name in names}, takers)
+        last, weight = now.last, part.counts.sum() / counts.sum().clamp(min=1)
+        if last.auxiliary_loss is not None:
+            losses = {name: self.world.total(weight * value.detach()) for name, value in last.losses.items()}
+            last = replace(last, auxiliary_loss=self.world.total(weight * last.auxiliary_loss), losses=losses)
+        return replace(now, **found, last=last)
+
+    def _follow_returns(self, batch: Recorded) -> None:
         """With PopArt: statistics first, the fit to them after."""
         head = self.policy.value_net
         if isinstance(head, PopArt) and bool(batch.counts.any()):

@@ -6,6 +6,8 @@ Stable-Baselines3 looks these up on the class of an algorithm, so they are one c
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 from typing import Any, ClassVar, Self, cast
 
@@ -28,8 +30,9 @@ from rltransformers.core.guard import attempt, named_fault, raised_in_reset
 from rltransformers.core.ranges import Count, Seed, annotations, check, check_arguments, strict
 from rltransformers.core.seeding import generators
 from rltransformers.core.spaces import leaf_spaces, space_from_json, space_to_json
+from rltransformers.core.world import World, current_world, sliced
 from rltransformers.data.rollout import Segment
-from rltransformers.envs.saving import restore_environment, takes_state
+from rltransformers.envs.saving import part_of_state, restore_environment, takes_state
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
 from rltransformers.policies.observations import tree_space
@@ -48,6 +51,7 @@ from rltransformers.training.checkpoint import (
     save_checkpoint,
     unpack_arrays,
 )
+from rltransformers.training.distributed import EndedEpisode, share_seen, share_statistics
 from rltransformers.training.normalization import (
     checked_normalization,
     pack_normalization,
@@ -87,11 +91,13 @@ class OnlineAgent(BaseAlgorithm):
         kind: name of the agent in its checkpoints and logs.
         scheduled: constructor arguments that may be a schedule.
         policy_aliases: the policy of the agent, by the name that a user gives.
+        of_environments: parts of a checkpoint whose tensors have a row for every environment.
     """
 
     kind: ClassVar[str]
     scheduled: ClassVar[tuple[str, ...]]
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"GTrXLPolicy": GTrXLPolicy}
+    of_environments: ClassVar[tuple[str, ...]] = ("acting", "segment", "last_observation", "last_episode_starts")
     policy: Any  # a MemoryPolicy; SB3 declares its own policy without memory
     memory_refresh: str
     max_grad_norm: float
@@ -111,9 +117,28 @@ class OnlineAgent(BaseAlgorithm):
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         return as_vec_env(env, monitor_wrapper)
 
+    @cached_property
+    def world(self) -> World:
+        """The processes that train this agent, as ``rltransformers.core.world.join`` found them."""
+        return current_world()
+
+    @property
+    def all_envs(self) -> int:
+        """Environments of all processes; ``n_envs`` counts those of this one."""
+        return int(self.n_envs) * self.world.size
+
+    def _own_rows(self, tree: Any) -> Any:
+        """Of tensors with a row for each of ``all_envs`` those of this process."""
+        return tree if self.world.alone else sliced(tree, self.world.block(self.n_envs))
+
     def _set_random_streams(self) -> None:
-        """Global generators, and those of sampled actions, of ``predict`` and of minibatches."""
+        """Global generators, and those of sampled actions, of ``predict`` and of minibatches; alike everywhere."""
+        if not self.world.alone:
+            drawn = int(np.random.SeedSequence().generate_state(1)[0]) % 2**31
+            self.seed = self.world.same(drawn if self.seed is None else self.seed)
         self.set_random_seed(self.seed)
+        if self.env is not None and self.seed is not None and not self.world.alone:
+            self.env.seed(self.seed + self.world.rank * self.n_envs)
         streams = generators(self.seed, self.device)
         self._action_generator = streams.action.torch
         self._predict_generator = streams.model.torch
@@ -151,6 +176,10 @@ class OnlineAgent(BaseAlgorithm):
         self._segment_before: Segment | None = None
         self._metrics = UnwrittenMetrics()
         self._loaded_normalization: dict[str, Any] | None = None  # of a model that was loaded without environment
+        self._counted = 0  # steps of this process in the running rollout
+        self._ended: list[list[EndedEpisode]] = []  # episodes of this process in it, by step
+        if not self.world.leads:
+            self.tensorboard_log, self.verbose = None, 0
 
     def _to_device(self, array: Any) -> Tensor:
         return to_tensor(array, self.device)
@@ -170,11 +199,45 @@ class OnlineAgent(BaseAlgorithm):
             )
         self.policy.optimizer.zero_grad()
         loss.backward()
+        self.world.sum_gradients(self.policy.optimizer.param_groups[0]["params"])
         norm = torch.nn.utils.clip_grad_norm_(learned, self.max_grad_norm)
         self.policy.optimizer.step()
         for part in self.policy.backbones():
             part.backbone.constrain_()
         return norm
+
+    def _maintain(self) -> None:
+        """Let mixers learn from what they saw, on all processes."""
+        for part in self.policy.backbones():
+            share_seen(self.world, part.backbone)
+            part.backbone.maintain()
+
+    # Several processes
+
+    def _count_steps(self, count: int) -> None:
+        """Steps of the environments of this process; as long as the rollout lasts, the others count as many."""
+        self._counted += count
+        self.num_timesteps += count * self.world.size
+
+    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
+        if self.world.alone:
+            super()._update_info_buffer(infos, dones)
+            return
+        ended = np.zeros(len(infos), bool) if dones is None else dones
+        told: list[dict[str, Any]] = [
+            {name: info[name] for name in ("episode", "is_success") if name in info} for info in infos
+        ]
+        self._ended.append([(info, bool(end)) for info, end in zip(told, ended, strict=True) if info or end])
+
+    def _share_rollout(self, before: int) -> None:
+        """Count the steps of all processes since there were ``before``, and their episodes as one process would."""
+        if not self.world.alone:
+            parts = self.world.all_of((self._counted, self._ended))
+            self.num_timesteps = before + sum(counted for counted, _ in parts)
+            for episodes in zip(*(ended for _, ended in parts), strict=True):
+                for info, end in chain(*episodes):
+                    super()._update_info_buffer([info], np.array([end]))
+        self._counted, self._ended = 0, []
 
     # Log
 
@@ -187,6 +250,8 @@ class OnlineAgent(BaseAlgorithm):
     ) -> tuple[int, BaseCallback]:
         if reset_num_timesteps:
             self._metrics = UnwrittenMetrics()
+        self._counted, self._ended = 0, []
+        share_statistics(self.world, self._vec_normalize_env)
         try:
             result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest)
         except Exception as error:
@@ -209,7 +274,7 @@ class OnlineAgent(BaseAlgorithm):
         """
         if self.env is None:
             raise ConfigError(f"this agent has no environment; load it with {self.kind}.load(path, env=env)")
-        self.env.seed(seed)
+        self.env.seed(seed + self.world.rank * self.n_envs)
         self._last_obs = cast(Any, attempt(self.env, "in step 0", self.env.reset))
         self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
 
@@ -296,10 +361,12 @@ class OnlineAgent(BaseAlgorithm):
         settings |= {
             "observation_space": space_to_json(tree_space(self.observation_space)),
             "action_space": space_to_json(self.action_space),
-            "n_envs": self.n_envs,
+            "n_envs": self.all_envs,
             "policy": type(self.policy).__name__,
         }
-        save_checkpoint(path, self.kind, settings, self._tensors())
+        tensors = self._tensors()
+        if self.world.leads:
+            save_checkpoint(path, self.kind, settings, tensors)
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return list(self._parts()), []
@@ -361,11 +428,21 @@ class OnlineAgent(BaseAlgorithm):
             "optimizer": self.policy.optimizer.state_dict(),
             "generators": {name: getattr(self, name).get_state() for name in GENERATORS},
             "metrics": pack_arrays(self._metrics.to_store(logger)),
-            "segment": segment_tensors(cast(Segment, self._segment)) if again else None,
-            "acting": self._acting.tensors(),
-            **pack_progress(self),
-            "normalisation": self._normalization(),
+            "segment": self._of_all_envs(segment_tensors(cast(Segment, self._segment)) if again else None),
+            "acting": self._of_all_envs(self._acting.tensors()),
+            **pack_progress(self, self.world),
+            "normalisation": self._shared_normalization(),
         }
+
+    def _of_all_envs(self, tree: Any) -> Any:
+        """For a file, where process 0 needs them: tensors with the rows of all environments."""
+        return self.world.to_leader(tree)
+
+    def _shared_normalization(self) -> dict[str, Any] | None:
+        packed = self._normalization()
+        if packed is None or self.world.alone:
+            return packed
+        return packed | {"running_returns": self._of_all_envs(packed["running_returns"])}
 
     @classmethod
     @strict
@@ -423,7 +500,7 @@ class OnlineAgent(BaseAlgorithm):
             check_trained_spaces(spaces, vec_env)
             if tensors.get("normalisation") is not None:
                 with contents_of(path, cls.kind):
-                    vec_env = with_normalization(vec_env, tensors["normalisation"])
+                    vec_env = with_normalization(vec_env, tensors["normalisation"], current_world())
         with contents_of(path, cls.kind, alone=env is None and not overrides):
             make: Any = cls  # a subclass, whose constructor is another than that of its base
             model = make(policy, vec_env, device=device, _init_setup_model=False, **settings)
@@ -434,6 +511,9 @@ class OnlineAgent(BaseAlgorithm):
             model._setup_model()
         with contents_of(path, cls.kind):
             tensors = in_present_layout(tensors, model.policy)
+            known = n_envs == model.all_envs
+            if known and not model.world.alone:
+                n_envs, tensors = model.n_envs, model._own_part(tensors)
             model._restore(tensors, n_envs)
             if vec_env is None and tensors.get("normalisation") is not None:
                 tree = tree_space(model.observation_space)
@@ -441,9 +521,9 @@ class OnlineAgent(BaseAlgorithm):
             state = unpack_arrays(tensors.get("environment"))
         restorable = state is not None and vec_env is not None and takes_state(vec_env, state)
         if tensors["last_observation"] is not None and (restorable if force_reset is None else not force_reset):
-            if n_envs != model.n_envs:
+            if not known:
                 raise ConfigError(
-                    f"the run was saved with {n_envs} environments, this one has {model.n_envs}; "
+                    f"the run was saved with {n_envs} environments, this one has {model.all_envs}; "
                     "load with force_reset=True to begin new episodes"
                 )
             with contents_of(path, cls.kind):
@@ -451,6 +531,18 @@ class OnlineAgent(BaseAlgorithm):
                 if restorable:
                     restore_environment(cast(VecEnv, vec_env), state)
         return model
+
+    def _own_part(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Of what a file holds of ``all_envs`` what belongs to the environments of this process."""
+        own = dict(tensors)
+        for name in self.of_environments:
+            own[name] = self._own_rows(own.get(name))
+        normalisation, state = own.get("normalisation"), own.get("environment")
+        if normalisation is not None:
+            own["normalisation"] = normalisation | {"running_returns": self._own_rows(normalisation["running_returns"])}
+        if state is not None:
+            own["environment"] = pack_arrays(part_of_state(unpack_arrays(state), self.world.rank, self.world.size))
+        return own
 
     def _restore_place(self, tensors: Mapping[str, Any]) -> None:
         """Go on where acting stopped: its memory and the newest observations."""

@@ -14,8 +14,9 @@ from torch import Tensor
 from rltransformers.core.guard import check_observations
 from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces, nest_leaves, nested_leaves
+from rltransformers.core.world import World
 from rltransformers.data.rollout import RolloutBuffer, Segment
-from rltransformers.envs.saving import environment_state
+from rltransformers.envs.saving import environment_state, joined_states
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.observations import tree_space
@@ -28,16 +29,25 @@ COUNTERS: dict[str, Any] = {
 }
 
 
-def pack_progress(agent: BaseAlgorithm) -> dict[str, Any]:
-    """Counters, reported episodes, and the place in the environments where acting stopped."""
+def pack_progress(agent: BaseAlgorithm, world: World) -> dict[str, Any]:
+    """Counters, reported episodes, and the place in the environments where acting stopped.
+
+    The environments are those of all processes of ``world``, on its first one.
+    """
     observed = None if agent._last_obs is None else nested_leaves(agent._last_obs)
+    state = None if agent.env is None or observed is None else environment_state(agent.env)
+    states = world.all_of(state)
     return {
         "counters": {name: getattr(agent, name) for name in COUNTERS},
         "episodes": pack_arrays([dict(info) for info in agent.ep_info_buffer or ()]),
         "successes": [float(success) for success in agent.ep_success_buffer or ()],
-        "environment": None if agent.env is None or observed is None else pack_arrays(environment_state(agent.env)),
-        "last_observation": None if observed is None else {k: torch.as_tensor(v) for k, v in observed.items()},
-        "last_episode_starts": None if observed is None else torch.as_tensor(agent._last_episode_starts),
+        "environment": None if state is None else pack_arrays(joined_states(states)),
+        "last_observation": None
+        if observed is None
+        else world.to_leader({k: torch.as_tensor(v) for k, v in observed.items()}),
+        "last_episode_starts": None
+        if observed is None
+        else world.to_leader(torch.as_tensor(agent._last_episode_starts)),
     }
 
 
@@ -91,10 +101,15 @@ def segment_tensors(segment: Segment) -> dict[str, Any]:
     return tensors | {"memory": segment.memory.tensors()}
 
 
+def segment_of(tensors: Mapping[str, Any]) -> Segment:
+    """The inverse of ``segment_tensors``."""
+    return Segment(**(dict(tensors) | {"memory": PolicyState.from_tensors(tensors["memory"])}))
+
+
 def stored_segment(
     tensors: Mapping[str, Any] | None, policy: GTrXLPolicy, n_envs: int, device: torch.device
 ) -> Segment | None:
-    """The inverse of ``segment_tensors`` for ``n_envs`` environments; None for None.
+    """The segment of ``segment_tensors``, for ``n_envs`` environments; None for None.
 
     Raises:
         CheckpointError: names the first part that does not belong to a segment of ``policy``.
@@ -107,7 +122,7 @@ def stored_segment(
     blank = policy.initial_state(1, cached=False)
     empty.reset(blank, blank.previous_action, blank.previous_reward)
     check_same(tensors, segment_tensors(empty.finish(blank.previous_reward, 1.0, 1.0)), "segment", n_envs)
-    return Segment(**(dict(tensors) | {"memory": PolicyState.from_tensors(tensors["memory"])}))
+    return segment_of(tensors)
 
 
 def on_device(value: Any, device: torch.device) -> Any:

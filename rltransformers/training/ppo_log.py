@@ -7,11 +7,11 @@ from stable_baselines3.common.logger import Logger
 from torch import Tensor
 
 from rltransformers.algorithms.ppo import PPOLoss, PPOWeights, deviation_over, explained_variance
-from rltransformers.data.rollout import Segment
+from rltransformers.data.rollout import Recorded
 
 
 def log_update(
-    logger: Logger, segment: Segment, losses: Sequence[PPOLoss], weights: PPOWeights, action_std: Tensor | None
+    logger: Logger, recorded: Recorded, losses: Sequence[PPOLoss], weights: PPOWeights, action_std: Tensor | None
 ) -> None:
     """Record means over the minibatches of an update, in the names of Stable-Baselines3.
 
@@ -28,8 +28,8 @@ def log_update(
     logger.record("train/approx_kl", mean("approx_kl"))
     logger.record("train/clip_fraction", mean("clip_fraction"))
     logger.record("train/loss", float(losses[-1].total.detach()))
-    logger.record("train/advantage_std", float(deviation_over(segment.advantages, segment.counts)))
-    logger.record("train/explained_variance", explained_variance(segment.values, segment.returns, segment.counts))
+    logger.record("train/advantage_std", float(deviation_over(recorded.advantages, recorded.counts)))
+    logger.record("train/explained_variance", explained_variance(recorded.values, recorded.returns, recorded.counts))
     logger.record("train/clip_range", weights.clip_range)
     if weights.clip_range_vf is not None:
         logger.record("train/clip_range_vf", weights.clip_range_vf)

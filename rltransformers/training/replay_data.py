@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.guard import check_observations
 from rltransformers.core.ranges import NonNegativeNumber, check
 from rltransformers.core.spaces import leaf_spaces, nested_leaves
+from rltransformers.core.world import World, sliced
 from rltransformers.data.replay import SegmentReplay, Window
 from rltransformers.data.rollout import observation_layout
 from rltransformers.policies.observations import tree_space
@@ -130,9 +131,9 @@ def _rewards(normaliser: VecNormalize, rewards: Tensor) -> Tensor:
 # Files
 
 
-def layout_of(replay: SegmentReplay) -> dict[str, int]:
-    """What a file says of a replay, so that another one knows whether it can take it over."""
-    return {"n_envs": replay.n_envs, "segments": replay.segments, "segment_length": replay.length}
+def layout_of(replay: SegmentReplay, world: World) -> dict[str, int]:
+    """What a file says of the replays of all processes, so that another one knows whether it can take them over."""
+    return {"n_envs": replay.n_envs * world.size, "segments": replay.segments, "segment_length": replay.length}
 
 
 def restore_replay(replay: SegmentReplay, stored: Any) -> None:
@@ -153,12 +154,34 @@ def restore_replay(replay: SegmentReplay, stored: Any) -> None:
     replay.load_state_dict({**state, "largest_priority": largest})
 
 
-def save_replay(path: str | os.PathLike[str], replay: SegmentReplay) -> None:
+def rows_of_replay(replay: SegmentReplay, world: World) -> dict[str, Any]:
+    """``state_dict`` of a replay of the environments of all processes, on the first one."""
+    (used,) = world.largest(replay.used)
+    return replay_of_all(replay.state_dict(int(used)), world.to_leader, *world.largest(replay.largest_priority))
+
+
+def part_of_replay(state: Any, replay: SegmentReplay, world: World) -> Any:
+    """What ``rows_of_replay`` gave, for the environments of this process, whose ``replay`` takes it over."""
+    if world.alone:
+        return state
+    return replay_of_all(state, lambda rows: sliced(rows, world.block(replay.n_envs)), state["largest_priority"])
+
+
+def replay_of_all(state: Mapping[str, Any], change: Callable[[Any], Any], largest: float) -> dict[str, Any]:
+    """The state of a replay whose tensors, with a row for each environment, went through ``change``."""
+    return change({name: each for name, each in state.items() if name != "largest_priority"}) | {
+        "largest_priority": largest
+    }
+
+
+def save_replay(path: str | os.PathLike[str], replay: SegmentReplay, world: World) -> None:
     """Write a replay to one file; a crash at any moment leaves the old file or the new one, whole."""
-    save_checkpoint(path, KIND, layout_of(replay), {"replay": replay.state_dict()})
+    rows = rows_of_replay(replay, world)
+    if world.leads:
+        save_checkpoint(path, KIND, layout_of(replay, world), {"replay": rows})
 
 
-def load_replay(path: str | os.PathLike[str], replay: SegmentReplay) -> None:
+def load_replay(path: str | os.PathLike[str], replay: SegmentReplay, world: World) -> None:
     """Take over the replay in a file, behind which new episodes begin.
 
     Raises:
@@ -166,12 +189,12 @@ def load_replay(path: str | os.PathLike[str], replay: SegmentReplay) -> None:
         ConfigError: for a replay of another number of environments, segments or steps in a segment.
     """
     checkpoint = load_checkpoint(path, KIND)
-    wanted = layout_of(replay)
+    wanted = layout_of(replay, world)
     if checkpoint.settings != wanted:
         raise ConfigError(
             f"{path} is a replay of {checkpoint.settings}, this agent's is {wanted}: make the agent with the same "
             "environments, buffer_size and segment_length"
         )
     with contents_of(path, KIND):
-        restore_replay(replay, checkpoint.tensors["replay"])
+        restore_replay(replay, part_of_replay(checkpoint.tensors["replay"], replay, world))
     replay.part()

@@ -39,6 +39,7 @@ class RunFolder:
     evaluation.json        the final evaluation
     learning_curve.png     mean evaluation return against steps
     .lock                  held by the process that trains here
+    .job                   which job of torchrun the run belongs to, where there is one
     ====================== =============================================================================
     """
 

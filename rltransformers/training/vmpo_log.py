@@ -8,12 +8,12 @@ from torch import Tensor
 
 from rltransformers.algorithms.ppo import deviation_over, explained_variance
 from rltransformers.algorithms.vmpo import Multipliers, VMPOBounds, VMPOLoss
-from rltransformers.data.rollout import Segment
+from rltransformers.data.rollout import Recorded
 
 
 def log_update(
     logger: Logger,
-    segment: Segment,
+    recorded: Recorded,
     losses: Sequence[VMPOLoss],
     multipliers: Multipliers,
     bounds: VMPOBounds,
@@ -28,8 +28,8 @@ def log_update(
     def mean(values: Sequence[Tensor]) -> float:
         return float(torch.stack(list(values)).mean())
 
-    logger.record("train/explained_variance", explained_variance(segment.values, segment.returns, segment.counts))
-    logger.record("train/advantage_std", float(deviation_over(segment.advantages, segment.counts)))
+    logger.record("train/explained_variance", explained_variance(recorded.values, recorded.returns, recorded.counts))
+    logger.record("train/advantage_std", float(deviation_over(recorded.advantages, recorded.counts)))
     logger.record("train/temperature", float(multipliers.temperature.detach()))
     for kind, penalty in multipliers.penalties.items():
         logger.record(f"train/alpha_{kind}", float(penalty.detach()))

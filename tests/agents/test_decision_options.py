@@ -104,7 +104,9 @@ def test_amount_and_content_of_padding_do_not_change_the_loss(data: Trajectories
     torch.testing.assert_close(model.loss(longer), model.loss(batch), atol=1e-6, rtol=1e-5)  # sums in another order
     if model._critic is not None:
         critics = copy.deepcopy(model._critic), copy.deepcopy(model._critic)
-        told = [critic.step(model.policy, each) for critic, each in zip(critics, (batch, longer), strict=True)]
+        told = [
+            critic.step(model.policy, each, model.world) for critic, each in zip(critics, (batch, longer), strict=True)
+        ]
         torch.testing.assert_close(told[1], told[0], atol=1e-6, rtol=1e-5)
 
 
@@ -197,8 +199,8 @@ def test_the_parameters_after_some_updates_are_those_of_a_plain_loop(kind: str, 
     shifts: list[Tensor] = []
     draw, term = model._sampler.sample, torch.rand
 
-    def watch(batch_size: int, generator: torch.Generator) -> ContextBatch:
-        batches.append(draw(batch_size, generator))
+    def watch(batch_size: int, generator: torch.Generator, part: slice) -> ContextBatch:
+        batches.append(draw(batch_size, generator, part))
         return batches[-1]
 
     def watch_shift(*size: int, generator: torch.Generator) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from rltransformers.agents import DecisionTransformer
 from rltransformers.backbone import Record
 from rltransformers.data import ContextBatch, Trajectories
+from rltransformers.data.sampler import EVERYTHING
 from rltransformers.policies.decision import DecisionPolicy
 
 WINDOWS, CONTEXT = 6, 5
@@ -149,8 +150,8 @@ def test_the_parameters_after_some_updates_are_those_of_a_plain_loop(kind: str, 
     batches: list[ContextBatch] = []
     draw = model._sampler.sample
 
-    def watch(batch_size: int, generator: torch.Generator) -> ContextBatch:
-        batches.append(draw(batch_size, generator))
+    def watch(batch_size: int, generator: torch.Generator, part: slice = EVERYTHING) -> ContextBatch:
+        batches.append(draw(batch_size, generator, part))
         return batches[-1]
 
     model._sampler.sample = watch  # type: ignore[method-assign]

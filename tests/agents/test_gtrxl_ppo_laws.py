@@ -431,10 +431,12 @@ def test_a_bonus_follows_its_schedule_and_gives_way_to_a_number(setting: str, pa
     totals = {}
     for left in (1.0, 0.5, 0.0):
         model._current_progress_remaining = left
-        totals[left] = model._loss(segment)
+        totals[left] = model._loss(segment, segment)
     bonus = getattr(totals[1.0], part)
     assert float(bonus) != 0.0
     for left, weight in ((0.5, 0.2), (0.0, 0.4)):
         torch.testing.assert_close(totals[1.0].total - totals[left].total, weight * bonus, rtol=1e-3, atol=1e-6)
     setattr(model, setting, 0.1)  # what callbacks for Stable-Baselines3 do
-    torch.testing.assert_close(totals[1.0].total - model._loss(segment).total, 0.1 * bonus, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(
+        totals[1.0].total - model._loss(segment, segment).total, 0.1 * bonus, rtol=1e-3, atol=1e-6
+    )

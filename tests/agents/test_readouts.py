@@ -65,9 +65,9 @@ def test_the_store_is_frozen_from_rollout_to_update_and_the_first_ratio_is_one(r
     errors, before = [], []
     log, remember = model._log_update, model.policy.remember
 
-    def watch(segment: Any, losses: Any) -> None:
+    def watch(recorded: Any, losses: Any) -> None:
         errors.append(float(losses[0].ratio_error))
-        log(segment, losses)
+        log(recorded, losses)
 
     def remembering(segment: Any) -> None:
         before.append(contents(store_of(model)))

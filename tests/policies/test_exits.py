@@ -266,8 +266,8 @@ def test_an_online_agent_learns_from_the_loss_and_tells_it(values: dict[str, Any
     write = agent._log_update
     before = {name: value.clone() for name, value in agent.policy.named_parameters()}
 
-    def log(segment: Any, losses: Any) -> None:
-        write(segment, losses)
+    def log(recorded: Any, losses: Any) -> None:
+        write(recorded, losses)
         kept.append(dict(agent.logger.name_to_value))
 
     agent._log_update = log  # type: ignore[method-assign]

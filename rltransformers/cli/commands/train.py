@@ -48,6 +48,10 @@ A run folder runs/<config>-seed<seed> receives the resolved config, metrics (CSV
 A run that was stopped goes on with:
 
   rltransformers train --resume runs/gtrxl_cue_recall-seed0
+
+Several processes train one agent under torchrun, each with its part of environment.num_envs and of every batch:
+
+  torchrun --nproc-per-node 4 -m rltransformers train gtrxl_cue_recall
 """,
     )
     add_config(parser)
@@ -77,12 +81,16 @@ def run(arguments: argparse.Namespace) -> None:
             _train_seeds(arguments, name, config.seed, trusted=bool(foreign))
             return
     from rltransformers.cli import runs
+    from rltransformers.core.world import join
     from rltransformers.training.experiment import read_experiment
 
-    if arguments.resume is not None:
-        folder, results = runs.resume(arguments.resume, arguments.overrides, arguments.verbose, arguments.trust)
-    else:
-        folder, results = runs.train(arguments.name or f"{name}-seed{config.seed}", config, arguments.verbose)
+    with join() as world:
+        if arguments.resume is not None:
+            folder, results = runs.resume(arguments.resume, arguments.overrides, arguments.verbose, arguments.trust)
+        else:
+            folder, results = runs.train(arguments.name or f"{name}-seed{config.seed}", config, arguments.verbose)
+    if not world.leads:
+        return
     if arguments.json:
         print_json({"run": str(folder.path), "results": [result.to_dict() for result in results]})
         return

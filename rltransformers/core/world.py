@@ -1,0 +1,356 @@
+"""Several processes that train one agent: who this one is, and what they tell each other.
+
+``torchrun`` starts the processes, ``join`` makes them one world. Every process holds the whole agent and a block of the
+environments, process 0 the first ones. Losses are computed of numbers of all processes, so that they are the same
+everywhere, while the gradient of each flows through its own part alone; summed up, that is the gradient of one process
+which had done all the work. A world of one process does nothing at all.
+"""
+
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch says so in its docs alone
+from torch.distributed.rendezvous import rendezvous
+
+from rltransformers.core.errors import ConfigError, WorldError, one_line
+
+TIMEOUT = timedelta(minutes=30)
+"""Longest wait for the others. Process 0 evaluates while they wait; one that died is noticed at once."""
+Tree = Any
+"""Tensors in nested mappings, or None."""
+T = TypeVar("T")
+
+
+@dataclass
+class Traffic:
+    """What was told since ``began``: bytes that this process handed over, seconds until all was told, and messages.
+
+    Sums are counted as the numbers that enter them, gathered rows as the own ones.
+    """
+
+    bytes: int = 0
+    seconds: float = 0.0
+    calls: int = 0
+    began: float = field(default_factory=time.perf_counter)
+
+
+class World:
+    """The processes of this training, of which this one is number ``rank`` of ``size``.
+
+    All methods that tell something must be called by all processes in the same order.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
+        self.traffic = Traffic()
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody else."""
+        return self.size == 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes files, evaluates and speaks."""
+        return self.rank == 0
+
+    def share_of(self, count: int, name: str) -> int:
+        """An equal part of ``count`` things.
+
+        Raises:
+            ConfigError: when they cannot be shared out evenly; names the setting ``name``.
+        """
+        share, left = divmod(count, self.size)
+        if left or not share:
+            near = [each for each in (share * self.size, (share + 1) * self.size) if each]
+            raise ConfigError(
+                f"{name} ({count}) must be a multiple of the {self.size} processes that share it; "
+                f"nearest: {' or '.join(map(str, near))}"
+            )
+        return share
+
+    def block(self, share: int) -> slice:
+        """Where the ``share`` things of this process stand among those of all."""
+        return slice(self.rank * share, (self.rank + 1) * share)
+
+    def part(self, count: int) -> slice:
+        """The part of this process of ``count`` things that everybody has; at most one larger than that of another."""
+        return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
+
+    # Numbers
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum of ``x`` over all processes; gradient flows to the own ``x`` alone."""
+        if self.alone:
+            return x
+        found = x.detach().clone()
+        self._tell(lambda: dist.all_reduce(found), found)
+        return x - x.detach() + found if x.requires_grad else found
+
+    def mean(self, values: Tensor, valid: Tensor) -> Tensor:
+        """The mean of all valid entries of all processes; 0 when nothing is valid. Gradient as for ``total``."""
+        part = torch.where(valid, values, torch.zeros_like(values)).sum()
+        if self.alone:
+            return part / valid.sum().clamp(min=1)
+        both = self.total(torch.stack([part, valid.sum().to(part.dtype)]))
+        return both[0] / both[1].clamp(min=1)
+
+    def largest(self, *numbers: float) -> list[float]:
+        """Of every number the largest of all processes."""
+        if self.alone:
+            return list(numbers)
+        found = torch.tensor(numbers, dtype=torch.float64)
+        self._tell(lambda: dist.all_reduce(found, dist.ReduceOp.MAX), found)
+        return list(found.tolist())
+
+    def same(self, value: T) -> T:
+        """What process 0 passed in, plain data."""
+        if self.alone:
+            return value
+        box = [value]
+        self._tell(lambda: dist.broadcast_object_list(box, 0, device=torch.device("cpu")))
+        return box[0]
+
+    def all_of(self, value: T) -> list[T]:
+        """What every process passed in, plain data, by rank."""
+        if self.alone:
+            return [value]
+        found: list[Any] = [None] * self.size
+        self._tell(lambda: dist.all_gather_object(found, value))
+        return found
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replace gradients by their sums over all processes, in one message."""
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        if self.alone or not gradients:
+            return
+        flat = torch.cat([each.flatten() for each in gradients])
+        self._tell(lambda: dist.all_reduce(flat), flat)
+        for gradient, found in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
+            gradient.copy_(found.view_as(gradient))
+
+    # Rows
+
+    def rows_of_all(self, tree: Tree) -> Tree:
+        """The rows of all processes behind each other; each holds equally many. Without gradient."""
+        if self.alone:
+            return tree
+        packed, layout = _packed(tree)
+        found = packed.new_empty((self.size * len(packed), packed.shape[1]))
+        self._tell(lambda: dist.all_gather(list(found.chunk(self.size)), packed), packed)
+        return _unpacked(found, layout)
+
+    def whole(self, tree: Tree, takers: Tensor) -> Tree:
+        """Rows of all processes in common order: row i is the next one of process ``takers[i]``.
+
+        Gradient flows to the own rows alone.
+        """
+        if self.alone:
+            return tree
+        packed, layout = _packed(tree)
+        counts = takers.bincount(minlength=self.size)
+        room = packed.new_zeros((int(counts.max()), packed.shape[1]))
+        room[: len(packed)] = packed
+        parts = [torch.empty_like(room) for _ in range(self.size)]
+        self._tell(lambda: dist.all_gather(parts, room), room)
+        behind = torch.cat([part[:count] for part, count in zip(parts, counts.tolist(), strict=True)])
+        order = takers.argsort(stable=True)
+        found = _unpacked(behind[order.argsort().to(behind.device)], layout)
+        own = (takers == self.rank).nonzero().flatten()
+        return _joined(found, tree, own)
+
+    def takers(self, owners: Tensor) -> Tensor:
+        """Who takes each of the things that processes ``owners`` hold: all take equally many, own ones first."""
+        room = [len(part) for part in torch.arange(len(owners)).tensor_split(self.size)]
+        found, left = owners.clone(), []
+        for index, owner in enumerate(owners.tolist()):
+            if room[owner]:
+                room[owner] -= 1
+            else:
+                left.append(index)
+        free = [rank for rank, rows in enumerate(room) for _ in range(rows)]
+        found[left] = torch.tensor(free, dtype=found.dtype)
+        return found
+
+    def exchange(self, tree: Tree, owners: Tensor, takers: Tensor) -> Tree:
+        """The rows that this process takes, in common order, of all that processes ``owners`` hold in that order."""
+        if self.alone:
+            return tree
+        packed, layout = _packed(tree)
+        going, coming = takers[owners == self.rank], owners[takers == self.rank]
+        sent = packed[going.argsort(stable=True).to(packed.device)]
+        found = packed.new_empty((len(coming), packed.shape[1]))
+        received, handed = (each.bincount(minlength=self.size).tolist() for each in (coming, going))
+        self._tell(lambda: dist.all_to_all_single(found, sent, received, handed), sent[handed[self.rank] :])
+        return _unpacked(found[coming.argsort(stable=True).argsort().to(found.device)], layout)
+
+    def to_leader(self, tree: Tree) -> Tree:
+        """On process 0 the rows of all behind each other, each of which holds equally many; elsewhere the own ones."""
+        if self.alone:
+            return tree
+        if isinstance(tree, Mapping):
+            return {name: self.to_leader(part) for name, part in tree.items()}
+        if tree is None:
+            return None
+        own = tree.detach().cpu()
+        packed, layout = _packed(own)
+        parts = [torch.empty_like(packed) for _ in range(self.size)] if self.leads else None
+        self._tell(lambda: dist.gather(packed, parts, 0), packed)
+        return own if parts is None else _unpacked(torch.cat(parts), layout)
+
+    def _tell(self, call: Any, told: Tensor | None = None) -> None:
+        """Make a call of ``torch.distributed`` and count it.
+
+        Raises:
+            WorldError: when another process is gone or does not answer.
+        """
+        began = time.perf_counter()
+        try:
+            call()
+        except RuntimeError as error:
+            raise WorldError(
+                f"process {self.rank} of {self.size} lost the others: one of them ended, or did not answer within "
+                f"{TIMEOUT.seconds // 60} minutes; what that one says above or below is the reason ({one_line(error)})"
+            ) from error
+        self.traffic.calls += 1
+        self.traffic.seconds += time.perf_counter() - began
+        self.traffic.bytes += 0 if told is None else told.numel() * told.itemsize
+
+
+_world = World()
+
+
+def current_world() -> World:
+    """The world that this process has joined, or one of its own."""
+    return _world
+
+
+@contextmanager
+def join() -> Iterator[World]:
+    """Within the block, agents that are made in this process learn together with those in the others of ``torchrun``.
+
+    The messages go by gloo for tensors on the CPU and by nccl for those on GPUs; every process gets the GPU of its
+    local rank. A process that no ``torchrun`` started is a world of its own.
+
+    Raises:
+        ConfigError: for more processes on a machine than it has GPUs.
+        WorldError: when the others cannot be reached.
+    """
+    global _world
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if "RANK" not in os.environ or size == 1 or not _world.alone:
+        yield _world
+        return
+    local, here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    backend = "gloo"
+    if torch.cuda.is_available():
+        if here > torch.cuda.device_count():
+            raise ConfigError(
+                f"{here} processes on a machine with {torch.cuda.device_count()} GPUs: start one for each GPU, or hide "
+                "them with CUDA_VISIBLE_DEVICES= to train on the CPU"
+            )
+        torch.cuda.set_device(local)
+        backend = "cpu:gloo,cuda:nccl"
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
+        store = PrefixStore(_start(store, rank, size), store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    except (RuntimeError, ValueError) as error:
+        raise WorldError(
+            f"process {os.environ['RANK']} of {size} cannot reach the others: {one_line(error)}"
+        ) from error
+    _world = World(dist.get_rank(), dist.get_world_size())
+    try:
+        yield _world
+    finally:
+        _world = World()
+        dist.destroy_process_group()
+
+
+def _start(store: Store, rank: int, size: int) -> str:
+    """A name of this start of the processes that all of them know, and no earlier start.
+
+    The store of ``torchrun`` outlives restarts with everything that was written to it, addresses of the dead included,
+    and the count of restarts is another one on every machine.
+    """
+    if rank == 0:
+        name = uuid4().hex
+        store.set("rltransformers", name)
+        for other in range(1, size):
+            store.set(f"{name}/met/{other}", store.get(f"{name}/{other}").decode())
+        return name
+    own = uuid4().hex
+    while True:
+        name = store.get("rltransformers").decode()
+        store.set(f"{name}/{rank}", own)
+        for _ in range(20):  # after which process 0 may have written a newer name
+            if store.check([f"{name}/met/{rank}"]) and store.get(f"{name}/met/{rank}").decode() == own:
+                return name
+            time.sleep(0.05)
+
+
+# Rows as bytes: one message for tensors of any types ---------------------------------------------------------
+
+
+def _leaves(tree: Tree) -> list[Tensor]:
+    if isinstance(tree, Mapping):
+        return [leaf for part in tree.values() for leaf in _leaves(part)]
+    return [] if tree is None else [tree]
+
+
+def _packed(tree: Tree) -> tuple[Tensor, Tree]:
+    """The rows of all leaves as bytes [rows, width], and what they are."""
+    rows = [
+        leaf.detach().reshape(len(leaf), _width(leaf)).contiguous().view(torch.uint8)
+        for leaf in _leaves(tree)
+        if _width(leaf)
+    ]
+    return torch.cat(rows, 1), tree
+
+
+def _unpacked(packed: Tensor, like: Tree) -> Tree:
+    """The inverse of ``_packed`` for any number of rows."""
+    leaves, column = [], 0
+    for leaf in _leaves(like):
+        width = _width(leaf) * leaf.itemsize
+        part = packed[:, column : column + width].contiguous()
+        leaves.append(part.view(leaf.dtype).view(len(packed), *leaf.shape[1:]))
+        column += width
+    return _filled(like, iter(leaves))
+
+
+def _width(leaf: Tensor) -> int:
+    """Numbers of a row."""
+    return math.prod(leaf.shape[1:])
+
+
+def _filled(like: Tree, leaves: Iterator[Tensor]) -> Tree:
+    if isinstance(like, Mapping):
+        return {name: _filled(part, leaves) for name, part in like.items()}
+    return None if like is None else next(leaves)
+
+
+def _joined(found: Tree, own: Tree, rows: Tensor) -> Tree:
+    """``found`` with the own rows in place, through which gradient flows."""
+    if isinstance(own, Mapping):
+        return {name: _joined(found[name], part, rows) for name, part in own.items()}
+    if own is None or not own.requires_grad:
+        return found
+    return found.index_copy(0, rows.to(own.device), own)
+
+
+def sliced(tree: Tree, rows: slice | Tensor) -> Tree:
+    """Rows of every tensor."""
+    if isinstance(tree, Mapping):
+        return {name: sliced(part, rows) for name, part in tree.items()}
+    return None if tree is None else tree[rows]

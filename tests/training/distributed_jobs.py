@@ -1,0 +1,158 @@
+"""What the tests of several processes let them do: small trainings, whose weights come back as numpy arrays."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize
+
+from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLVMPO
+from rltransformers.core.world import current_world
+from rltransformers.envs import make_vec_env
+from rltransformers.envs.vector import SerialVecEnv
+from rltransformers.training.online_agent import OnlineAgent
+from tests.agents.test_decision_transformer import Losses, make, record
+from tests.agents.tiny_envs import Stroll, Walk
+
+BACKBONE = {"preset": "gtrxl", "width": 8, "layers": 2, "heads": 2, "memory": 5}
+AGENTS: dict[str, type[OnlineAgent]] = {"ppo": GTrXLPPO, "vmpo": GTrXLVMPO, "dqn": GTrXLDQN}
+
+
+def environments(task: str, num_envs: int, normalize: bool) -> VecEnv:
+    """This process's share of ``num_envs`` environments."""
+    share = current_world().share_of(num_envs, "num_envs")
+    env: VecEnv
+    if task == "cue":
+        env = make_vec_env("rltransformers/CueRecall-v0", share, env_kwargs={"delay": 3})
+    else:
+        made: type[Walk] = {"walk": Walk, "stroll": Stroll}[task]
+        env = VecMonitor(SerialVecEnv([lambda: made(truncates=True)] * share))
+    return VecNormalize(env) if normalize else env
+
+
+def online(
+    agent: str,
+    task: str,
+    num_envs: int,
+    updates: int,
+    normalize: bool = False,
+    backbone: dict[str, Any] | None = None,
+    policy: dict[str, Any] | None = None,
+    save: str | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train so many updates; what came out, which ``save`` keeps."""
+    env = environments(task, num_envs, normalize)
+    kwargs = {"backbone": BACKBONE | (backbone or {})} | (policy or {})
+    model: Any = AGENTS[agent](next(iter(AGENTS[agent].policy_aliases)), env, seed=3, policy_kwargs=kwargs, **settings)
+    start = flat(model)
+    steps = model.train_freq.frequency if agent == "dqn" else model.n_steps
+    model.learn(updates * steps * num_envs)
+    if save is not None:
+        model.save(save)
+    return outcome(model) | {"start": start}
+
+
+def resumed(path: str, agent: str, task: str, num_envs: int, steps: int, normalize: bool = False) -> dict[str, Any]:
+    """Go on with a saved model until ``steps`` steps are done; what came out."""
+    model: Any = AGENTS[agent].load(path, environments(task, num_envs, normalize), force_reset=None)
+    assert model.stands_in_episodes
+    model.learn(steps - model.num_timesteps, reset_num_timesteps=False)
+    return outcome(model)
+
+
+def rows(owners: list[int], takers: list[int]) -> dict[str, Any]:
+    """Let rows that say which they are change hands, and come together again with a gradient."""
+    world, own = current_world(), torch.tensor(owners) == current_world().rank
+    numbers = torch.arange(len(owners))[own]
+    held = {
+        "number": numbers,
+        "flag": numbers % 2 == 1,
+        "none": None,
+        "pair": torch.stack([numbers, -numbers], 1).half(),
+    }
+    taken = world.exchange(held, torch.tensor(owners), torch.tensor(takers))
+    leaf = taken["number"].double().requires_grad_()
+    whole = world.whole({"square": leaf.square()}, torch.tensor(takers))["square"]
+    (whole.sum() * world.total(leaf.sum())).backward()
+    found = {name: value.numpy() for name, value in taken.items() if value is not None}
+    return found | {
+        "whole": whole.detach().numpy(),
+        "gradient": np.zeros(0) if leaf.grad is None else leaf.grad.numpy(),
+    }
+
+
+def played(updates: int) -> dict[str, Any]:
+    """Learn from episodes of its own; what came out."""
+    model = make(record(action="discrete"), learning_rate=1e-3)
+    kwargs = {"action": "discrete"}
+    model.learn_online("test/Drift-v0", 1, updates_per_episode=updates, num_envs=2, env_kwargs=kwargs)
+    assert model._replay is not None
+    rewards = model._replay.data.rewards
+    return {"weights": flat(model), "rewards": np.array(rewards), "steps": model.online_timesteps}
+
+
+def outcome(model: Any) -> dict[str, Any]:
+    """Weights, moments of Adam, counters, episodes and statistics of a model."""
+    moments = model.policy.optimizer.state_dict()["state"].values()
+    found = {
+        "weights": flat(model),
+        "moments": np.concatenate([each["exp_avg"].numpy().ravel() for each in moments]),
+        "steps": model.num_timesteps,
+        "updates": model._n_updates,
+        "returns": [float(each["r"]) for each in model.ep_info_buffer],
+        "lengths": [int(each["l"]) for each in model.ep_info_buffer],
+        "gradients": len(model.policy.optimizer.state_dict()["state"]),
+    }
+    normalizer = model.get_vec_normalize_env()
+    if normalizer is not None:
+        found["normalizer"] = np.concatenate(
+            [
+                np.ravel(each)
+                for rms in (normalizer.obs_rms, normalizer.ret_rms)
+                for each in (rms.mean, rms.var, rms.count)
+            ]
+        )
+    if hasattr(model, "multipliers"):
+        found["multipliers"] = np.concatenate(
+            [each.detach().numpy().ravel() for each in model.multipliers.parameters()]
+        )
+    return found
+
+
+def flat(model: Any) -> np.ndarray:
+    """All weights and buffers of a policy."""
+    return torch.cat([each.double().flatten() for each in model.policy.state_dict().values()]).numpy()
+
+
+def offline(updates: int, **settings: Any) -> dict[str, Any]:
+    """Train a Decision Transformer so many updates on a few recorded episodes, in double precision."""
+    backbone = {"width": 16, "layers": 2, "heads": 2, "dropout": 0.0}
+    model = make(record(), learning_rate=1e-2, policy_kwargs={"backbone": backbone}, **settings)
+    double(model)
+    start = flat(model)
+    losses = Losses()
+    model.learn(updates, losses, log_interval=2)
+    found = {"start": start, "weights": flat(model), "losses": np.array(losses.values)}
+    moments = model._optimizer.state_dict()["state"].values()
+    found["moments"] = np.concatenate([each["exp_avg"].numpy().ravel() for each in moments])
+    if model._critic is not None:
+        found["critic"] = np.concatenate([each.numpy().ravel() for each in model._critic.slow.state_dict().values()])
+    if model._entropy is not None:
+        found["temperature"] = model._entropy.temperature.numpy()
+    return found
+
+
+def double(model: DecisionTransformer) -> None:
+    """Let weights and data be float64.
+
+    The gradient of a key's bias is 0 but for rounding, which Adam scales up to whole steps where it is not below its
+    epsilon of 1e-8: in float32 no two orders of summation give one result.
+    """
+    sampler, critic = model._sampler, model._critic
+    assert sampler is not None
+    for module in (model.policy, *(() if critic is None else (critic.slow, critic.average))):
+        module.double()
+    for leaves in (sampler._observations, sampler._actions):
+        leaves.update({path: leaf.double() for path, leaf in leaves.items() if leaf.is_floating_point()})
+    sampler._rewards, sampler._return_to_go = sampler._rewards.double(), sampler._return_to_go.double()

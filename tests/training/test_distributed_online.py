@@ -1,0 +1,152 @@
+"""Two processes with half the environments each learn what one learns with all of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.world import World
+from rltransformers.training.distributed import check_shared
+from tests.training.distributed_jobs import online, resumed, rows
+from tests.worlds import Pool, pool
+
+pytestmark = pytest.mark.xdist_group("two processes")
+
+TOLERANCE = 1e-6
+"""Sums of float32 in another order differ by 1e-7 of a gradient, and Adam's steps by that share of its rate."""
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Pool]:
+    with pool(2) as found:
+        yield found
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "ppo, discrete, episodes that terminate": dict(
+        agent="ppo", task="cue", num_envs=8, updates=3, n_steps=8, batch_size=24, n_epochs=2
+    ),
+    "ppo, box, truncations, normalised, statistics of values": dict(
+        agent="ppo",
+        task="walk",
+        num_envs=6,
+        updates=3,
+        normalize=True,
+        n_steps=6,
+        popart=0.1,
+        batch_size=24,
+        memory_refresh="epoch",
+    ),
+    "ppo, stopped by its divergence": dict(
+        agent="ppo",
+        task="stroll",
+        num_envs=4,
+        updates=3,
+        n_steps=6,
+        target_kl=1e-4,
+        learning_rate=1e-2,
+        batch_size=12,
+        n_epochs=3,
+    ),
+    "vmpo, discrete": dict(
+        agent="vmpo", task="stroll", num_envs=4, updates=4, n_steps=6, batch_size=12, target_update=3, tau=0.5
+    ),
+    "vmpo, box": dict(agent="vmpo", task="walk", num_envs=4, updates=3, n_steps=5, batch_size=20, n_epochs=2),
+    "dqn, even draws": dict(
+        agent="dqn", task="cue", num_envs=4, updates=12, exploration=0.5, policy=dict(optimizer_kwargs=dict(eps=1e-5)),
+        learning_starts=20, learning_rate=1e-2, train_freq=3, segment_length=4, batch_size=5, target_update_interval=4,
+        memory_refresh="update",
+    ),
+    "dqn, draws by priority, normalised": dict(
+        agent="dqn", task="stroll", num_envs=4, updates=12, normalize=True, prioritized=True, n_step=2,
+        learning_starts=20, learning_rate=1e-2, train_freq=3, segment_length=4, batch_size=6,
+        target_update_interval=4, tau=0.3,
+        policy=dict(optimizer_kwargs=dict(eps=1e-5)),
+    ),
+    "ppo, centroids and an auxiliary loss": dict(
+        agent="ppo", task="cue", num_envs=4, updates=2, n_steps=6, batch_size=12,
+        backbone=dict(
+            layers=1, selection=dict(name="routing", clusters=2, window=3, decay=0.5),
+            losses=dict(commitment=0.1),
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_two_processes_learn_what_one_learns(two: Pool, case: dict[str, Any]) -> None:
+    one = online(**case)
+    found = two.run(online, **case)
+    assert np.abs(one["weights"] - one["start"]).max() > 1e-3
+    assert len(one["returns"]) > 2
+    for each in found:
+        check_same(each, one)
+    for name, value in found[0].items():  # the processes themselves do not drift apart at all
+        np.testing.assert_array_equal(found[1][name], value, err_msg=name)
+
+
+def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name, value in expected.items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_allclose(found[name], value, rtol=0, atol=TOLERANCE, err_msg=name)
+        else:
+            assert found[name] == pytest.approx(value, abs=1e-5), name
+
+
+STOPS: dict[str, dict[str, Any]] = {
+    "ppo": dict(agent="ppo", normalize=True, n_steps=6, batch_size=12, n_epochs=2, memory_refresh="epoch"),
+    "vmpo": dict(agent="vmpo", n_steps=6, batch_size=12, target_update=3),
+    "dqn": dict(
+        agent="dqn", policy=dict(optimizer_kwargs=dict(eps=1e-5)), prioritized=True, normalize=True, learning_starts=20,
+        learning_rate=3e-3, train_freq=6, segment_length=4, batch_size=5, target_update_interval=2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STOPS.values(), ids=STOPS.keys())
+def test_a_checkpoint_does_not_depend_on_the_number_of_processes(
+    two: Pool, case: dict[str, Any], tmp_path: Path
+) -> None:
+    place: dict[str, Any] = dict(task="cue", num_envs=4)
+    going_on: dict[str, Any] = dict(
+        agent=case["agent"], normalize=case.get("normalize", False), steps=4 * 6 * 4, **place
+    )
+    whole = online(updates=4, **place, **case)
+    two.run(online, updates=2, save=str(tmp_path / "two"), **place, **case)
+    online(updates=2, save=str(tmp_path / "one"), **place, **case)
+    for name, value in resumed(str(tmp_path / "two"), **going_on).items():
+        check_same({name: value}, {name: whole[name]})
+    for each in two.run(resumed, path=str(tmp_path / "one"), **going_on):
+        check_same(each, {name: value for name, value in whole.items() if name != "start"})
+
+
+def test_rows_change_hands_and_keep_their_order(two: Pool) -> None:
+    owners, takers = [1, 1, 0, 1, 0, 1, 1], [0, 1, 1, 0, 0, 1, 1]
+    for rank, found in enumerate(two.run(rows, owners=owners, takers=takers)):
+        wanted = np.flatnonzero(np.array(takers) == rank)
+        np.testing.assert_array_equal(found["number"], wanted)
+        np.testing.assert_array_equal(found["flag"], wanted % 2 == 1)
+        np.testing.assert_array_equal(found["pair"], np.stack([wanted, -wanted], 1))
+        np.testing.assert_array_equal(found["whole"], np.arange(7) ** 2)
+        np.testing.assert_array_equal(found["gradient"], 2.0 * wanted * 21 + 91)  # of sum x^2 times sum x
+
+
+def test_all_processes_take_equally_many_and_their_own_first() -> None:
+    owners = torch.tensor([0, 0, 0, 2, 0, 1, 2, 2])
+    assert World(0, 3).takers(owners).tolist() == [0, 0, 0, 2, 1, 1, 2, 1]
+
+
+def test_what_cannot_be_shared_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"num_envs \(15\) must be a multiple of the 2 processes .* nearest: 14 or 16"
+    ):
+        World(0, 2).share_of(15, "num_envs")
+    with pytest.raises(ConfigError, match="a minibatch of 1 cannot be shared by 2 processes: raise batch_size"):
+        check_shared(World(0, 2), None, 4, 1)
+    with pytest.raises(ConfigError, match="a readout keeps a store of its own in every process"):
+        check_shared(World(0, 2), "knn", 4)
+    check_shared(World(), "knn", 1)
