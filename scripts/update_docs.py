@@ -1,5 +1,6 @@
 """Writes into the documents what is known elsewhere: the catalogue of mechanisms, the figures of docs/benchmarks/*.csv,
-the results in docs/results/*.csv, the page that a package index shows, and the catalogue that the command line reads.
+the results in docs/results/*.csv; the page that a package index shows; the catalogue that the command line reads; the
+tutorials as notebooks.
 
 A table stands between the markers of its name, `<!-- slots:start -->` and `<!-- slots:end -->`.
 
@@ -20,7 +21,7 @@ from rltransformers.backbone import PRESETS
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that the benchmarks next to this file are found
 
-from scripts import benchmark, catalogue, reproduce  # noqa: E402
+from scripts import benchmark, catalogue, notebooks, reproduce  # noqa: E402
 from scripts.mechanisms import pages as mechanism_pages  # noqa: E402
 from scripts.mechanisms import pairs  # noqa: E402
 from scripts.results import pictures, report  # noqa: E402
@@ -83,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
 def pages() -> dict[Path, str]:
     """The text that every generated file should have."""
     texts = {path: updated(path.read_text()) for path in FILES}
-    made = {INDEX_PAGE: index_page(texts[README]), catalogue.PATH: catalogue.text()}
+    made = {INDEX_PAGE: index_page(texts[README]), catalogue.PATH: catalogue.text()} | notebooks.pages()
     return texts | made | mechanism_pages.pages(MECHANISMS)
 
 

@@ -9,9 +9,9 @@ Comments directly above a block, which readers do not see, tell what the test do
     <!-- test: skip needs an Atari emulator -->        the block does not run, for this reason
     <!-- test: where torchrl is installed -->          the block runs only where this module can be imported
 
-Python blocks are executed. Commands of `rltransformers` run in this process; of scripts that take hours, and of
-`python -m` with a package of ours, only the arguments are checked, of `make` the target, of `pip` extras and pins. YAML
-has to be a config, or a part of one.
+Python blocks are executed. Commands of `rltransformers` run in this process, examples in one of their own; of scripts
+that take hours, and of `python -m` with a package of ours, only the arguments are checked, of `make` the target, of
+`pip` extras and pins. YAML has to be a config, or a part of one.
 """
 
 import importlib
@@ -19,6 +19,7 @@ import importlib.util
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 import warnings
 from collections.abc import Sequence
@@ -202,6 +203,10 @@ def run_command(words: Sequence[str]) -> None:
         check_script(arguments[0], arguments[1:])
     elif program == "python" and arguments[0] == "-m" and arguments[1].startswith("rltransformers."):
         check_arguments(f"{arguments[1]}.__main__", arguments[2:])
+    elif program == "python" and arguments[0].startswith("examples/"):
+        done = subprocess.run([sys.executable, ROOT / arguments[0], *arguments[1:]], capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(done.stderr)
     elif program == "make":
         done = subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
