@@ -12,7 +12,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 help:
 	@echo "make demo   train both agents on small tasks and print one table (about 5 minutes on 2 cores, the installation included)"
 	@echo "make test   run all tests, training tests included (about 15 minutes on 2 cores, the installation included)"
-	@echo "make check  format, lint, types, import rules and the fast tests, before every commit"
+	@echo "make check  format, lint, types, import rules, the site and the fast tests, before every commit"
 	@echo "make clean  remove caches and build products; $(VENV) and runs stay"
 	@echo "The first use of each makes $(VENV) and installs the pinned versions of constraints.txt."
 	@echo "Another Python: make test PYTHON=python3.12"
@@ -29,7 +29,7 @@ check: $(VENV)/.installed-dev
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -not -path "./$(VENV)/*" -prune -exec rm -rf {} +
 
 # The stamps say that the environment matches pyproject.toml and constraints.txt; the second call installs nothing.

@@ -140,8 +140,9 @@ def test_the_wheel_trains_and_evaluates_from_a_packaged_config(installed: Instal
 def test_the_source_distribution_holds_the_documents_that_its_description_names(tmp_path: Path) -> None:
     source, page = tmp_path / "source", (ROOT / PROJECT["project"]["readme"]).read_text()
     copy_what_the_build_reads(source)
-    shutil.copytree(ROOT / "docs", source / "docs", dirs_exist_ok=True)
-    for name in ("MANIFEST.in", "CHANGELOG.md", "CONTRIBUTING.md"):
+    for folder in ("docs", "examples"):
+        shutil.copytree(ROOT / folder, source / folder, dirs_exist_ok=True)
+    for name in ("MANIFEST.in", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "mkdocs.yml"):
         shutil.copy(ROOT / name, source)
     checked(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), ".", cwd=source)
     (path,) = tmp_path.glob("*.tar.gz")
@@ -151,3 +152,4 @@ def test_the_source_distribution_holds_the_documents_that_its_description_names(
         assert metadata is not None and metadata.read().decode().endswith(page)
     named = set(re.findall(r"docs/[\w/]+\.md|[A-Z]+\.md", page))
     assert {"docs/online.md", "CHANGELOG.md"} <= named <= set(shipped)
+    assert {"CITATION.cff", "examples/README.md", "mkdocs.yml"} <= set(shipped)

@@ -76,6 +76,7 @@ def load_trajectories(
 
     Args:
         dataset: one of
+
             - a Minari id ("mujoco/hopper/medium-v0") or a D4RL id ("hopper-medium-v2"), looked up on this machine only;
             - the path of a D4RL file (.hdf5, .h5), of flat arrays (.npz), of a table (.parquet, .arrow), of a folder of
               Minari, of Parquet files, of ``datasets.save_to_disk``, or of one that ``Trajectories.save`` wrote;

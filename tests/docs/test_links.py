@@ -10,7 +10,7 @@ from rltransformers.cli.main import build_parser
 from scripts import update_docs
 from tests.docs.blocks import ROOT
 
-PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")})
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
