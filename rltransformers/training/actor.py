@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
+from rltransformers.core.action_masks import ACTION_MASK, check_masks, fit_masks
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Seed, check
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
@@ -98,17 +99,20 @@ class Actor:
         if self._state is not None:
             self._start = self._start | fit_starts(ended, self._state.batch_size)
 
-    def __call__(self, observation: Any, reward: Any = None) -> Any:
+    def __call__(self, observation: Any, reward: Any = None, action_masks: Any = None) -> Any:
         """The next action of one environment, or of B of them, nested as the action space (of a vector environment).
 
         Args:
             observation: as the environment gave it; the batch axis of vector environments is in front.
             reward: of the last step, a number or one each [B]; not read where an episode begins. Policies that read
                 no rewards (most online ones, behaviour cloning) do without.
+            action_masks: which actions are allowed, [M] or one row per environment, as for ``predict`` of the agent.
 
         Raises:
-            ConfigError: before ``reset``, for a missing reward, or for another number of environments than before.
-            DataError: for an observation or a reward that is none. What is remembered stays as it was.
+            ConfigError: before ``reset``, for a missing reward or mask, or for another number of environments than
+                before.
+            DataError: for an observation, a reward or a mask that is none, or that allows nothing. What is remembered
+                stays as it was.
         """
         if self._start is None:
             raise ConfigError(
@@ -118,7 +122,7 @@ class Actor:
         start = self._start if self._state is not None else True
         way_out = "call actor.reset() to begin with another number of environments"
         actions, batched, self._state = self._decide(
-            observation, self._state, start, reward, self.deterministic, self._generator, way_out
+            observation, self._state, start, reward, action_masks, self.deterministic, self._generator, way_out
         )
         self._start = np.zeros(self._state.batch_size, bool)
         return nest_leaves(self.action_space, actions if batched else {path: leaf[0] for path, leaf in actions.items()})
@@ -134,7 +138,7 @@ class Actor:
         state = None if episode_starts.all() else self._state
         way_out = "a recording has one number of environments"
         actions, _, self._state = self._decide(
-            observations, state, episode_starts, rewards, self.deterministic, generator, way_out
+            observations, state, episode_starts, rewards, None, self.deterministic, generator, way_out
         )
         self._start = np.zeros(len(episode_starts), bool)
         return nest_leaves(self.action_space, actions)
@@ -146,6 +150,7 @@ class Actor:
         episode_start: Any = None,
         deterministic: bool | None = None,
         reward: Any = None,
+        action_masks: Any = None,
     ) -> tuple[Any, Any]:
         """``predict`` of Stable-Baselines3 on what the environment gave: actions, and the state to pass in next.
 
@@ -156,10 +161,12 @@ class Actor:
             episode_start: where a new episode begins [B]; None for nowhere unless ``state`` is None.
             deterministic: None for that of the actor.
             reward: of the last step; without it that of the environment of ``watch``.
+            action_masks: which actions are allowed, [M] or one row per environment, as ``evaluate_policy`` of
+                sb3-contrib passes them.
 
         Raises:
-            ConfigError: for a missing reward, or a state that ``predict`` did not return.
-            DataError: for an observation or a reward that is none.
+            ConfigError: for a missing reward or mask, or a state that ``predict`` did not return.
+            DataError: for an observation, a reward or a mask that is none, or that allows nothing.
         """
         if state is not None and not hasattr(state, "batch_size"):
             raise ConfigError(f"state must be what predict returned, or None; got {type(state).__name__}")
@@ -167,7 +174,9 @@ class Actor:
         start = True if state is None else episode_start
         greedy = self.deterministic if deterministic is None else check(deterministic, bool, "deterministic")
         told = self._heard if reward is None else reward
-        actions, batched, state = self._decide(observation, state, start, told, greedy, self._generator, way_out)
+        actions, batched, state = self._decide(
+            observation, state, start, told, action_masks, greedy, self._generator, way_out
+        )
         if batched and "" in actions:
             return actions[""], state
         rows = [
@@ -191,6 +200,7 @@ class Actor:
         state: Any,
         start: Any,
         reward: Any,
+        action_masks: Any,
         deterministic: bool,
         generator: np.random.Generator,
         way_out: str,
@@ -211,9 +221,24 @@ class Actor:
                 "rewards); evaluate_policy passes none: evaluate_policy(actor, actor.watch(env))"
             )
         rewards = np.zeros(rows) if reward is None else fit_rewards(reward, starts)
+        if action_masks is not None or self._policy.needs_masks:
+            leaves[ACTION_MASK] = self._masks(leaves, action_masks, rows)
         noise = None if deterministic else self._drawn(rows, generator)
         actions, state = self._policy.step(leaves, state, starts, rewards, noise)
         return actions, batched, state
+
+    def _masks(self, leaves: Leaves, given: Any, rows: int) -> NDArray[Any]:
+        """The masks of a step [B, M]: those given, else those observed."""
+        if not self._policy.takes_masks:
+            raise ConfigError("action_masks are given to a policy that learned without; leave them out")
+        if given is None and ACTION_MASK not in leaves:
+            raise ConfigError(
+                "this policy learned with masks of actions and acts only with them: actor(observation, reward, "
+                "action_masks), or predict(..., action_masks=...)"
+            )
+        masks = leaves[ACTION_MASK] if given is None else fit_masks(given, self.action_space, rows)
+        check_masks(masks, self.action_space)
+        return masks
 
     def _drawn(self, rows: int, generator: np.random.Generator) -> NDArray[Any]:
         kind = self._policy.noise_type

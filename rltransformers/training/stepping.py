@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.device import to_tensor
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import leaf_spaces, space_from_json
@@ -42,10 +43,16 @@ class Stepping(Protocol):
     """A policy as an actor takes it: one step of B environments, and no state but the one passed in and returned.
 
     A state has the attribute ``batch_size``.
+
+    Attributes:
+        takes_masks: whether the leaf ``action_mask`` of ``step`` keeps it to allowed actions.
+        needs_masks: whether there has to be such a leaf.
     """
 
     observation_space: Space
     action_space: Space
+    takes_masks: bool
+    needs_masks: bool
     noise: Sequence[Noise]
     noise_type: type[np.float32] | type[np.float64]
 
@@ -65,7 +72,7 @@ class Stepping(Protocol):
         """Actions by path [B, ...], and the state after them, from what the environment gave.
 
         Args:
-            leaves: observations by path [B, ...].
+            leaves: observations by path [B, ...], and masks as the leaf ``action_mask`` int8 [B, M].
             start: where an episode begins [B]; what ``state`` holds there is not read.
             rewards: of the last step [B], 0 where an episode begins.
             noise: [B, U]; None takes the most likely action.
@@ -90,6 +97,7 @@ class PolicySteps(Stepping):
 
     def __init__(self, policy: MemoryPolicy, scalings: Scalings) -> None:
         self.observation_space, self.action_space = policy.tree, policy.action_space
+        self.takes_masks = self.needs_masks = policy.masks
         self.noise = noise_of(policy.action_head)
         self._policy, self._scalings = policy, scalings
 
@@ -135,6 +143,8 @@ class DecisionSteps(Stepping):
         target_return: Any,
     ) -> None:
         self.observation_space, self.action_space = spaces
+        self.needs_masks = decider.policy.masks
+        self.takes_masks = self.needs_masks or ACTION_MASK not in leaf_spaces(spaces[0])
         self.noise = noise_of(decider.policy.head)
         self._decider, self._act, self._target = decider, act, target_return
         if target_return is not None:
@@ -178,6 +188,7 @@ class _Facts:
 
     agent: str
     spaces: tuple[Space, Space]
+    action_mask: str | None
     noise: list[Noise]
     initial: dict[str, Any]
     longest: int | None
@@ -195,12 +206,15 @@ class FileSteps(Stepping):
             facts = self._facts = _facts(self._file.metadata)
             inputs = self._file.inputs
             self._observed = {path: leaf_name("observation", path) for path in leaf_spaces(facts.spaces[0])}
+            if facts.action_mask is not None:
+                self._observed[ACTION_MASK] = facts.action_mask
             self._acted = {path: leaf_name("action", path) for path in leaf_spaces(facts.spaces[1])}
             self._first = "start" if "start" in inputs else "first"
             _ = [inputs[name] for name in (self._first, *self._observed.values())]
             self.noise_type = np.float64 if inputs.get("noise", {}).get("dtype") == "float64" else np.float32
             self.begin(self._file.batch or 1)
         self.observation_space, self.action_space = facts.spaces
+        self.takes_masks = self.needs_masks = facts.action_mask is not None
         self.noise = facts.noise
         if target_return is not None and "target_return" not in inputs:
             raise ConfigError(NO_TARGET)
@@ -260,6 +274,7 @@ def _facts(metadata: Any) -> _Facts:
     return _Facts(
         agent=str(metadata["agent"]),
         spaces=(observed, acted),
+        action_mask=metadata.get("action_mask"),
         noise=[Noise(int(each["numbers"]), each["distribution"] == "normal") for each in metadata["noise"]],
         initial=dict(metadata["initial_state"]),
         longest=metadata["longest_episode"],

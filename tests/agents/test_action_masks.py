@@ -17,7 +17,7 @@ from sb3_contrib.common.wrappers import ActionMasker
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from rltransformers.agents import GTrXLDQN, GTrXLPPO
+from rltransformers.agents import Actor, GTrXLDQN, GTrXLPPO
 from rltransformers.core.action_masks import choices_of
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.envs import ActionMasks
@@ -189,6 +189,45 @@ def test_predict_takes_masks_as_sb3_contrib_gives_them(kind: str) -> None:
         model.predict(seen, action_masks=np.array([[1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]]))
     with pytest.raises(DataError, match="need"):
         model.predict(seen, action_masks=np.ones((3, 5)))
+
+
+@pytest.mark.parametrize("source", ["method", "observation"])
+@pytest.mark.parametrize("kind", ["ppo", "dqn", "file"])
+def test_actors_keep_to_masks(kind: str, source: str, tmp_path: Path) -> None:
+    """Those given with the call, also against observed ones; samples and greedy actions, live and from a file."""
+    model: Any = q_learner(locks(source)) if kind == "dqn" else on_policy(GTrXLPPO, locks(source))
+    if kind == "file":
+        model.export(tmp_path / "policy.pt2")
+        actor = Actor.from_export(tmp_path / "policy.pt2", deterministic=False, seed=0)
+    else:
+        actor = model.actor(deterministic=False, seed=0)
+    generator = np.random.default_rng(0)
+    leaves = {} if source == "method" else {"action_mask": np.ones((3, 4), np.int8)}
+    plain = np.zeros((3, 3), np.float32)
+    seen: Any = plain if source == "method" else leaves | {"place": plain}
+    actor.reset()
+    for _ in range(20):
+        masks = generator.random((3, 4)) < 0.3
+        masks[np.arange(3), generator.integers(4, size=3)] = True
+        assert masks[np.arange(3), actor(seen, action_masks=masks) - 3].all()
+        actions, _ = actor.predict(seen, deterministic=True, action_masks=masks)
+        assert masks[np.arange(3), actions - 3].all()
+    with pytest.raises(DataError, match="environment 1 allows no action"):
+        actor(seen, action_masks=np.array([[1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]]))
+    if source == "method":
+        with pytest.raises(ConfigError, match="acts only with them: actor"):
+            actor(seen)
+    else:
+        seen["action_mask"] = np.array([[0, 0, 0, 1]] * 3, np.int8)
+        assert (actor(seen) == 6).all()
+
+
+def test_an_actor_of_a_policy_without_masks_takes_none() -> None:
+    plain = AnySpace(spaces.Box(-np.inf, np.inf, (3,)), spaces.Discrete(4, start=3))
+    actor = GTrXLPPO("GTrXLPolicy", DummyVecEnv([lambda: plain]), policy_kwargs={"backbone": TINY}).actor()
+    actor.reset()
+    with pytest.raises(ConfigError, match="learned without"):
+        actor(np.zeros(3, np.float32), action_masks=[1, 1, 1, 1])
 
 
 def test_evaluations_of_sb3_contrib_of_sb3_and_of_ours_keep_to_masks() -> None:
