@@ -280,7 +280,7 @@ class ResetRows(VecEnv):
 
     def close(self) -> None: ...
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        return [None, None]
+        return [getattr(env, attr_name) for env in self.envs]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None: ...
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
@@ -399,7 +399,7 @@ def test_a_log_barrier_needs_actions_that_can_be_counted() -> None:
 
 
 def test_another_policy_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="policy must be 'GTrXLPolicy', got 'MlpPolicy'"):
+    with pytest.raises(ConfigError, match=r"policy must be 'GTrXLPolicy', a subclass of .*got 'MlpPolicy'"):
         GTrXLPPO("MlpPolicy", Walk())
 
 
