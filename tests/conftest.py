@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 from collections.abc import Iterator
 
 os.environ["MPLBACKEND"] = "Agg"  # pictures are written to files; must be set before matplotlib is imported
@@ -55,3 +56,13 @@ def law_device() -> Iterator[None]:
         torch.set_default_device(device)
         yield
         torch.set_default_device(None)
+
+
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """Signals do what they do by default, also where the tests run in the background, as under nohup."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)

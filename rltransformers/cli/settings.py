@@ -125,7 +125,7 @@ def _of_others(key: str, agent: Any) -> str:
 
 
 def suggestion(key: str, known: Collection[str]) -> str:
-    """A sentence with the keys that ``key`` may have been meant to be, else with all that stand beside it.
+    """A sentence with the keys that ``key`` may have been meant to be, else with all beside it, else the outermost.
 
     Tried in turn: a name like it beside it, a key like it (where nothing stands beside it), the same name or one
     like it elsewhere.
@@ -143,4 +143,7 @@ def suggestion(key: str, known: Collection[str]) -> str:
     close = sorted(close, key=lambda each: -difflib.SequenceMatcher(None, key, each).ratio())
     if close:
         return f"did you mean {' or '.join(repr(each) for each in close[:2])}?"
-    return f"known: {', '.join(sorted(beside or keys))}"
+    if beside:
+        return f"known: {', '.join(sorted(beside))}"
+    outermost = {each.partition(".")[0] for each in keys}
+    return f"known: {', '.join(sorted(outermost))}; `rltransformers settings` lists what stands below"

@@ -284,8 +284,9 @@ def test_weights_of_losses_are_numbers_that_are_not_negative() -> None:
 
 
 def test_what_is_no_mapping_or_no_preset_is_refused() -> None:
-    for value in (None, [], "gtrxl", 3, NAN, [("width", 3)]):
-        with pytest.raises(ConfigError, match="backbone must be a mapping"):
+    assert BackboneConfig.from_dict("gtrxl") == BackboneConfig.from_dict({"preset": "gtrxl"})
+    for value in (None, [], 3, NAN, [("width", 3)]):
+        with pytest.raises(ConfigError, match="backbone must be a preset, or a mapping"):
             BackboneConfig.from_dict(value)  # type: ignore[arg-type]
     presets: list[Any] = [None, [], {}, 3, True, NAN, b"gtrxl"]
     for preset in presets:

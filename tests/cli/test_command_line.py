@@ -269,6 +269,7 @@ def test_behind_a_run_that_fails_no_other_begins(fake: Path) -> None:
     assert not Path("x-seed2.began").exists()
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_a_signal_reaches_every_run_once_and_none_begins_behind_it(fake: Path) -> None:
     def interrupt() -> None:
         deadline = time.monotonic() + 60

@@ -290,16 +290,6 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
     assert compare(Path("runs/whole"), Path("runs/stopped")) == (compared, "")
 
 
-@pytest.fixture
-def default_signals() -> Iterator[None]:
-    """Signals do what they do by default, also where the tests run in the background, as under nohup."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
-
-
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
 @pytest.mark.usefixtures("default_signals")
 def test_a_signal_ends_a_run_behind_its_update_and_a_checkpoint(

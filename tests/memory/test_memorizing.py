@@ -143,7 +143,7 @@ def test_without_faiss_the_error_names_the_extra(bank: str, monkeypatch: pytest.
 
     def refuse(name: str, *rest: Any) -> Any:
         if name == "faiss":
-            raise ImportError(name)
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return real(name, *rest)
 
     monkeypatch.setattr(importlib, "import_module", refuse)

@@ -130,7 +130,10 @@ def test_programs_that_a_suite_names_want_trust(
         ({"variants": {"A b": {}, "a-b": {"backbone.memory": 0}}}, "share the run folder 'a-b'"),
         ({"variants": {"x": {"evaluation.episodes": 49}}}, "x: evaluation.episodes is 49; .* at least 50"),
         ({"variants": {"x": {"backbone.memory": 0, "seed": 3}}}, "seed is set by reproduce.py"),
-        ({"variants": {"x": {"trian.total_timesteps": 3}}}, "unknown setting trian; did you mean 'train'"),
+        (
+            {"variants": {"x": {"trian.total_timesteps": 3}}},
+            "unknown setting trian.total_timesteps; did you mean 'train.total_timesteps'",
+        ),
         ({"variants": {"x": {"dataset": "mean"}}}, "needs a config with a dataset"),
         (
             {"variants": {"x": {}, "y": {"train.total_timesteps": 5}}},
