@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 from rltransformers.algorithms.decision import learning_rate_factor
 from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.blocks.leaving import Confident
-from rltransformers.core.action_masks import ACTION_MASK, check_masks, fit_masks, observes_mask
+from rltransformers.core.action_masks import ACTION_MASK, masks_of_step, observes_mask
 from rltransformers.core.device import find_device
 from rltransformers.core.episodes import longest_allowed
 from rltransformers.core.errors import ConfigError, did_you_mean
@@ -660,7 +660,7 @@ class DecisionTransformer(OfflineAgent):
         leaves, batched = fit_observation(self.observation_space, observation)
         rows = len(next(iter(leaves.values())))
         if action_masks is not None or self.policy.masks:
-            leaves[ACTION_MASK] = self._fit_masks(leaves, action_masks, rows)
+            leaves[ACTION_MASK] = self._fit_masks(leaves, action_masks)
         needs_reward = self.settings.mode == "dt" and not self.settings.delayed_reward
         if state is None:
             state, start = self.decider().initial_state(rows), np.ones(rows, bool)
@@ -690,12 +690,10 @@ class DecisionTransformer(OfflineAgent):
             actions = {path: value[0] for path, value in actions.items()}
         return nest_leaves(self.action_space, actions), state
 
-    def _fit_masks(self, leaves: Mapping[str, np.ndarray], action_masks: Any, rows: int) -> np.ndarray:
+    def _fit_masks(self, leaves: Mapping[str, np.ndarray], action_masks: Any) -> np.ndarray:
         if not self.policy.masks and ACTION_MASK in leaves:
             raise ConfigError("policy_kwargs={'action_masks': False} has no masks of actions; leave action_masks out")
-        masks = leaves[ACTION_MASK] if action_masks is None else fit_masks(action_masks, self.action_space, rows)
-        check_masks(masks, self.action_space)
-        return masks
+        return masks_of_step(leaves, action_masks, self.action_space)
 
     def _act(
         self,

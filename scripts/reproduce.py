@@ -200,6 +200,8 @@ class Work:
         finally:
             for job in running.values():
                 job.stop()
+            for job in running.values():
+                job.wait()
         return failed
 
     def order(self, cell: Cell) -> Order:

@@ -46,7 +46,11 @@ class Job(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """End it, and wait until it has ended."""
+        """Ask it to end, and return at once."""
+
+    @abstractmethod
+    def wait(self) -> int | None:
+        """Return when it has ended: its exit status, or None where it was stopped before it had one."""
 
 
 class Engine(ABC):
@@ -99,7 +103,6 @@ class LocalJob(Job):
     def stop(self) -> None:
         """Asked by SIGTERM."""
         self.process.terminate()
-        self.wait()
 
 
 class LocalEngine(Engine):
@@ -125,10 +128,14 @@ class RayJob(Job):
     def poll(self) -> int | None:
         """The exit status, once the files that the process left are here, too."""
         ready, _ = self.ray.wait([self.reference], timeout=0)
-        if not ready:
-            return None
+        return self.wait() if ready else None
+
+    def wait(self) -> int | None:
+        """The exit status; None after ``stop``, when Ray has let go of the worker."""
         try:
             status, files = self.ray.get(self.reference)
+        except self.ray.exceptions.TaskCancelledError:
+            return None
         except self.ray.exceptions.RayError as error:
             self.order.log.parent.mkdir(parents=True, exist_ok=True)
             with self.order.log.open("a") as log:
@@ -205,5 +212,6 @@ def run(order: Order) -> tuple[int, dict[Path, bytes]]:
     finally:
         if job.process.poll() is None:
             job.stop()
+            job.wait()
     found = [path for path in (*order.results, order.log) if path.is_file()]
     return status, {path: path.read_bytes() for path in found}

@@ -95,6 +95,22 @@ def fit_masks(masks: Any, action_space: Space, rows: int) -> np.ndarray:
         raise DataError(f"{MASK_METHOD} {error}") from error
 
 
+def masks_of_step(leaves: Mapping[str, np.ndarray], given: Any, action_space: Space) -> np.ndarray:
+    """The masks [E, M] of a step by which an action is chosen: those given with the call, else those observed.
+
+    Args:
+        leaves: the observation by path [E, ...].
+        given: as for ``fit_masks``, or None.
+
+    Raises:
+        DataError: for masks of another shape or other values, or that allow no action.
+    """
+    rows = len(next(iter(leaves.values())))
+    masks = leaves[ACTION_MASK] if given is None else fit_masks(given, action_space, rows)
+    check_masks(masks, action_space)
+    return masks
+
+
 def check_masks(
     masks: np.ndarray, action_space: Space, place: Callable[[int], str] = str, what: str = "environment"
 ) -> None:

@@ -1,6 +1,7 @@
 """Files and folders that are whole or absent, whenever the process that writes them is killed."""
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -16,6 +18,8 @@ from rltransformers.core.errors import DataError
 
 PICKLES = (".pkl", ".pickle")
 """Files that are programs."""
+LARGEST_JSON = 16 * 2**20
+"""Bytes of the longest description that is read."""
 _RANDOM = "[a-z0-9_]{8}"  # what tempfile puts into a name
 
 
@@ -33,6 +37,21 @@ def existing_file(path: str | os.PathLike[str]) -> Path:
     missing = next((each for each in reversed(file.parents) if not each.exists()), None)
     where = "" if missing is None else f" (there is no folder {missing})"
     raise DataError(f"there is no file {file}{where}; check the path, or put the file there first")
+
+
+def read_json(path: str | os.PathLike[str], refusal: type[Exception], way_out: str) -> Any:
+    """What a small JSON file says: a description, never data.
+
+    Raises:
+        refusal: when it is missing, damaged or larger than ``LARGEST_JSON`` bytes; ends with ``way_out``.
+    """
+    file = Path(path)
+    try:
+        if (size := file.stat().st_size) > LARGEST_JSON:
+            raise ValueError(f"it has {size:,} bytes, at most {LARGEST_JSON:,} are read")
+        return json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise refusal(f"{file} is missing or damaged ({error}); {way_out}") from error
 
 
 @contextmanager

@@ -5,7 +5,6 @@ A table whose rewards are lists has one episode per row, as the data sets for Hu
 Axis letters: T steps of one episode, N rows of a table with one step per row.
 """
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rltransformers.core.errors import ConfigError, DataError, require
-from rltransformers.core.files import existing_file
+from rltransformers.core.files import existing_file, read_json
 from rltransformers.core.spaces import map_leaves
 from rltransformers.data.arrays import nested
 from rltransformers.data.d4rl import trajectories_from_d4rl
@@ -33,7 +32,6 @@ MOST_VALUES = 2000
 ALWAYS_READ = 2**23
 """Values that are read whatever the file stores for them."""
 _ROWS_AT_ONCE = 256
-_LARGEST_TEXT = 2**24  # bytes of a description
 
 
 def is_table(path: Path) -> bool:
@@ -209,12 +207,7 @@ def _damage(file: Path, pyarrow: Any) -> Iterator[None]:
 
 
 def _described(file: Path) -> dict[str, Any]:
-    try:
-        if file.stat().st_size > _LARGEST_TEXT:
-            raise ValueError("it is too large")
-        found = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{file} is damaged ({error}); save the data set again with save_to_disk") from error
+    found = read_json(file, DataError, "save the data set again with save_to_disk")
     if not isinstance(found, dict):
         raise DataError(f"{file} is no description of a data set; save it again with save_to_disk")
     return found

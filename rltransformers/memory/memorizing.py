@@ -22,6 +22,7 @@ from rltransformers.attention.engines.gathered import fetch
 from rltransformers.attention.reach import Reach
 from rltransformers.attention.roles import Retriever
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.files import replacing
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import At, Group
@@ -180,7 +181,9 @@ def save_bank(
     """Write keys and values of demonstrations for the option ``bank``; ".npz" is added to a name without it."""
     if len(keys) != len(values) or keys.ndim != 3 or values.ndim != 3 or not len(keys):
         raise ConfigError(f"a bank has keys [M, G, K] and values [M, G, V], got {keys.shape} and {values.shape}")
-    np.savez(path, keys=keys, values=values)
+    file = Path(path)
+    with replacing(file if file.suffix == ".npz" else file.with_name(f"{file.name}.npz")) as temporary:
+        np.savez(temporary, keys=keys, values=values)
 
 
 def load_bank(path: str, dims: Dims) -> tuple[Tensor, Tensor]:

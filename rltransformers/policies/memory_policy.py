@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.backbone.state import part_of, prefixed
 from rltransformers.backbone.tables import Tables
-from rltransformers.core.action_masks import ACTION_MASK, WAY_OUT, check_masks, fit_masks, mask_space, observes_mask
+from rltransformers.core.action_masks import ACTION_MASK, WAY_OUT, mask_space, masks_of_step, observes_mask
 from rltransformers.core.device import to_tensor
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import Weight, check
@@ -395,10 +395,7 @@ class MemoryPolicy(BasePolicy):
             )
         if action_masks is None and self.masks_beside:
             raise ConfigError(f"this policy learned with masks of actions and acts only with them: {WAY_OUT}")
-        rows = len(next(iter(arrays.values())))
-        masks = arrays[ACTION_MASK] if action_masks is None else fit_masks(action_masks, self.action_space, rows)
-        check_masks(masks, self.action_space)
-        return masks
+        return masks_of_step(arrays, action_masks, self.action_space)
 
     def _continue(
         self, state: Any, n: int, episode_start: np.ndarray | None, reward: np.ndarray | float | None

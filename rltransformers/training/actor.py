@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from rltransformers.core.action_masks import ACTION_MASK, check_masks, fit_masks
+from rltransformers.core.action_masks import ACTION_MASK, masks_of_step
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Seed, check
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
@@ -222,12 +222,12 @@ class Actor:
             )
         rewards = np.zeros(rows) if reward is None else fit_rewards(reward, starts)
         if action_masks is not None or self._policy.needs_masks:
-            leaves[ACTION_MASK] = self._masks(leaves, action_masks, rows)
+            leaves[ACTION_MASK] = self._masks(leaves, action_masks)
         noise = None if deterministic else self._drawn(rows, generator)
         actions, state = self._policy.step(leaves, state, starts, rewards, noise)
         return actions, batched, state
 
-    def _masks(self, leaves: Leaves, given: Any, rows: int) -> NDArray[Any]:
+    def _masks(self, leaves: Leaves, given: Any) -> NDArray[Any]:
         """The masks of a step [B, M]: those given, else those observed."""
         if not self._policy.takes_masks:
             raise ConfigError("action_masks are given to a policy that learned without; leave them out")
@@ -236,9 +236,7 @@ class Actor:
                 "this policy learned with masks of actions and acts only with them: actor(observation, reward, "
                 "action_masks), or predict(..., action_masks=...)"
             )
-        masks = leaves[ACTION_MASK] if given is None else fit_masks(given, self.action_space, rows)
-        check_masks(masks, self.action_space)
-        return masks
+        return masks_of_step(leaves, given, self.action_space)
 
     def _drawn(self, rows: int, generator: np.random.Generator) -> NDArray[Any]:
         kind = self._policy.noise_type

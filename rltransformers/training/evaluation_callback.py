@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
+from rltransformers.core.files import replacing
 from rltransformers.core.ranges import Count, Environments, Episodes, Seed, strict
 from rltransformers.training.evaluation import EvaluationResult
 
@@ -94,7 +95,6 @@ class EvaluationCallback(BaseCallback):
                 model.save(self.best_path)
 
     def _write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, Any] = {
             "timesteps": [step for step, _ in self.results],
             "results": [result.returns for _, result in self.results],
@@ -102,4 +102,5 @@ class EvaluationCallback(BaseCallback):
         }
         if all(result.successes is not None for _, result in self.results):
             arrays["successes"] = [result.successes for _, result in self.results]
-        np.savez(path, **arrays)
+        with replacing(path) as temporary:
+            np.savez(temporary, **arrays)

@@ -6,7 +6,6 @@ Of a folder that its ``save_pretrained`` wrote are read ``config.json`` and the 
 Axes: D model width.
 """
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -23,9 +22,10 @@ from torch import Tensor
 
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import CheckpointError, ConfigError, require
+from rltransformers.core.files import read_json
 from rltransformers.core.ranges import DropoutRate, PositiveNumber, check, shown
 from rltransformers.policies.decision import ActingMode
-from rltransformers.training.checkpoint import LARGEST_HEADER, check_held, contents_of, load_weights
+from rltransformers.training.checkpoint import check_held, contents_of, load_weights
 from rltransformers.training.decision_settings import Settings
 
 EXTRA = "huggingface"
@@ -189,12 +189,7 @@ def statistics_given(
 
 
 def _configuration(file: Path) -> Configuration:
-    try:
-        if file.stat().st_size > LARGEST_HEADER:
-            raise ValueError("it is too large")
-        values = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is missing or damaged ({error}); save_pretrained writes it") from error
+    values = read_json(file, CheckpointError, "save_pretrained writes it")
     kind = values.get("model_type") if isinstance(values, dict) else None
     if kind != "decision_transformer":
         raise CheckpointError(f"{file} describes a model of type {shown(kind)}, expected 'decision_transformer'")

@@ -214,7 +214,7 @@ def test_splits_missing_files_and_files_outside_are_named(tmp_path: Path) -> Non
     for content, words in (
         ('{"_data_files": [{"filename": "../../gone.arrow"}]}', r"there is no file .*train/gone\.arrow"),
         ("[]", "is no description of a data set"),
-        ("{", "is damaged"),
+        ("{", "is missing or damaged"),
         ("{}", "lists no files"),
     ):
         state.write_text(content)
