@@ -379,7 +379,14 @@ def test_options_can_be_written_to_files(data: Trajectories, tmp_path: Path, kin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["head", "qt", "condition"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "head",
+        pytest.param("qt", marks=pytest.mark.third_party),
+        pytest.param("condition", marks=pytest.mark.third_party),
+    ],
+)
 def test_compiled_acting_equals_eager_acting(
     data: Trajectories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -27,6 +27,8 @@ SMALL: dict[str, Any] = {
     "max_ep_len": 40,
 }
 MEAN, DEVIATION = np.linspace(-1, 1, STATES), np.linspace(0.5, 2, STATES)
+pytestmark = pytest.mark.third_party
+
 TARGET, SCALE = 3600.0, 1000.0
 FORMS: dict[str, dict[str, Any]] = {
     "small": {},

@@ -18,6 +18,7 @@ from tests.attention.stepping import BackboneStep, Tensors
 from tests.attention.test_contract import CASES, NAMES, every_case, of_one_layer
 from tests.backbone.laws import perturbed
 from tests.choice import ALL_CASES
+from tests.export.tape import Operations
 
 BATCH, MANY, FEW = 3, 10, 20  # streams of the trace, streams of a run, steps
 LONG = {"position:trxl", "memory_kind:compressive", "mixer:linear", "mixer:nystrom", "selection:routing", "ff:glu"}
@@ -67,6 +68,16 @@ def strictly_traced() -> set[str]:
 
 
 STRICTLY = strictly_traced()
+OF_THEIR_OWN = (
+    *("rope with sinks", "rope with slots", "pattern per head", "tree among steps", "mixer per layer"),
+    *("convolution padded with zeros", "other activations", "globals among steps", "scores of keys at nodes and sinks"),
+    *("sinusoids as wide as a head", "dense synthesizer with products", "hopfield with a learned beta"),
+    *("predicted Gaussian of a fixed width among steps and sinks", "gMLP of places", "random features with a gate"),
+    *("fast weights that sum products", "landmarks by LU", "a store in one softmax with the window"),
+    *("sinks among steps", "exits one decision after the other"),
+)
+"""Variants that are traced as all entries are: together they have every operation of any variant that no entry has,
+with the types and the number of axes of the tensors that it takes. The others would trace what is traced already."""
 
 
 def taken(step: BackboneStep, function: object, streams: int, steps: int) -> tuple[list[Tensor], Tensors]:
@@ -86,20 +97,34 @@ def test_the_choice_of_strict_traces_has_every_axis_and_no_case_that_is_unknown(
     assert set(NAMES) >= STRICTLY
 
 
+def test_variants_that_are_not_traced_have_no_operation_of_their_own() -> None:
+    found = {}
+    for name in NAMES:
+        if not name.startswith("preset:"):
+            step = step_of(name)
+            inputs, state = step.draw(BATCH, torch.Generator().manual_seed(0)), start_of(step.backbone)
+            with torch.no_grad(), Operations(lambda tensor: f"{tensor.dtype} {tensor.dim()}") as operations:
+                step(inputs, state)
+            found[name] = operations.found
+    traced = set().union(*(own for name, own in found.items() if name in ENTRIES or name in OF_THEIR_OWN))
+    missing = {name: sorted(own - traced) for name, own in found.items() if own - traced}
+    assert not missing, f"to be added to OF_THEIR_OWN: {missing}"
+
+
 @pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, id="=".join(names), marks=() if name in QUICK else pytest.mark.slow)
         for name, names in NAMES.items()
-        if not name.startswith("preset:")
+        if name in ENTRIES or name in OF_THEIR_OWN or (ALL_CASES and not name.startswith("preset:"))
     ],
 )
 def test_l11_an_exported_step_equals_the_eager_one_over_a_thousand_steps(name: str) -> None:
     """The step is traced before eager mode has ever seen its sizes: nothing may be left behind in eager mode.
 
     A thousand steps are those of all streams together, or of each where ``LONG`` says so. The program is for any number
-    of streams: it is traced with three and takes ten. Variants and losses, which are made of the entries, take fewer
-    steps. Presets are left to ``tests/agents/test_export.py``, which writes them to files.
+    of streams: it is traced with three and takes ten. Variants, which are made of the entries, take fewer steps.
+    Presets are left to ``tests/agents/test_export.py``, which writes them to files.
 
     What is written to files and compiled is traced by running the step. Strict tracing reads its code as well, and
     refuses Python that it cannot follow; the cases of ``STRICTLY`` show that the step has none.

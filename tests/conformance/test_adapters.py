@@ -43,7 +43,7 @@ def test_our_agents_are_put_to_nearly_every_check() -> None:
     assert len(passed) >= 30  # of 40: what does not apply is an exception
 
 
-@pytest.mark.slow
+@pytest.mark.third_party
 @pytest.mark.filterwarnings("ignore")  # theirs
 @pytest.mark.parametrize("subject", OTHERS, ids=lambda subject: f"{subject.library} {subject.name}")
 def test_other_libraries_are_as_the_table_says(subject: Subject) -> None:
@@ -55,7 +55,7 @@ def test_other_libraries_are_as_the_table_says(subject: Subject) -> None:
     assert [result.status for result in results] == statuses, results
 
 
-@pytest.mark.slow
+@pytest.mark.third_party
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("block", REPRODUCTIONS, ids=lambda block: block.place)
 def test_failures_of_others_are_reproduced(block: Block, capsys: pytest.CaptureFixture[str]) -> None:

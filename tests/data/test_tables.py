@@ -222,6 +222,7 @@ def test_splits_missing_files_and_files_outside_are_named(tmp_path: Path) -> Non
             load_trajectories(tmp_path / "one" / "train")
 
 
+@pytest.mark.third_party
 def test_data_sets_of_hugging_face_are_read_as_objects_and_from_disk(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets", reason="compares with Hugging Face datasets, which no extra brings")
     features = datasets.Features(

@@ -1,4 +1,4 @@
-"""A stand-in for CUDA graphs on the CPU: operations on fixed tensors, and no Python when they run again."""
+"""What a step computes: operations to be listed, or to be run again without Python, in place of a CUDA graph."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +41,19 @@ class Tape(TorchDispatchMode):
             for place, value in zip(results, tree_leaves(func(*args, **kwargs)), strict=True):
                 if isinstance(place, Tensor) and place.data_ptr() != value.data_ptr():
                     place.copy_(value)
+
+
+class Operations(TorchDispatchMode):
+    """Names of what is computed, with what ``describe`` says of the tensors that it takes."""
+
+    def __init__(self, describe: Callable[[Tensor], str]) -> None:
+        super().__init__()
+        self.describe, self.found = describe, set[tuple[str, ...]]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = {self.describe(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        self.found.add((str(func), *sorted(tensors)))
+        return func(*args, **(kwargs or {}))
 
 
 class Captures:

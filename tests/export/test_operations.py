@@ -49,6 +49,7 @@ def test_operations_that_onnx_has_equal_eager_in_a_file(tmp_path: Path) -> None:
         assert_runs_equal(*(run_of(form, draw, state, 8) for form in forms), tolerance=NEWTON)
 
 
+@pytest.mark.third_party
 @pytest.mark.parametrize("name", sorted(ONNX_LACKS))
 def test_an_operation_that_onnx_lacks_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"cannot be written as ONNX.*op='(aten|prims)\..*write a \.pt2 file"):
