@@ -17,6 +17,14 @@ from stable_baselines3.common.utils import configure_logger
 from torch import Tensor
 
 from rltransformers.backbone import BackboneConfig
+from rltransformers.core.checkpoint import (
+    check_tensor,
+    contents_of,
+    load_checkpoint,
+    restore_optimizer,
+    restore_weights,
+    save_checkpoint,
+)
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, PositiveNumber, Seed, WholeNumber, check, strict
@@ -26,19 +34,11 @@ from rltransformers.core.world import World, current_world
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.policies.decision import ActingMode, Decider, DecisionPolicy
+from rltransformers.policies.files import check_held
 from rltransformers.policies.observed import Encoding, read_observation
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.shipping import DecisionInFile, write_policy
 from rltransformers.policies.steps import Acting
-from rltransformers.training.checkpoint import (
-    check_held,
-    check_tensor,
-    contents_of,
-    load_checkpoint,
-    restore_optimizer,
-    restore_weights,
-    save_checkpoint,
-)
 from rltransformers.training.decision_critic import CriticLearner
 from rltransformers.training.decision_data import DataSummary, check_masked, stored_statistics, training_data
 from rltransformers.training.decision_online import OnlineCounts
