@@ -50,7 +50,6 @@ from rltransformers.training.replay_data import (
     save_replay,
     unpack_observation,
 )
-from rltransformers.training.rollout_settings import json_kwargs
 from rltransformers.training.schedules import Scheduled, as_schedule
 from rltransformers.training.vec_envs import as_vec_env
 
@@ -155,7 +154,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             tau=tau,
             gamma=gamma,
             gradient_steps=gradient_steps,
-            policy_kwargs=policy_settings(kind, json_kwargs(policy_kwargs), "policy_kwargs."),
+            policy_kwargs=policy_settings(kind, policy_kwargs or {}, "policy_kwargs."),
             stats_window_size=stats_window_size,
             tensorboard_log=None if tensorboard_log is None else os.fspath(tensorboard_log),
             verbose=verbose,

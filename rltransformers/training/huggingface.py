@@ -26,7 +26,7 @@ from rltransformers.core.errors import CheckpointError, ConfigError, require
 from rltransformers.core.files import read_json
 from rltransformers.core.ranges import DropoutRate, PositiveNumber, check, shown
 from rltransformers.policies.decision import ActingMode
-from rltransformers.policies.files import check_held
+from rltransformers.policies.held import check_held
 from rltransformers.training.decision_settings import Settings
 
 EXTRA = "huggingface"

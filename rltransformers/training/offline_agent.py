@@ -34,7 +34,7 @@ from rltransformers.core.world import World, current_world
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.policies.decision import ActingMode, Decider, DecisionPolicy
-from rltransformers.policies.files import check_held
+from rltransformers.policies.held import check_held
 from rltransformers.policies.observed import Encoding, read_observation
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.shipping import DecisionInFile, write_policy

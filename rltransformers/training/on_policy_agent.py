@@ -34,7 +34,7 @@ from rltransformers.training.distributed import check_shared, log_traffic
 from rltransformers.training.memory_panel import memory_panel, staleness
 from rltransformers.training.online_agent import OnlineAgent
 from rltransformers.training.online_checkpoint import segment_of, segment_tensors
-from rltransformers.training.rollout_settings import check_batch_size, check_room, json_kwargs
+from rltransformers.training.rollout_settings import check_batch_size, check_room
 from rltransformers.training.schedules import Scheduled, as_schedule
 from rltransformers.training.vec_envs import as_vec_env
 
@@ -99,7 +99,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             raise ConfigError("env is None, but an agent learns in one: give an environment id or an environment")
         if isinstance(env, str):
             env = as_vec_env(env)
-        policy_kwargs = policy_settings(kind, json_kwargs(policy_kwargs), "policy_kwargs.")
+        policy_kwargs = policy_settings(kind, policy_kwargs or {}, "policy_kwargs.")
         super().__init__(
             kind,
             env,

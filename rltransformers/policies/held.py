@@ -1,4 +1,4 @@
-"""Policies of online agents as files of their own, in the format of checkpoints: their weights, and what made them."""
+"""Whether a file holds a backbone as large as its settings say: they could ask for any amount of memory."""
 
 from collections.abc import Mapping
 from typing import Any
