@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from stable_baselines3.common.callbacks import LogEveryNTimesteps
+from stable_baselines3.common.logger import KVWriter, Logger
 
 from rltransformers.agents import GTrXLPPO
 from rltransformers.core.errors import CheckpointError, ConfigError
@@ -73,3 +75,17 @@ def test_custom_objects_replace_settings_under_the_names_of_stable_baselines3(
         load(tmp_path / "agent.zip", custom_objects={"gama": 0.5})
     with pytest.raises(ConfigError, match="gamma"):
         load(tmp_path / "agent.zip", custom_objects={"gamma": 5.0})
+
+
+@pytest.mark.parametrize("name", ["ppo", "vmpo", "dqn"])
+def test_without_a_log_interval_a_callback_says_when_the_log_is_written(name: str) -> None:
+    written: list[int] = []
+
+    class Writes(KVWriter):
+        def write(self, key_values: Any, key_excluded: Any, step: int = 0) -> None:
+            written.append(step)
+
+    model: Any = MAKERS[name]()
+    model.set_logger(Logger(None, [Writes()]))
+    model.learn(80, LogEveryNTimesteps(40), log_interval=None)
+    assert written == [40, 80]
