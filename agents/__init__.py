@@ -7,7 +7,18 @@ from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.gtrxl_dqn import GTrXLDQN
 from rltransformers.agents.gtrxl_ppo import GTrXLPPO
 from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
+from rltransformers.agents.hub import load_from_hub, package_for_hub, push_to_hub
 from rltransformers.agents.load import load_agent
 from rltransformers.training.actor import Actor
 
-__all__ = ["Actor", "DecisionTransformer", "GTrXLDQN", "GTrXLPPO", "GTrXLVMPO", "load_agent"]
+__all__ = [
+    "Actor",
+    "DecisionTransformer",
+    "GTrXLDQN",
+    "GTrXLPPO",
+    "GTrXLVMPO",
+    "load_agent",
+    "load_from_hub",
+    "package_for_hub",
+    "push_to_hub",
+]

@@ -50,7 +50,6 @@ from rltransformers.training.replay_data import (
     save_replay,
     unpack_observation,
 )
-from rltransformers.training.rollout_settings import json_kwargs
 from rltransformers.training.schedules import Scheduled, as_schedule
 from rltransformers.training.vec_envs import as_vec_env
 
@@ -155,7 +154,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             tau=tau,
             gamma=gamma,
             gradient_steps=gradient_steps,
-            policy_kwargs=policy_settings(kind, json_kwargs(policy_kwargs), "policy_kwargs."),
+            policy_kwargs=policy_settings(kind, policy_kwargs or {}, "policy_kwargs."),
             stats_window_size=stats_window_size,
             tensorboard_log=None if tensorboard_log is None else os.fspath(tensorboard_log),
             verbose=verbose,
@@ -401,19 +400,22 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         self,
         total_timesteps: Annotated[int, Ge(0), Lt(2**63)],
         callback: MaybeCallback = None,
-        log_interval: Count = 100,
+        log_interval: Count | None = 100,
         tb_log_name: str = KIND,
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> Self:
-        """Train for at least ``total_timesteps`` environment steps and return self; ``log_interval`` counts episodes.
+        """Train for at least ``total_timesteps`` environment steps and return self.
+
+        ``log_interval`` counts episodes; None leaves writing to a callback.
 
         Raises:
             DataError, ConfigError: as ``GTrXLPPO.learn``.
         """
         if self.env is None:
             raise ConfigError("this agent has no environment to learn in; load it with GTrXLDQN.load(path, env=env)")
-        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+        interval = cast(int, log_interval)  # SB3 reads None too
+        return super().learn(total_timesteps, callback, interval, tb_log_name, reset_num_timesteps, progress_bar)
 
     def predict(
         self,

@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from rltransformers.algorithms.vmpo import Multipliers, VMPOBounds, VMPOLoss, vmpo_loss
+from rltransformers.core.checkpoint import check_same, restore_optimizer, restore_weights
 from rltransformers.core.ranges import (
     Count,
     Fraction,
@@ -35,7 +36,6 @@ from rltransformers.functional.modules import approach
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.steps import Acting, ActorCriticMachine
-from rltransformers.training.checkpoint import check_same, restore_optimizer, restore_weights
 from rltransformers.training.on_policy_agent import MemoryRefresh, OnPolicyMemoryAgent, with_auxiliary
 from rltransformers.training.online_checkpoint import on_device
 from rltransformers.training.schedules import Scheduled

@@ -9,8 +9,8 @@ from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.gtrxl_dqn import GTrXLDQN
 from rltransformers.agents.gtrxl_ppo import GTrXLPPO
 from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
+from rltransformers.core.checkpoint import load_checkpoint
 from rltransformers.core.errors import CheckpointError
-from rltransformers.training.checkpoint import load_checkpoint
 
 if __name__ != "rltransformers.agents.load":
     raise ImportError("import this file as rltransformers.agents.load")

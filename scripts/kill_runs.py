@@ -28,7 +28,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rltransformers.cli.main import main as cli
-from rltransformers.training.checkpoint import load_checkpoint
+from rltransformers.core.checkpoint import load_checkpoint
 from rltransformers.training.run_folder import RunFolder
 
 BACKBONE = {"width": 8, "layers": 1, "heads": 2}

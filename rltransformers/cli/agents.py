@@ -27,6 +27,7 @@ from rltransformers.backbone import Backbone
 from rltransformers.cli.collect import collect_episodes, make_environment
 from rltransformers.cli.settings import SET_ELSEWHERE
 from rltransformers.core.action_masks import ACTION_MASK
+from rltransformers.core.checkpoint import load_checkpoint
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.files import replacing
@@ -35,7 +36,6 @@ from rltransformers.core.spaces import differing_spaces, is_image, leaf_spaces
 from rltransformers.core.world import current_world
 from rltransformers.data import load_trajectories
 from rltransformers.policies.steps import Acting
-from rltransformers.training.checkpoint import load_checkpoint
 from rltransformers.training.decision_online import check_explores
 from rltransformers.training.decision_settings import PolicySettings
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online

@@ -161,7 +161,7 @@ class GTrXLPolicy(MemoryPolicy):
 
         The values stay as they are, and so do the optimiser and its parameters.
         """
-        self.value_net = PopArt(self.value_net, step)
+        self.value_net, self.popart = PopArt(self.value_net, step), step
         return self.value_net
 
     @property

@@ -5,10 +5,11 @@ and training (whole segments), so that both compute the same function.
 """
 
 import math
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, TypedDict
+from typing import Annotated, Any, ClassVar, Self, TypedDict, cast
 
 import gymnasium as gym
 import numpy as np
@@ -22,10 +23,19 @@ from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.backbone.state import part_of, prefixed
 from rltransformers.backbone.tables import Tables
 from rltransformers.core.action_masks import ACTION_MASK, WAY_OUT, mask_space, masks_of_step, observes_mask
-from rltransformers.core.device import to_tensor
+from rltransformers.core.checkpoint import contents_of, load_checkpoint, restore_weights, save_checkpoint
+from rltransformers.core.device import find_device, to_tensor
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.ranges import Weight, check
-from rltransformers.core.spaces import check_supported, check_width, leaf_spaces, nest_leaves, space_from_leaves
+from rltransformers.core.ranges import Fraction, Weight, check, strict
+from rltransformers.core.spaces import (
+    check_supported,
+    check_width,
+    leaf_spaces,
+    nest_leaves,
+    space_from_json,
+    space_from_leaves,
+    space_to_json,
+)
 from rltransformers.data.rollout import Leaves, action_layout, observation_layout
 from rltransformers.functional.call import EVERY
 from rltransformers.functional.context import Context
@@ -33,10 +43,14 @@ from rltransformers.memory.interface import Cached
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.extractors import Extractor
+from rltransformers.policies.held import check_held
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts, task_leaf, tree_space
 from rltransformers.policies.observed import Encoding, Observed, observation_parts, observe, read_observation
+from rltransformers.policies.own_policies import policy_settings, stored_kwargs
 
 Space = gym.Space[Any]
+GIVEN_FIRST = ("observation_space", "action_space", "lr_schedule")
+"""What a policy is made from besides its keywords, in this order: so Stable-Baselines3 makes them."""
 NOTHING = slice(0, 0)
 """No step: only the memory after them is asked for."""
 
@@ -148,6 +162,17 @@ class MemoryPolicy(BasePolicy):
     """What a step is read from and stored as: the leaves of the observation, and the mask."""
     only_learns: ClassVar[tuple[str, ...]] = ()
     """Parts that acting has no use for, and files leave out."""
+    popart: float | None = None
+    """The step with which the value head follows the scale of its targets, where it does."""
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+    """What the policy was made with: positional arguments behind the first three, and keywords."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        policy = super().__new__(cls)
+        # Here, because the constructors of subclasses, whatever they take, all lie behind it.
+        keywords = {name: value for name, value in kwargs.items() if name not in GIVEN_FIRST}
+        policy.given = args[len(GIVEN_FIRST) :], keywords
+        return policy
 
     def __init__(
         self,
@@ -418,6 +443,64 @@ class MemoryPolicy(BasePolicy):
                 )
             state = rewarded(state, rewards)
         return state, torch.as_tensor(start, device=self.device)
+
+    # Files
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        """The keywords that make a policy like this one, whatever its weights; a subclass may add some."""
+        positional, keywords = self.given
+        if positional:
+            raise ConfigError(
+                f"{type(self).__name__} was made with {3 + len(positional)} positional arguments; give what follows "
+                f"{', '.join(GIVEN_FIRST)} by keyword, so that its file can name it"
+            )
+        return dict(keywords)
+
+    @strict
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write weights, spaces and keywords to one file; nothing in it is executed on loading.
+
+        ``.zip`` is added to a name without ending. What is remembered of episodes is no part of a policy: it is the
+        state that ``predict`` takes and returns, and belongs to the loaded policy as well. The optimiser, and what
+        ``VecNormalize`` does, are in the files of agents.
+
+        Raises:
+            CheckpointError: for a keyword of a subclass that is no JSON value, and when the file cannot be written.
+            ConfigError: the policy was made with more than three positional arguments.
+        """
+        settings = {
+            "policy_kwargs": stored_kwargs(self._get_constructor_parameters()),
+            "observation_space": space_to_json(self.tree),
+            "action_space": space_to_json(self.action_space),
+            "popart": self.popart,
+        }
+        save_checkpoint(path, type(self).__name__, settings, {"policy": self.state_dict()})
+
+    @classmethod
+    @strict
+    def load(cls, path: str | os.PathLike[str], device: torch.device | str = "auto") -> Self:
+        """The policy that ``save`` of this class wrote; acts as it did, and learns nothing until it has an agent.
+
+        Raises:
+            CheckpointError: when the file is missing, corrupt, or of another class.
+            ConfigError: when there is no such device.
+        """
+        place, kind = find_device(device), cls.__name__
+        checkpoint = load_checkpoint(path, kind)
+        with contents_of(path, kind):
+            stored, weights = checkpoint.settings, checkpoint.tensors["policy"]
+            keywords = check(stored["policy_kwargs"], Mapping[str, Any], "settings.policy_kwargs")
+            keywords = policy_settings(cls, keywords, "settings.policy_kwargs.")
+            check_held(BackboneConfig.from_dict(keywords.get("backbone") or {}), weights)
+            make: Any = cls  # a subclass, whose constructor is another than that of its base
+            spaces = space_from_json(stored["observation_space"]), space_from_json(stored["action_space"])
+            policy = make(*spaces, cls._dummy_schedule, **keywords)
+            policy.complete()
+            if (step := check(stored["popart"], Fraction | None, "settings.popart")) is not None:
+                policy.normalise_values(step)
+            restore_weights(policy, weights)
+            policy.set_training_mode(False)
+        return cast(Self, policy.to(place))
 
     def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
         raise ConfigError("a policy with memory needs a state: call predict(observation, state, episode_start)")

@@ -1,4 +1,4 @@
-"""Policies that users make from those of this package: found by name, checked, and learned whole."""
+"""Policies that users make from those of this package: found by name, checked, stored, and learned whole."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -8,6 +8,7 @@ import torch
 from stable_baselines3.common.policies import BasePolicy
 from torch import nn
 
+from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.ranges import annotations, check_settings, shown
 from rltransformers.policies.extractors import subclasses
@@ -40,6 +41,17 @@ def policy_settings(kind: type[BasePolicy], settings: Mapping[str, Any], prefix:
                 break
     without = ("observation_space", "action_space", "lr_schedule")
     return check_settings({name: hint for name, hint in hints.items() if name not in without}, settings, prefix)
+
+
+def stored_kwargs(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of a policy as files hold them: a ``BackboneConfig`` as its dictionary, classes by their names."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, BackboneConfig):
+            return value.to_dict()
+        return value.__name__ if isinstance(value, type) else value
+
+    return {name: plain(value) for name, value in settings.items()}
 
 
 def named_policy(policy: str | type, aliases: Mapping[str, type]) -> type:

@@ -15,13 +15,13 @@ from rltransformers.algorithms.critic import (
     stitching_weight,
     window_targets,
 )
+from rltransformers.core.checkpoint import restore_optimizer, restore_weights
 from rltransformers.core.ranges import check
 from rltransformers.core.world import World
 from rltransformers.data import ContextBatch
 from rltransformers.functional.modules import approach
 from rltransformers.policies.action_heads import blank_invalid
 from rltransformers.policies.decision import DecisionPolicy
-from rltransformers.training.checkpoint import restore_optimizer, restore_weights
 from rltransformers.training.decision_data import DataSummary
 from rltransformers.training.decision_settings import CriticName, CriticOptions
 

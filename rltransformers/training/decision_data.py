@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from rltransformers.core.action_masks import ACTION_MASK, check_recorded
+from rltransformers.core.checkpoint import check_tensor
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import PositiveNumber, check_fields
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.data import Trajectories
 from rltransformers.policies.decision import normalised_leaves
-from rltransformers.training.checkpoint import check_tensor
 from rltransformers.training.decision_settings import Settings
 
 MOST_SCALED = 1e6

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rltransformers.core.checkpoint import check_tensor, restore_optimizer
 from rltransformers.core.ranges import check
-from rltransformers.training.checkpoint import check_tensor, restore_optimizer
 
 FIRST_TEMPERATURE, LEARNING_RATE = 0.1, 1e-4
 """As in the published code of the paper."""

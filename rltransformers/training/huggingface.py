@@ -21,11 +21,12 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rltransformers.backbone import BackboneConfig
+from rltransformers.core.checkpoint import contents_of, load_weights
 from rltransformers.core.errors import CheckpointError, ConfigError, require
 from rltransformers.core.files import read_json
 from rltransformers.core.ranges import DropoutRate, PositiveNumber, check, shown
 from rltransformers.policies.decision import ActingMode
-from rltransformers.training.checkpoint import check_held, contents_of, load_weights
+from rltransformers.policies.held import check_held
 from rltransformers.training.decision_settings import Settings
 
 EXTRA = "huggingface"

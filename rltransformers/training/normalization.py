@@ -10,18 +10,18 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecCheckNan, VecEnv, VecEnvWrapper, VecMonitor, VecNormalize
 from torch import Tensor
 
-from rltransformers.core.errors import ConfigError
-from rltransformers.core.ranges import LARGEST, NonNegativeNumber, UnitInterval, check, check_settings
-from rltransformers.core.spaces import leaf_spaces
-from rltransformers.core.world import World
-from rltransformers.policies.shipping import Scaling
-from rltransformers.training.checkpoint import (
+from rltransformers.core.checkpoint import (
     check_same,
     check_tensor,
     contents_of,
     load_checkpoint,
     save_checkpoint,
 )
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.ranges import LARGEST, NonNegativeNumber, UnitInterval, check, check_settings
+from rltransformers.core.spaces import leaf_spaces
+from rltransformers.core.world import World
+from rltransformers.policies.shipping import Scaling
 
 _KIND = "VecNormalize"
 _SETTINGS: dict[str, Any] = {

@@ -17,6 +17,14 @@ from stable_baselines3.common.utils import configure_logger
 from torch import Tensor
 
 from rltransformers.backbone import BackboneConfig
+from rltransformers.core.checkpoint import (
+    check_tensor,
+    contents_of,
+    load_checkpoint,
+    restore_optimizer,
+    restore_weights,
+    save_checkpoint,
+)
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, PositiveNumber, Seed, WholeNumber, check, strict
@@ -26,19 +34,11 @@ from rltransformers.core.world import World, current_world
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.policies.decision import ActingMode, Decider, DecisionPolicy
+from rltransformers.policies.held import check_held
 from rltransformers.policies.observed import Encoding, read_observation
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.shipping import DecisionInFile, write_policy
 from rltransformers.policies.steps import Acting
-from rltransformers.training.checkpoint import (
-    check_held,
-    check_tensor,
-    contents_of,
-    load_checkpoint,
-    restore_optimizer,
-    restore_weights,
-    save_checkpoint,
-)
 from rltransformers.training.decision_critic import CriticLearner
 from rltransformers.training.decision_data import DataSummary, check_masked, stored_statistics, training_data
 from rltransformers.training.decision_online import OnlineCounts
@@ -51,9 +51,14 @@ from rltransformers.training.huggingface import (
     statistics_given,
 )
 from rltransformers.training.interval_log import ProgressBar
-from rltransformers.training.parameters import take_parameters
+from rltransformers.training.parameters import print_system, replaced_settings, take_parameters
 
 Updates = Annotated[int, Ge(0), Lt(2**63)]
+REPLACEABLE = (
+    *("learning_rate", "weight_decay", "warmup_steps", "decay_steps", "batch_size", "max_grad_norm", "top_fraction"),
+    *("whole_episodes", "expectile", "acting", "acting_mode", "seed"),
+)
+"""Settings that ``load`` may replace: with others of the rest the weights would mean something else."""
 
 
 class OfflineAgent:
@@ -340,25 +345,37 @@ class OfflineAgent:
         tensorboard_log: str | os.PathLike[str] | None = None,
         verbose: WholeNumber = 0,
         device: torch.device | str = "auto",
+        custom_objects: Mapping[str, Any] | None = None,
+        print_system_info: bool = False,
     ) -> Self:
         """The saved model; with the dataset it was trained on, ``learn`` goes on as if it had never stopped.
 
         Args:
             acting: takes the place of the stored setting.
+            custom_objects: settings that replace the stored ones, as for the online agents: ``learning_rate``,
+                ``weight_decay``, ``warmup_steps``, ``decay_steps``, ``batch_size``, ``max_grad_norm``,
+                ``top_fraction``, ``whole_episodes``, ``expectile``, ``acting``, ``acting_mode``, ``seed``. What
+                Stable-Baselines3 pickles and files of this package do not hold has nothing to replace.
+            print_system_info: print this machine and its versions, and the version that wrote the file.
 
         Raises:
             CheckpointError: for a file that is missing, corrupt, or of another agent.
-            ConfigError: for a dataset with other spaces.
+            ConfigError: for a dataset with other spaces, and for a setting that cannot be replaced, or not by this.
         """
         device = find_device(device)
         saved = load_checkpoint(path, cls.kind, map_location=device)
+        if print_system_info:
+            print_system(saved.code_version)
+        replaced = replaced_settings(custom_objects, REPLACEABLE)
+        if acting is not None:
+            replaced["acting"] = acting
         self = cls.__new__(cls)
-        with contents_of(path, cls.kind):
+        with contents_of(path, cls.kind, alone=not replaced):
             parts, tensors = saved.settings, saved.tensors
             weights = check(tensors["policy"], Mapping[str, Any], "policy")
             spaces = (space_from_json(parts["observation_space"]), space_from_json(parts["action_space"]))
             settings = stored_settings(check(parts["settings"], Mapping[str, Any], "settings"))
-            settings = settings if acting is None else replace(settings, acting=acting)
+            settings = replace(settings, **replaced)
             summary = DataSummary(**check(parts["summary"], Mapping[str, Any], "summary"))
             statistics = stored_statistics(spaces[0], weights) if settings.normalize_observations else None
             backbone = BackboneConfig.from_dict(parts["backbone"])

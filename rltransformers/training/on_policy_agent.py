@@ -34,7 +34,7 @@ from rltransformers.training.distributed import check_shared, log_traffic
 from rltransformers.training.memory_panel import memory_panel, staleness
 from rltransformers.training.online_agent import OnlineAgent
 from rltransformers.training.online_checkpoint import segment_of, segment_tensors
-from rltransformers.training.rollout_settings import check_batch_size, check_room, json_kwargs
+from rltransformers.training.rollout_settings import check_batch_size, check_room
 from rltransformers.training.schedules import Scheduled, as_schedule
 from rltransformers.training.vec_envs import as_vec_env
 
@@ -99,7 +99,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             raise ConfigError("env is None, but an agent learns in one: give an environment id or an environment")
         if isinstance(env, str):
             env = as_vec_env(env)
-        policy_kwargs = policy_settings(kind, json_kwargs(policy_kwargs), "policy_kwargs.")
+        policy_kwargs = policy_settings(kind, policy_kwargs or {}, "policy_kwargs.")
         super().__init__(
             kind,
             env,
@@ -332,13 +332,14 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         self,
         total_timesteps: Annotated[int, Ge(0), Lt(2**63)],
         callback: MaybeCallback = None,
-        log_interval: Count = 1,
+        log_interval: Count | None = 1,
         tb_log_name: str | None = None,
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> Self:
         """Train for at least ``total_timesteps`` environment steps (whole rollouts) and return self.
 
+        ``log_interval``: rollouts from one line of the log to the next; None leaves writing to a callback.
         ``tb_log_name``: what a run is called in TensorBoard; None for the name of the agent.
 
         Raises:
@@ -353,7 +354,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         return super().learn(
             total_timesteps,
             callback=callback,
-            log_interval=log_interval,
+            log_interval=cast(int, log_interval),  # SB3 reads None too
             tb_log_name=self.kind if tb_log_name is None else tb_log_name,
             reset_num_timesteps=reset_num_timesteps,
             progress_bar=progress_bar,

@@ -24,23 +24,7 @@ from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.action_masks import ACTION_MASK, MASK_METHOD, observes_mask
-from rltransformers.core.device import find_device, to_tensor
-from rltransformers.core.errors import CheckpointError, ConfigError, DataError, refuse_unknown
-from rltransformers.core.guard import attempt, named_fault, raised_in_reset
-from rltransformers.core.ranges import Count, Seed, annotations, check, check_arguments, strict
-from rltransformers.core.seeding import generators
-from rltransformers.core.spaces import leaf_spaces, space_from_json, space_to_json
-from rltransformers.core.world import World, current_world, sliced
-from rltransformers.data.rollout import Segment
-from rltransformers.envs.saving import part_of_state, restore_environment, takes_state
-from rltransformers.policies.actor_critic import GTrXLPolicy
-from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
-from rltransformers.policies.observations import tree_space
-from rltransformers.policies.own_policies import named_policy, policy_settings
-from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_policy
-from rltransformers.training.actor import Actor
-from rltransformers.training.checkpoint import (
-    check_held,
+from rltransformers.core.checkpoint import (
     check_same,
     check_tensor,
     contents_of,
@@ -51,6 +35,22 @@ from rltransformers.training.checkpoint import (
     save_checkpoint,
     unpack_arrays,
 )
+from rltransformers.core.device import find_device, to_tensor
+from rltransformers.core.errors import CheckpointError, ConfigError, DataError, refuse_unknown
+from rltransformers.core.guard import attempt, named_fault, raised_in_reset
+from rltransformers.core.ranges import Count, Seed, annotations, check, check_arguments, strict
+from rltransformers.core.seeding import generators
+from rltransformers.core.spaces import leaf_spaces, space_from_json, space_to_json
+from rltransformers.core.world import World, current_world, sliced
+from rltransformers.data.rollout import Segment
+from rltransformers.envs.saving import part_of_state, restore_environment, takes_state
+from rltransformers.policies.actor_critic import GTrXLPolicy
+from rltransformers.policies.held import check_held
+from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
+from rltransformers.policies.observations import tree_space
+from rltransformers.policies.own_policies import named_policy, policy_settings, stored_kwargs
+from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_policy
+from rltransformers.training.actor import Actor
 from rltransformers.training.distributed import EndedEpisode, share_seen, share_statistics
 from rltransformers.training.normalization import (
     checked_normalization,
@@ -415,7 +415,7 @@ class OnlineAgent(BaseAlgorithm):
             return self._stats_window_size
         value = getattr(self, name)
         if name == "policy_kwargs":
-            return {key: each.__name__ if isinstance(each, type) else each for key, each in value.items()}
+            return stored_kwargs(value)
         if name in self.scheduled and value is not None:
             return plain_schedule(as_schedule(value, name), self._current_progress_remaining)
         return os.fspath(value) if isinstance(value, os.PathLike) else value

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from torch import Tensor
 
+from rltransformers.core.checkpoint import check_same, check_tensor, pack_arrays, unpack_arrays
 from rltransformers.core.guard import check_observations
 from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces, nest_leaves, nested_leaves
@@ -20,7 +21,6 @@ from rltransformers.envs.saving import environment_state, joined_states
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.observations import tree_space
-from rltransformers.training.checkpoint import check_same, check_tensor, pack_arrays, unpack_arrays
 
 Counter = Annotated[int, Ge(0), Lt(2**63)]
 COUNTERS: dict[str, Any] = {

@@ -8,8 +8,8 @@ from stable_baselines3.common.utils import get_system_info
 from torch import nn
 
 from rltransformers import __version__
+from rltransformers.core.checkpoint import check_same
 from rltransformers.core.errors import ConfigError, one_line, refuse_unknown
-from rltransformers.training.checkpoint import check_same
 
 PICKLED_BY_SB3 = (
     *("lr_schedule", "clip_range", "clip_range_vf", "exploration_schedule", "observation_space", "action_space"),

@@ -12,6 +12,7 @@ import torch
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
+from rltransformers.core.checkpoint import check_same, check_tensor, contents_of, load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.guard import check_observations
 from rltransformers.core.ranges import NonNegativeNumber, check
@@ -20,7 +21,6 @@ from rltransformers.core.world import World, sliced
 from rltransformers.data.replay import SegmentReplay, Window
 from rltransformers.data.rollout import observation_layout
 from rltransformers.policies.observations import tree_space
-from rltransformers.training.checkpoint import check_same, check_tensor, contents_of, load_checkpoint, save_checkpoint
 from rltransformers.training.rollout_settings import memory_of
 
 Space = gym.Space[Any]

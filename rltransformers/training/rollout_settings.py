@@ -2,14 +2,12 @@
 
 import math
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
 import torch
 from gymnasium import spaces
 
-from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.data.rollout import observation_layout
@@ -18,14 +16,6 @@ from rltransformers.policies.observations import tree_space
 Space = gym.Space[Any]
 BYTES_BESIDE = 24
 """Of a step beside its observation: action, reward, value, log-probability, last value, flags; at least."""
-
-
-def json_kwargs(policy_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Policy arguments with a ``BackboneConfig`` spelt out as its dictionary, so that checkpoints can hold them."""
-    kwargs = dict(policy_kwargs or {})
-    if isinstance(kwargs.get("backbone"), BackboneConfig):
-        kwargs["backbone"] = kwargs["backbone"].to_dict()
-    return kwargs
 
 
 def check_barrier(barrier_coef: Any, action_space: Space) -> None:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from rltransformers.core.action_masks import ACTION_MASK
+from rltransformers.core.checkpoint import contents_of
 from rltransformers.core.device import to_tensor
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import leaf_spaces, space_from_json
@@ -24,7 +25,6 @@ from rltransformers.policies.decision import ActingState, Decider
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, rewarded
 from rltransformers.policies.shipping import Scaling
 from rltransformers.policies.steps import leaf_name
-from rltransformers.training.checkpoint import contents_of
 from rltransformers.training.target_returns import finite_targets
 
 Space = gym.Space[Any]

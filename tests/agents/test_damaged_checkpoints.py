@@ -14,8 +14,8 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from rltransformers.agents import DecisionTransformer, GTrXLPPO, GTrXLVMPO
+from rltransformers.core.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
-from rltransformers.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from tests.agents.tiny_envs import AnySpace
 from tests.data.coded import coded_episodes
 

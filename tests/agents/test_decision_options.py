@@ -11,10 +11,10 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rltransformers.agents import DecisionTransformer
+from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.data import ContextBatch, Trajectories
 from rltransformers.policies.shipping import DecisionInFile
-from rltransformers.training.checkpoint import load_checkpoint, save_checkpoint
 from tests.agents.test_decision_transformer import TINY, Losses, make, record, weights
 
 OPTIONS: dict[str, dict[str, Any]] = {

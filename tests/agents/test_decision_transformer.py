@@ -19,9 +19,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import Tensor
 
 from rltransformers.agents import DecisionTransformer
+from rltransformers.core.checkpoint import save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.data import ContextBatch, Trajectories
-from rltransformers.training.checkpoint import save_checkpoint
 
 TINY = {"backbone": {"width": 16, "layers": 2, "heads": 2, "dropout": 0.1}}
 

@@ -17,9 +17,9 @@ from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecMonitor, 
 
 from rltransformers.agents import GTrXLDQN, GTrXLPPO
 from rltransformers.agents.gtrxl_dqn import MemoryRefresh
+from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.envs import make_vec_env
-from rltransformers.training.checkpoint import load_checkpoint, save_checkpoint
 from tests.agents.replayed import agent, collect, replay_of, strolls
 from tests.agents.test_gtrxl_ppo_checkpoint import Rows, SaveAndStop, assert_equal, everything
 from tests.agents.tiny_envs import AnySpace, Stroll

@@ -17,9 +17,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, Ve
 
 from rltransformers.agents import GTrXLPPO, GTrXLVMPO
 from rltransformers.backbone import BackboneConfig
+from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.envs import make_vec_env
-from rltransformers.training.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.training.on_policy_agent import MemoryRefresh, OnPolicyMemoryAgent
 from tests.agents.rollouts import ON_POLICY
 from tests.agents.tiny_envs import AnySpace, Walk

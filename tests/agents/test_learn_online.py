@@ -15,11 +15,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.callbacks import BaseCallback
 
 from rltransformers.agents import DecisionTransformer
+from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.core.seeding import generators, step_seed
 from rltransformers.data import Trajectories
 from rltransformers.data import record as record_episodes
-from rltransformers.training.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.training.entropy_bound import EntropyBound
 from tests.agents.test_decision_options import _tensors
 from tests.agents.test_decision_transformer import Drift, Losses, make, record, weights

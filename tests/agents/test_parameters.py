@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from stable_baselines3.common.callbacks import LogEveryNTimesteps
+from stable_baselines3.common.logger import KVWriter, Logger
 
-from rltransformers.agents import GTrXLPPO
+from rltransformers.agents import DecisionTransformer, GTrXLPPO
 from rltransformers.core.errors import CheckpointError, ConfigError
-from tests.agents.test_actor import MAKERS, Stream, online
+from rltransformers.data import record
+from tests.agents.test_actor import MAKERS, Stream, offline, online
 
 KINDS = ["ppo", "vmpo", "dqn", "dt"]
 
@@ -73,3 +76,37 @@ def test_custom_objects_replace_settings_under_the_names_of_stable_baselines3(
         load(tmp_path / "agent.zip", custom_objects={"gama": 0.5})
     with pytest.raises(ConfigError, match="gamma"):
         load(tmp_path / "agent.zip", custom_objects={"gamma": 5.0})
+
+
+def test_custom_objects_replace_settings_of_a_decision_transformer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = record("CartPole-v1", "random", episodes=5, num_envs=2, seed=0)
+    offline().save(tmp_path / "agent.zip")
+    load, path = DecisionTransformer.load, tmp_path / "agent.zip"
+    objects = {"learning_rate": 0.5, "batch_size": 3, "clip_range": lambda _: 0.0, "_last_obs": None}
+    model = load(path, data, custom_objects=objects, print_system_info=True)
+    assert "CURRENT SYSTEM INFO" in capsys.readouterr().out
+    plain = load(path, data).learn(2)
+    model.learn(2)
+    assert model.settings.batch_size == 3 and model._optimizer.param_groups[0]["lr"] == 0.5
+    assert plain._optimizer.param_groups[0]["lr"] == 3e-2
+    assert load(path, acting="eager", custom_objects={"acting": "compiled"}).settings.acting == "eager"
+    wrongs: dict[str, Any] = {"learning_rate": -1.0, "acting_mode": "none", "context_length": 3, "lerning_rate": 0.1}
+    for name, value in wrongs.items():
+        with pytest.raises(ConfigError, match=name):
+            load(path, custom_objects={name: value})
+
+
+@pytest.mark.parametrize("name", ["ppo", "vmpo", "dqn"])
+def test_without_a_log_interval_a_callback_says_when_the_log_is_written(name: str) -> None:
+    written: list[int] = []
+
+    class Writes(KVWriter):
+        def write(self, key_values: Any, key_excluded: Any, step: int = 0) -> None:
+            written.append(step)
+
+    model: Any = MAKERS[name]()
+    model.set_logger(Logger(None, [Writes()]))
+    model.learn(80, LogEveryNTimesteps(40), log_interval=None)
+    assert written == [40, 80]

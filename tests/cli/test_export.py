@@ -10,8 +10,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rltransformers.agents import GTrXLPPO
 from rltransformers.cli.main import main
+from rltransformers.core.checkpoint import save_checkpoint
 from rltransformers.policies.shipping import ActorCriticInFile
-from rltransformers.training.checkpoint import save_checkpoint
 from rltransformers.training.normalization import scalings_of
 
 BACKBONE = {"width": 8, "layers": 1, "heads": 2, "memory": 4}

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from rltransformers.cli.main import main
-from rltransformers.training.checkpoint import load_checkpoint
+from rltransformers.core.checkpoint import load_checkpoint
 from rltransformers.training.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]

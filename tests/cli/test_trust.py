@@ -20,9 +20,9 @@ from rltransformers.agents import DecisionTransformer, GTrXLPPO
 from rltransformers.cli.configs import find_config, packaged_configs
 from rltransformers.cli.main import main
 from rltransformers.cli.trust import collect_programs, programs
+from rltransformers.core.checkpoint import save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.data import load_trajectories
-from rltransformers.training.checkpoint import save_checkpoint
 from rltransformers.training.experiment import read_experiment
 from rltransformers.training.normalization import load_normalization
 from rltransformers.training.run_folder import RunFolder

@@ -224,7 +224,7 @@ def test_splits_missing_files_and_files_outside_are_named(tmp_path: Path) -> Non
 
 @pytest.mark.third_party
 def test_data_sets_of_hugging_face_are_read_as_objects_and_from_disk(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets", reason="compares with Hugging Face datasets, which no extra brings")
+    datasets = pytest.importorskip("datasets", reason="compares with Hugging Face datasets, extra third-party")
     features = datasets.Features(
         {key: datasets.Sequence(datasets.Sequence(datasets.Value("float32"))) for key in LAYOUT[:2]}
         | {"rewards": datasets.Sequence(datasets.Value("float32")), "dones": datasets.Sequence(datasets.Value("bool"))}

@@ -9,10 +9,10 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 
+from rltransformers.core.checkpoint import load_checkpoint, pack_arrays, save_checkpoint, unpack_arrays
 from rltransformers.core.errors import ConfigError
 from rltransformers.envs import TASKS, FiniteVecEnv, GymnasiumVecEnv, make_vec_env
 from rltransformers.envs.saving import environment_state, restore_environment, takes_state
-from rltransformers.training.checkpoint import load_checkpoint, pack_arrays, save_checkpoint, unpack_arrays
 from tests.envs.test_memory_tasks import SMALL, make_vec
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rltransformers.agents import GTrXLPPO
 from rltransformers.backbone import State
-from rltransformers.training.checkpoint import load_checkpoint, save_checkpoint
+from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from tests.agents.test_gtrxl_ppo_checkpoint import assert_equal, everything
 from tests.agents.tiny_envs import AnySpace
 

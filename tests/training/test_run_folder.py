@@ -13,8 +13,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
+from rltransformers.core.checkpoint import save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
-from rltransformers.training.checkpoint import save_checkpoint
 from rltransformers.training.evaluation import EvaluationResult, read_results
 from rltransformers.training.normalization import load_normalization, save_normalization
 from rltransformers.training.plots import plot_lookback, plot_return_versus_target

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from rltransformers import __version__
-from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import CheckpointError, ConfigError, one_line
 from rltransformers.core.files import refusal, replacing
 from rltransformers.core.ranges import NonNegativeNumber, check, shown, strict
@@ -235,28 +234,6 @@ def check_tensor(value: Any, name: str, shape: Sequence[int | None], dtype: torc
 
 def _outline(value: Any) -> str:
     return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else shown(value)
-
-
-def check_held(backbone: BackboneConfig, weights: Any, acting: Any = None, rows: int = 0) -> None:
-    """Raise unless a backbone is at most as large as what a file holds of it; for before it is built.
-
-    Args:
-        weights: of the whole policy, by name.
-        acting: state of ``rows`` streams in the form that acting keeps, by name; None where the file holds none.
-
-    Raises:
-        CheckpointError: with both numbers.
-    """
-    parameters, state = backbone.numbers()
-    wanted = {"parameters": (parameters, weights)} | (
-        {} if acting is None else {"numbers of state": (state * rows, acting)}
-    )
-    for what, (count, tensors) in wanted.items():
-        held = sum(
-            tensor.numel() for tensor in check(tensors, Mapping[str, Any], what).values() if isinstance(tensor, Tensor)
-        )
-        if count > held:
-            raise CheckpointError(f"its settings describe a backbone with {count:,} {what}, it holds {held:,}")
 
 
 def restore_weights(module: nn.Module, stored: Any, name: str = "policy") -> None:

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from rltransformers import __version__
+from rltransformers.core.checkpoint import FORMAT, FORMAT_VERSION, load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError
-from rltransformers.training.checkpoint import FORMAT, FORMAT_VERSION, load_checkpoint, save_checkpoint
 
 
 def tensors() -> dict[str, Any]:
