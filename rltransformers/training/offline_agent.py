@@ -51,7 +51,7 @@ from rltransformers.training.huggingface import (
     statistics_given,
 )
 from rltransformers.training.interval_log import ProgressBar
-from rltransformers.training.parameters import take_parameters
+from rltransformers.training.parameters import take_parameters, uncompiled
 
 Updates = Annotated[int, Ge(0), Lt(2**63)]
 
@@ -218,7 +218,7 @@ class OfflineAgent:
             "action_space": space_to_json(self.action_space),
         }
         tensors = {
-            "policy": self.policy.state_dict(),
+            "policy": uncompiled(self.policy).state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "updates": self.num_timesteps,
             "interval": self._interval,
@@ -236,7 +236,7 @@ class OfflineAgent:
         return {name: part.state_dict() for name, part in self._parts().items()}
 
     def _parts(self) -> dict[str, torch.nn.Module | torch.optim.Optimizer]:
-        return {"policy": self.policy, "optimizer": self._optimizer}
+        return {"policy": uncompiled(self.policy), "optimizer": self._optimizer}
 
     @strict
     def set_parameters(

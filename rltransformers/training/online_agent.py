@@ -68,7 +68,7 @@ from rltransformers.training.online_checkpoint import (
     segment_tensors,
     stored_segment,
 )
-from rltransformers.training.parameters import print_system, replaced_settings, take_parameters
+from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
 from rltransformers.training.schedules import as_schedule, plain_schedule
 from rltransformers.training.stepping import PolicySteps
 from rltransformers.training.unwritten_metrics import UnwrittenMetrics
@@ -362,7 +362,7 @@ class OnlineAgent(BaseAlgorithm):
             "observation_space": space_to_json(tree_space(self.observation_space)),
             "action_space": space_to_json(self.action_space),
             "n_envs": self.all_envs,
-            "policy": type(self.policy).__name__,
+            "policy": type(uncompiled(self.policy)).__name__,
         }
         tensors = self._tensors()
         if self.world.leads:
@@ -401,7 +401,7 @@ class OnlineAgent(BaseAlgorithm):
             with contents_of(load_path_or_dict, self.kind):
                 tensors = in_present_layout(tensors, self.policy)
                 given = {name: tensors[key] for name, key in self._parts().items()}
-        take_parameters({name: attrgetter(name)(self) for name in self._parts()}, given, exact_match)
+        take_parameters({name: uncompiled(attrgetter(name)(self)) for name in self._parts()}, given, exact_match)
         actor = self._actor
         self._acting = actor.with_cache(actor.without_cache(self._acting))
 
@@ -424,7 +424,7 @@ class OnlineAgent(BaseAlgorithm):
         logger = self.logger if hasattr(self, "_logger") else None
         again = self.memory_refresh == "epoch" and self._segment is not None  # the next update encodes it again
         return {
-            "policy": self.policy.state_dict(),
+            "policy": uncompiled(self.policy).state_dict(),
             "optimizer": self.policy.optimizer.state_dict(),
             "generators": {name: getattr(self, name).get_state() for name in GENERATORS},
             "metrics": pack_arrays(self._metrics.to_store(logger)),
