@@ -30,6 +30,7 @@ from rltransformers.policies.observations import tree_space
 from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.q_network import GTrXLQPolicy
 from rltransformers.policies.steps import Acting, ActorCriticMachine
+from rltransformers.training.checkpoint import File
 from rltransformers.training.distributed import check_shared, log_traffic
 from rltransformers.training.exploration import LADDER, Exploration, check_exploration, exploration_rates
 from rltransformers.training.memory_panel import memory_panel
@@ -435,14 +436,14 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
     # Files
 
     @strict
-    def save_replay_buffer(self, path: str | os.PathLike[str]) -> None:  # type: ignore[override]  # no open files
+    def save_replay_buffer(self, path: File) -> None:
         """Write the replay to one file, atomically; nothing in it is executed on loading."""
         if self.replay_buffer is None:
             raise ConfigError("this agent has no environment and so no replay to save")
         save_replay(path, self.replay_buffer, self.world)
 
     @strict
-    def load_replay_buffer(self, path: str | os.PathLike[str], truncate_last_traj: bool = True) -> None:  # type: ignore[override]  # no open files
+    def load_replay_buffer(self, path: File, truncate_last_traj: bool = True) -> None:
         """Take over the replay in a file; its running episodes count as left, and new ones begin behind them.
 
         Raises:

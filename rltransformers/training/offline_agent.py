@@ -31,6 +31,7 @@ from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.shipping import DecisionInFile, write_policy
 from rltransformers.policies.steps import Acting
 from rltransformers.training.checkpoint import (
+    File,
     check_held,
     check_tensor,
     contents_of,
@@ -198,8 +199,10 @@ class OfflineAgent:
         write_policy(step, path, batch, self.observation_space, self.action_space)
 
     @strict
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: File) -> None:
         """Write one checkpoint file with everything but the dataset; ".zip" is added to a name without extension.
+
+        ``path`` may be a file that is open for bytes; it stays open.
 
         Of several processes the first one writes it.
 
@@ -239,9 +242,7 @@ class OfflineAgent:
         return {"policy": uncompiled(self.policy), "optimizer": self._optimizer}
 
     @strict
-    def set_parameters(
-        self, load_path_or_dict: str | os.PathLike[str] | Mapping[str, Any], exact_match: bool = True
-    ) -> None:
+    def set_parameters(self, load_path_or_dict: File | Mapping[str, Any], exact_match: bool = True) -> None:
         """Take over weights and optimiser: those of a checkpoint, or what ``get_parameters`` returned.
 
         Args:
@@ -333,7 +334,7 @@ class OfflineAgent:
     @strict
     def load(
         cls,
-        path: str | os.PathLike[str],
+        path: File,
         dataset: Any = None,
         *,
         acting: Acting | None = None,
@@ -344,6 +345,7 @@ class OfflineAgent:
         """The saved model; with the dataset it was trained on, ``learn`` goes on as if it had never stopped.
 
         Args:
+            path: file, with or without ``.zip``, or one that is open for bytes.
             acting: takes the place of the stored setting.
 
         Raises:

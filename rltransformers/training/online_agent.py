@@ -40,6 +40,7 @@ from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_policy
 from rltransformers.training.actor import Actor
 from rltransformers.training.checkpoint import (
+    File,
     check_held,
     check_same,
     check_tensor,
@@ -344,8 +345,10 @@ class OnlineAgent(BaseAlgorithm):
         return self._loaded_normalization if self.env is None else None
 
     @strict
-    def save(self, path: str | os.PathLike[str], exclude: Any = None, include: Any = None) -> None:  # type: ignore[override]
+    def save(self, path: File, exclude: Any = None, include: Any = None) -> None:
         """Write everything a later ``learn`` or ``predict`` needs to one file; nothing in it is executed on loading.
+
+        ``path`` may be a file that is open for bytes, from where it stands; such a file stays open.
 
         It holds weights, optimiser, settings, spaces, counters, random streams, the memory and observations where
         acting stopped, the statistics of ``VecNormalize``, metrics that were recorded and not written yet, and the
@@ -378,7 +381,7 @@ class OnlineAgent(BaseAlgorithm):
     @strict
     def set_parameters(
         self,
-        load_path_or_dict: str | os.PathLike[str] | Mapping[str, Any],
+        load_path_or_dict: File | Mapping[str, Any],
         exact_match: bool = True,
         device: torch.device | str = "auto",
     ) -> None:
@@ -446,9 +449,9 @@ class OnlineAgent(BaseAlgorithm):
 
     @classmethod
     @strict
-    def load(  # type: ignore[override]  # force_reset may be None here
+    def load(
         cls,
-        path: str | os.PathLike[str],
+        path: File,
         env: Any = None,
         device: torch.device | str = "auto",
         custom_objects: Mapping[str, Any] | None = None,
@@ -459,7 +462,7 @@ class OnlineAgent(BaseAlgorithm):
         """The agent that ``save`` wrote.
 
         Args:
-            path: file, with or without ``.zip``.
+            path: file, with or without ``.zip``, or one that is open for bytes.
             env: environment to go on with; None when only ``predict`` is needed. An environment without
                 ``VecNormalize`` is wrapped in one when the agent was trained with it; the stored statistics are
                 restored either way.

@@ -1,7 +1,6 @@
 """Between an agent and its replay: raw observations in, normalised ones out, and files. Axes as in ``data.replay``."""
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,15 @@ from rltransformers.core.world import World, sliced
 from rltransformers.data.replay import SegmentReplay, Window
 from rltransformers.data.rollout import observation_layout
 from rltransformers.policies.observations import tree_space
-from rltransformers.training.checkpoint import check_same, check_tensor, contents_of, load_checkpoint, save_checkpoint
+from rltransformers.training.checkpoint import (
+    File,
+    check_same,
+    check_tensor,
+    contents_of,
+    file_name,
+    load_checkpoint,
+    save_checkpoint,
+)
 from rltransformers.training.rollout_settings import memory_of
 
 Space = gym.Space[Any]
@@ -174,14 +181,14 @@ def replay_of_all(state: Mapping[str, Any], change: Callable[[Any], Any], larges
     }
 
 
-def save_replay(path: str | os.PathLike[str], replay: SegmentReplay, world: World) -> None:
+def save_replay(path: File, replay: SegmentReplay, world: World) -> None:
     """Write a replay to one file; a crash at any moment leaves the old file or the new one, whole."""
     rows = rows_of_replay(replay, world)
     if world.leads:
         save_checkpoint(path, KIND, layout_of(replay, world), {"replay": rows})
 
 
-def load_replay(path: str | os.PathLike[str], replay: SegmentReplay, world: World) -> None:
+def load_replay(path: File, replay: SegmentReplay, world: World) -> None:
     """Take over the replay in a file, behind which new episodes begin.
 
     Raises:
@@ -192,8 +199,8 @@ def load_replay(path: str | os.PathLike[str], replay: SegmentReplay, world: Worl
     wanted = layout_of(replay, world)
     if checkpoint.settings != wanted:
         raise ConfigError(
-            f"{path} is a replay of {checkpoint.settings}, this agent's is {wanted}: make the agent with the same "
-            "environments, buffer_size and segment_length"
+            f"{file_name(path)} is a replay of {checkpoint.settings}, this agent's is {wanted}: make the agent with "
+            "the same environments, buffer_size and segment_length"
         )
     with contents_of(path, KIND):
         restore_replay(replay, part_of_replay(checkpoint.tensors["replay"], replay, world))

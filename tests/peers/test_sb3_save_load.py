@@ -3,6 +3,9 @@
 Its ``test_save_load``; what does not apply stands in docs/guides/from_stable_baselines3.md.
 """
 
+import io
+import tempfile
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import torch
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
 
 from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import CheckpointError, ConfigError
 from tests.agents.test_actor import offline
 from tests.agents.tiny_envs import PixelCue
 from tests.peers.small import AGENTS, STEPS, Kind, agent, every_agent, walk, walks
@@ -186,6 +189,29 @@ def test_schedules_give_plain_floats_before_and_after_saving(kind: Kind, tmp_pat
         clip_range = kind.load(tmp_path / "line").clip_range
         assert isinstance(clip_range, FloatSchedule) and isinstance(clip_range.value_schedule, ConstantSchedule)
         assert clip_range.value_schedule.val == 0.2
+
+
+def test_open_files_take_and_give_agents_and_stay_open(trained: Any) -> None:
+    makers: list[Callable[[], Any]] = [io.BytesIO, tempfile.TemporaryFile]
+    for make in makers:
+        with make() as file:
+            trained.save(file)
+            model = type(trained).load(file)  # wherever the file stands
+            other = deepcopy_of(model)
+            other.set_parameters(file)
+            assert not file.closed
+        assert same(weights(model), weights(trained)) and same(weights(other), weights(trained))
+    with pytest.raises(CheckpointError, match="the open file"):
+        type(trained).load(io.BytesIO(b"no checkpoint"))
+
+
+def test_an_open_file_takes_and_gives_a_replay() -> None:
+    model, other = (agent(GTrXLDQN).learn(steps) for steps in (40, 8))
+    with tempfile.TemporaryFile() as file:
+        model.save_replay_buffer(file)
+        other.load_replay_buffer(file)
+        assert not file.closed
+    assert torch.equal(other.replay_buffer.rewards, model.replay_buffer.rewards)
 
 
 def test_learning_again_and_again_from_one_replay_warns_of_nothing() -> None:
