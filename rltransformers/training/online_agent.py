@@ -58,6 +58,7 @@ from rltransformers.training.normalization import (
     pack_normalization,
     scalings_of,
     with_normalization,
+    wrapper_between,
 )
 from rltransformers.training.old_checkpoints import in_present_layout
 from rltransformers.training.online_checkpoint import (
@@ -341,7 +342,7 @@ class OnlineAgent(BaseAlgorithm):
     def _normalization(self) -> dict[str, Any] | None:
         """Settings and statistics of ``VecNormalize``."""
         if self._vec_normalize_env is not None:
-            return pack_normalization(self._vec_normalize_env)
+            return pack_normalization(self._vec_normalize_env) | {"between": wrapper_between(self.env)}
         return self._loaded_normalization if self.env is None else None
 
     @strict
