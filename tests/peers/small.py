@@ -1,5 +1,7 @@
 """The online agents as small as they get, and the environments that their peers' behaviours are tried in."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -7,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
@@ -18,7 +21,7 @@ AGENTS: list[Kind] = [GTrXLPPO, GTrXLVMPO, GTrXLDQN]
 every_agent = pytest.mark.parametrize("kind", AGENTS)
 
 BACKBONE = {"preset": "gtrxl", "width": 8, "layers": 1, "heads": 2, "memory": 4}
-STEPS = 16
+STEPS = 8
 """Of a rollout; GTrXLDQN collects 4 at a time."""
 
 VECTOR = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -28,7 +31,7 @@ def agent(kind: Kind, env: Any = None, policy: dict[str, Any] | None = None, **s
     """An agent that learns from its first rollout on; without ``env`` in the environment of ``walk``."""
     chosen: dict[str, Any] = {"seed": 0, "device": "cpu", "policy_kwargs": {"backbone": BACKBONE} | (policy or {})}
     if kind is GTrXLDQN:
-        chosen |= {"learning_starts": 8, "train_freq": 4, "target_update_interval": 3}
+        chosen |= {"learning_starts": 4, "train_freq": 4, "target_update_interval": 3}
         chosen |= {"segment_length": 4, "batch_size": 4, "buffer_size": 400}
     else:
         chosen |= {"n_steps": STEPS} | ({"n_epochs": 1} if kind is GTrXLPPO else {})
@@ -79,3 +82,24 @@ class Still(gym.Env[Any, Any]):
         told = ends and self.outcomes is not None
         info = {"is_success": self.outcomes[self.episode % len(self.outcomes)]} if told and self.outcomes else {}
         return self.observation_space.sample(), 0.0, False, ends, info
+
+
+class Rows(KVWriter):
+    """Keeps what is logged, with its step."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        self.rows.append({"step": step} | key_values)
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def listening(model: Any) -> Iterator[list[dict[str, Any]]]:
+    """Within the block, the lines that the agent logs."""
+    writer = Rows()
+    model.set_logger(Logger(None, [writer]))
+    yield writer.rows

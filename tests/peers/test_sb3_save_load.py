@@ -211,7 +211,8 @@ def test_an_open_file_takes_and_gives_a_replay() -> None:
         model.save_replay_buffer(file)
         other.load_replay_buffer(file)
         assert not file.closed
-    assert torch.equal(other.replay_buffer.rewards, model.replay_buffer.rewards)
+    whole = 40 - 1  # the newest step has no next observation yet, and goes with its episode
+    assert torch.equal(*(each.replay_buffer.rewards[:, :whole] for each in (other, model)))
 
 
 def test_learning_again_and_again_from_one_replay_warns_of_nothing() -> None:

@@ -1,4 +1,4 @@
-"""What Stable-Baselines3 asks of agents in a ``VecNormalize``: the part of its ``test_vec_normalize`` that they have."""
+"""What Stable-Baselines3 asks of agents in a ``VecNormalize``: the part of its ``test_vec_normalize`` they have."""
 
 from functools import partial
 from pathlib import Path
@@ -30,13 +30,13 @@ def test_the_normalisation_of_the_newest_environment_counts_and_moves_in_trainin
     assert model.get_vec_normalize_env() is training
     model.set_env(fixed)
     assert model.get_vec_normalize_env() is fixed
-    before = fixed.obs_rms.mean.copy()  # type: ignore[union-attr]  # of one Box
+    before = fixed.obs_rms.mean.copy()
     model.learn(STEPS)
-    np.testing.assert_array_equal(fixed.obs_rms.mean, before)  # type: ignore[union-attr]
+    np.testing.assert_array_equal(fixed.obs_rms.mean, before)
     model.set_env(training)
     model.learn(2 * STEPS)
     assert model.get_vec_normalize_env() is training and np.abs(model._last_obs).max() <= 0.5
-    assert training.obs_rms.count > 2 * STEPS  # type: ignore[union-attr]
+    assert training.obs_rms.count > 2 * STEPS
 
 
 @every_agent
@@ -64,8 +64,9 @@ def test_an_evaluation_takes_over_the_statistics_and_refuses_an_environment_with
     evaluated = VecNormalize(walks(kind, 1), training=False, norm_reward=False)
     callback = EvalCallback(evaluated, n_eval_episodes=1, eval_freq=STEPS, verbose=0, warn=False)
     model = agent(kind, training).learn(STEPS, callback=callback)
-    raw = np.linspace(-2.0, 2.0, 3)[None]
-    np.testing.assert_allclose(evaluated.normalize_obs(raw), training.normalize_obs(raw))
+    raw: Any = np.linspace(-2.0, 2.0, 3)[None]
+    theirs: Any = training.normalize_obs(raw)
+    np.testing.assert_allclose(np.asarray(evaluated.normalize_obs(raw)), theirs)
     wrong = EvalCallback(walks(kind, 1), n_eval_episodes=1, eval_freq=STEPS, verbose=0, warn=False)
     with pytest.warns(UserWarning, match="same type"), pytest.raises(AssertionError, match="wrapped the same way"):
         model.learn(STEPS, callback=wrong)
