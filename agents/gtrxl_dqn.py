@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rltransformers.algorithms.dqn import DQNLoss, Steps, dqn_loss, huber, q_targets, td_errors
 from rltransformers.core.action_masks import ACTION_MASK
+from rltransformers.core.checkpoint import File
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import attempt
@@ -437,14 +438,14 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
     # Files
 
     @strict
-    def save_replay_buffer(self, path: str | os.PathLike[str]) -> None:  # type: ignore[override]  # no open files
+    def save_replay_buffer(self, path: File) -> None:
         """Write the replay to one file, atomically; nothing in it is executed on loading."""
         if self.replay_buffer is None:
             raise ConfigError("this agent has no environment and so no replay to save")
         save_replay(path, self.replay_buffer, self.world)
 
     @strict
-    def load_replay_buffer(self, path: str | os.PathLike[str], truncate_last_traj: bool = True) -> None:  # type: ignore[override]  # no open files
+    def load_replay_buffer(self, path: File, truncate_last_traj: bool = True) -> None:
         """Take over the replay in a file; its running episodes count as left, and new ones begin behind them.
 
         Raises:

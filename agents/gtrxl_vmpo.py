@@ -38,6 +38,7 @@ from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.steps import Acting, ActorCriticMachine
 from rltransformers.training.on_policy_agent import MemoryRefresh, OnPolicyMemoryAgent, with_auxiliary
 from rltransformers.training.online_checkpoint import on_device
+from rltransformers.training.parameters import uncompiled
 from rltransformers.training.schedules import Scheduled
 from rltransformers.training.vmpo_log import log_update
 
@@ -290,12 +291,12 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
     def _renew_target(self) -> None:
         """The target takes on its share of the learner; a copy also takes its memory, which these weights made."""
         assert self._own_memory is not None  # made by every update
-        self._target_age = 0
+        self._target_age, learned = 0, uncompiled(self.policy).state_dict()
         if self.tau < 1.0:
-            approach(self.target.state_dict(), self.policy.state_dict(), self.tau)
+            approach(self.target.state_dict(), learned, self.tau)
             self._acting = self.target.with_cache(self.target.without_cache(self._acting))  # keys of the new weights
             return
-        self.target.load_state_dict(self.policy.state_dict())
+        self.target.load_state_dict(learned)
         self._acting = self.target.with_cache(self._own_memory)
 
     def _log_update(self, recorded: Recorded, losses: list[VMPOLoss], ratio_error: float) -> None:

@@ -14,7 +14,7 @@ import struct
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +28,8 @@ from rltransformers.core.errors import CheckpointError, ConfigError, one_line
 from rltransformers.core.files import refusal, replacing
 from rltransformers.core.ranges import NonNegativeNumber, check, shown, strict
 
+File = str | os.PathLike[str] | io.BufferedIOBase
+"""Where a checkpoint is: a path, or a file that is open for bytes and stays so."""
 FORMAT = "rltransformers checkpoint"
 FORMAT_VERSION = 1
 _HEADER = "header.json"
@@ -56,6 +58,11 @@ class Checkpoint:
     code_version: str
 
 
+def file_name(path: File) -> str:
+    """What messages call it."""
+    return "the open file" if isinstance(path, io.BufferedIOBase) else os.fspath(path)
+
+
 def checkpoint_path(path: str | os.PathLike[str]) -> Path:
     """The file a checkpoint called ``path`` is written to: ``.zip`` is added to a name without extension, as in SB3."""
     path = Path(path)
@@ -63,10 +70,8 @@ def checkpoint_path(path: str | os.PathLike[str]) -> Path:
 
 
 @strict
-def save_checkpoint(
-    path: str | os.PathLike[str], kind: str, settings: Mapping[str, Any], tensors: Mapping[str, Any]
-) -> Path:
-    """Write one checkpoint file and return its path; a crash at any moment leaves the old file or the new one, whole.
+def save_checkpoint(path: File, kind: str, settings: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
+    """Write one checkpoint file; a crash at any moment leaves the old file or the new one, whole, but for open files.
 
     ``kind`` is the class name of the agent, ``settings`` what its constructor needs as JSON values, ``tensors`` any
     nesting of dictionaries, lists and tuples over tensors, numbers, strings, booleans and None. Missing folders are
@@ -75,7 +80,6 @@ def save_checkpoint(
     Raises:
         CheckpointError: when a value is none of these (names the key), or the file cannot be written.
     """
-    path = checkpoint_path(path)
     header = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -83,42 +87,43 @@ def save_checkpoint(
         "kind": kind,
         "settings": settings,
     }
+    name = file_name(path)
     try:
         header_text = json.dumps(header, indent=1)
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"cannot save {kind} to {path}: settings must be JSON values ({error})") from error
+        raise CheckpointError(f"cannot save {kind} to {name}: settings must be JSON values ({error})") from error
     payload = io.BytesIO()
     torch.save(_plain(tensors, kind), payload)
     try:
-        with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+        with (
+            nullcontext(path) if isinstance(path, io.BufferedIOBase) else replacing(checkpoint_path(path)) as target,
+            zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive,
+        ):
             archive.writestr(_HEADER, header_text)
             archive.writestr(_TENSORS, payload.getvalue())
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint {refusal(error)}") from error
-    return path
 
 
 @strict
-def load_checkpoint(
-    path: str | os.PathLike[str], kind: str | None = None, map_location: str | torch.device = "cpu"
-) -> Checkpoint:
+def load_checkpoint(path: File, kind: str | None = None, map_location: str | torch.device = "cpu") -> Checkpoint:
     """Read a checkpoint; tensors land on ``map_location``. With ``kind``, a checkpoint of any other agent is refused.
 
     Raises:
         CheckpointError: when the file is missing, corrupt, truncated, of another format version or of another agent.
     """
-    path = _existing(Path(path))
+    path = path if isinstance(path, io.BufferedIOBase) else _existing(Path(path))
     header, payload = _read(path)
-    found_kind = str(header["kind"])
+    name, found_kind = file_name(path), str(header["kind"])
     if kind is not None and found_kind != kind:
-        raise CheckpointError(f"{path} is a {found_kind} checkpoint; load it with {found_kind}.load, not {kind}.load")
+        raise CheckpointError(f"{name} is a {found_kind} checkpoint; load it with {found_kind}.load, not {kind}.load")
     try:
         _check_sizes(payload)
         tensors = torch.load(io.BytesIO(payload), map_location=map_location, weights_only=True)
     except _CORRUPT as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
-            f"{path} is refused: its tensors are corrupt or hold objects that would run code when loaded ({reason})"
+            f"{name} is refused: its tensors are corrupt or hold objects that would run code when loaded ({reason})"
         ) from error
     return Checkpoint(found_kind, header["settings"], tensors, str(header.get("code_version", "unknown")))
 
@@ -167,7 +172,7 @@ _CORRUPT = (
 
 
 @contextmanager
-def contents_of(path: str | os.PathLike[str], kind: str, alone: bool = True) -> Iterator[None]:
+def contents_of(path: File, kind: str, alone: bool = True) -> Iterator[None]:
     """Within the block an error is a fault of what the checkpoint ``path`` of a ``kind`` holds.
 
     With ``alone`` False the block reads other things too, and a ``ConfigError`` is about those and passes.
@@ -180,7 +185,7 @@ def contents_of(path: str | os.PathLike[str], kind: str, alone: bool = True) -> 
     except _CORRUPT as error:
         if isinstance(error, ConfigError) and not alone:
             raise
-        raise CheckpointError(f"{path} does not hold a complete {kind}: {_reason(error)}") from error
+        raise CheckpointError(f"{file_name(path)} does not hold a complete {kind}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:
@@ -368,38 +373,39 @@ def _existing(path: Path) -> Path:
     raise CheckpointError(f"checkpoint {path} {what}")
 
 
-def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+def _read(path: Path | io.BufferedIOBase) -> tuple[dict[str, Any], bytes]:
     """Header and tensor bytes of a checkpoint file, checksums verified."""
+    name = file_name(path)
     try:
         with zipfile.ZipFile(path) as archive:
             _check_start(archive)
             if _HEADER not in archive.namelist() or _TENSORS not in archive.namelist():
                 raise CheckpointError(
-                    f"{path} is not an rltransformers checkpoint: a zip without {_HEADER} and {_TENSORS}"
+                    f"{name} is not an rltransformers checkpoint: a zip without {_HEADER} and {_TENSORS}"
                     " (zips of Stable-Baselines3 load with the class that saved them)"
                 )
             _check_stored(archive)
             if (size := archive.getinfo(_HEADER).file_size) > LARGEST_HEADER:
                 raise zipfile.BadZipFile(f"{_HEADER} has {size:,} bytes, at most {LARGEST_HEADER:,} are read")
             header = json.loads(archive.read(_HEADER))
-            _check_header(path, header)
+            _check_header(name, header)
             return header, archive.read(_TENSORS)
     except CheckpointError:
         raise
     except _CORRUPT as error:
-        raise CheckpointError(f"checkpoint {path} is corrupt or truncated ({error})") from error
+        raise CheckpointError(f"checkpoint {name} is corrupt or truncated ({error})") from error
     except OSError as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read ({error})") from error
+        raise CheckpointError(f"checkpoint {name} cannot be read ({error})") from error
 
 
-def _check_header(path: Path, header: Any) -> None:
+def _check_header(name: str, header: Any) -> None:
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is not an rltransformers checkpoint: its header names another format")
+        raise CheckpointError(f"{name} is not an rltransformers checkpoint: its header names another format")
     version = header.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(
-            f"{path} has checkpoint format version {version}, this code reads {FORMAT_VERSION};"
+            f"{name} has checkpoint format version {version}, this code reads {FORMAT_VERSION};"
             f" it was written by rltransformers {header.get('code_version')}, load it with that version"
         )
     if not isinstance(header.get("settings"), dict) or "kind" not in header:
-        raise CheckpointError(f"checkpoint {path} is corrupt: its header lacks kind or settings")
+        raise CheckpointError(f"checkpoint {name} is corrupt: its header lacks kind or settings")

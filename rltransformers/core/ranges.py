@@ -6,6 +6,7 @@ most settings. Numbers are always finite, and a boolean is never a number.
 
 import functools
 import inspect
+import io
 import os
 import sys
 import types
@@ -214,6 +215,8 @@ def describe(annotation: Any) -> str:
         return f"a class made from {parts[0].__name__}" if parts and parts[0] is not Any else "a class"
     if kind is os.PathLike:
         return "a path"
+    if kind is io.BufferedIOBase:
+        return "an open file of bytes"
     if kind is tuple and parts and parts[-1] is not Ellipsis:
         return f"a list of {len(parts)}: {', '.join(map(describe, parts))}"
     if issubclass(kind, Mapping):

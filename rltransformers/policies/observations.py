@@ -69,7 +69,10 @@ def fit_observation(space: Space, observation: Any) -> tuple[dict[str, np.ndarra
     batched: set[bool] = set()
     for path, leaf in leaf_spaces(space).items():
         if path not in found:
-            raise DataError(f"the observation lacks {path or 'a bare value'!r}; it has {sorted(found)}")
+            # The commonest mistake: reset() of a VecEnv returns observations, that of an environment a pair.
+            pair = "; of what reset() and step() of Gymnasium return, the observation is the first"
+            hint = pair if isinstance(observation, tuple) else ""
+            raise DataError(f"the observation lacks {path or 'a bare value'!r}; it has {sorted(found)}{hint}")
         array, is_batch = _fit_leaf(leaf, path, _numbers(found[path], named("the observation", path)))
         arrays[path] = array
         batched.add(is_batch)

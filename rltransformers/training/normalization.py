@@ -77,12 +77,16 @@ def with_normalization(env: VecEnv, packed: Mapping[str, Any], world: World | No
 def checked_normalization(packed: Mapping[str, Any], space: gym.Space[Any]) -> dict[str, Any]:
     """What ``pack_normalization`` gave for observations of ``space``, for when there is no environment to put it in.
 
+    Where a wrapper stood between ``VecNormalize`` and the policy, the statistics are of another space, and not read.
+
     Raises:
         CheckpointError: for statistics of another shape.
         ConfigError: for a setting of ``VecNormalize`` that is none.
     """
     shapes = {path: leaf.shape or () for path, leaf in leaf_spaces(space).items()}
     named = check(packed["observations"], Mapping[str, Any], "normalisation.observations")
+    if check(packed.get("between"), str | None, "normalisation.between") is not None:
+        named = {}
     moments = [(f"observations.{path}", values, shapes[path]) for path, values in named.items()]
     for name, values, shape in [*moments, ("returns", packed["returns"], ())]:
         for moment in ("mean", "var"):
@@ -102,7 +106,7 @@ def scalings_of(packed: Mapping[str, Any] | None, env: VecEnv | None) -> tuple[d
     """
     if packed is None:
         return {}, None
-    check_outermost(env)
+    _refuse_between(packed.get("between") if env is None else wrapper_between(env))
     settings = packed["settings"]
 
     def scaling(moments: Mapping[str, Any], mean: Tensor, clip: float) -> Scaling:
@@ -117,13 +121,24 @@ def scalings_of(packed: Mapping[str, Any] | None, env: VecEnv | None) -> tuple[d
 
 def check_outermost(env: VecEnv | None) -> None:
     """Raise ConfigError when a wrapper that changes what is seen stands between ``VecNormalize`` and the policy."""
+    _refuse_between(wrapper_between(env))
+
+
+def wrapper_between(env: VecEnv | None) -> str | None:
+    """The outermost wrapper between a ``VecNormalize`` of ``env`` and the policy that changes what is seen."""
     while env is not None and not isinstance(env, VecNormalize):
         if type(env) not in (VecMonitor, VecCheckNan):
-            raise ConfigError(
-                f"{type(env).__name__} stands between VecNormalize and the policy, so that what knows the statistics "
-                "alone would not see what the policy sees; make VecNormalize the outer wrapper"
-            )
+            return type(env).__name__
         env = cast(VecEnvWrapper, env).venv
+    return None
+
+
+def _refuse_between(wrapper: str | None) -> None:
+    if wrapper is not None:
+        raise ConfigError(
+            f"{wrapper} stands between VecNormalize and the policy, so that what knows the statistics alone would not "
+            "see what the policy sees; make VecNormalize the outer wrapper"
+        )
 
 
 def save_normalization(path: str | os.PathLike[str], env: VecNormalize) -> None:

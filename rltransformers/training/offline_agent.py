@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.checkpoint import (
+    File,
     check_tensor,
     contents_of,
     load_checkpoint,
@@ -51,7 +52,7 @@ from rltransformers.training.huggingface import (
     statistics_given,
 )
 from rltransformers.training.interval_log import ProgressBar
-from rltransformers.training.parameters import print_system, replaced_settings, take_parameters
+from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
 
 Updates = Annotated[int, Ge(0), Lt(2**63)]
 REPLACEABLE = (
@@ -203,8 +204,10 @@ class OfflineAgent:
         write_policy(step, path, batch, self.observation_space, self.action_space)
 
     @strict
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: File) -> None:
         """Write one checkpoint file with everything but the dataset; ".zip" is added to a name without extension.
+
+        ``path`` may be a file that is open for bytes; it stays open.
 
         Of several processes the first one writes it.
 
@@ -223,7 +226,7 @@ class OfflineAgent:
             "action_space": space_to_json(self.action_space),
         }
         tensors = {
-            "policy": self.policy.state_dict(),
+            "policy": uncompiled(self.policy).state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "updates": self.num_timesteps,
             "interval": self._interval,
@@ -241,12 +244,10 @@ class OfflineAgent:
         return {name: part.state_dict() for name, part in self._parts().items()}
 
     def _parts(self) -> dict[str, torch.nn.Module | torch.optim.Optimizer]:
-        return {"policy": self.policy, "optimizer": self._optimizer}
+        return {"policy": uncompiled(self.policy), "optimizer": self._optimizer}
 
     @strict
-    def set_parameters(
-        self, load_path_or_dict: str | os.PathLike[str] | Mapping[str, Any], exact_match: bool = True
-    ) -> None:
+    def set_parameters(self, load_path_or_dict: File | Mapping[str, Any], exact_match: bool = True) -> None:
         """Take over weights and optimiser: those of a checkpoint, or what ``get_parameters`` returned.
 
         Args:
@@ -338,7 +339,7 @@ class OfflineAgent:
     @strict
     def load(
         cls,
-        path: str | os.PathLike[str],
+        path: File,
         dataset: Any = None,
         *,
         acting: Acting | None = None,
@@ -351,6 +352,7 @@ class OfflineAgent:
         """The saved model; with the dataset it was trained on, ``learn`` goes on as if it had never stopped.
 
         Args:
+            path: file, with or without ``.zip``, or one that is open for bytes.
             acting: takes the place of the stored setting.
             custom_objects: settings that replace the stored ones, as for the online agents: ``learning_rate``,
                 ``weight_decay``, ``warmup_steps``, ``decay_steps``, ``batch_size``, ``max_grad_norm``,

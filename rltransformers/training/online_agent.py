@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.action_masks import ACTION_MASK, MASK_METHOD, observes_mask
 from rltransformers.core.checkpoint import (
+    File,
     check_same,
     check_tensor,
     contents_of,
@@ -57,6 +58,7 @@ from rltransformers.training.normalization import (
     pack_normalization,
     scalings_of,
     with_normalization,
+    wrapper_between,
 )
 from rltransformers.training.old_checkpoints import in_present_layout
 from rltransformers.training.online_checkpoint import (
@@ -68,7 +70,7 @@ from rltransformers.training.online_checkpoint import (
     segment_tensors,
     stored_segment,
 )
-from rltransformers.training.parameters import print_system, replaced_settings, take_parameters
+from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
 from rltransformers.training.schedules import as_schedule, plain_schedule
 from rltransformers.training.stepping import PolicySteps
 from rltransformers.training.unwritten_metrics import UnwrittenMetrics
@@ -340,12 +342,14 @@ class OnlineAgent(BaseAlgorithm):
     def _normalization(self) -> dict[str, Any] | None:
         """Settings and statistics of ``VecNormalize``."""
         if self._vec_normalize_env is not None:
-            return pack_normalization(self._vec_normalize_env)
+            return pack_normalization(self._vec_normalize_env) | {"between": wrapper_between(self.env)}
         return self._loaded_normalization if self.env is None else None
 
     @strict
-    def save(self, path: str | os.PathLike[str], exclude: Any = None, include: Any = None) -> None:  # type: ignore[override]
+    def save(self, path: File, exclude: Any = None, include: Any = None) -> None:
         """Write everything a later ``learn`` or ``predict`` needs to one file; nothing in it is executed on loading.
+
+        ``path`` may be a file that is open for bytes, from where it stands; such a file stays open.
 
         It holds weights, optimiser, settings, spaces, counters, random streams, the memory and observations where
         acting stopped, the statistics of ``VecNormalize``, metrics that were recorded and not written yet, and the
@@ -362,7 +366,7 @@ class OnlineAgent(BaseAlgorithm):
             "observation_space": space_to_json(tree_space(self.observation_space)),
             "action_space": space_to_json(self.action_space),
             "n_envs": self.all_envs,
-            "policy": type(self.policy).__name__,
+            "policy": type(uncompiled(self.policy)).__name__,
         }
         tensors = self._tensors()
         if self.world.leads:
@@ -378,7 +382,7 @@ class OnlineAgent(BaseAlgorithm):
     @strict
     def set_parameters(
         self,
-        load_path_or_dict: str | os.PathLike[str] | Mapping[str, Any],
+        load_path_or_dict: File | Mapping[str, Any],
         exact_match: bool = True,
         device: torch.device | str = "auto",
     ) -> None:
@@ -401,7 +405,7 @@ class OnlineAgent(BaseAlgorithm):
             with contents_of(load_path_or_dict, self.kind):
                 tensors = in_present_layout(tensors, self.policy)
                 given = {name: tensors[key] for name, key in self._parts().items()}
-        take_parameters({name: attrgetter(name)(self) for name in self._parts()}, given, exact_match)
+        take_parameters({name: uncompiled(attrgetter(name)(self)) for name in self._parts()}, given, exact_match)
         actor = self._actor
         self._acting = actor.with_cache(actor.without_cache(self._acting))
 
@@ -424,7 +428,7 @@ class OnlineAgent(BaseAlgorithm):
         logger = self.logger if hasattr(self, "_logger") else None
         again = self.memory_refresh == "epoch" and self._segment is not None  # the next update encodes it again
         return {
-            "policy": self.policy.state_dict(),
+            "policy": uncompiled(self.policy).state_dict(),
             "optimizer": self.policy.optimizer.state_dict(),
             "generators": {name: getattr(self, name).get_state() for name in GENERATORS},
             "metrics": pack_arrays(self._metrics.to_store(logger)),
@@ -446,9 +450,9 @@ class OnlineAgent(BaseAlgorithm):
 
     @classmethod
     @strict
-    def load(  # type: ignore[override]  # force_reset may be None here
+    def load(
         cls,
-        path: str | os.PathLike[str],
+        path: File,
         env: Any = None,
         device: torch.device | str = "auto",
         custom_objects: Mapping[str, Any] | None = None,
@@ -459,7 +463,7 @@ class OnlineAgent(BaseAlgorithm):
         """The agent that ``save`` wrote.
 
         Args:
-            path: file, with or without ``.zip``.
+            path: file, with or without ``.zip``, or one that is open for bytes.
             env: environment to go on with; None when only ``predict`` is needed. An environment without
                 ``VecNormalize`` is wrapped in one when the agent was trained with it; the stored statistics are
                 restored either way.

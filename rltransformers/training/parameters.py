@@ -19,6 +19,11 @@ PICKLED_BY_SB3 = (
 """What ``custom_objects`` of Stable-Baselines3 replaces in its files and files of this package do not hold."""
 
 
+def uncompiled(part: Any) -> Any:
+    """The module that ``torch.compile`` wrapped, whose weights go by their own names; anything else as it is."""
+    return getattr(part, "_orig_mod", part)
+
+
 def take_parameters(
     parts: Mapping[str, nn.Module | torch.optim.Optimizer], given: Mapping[str, Any], exact: bool
 ) -> None:

@@ -1,7 +1,6 @@
 """Between an agent and its replay: raw observations in, normalised ones out, and files. Axes as in ``data.replay``."""
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,15 @@ import torch
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
-from rltransformers.core.checkpoint import check_same, check_tensor, contents_of, load_checkpoint, save_checkpoint
+from rltransformers.core.checkpoint import (
+    File,
+    check_same,
+    check_tensor,
+    contents_of,
+    file_name,
+    load_checkpoint,
+    save_checkpoint,
+)
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.guard import check_observations
 from rltransformers.core.ranges import NonNegativeNumber, check
@@ -174,14 +181,14 @@ def replay_of_all(state: Mapping[str, Any], change: Callable[[Any], Any], larges
     }
 
 
-def save_replay(path: str | os.PathLike[str], replay: SegmentReplay, world: World) -> None:
+def save_replay(path: File, replay: SegmentReplay, world: World) -> None:
     """Write a replay to one file; a crash at any moment leaves the old file or the new one, whole."""
     rows = rows_of_replay(replay, world)
     if world.leads:
         save_checkpoint(path, KIND, layout_of(replay, world), {"replay": rows})
 
 
-def load_replay(path: str | os.PathLike[str], replay: SegmentReplay, world: World) -> None:
+def load_replay(path: File, replay: SegmentReplay, world: World) -> None:
     """Take over the replay in a file, behind which new episodes begin.
 
     Raises:
@@ -192,8 +199,8 @@ def load_replay(path: str | os.PathLike[str], replay: SegmentReplay, world: Worl
     wanted = layout_of(replay, world)
     if checkpoint.settings != wanted:
         raise ConfigError(
-            f"{path} is a replay of {checkpoint.settings}, this agent's is {wanted}: make the agent with the same "
-            "environments, buffer_size and segment_length"
+            f"{file_name(path)} is a replay of {checkpoint.settings}, this agent's is {wanted}: make the agent with "
+            "the same environments, buffer_size and segment_length"
         )
     with contents_of(path, KIND):
         restore_replay(replay, part_of_replay(checkpoint.tensors["replay"], replay, world))

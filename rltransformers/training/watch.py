@@ -10,7 +10,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from rltransformers.core.action_masks import ACTION_MASK, LAST_MASK, MASK_METHOD, check_masks, choices_of, fit_masks
 from rltransformers.core.errors import DataError
 from rltransformers.core.guard import check_observations, check_outcome, guarded, surely_good
-from rltransformers.core.spaces import nested_leaves
+from rltransformers.core.spaces import leaf_spaces, nested_leaves
+from rltransformers.policies.observations import tree_space
 
 Place = Callable[[int], str]
 """Number of an environment to what a message says of it: "2 at step 7 of this run"."""
@@ -36,6 +37,8 @@ class Watch:
     ) -> None:
         self._idle = guarded(env)
         self._raw = None if normaliser is None or guarded(normaliser.venv) else normaliser
+        # Wrappers around the VecNormalize, such as a stack of frames, may change the space.
+        self._raw_leaves = {} if self._raw is None else leaf_spaces(tree_space(self._raw.venv.observation_space))
         self._count, self._leaves, self._masks = env.num_envs, leaves, masks
 
     def observation(self, observation: Any, place: Place) -> dict[str, Any]:
@@ -48,7 +51,7 @@ class Watch:
         if not self._idle:
             seen = {} if self._raw is None else vars(self._raw).get("old_obs", {})  # none before a loaded run's step
             if len(seen):
-                check_observations(self._leaves, nested_leaves(seen), place=place)
+                check_observations(self._raw_leaves, nested_leaves(seen), place=place)
             check_observations(self._leaves, leaves, place=place)
         return leaves if self._masks is None else self._masks.joined(leaves, place)
 

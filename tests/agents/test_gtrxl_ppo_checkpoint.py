@@ -228,7 +228,8 @@ def changed(source: Path, target: Path, settings: dict[str, Any], counters: dict
     """The checkpoint with other settings and counters, as a stranger may write it."""
     found = load_checkpoint(source)
     tensors = dict(found.tensors) | {"counters": found.tensors["counters"] | counters}
-    return save_checkpoint(target, found.kind, found.settings | settings, tensors)
+    save_checkpoint(target, found.kind, found.settings | settings, tensors)
+    return target
 
 
 def test_a_checkpoint_does_not_choose_where_a_run_writes(tmp_path: Path) -> None:

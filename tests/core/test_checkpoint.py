@@ -60,7 +60,8 @@ def rewrite(path: Path, **entries: bytes) -> None:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    return save_checkpoint(tmp_path / "model", "GTrXLPPO", {"n_steps": 8}, tensors())
+    save_checkpoint(tmp_path / "model", "GTrXLPPO", {"n_steps": 8}, tensors())
+    return tmp_path / "model.zip"
 
 
 def test_everything_comes_back_as_it_was_saved(tmp_path: Path) -> None:
@@ -76,14 +77,15 @@ def test_everything_comes_back_as_it_was_saved(tmp_path: Path) -> None:
 
 
 def test_the_zip_extension_is_added_as_in_stable_baselines(tmp_path: Path) -> None:
-    assert save_checkpoint(tmp_path / "model", "A", {}, {}).name == "model.zip"
-    assert save_checkpoint(tmp_path / "model.ckpt", "A", {}, {}).name == "model.ckpt"
+    for name in ("model", "model.ckpt"):
+        save_checkpoint(tmp_path / name, "A", {}, {})
+    assert {path.name for path in tmp_path.iterdir()} == {"model.zip", "model.ckpt"}
     assert load_checkpoint(tmp_path / "model.zip").kind == load_checkpoint(str(tmp_path / "model")).kind == "A"
 
 
 def test_a_slice_of_a_large_tensor_does_not_save_the_large_tensor(tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path / "model", "A", {}, {"row": torch.zeros(1000, 1000)[3, :5]})
-    assert path.stat().st_size < 20_000
+    save_checkpoint(tmp_path / "model.zip", "A", {}, {"row": torch.zeros(1000, 1000)[3, :5]})
+    assert (tmp_path / "model.zip").stat().st_size < 20_000
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
