@@ -35,7 +35,7 @@ def learn(name: str, log: str | None) -> tuple[Any, int]:
     env = make_vec_env("rltransformers/CueRecall-v0", 2, seed=0)
     keywords = {"policy_kwargs": {"backbone": {"preset": "gtrxl", **BACKBONE}}, "seed": 5, "tensorboard_log": log}
     if name == "GTrXLDQN":
-        replay = {"segment_length": 4, "batch_size": 2, "buffer_size": 200, "learning_starts": 9}
+        replay: dict[str, Any] = {"segment_length": 4, "batch_size": 2, "buffer_size": 200, "learning_starts": 9}
         return GTrXLDQN("GTrXLQPolicy", env, **replay, **keywords), 8
     kind: Any = {"GTrXLPPO": GTrXLPPO, "GTrXLVMPO": GTrXLVMPO}[name]
     return kind("GTrXLPolicy", env, n_steps=8, **keywords), 16
