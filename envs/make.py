@@ -1,5 +1,7 @@
 """From an environment id to environments, single and vectorised, with clear errors for ids, packages and spaces."""
 
+import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,15 +10,16 @@ from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecMonitor
 
 from rltransformers.core.errors import ConfigError, MissingExtraError, did_you_mean, one_line
 from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv
 from rltransformers.core.modules import import_module
-from rltransformers.core.ranges import Environments, check, shown
+from rltransformers.core.ranges import Environments, Processes, check, shown
 from rltransformers.core.registry import find_spec
 from rltransformers.core.spaces import check_supported, is_nested
+from rltransformers.envs.pool import EnvPoolVector
 from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv
 from rltransformers.envs.wrappers import WRAPPERS, CopyObservation, FlatDict, check_observation_space
 
@@ -34,7 +37,7 @@ def make_vec_env(
     seed: int | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[WrapperConfig | WrapperFunction] = (),
-    processes: bool = False,
+    processes: Processes = False,
     monitor: bool = True,
 ) -> VecEnv:
     """``num_envs`` copies of an environment, guarded against NaN and with episode statistics in the infos.
@@ -50,25 +53,29 @@ def make_vec_env(
         env_kwargs: for the environment's constructor.
         wrappers: applied in order; each a name, {"name": ..., option: ...}, or a function of an environment. Names are
             those in ``WRAPPERS``, those of ``gymnasium.wrappers``, or "module:Class".
-        processes: one process per copy (the script needs an ``if __name__ == "__main__"`` guard).
+        processes: who steps the copies. False: this process. True: a process for each (``SubprocVecEnv``); "async": the
+            same through Gymnasium's ``AsyncVectorEnv``, which hands observations over in shared memory. (For both, the
+            script needs an ``if __name__ == "__main__"`` guard.) "envpool": threads of EnvPool, where the id is one of
+            EnvPool's, ``env_kwargs`` are keywords of ``envpool.make``, and there are no wrappers.
         monitor: adds ``infos[i]["episode"]`` (return, length, time) at episode ends.
 
     Raises:
         ConfigError: for an unknown id, wrapper or option, and for spaces that no encoder or head takes.
-        MissingExtraError: when the package behind the id is not installed.
+        MissingExtraError: when the package behind the id, or EnvPool, is not installed.
     """
-    spec, options = found_source(env_id, num_envs, env_kwargs), dict(env_kwargs or {})
+    options = dict(env_kwargs or {})
+    check(processes, Processes, "processes")
     venv: VecEnv
-    if processes:
-        if isinstance(spec, gymnasium.Env):
-            raise ConfigError("an environment cannot be taken into another process; give a function that makes it")
-        make_env(spec, env_kwargs=options, wrappers=wrappers).close()  # an error in a worker is a broken pipe
-        copies = _copies(spec, num_envs, options, wrappers, relay=True)
-        venv = SubprocVecEnv([partial(_in_worker, copy) for copy in copies])
-    elif isinstance(spec, EnvSpec) and _is_program(spec, wrappers):
-        venv = GymnasiumVecEnv(_make_program(spec, num_envs, {"autoreset_mode": "SameStep"} | options))
+    if processes == "envpool":
+        venv = GymnasiumVecEnv(_make_pool(env_id, num_envs, options, wrappers))
+    elif processes:
+        venv = _in_processes(found_source(env_id, num_envs, options), num_envs, options, wrappers, processes == "async")
     else:
-        venv = SerialVecEnv(_copies(spec, num_envs, options, wrappers))
+        spec = found_source(env_id, num_envs, options)
+        if isinstance(spec, EnvSpec) and _is_program(spec, wrappers):
+            venv = GymnasiumVecEnv(_make_program(spec, num_envs, {"autoreset_mode": "SameStep"} | options))
+        else:
+            venv = SerialVecEnv(_copies(spec, num_envs, options, wrappers))
     if seed is not None:
         venv.seed(seed)
     venv = FiniteVecEnv(venv)
@@ -143,18 +150,55 @@ def _copies(
     return [partial(build, index) for index in range(check(num_envs, Environments, "num_envs"))]
 
 
+def _in_processes(
+    spec: EnvSpec | Callable[..., Env] | Env,
+    num_envs: int,
+    options: dict[str, Any],
+    wrappers: Sequence[WrapperConfig | WrapperFunction],
+    shared: bool,
+) -> VecEnv:
+    """A process for each copy; with ``shared`` memory for observations."""
+    if isinstance(spec, gymnasium.Env):
+        raise ConfigError("an environment cannot be taken into another process; give a function that makes it")
+    make_env(spec, env_kwargs=options, wrappers=wrappers).close()  # an error in a worker is a broken pipe
+    here = os.getpid()
+    copies: list[Callable[[], Env]] = [
+        partial(_in_worker, copy, here) for copy in _copies(spec, num_envs, options, wrappers, relay=True)
+    ]
+    if not shared:
+        return SubprocVecEnv(copies)
+    # Threads of torch do not survive a fork: the same way to begin a process as SubprocVecEnv's.
+    begin = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    return GymnasiumVecEnv(AsyncVectorEnv(copies, context=begin, autoreset_mode=AutoresetMode.SAME_STEP))
+
+
+def _make_pool(
+    env_id: EnvironmentSource, num_envs: int, options: dict[str, Any], wrappers: Sequence[Any]
+) -> EnvPoolVector:
+    if not isinstance(env_id, str):
+        raise ConfigError(f"EnvPool makes environments of ids of its own, not of {shown(env_id)}; leave 'envpool' out")
+    if wrappers:
+        raise ConfigError(
+            f"EnvPool has no single environments that wrappers {list(wrappers)} could go around; leave them out, or "
+            "take processes 'async'"
+        )
+    count = check(num_envs, Environments, "num_envs")
+    with _construction(env_id, options):
+        return EnvPoolVector(env_id, count, options)
+
+
 def _is_program(spec: EnvSpec, wrappers: Sequence[Any]) -> bool:
     """Whether all copies run as one numpy program: our own tasks, as long as nothing is wrapped around a single one."""
     return not wrappers and str(spec.vector_entry_point).startswith("rltransformers.")
 
 
-def _in_worker(build: Callable[[], Env]) -> Env:
-    """An environment in a process that leaves it to its parent what an interruption or a closed terminal means.
+def _in_worker(build: Callable[[], Env], parent: int) -> Env:
+    """An environment in a process that leaves it to ``parent`` what an interruption or a closed terminal means.
 
     Both signals reach all processes of a terminal: workers that died of them would break the update a run finishes.
     """
     for name in ("SIGINT", "SIGHUP"):
-        if hasattr(signal, name):
+        if hasattr(signal, name) and os.getpid() != parent:  # AsyncVectorEnv makes one here to look at its spaces
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     return build()
 
@@ -191,7 +235,7 @@ def _make(source: EnvSpec | Callable[..., Env] | Env, options: dict[str, Any]) -
     return made
 
 
-def _name(source: EnvSpec | Callable[..., Env] | Env) -> str:
+def _name(source: str | EnvSpec | Callable[..., Env] | Env) -> str:
     """How messages call an environment."""
     if isinstance(source, EnvSpec):
         return source.id
@@ -207,7 +251,7 @@ def _make_program(spec: EnvSpec, num_envs: int, options: dict[str, Any]) -> Vect
 
 
 @contextmanager
-def _construction(source: EnvSpec | Callable[..., Env], options: dict[str, Any]) -> Iterator[None]:
+def _construction(source: str | EnvSpec | Callable[..., Env], options: dict[str, Any]) -> Iterator[None]:
     """What a constructor raises, as an error of ours that names the environment."""
     try:
         yield

@@ -10,7 +10,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that the modules next to this file are found
 
-from rltransformers.cli.engines import Engine, Job, LocalEngine, Order, RayEngine  # noqa: E402
+from rltransformers.cli.engines import Engine, Order, carry_out, engine_of  # noqa: E402
 from rltransformers.cli.trust import Program, collect_programs, programs, require_trust  # noqa: E402
 from rltransformers.core.errors import ConfigError, DataError, MissingExtraError  # noqa: E402
 from scripts.benchmark import positive  # noqa: E402
@@ -46,11 +45,13 @@ def main(words: Sequence[str] | None = None) -> int:
         failed = 0
         if not arguments.report:
             wanted = chosen(list(suite.cells(arguments.seeds)), arguments.only)
+            if arguments.dry_run:
+                work.tell(wanted)
+                return 0
             with closing(engine_of(arguments.engine, arguments.address)) as engine:
-                failed = work.do(wanted, engine, arguments.jobs or engine.slots, arguments.dry_run)
-        if not arguments.dry_run:
-            for path in report.write(suite, work.results):
-                print(f"written  {shown(path)}")
+                failed = work.do(wanted, engine, arguments.jobs or engine.slots)
+        for path in report.write(suite, work.results):
+            print(f"written  {shown(path)}")
         return 1 if failed else 0
     except (ConfigError, DataError, MissingExtraError) as error:
         print(f"reproduce: {error}", file=sys.stderr)
@@ -85,20 +86,6 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def engine_of(name: str, address: str | None) -> Engine:
-    """The engine of that name.
-
-    Raises:
-        ConfigError: an address without Ray, or no cluster there.
-        MissingExtraError: Ray is not installed.
-    """
-    if name == "ray":
-        return RayEngine(address)
-    if address is not None:
-        raise ConfigError(f"--address {address} is that of a Ray cluster; add --engine ray, or leave it out")
-    return LocalEngine()
-
-
 def folders(results: str | None, runs: str | None) -> tuple[Path, Path]:
     """Where results and runs go. Other results do not reuse the runs of the committed ones: they repeat them."""
     if results is None:
@@ -130,25 +117,30 @@ class Work:
         """Run folder of a cell."""
         return self.runs / self.suite.name / cell.task / cell.folder
 
-    def do(self, wanted: Sequence[Cell], engine: Engine, jobs: int, dry_run: bool = False) -> int:
+    def tell(self, wanted: Sequence[Cell]) -> None:
+        """Say what ``do`` would run."""
+        missing = [cell for cell in wanted if cell.key not in current(self.suite, read_rows(self.csv))]
+        print(self._counts(wanted, missing))
+        for cell in missing:
+            print(f"  {cell}  {shown(self.folder(cell))}")
+
+    def do(self, wanted: Sequence[Cell], engine: Engine, jobs: int) -> int:
         """Run what is missing, ``jobs`` at a time; the number of cells that failed."""
         done = current(self.suite, read_rows(self.csv))
-        missing = [cell for cell in wanted if cell.key not in done]
-        if not dry_run:
-            missing = [cell for cell in missing if not self._collected(cell)]
+        missing = [cell for cell in wanted if cell.key not in done and not self._collected(cell)]
         seconds = remaining(missing, done.values(), jobs)
         print(
-            f"{self.suite.text.title}: {len(wanted)} runs, {len(wanted) - len(missing)} done, {len(missing)} to do, "
-            f"{jobs} at a time{about(seconds)}; logs beside the run folders in {shown(self.runs / self.suite.name)}",
+            f"{self._counts(wanted, missing)}, {jobs} at a time{about(seconds)}; "
+            f"logs beside the run folders in {shown(self.runs / self.suite.name)}",
             flush=True,
         )
-        if dry_run:
-            for cell in missing:
-                print(f"  {cell}  {shown(self.folder(cell))}")
-            return 0
         require_trust(self._programs(missing), f"suite {self.suite.name}", self.trust)
         self._make_datasets(missing)
         return self._run(missing, engine, jobs)
+
+    def _counts(self, wanted: Sequence[Cell], missing: Sequence[Cell]) -> str:
+        done = len(wanted) - len(missing)
+        return f"{self.suite.text.title}: {len(wanted)} runs, {done} done, {len(missing)} to do"
 
     def _programs(self, missing: Sequence[Cell]) -> list[Program]:
         """What these cells, and the datasets that have to be recorded for them, run besides this package."""
@@ -181,28 +173,14 @@ class Work:
         cells.forget_row(self.folder(cell))
 
     def _run(self, missing: Sequence[Cell], engine: Engine, jobs: int) -> int:
-        waiting, failed, count = list(missing), 0, 0
-        running: dict[Cell, Job] = {}
-        try:
-            while waiting or running:
-                while waiting and len(running) < jobs:
-                    cell = waiting.pop(0)
-                    running[cell] = engine.start(self.order(cell))
-                time.sleep(0.1)
-                polled = {cell: job.poll() for cell, job in running.items()}
-                for cell, status in polled.items():
-                    if status is None:
-                        continue
-                    del running[cell]
-                    count += 1
-                    left = [*running, *waiting]
-                    failed += not self._finish(cell, status, f"[{count}/{len(missing)}]", left, jobs)
-        finally:
-            for job in running.values():
-                job.stop()
-            for job in running.values():
-                job.wait()
-        return failed
+        left, ended = list(missing), list[bool]()
+
+        def end(cell: Cell, status: int) -> None:
+            left.remove(cell)
+            ended.append(self._finish(cell, status, f"[{len(ended) + 1}/{len(missing)}]", left, jobs))
+
+        carry_out(engine, ((cell, self.order(cell)) for cell in missing), jobs, end)
+        return ended.count(False)
 
     def order(self, cell: Cell) -> Order:
         """The process that runs a cell; it ends when its input does."""

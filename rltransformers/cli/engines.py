@@ -1,21 +1,30 @@
-"""Where the processes of many runs live: on this machine, or on the machines of a Ray cluster."""
+"""Where the processes of many runs live, on this machine or on those of a Ray cluster, and how all of them are run.
+
+``train --seeds``, ``tune`` and ``scripts/reproduce.py`` start their processes here.
+"""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from rltransformers.core.errors import ConfigError, one_line, require
 from rltransformers.core.files import replacing
+from rltransformers.core.signals import Stopped, signals_to
 
 RETRIES = 3
 """How often Ray starts a process again whose machine or worker is lost."""
+POLL_SECONDS = 0.1
+"""Time between two looks at the processes that run."""
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,7 @@ class Order:
         log: receives what it prints; folders above are made.
         results: files that it leaves and that whoever ordered reads.
         environment: variables besides those of this process.
+        folder: that it runs in; made where it is missing.
     """
 
     words: tuple[str, ...]
@@ -35,6 +45,7 @@ class Order:
     log: Path
     results: tuple[Path, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    folder: Path = field(default_factory=Path.cwd)
 
 
 class Job(ABC):
@@ -49,8 +60,8 @@ class Job(ABC):
         """Ask it to end, and return at once."""
 
     @abstractmethod
-    def wait(self) -> int | None:
-        """Return when it has ended: its exit status, or None where it was stopped before it had one."""
+    def wait(self) -> int:
+        """Return when it has ended: its exit status."""
 
 
 class Engine(ABC):
@@ -72,10 +83,14 @@ class Engine(ABC):
 
 
 class LocalJob(Job):
-    """A child of this process."""
+    """A child of this process, in a session of its own.
+
+    The terminal would send it a second Ctrl-C, which ends a run without a checkpoint.
+    """
 
     def __init__(self, order: Order) -> None:
-        order.log.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (order.log.parent, order.folder):
+            folder.mkdir(parents=True, exist_ok=True)
         with order.log.open("a") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *order.words],
@@ -83,7 +98,9 @@ class LocalJob(Job):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ | dict(order.environment),
+                cwd=order.folder,
                 text=True,
+                start_new_session=True,
             )
         assert self.process.stdin is not None  # it was asked for
         self.process.stdin.write(order.text)
@@ -130,12 +147,12 @@ class RayJob(Job):
         ready, _ = self.ray.wait([self.reference], timeout=0)
         return self.wait() if ready else None
 
-    def wait(self) -> int | None:
-        """The exit status; None after ``stop``, when Ray has let go of the worker."""
+    def wait(self) -> int:
+        """The exit status; that of SIGTERM after ``stop``, when Ray has let go of the worker."""
         try:
             status, files = self.ray.get(self.reference)
         except self.ray.exceptions.TaskCancelledError:
-            return None
+            return 128 + signal.SIGTERM
         except self.ray.exceptions.RayError as error:
             self.order.log.parent.mkdir(parents=True, exist_ok=True)
             with self.order.log.open("a") as log:
@@ -189,6 +206,96 @@ class RayEngine(Engine):
     def close(self) -> None:
         """Leave the cluster; one that was started here ends."""
         self.ray.shutdown()
+
+
+def engine_of(name: str, address: str | None) -> Engine:
+    """The engine "local" or "ray".
+
+    Raises:
+        ConfigError: an address without Ray, or no cluster there.
+        MissingExtraError: Ray is not installed.
+    """
+    if name == "ray":
+        return RayEngine(address)
+    if address is not None:
+        raise ConfigError(f"--address {address} is that of a Ray cluster; add --engine ray, or leave it out")
+    return LocalEngine()
+
+
+def carry_out(
+    engine: Engine,
+    orders: Iterable[tuple[Key, Order]],
+    jobs: int,
+    ended: Callable[[Key, int], None],
+    watch: Callable[[Key, Job], None] = lambda key, job: None,
+) -> None:
+    """Run what is ordered, ``jobs`` at a time.
+
+    An order is taken from ``orders`` when there is room for it, so ``ended`` can change what comes next. An exception
+    of one of the three stops all processes at once and waits for them.
+
+    Args:
+        orders: each with the name that the other two get.
+        ended: is called with the exit status of a process.
+        watch: is called again and again for every process that runs, and once more behind its end.
+
+    Raises:
+        Stopped: for SIGINT, SIGTERM or SIGHUP, when all processes have ended; each is asked to as often as a signal
+            comes, and none begins behind it.
+    """
+    waiting = iter(orders)
+    running: dict[Key, Job] = {}
+    signals: list[int] = []
+
+    def stop(signum: int) -> None:
+        signals.append(signum)
+        for job in list(running.values()):
+            job.stop()
+
+    with signals_to(stop):
+        try:
+            more = True
+            while running or (more and not signals):
+                while more and not signals and len(running) < jobs:
+                    found = next(waiting, None)
+                    more = found is not None
+                    if found is not None:
+                        running[found[0]] = job = engine.start(found[1])
+                        if signals:  # it came while the process began
+                            job.stop()
+                for key, job in list(running.items()):
+                    status = job.poll()
+                    watch(key, job)
+                    if status is not None:
+                        del running[key]
+                        if not signals:
+                            ended(key, status)
+                if running:
+                    time.sleep(POLL_SECONDS)
+            if signals:
+                raise Stopped(signals[0])
+        finally:
+            for job in running.values():
+                job.stop()
+            for job in running.values():
+                job.wait()
+
+
+class Lines:
+    """The lines that a file gets from now on; it may come to be later."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._read = path, path.stat().st_size if path.is_file() else 0
+
+    def new(self) -> list[str]:
+        """Those that are whole and were not returned yet."""
+        if not self.path.is_file():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._read += len(whole + newline)
+        return whole.decode(errors="replace").split("\n") if newline else []
 
 
 def knock(address: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from rltransformers import __version__
 from rltransformers.cli.commands import collect, evaluate, export, inspect, settings, show, train, tune
 from rltransformers.cli.commands import list as listing
+from rltransformers.cli.printing import short_warning
 from rltransformers.cli.words import Overrides, Parser, split_overrides
 from rltransformers.core.errors import OUR_ERRORS
 from rltransformers.core.files import naming, refusal
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     report_thread, threading.excepthook = threading.excepthook, _report_thread
     report_warning = warnings.formatwarning
     if not debug:
-        warnings.formatwarning = _one_line
+        warnings.formatwarning = short_warning
     try:
         parser, overrides = build_parser(), Overrides()
         if "_ARGCOMPLETE" in os.environ:  # the shell asks what could be typed next
@@ -68,13 +69,6 @@ def _report_thread(failure: threading.ExceptHookArgs) -> None:
     """Errors of threads, but for those of the operating system: TensorBoard's writer raises them again in ours."""
     if not issubclass(failure.exc_type, OSError):
         threading.__excepthook__(failure)
-
-
-def _one_line(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-) -> str:
-    """A warning without the place in the code that gave it, which says nothing to who typed a command."""
-    return f"rltransformers: {category.__name__}: {message}\n"
 
 
 def _silence() -> None:

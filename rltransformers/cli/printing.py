@@ -54,3 +54,10 @@ def print_tree(values: dict[str, Any], indent: str = "") -> None:
 def print_json(value: Any) -> None:
     """For programs."""
     print(json.dumps(value, indent=1))
+
+
+def short_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning without the place in the code that gave it, which says nothing to who typed a command."""
+    return f"rltransformers: {category.__name__}: {message}\n"

@@ -16,12 +16,20 @@ from rltransformers.agents import load_agent
 from rltransformers.cli.agents import Agent, build_agent, checkpoint_step, require_exportable
 from rltransformers.cli.trust import not_typed, programs, require_trust, trust_flag
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.files import naming
 from rltransformers.core.signals import Stopped, signals_to
 from rltransformers.core.world import World, current_world
+from rltransformers.envs.video import check_recordable, video_wrapper
 from rltransformers.policies.steps import Acting
 from rltransformers.training.callback import RunCallback
 from rltransformers.training.evaluation import EvaluationResult
-from rltransformers.training.experiment import AgentName, EvaluationConfig, ExperimentConfig, read_experiment
+from rltransformers.training.experiment import (
+    AgentName,
+    EnvironmentConfig,
+    EvaluationConfig,
+    ExperimentConfig,
+    read_experiment,
+)
 from rltransformers.training.lookback import lookback_of
 from rltransformers.training.plots import check_picture, plot_lookback, plot_return_versus_target
 from rltransformers.training.run_card import write_run_card
@@ -194,16 +202,23 @@ def evaluate(
     longest_episode: int | None = None,
     trust: bool = False,
     acting: Acting | None = None,
+    video: str | None = None,
+    videos: int = 1,
 ) -> tuple[list[EvaluationResult], list[Path]]:
-    """Evaluate a checkpoint of a run; values that are not given are those of its config. Returns results and pictures.
+    """Evaluate a checkpoint of a run; values that are not given are those of its config.
+
+    Returns results, and the paths of pictures and videos.
 
     ``env_kwargs`` change keywords of the environment for this evaluation, as a longer delay than in training.
     ``acting`` takes the place of the setting in the checkpoint.
+    ``video`` is a folder for videos of the first ``videos`` episodes, of each target return; episodes are then played
+    one after another.
     ``trust`` allows what the folder asks to run besides this package, see ``rltransformers.cli.trust``.
 
     Raises:
-        ConfigError: when ``path`` is no run folder, would run code of others without ``trust``, or a picture has no
-            data.
+        ConfigError: when ``path`` is no run folder, would run code of others without ``trust``, a picture has no data,
+            or the environment draws no images for a video.
+        MissingExtraError: for a video without MoviePy.
     """
     if "lookback" in plots:
         if acting == "compiled":
@@ -234,13 +249,40 @@ def evaluate(
     if "target" in plots and (config.agent is not AgentName.DECISION_TRANSFORMER or cloning):
         whose = "behaviour cloning" if cloning else f"agent {config.agent}"
         raise ConfigError(f"--plot target draws returns against target returns, and {whose} has none; leave it out")
+    recorded = {} if video is None else _recorded(evaluation, videos)
+    if video is not None:
+        config = replace(config, environment=_drawing(config, Path(video), recorded))
     chosen = use_threads(config.threads if threads is None else threads)
     agent = build_agent(config, getattr(folder, checkpoint), training=False, acting=acting)
     say(chosen)
     try:
-        return _evaluate(agent, evaluation, folder.path.name, pictures), list(pictures.values())
+        results = _evaluate(agent, evaluation, folder.path.name, pictures)
     finally:
         agent.close()
+    return results, [*pictures.values(), *(Path(video or "") / f"{name}.mp4" for name in recorded.values())]
+
+
+def _recorded(evaluation: EvaluationConfig, videos: int) -> dict[int, str]:
+    """Names of videos by the number of the episode among all of an evaluation."""
+    asked = [f"target_{target:g}-" for target in evaluation.target_returns] or [""]
+    return {
+        place * evaluation.episodes + episode: f"{target}episode-{episode}"
+        for place, target in enumerate(asked)
+        for episode in range(min(videos, evaluation.episodes))
+    }
+
+
+def _drawing(config: ExperimentConfig, folder: Path, names: Mapping[int, str]) -> EnvironmentConfig:
+    """The environment of an evaluation, one copy of it, that records what it plays; tried with one frame."""
+    environment = config.evaluation_environment
+    if environment.processes == "envpool":
+        raise ConfigError("EnvPool's environments cannot be recorded; leave --video out")
+    kwargs = environment.kwargs | {"render_mode": "rgb_array"}
+    check_recordable(environment.id, kwargs, list(environment.wrappers))
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    wrappers = [video_wrapper(folder, names), *environment.wrappers]
+    return replace(environment, num_envs=1, processes=False, kwargs=kwargs, wrappers=wrappers)
 
 
 def _evaluate(

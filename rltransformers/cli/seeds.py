@@ -1,95 +1,58 @@
 """One config with several seeds: a process and a run folder for each, and what the runs have in common."""
 
-import json
 import statistics
-import subprocess
 import sys
-import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from rltransformers.cli.engines import Engine, Job, Lines, Order, carry_out
+from rltransformers.cli.worker import Report, order_of
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.signals import Stopped, signals_to
+from rltransformers.training.experiment import ExperimentConfig
 
-TRAIN = (sys.executable, "-m", "rltransformers", "train")
 Run = dict[str, Any]
 """Seed, run folder ("run") and final evaluation ("results", one per target return) as JSON values."""
 
 
-class Processes:
-    """Runs of seeds that train now; a signal reaches all of them once, and none begins behind it."""
-
-    def __init__(self) -> None:
-        self.signum: int | None = None
-        self._failed = False
-        self._running: list[subprocess.Popen[str]] = []
-        self._lock = threading.Lock()
-
-    def stop(self, signum: int) -> None:
-        """Pass a signal on; each run ends behind its update and a checkpoint."""
-        self.signum = signum
-        for process in list(self._running):
-            process.send_signal(signum)
-
-    def run(self, words: Sequence[str], label: str) -> tuple[int, str] | None:
-        """Exit code and standard output of one command, None if it did not begin; ``label`` precedes its messages."""
-        with self._lock:
-            if self.signum is not None or self._failed:
-                return None
-            # A session of its own: the terminal would send it a second Ctrl-C, which ends a run without a checkpoint.
-            process = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE if label else None,
-                text=True,
-                start_new_session=True,
-            )
-            self._running.append(process)
-        if self.signum is not None:  # it came while the process began
-            process.send_signal(self.signum)
-        with process:
-            messages = threading.Thread(target=_relay, args=(process.stderr, label))
-            messages.start()
-            assert process.stdout is not None
-            output = process.stdout.read()
-            messages.join()
-        self._running.remove(process)
-        self._failed = self._failed or process.returncode != 0
-        return process.returncode, output
-
-
-def _relay(stream: Any, label: str) -> None:
-    for line in stream or ():
-        print(f"{label}{line}", end="", file=sys.stderr, flush=True)
-
-
-def train_seeds(source: Sequence[str], name: str, seeds: Sequence[int], jobs: int) -> list[Run]:
+def train_seeds(config: ExperimentConfig, name: str, seeds: Sequence[int], engine: Engine, jobs: int) -> list[Run]:
     """Train with every seed, ``jobs`` at a time, each in the run folder ``name``-seed<seed>.
 
-    Args:
-        source: words of ``rltransformers train`` that say what is trained.
+    What a run says is printed to standard error, and stands in a log beside its folder.
 
     Raises:
         ConfigError: when a run fails; those that train then come to their end, no other begins.
         Stopped: when a signal ends the runs.
     """
-    processes = Processes()
+    reports: dict[int, Report] = {}
+    logs: dict[int, Lines] = {}
+    done: dict[int, Run] = {}
+    failed: dict[int, int] = {}
 
-    def one(seed: int) -> tuple[int, str] | None:
-        label = f"seed {seed}: " if jobs > 1 else ""
-        return processes.run([*TRAIN, *source, f"--seed={seed}", f"--name={name}-seed{seed}", "--json"], label)
+    def orders() -> Iterator[tuple[int, Order]]:
+        for seed in seeds:
+            if not failed:
+                order = order_of(replace(config, seed=seed), f"{name}-seed{seed}")
+                reports[seed], logs[seed] = Report(order), Lines(order.log)
+                yield seed, order
 
-    with signals_to(processes.stop), ThreadPoolExecutor(jobs) as pool:
-        ended = list(pool.map(one, seeds))
-    if processes.signum is not None:
-        raise Stopped(processes.signum)
-    runs = [{"seed": seed} | json.loads(end[1]) for seed, end in zip(seeds, ended, strict=True) if end and not end[0]]
-    failed = [f"seed {seed} (exit code {end[0]})" for seed, end in zip(seeds, ended, strict=True) if end and end[0]]
+    def relay(seed: int, job: Job) -> None:
+        for line in logs[seed].new():
+            print(f"seed {seed}: {line}" if jobs > 1 else line, file=sys.stderr, flush=True)
+
+    def end(seed: int, status: int) -> None:
+        outcome = reports[seed].close()
+        if "results" in outcome:
+            done[seed] = {"seed": seed} | outcome
+        else:
+            failed[seed] = status
+
+    carry_out(engine, orders(), jobs, end, relay)
+    runs = [done[seed] for seed in seeds if seed in done]
     if failed:
-        done = ", ".join(run["run"] for run in runs)
-        raise ConfigError(f"{', '.join(failed)} failed, see above; runs that ended well: {done or 'none'}")
+        told = ", ".join(f"seed {seed} (exit code {status})" for seed, status in failed.items())
+        ended = ", ".join(run["run"] for run in runs)
+        raise ConfigError(f"{told} failed, see above; runs that ended well: {ended or 'none'}")
     return runs
 
 

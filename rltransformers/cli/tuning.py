@@ -1,8 +1,9 @@
 """The trials of a study: each a run with settings that Optuna suggests, in one folder that goes on where it stopped."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ import yaml
 
 from rltransformers.cli import runs
 from rltransformers.cli.agents import check_keywords
+from rltransformers.cli.engines import Engine, Job, Order, carry_out
 from rltransformers.cli.settings import refuse_unknown_settings
 from rltransformers.cli.trust import Program, programs, require_trust
+from rltransformers.cli.worker import Report, order_of
 from rltransformers.core.errors import OUR_ERRORS, ConfigError, one_line, require
-from rltransformers.core.files import held, replacing
+from rltransformers.core.files import check_name, held, replacing
 from rltransformers.training.callback import score
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.experiment import ExperimentConfig, TuneConfig, build_experiment, parse_yaml, set_value
-from rltransformers.training.run_folder import check_name
 from rltransformers.training.search import OneOf, Span, read_search
 
 Search = dict[str, Span | OneOf]
@@ -27,6 +29,8 @@ Search = dict[str, Span | OneOf]
 def tune(
     name: str,
     config: ExperimentConfig,
+    engine: Engine,
+    jobs: int = 1,
     searched: Sequence[tuple[str, str]] = (),
     trials: int | None = None,
     trust: bool = False,
@@ -34,6 +38,7 @@ def tune(
     """Run trials in the folder ``name`` until it has as many as wanted, and write the config of the best as best.yaml.
 
     Args:
+        engine: where the processes of the trials run, ``jobs`` of them at a time.
         searched: dotted keys and what each may be, as texts; they take the place of ``tune.search`` of their key.
         trials: in place of ``tune.trials``.
         trust: allow what values in ``tune.search`` ask to run besides this package (``rltransformers.cli.trust``).
@@ -62,7 +67,7 @@ def tune(
         study = _study(optuna, folder, base, space)
         work = _Trials(optuna, study, folder, base, search, config.evaluation.every)
         work.repair()
-        work.go_on(settings.trials if trials is None else trials)
+        work.go_on(settings.trials if trials is None else trials, engine, jobs)
         return work.summary()
 
 
@@ -120,7 +125,8 @@ def _study(optuna: Any, folder: Path, base: Mapping[str, Any], space: Mapping[st
     study.set_user_attr("asked", asked)
     # A sampler that begins anew must not suggest once more what it has suggested.
     words = np.random.SeedSequence([base["seed"], len(study.trials)]).generate_state(1)
-    study.sampler = optuna.samplers.TPESampler(seed=int(words[0]))
+    # Trials that run count as bad ones: others that begin meanwhile look elsewhere.
+    study.sampler = optuna.samplers.TPESampler(seed=int(words[0]), constant_liar=True)
     return study
 
 
@@ -129,6 +135,16 @@ def told(settings: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in settings.items()
     )
+
+
+@dataclass
+class _Running:
+    """A trial that a process trains now; ``told`` evaluations were looked at, and they say whether it is ``pruned``."""
+
+    trial: Any
+    report: Report
+    told: int = 0
+    pruned: bool = False
 
 
 class _Trials:
@@ -140,6 +156,7 @@ class _Trials:
         self.optuna, self.study, self.folder = optuna, study, folder
         self.base, self.search, self.every = base, search, every
         self.states = optuna.trial.TrialState
+        self.running: dict[int, _Running] = {}
 
     def repair(self) -> None:
         """Trials that a killed process left behind begin anew."""
@@ -156,31 +173,72 @@ class _Trials:
             if each.state in (self.states.COMPLETE, self.states.PRUNED) or "refused" in each.user_attrs
         ]
 
-    def go_on(self, trials: int) -> None:
-        """Train until ``trials`` have ended."""
+    def go_on(self, trials: int, engine: Engine, jobs: int) -> None:
+        """Train until ``trials`` have ended, ``jobs`` at a time.
+
+        Raises:
+            ConfigError: when a process of a trial fails.
+        """
         if not self.every:
             runs.say("evaluation.every is 0: without evaluations on the way no trial is stopped early")
-        while (number := len(self.ended())) < trials:
+        try:
+            carry_out(engine, self._orders(trials), jobs, self._end, self._listen)
+        except BaseException:
+            for each in self.running.values():
+                self.study.tell(each.trial, state=self.states.FAIL)
+                self.study.enqueue_trial(each.trial.params)
+            runs.say("the same command goes on with the study")
+            raise
+
+    def _orders(self, trials: int) -> Iterator[tuple[int, Order]]:
+        while (count := len(self.ended()) + len(self.running)) < trials:
             trial = self.study.ask()
             settings = self._suggested(trial)
-            runs.say(f"trial {trial.number} ({number + 1} of {trials}): {told(settings)}")
+            runs.say(f"trial {trial.number} ({count + 1} of {trials}): {told(settings)}")
             try:
-                value = self._train(trial, settings)
-            except self.optuna.TrialPruned:
-                self.study.tell(trial, state=self.states.PRUNED)
-                runs.say(f"trial {trial.number} is stopped: its evaluations lie below the median")
+                values = _with(self.base, settings) | {"output": str(self.folder)}
+                order = order_of(build_experiment(values, f"trial {trial.number}"), f"trial-{trial.number}")
             except OUR_ERRORS as error:
-                trial.set_user_attr("refused", one_line(error))
-                self.study.tell(trial, state=self.states.FAIL)
-                runs.say(f"trial {trial.number} is refused: {error}")
-            except BaseException:
-                self.study.tell(trial, state=self.states.FAIL)
-                self.study.enqueue_trial(trial.params)
-                runs.say("the same command goes on with the study")
-                raise
-            else:
-                self.study.tell(trial, value)
-                self.write_best()
+                self._refuse(trial, one_line(error))
+                continue
+            self.running[trial.number] = _Running(trial, Report(order))
+            yield trial.number, order
+
+    def _listen(self, number: int, job: Job) -> None:
+        """Stop a trial early when what it told says so, also where it came to its end before anybody looked."""
+        running = self.running[number]
+        running.report.read()
+        new, running.told = running.report.evaluations[running.told :], len(running.report.evaluations)
+        for step, value in new if self.every and not running.pruned else ():
+            # Agents pass evaluation.every in strides of their own; trials are compared by how often they passed it.
+            running.trial.report(value, step // self.every)
+            if running.trial.should_prune():
+                running.pruned = True
+                job.stop()
+                break
+
+    def _end(self, number: int, status: int) -> None:
+        running = self.running[number]
+        trial, outcome = running.trial, running.report.close()
+        if not (running.pruned or outcome):
+            log = self.folder / f"trial-{number}.log"
+            raise ConfigError(f"the process of trial {number} failed (exit code {status}); {log} says why")
+        del self.running[number]
+        if "run" in outcome:
+            trial.set_user_attr("run", outcome["run"])
+        if running.pruned:
+            self.study.tell(trial, state=self.states.PRUNED)
+            runs.say(f"trial {number} is stopped: its evaluations lie below the median")
+        elif "refused" in outcome:
+            self._refuse(trial, outcome["refused"])
+        else:
+            self.study.tell(trial, score([EvaluationResult.from_dict(values) for values in outcome["results"]]))
+            self.write_best()
+
+    def _refuse(self, trial: Any, reason: str) -> None:
+        trial.set_user_attr("refused", reason)
+        self.study.tell(trial, state=self.states.FAIL)
+        runs.say(f"trial {trial.number} is refused: {reason}")
 
     def _suggested(self, trial: Any) -> dict[str, Any]:
         """A value for every searched setting."""
@@ -194,19 +252,6 @@ class _Trials:
                 values[key] = trial.suggest_float(key, allowed.low, allowed.high, log=allowed.log)
         trial.set_user_attr("settings", values)
         return values
-
-    def _train(self, trial: Any, settings: Mapping[str, Any]) -> float:
-        def evaluated(step: int, results: Sequence[EvaluationResult]) -> None:
-            # Agents pass evaluation.every in strides of their own; trials are compared by how often they passed it.
-            trial.report(score(results), step // self.every)
-            if trial.should_prune():
-                raise self.optuna.TrialPruned
-
-        values = _with(self.base, settings) | {"output": str(self.folder)}
-        config = build_experiment(values, f"trial {trial.number}")
-        folder, results = runs.train(f"trial-{trial.number}", config, evaluated=evaluated if self.every else None)
-        trial.set_user_attr("run", str(folder.path))
-        return score(results)
 
     def best(self) -> Any | None:
         """The trial with the highest score, the first of equals; None before one came to its end."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.ranges import Threads, describe, fits
+from rltransformers.core.ranges import Count, Threads, describe, fits
 
 Parsers = Any  # argparse keeps the type of its sub-parsers private
 Overrides = list[tuple[str, str]]
@@ -100,6 +100,28 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     """CONFIG, or --env in its place: where the settings of a run come from."""
     parser.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file or name of a packaged config")
     parser.add_argument("--env", metavar="ID", help="environment to train in with the usual settings, without a CONFIG")
+
+
+def add_engine(parser: argparse.ArgumentParser, of: str, what: str) -> None:
+    """--jobs, --engine and --address: how many processes at a time, and where; their help begins with ``of``."""
+    default = "1, on Ray the cores of the cluster"
+    parser.add_argument(
+        "--jobs", type=flag(Count), metavar="J", help=f"{of}{what} at the same time (default: {default})"
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help=f"{of}this machine (default), or Ray",
+    )
+    parser.add_argument(
+        "--address", metavar="A", help=f'{of}of a Ray cluster, "auto" for the one this machine belongs to'
+    )
+
+
+def jobs_of(arguments: argparse.Namespace, engine: Any) -> int:
+    """How many processes ``engine`` runs at a time, as the flags of ``add_engine`` say."""
+    return int(arguments.jobs or (1 if arguments.engine == "local" else engine.slots))
 
 
 def add_threads(parser: argparse.ArgumentParser, default: str) -> None:

@@ -14,12 +14,14 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from rltransformers.core.errors import DataError
+from rltransformers.core.errors import ConfigError, DataError
 
 PICKLES = (".pkl", ".pickle")
 """Files that are programs."""
 LARGEST_JSON = 16 * 2**20
 """Bytes of the longest description that is read."""
+LONGEST_NAME = 200
+"""Bytes of the name of a run folder; file systems take 255, and a number may come behind it."""
 _RANDOM = "[a-z0-9_]{8}"  # what tempfile puts into a name
 
 
@@ -52,6 +54,21 @@ def read_json(path: str | os.PathLike[str], refusal: type[Exception], way_out: s
         return json.loads(file.read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise refusal(f"{file} is missing or damaged ({error}); {way_out}") from error
+
+
+def check_name(name: str) -> None:
+    """Raise unless ``name`` is that of one folder: without separators and characters that are not printed.
+
+    Raises:
+        ConfigError: with what is wrong.
+    """
+    if name in ("", ".", "..") or not name.isprintable() or any(each in name for each in "/\\"):
+        fault = "must be the name of one folder, without / and \\ and with printable characters only"
+    elif len(os.fsencode(name)) > LONGEST_NAME:
+        fault = f"has {len(os.fsencode(name))} bytes, at most {LONGEST_NAME} are taken"
+    else:
+        return
+    raise ConfigError(f"the name of a run {fault}, got {name[:60]!r}; --output chooses the folder that it is made in")
 
 
 @contextmanager

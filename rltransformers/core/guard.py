@@ -491,7 +491,7 @@ class FiniteVecEnv(VecEnvWrapper):
         self._step = 0
         self._leaves = read_leaves(venv.observation_space)
         self._flat = not is_nested(venv.observation_space)
-        self._relays = isinstance(innermost(venv), SubprocVecEnv)
+        self._relays = isinstance(innermost(venv), SubprocVecEnv | AsyncVectorEnv)
         self._checks_outcomes = not getattr(type(venv), "checks_outcomes", False)
 
     def reset(self) -> VecEnvObs:

@@ -16,6 +16,7 @@ from rltransformers.core.ranges import (
     Count,
     Environments,
     Episodes,
+    Processes,
     Seed,
     Steps,
     Threads,
@@ -52,7 +53,9 @@ class EnvironmentConfig:
         num_envs: copies that are stepped together, in training and in evaluation.
         kwargs: keywords of the environment.
         wrappers: observation wrappers, applied in order: a name, or a mapping {name: ..., option: value}.
-        processes: one process per copy, for environments that are slow to step.
+        processes: who steps the copies: false, this process; true, one process per copy, for environments that are slow
+            to step; async, the same through Gymnasium's AsyncVectorEnv; envpool, threads of EnvPool (id and kwargs are
+            EnvPool's).
         normalize_observation: running mean and deviation of observations (VecNormalize).
         normalize_reward: rewards divided by the running deviation of the return, in training only (VecNormalize).
     """
@@ -61,7 +64,7 @@ class EnvironmentConfig:
     num_envs: Environments = 1
     kwargs: dict[str, Any] = field(default_factory=dict)
     wrappers: list[str | dict[str, Any]] = field(default_factory=list)
-    processes: bool = False
+    processes: Processes = False
     normalize_observation: bool = False
     normalize_reward: bool = False
 

@@ -53,6 +53,7 @@ from rltransformers.training.huggingface import (
 )
 from rltransformers.training.interval_log import ProgressBar
 from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
+from rltransformers.training.run_card import write_run_card
 
 Updates = Annotated[int, Ge(0), Lt(2**63)]
 REPLACEABLE = (
@@ -147,7 +148,7 @@ class OfflineAgent:
         self, callback: MaybeCallback, tb_log_name: str, progress_bar: bool, total_timesteps: int
     ) -> BaseCallback:
         if self._logger is None:
-            self._logger = configure_logger(self.verbose, self.tensorboard_log, tb_log_name)
+            self._logger = self._own_logger(tb_log_name)
         callbacks = callback if isinstance(callback, list) else [callback]
         parts = [part if isinstance(part, BaseCallback) else ConvertCallback(part) for part in callbacks]
         if progress_bar:
@@ -160,8 +161,14 @@ class OfflineAgent:
     def logger(self) -> Logger:
         """The logger in use; TensorBoard and stdout according to the constructor unless ``set_logger`` was called."""
         if self._logger is None:
-            self._logger = configure_logger(self.verbose, self.tensorboard_log, self.kind)
+            self._logger = self._own_logger(self.kind)
         return self._logger
+
+    def _own_logger(self, name: str) -> Logger:
+        logger = configure_logger(self.verbose, self.tensorboard_log, name)
+        if self.num_timesteps == 0:
+            write_run_card(logger, {"agent": self.kind} | self._settings())
+        return logger
 
     @strict
     def set_logger(self, logger: Logger) -> None:
@@ -203,6 +210,17 @@ class OfflineAgent:
         step = DecisionInFile(self.decider(acting_mode), self.summary.best_return)
         write_policy(step, path, batch, self.observation_space, self.action_space)
 
+    def _settings(self) -> dict[str, Any]:
+        """What the agent is made of, as JSON values."""
+        return {
+            "settings": asdict(self.settings),
+            "summary": asdict(self.summary),
+            "backbone": self.backbone_config.to_dict(),
+            "readout": None if self.readout is None else self.readout.to_dict(),
+            "observation": self.encoder.to_dict(),
+            "action_masks": self.policy.masks,
+        }
+
     @strict
     def save(self, path: File) -> None:
         """Write one checkpoint file with everything but the dataset; ".zip" is added to a name without extension.
@@ -215,13 +233,7 @@ class OfflineAgent:
         """
         if not self.world.leads:
             return
-        settings = {
-            "settings": asdict(self.settings),
-            "summary": asdict(self.summary),
-            "backbone": self.backbone_config.to_dict(),
-            "readout": None if self.readout is None else self.readout.to_dict(),
-            "observation": self.encoder.to_dict(),
-            "action_masks": self.policy.masks,
+        settings = self._settings() | {
             "observation_space": space_to_json(self.observation_space),
             "action_space": space_to_json(self.action_space),
         }

@@ -71,6 +71,7 @@ from rltransformers.training.online_checkpoint import (
     stored_segment,
 )
 from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
+from rltransformers.training.run_card import write_run_card
 from rltransformers.training.schedules import as_schedule, plain_schedule
 from rltransformers.training.stepping import PolicySteps
 from rltransformers.training.unwritten_metrics import UnwrittenMetrics
@@ -261,6 +262,8 @@ class OnlineAgent(BaseAlgorithm):
                 raise
             raise named_fault(self.env, error, "in step 0") from error
         self._metrics.hand_to(self.logger)
+        if not self._custom_logger and self.num_timesteps == 0:
+            write_run_card(self.logger, {"agent": self.kind, "n_envs": self.all_envs} | self._settings())
         return result
 
     # Episodes and random streams
@@ -361,8 +364,7 @@ class OnlineAgent(BaseAlgorithm):
         """
         if exclude or include:
             raise ConfigError(f"a checkpoint of {self.kind} is always complete; leave out exclude and include")
-        settings = {name: self._setting(name) for name in self.setting_names() if name != "tensorboard_log"}
-        settings |= {
+        settings = self._settings() | {
             "observation_space": space_to_json(tree_space(self.observation_space)),
             "action_space": space_to_json(self.action_space),
             "n_envs": self.all_envs,
@@ -413,6 +415,10 @@ class OnlineAgent(BaseAlgorithm):
     def _actor(self) -> MemoryPolicy:
         """The policy that ``_acting`` belongs to."""
         return cast(MemoryPolicy, self.policy)
+
+    def _settings(self) -> dict[str, Any]:
+        """Constructor arguments as JSON values."""
+        return {name: self._setting(name) for name in self.setting_names() if name != "tensorboard_log"}
 
     def _setting(self, name: str) -> Any:
         if name == "stats_window_size":

@@ -1,20 +1,29 @@
 """What TensorBoard shows of a run besides its curves: the config as text, and its settings as hyperparameters."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import yaml
 from stable_baselines3.common.logger import HParam, Logger, TensorBoardOutputFormat
 
-METRICS = ("eval/mean_reward", "eval/mean_ep_length")
+METRICS = ("eval/mean_reward", "eval/mean_ep_length", "rollout/ep_rew_mean", "rollout/ep_len_mean")
 """What the table of hyperparameters shows beside the settings."""
 
 
 def write_run_card(logger: Logger, config: Mapping[str, Any]) -> None:
-    """Write the config of a new run to TensorBoard, where the logger has it, and to nothing else."""
+    """Write the config of a new run to TensorBoard, where the logger has it, and to nothing else.
+
+    The command line writes the config of the run, an agent with a logger of its own (``tensorboard_log``) its settings.
+
+    Args:
+        config: JSON values.
+    """
     formats = [each for each in logger.output_formats if isinstance(each, TensorBoardOutputFormat)]
-    text = yaml.safe_dump(dict(config), sort_keys=False)
-    card = Logger(None, list(formats))
+    if not formats:
+        return
+    text = yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)  # of tuples and members of enumerations
+    card = Logger(None, [*formats])
     card.record("config", "\n".join(f"    {line}" for line in text.splitlines()))  # Markdown shows it as it is
     card.record("hparams", HParam(_settings(config), dict.fromkeys(METRICS, 0.0)))
     card.dump(0)

@@ -21,7 +21,7 @@ from stable_baselines3.common.logger import (
 )
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.files import held, naming, remove_left_overs, replacing
+from rltransformers.core.files import check_name, held, naming, remove_left_overs, replacing
 from rltransformers.training.evaluation import EvaluationResult, write_results
 from rltransformers.training.event_files import cut_event_files
 from rltransformers.training.plots import plot_learning_curve
@@ -177,25 +177,6 @@ class RunFolder:
         evaluations = self.read_evaluations()
         if evaluations:
             plot_learning_curve(self.learning_curve, evaluations, self.path.name, steps)
-
-
-LONGEST_NAME = 200
-"""Bytes of the name of a run folder; file systems take 255, and a number may come behind it."""
-
-
-def check_name(name: str) -> None:
-    """Raise unless ``name`` is that of one folder: without separators and characters that are not printed.
-
-    Raises:
-        ConfigError: with what is wrong.
-    """
-    if name in ("", ".", "..") or not name.isprintable() or any(each in name for each in "/\\"):
-        fault = "must be the name of one folder, without / and \\ and with printable characters only"
-    elif len(os.fsencode(name)) > LONGEST_NAME:
-        fault = f"has {len(os.fsencode(name))} bytes, at most {LONGEST_NAME} are taken"
-    else:
-        return
-    raise ConfigError(f"the name of a run {fault}, got {name[:60]!r}; --output chooses the folder that it is made in")
 
 
 class _TensorBoard(TensorBoardOutputFormat):

@@ -8,21 +8,23 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from rltransformers.cli import seeds, settings
+from rltransformers.cli import seeds, settings, worker
 from rltransformers.cli.agents import check_keywords
 from rltransformers.cli.configs import config_of_env, packaged_configs
+from rltransformers.cli.engines import LocalEngine
 from rltransformers.cli.main import build_parser, main
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.signals import Stopped
-from rltransformers.training.experiment import AgentName
+from rltransformers.training.experiment import AgentName, build_experiment
 from rltransformers.training.run_folder import RunFolder
-from tests.cli.test_runs import refused, run, work
+from tests.cli.test_runs import ONLINE, refused, run, work
 
 __all__ = ["work"]  # the fixture
 
@@ -207,50 +209,56 @@ def test_a_module_that_was_typed_with_the_environment_is_trusted(
 RUN = """
 import json, signal, sys, time
 from pathlib import Path
-words = sys.argv[1:]
-seed = int(words[-3].removeprefix("--seed="))
-name = words[-2].removeprefix("--name=")
+others, *words = sys.argv[1:]
+order = json.loads(sys.stdin.readline())
+seed, name = order["config"]["seed"], order["name"]
 signals = []
-signal.signal(signal.SIGINT, lambda *_: signals.append("SIGINT"))
+signal.signal(signal.SIGTERM, lambda *_: signals.append("SIGTERM"))
 Path(f"{name}.began").touch()
-others = int(words[0])
 deadline = time.monotonic() + 60
-while len(list(Path().glob("*.began"))) < others and time.monotonic() < deadline:
+while len(list(Path().glob("*.began"))) < int(others) and time.monotonic() < deadline:
     time.sleep(0.01)
 if "wait" in words:
     while not signals and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.2)
     Path(f"{name}.signals").write_text(" ".join(signals))
-    sys.exit(130)
+    sys.exit(143)
 print("about", name, file=sys.stderr)
 if "fail" in words and seed == 1:
     sys.exit(2)
 results = [{"returns": [seed, seed + 2.0], "target_return": target, "successes": None} for target in (None,)]
-print(json.dumps({"run": name, "results": results}))
+Path(order["report"]).write_text(json.dumps({"run": name, "results": results}) + "\\n")
 """
+Train = Callable[..., list[seeds.Run]]
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Runs are a small program that waits until as many have begun as its first word says."""
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """Trains seeds by a small program that waits until as many have begun as its first word says."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fake.py").write_text(RUN)
-    monkeypatch.setattr(seeds, "TRAIN", (sys.executable, str(tmp_path / "fake.py")))
-    return tmp_path
+    config = build_experiment(ONLINE | {"output": str(tmp_path)})
+
+    def train(words: list[str], seeds_: range, jobs: int) -> list[seeds.Run]:
+        monkeypatch.setattr(worker, "PROCESS", (str(tmp_path / "fake.py"), *words))
+        return seeds.train_seeds(config, "x", seeds_, LocalEngine(), jobs)
+
+    return train
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_every_seed_trains_in_a_folder_of_its_own(fake: Path, capfd: pytest.CaptureFixture[str], jobs: int) -> None:
-    runs = seeds.train_seeds([str(jobs)], "x", range(4, 7), jobs)  # with 3 jobs none ends before all have begun
+def test_every_seed_trains_in_a_folder_of_its_own(fake: Train, capfd: pytest.CaptureFixture[str], jobs: int) -> None:
+    runs = fake([str(jobs)], range(4, 7), jobs)  # with 3 jobs none ends before all have begun
     assert [(each["seed"], each["run"]) for each in runs] == [(4, "x-seed4"), (5, "x-seed5"), (6, "x-seed6")]
     lines = capfd.readouterr().err.splitlines()
     label = "seed {0}: " if jobs > 1 else ""
     assert sorted(lines) == [f"{label}about x-seed{{0}}".format(seed) for seed in (4, 5, 6)]
+    assert Path("x-seed5.log").read_text() == "about x-seed5\n" and not list(Path().glob("*.report"))
 
 
-def test_mean_and_spread_are_over_seeds(fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = seeds.train_seeds(["1"], "x", range(3), 1)
+def test_mean_and_spread_are_over_seeds(fake: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = fake(["1"], range(3), 1)
     (summary,) = seeds.seeds_summary(runs)
     assert summary == {
         "target_return": None, "seeds": 3, "return_mean": 2.0, "return_std": 1.0, "return_least": 1.0,
@@ -263,28 +271,28 @@ def test_mean_and_spread_are_over_seeds(fake: Path, capsys: pytest.CaptureFixtur
     assert seeds.seeds_summary(runs[:1])[0]["return_std"] is None
 
 
-def test_behind_a_run_that_fails_no_other_begins(fake: Path) -> None:
+def test_behind_a_run_that_fails_no_other_begins(fake: Train) -> None:
     with pytest.raises(ConfigError, match=r"seed 1 \(exit code 2\) failed, see above; .*: x-seed0$"):
-        seeds.train_seeds(["1", "fail"], "x", range(4), 1)
+        fake(["1", "fail"], range(4), 1)
     assert not Path("x-seed2.began").exists()
 
 
 @pytest.mark.usefixtures("default_signals")
-def test_a_signal_reaches_every_run_once_and_none_begins_behind_it(fake: Path) -> None:
+def test_a_signal_reaches_every_run_once_and_none_begins_behind_it(fake: Train) -> None:
     def interrupt() -> None:
         deadline = time.monotonic() + 60
-        while len(list(fake.glob("*.began"))) < 2 and time.monotonic() < deadline:
+        while len(list(Path().glob("*.began"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(Stopped) as stopped:
-        seeds.train_seeds(["2", "wait"], "x", range(4), 2)
+        fake(["2", "wait"], range(4), 2)
     thread.join()
     assert stopped.value.signum == signal.SIGINT
-    assert [path.read_text() for path in sorted(fake.glob("*.signals"))] == ["SIGINT", "SIGINT"]
-    assert len(list(fake.glob("*.began"))) == 2
+    assert [path.read_text() for path in sorted(Path().glob("*.signals"))] == ["SIGTERM", "SIGTERM"]
+    assert len(list(Path().glob("*.began"))) == 2
 
 
 @pytest.mark.slow
@@ -299,7 +307,9 @@ def test_seeds_of_a_config_are_runs_like_any_other(work: Path, capsys: pytest.Ca
     ("words", "message"),
     [
         (["online.yaml", "--seeds", "0"], "--seeds must be a whole number of at least 1"),
-        (["online.yaml", "--jobs", "2"], "give --seeds, too"),
+        (["online.yaml", "--jobs", "2"], "--jobs says how several seeds are trained: give --seeds N, too"),
+        (["online.yaml", "--engine", "ray"], "--engine says how several seeds are trained"),
+        (["online.yaml", "--seeds", "2", "--address", "auto"], "--address auto is that of a Ray cluster"),
         (["--resume", "runs/x", "--seeds", "2"], "--resume is for one run"),
         (["online.yaml", "--verbose", "--seeds", "2"], "--verbose is for one run"),
         (["online.yaml", "--seeds", "2", "--sed", "2"], "did you mean 'seed'"),

@@ -4,13 +4,18 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from rltransformers.cli import engines
+from rltransformers.cli import engines, worker
 from rltransformers.cli.engines import Engine, Job, LocalEngine, Order, RayEngine
+from rltransformers.cli.seeds import train_seeds
 from rltransformers.core.errors import ConfigError, MissingExtraError
+from rltransformers.training.experiment import build_experiment
+from scripts import reproduce
+from tests.cli.test_runs import ONLINE
 
 pytestmark = pytest.mark.xdist_group("ray")  # one Ray at a time
 
@@ -102,6 +107,112 @@ def test_a_process_whose_worker_is_killed_starts_again(ray: Engine, tmp_path: Pa
     assert order.results[0].read_text() == "found"
 
 
+@dataclass
+class Counted(Engine):
+    """Jobs that end at the third look at them, or when they are stopped; what happened, in order."""
+
+    slots = 9
+    log: list[str] = field(default_factory=list)
+    running: int = 0
+    most: int = 0
+
+    def start(self, order: Order) -> Job:
+        """Runs."""
+        self.running += 1
+        self.most = max(self.most, self.running)
+        return CountedJob(self, order.text)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass
+class CountedJob(Job):
+    engine: Counted
+    name: str
+    looks: int = 0
+
+    def poll(self) -> int | None:
+        """0 at the third look."""
+        self.looks += 1
+        self.engine.running -= self.looks == 3
+        return 0 if self.looks >= 3 else None
+
+    def stop(self) -> None:
+        """Noted."""
+        self.engine.log.append(f"stop {self.name}")
+
+    def wait(self) -> int:
+        """Noted."""
+        self.engine.log.append(f"wait {self.name}")
+        return 1
+
+
+def numbered(tmp_path: Path, count: int) -> list[tuple[int, Order]]:
+    return [(number, Order((), str(number), tmp_path / "log")) for number in range(count)]
+
+
+def test_so_many_run_at_a_time_and_what_ends_decides_what_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "POLL_SECONDS", 0)
+    engine, ended, looks = Counted(), list[int](), list[int]()
+    orders = (order for order in numbered(tmp_path, 7) if order[0] < 5 or 2 not in ended)
+    engines.carry_out(engine, orders, 3, lambda key, status: ended.append(key), lambda key, job: looks.append(key))
+    assert ended == [0, 1, 2, 3, 4] and engine.most == 3 and engine.log == []
+    assert sorted(looks) == [number for number in range(5) for _ in range(3)]  # once more behind the end
+
+
+def test_an_error_stops_all_at_once_and_waits_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "POLL_SECONDS", 0)
+    engine = Counted()
+    with pytest.raises(ZeroDivisionError):
+        engines.carry_out(engine, numbered(tmp_path, 5), 3, lambda key, status: print(1 // key))
+    assert engine.log == ["stop 1", "stop 2", "wait 1", "wait 2"]
+
+
+def test_the_lines_of_a_growing_file_come_once_and_whole(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("of an earlier run\n")
+    lines = engines.Lines(path)
+    assert engines.Lines(tmp_path / "none").new() == [] == lines.new()
+    seen = list[str]()
+    with path.open("a") as file:
+        for part in ("on", "e\nt", "wo\n", "\n", "three"):
+            file.write(part)
+            file.flush()
+            seen += lines.new()
+    assert seen == ["one", "two", ""]
+
+
+@pytest.mark.slow  # trains
+def test_a_run_stops_behind_a_checkpoint_when_whoever_ordered_it_is_gone(tmp_path: Path) -> None:
+    config = build_experiment(ONLINE | {"output": str(tmp_path), "train": {"total_timesteps": 10**9}})
+    order = worker.order_of(config, "run")
+    job = LocalEngine().start(order)
+    wait_for((tmp_path / "run" / "last.zip").exists, 120)
+    assert job.process.stdin is not None
+    job.process.stdin.close()
+    assert job.process.wait(60) == 128 + signal.SIGTERM
+    assert "go on with: rltransformers train --resume" in order.log.read_text()
+    report = worker.Report(order)
+    assert not report.path.exists() and report.close() == {}  # that of an earlier process is not read
+
+
+FAKE_RUN = (
+    "import json, pathlib, sys\n"
+    "order = json.loads(sys.stdin.readline())\n"
+    "told = {'run': order['name'], 'results': [order['config']['seed']]}\n"
+    "pathlib.Path(order['report']).write_text(json.dumps(told) + '\\n')\n"
+)
+
+
+def test_seeds_train_on_either_engine(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "PROCESS", ("-c", FAKE_RUN))
+    runs = train_seeds(build_experiment(ONLINE | {"output": str(tmp_path)}), "x", range(4, 7), engine, 2)
+    assert runs == [{"seed": seed, "run": f"x-seed{seed}", "results": [seed]} for seed in (4, 5, 6)]
+
+
 def test_files_come_from_machines_without_a_common_file_system(tmp_path: Path) -> None:
     order = order_of(tmp_path, PROGRAM, "0")
     status, files = engines.run(order)
@@ -133,6 +244,12 @@ def test_an_engine_that_is_not_installed_names_its_extra(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'rltransformers\[ray\]'"):
         RayEngine()
+
+
+def test_a_dry_run_starts_no_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert reproduce.main(["vmpo", "--engine", "ray", "--dry-run"]) == 0
+    assert " to do" in capsys.readouterr().out
 
 
 NOWHERE = {"127.0.0.1:1": ConnectionRefusedError, "here": ValueError, "a:b": ValueError}

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import yaml
 
-from rltransformers.cli import runs
+from rltransformers.cli import engines
+from rltransformers.cli.engines import Job, LocalEngine, Order
 from rltransformers.cli.main import main
 from rltransformers.core.errors import ConfigError
 from rltransformers.training.evaluation import EvaluationResult
-from rltransformers.training.experiment import ExperimentConfig
+from rltransformers.training.experiment import ExperimentConfig, build_experiment
 from rltransformers.training.run_folder import RunFolder
 from rltransformers.training.search import OneOf, Span, read_search
 from tests.cli.test_runs import refused, run, work
@@ -20,6 +21,7 @@ from tests.cli.test_runs import refused, run, work
 __all__ = ["work"]  # the fixture
 
 RATES = ("--search", "algorithm.learning_rate=1e-5..1e-1:log")
+LOST = "a lost process"
 
 
 @pytest.mark.parametrize(
@@ -52,39 +54,83 @@ def test_a_search_is_a_range_or_a_list(text: Any, expected: Any) -> None:
         read_search(text, "x")
 
 
-@pytest.fixture
-def planted(monkeypatch: pytest.MonkeyPatch) -> list[ExperimentConfig]:
-    """Runs that evaluate three times and return minus the distance of their learning rate from 0.001; what was run."""
-    pytest.importorskip("optuna", reason="tune needs Optuna: pip install 'rltransformers[tune]'")
-    ran: list[ExperimentConfig] = []
+class Planted(LocalEngine):
+    """Runs that evaluate three times and return minus the distance of their learning rate from 0.001.
 
-    def train(name: str, config: ExperimentConfig, verbose: bool = False, evaluated: Any = None) -> Any:
-        folder = RunFolder.create(config.output, name)
+    Attributes:
+        ran: what was run.
+        most: how many ran at the same time.
+        faults: names of runs whose process fails, with the fault.
+    """
+
+    def __init__(self) -> None:
+        self.ran: list[ExperimentConfig] = []
+        self.running: set[str] = set()
+        self.most, self.faults = 0, dict[str, Any]()
+
+    def start(self, order: Order) -> Any:
+        """A run that writes its whole report at once and ends at the second look."""
+        asked = json.loads(order.text)
+        config = build_experiment(asked["config"])
+        folder = RunFolder.create(config.output, asked["name"])
         folder.write_config(config.to_dict())
-        ran.append(config)
-        rate = config.algorithm["learning_rate"]
-        if config.algorithm.get("n_epochs") == 7:
-            raise ConfigError("seven epochs cannot be")
-        result = EvaluationResult("x", (-abs(rate - 0.001),), (1,), (0,))
-        for step in (24, 48, 72):
-            if evaluated is not None:
-                evaluated(step, [result])
-        return folder, [result]
+        self.ran.append(config)
+        self.running.add(asked["name"])
+        self.most = max(self.most, len(self.running))
+        return PlantedJob(self, asked["name"], self._report(config, folder), Path(asked["report"]))
 
-    monkeypatch.setattr(runs, "train", train)
-    return ran
+    def _report(self, config: ExperimentConfig, folder: RunFolder) -> list[dict[str, Any]]:
+        if config.algorithm.get("n_epochs") == 7:
+            return [{"refused": "seven epochs cannot be"}]
+        value = -abs(config.algorithm["learning_rate"] - 0.001)
+        evaluations: list[dict[str, Any]] = [{"step": step, "score": value} for step in (24, 48, 72)]
+        final = {"run": str(folder.path), "results": [EvaluationResult("x", (value,), (1,), (0,)).to_dict()]}
+        return [*evaluations, final]
+
+
+class PlantedJob(Job):
+    def __init__(self, engine: Planted, name: str, report: list[dict[str, Any]], path: Path) -> None:
+        self.engine, self.name, self.report, self.path, self.looks = engine, name, report, path, 0
+
+    def poll(self) -> int | None:
+        """0 at the second look; at the first one the report is written."""
+        self.looks += 1
+        fault = self.engine.faults.get(self.name)
+        if isinstance(fault, BaseException):
+            raise fault
+        if self.looks == 1 and fault is None:
+            self.path.write_text("".join(f"{json.dumps(each)}\n" for each in self.report))
+        return None if self.looks == 1 else self.wait()
+
+    def stop(self) -> None:
+        """It ends anyway."""
+
+    def wait(self) -> int:
+        """The exit status."""
+        self.engine.running.discard(self.name)
+        return int(self.engine.faults.get(self.name) is not None)
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Planted:
+    """In place of processes."""
+    pytest.importorskip("optuna", reason="tune needs Optuna: pip install 'rltransformers[tune]'")
+    engine = Planted()
+    monkeypatch.setattr(engines, "engine_of", lambda name, address: engine)
+    monkeypatch.setattr(engines, "POLL_SECONDS", 0)
+    return engine
 
 
 def test_a_study_finds_the_best_config_and_goes_on_where_it_stopped(
-    work: Path, capsys: pytest.CaptureFixture[str], planted: list[ExperimentConfig]
+    work: Path, capsys: pytest.CaptureFixture[str], planted: Planted
 ) -> None:
     words = ("tune", "online.yaml", *RATES, "--json", "--evaluation.every", "0")
     first = json.loads(run(capsys, *words, "--trials", "3"))
-    assert len(planted) == len(first["trials"]) == 3
+    assert len(planted.ran) == len(first["trials"]) == 3
     whole = json.loads(run(capsys, *words, "--trials", "5"))
-    assert len(planted) == len(whole["trials"]) == 5 and whole["trials"][:3] == first["trials"]
-    assert json.loads(run(capsys, *words, "--trials", "5")) == whole and len(planted) == 5
-    rates = [config.algorithm["learning_rate"] for config in planted]
+    assert len(planted.ran) == len(whole["trials"]) == 5 and whole["trials"][:3] == first["trials"]
+    assert json.loads(run(capsys, *words, "--trials", "5")) == whole and len(planted.ran) == 5
+    rates = [config.algorithm["learning_rate"] for config in planted.ran]
     assert all(1e-5 <= rate <= 1e-1 for rate in rates) and len(set(rates)) == 5
     nearest = min(rates, key=lambda rate: abs(rate - 0.001))
     best = yaml.safe_load(Path("runs/online-tune/best.yaml").read_text())
@@ -97,7 +143,7 @@ def test_a_study_finds_the_best_config_and_goes_on_where_it_stopped(
 
 
 def test_the_config_says_what_is_searched_and_every_kind_of_value_is_tried(
-    work: Path, capsys: pytest.CaptureFixture[str], planted: list[ExperimentConfig]
+    work: Path, capsys: pytest.CaptureFixture[str], planted: Planted
 ) -> None:
     search = {
         "algorithm.learning_rate": "0.1..0.5",
@@ -107,16 +153,16 @@ def test_the_config_says_what_is_searched_and_every_kind_of_value_is_tried(
     values = yaml.safe_load(Path("online.yaml").read_text())
     Path("searched.yaml").write_text(yaml.safe_dump(values | {"tune": {"search": search, "trials": 8}}))
     run(capsys, "tune", "searched.yaml", "--search", "algorithm.n_epochs=[2, 3]")
-    assert len(planted) == 8
-    assert {config.algorithm["n_steps"] for config in planted} == {8, 9}
-    positions = [config.backbone["position"] for config in planted]
+    assert len(planted.ran) == 8
+    assert {config.algorithm["n_steps"] for config in planted.ran} == {8, 9}
+    positions = [config.backbone["position"] for config in planted.ran]
     assert "trxl" in positions and {"name": "rope", "base": 100} in positions
-    assert {config.algorithm["n_epochs"] for config in planted} == {2, 3}
-    assert all(0.1 <= config.algorithm["learning_rate"] <= 0.5 for config in planted)
+    assert {config.algorithm["n_epochs"] for config in planted.ran} == {2, 3}
+    assert all(0.1 <= config.algorithm["learning_rate"] <= 0.5 for config in planted.ran)
 
 
 def test_a_trial_below_the_median_is_stopped_early(
-    work: Path, capsys: pytest.CaptureFixture[str], planted: list[ExperimentConfig]
+    work: Path, capsys: pytest.CaptureFixture[str], planted: Planted
 ) -> None:
     told = json.loads(run(capsys, "tune", "online.yaml", *RATES, "--trials", "16", "--json"))
     scores = [-abs(trial["settings"]["algorithm.learning_rate"] - 0.001) for trial in told["trials"]]
@@ -129,7 +175,7 @@ def test_a_trial_below_the_median_is_stopped_early(
 
 
 def test_a_trial_that_is_refused_is_told_and_the_study_goes_on(
-    work: Path, capsys: pytest.CaptureFixture[str], planted: list[ExperimentConfig]
+    work: Path, capsys: pytest.CaptureFixture[str], planted: Planted
 ) -> None:
     epochs = ("--search", "algorithm.n_epochs=[1, 7]", "--algorithm.learning_rate", "0.01")
     told = json.loads(run(capsys, "tune", "online.yaml", *epochs, "--trials", "6", "--json"))
@@ -143,24 +189,33 @@ def test_a_trial_that_is_refused_is_told_and_the_study_goes_on(
     )
 
 
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), LOST])
 def test_an_interrupted_trial_begins_anew(
-    work: Path, capsys: pytest.CaptureFixture[str], planted: list[ExperimentConfig], monkeypatch: pytest.MonkeyPatch
+    work: Path, capsys: pytest.CaptureFixture[str], planted: Planted, fault: Any
 ) -> None:
-    whole = runs.train
+    words = ("tune", "online.yaml", *RATES, "--evaluation.every", "0", "--jobs", "2")
+    planted.faults["trial-1"] = fault
+    assert main([*words, "--trials", "3"]) == (2 if fault == LOST else 130)
+    message = capsys.readouterr().err
+    assert "the same command goes on" in message
+    assert ("the process of trial 1 failed (exit code 1); runs/online-tune/trial-1.log" in message) == (fault == LOST)
+    interrupted = planted.ran[1].algorithm["learning_rate"]
+    planted.faults.clear()
+    told = json.loads(run(capsys, *words, "--trials", "3", "--json"))
+    assert len(told["trials"]) == 3
+    assert interrupted in [trial["settings"]["algorithm.learning_rate"] for trial in told["trials"]]
 
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        whole(*args, **kwargs)
-        raise KeyboardInterrupt
 
-    words = ("tune", "online.yaml", *RATES, "--evaluation.every", "0")
-    monkeypatch.setattr(runs, "train", interrupted)
-    assert main([*words, "--trials", "2"]) == 130
-    assert "the same command goes on" in capsys.readouterr().err
-    interrupted_rate = planted[-1].algorithm["learning_rate"]
-    monkeypatch.setattr(runs, "train", whole)
-    told = json.loads(run(capsys, *words, "--trials", "2", "--json"))
-    assert len(told["trials"]) == 2
-    assert told["trials"][0]["settings"]["algorithm.learning_rate"] == interrupted_rate
+@pytest.mark.parametrize("jobs", [1, 4])
+def test_so_many_trials_run_at_a_time_and_none_is_proposed_twice(
+    work: Path, capsys: pytest.CaptureFixture[str], planted: Planted, jobs: int
+) -> None:
+    words = ("tune", "online.yaml", *RATES, "--evaluation.every", "0", "--json", "--jobs", str(jobs))
+    told = json.loads(run(capsys, *words, "--trials", "14"))
+    assert len(told["trials"]) == len(planted.ran) == 14 and planted.most == jobs
+    rates = [config.algorithm["learning_rate"] for config in planted.ran]
+    assert len(set(rates)) == 14
+    assert told["best"]["settings"]["algorithm.learning_rate"] == min(rates, key=lambda rate: abs(rate - 0.001))
 
 
 @pytest.mark.parametrize(
@@ -187,18 +242,18 @@ def test_a_search_that_cannot_work_is_refused(
 
 
 def test_a_program_among_the_values_of_a_file_runs_only_when_trusted(
-    work: Path, capsys: pytest.CaptureFixture[str], planted: list[ExperimentConfig]
+    work: Path, capsys: pytest.CaptureFixture[str], planted: Planted
 ) -> None:
     values = yaml.safe_load(Path("online.yaml").read_text())
     values["algorithm"]["learning_rate"] = 0.1
     wrapper = [["strangers_module:Wrapper"], []]
     Path("evil.yaml").write_text(yaml.safe_dump(values | {"tune": {"search": {"environment.wrappers": wrapper}}}))
     message = refused(capsys, "tune", "evil.yaml", "--trials", "1")
-    assert "imports the module strangers_module" in message and "--trust" in message and not planted
+    assert "imports the module strangers_module" in message and "--trust" in message and not planted.ran
     run(capsys, "tune", "evil.yaml", "--trials", "1", "--trust")
     typed = ("--search", f"environment.wrappers={json.dumps(wrapper)}", "--algorithm.learning_rate", "0.1")
     run(capsys, "tune", "online.yaml", "--trials", "1", *typed)
-    assert len(planted) == 2
+    assert len(planted.ran) == 2
 
 
 @pytest.mark.usefixtures("planted")
@@ -211,7 +266,7 @@ def test_another_search_wants_another_name(work: Path, capsys: pytest.CaptureFix
 @pytest.mark.slow
 def test_trials_are_real_runs(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("optuna", reason="tune needs Optuna: pip install 'rltransformers[tune]'")
-    told = json.loads(run(capsys, "tune", "online.yaml", *RATES, "--trials", "2", "--json"))
+    told = json.loads(run(capsys, "tune", "online.yaml", *RATES, "--trials", "2", "--jobs", "2", "--json"))
     run(capsys, "train", "runs/online-tune/best.yaml", "--name", "again")
     final = [json.loads(RunFolder.open(path).evaluation.read_text()) for path in ("runs/again", told["best"]["run"])]
     assert final[0] == final[1]

@@ -3,19 +3,24 @@
 import importlib
 import os
 import signal
+import sys
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor
 
-from rltransformers.core.errors import ConfigError, MissingExtraError
+from rltransformers.core.errors import ConfigError, DataError, MissingExtraError
+from rltransformers.core.guard import innermost
+from rltransformers.core.ranges import Processes
 from rltransformers.envs import DropIndices, GymnasiumVecEnv, find_spec, make_env, make_vec_env, make_vector_env
 from rltransformers.envs.make import WrapperConfig
+from rltransformers.envs.pool import EnvPoolVector
+from tests.envs import stand_in_pool
 
 
 class Reuser(gymnasium.Env[Any, Any]):
@@ -114,13 +119,89 @@ def test_wrappers_are_named_with_options_and_applied_in_order() -> None:
     assert isinstance(foreign.observation_space, spaces.Dict) and "first_step" in foreign.observation_space.spaces
 
 
-@pytest.mark.slow
-def test_processes_give_the_same_rows() -> None:
+def whole_rows(env: VecEnv, steps: int = 40) -> list[Any]:
+    """What a learner sees, ends of episodes included, under seeded actions; a second reset with other seeds at last."""
+    env.action_space.seed(1)
+    seen: list[Any] = [env.reset()]
+    for _ in range(steps):
+        *row, infos = env.step(np.array([env.action_space.sample() for _ in range(env.num_envs)]))
+        kept = ("terminal_observation", "TimeLimit.truncated")
+        episodes = [(info["episode"]["r"], info["episode"]["l"]) for info in infos if "episode" in info]
+        seen.append((*row, [[info.get(name) for name in kept] for info in infos], episodes))
+    env.seed(70)
+    seen.append(env.reset())
+    env.close()
+    return seen
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EnvPool, which few machines have."""
+    monkeypatch.setitem(sys.modules, "envpool", stand_in_pool)
+
+
+PROCESSES = [
+    pytest.param(True, SubprocVecEnv, marks=pytest.mark.slow),  # start processes
+    pytest.param("async", AsyncVectorEnv, marks=pytest.mark.slow),
+    pytest.param("envpool", EnvPoolVector),
+]
+
+
+@pytest.mark.usefixtures("pool")
+@pytest.mark.parametrize(("processes", "kind"), PROCESSES)
+def test_whoever_steps_the_copies_gives_the_same_rows(processes: Processes, kind: type) -> None:
+    """Observations, rewards, ends of both kinds with their last observations, lengths and returns; seeds, too."""
     wrappers: list[WrapperConfig] = [{"name": "DropIndices", "indices": [1, 3]}, "History"]
-    alone = rows(make_vec_env("CartPole-v1", 2, seed=3, wrappers=wrappers), 15)
-    apart = make_vec_env("CartPole-v1", 2, seed=3, wrappers=wrappers, processes=True)
-    assert isinstance(base(apart), SubprocVecEnv)
-    np.testing.assert_equal(rows(apart, 15), alone)
+    given: dict[str, Any] = {"seed": 3, "env_kwargs": {"max_episode_steps": 14}}
+    given |= {} if processes == "envpool" else {"wrappers": wrappers}
+    alone = whole_rows(make_vec_env("CartPole-v1", 2, **given))
+    apart = make_vec_env("CartPole-v1", 2, processes=processes, **given)
+    assert isinstance(innermost(apart), kind)
+    np.testing.assert_equal(whole_rows(apart), alone)
+    flags = [flag for row in alone[1:-1] for _, flag in row[3]]
+    assert True in flags and sum(row[2].sum() for row in alone[1:-1]) > sum(flags) > 0  # limits, and ends besides
+
+
+@pytest.mark.usefixtures("pool")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"env_id": "CartPoel-v1"}, "EnvPool has no environment 'CartPoel-v1'; did you mean 'CartPole-v1'"),
+        ({"env_id": "ALE/Pong-v5"}, r"has no environment 'ALE/Pong-v5'; `envpool.list_all_envs\(\)` names"),
+        ({"env_id": lambda: None}, "EnvPool makes environments of ids of its own"),
+        ({"wrappers": ["History"]}, r"no single environments that wrappers \['History'\] could go around"),
+        ({"env_kwargs": {"gravity": 3}}, "cannot be made with env_kwargs {'gravity': 3}"),
+        ({"num_envs": 0}, "num_envs"),
+        ({"processes": "threads"}, "processes must be .*'envpool', got 'threads'"),
+    ],
+)
+def test_a_pool_that_cannot_be_is_refused_with_the_reason(arguments: dict[str, Any], words: str) -> None:
+    given = {"env_id": "CartPole-v1", "processes": "envpool", **arguments}
+    with pytest.raises(ConfigError, match=words):
+        make_vec_env(**given)
+
+
+def test_envpool_that_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    with pytest.raises(MissingExtraError, match=r"rltransformers\[envpool\]"):
+        make_vec_env("CartPole-v1", processes="envpool")
+
+
+@pytest.mark.usefixtures("pool")
+def test_a_pool_whose_rows_belong_to_other_copies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stand_in_pool.Pool, "_info", lambda self, copies: {"env_id": 0 * copies})
+    with pytest.raises(DataError, match=r"reset the copies \[0 1 2\] and returned rows of \[0 0 0\]"):
+        make_vec_env("CartPole-v1", 3, processes="envpool").reset()
+
+
+@pytest.mark.filterwarnings("ignore:.*Box (low|high)'s precision lowered")
+def test_envpool_runs_when_installed() -> None:
+    pytest.importorskip("envpool", reason="needs rltransformers[envpool]")
+    given: dict[str, Any] = {"seed": 5, "processes": "envpool", "env_kwargs": {"max_episode_steps": 14}}
+    once, again = (whole_rows(make_vec_env("CartPole-v1", 3, **given)) for _ in range(2))
+    np.testing.assert_equal(once, again)
+    lengths = [length for row in once[1:-1] for _, length in row[4]]
+    assert len(lengths) > 3 and max(lengths) <= 14  # no step of a reset counts
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import sys
 
 from rltransformers.cli.printing import print_json, print_results
 from rltransformers.cli.words import Parsers, add_threads, add_trust, command, flag, mapping
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Episodes, Seed
 
 
@@ -22,6 +23,7 @@ interval over episodes, episode length, and success rate and normalised score wh
   rltransformers evaluate runs/gtrxl_cue_recall-seed0 --episodes 100
   rltransformers evaluate runs/gtrxl_cue_recall-seed0 --env-kwargs '{"delay": 20}'
   rltransformers evaluate runs/dt_hopper_mixture-seed0 --target-return 700 --target-return 2400 --plot target
+  rltransformers evaluate runs/gtrxl_cartpole_masked-seed0 --episodes 3 --video videos --videos 3
 """,
     )
     parser.add_argument("folder", metavar="RUN", help="run folder")
@@ -67,6 +69,12 @@ interval over episodes, episode length, and success rate and normalised score wh
         default=[],
         help="write a picture into RUN: return against target return, or how far back attention looks; repeatable",
     )
+    parser.add_argument(
+        "--video", metavar="FOLDER", help="write videos (mp4) of the first episodes there, which are played one by one"
+    )
+    parser.add_argument(
+        "--videos", type=flag(Episodes), metavar="N", help="of --video: episodes, per target return (default: 1)"
+    )
     parser.add_argument("--json", action="store_true", help="print all episodes and the summary as JSON")
     add_trust(parser)
     parser.set_defaults(run=run)
@@ -76,6 +84,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Do it, and print what came of it."""
     from rltransformers.cli import runs
 
+    if arguments.videos is not None and arguments.video is None:
+        raise ConfigError("--videos says how many episodes --video FOLDER records: give --video, too")
     results, pictures = runs.evaluate(
         arguments.folder,
         arguments.episodes,
@@ -89,10 +99,12 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.longest_episode,
         arguments.trust,
         arguments.acting,
+        arguments.video,
+        arguments.videos or 1,
     )
     if arguments.json:
         print_json([result.to_dict() for result in results])
     else:
         print_results(results)
     for picture in pictures:
-        print(f"picture  {picture}", file=sys.stderr)
+        print(f"{'video' if picture.suffix == '.mp4' else 'picture'}  {picture}", file=sys.stderr)

@@ -1,11 +1,13 @@
 """``rltransformers train``: train an agent, once or with several seeds."""
 
 import argparse
+from contextlib import closing
 
 from rltransformers.cli.printing import print_json, print_results
-from rltransformers.cli.words import Parsers, add_config, add_trust, command, flag
+from rltransformers.cli.words import Parsers, add_config, add_engine, add_trust, command, flag, jobs_of
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count
+from rltransformers.training.experiment import ExperimentConfig
 
 
 def add(commands: Parsers) -> None:
@@ -28,6 +30,7 @@ Without a config, --env names the environment; --agent and every other setting m
 Several seeds, each in a run folder of its own, with mean and spread at the end:
 
   rltransformers train gtrxl_cue_recall --seeds 5 --jobs 2
+  rltransformers train gtrxl_cue_recall --seeds 5 --engine ray --address auto
 
 Settings (`rltransformers settings` explains each, `rltransformers settings algorithm` those that begin so):
   agent, seed, output     which agent, the seed of everything, the folder for run folders
@@ -60,7 +63,7 @@ Several processes train one agent under torchrun, each with its part of environm
     parser.add_argument(
         "--seeds", type=flag(Count), metavar="N", help="train with N seeds, from the config's on, and compare the runs"
     )
-    parser.add_argument("--jobs", type=flag(Count), metavar="J", help="of --seeds: runs at the same time (default: 1)")
+    add_engine(parser, "of --seeds: ", "runs")
     parser.add_argument("--verbose", action="store_true", help="print every logged metric in place of a progress bar")
     parser.add_argument("--json", action="store_true", help="print the final evaluation as JSON")
     add_trust(parser)
@@ -78,7 +81,7 @@ def run(arguments: argparse.Namespace) -> None:
         foreign = trust.not_typed(trust.programs(config), typed)
         trust.require_trust(foreign, str(arguments.config), arguments.trust)
         if arguments.seeds is not None:
-            _train_seeds(arguments, name, config.seed, trusted=bool(foreign))
+            _train_seeds(arguments, name, config)
             return
     from rltransformers.cli import runs
     from rltransformers.core.world import join
@@ -109,21 +112,21 @@ def _check(arguments: argparse.Namespace, names: list[str]) -> None:
             "train needs either CONFIG or --resume RUN or --env ID, one of the three (with a CONFIG: --environment.id "
             f"ID); packaged configs: {', '.join(names)}"
         )
-    if arguments.jobs is not None and arguments.seeds is None:
-        raise ConfigError("--jobs says how many of --seeds N train at the same time: give --seeds, too")
+    for flag_name, default in (("jobs", None), ("engine", "local"), ("address", None)):
+        if getattr(arguments, flag_name) != default and arguments.seeds is None:
+            raise ConfigError(f"--{flag_name} says how several seeds are trained: give --seeds N, too")
     for flag_name in ("resume", "verbose"):
         if arguments.seeds is not None and getattr(arguments, flag_name):
             raise ConfigError(f"--{flag_name} is for one run, --seeds for several new ones: leave one of the two out")
 
 
-def _train_seeds(arguments: argparse.Namespace, name: str, first: int, trusted: bool) -> None:
+def _train_seeds(arguments: argparse.Namespace, name: str, config: ExperimentConfig) -> None:
+    from rltransformers.cli.engines import engine_of
     from rltransformers.cli.seeds import print_seeds, seeds_summary, train_seeds
 
-    source = [f"--env={arguments.env}"] if arguments.config is None else [arguments.config]
-    source += [f"--{key}={text}" for key, text in arguments.overrides]
-    source += ["--trust"] if trusted else []
-    seeds = range(first, first + arguments.seeds)
-    runs = train_seeds(source, arguments.name or name, seeds, arguments.jobs or 1)
+    seeds = range(config.seed, config.seed + arguments.seeds)
+    with closing(engine_of(arguments.engine, arguments.address)) as engine:
+        runs = train_seeds(config, arguments.name or name, seeds, engine, jobs_of(arguments, engine))
     if arguments.json:
         print_json({"runs": runs, "seeds": seeds_summary(runs)})
     else:

@@ -1,9 +1,10 @@
 """``rltransformers tune``: search settings with Optuna."""
 
 import argparse
+from contextlib import closing
 
 from rltransformers.cli.printing import cell, print_json
-from rltransformers.cli.words import Parsers, add_config, add_trust, command, flag
+from rltransformers.cli.words import Parsers, add_config, add_engine, add_trust, command, flag, jobs_of
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count
 
@@ -22,7 +23,8 @@ numbers where both ends are), or a list of values:
   rltransformers tune gtrxl_cue_recall --trials 20 --search algorithm.learning_rate=1e-5..1e-2:log \\
       --search backbone.memory=16..64 --search "backbone.position=[trxl, rope]"
 
-Every trial is a run in a folder of its own, inside runs/<config>-tune. Its score is the mean return of the final
+Every trial is a run in a process and a folder of its own, inside runs/<config>-tune; --jobs 4 trains four at the same
+time, --engine ray on the machines of a Ray cluster. Its score is the mean return of the final
 evaluation (over target returns: the highest). With evaluation.every, a trial whose best evaluation so far lies below
 the median of those that came to their end, once these are five, is stopped early. runs/<config>-tune/study.db holds the
 study: the same command goes on with it, a larger --trials makes it longer. runs/<config>-tune/best.yaml is the config
@@ -36,6 +38,7 @@ of the best trial. Needs pip install 'rltransformers[tune]'.
     parser.add_argument(
         "--trials", type=flag(Count), metavar="N", help="trials in all (default: of the config, else 20)"
     )
+    add_engine(parser, "", "trials")
     parser.add_argument("--name", help="name of the folder in place of <config>-tune")
     parser.add_argument("--json", action="store_true", help="print the best trial and all others as JSON")
     add_trust(parser)
@@ -53,10 +56,15 @@ def run(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"--search takes KEY=VALUES, as algorithm.learning_rate=1e-5..1e-2:log; got {text!r}")
     name, config, typed = read_config(arguments)
     trust.require_trust(trust.not_typed(trust.programs(config), typed), str(arguments.config), arguments.trust)
+    from rltransformers.cli.engines import engine_of
     from rltransformers.cli.tuning import told, tune
 
     searched = [tuple(text.split("=", 1)) for text in arguments.search]
-    summary = tune(arguments.name or f"{name}-tune", config, searched, arguments.trials, arguments.trust)
+    with closing(engine_of(arguments.engine, arguments.address)) as engine:
+        jobs = jobs_of(arguments, engine)
+        summary = tune(
+            arguments.name or f"{name}-tune", config, engine, jobs, searched, arguments.trials, arguments.trust
+        )
     if arguments.json:
         print_json(summary)
         return

@@ -1,0 +1,74 @@
+"""Episodes as mp4 files, recorded by Gymnasium's ``RecordVideo``, and whether an environment can be recorded."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.wrappers import RecordVideo
+
+from rltransformers.core.errors import ConfigError, one_line, require
+from rltransformers.envs.make import WrapperConfig, make_env
+
+RECORDER = "rltransformers.envs.video:EpisodeVideo"
+"""Name of the wrapper in a list of wrappers."""
+
+
+class EpisodeVideo(RecordVideo[Any, Any]):
+    """Records some of the episodes that begin with a seed, as those of an evaluation do; others only fill the time.
+
+    Args:
+        folder: for the videos; made where it is missing.
+        names: file names without ending by the number of the episode, from 0.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], folder: str, names: Mapping[int, str]) -> None:
+        self._names, self._number, self._wanted = names, -1, False
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the folder exists
+            super().__init__(env, folder, episode_trigger=lambda _: self._wanted)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._number += seed is not None
+        self._wanted = seed is not None and self._number in self._names
+        return super().reset(seed=seed, options=options)
+
+    def start_recording(self, video_name: str) -> None:
+        """Under the name of the episode."""
+        super().start_recording(self._names[self._number])
+
+
+def check_recordable(env_id: str, env_kwargs: Mapping[str, Any], wrappers: Sequence[WrapperConfig]) -> None:
+    """Raise unless episodes can be recorded: tries a frame.
+
+    Args:
+        env_kwargs: with a ``render_mode``.
+
+    Raises:
+        ConfigError: when the environment draws no images.
+        MissingExtraError: without MoviePy.
+    """
+    require("moviepy", "video")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Gymnasium only warns of a render mode that is none
+            env = make_env(env_id, env_kwargs=env_kwargs, wrappers=wrappers)
+            try:
+                env.reset(seed=0)
+                frame: Any = env.render()
+            finally:
+                env.close()
+    except Exception as error:  # whatever an environment raises that cannot draw itself, or lacks a package for it
+        raise ConfigError(f"{env_id} cannot be recorded: {one_line(error)}; leave --video out") from error
+    if not (isinstance(frame, np.ndarray) and frame.ndim == 3):
+        kind = "nothing" if frame is None else f"a {type(frame).__name__}"
+        raise ConfigError(
+            f"{env_id} cannot be recorded: with render_mode 'rgb_array' it draws {kind}, no image; leave --video out"
+        )
+
+
+def video_wrapper(folder: str | PathLike[str], names: Mapping[int, str]) -> dict[str, Any]:
+    """``EpisodeVideo`` as an entry of a list of wrappers."""
+    return {"name": RECORDER, "folder": str(folder), "names": names}

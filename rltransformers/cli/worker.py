@@ -1,0 +1,104 @@
+"""One run in a process of its own, ``python -m rltransformers.cli.worker``, as ``train --seeds`` and ``tune`` order it.
+
+The order is the first line of standard input. When the input ends, whoever ordered is gone, and the run stops as for a
+signal, behind a checkpoint. What it has to tell stands in its report, a JSON object per line: ``step`` and
+``score`` of an evaluation, and in the end ``run`` and ``results``, or why it was ``refused``.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+from rltransformers.cli.engines import Lines, Order
+from rltransformers.cli.printing import short_warning
+from rltransformers.core.errors import OUR_ERRORS, one_line
+from rltransformers.core.files import check_name
+from rltransformers.training.experiment import ExperimentConfig, build_experiment
+
+PROCESS = ("-m", "rltransformers.cli.worker")
+
+
+def order_of(config: ExperimentConfig, name: str) -> Order:
+    """The process that trains ``config`` in a new run folder ``name``; log and report stand beside it.
+
+    Raises:
+        ConfigError: for a name that no folder can have.
+    """
+    check_name(name)
+    output = Path(config.output).absolute()
+    report = output / f"{name}.report"
+    text = json.dumps({"config": config.to_dict(), "name": name, "report": str(report)})
+    return Order(PROCESS, f"{text}\n", output / f"{name}.log", (report,))
+
+
+class Report:
+    """What a run has told so far.
+
+    Attributes:
+        evaluations: step and score of each.
+        outcome: what it told in the end; empty before.
+    """
+
+    def __init__(self, order: Order) -> None:
+        (self.path,) = order.results
+        self.path.unlink(missing_ok=True)  # of an earlier run
+        self._lines = Lines(self.path)
+        self.evaluations: list[tuple[int, float]] = []
+        self.outcome: dict[str, Any] = {}
+
+    def read(self) -> None:
+        """Take in what is new."""
+        for line in self._lines.new():
+            told = json.loads(line)
+            if "step" in told:
+                self.evaluations.append((told["step"], told["score"]))
+            else:
+                self.outcome = told
+
+    def close(self) -> dict[str, Any]:
+        """The outcome; the file goes."""
+        self.read()
+        self.path.unlink(missing_ok=True)
+        return self.outcome
+
+
+def main() -> int:
+    """Train what is ordered; the exit status: 0 done, 2 refused with a reason, 128 + N ended by signal N."""
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=_stop_without_input, daemon=True).start()
+    warnings.formatwarning = short_warning
+    from rltransformers.cli import runs
+    from rltransformers.training.callback import score
+
+    with Path(order["report"]).open("w", buffering=1) as report:
+
+        def tell(**values: Any) -> None:
+            report.write(f"{json.dumps(values)}\n")
+
+        try:
+            config = build_experiment(order["config"])
+            folder, results = runs.train(
+                order["name"], config, evaluated=lambda step, results: tell(step=step, score=score(results))
+            )
+        except OUR_ERRORS as error:
+            tell(refused=one_line(error))
+            print(f"rltransformers: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt as interruption:
+            return 128 + getattr(interruption, "signum", signal.SIGINT)
+        tell(run=str(folder.path), results=[result.to_dict() for result in results])
+    return 0
+
+
+def _stop_without_input() -> None:
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
