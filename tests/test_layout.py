@@ -56,6 +56,6 @@ def test_every_extra_is_named_by_what_needs_it() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     folders = ("rltransformers", "envs", "agents", "scripts")
     code = project + "".join(path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    extras = set(tomllib.loads(project)["project"]["optional-dependencies"]) - {"dev"}
+    extras = set(tomllib.loads(project)["project"]["optional-dependencies"]) - {"dev", "third-party"}
     forms = ("[{}]", ', "{}")', 'EXTRA = "{}"')
     assert {extra for extra in extras if not any(form.format(extra) in code for form in forms)} <= {"docs"}

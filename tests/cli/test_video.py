@@ -60,6 +60,16 @@ def test_videos_hold_the_first_episodes_and_change_no_result(
     }
 
 
+@pytest.mark.third_party
+def test_moviepy_writes_an_mp4(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("moviepy", reason="extra video")
+    Path("cart.yaml").write_text(yaml.safe_dump(ONLINE | {"environment": CARTPOLE, "train": {"total_timesteps": 48}}))
+    run(capsys, "train", "cart.yaml", "--name", "cart", "--evaluation.every", "0")
+    run(capsys, "evaluate", "runs/cart", "--episodes", "1", "--video", "videos")
+    (video,) = Path("videos").iterdir()
+    assert video.suffix == ".mp4" and video.read_bytes()[4:8] == b"ftyp"
+
+
 @pytest.mark.usefixtures("moviepy")
 @pytest.mark.parametrize(
     ("environment", "words", "message"),
