@@ -2,8 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Of 20,000 modules that are installed a tenth is imported; Python compiles those when they are.
-PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 # One thread per process: the machine's cores are used by processes, not by threads that wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
