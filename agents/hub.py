@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from rltransformers import __version__
-from rltransformers.agents.load import Agent, load_agent
+from rltransformers.agents.load import CHECKPOINT, Agent, load_agent
 from rltransformers.core.checkpoint import load_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, require
 from rltransformers.core.files import replacing_folder
@@ -20,8 +21,7 @@ from rltransformers.training.evaluation import EvaluationResult, read_results
 if __name__ != "rltransformers.agents.hub":
     raise ImportError("import this file as rltransformers.agents.hub")
 
-CHECKPOINT, CARD = "last.zip", "README.md"
-"""The checkpoint is called as in a run folder, so that ``load_agent`` takes either."""
+CARD = "README.md"
 FILES = (CHECKPOINT, CARD, "config.json", "results.json")
 """What every folder holds; of a run its ``config.yaml`` too."""
 
@@ -84,8 +84,6 @@ def _json(values: dict[str, Any]) -> str:
 
 def _card(kind: str, result: EvaluationResult) -> str:
     """A model card; its front matter is what cards of Stable-Baselines3 agents have, which the Hub shows and ranks."""
-    import yaml  # as above
-
     value = f"{result.mean:.2f} +/- {result.std:.2f}"
     metric = {"type": "mean_reward", "name": "mean_reward", "value": value, "verified": False}
     task = "reinforcement-learning"

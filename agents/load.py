@@ -16,6 +16,8 @@ if __name__ != "rltransformers.agents.load":
     raise ImportError("import this file as rltransformers.agents.load")
 
 Agent = GTrXLPPO | GTrXLVMPO | GTrXLDQN | DecisionTransformer
+CHECKPOINT = "last.zip"
+"""Newest checkpoint of a run folder."""
 KINDS: dict[str, type[Agent]] = {each.kind: each for each in (GTrXLPPO, GTrXLVMPO, GTrXLDQN, DecisionTransformer)}
 
 
@@ -37,4 +39,4 @@ def load_agent(path: str | os.PathLike[str], *, device: torch.device | str = "au
 
 def checkpoint_in(path: str | os.PathLike[str]) -> Path:
     """The file itself, or the newest checkpoint of a run folder."""
-    return Path(path) / "last.zip" if Path(path).is_dir() else Path(path)
+    return Path(path) / CHECKPOINT if Path(path).is_dir() else Path(path)

@@ -6,7 +6,6 @@
 The page is written only when all tests ran, so that it never stands for a part of them.
 """
 
-import importlib.metadata
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from rltransformers.core.files import replacing  # noqa: E402
-from scripts.benchmarks.harness import processor  # noqa: E402
+from scripts.benchmarks.harness import processor, versions  # noqa: E402
 
 PAGE = ROOT / "docs" / "third_party.md"
 PACKAGES = (
@@ -68,10 +67,10 @@ def page(found: dict[str, Counter[str]]) -> str:
     ]
     total = sum(found.values(), Counter())
     rows.append(f"| all | {' | '.join(str(total[name]) for name in COLUMNS)} |")
-    versions = [f"{package} {version}" for package in PACKAGES if (version := version_of(package))]
+    installed = [f"{package} {version}" for package, version in versions(PACKAGES).items()]
     lines = [
         HEAD,
-        f"Last run on {time.strftime('%Y-%m-%d')}, {processor()}, with {', '.join(versions)}.",
+        f"Last run on {time.strftime('%Y-%m-%d')}, {processor()}, with {', '.join(installed)}.",
         "",
         f"| tests | {' | '.join(COLUMNS)} |",
         "|---|---:|---:|---:|",
@@ -79,14 +78,6 @@ def page(found: dict[str, Counter[str]]) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def version_of(package: str) -> str | None:
-    """What is installed; None where it is not."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from rltransformers import __version__
 from rltransformers.core.errors import CheckpointError, ConfigError, one_line
-from rltransformers.core.files import refusal, replacing
+from rltransformers.core.files import LARGEST_JSON, refusal, replacing
 from rltransformers.core.ranges import NonNegativeNumber, check, shown, strict
 
 File = str | os.PathLike[str] | io.BufferedIOBase
@@ -35,8 +35,6 @@ FORMAT_VERSION = 1
 _HEADER = "header.json"
 _TENSORS = "tensors.pt"
 LONGEST_REASON = 400
-LARGEST_HEADER = 16 * 2**20
-"""Bytes; ours have a few thousand."""
 _STORAGES = {  # bytes of a number
     "DoubleStorage": 8, "FloatStorage": 4, "HalfStorage": 2, "BFloat16Storage": 2, "LongStorage": 8, "IntStorage": 4,
     "ShortStorage": 2, "CharStorage": 1, "ByteStorage": 1, "BoolStorage": 1, "ComplexDoubleStorage": 16,
@@ -385,8 +383,8 @@ def _read(path: Path | io.BufferedIOBase) -> tuple[dict[str, Any], bytes]:
                     " (zips of Stable-Baselines3 load with the class that saved them)"
                 )
             _check_stored(archive)
-            if (size := archive.getinfo(_HEADER).file_size) > LARGEST_HEADER:
-                raise zipfile.BadZipFile(f"{_HEADER} has {size:,} bytes, at most {LARGEST_HEADER:,} are read")
+            if (size := archive.getinfo(_HEADER).file_size) > LARGEST_JSON:
+                raise zipfile.BadZipFile(f"{_HEADER} has {size:,} bytes, at most {LARGEST_JSON:,} are read")
             header = json.loads(archive.read(_HEADER))
             _check_header(name, header)
             return header, archive.read(_TENSORS)

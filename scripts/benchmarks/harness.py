@@ -4,6 +4,7 @@ Absolute times of a shared machine drift by a factor of two within minutes; the 
 does not. A comparison runs A B A B ... and reports the median of the ratios of neighbouring runs with their range.
 """
 
+import contextlib
 import csv
 import importlib.metadata
 import json
@@ -127,12 +128,6 @@ def meets(value: float, target: str) -> bool | None:
 
 def machine(program: str = "python scripts/benchmark.py") -> dict[str, Any]:
     """What a reader needs to know to judge the figures, which ``program`` made."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.strip()
@@ -141,11 +136,20 @@ def machine(program: str = "python scripts/benchmark.py") -> dict[str, Any]:
         "device": device,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": versions(PACKAGES),
         "commit": commit,
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join([program, *sys.argv[1:]]),
     }
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """What is installed of ``packages``."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def processor() -> str:

@@ -5,7 +5,6 @@ Beside the run folder lie NAME.log, NAME.clock (seconds so far) and NAME.lock; t
 """
 
 import csv
-import importlib.metadata
 import json
 import os
 import platform
@@ -257,7 +256,7 @@ def commit() -> str:
 
 def versions() -> dict[str, str]:
     """Of Python and the packages that results depend on most."""
-    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version()} | harness.versions(PACKAGES)
 
 
 def machine() -> str:

@@ -90,3 +90,7 @@ def test_kept_bytes_count_each_storage_once() -> None:
     _, kept = counting.cost(lambda: x * x)
     assert kept == x.nbytes
     assert math.isclose(counting.cost(lambda: (x * 2).exp())[1], x.nbytes)
+
+
+def test_a_package_that_is_not_installed_has_no_version() -> None:
+    assert list(harness.versions(["no-such-package-at-all", "torch"])) == ["torch"]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from scripts.third_party import counts, page, version_of
+from scripts.third_party import counts, page
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.cli.test_engines" name="one[a]" time="1"/>
@@ -20,7 +20,3 @@ def test_the_page_counts_what_passed_was_skipped_and_failed(tmp_path: Path) -> N
     lines = page(found).splitlines()
     assert "| `tests/cli/test_engines.py` | 1 | 1 | 0 |" in lines
     assert lines[-1] == "| all | 1 | 1 | 2 |"
-
-
-def test_a_package_that_is_not_installed_has_no_version() -> None:
-    assert version_of("torch") is not None and version_of("no-such-package-at-all") is None
