@@ -188,7 +188,7 @@ class Work:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         return Order(
             CELL,
-            cells.order_of(cell, folder, task.score, task.target, self.suite.text.metrics),
+            cells.order_of(cell, folder, task, self.suite.text.metrics),
             folder.with_name(f"{folder.name}.log"),
             (cells.row_file(folder),),
             ONE_THREAD | {"PYTHONPATH": path},

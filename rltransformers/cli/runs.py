@@ -204,12 +204,14 @@ def evaluate(
     acting: Acting | None = None,
     video: str | None = None,
     videos: int = 1,
+    env_id: str | None = None,
 ) -> tuple[list[EvaluationResult], list[Path]]:
     """Evaluate a checkpoint of a run; values that are not given are those of its config.
 
     Returns results, and the paths of pictures and videos.
 
-    ``env_kwargs`` change keywords of the environment for this evaluation, as a longer delay than in training.
+    ``env_id`` names another environment with the same spaces. ``env_kwargs`` change keywords of the environment for this
+    evaluation, as a longer delay than in training.
     ``acting`` takes the place of the setting in the checkpoint.
     ``video`` is a folder for videos of the first ``videos`` episodes, of each target return; episodes are then played
     one after another.
@@ -241,7 +243,8 @@ def evaluate(
     if env_kwargs:
         changes["kwargs"] = config.evaluation.kwargs | dict(env_kwargs)
     evaluation = replace(config.evaluation, **changes)
-    config = replace(config, evaluation=evaluation)  # checks target returns against the agent
+    environment = config.environment if env_id is None else replace(config.environment, id=env_id)
+    config = replace(config, environment=environment, evaluation=evaluation)  # checks target returns against the agent
     pictures = {plot: folder.path / PICTURES[plot] for plot in plots}
     for picture in pictures.values():  # before hours of episodes
         check_picture(picture)

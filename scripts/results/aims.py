@@ -84,6 +84,8 @@ def text(task: Task, aim: Aim, planned: int) -> str:
     who = f"{aim.variant}: " if aim.variant not in (None, task.method) else ""
     if aim.target is not None:
         who += f"asked {number(aim.target)}: "
+    if aim.transfer is not None:
+        who += f"{aim.transfer}: "
     if aim.above is not None:
         return f"{who}above {aim.above}, intervals apart"
     if aim.score == "rising":
@@ -133,6 +135,8 @@ def _score(task: Task, aim: Aim, row: Row) -> float:
         return 0.0 if len(set(achieved)) == 1 else float(spearmanr(targets, achieved).statistic)
     if aim.target is not None:
         return score_of(row.results, task.score, aim.target)
+    if aim.transfer is not None:
+        return score_of([row.transfers[aim.transfer]], task.score)
     return row.score
 
 

@@ -34,7 +34,7 @@ from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.experiment import AgentName, ExperimentConfig, build_experiment, read_experiment
 from rltransformers.training.run_folder import RunFolder
 from scripts.benchmarks import harness
-from scripts.results.suites import ROOT, Cell, config_hash
+from scripts.results.suites import ROOT, Cell, Task, config_hash
 from scripts.results.table import COLUMNS, Result, Row, locked, score_of
 
 CODE = ("rltransformers", "agents", "envs", "scripts/results", "scripts/reproduce.py")
@@ -42,11 +42,12 @@ RECORDED = "recorded.json"
 PACKAGES = ("torch", "stable-baselines3", "gymnasium", "rltransformers")
 
 
-def order_of(cell: Cell, folder: Path, score: str, target: float | None, metrics: Sequence[str]) -> str:
+def order_of(cell: Cell, folder: Path, task: Task, metrics: Sequence[str]) -> str:
     """What this module reads from standard input: one line of JSON."""
     values = {name: getattr(cell, name) for name in ("task", "variant", "seed", "config_hash", "of_data")}
-    values |= {"config": cell.config.to_dict(), "folder": str(folder)}
-    return json.dumps(values | {"score": score, "target": target, "metrics": list(metrics)}) + "\n"
+    values |= {"config": cell.config.to_dict(), "folder": str(folder), "metrics": list(metrics)}
+    values |= {"score": task.score, "target": task.target}
+    return json.dumps(values | {"transfers": {name: asdict(each) for name, each in task.transfers.items()}}) + "\n"
 
 
 def main() -> int:
@@ -77,7 +78,9 @@ def measure(order: Mapping[str, Any]) -> Row:
     if order["of_data"]:
         row = _data_row(row, config, order["score"])
     else:
-        row = _run_row(row, config, Path(order["folder"]), order["score"], order["target"], order["metrics"])
+        folder, target = Path(order["folder"]), order["target"]
+        row = _run_row(row, config, folder, order["score"], target, order["metrics"])
+        row = replace(row, transfers=transferred(config, folder, order["transfers"], target))
     return replace(row, score=score_of(row.results, order["score"], order["target"]))
 
 
@@ -194,6 +197,32 @@ def last_metrics(path: Path, names: Sequence[str]) -> dict[str, float]:
         for line in csv.DictReader(file):
             found |= {name: float(line[name]) for name in wanted if line.get(name)}
     return found
+
+
+def transferred(
+    config: ExperimentConfig, folder: Path, transfers: Mapping[str, Mapping[str, Any]], target: float | None
+) -> dict[str, Result]:
+    """Results of the last weights in other environments, all episodes of one at the same time, and what a step took."""
+    results = {}
+    for name, transfer in transfers.items():
+        environment, evaluation = config.environment, config.evaluation
+        environment = replace(environment, id=transfer["id"] or environment.id, num_envs=transfer["episodes"])
+        evaluation = replace(
+            evaluation,
+            episodes=transfer["episodes"],
+            kwargs=evaluation.kwargs | transfer["kwargs"],
+            target_returns=[] if target is None else [target],
+        )
+        moved = replace(config, environment=environment, evaluation=evaluation)
+        agent = build_agent(moved, RunFolder(folder).last, training=False)
+        try:
+            began = time.process_time()
+            (result,) = agent.evaluate(evaluation)
+            seconds = time.process_time() - began
+        finally:
+            agent.close()
+        results[name] = shortened([result])[0] | {"microseconds": 1e6 * seconds / sum(result.lengths)}
+    return results
 
 
 def state_bytes(model: Any) -> int:

@@ -10,7 +10,7 @@ from matplotlib.ticker import EngFormatter
 from numpy.typing import NDArray
 
 from rltransformers.functional.statistics import iqm, stratified_bootstrap
-from scripts.results.aims import Runs, interval
+from scripts.results.aims import Runs, interval, number
 from scripts.results.suites import Task
 from scripts.results.table import Row, score_of
 
@@ -28,6 +28,8 @@ def draw(path: Path, task: Task, runs: Runs) -> bool:
         return False
     if len(targets_of(present)) > 1:
         figure = by_target(task, present)
+    elif all(row.transfers for rows in present.values() for row in rows) and task.transfers:
+        figure = by_transfer(task, present)
     elif len(present) <= len(COLOURS) and any(len(row.curve) > 1 for rows in present.values() for row in rows):
         figure = curves(task, present)
     else:
@@ -104,6 +106,32 @@ def by_target(task: Task, runs: Runs) -> Figure:
     axes.set_xlabel("target return")
     axes.set_ylabel(task.score)
     _label_ends(axes, ends)
+    return figure
+
+
+def by_transfer(task: Task, runs: Runs) -> Figure:
+    """IQM of every variant where it was trained and, in the columns behind, where it was not, as coloured numbers."""
+    names = ["training", *task.transfers]
+    scores = np.array(
+        [
+            [iqm([row.score for row in rows])]
+            + [iqm([score_of([row.transfers[name]], task.score) for row in rows]) for name in task.transfers]
+            for rows in runs.values()
+        ]
+    )
+    figure, axes = _canvas(task.title, height=1.2 + 0.32 * len(runs))
+    axes.grid(False)
+    low, high = float(scores.min()), float(scores.max())
+    axes.imshow(scores, cmap="Blues", vmin=low, vmax=high, aspect="auto")
+    for (place, column), value in np.ndenumerate(scores):
+        dark = high > low and (value - low) / (high - low) > 0.6
+        axes.text(
+            column, place, number(value), ha="center", va="center", fontsize=9, color="white" if dark else "black"
+        )
+    axes.set_xticks(range(len(names)), names)
+    axes.set_yticks(range(len(runs)), list(runs))
+    axes.tick_params(length=0)
+    figure.supxlabel(f"{task.score}, IQM over seeds", fontsize=9, color="0.35")
     return figure
 
 

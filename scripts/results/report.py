@@ -101,6 +101,7 @@ def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:
     if missing and len(task.variants) > MOST_NAMED:
         yield from ["", f"{missing} further variants have no runs yet."]
     yield from _by_target(task, runs)
+    yield from _by_transfer(task, runs)
     verdicts = judge(suite, name, runs)
     if verdicts:
         yield ""
@@ -227,6 +228,19 @@ def _by_target(task: Task, runs: Runs) -> Iterator[str]:
         if rows and len(rows[0].results) > 1:
             cells = [estimate([score_of(row.results, task.score, target) for row in rows]) for target in targets]
             yield line([variant, *cells, estimate([alignment_of(row) for row in rows])])
+
+
+def _by_transfer(task: Task, runs: Runs) -> Iterator[str]:
+    """What the last weights reach in other environments, IQM over runs, and what a step takes there."""
+    played = {variant: rows for variant, rows in runs.items() if rows and rows[0].transfers}
+    if not played:
+        return
+    yield ""
+    yield from table_head([f"{task.score} where it was never trained", *task.transfers, "µs per step"])
+    for variant, rows in played.items():
+        cells = [estimate([score_of([row.transfers[name]], task.score) for row in rows]) for name in task.transfers]
+        times = [_median(row.transfers[name]["microseconds"] for row in rows) for name in task.transfers]
+        yield line([variant, *cells, " / ".join(map(number, times))])
 
 
 def alignment_of(row: Row) -> float:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -39,6 +39,7 @@ class Aim:
         score: ``spearman`` (of target and achieved return, within each run), ``rising`` (the achieved return, IQM over
             runs, rises from each target to the next), or nothing: the task's score.
         target: judge the result of this target return instead of the task's.
+        transfer: judge the result in this environment of the task's ``transfers`` instead of that of training.
         targets: for ``spearman`` and ``rising``; default: all of them.
     """
 
@@ -50,6 +51,7 @@ class Aim:
     over: str | None = None
     score: str | None = None
     target: float | None = None
+    transfer: str | None = None
     targets: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -64,6 +66,27 @@ class Aim:
             raise ConfigError("targets of an aim are for score spearman and rising; one target is `target: R`")
         if self.target is not None and self.score is not None:
             raise ConfigError(f"an aim with score {self.score} looks at all targets: leave target out")
+        if self.transfer is not None and (self.target is not None or self.score is not None):
+            raise ConfigError("an aim with a transfer judges the task's score there: leave score and target out")
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """An environment in which the last weights are evaluated and never trained.
+
+    Attributes:
+        id: one with the same spaces; None: that of the run.
+        kwargs: keywords of it, beside those of the evaluation.
+        episodes: all at the same time.
+    """
+
+    id: str | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    episodes: int = LEAST_EPISODES
+
+    def __post_init__(self) -> None:
+        if self.episodes < LEAST_EPISODES:
+            raise ConfigError(f"episodes is {self.episodes}; results are means over at least {LEAST_EPISODES} episodes")
 
 
 @dataclass(frozen=True)
@@ -78,6 +101,7 @@ class Task:
         seeds: number (0, 1, ...) or list; default: the suite's.
         score: ``return`` or ``success``.
         target: which target return the score is of, where an evaluation has several.
+        transfers: name -> environment that the last weights of every run are evaluated in beside that of training.
         baseline: variant that the probability of improvement is against; default: the second.
         note: a sentence on the figures, under the table.
     """
@@ -89,6 +113,7 @@ class Task:
     seeds: int | list[int] | None = None
     score: str = "return"
     target: float | None = None
+    transfers: dict[str, Transfer] = field(default_factory=dict)
     baseline: str | None = None
     aims: list[Aim] = field(default_factory=list)
     note: str = ""
@@ -102,6 +127,9 @@ class Task:
         for name in named:
             if name is not None and name not in self.variants:
                 raise ConfigError(f"no variant {name!r}; {did_you_mean(name, self.variants)}")
+        for aim in self.aims:
+            if aim.transfer is not None and aim.transfer not in self.transfers:
+                raise ConfigError(f"no transfer {aim.transfer!r}; {did_you_mean(aim.transfer, self.transfers)}")
 
     @property
     def method(self) -> str:
@@ -254,13 +282,18 @@ def chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     return [cell for cell in cells if not only or cell.task in only or f"{cell.task}/{cell.variant}" in only]
 
 
-def config_hash(config: ExperimentConfig, kind: str = "run") -> str:
+def config_hash(config: ExperimentConfig, kind: str = "run", transfers: Mapping[str, Transfer] | None = None) -> str:
     """12 hexadecimal digits of what a run computes: the resolved config without seed, output, threads and tune.
+
+    ``transfers`` count where there are some.
 
     Values that equal the default of their key count as absent, so that a new key does not make old results stale.
     """
     values = {key: value for key, value in _not_default(config).items() if key not in _NOT_IN_HASH}
-    return hashlib.sha256(json.dumps([kind, values], sort_keys=True).encode()).hexdigest()[:12]
+    parts = [kind, values]
+    if transfers:
+        parts.append({name: asdict(transfer) for name, transfer in transfers.items()})
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def slug(name: str) -> str:
@@ -286,7 +319,7 @@ def _resolve(task: Task, place: str) -> dict[str, tuple[ExperimentConfig, str, b
                 _check_evaluation(task, config)
         except ConfigError as error:
             raise ConfigError(f"{place}.variants.{name}: {error}") from error
-        resolved[name] = (config, config_hash(config, "data" if of_data else "run"), of_data)
+        resolved[name] = (config, config_hash(config, "data" if of_data else "run", task.transfers), of_data)
     _check_budgets(resolved, place)
     for aim in task.aims:
         _check_targets(aim, resolved[aim.variant or task.method][0].evaluation.target_returns, place)

@@ -14,7 +14,8 @@ from rltransformers.core.files import replacing
 from scripts.results.suites import Cell, Suite
 
 Result = dict[str, float | None]
-"""target_return, return_mean, return_std, success_rate of one evaluation; None where undefined."""
+"""target_return, return_mean, return_std, success_rate of one evaluation; None where undefined. Of a transfer also
+microseconds, the processor time of a step of one environment."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Row:
         state_bytes: what acting carries from step to step per environment.
         results: one entry per target return.
         curve: [step, score] of every evaluation on the way.
+        transfers: results of the final weights in the task's ``transfers``, by name.
         metrics: last value of the metrics that the suite names.
     """
 
@@ -46,6 +48,7 @@ class Row:
     state_bytes: int | None = None
     results: list[Result] = field(default_factory=list)
     curve: list[list[float]] = field(default_factory=list)
+    transfers: dict[str, Result] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     config_hash: str = ""
     commit: str = ""
@@ -59,15 +62,21 @@ class Row:
         return self.task, self.variant, self.seed
 
     def metric(self, name: str) -> float | None:
-        """A column, a logged metric, or ``curve_mean``: mean score over the evaluations, higher for early learning."""
+        """A column, a logged metric, or a statistic of the scores of all evaluations.
+
+        ``curve_mean`` is their mean, higher for early learning; ``curve_max`` is the highest.
+        """
+        scores = [score for _, score in self.curve]
         if name == "curve_mean":
-            return sum(score for _, score in self.curve) / len(self.curve) if self.curve else None
+            return sum(scores) / len(scores) if scores else None
+        if name == "curve_max":
+            return max(scores, default=None)
         value = getattr(self, name) if name in COLUMNS else self.metrics.get(name)
         return None if value is None else float(value)
 
 
 COLUMNS = tuple(each.name for each in fields(Row))
-_JSON = ("results", "curve", "metrics", "versions")
+_JSON = ("results", "curve", "transfers", "metrics", "versions")
 _WHOLE = ("seed", "episodes", "steps", "parameters", "state_bytes")
 _REAL = ("score", "wall_seconds", "steps_per_cpu_second")
 
@@ -175,7 +184,7 @@ def _cells(row: Row) -> dict[str, Any]:
 def _parse(values: dict[str, str]) -> Row:
     read: dict[str, Any] = {name: value for name, value in values.items() if name in COLUMNS}
     for name in _JSON:
-        read[name] = json.loads(values[name]) if values[name] else ([] if name in ("results", "curve") else {})
+        read[name] = json.loads(values[name]) if values.get(name) else ([] if name in ("results", "curve") else {})
     for names, kind in ((_WHOLE, int), (_REAL, float)):
         for name in names:
             read[name] = kind(values[name]) if values.get(name) else None

@@ -217,6 +217,20 @@ def test_evaluation_has_keywords_of_its_own(work: Path, capsys: pytest.CaptureFi
     assert "unknown setting dealy" in refused(capsys, *words, '{"dealy": 1}')
 
 
+def test_a_run_is_evaluated_in_another_environment(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    longer = "rltransformers-tests/LongerCueRecall-v0"
+    gymnasium.register(longer, "rltransformers.envs.memory_tasks:CueRecall", kwargs={"delay": 5})
+    config: dict[str, Any] = yaml.safe_load(Path("online.yaml").read_text())
+    del config["environment"]["kwargs"]
+    Path("short.yaml").write_text(yaml.safe_dump(config))
+    folder = json.loads(run(capsys, "train", "short.yaml", "--json"))["run"]
+    words = ("evaluate", folder, "--json", "--env")
+    (result,) = json.loads(run(capsys, *words, longer))
+    assert result["env_id"] == longer and set(result["lengths"]) == {7}
+    assert "observation space" in refused(capsys, *words, "rltransformers/KeyToDoor-v0")
+    assert "LongerCueRecal-v0" in refused(capsys, *words, longer.replace("Recall", "Recal"))
+
+
 def test_evaluation_in_other_spaces_is_refused_before_training(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, "train", "online.yaml", "--evaluation.kwargs", "{cues: 3}")
     assert "evaluation.kwargs {'cues': 3} change the observation space" in message

@@ -22,7 +22,7 @@ from rltransformers.training.experiment import ExperimentConfig, build_experimen
 from scripts import reproduce, update_docs
 from scripts.results import cell, pictures, report
 from scripts.results.aims import Verdict, number, verdict
-from scripts.results.suites import Aim, Suite, Task, chosen, config_hash, read_suite
+from scripts.results.suites import Aim, Suite, Task, Transfer, chosen, config_hash, read_suite
 from scripts.results.table import Row, current, read_rows, record, score_of
 
 ONLINE: dict[str, Any] = {
@@ -124,6 +124,10 @@ def test_programs_that_a_suite_names_want_trust(
         ({"aims": [{"least": 1, "seeds": 3}]}, "an aim wants 3 seeds, its variant has 2"),
         ({"aims": [{"score": "rising"}]}, "score rising needs several target returns"),
         ({"aims": [{"most": 1, "target": 30}]}, "about target return 30; evaluation.target_returns are"),
+        ({"transfers": {"far": {"kwarg": {}}}}, "far: unknown setting kwarg; did you mean 'kwargs'"),
+        ({"transfers": {"far": {"episodes": 49}}}, "far: episodes is 49; .* at least 50"),
+        ({"transfers": {"far": {}}, "aims": [{"least": 1, "transfer": "fat"}]}, "no transfer 'fat'; did you mean 'far'"),
+        ({"aims": [{"least": 1, "transfer": "far", "target": 3}]}, "leave score and target out"),
         ({"baseline": "LSTM"}, "no variant 'LSTM'"),
         ({"score": "sucess"}, "did you mean 'success'"),
         ({"variants": {}}, "at least one"),
@@ -260,6 +264,8 @@ def test_the_hash_is_of_what_a_run_computes() -> None:
     assert hashed(evaluation={"episodes": 50, "every": 128, "deterministic": True}) == first
     assert hashed(backbone=ONLINE["backbone"] | {"memory": 6}) != first
     assert hashed(evaluation={"episodes": 51, "every": 128}) != first
+    far = config_hash(build_experiment(ONLINE), transfers={"far": Transfer(kwargs={"delay": 9})})
+    assert far != first and far != config_hash(build_experiment(ONLINE), transfers={"far": Transfer(kwargs={"delay": 8})})
     assert config_hash(build_experiment(ONLINE), "data") != first
 
 
@@ -627,7 +633,10 @@ def test_the_last_value_of_a_metric_counts(tmp_path: Path) -> None:
 def test_a_killed_run_goes_on_and_a_finished_one_is_skipped(
     write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write({"metrics": ["memory/staleness"]}, seeds=1, variants={"GTrXL": {"train.total_timesteps": 2048}})
+    far = {"longer": {"kwargs": {"delay": 6}}, "as trained": {"id": "rltransformers/CueRecall-v0"}}
+    aims = [{"least": 0, "transfer": "longer"}]
+    variants = {"GTrXL": {"train.total_timesteps": 2048}}
+    path = write({"metrics": ["memory/staleness"]}, seeds=1, variants=variants, transfers=far, aims=aims)
     work = reproduce.Work(read_suite(str(path)), tmp_path / "out", tmp_path / "runs")
     first = next(iter(work.suite.cells()))
     folder = work.folder(first)
@@ -645,6 +654,12 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_skipped(
     assert (only.steps, only.episodes, only.seed) == (2048, 50, 0)
     assert [step for step, _ in only.curve] == list(range(128, 2049, 128))
     assert only.score == only.curve[-1][1] and "memory/staleness" in only.metrics
+    played = only.transfers
+    assert played["as trained"]["success_rate"] == only.score, "the same episodes, whatever copies they are played in"
+    assert played["longer"]["return_mean"] == played["longer"]["success_rate"] and played["longer"]["microseconds"] > 0
+    text = (tmp_path / "out" / "tiny.md").read_text()
+    assert "| success where it was never trained | as trained | longer | µs per step |" in text
+    assert "| longer: ≥ 0 |" in text
     assert only.wall_seconds > 0 and only.steps_per_cpu_second is None  # what was spent before the kill is not known
     assert only.config_hash == first.config_hash and set(only.versions) >= {"python", "torch", "rltransformers"}
     assert (

@@ -22,6 +22,7 @@ interval over episodes, episode length, and success rate and normalised score wh
 
   rltransformers evaluate runs/gtrxl_cue_recall-seed0 --episodes 100
   rltransformers evaluate runs/gtrxl_cue_recall-seed0 --env-kwargs '{"delay": 20}'
+  rltransformers evaluate runs/gtrxl_minigrid_memory-seed0 --env MiniGrid-MemoryS17Random-v0
   rltransformers evaluate runs/dt_hopper_mixture-seed0 --target-return 700 --target-return 2400 --plot target
   rltransformers evaluate runs/gtrxl_cartpole_masked-seed0 --episodes 3 --video videos --videos 3
 """,
@@ -42,6 +43,11 @@ interval over episodes, episode length, and success rate and normalised score wh
         help="return a Decision Transformer is asked for; repeat for several (default: of the config)",
     )
     parser.add_argument("--seed", type=flag(Seed), help="seed of the first episode (default: of the config)")
+    parser.add_argument(
+        "--env",
+        metavar="ID",
+        help="another environment with the same observations and actions (default: that of training)",
+    )
     parser.add_argument(
         "--env-kwargs", default="{}", metavar="JSON", help="keywords of the environment to change for this evaluation"
     )
@@ -101,6 +107,7 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.acting,
         arguments.video,
         arguments.videos or 1,
+        arguments.env,
     )
     if arguments.json:
         print_json([result.to_dict() for result in results])
