@@ -210,8 +210,8 @@ def evaluate(
 
     Returns results, and the paths of pictures and videos.
 
-    ``env_id`` names another environment with the same spaces. ``env_kwargs`` change keywords of the environment for this
-    evaluation, as a longer delay than in training.
+    ``env_id`` names another environment with the same spaces. ``env_kwargs`` change keywords of the environment for
+    this evaluation, as a longer delay than in training.
     ``acting`` takes the place of the setting in the checkpoint.
     ``video`` is a folder for videos of the first ``videos`` episodes, of each target return; episodes are then played
     one after another.

@@ -396,7 +396,8 @@ class MemoryPolicy(BasePolicy):
             ConfigError: when the policy needs rewards or masks and none are given, or ``deterministic`` is no boolean.
         """
         deterministic = check(deterministic, bool, "deterministic")
-        self.set_training_mode(False)
+        if any(module.training for module in self.modules()):  # setting it anyway takes longer than a small step
+            self.set_training_mode(False)
         arrays, batched = fit_observation(self.tree, observation)
         if self.masks or action_masks is not None:
             arrays[ACTION_MASK] = self._fit_masks(arrays, action_masks)

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from rltransformers.core.errors import CheckpointError, ConfigError, DataError, 
 from rltransformers.core.files import replacing
 from rltransformers.data import load_trajectories
 from rltransformers.data.trajectories import Trajectories
+from rltransformers.policies.steps import Acting
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.experiment import AgentName, ExperimentConfig, build_experiment, read_experiment
 from rltransformers.training.run_folder import RunFolder
@@ -202,7 +204,11 @@ def last_metrics(path: Path, names: Sequence[str]) -> dict[str, float]:
 def transferred(
     config: ExperimentConfig, folder: Path, transfers: Mapping[str, Mapping[str, Any]], target: float | None
 ) -> dict[str, Result]:
-    """Results of the last weights in other environments, all episodes of one at the same time, and what a step took."""
+    """Results of the last weights in other environments, all episodes of one at the same time, and what a step took.
+
+    Agents of this package act by compiled steps.
+    """
+    acting: Acting | None = None if config.agent is AgentName.RECURRENT_PPO else "compiled"
     results = {}
     for name, transfer in transfers.items():
         environment, evaluation = config.environment, config.evaluation
@@ -214,8 +220,10 @@ def transferred(
             target_returns=[] if target is None else [target],
         )
         moved = replace(config, environment=environment, evaluation=evaluation)
-        agent = build_agent(moved, RunFolder(folder).last, training=False)
+        agent = build_agent(moved, RunFolder(folder).last, training=False, acting=acting)
         try:
+            with suppress(DataError):  # episodes that go on; what is compiled in their first step is not timed
+                agent.evaluate(replace(evaluation, longest_episode=1))
             began = time.process_time()
             (result,) = agent.evaluate(evaluation)
             seconds = time.process_time() - began

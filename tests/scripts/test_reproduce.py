@@ -126,7 +126,7 @@ def test_programs_that_a_suite_names_want_trust(
         ({"aims": [{"most": 1, "target": 30}]}, "about target return 30; evaluation.target_returns are"),
         ({"transfers": {"far": {"kwarg": {}}}}, "far: unknown setting kwarg; did you mean 'kwargs'"),
         ({"transfers": {"far": {"episodes": 49}}}, "far: episodes is 49; .* at least 50"),
-        ({"transfers": {"far": {}}, "aims": [{"least": 1, "transfer": "fat"}]}, "no transfer 'fat'; did you mean 'far'"),
+        ({"transfers": {"far": {}}, "aims": [{"least": 1, "transfer": "fat"}]}, "no transfer 'fat'; did you mean"),
         ({"aims": [{"least": 1, "transfer": "far", "target": 3}]}, "leave score and target out"),
         ({"baseline": "LSTM"}, "no variant 'LSTM'"),
         ({"score": "sucess"}, "did you mean 'success'"),
@@ -264,8 +264,8 @@ def test_the_hash_is_of_what_a_run_computes() -> None:
     assert hashed(evaluation={"episodes": 50, "every": 128, "deterministic": True}) == first
     assert hashed(backbone=ONLINE["backbone"] | {"memory": 6}) != first
     assert hashed(evaluation={"episodes": 51, "every": 128}) != first
-    far = config_hash(build_experiment(ONLINE), transfers={"far": Transfer(kwargs={"delay": 9})})
-    assert far != first and far != config_hash(build_experiment(ONLINE), transfers={"far": Transfer(kwargs={"delay": 8})})
+    far = [config_hash(build_experiment(ONLINE), transfers={"far": Transfer(kwargs={"delay": n})}) for n in (8, 9)]
+    assert len({first, *far}) == 3
     assert config_hash(build_experiment(ONLINE), "data") != first
 
 
