@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ METRIC_NAMES = {
     "state_bytes": "state, bytes",
     "wall_seconds": "seconds",
     "curve_mean": "mean of the curve",
+    "curve_max": "highest evaluation",
 }
 MOST_NAMED = 5  # variants in a cell of the summary
 SUMMARY = ("task", "ours", "baseline", "target", "met")
@@ -70,11 +72,34 @@ def _lines(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
     yield from ["", f"{LEGEND} More: [how to read them](README.md#how-to-read-them).", ""]
     for label, values in _origin(rows):
         yield f"- {label}: {', '.join(dict.fromkeys(values))}"
+    if suite.text.overview is not None:
+        yield from _overview(suite, suite.text.overview, rows)
     for name, task in suite.tasks.items():
         runs = runs_of(suite, name, rows)
         if any(runs.values()):
             yield from ["", f"## {task.title}", ""]
             yield from section(suite, name, runs)
+
+
+def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
+    """Mean over seeds of one metric: a line per task with runs, a column per variant, and the mean over the tasks that
+    all variants have.
+    """
+    variants = list(dict.fromkeys(variant for task in suite.tasks.values() for variant in task.variants))
+    means: dict[str, list[float | None]] = {}
+    for name, task in suite.tasks.items():
+        runs = runs_of(suite, name, rows)
+        values = [[row.metric(metric) for row in runs.get(variant, [])] for variant in variants]
+        if any(values):
+            known = [[value for value in each if value is not None] for each in values]
+            means[task.title] = [statistics.fmean(each) if each else None for each in known]
+    yield from ["", f"## All tasks: {METRIC_NAMES.get(metric, metric)}, mean over seeds", ""]
+    yield from table_head(["task", *variants])
+    yield from (line([title, *map(number, each)]) for title, each in means.items())
+    complete = [[value for value in each if value is not None] for each in means.values() if None not in each]
+    if complete:
+        columns = [statistics.fmean(column) for column in zip(*complete, strict=True)]
+        yield line([f"mean of {_count(complete, 'task')}", *map(number, columns)])
 
 
 def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:
@@ -272,5 +297,5 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _count(rows: Sequence[Row], noun: str) -> str:
+def _count(rows: Sequence[Any], noun: str) -> str:
     return f"{len(rows)} {noun}{'' if len(rows) == 1 else 's'}"

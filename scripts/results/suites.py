@@ -152,7 +152,8 @@ class SuiteText:
             ``{behaviours}`` stands for the folder given as --behaviours.
         metrics: shown beside the score: columns of the CSV such as ``steps_per_cpu_second`` and ``state_bytes``, or
             names of metrics that runs log, of which the last value counts; ``curve_mean`` is the mean score over all
-            evaluations.
+            evaluations, ``curve_max`` the highest.
+        overview: one of these, of which the page begins with a table: a line per task, a column per variant.
     """
 
     title: str
@@ -160,6 +161,13 @@ class SuiteText:
     seeds: int | list[int] = 5
     datasets: dict[str, str] = field(default_factory=dict)
     metrics: list[str] = field(default_factory=list)
+    overview: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.overview is not None and self.overview not in self.metrics:
+            raise ConfigError(
+                f"overview {self.overview!r} is not in metrics; {did_you_mean(self.overview, self.metrics)}"
+            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -443,6 +443,31 @@ def test_many_variants_without_aims_are_summed_up(write: Write, tmp_path: Path) 
     assert report.index(tmp_path, tmp_path)[-1].endswith("| 7 | 0.1 | - |")
 
 
+def test_an_overview_has_a_line_per_task_and_the_mean_of_those_that_all_variants_have(
+    write: Write, tmp_path: Path
+) -> None:
+    write()
+    values = {"config": str(tmp_path / "online.yaml"), "score": "success", "variants": VARIANTS}
+    tasks = {name: values | {"title": f"Cue {name}"} for name in ("a", "b", "c")}
+    path = write({"metrics": ["curve_max"], "overview": "curve_max", "tasks": tasks})
+    suite = read_suite(str(path))
+    rows = []
+    for task, variant, seed, scores in (
+        ("a", "GTrXL", 0, (0.5, 0.75)), ("a", "GTrXL", 1, (0.25, 0.1)), ("a", "no memory", 0, (0.5, 0.5)),
+        ("b", "GTrXL", 0, (1.0, 0.0)),
+    ):  # fmt: skip
+        curve = [[float(step), score] for step, score in enumerate(scores)]
+        result = {"target_return": None, "return_mean": scores[-1], "return_std": 0.0, "success_rate": scores[-1]}
+        rows.append(Row(task, variant, seed, scores[-1], 50, 2, 1.0, parameters=1, results=[result], curve=curve))
+    text = report.page(suite, rows)
+    assert (
+        "## All tasks: highest evaluation, mean over seeds\n\n| task | GTrXL | no memory |\n|---|---|---|\n"
+        "| Cue a | 0.5 | 0.5 |\n| Cue b | 1 | - |\n| mean of 1 task | 0.5 | 0.5 |\n" in text
+    )
+    with pytest.raises(ConfigError, match="overview 'curve_min' is not in metrics; did you mean 'curve_max'"):
+        read_suite(str(write({"metrics": ["curve_max"], "overview": "curve_min"})))
+
+
 def test_the_committed_pages_are_those_of_the_csvs() -> None:
     for suite, rows in report.finished(reproduce.RESULTS, reproduce.SUITES):
         page = (reproduce.RESULTS / f"{suite.name}.md").read_text()
