@@ -380,6 +380,133 @@ class Stitching:
         return Outcome(after, arrived.astype(np.float64), arrived, arrived, over & ~arrived)
 
 
+@dataclass(frozen=True)
+class ProofOfMemory:
+    """A line with a good and a bad end, which are shown while the agent cannot move yet; walk to the good one.
+
+    The line has 11 cells, at -1, -0.8, ..., 1; an episode starts in one of the five from -0.4 to 0.4. Observation:
+    Box [3] in [-1, 1]: left end, position, right end. One end is +1, the other -1, as long as they are shown: at the
+    reset and behind the first two steps, which move nothing and pay 0. Later both are 0. Actions: Discrete(2), left,
+    right. Reward: 1.6 on reaching the good end and -1.6 on reaching the bad one, which ends the episode; -0.1 for every
+    other step behind the first two. An episode is truncated after 16 steps. The best mean return is 1.2, on walks of
+    five steps in the mean; who cannot remember does best to walk to the nearer end, for -0.28.
+
+    Source: ``ProofofMemory-v0`` of CleanRL's ``ppo_trxl``, by the authors of Pleines et al. 2023 (arXiv 2309.17207).
+    """
+
+    draws: ClassVar[int] = 2
+    horizon: ClassVar[int] = 16
+    half: ClassVar[int] = 5
+    shown: ClassVar[int] = 2
+
+    @property
+    def observation_space(self) -> spaces.Box:
+        return spaces.Box(-1.0, 1.0, (3,), np.float32)
+
+    @property
+    def action_space(self) -> spaces.Discrete:
+        return spaces.Discrete(2)
+
+    def start(self, uniform: Array) -> State:
+        return {
+            "cell": _whole(uniform[:, 0], 5) - 2,
+            "right": 2 * _whole(uniform[:, 1], 2) - 1,
+            "t": np.zeros(len(uniform), np.int64),
+        }
+
+    def observe(self, state: State) -> Array:
+        right = np.where(state["t"] <= self.shown, state["right"], 0)
+        return np.stack([-right, state["cell"] / self.half, right], 1).astype(np.float32)
+
+    def step(self, state: State, action: Array) -> Outcome:
+        moves = state["t"] >= self.shown
+        cell = np.clip(state["cell"] + moves * (2 * action - 1), -self.half, self.half)
+        arrived = np.abs(cell) == self.half
+        good = np.sign(cell) == state["right"]
+        t = state["t"] + 1
+        reward = np.where(arrived, np.where(good, 1.6, -1.6), -0.1 * moves)
+        return Outcome(state | {"cell": cell, "t": t}, reward, arrived, arrived & good, (t >= self.horizon) & ~arrived)
+
+
+@dataclass(frozen=True)
+class DistractorTMaze:
+    """A T-maze that shows the place, beside bits that mean nothing; the cue is shown at the first step alone.
+
+    The agent starts in the first of ``corridor`` cells and turns in the last one. Observation: Box [10 + distractors]
+    of zeros and ones: the cue, (0, 1) for up and (1, 0) for down at the first step, (0, 0) later; the cell as a Gray
+    code of 8 bits, the highest first; ``distractors`` bits, 0 at the first step and drawn anew at every later one.
+    Actions: Discrete(4), 0 up, 1 down, 2 left, 3 right. In the last cell up and down end the episode, with reward 4 on
+    the side of the cue and -1 on the other; left and right do nothing there, up and down nothing elsewhere. Every other
+    step costs 0.1. An episode is truncated after ``limit`` steps. The best return is 4 - 0.1 (corridor - 1), the best
+    without memory 1.5 - 0.1 (corridor - 1).
+
+    Source: the second T-maze of AGaLiTe (Pramanik et al. 2023, arXiv 2310.15719), with the sizes of its configurations.
+
+    Raises:
+        ConfigError: when ``corridor`` is below 2 or above 256, which is what 8 bits can name, ``distractors`` negative,
+            or ``limit`` too short for the way to the junction and a turn, ``corridor`` steps.
+    """
+
+    corridor: int = 120
+    distractors: int = 6
+    limit: int = 1000
+
+    draws: ClassVar[int] = 2
+    bits: ClassVar[int] = 8
+
+    def __post_init__(self) -> None:
+        _at_least("corridor", self.corridor, 2)
+        if self.corridor > 2**self.bits:
+            raise ConfigError(
+                f"corridor must be at most {2**self.bits}, since the cell is shown in {self.bits} bits, "
+                f"got {self.corridor}"
+            )
+        _at_least("distractors", self.distractors, 0)
+        _at_least("limit", self.limit, self.corridor)
+
+    @property
+    def horizon(self) -> int:
+        return self.limit
+
+    @property
+    def observation_space(self) -> spaces.Box:
+        return spaces.Box(0.0, 1.0, (2 + self.bits + self.distractors,), np.float32)
+
+    @property
+    def action_space(self) -> spaces.Discrete:
+        return spaces.Discrete(4)
+
+    def start(self, uniform: Array) -> State:
+        zero = np.zeros(len(uniform), np.int64)
+        return {
+            "side": _whole(uniform[:, 0], 2),  # the action that wins: 0 is up
+            "seed": _whole(uniform[:, 1], 2**53),  # every bit of a uniform number
+            "x": zero,
+            "t": zero,
+        }
+
+    def observe(self, state: State) -> Array:
+        first, x = state["t"] == 0, state["x"]
+        observation = np.zeros((len(x), 2 + self.bits + self.distractors), np.float32)
+        observation[:, 0] = first & (state["side"] == 1)
+        observation[:, 1] = first & (state["side"] == 0)
+        observation[:, 2 : 2 + self.bits] = (x ^ (x >> 1))[:, None] >> np.arange(self.bits)[::-1] & 1
+        places = state["t"][:, None] * self.distractors + np.arange(self.distractors)
+        observation[:, 2 + self.bits :] = _random_bits(state["seed"][:, None], places) & ~first[:, None]
+        return observation
+
+    def step(self, state: State, action: Array) -> Outcome:
+        last = self.corridor - 1
+        at_junction = state["x"] == last
+        turned = at_junction & (action < 2)
+        right = turned & (action == state["side"])
+        along = (action == 3).astype(np.int64) - (action == 2)
+        x = np.where(at_junction, last, np.clip(state["x"] + along, 0, last))
+        t = state["t"] + 1
+        reward = np.where(turned, np.where(right, 4.0, -1.0), -0.1)
+        return Outcome(state | {"x": x, "t": t}, reward, turned, right, (t >= self.limit) & ~turned)
+
+
 def _whole(uniform: Array, n: int) -> Array:
     """Uniform numbers in [0, 1) as whole numbers 0..n-1."""
     return (uniform * n).astype(np.int64)
@@ -393,6 +520,24 @@ def _log_uniform(uniform: Array, shortest: int | None, longest: int) -> Array:
     if shortest is None:
         return np.full(len(uniform), longest, np.int64)
     return np.floor(shortest * ((longest + 1) / shortest) ** uniform).astype(np.int64)
+
+
+def _random_bits(seed: Array, place: Array) -> Array:
+    """A fair coin for every pair of seed and place, both whole numbers from 0: the same for the same pair.
+
+    The highest bit of what SplitMix64 (Steele et al. 2014) draws at this place, from the seed mixed by it beforehand.
+    """
+    step = np.uint64(0x9E3779B97F4A7C15)
+    begin = _mixed(seed.astype(np.uint64) * step)
+    coin: Array = _mixed(begin + place.astype(np.uint64) * step) >> np.uint64(63) == 1
+    return coin
+
+
+def _mixed(words: Array) -> Array:
+    """The finalizer of SplitMix64 on unsigned words of 64 bits."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
 
 
 def _check_shortest(name: str, longest: int, shortest: int | None) -> None:

@@ -24,7 +24,7 @@ class MemoryTask(gymnasium.Env[Array, Any]):
     """One copy of a memory task; its options are those of its rules.
 
     The info of the last step holds ``is_success``. The time limit belongs to the rules (``rules.horizon``); it ends an
-    episode by termination, but for ``Stitching``, whose value goes on where a recording ends.
+    episode by termination, but for ``Stitching``, ``ProofOfMemory`` and ``DistractorTMaze``, which truncate it.
 
     Raises:
         ConfigError: for an unknown or impossible option.
@@ -285,7 +285,31 @@ class StitchingVector(MemoryTaskVector):
     rules_type = memory_rules.Stitching
 
 
-TASKS = ("CueRecall", "PassiveTMaze", "ActiveTMaze", "KeyToDoor", "Stitching")
+class ProofOfMemory(MemoryTask):
+    """``rltransformers/ProofOfMemory-v0``; rules: ``memory_rules.ProofOfMemory``."""
+
+    rules_type = memory_rules.ProofOfMemory
+
+
+class ProofOfMemoryVector(MemoryTaskVector):
+    """Vectorised ``rltransformers/ProofOfMemory-v0``."""
+
+    rules_type = memory_rules.ProofOfMemory
+
+
+class DistractorTMaze(MemoryTask):
+    """``rltransformers/DistractorTMaze-v0``; rules: ``memory_rules.DistractorTMaze``."""
+
+    rules_type = memory_rules.DistractorTMaze
+
+
+class DistractorTMazeVector(MemoryTaskVector):
+    """Vectorised ``rltransformers/DistractorTMaze-v0``."""
+
+    rules_type = memory_rules.DistractorTMaze
+
+
+TASKS = ("CueRecall", "PassiveTMaze", "ActiveTMaze", "KeyToDoor", "Stitching", "ProofOfMemory", "DistractorTMaze")
 
 
 def register_tasks() -> None:

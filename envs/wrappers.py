@@ -10,15 +10,18 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.error import ResetNeeded
 from gymnasium.utils import RecordConstructorArgs
 
 from rltransformers.core.action_masks import ACTION_MASK, MASK_METHOD, fit_masks, mask_space
 from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.ranges import UnitInterval, check
 from rltransformers.core.spaces import (
     SUPPORTED_LEAVES,
     check_supported,
     leaf_values,
     map_leaves,
+    nest_leaves,
     observation_leaves,
     space_of,
 )
@@ -252,6 +255,47 @@ class CopyObservation(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstru
         return observation.copy() if type(observation) is np.ndarray else map_leaves(_copy, observation)
 
 
+class Flicker(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
+    """Sensors that fail at random: with ``probability`` an observation, the first included, is zeros all over.
+
+    Every observation fails by itself, all its leaves together. The coins come from a generator of their own, made from
+    the seed of ``reset``, so that the environment draws what it draws without the wrapper; a reset without a seed goes
+    on with it. Bounds of a Box that leave out 0 are widened to it. Wrappers around this one see what is left; what
+    ``History`` adds never fails.
+
+    Source: flickering observations of Hausknecht and Stone 2015 (arXiv 1507.06527), where ``probability`` is 0.5.
+
+    Raises:
+        ConfigError: when ``probability`` is outside [0, 1], and for a leaf that has no number for "nothing": classes,
+            masks of actions, text.
+    """
+
+    def __init__(self, env: Env, probability: float) -> None:
+        probability = check(probability, UnitInterval, "probability")
+        RecordConstructorArgs.__init__(self, probability=probability)
+        gymnasium.ObservationWrapper.__init__(self, env)
+        self._probability = probability
+        self._generator: np.random.Generator | None = None
+        self._leaves = {
+            path: _with_zero(path, leaf) for path, leaf in observation_leaves(env.observation_space).items()
+        }
+        self.observation_space = space_of(nest_leaves(env.observation_space, self._leaves))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None or self._generator is None:
+            # another branch of the seed: the plain one is that of the environment, whose draws the coins would repeat
+            self._generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
+        return super().reset(seed=seed, options=options)
+
+    def observation(self, observation: Any) -> Any:
+        if self._generator is None:
+            raise ResetNeeded("call reset before the first step")
+        if self._generator.random() >= self._probability:
+            return observation
+        zeros = {path: np.zeros(leaf.shape, leaf.dtype) for path, leaf in self._leaves.items()}
+        return nest_leaves(self.env.observation_space, zeros)
+
+
 class FlatDict(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
     """A nested Dict or Tuple observation as one flat Dict, keyed by path: "camera/left", "0", "1/position".
 
@@ -280,6 +324,7 @@ WRAPPERS: dict[str, type[gymnasium.Wrapper[Any, Any, Any, Any]]] = {
         DropUnsupported,
         GridSymbols,
         CopyObservation,
+        Flicker,
         FlatDict,
     )
 }
@@ -304,6 +349,24 @@ def _vector_space(env: Env) -> spaces.Box:
     if not isinstance(space, spaces.Box) or len(space.shape) != 1:
         raise ConfigError(f"indices can be chosen from a vector observation (Box of one axis), got {space}")
     return space
+
+
+def _with_zero(path: str, leaf: Space) -> spaces.Box | spaces.MultiBinary:
+    """The leaf with bounds that let 0 in."""
+    which = f"observation {path!r}" if path else "the observation"
+    if path == ACTION_MASK:
+        raise ConfigError(f"{which} would forbid every action when it is zeros; put Flicker inside of ActionMasks")
+    if isinstance(leaf, spaces.MultiBinary):
+        return leaf
+    if not isinstance(leaf, SUPPORTED_LEAVES):
+        raise ConfigError(f"{which} is {type(leaf).__name__}, which cannot flicker; drop it by DropUnsupported first")
+    if not isinstance(leaf, spaces.Box):
+        raise ConfigError(
+            f"{which} is {leaf}, of which no class says 'nothing', so that it cannot flicker; make a Box of it "
+            "(FlattenObservation of gymnasium.wrappers), or put Flicker inside of the wrapper that adds it"
+        )
+    zero = _dtype(leaf)(0)
+    return spaces.Box(np.minimum(leaf.low, zero), np.maximum(leaf.high, zero), dtype=_dtype(leaf))
 
 
 def _dtype(space: spaces.Box) -> Any:

@@ -9,12 +9,13 @@ from rltransformers.core.errors import ConfigError, one_line, require
 from rltransformers.core.modules import import_module
 
 SUITES = {
-    "popgym-": ("popgym", "popgym"),
-    "MiniGrid-": ("minigrid", "minigrid"),
-    "BabyAI-": ("minigrid", "minigrid"),
-    "ALE/": ("ale_py", "atari"),
+    "popgym-": (("popgym",), "popgym"),
+    "MiniGrid-": (("minigrid",), "minigrid"),
+    "BabyAI-": (("minigrid",), "minigrid"),
+    "ALE/": (("ale_py",), "atari"),
+    "bsuite/": (("bsuite", "shimmy"), "bsuite"),  # shimmy registers it, and says nothing when bsuite is not there
 }
-"""Prefix of an id → (module that registers it, extra of this package that installs it)."""
+"""Prefix of an id → (modules, of which the last one registers it; extra of this package that installs them)."""
 
 
 def find_spec(env_id: str) -> EnvSpec:
@@ -32,9 +33,10 @@ def find_spec(env_id: str) -> EnvSpec:
             raise ConfigError(
                 f"{env_id!r} asks for the module {module!r}, which cannot be imported: {one_line(error)}"
             ) from error
-    for prefix, (suite, extra) in SUITES.items():
+    for prefix, (modules, extra) in SUITES.items():
         if name.startswith(prefix) and name not in gymnasium.registry:
-            require(suite, extra)
+            for suite in modules:
+                require(suite, extra)
     if name not in gymnasium.registry:
         raise ConfigError(f"no environment is registered as {name!r}; {_close_ids(name)}")
     return gymnasium.spec(name)

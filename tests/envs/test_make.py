@@ -227,6 +227,7 @@ def test_an_unknown_id_is_refused_with_the_closest_ones(env_id: str, words: str)
         ("MiniGrid-MemoryS7-v0", "minigrid", "minigrid"),
         ("BabyAI-GoToObj-v0", "minigrid", "minigrid"),
         ("ALE/Pong-v5", "ale_py", "atari"),
+        ("bsuite/memory_len-v0", "bsuite", "bsuite"),
     ],
 )
 def test_a_missing_suite_names_its_extra(env_id: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +242,36 @@ def test_a_missing_suite_names_its_extra(env_id: str, module: str, extra: str, m
     monkeypatch.delitem(gymnasium.registry, env_id, raising=False)
     with pytest.raises(MissingExtraError, match=rf"rltransformers\[{extra}\]"):
         find_spec(env_id)
+
+
+@pytest.fixture
+def bsuite(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Packages named bsuite and shimmy, the second of which registers an environment when it is imported."""
+    real = importlib.import_module
+
+    def imported(name: str, package: str | None = None) -> Any:
+        if name == "shimmy":
+            gymnasium.register("bsuite/memory_len-v0", entry_point=Reuser)
+        return sys if name in ("bsuite", "shimmy") else real(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", imported)
+    monkeypatch.delitem(gymnasium.registry, "bsuite/memory_len-v0", raising=False)
+    yield
+    del gymnasium.registry["bsuite/memory_len-v0"]
+
+
+@pytest.mark.usefixtures("bsuite")
+def test_bsuite_is_registered_by_shimmy_where_both_are_installed() -> None:
+    assert find_spec("bsuite/memory_len-v0").entry_point is Reuser
+
+
+@pytest.mark.parametrize("missing", ["bsuite", "shimmy"])
+def test_one_of_the_two_without_the_other_is_called_missing(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("bsuite", "shimmy"):
+        monkeypatch.setitem(sys.modules, name, None if name == missing else sys)
+    monkeypatch.delitem(gymnasium.registry, "bsuite/memory_len-v0", raising=False)
+    with pytest.raises(MissingExtraError, match=rf"{missing} is not installed.*rltransformers\[bsuite\]"):
+        find_spec("bsuite/memory_len-v0")
 
 
 def test_a_missing_simulator_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,6 +384,31 @@ def test_minigrid_runs_when_installed() -> None:
     pytest.importorskip("minigrid")
     for wrapper in ("DropUnsupported", "GridSymbols"):
         rows(make_vec_env("MiniGrid-MemoryS7-v0", 2, seed=0, wrappers=[wrapper]))
+
+
+@pytest.mark.third_party
+def test_memory_chains_of_bsuite_run_when_installed() -> None:
+    """Whoever answers with the bit that was asked for gets 1; copies differ, and a seed repeats its rows."""
+    for name in ("bsuite", "shimmy"):
+        pytest.importorskip(name, reason="needs rltransformers[bsuite]")
+    for task, options, steps in (("memory_len", {"memory_length": 6}, 7), ("memory_size", {"num_bits": 9}, 3)):
+        given: dict[str, Any] = {"seed": 0, "env_kwargs": options}
+        env = make_vec_env(f"bsuite/{task}-v0", 8, **given)
+        first: Any = env.reset()
+        bits = first[:, 0, 2:]
+        assert first.shape == (8, 1, 2 + options.get("num_bits", 1)) and len(np.unique(bits, axis=0)) > 1
+        observation = first
+        for step in range(steps):
+            asked = observation[:, 0, 1].astype(int)
+            answer = bits[np.arange(8), asked] > 0
+            observation, rewards, dones, infos = env.step(answer.astype(int))
+            assert (dones == (step == steps - 1)).all()
+        np.testing.assert_array_equal(rewards, 1)
+        assert [info["episode"]["l"] for info in infos] == [steps] * 8
+        once, again = (rows(make_vec_env(f"bsuite/{task}-v0", 3, **given)) for _ in range(2))
+        np.testing.assert_equal(once, again)
+    with pytest.raises(ConfigError, match=r"cannot be made with env_kwargs {}.*'memory_length'"):
+        make_vec_env("bsuite/memory_len-v0")
 
 
 def test_an_interruption_of_all_processes_of_a_terminal_leaves_the_workers_alone() -> None:

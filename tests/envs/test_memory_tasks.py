@@ -14,7 +14,18 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.envs import TASKS
-from rltransformers.envs.memory_rules import DOWN, LEFT, RIGHT, UP, CueRecall, KeyToDoor, PassiveTMaze
+from rltransformers.envs.memory_rules import (
+    DOWN,
+    LEFT,
+    RIGHT,
+    UP,
+    CueRecall,
+    DistractorTMaze,
+    KeyToDoor,
+    PassiveTMaze,
+    ProofOfMemory,
+    _random_bits,
+)
 
 Array = NDArray[Any]
 MODES = tuple(AutoresetMode)
@@ -24,6 +35,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "ActiveTMaze": {"corridor": 3},
     "KeyToDoor": {"size": 3, "phase_steps": 4},
     "Stitching": {"size": 2, "part_steps": 5, "parts": True},
+    "ProofOfMemory": {},
+    "DistractorTMaze": {"corridor": 3, "distractors": 5, "limit": 9},
 }
 
 
@@ -36,19 +49,23 @@ def make_vec(task: str, num_envs: int, **options: Any) -> VectorEnv[Any, Any, An
 
 
 def play(task: str, episodes: int, act: Callable[[Array], Array], **options: Any) -> tuple[Array, Array]:
-    """Returns and successes; all copies of a task end together, so they are reset together."""
+    """Returns and successes of first episodes; what copies that are through play on with counts for nothing."""
     copies = min(episodes, 5000)
     env = make_vec(task, copies, autoreset_mode=AutoresetMode.DISABLED, **options)
     returns, success = [], []
     for round_ in range(episodes // copies):
         observation, _ = env.reset(seed=0 if round_ == 0 else None)
         returns.append(np.zeros(copies))
-        ended = np.zeros(copies, bool)
-        while not ended.any():
-            observation, reward, ended, _, infos = env.step(act(observation))
-            returns[-1] += reward
-        assert ended.all()
-        success.append(infos["is_success"])
+        success.append(np.zeros(copies, bool))
+        running = np.ones(copies, bool)
+        while running.any():
+            observation, reward, terminated, truncated, infos = env.step(act(observation))
+            ended = terminated | truncated
+            returns[-1] += np.where(running, reward, 0.0)
+            if ended.any():
+                success[-1] |= running & infos["is_success"]
+                running &= ~ended
+                observation, _ = env.reset(options={"reset_mask": ended})
     return np.concatenate(returns), np.concatenate(success)
 
 
@@ -344,6 +361,160 @@ def test_a_taken_key_leaves_the_view() -> None:
     assert (observation[taken, 4:] == 0).all()
 
 
+def test_proof_of_memory_stands_still_while_it_shows_the_ends() -> None:
+    """Start at 0.4, good end to the right: two steps for nothing, three to the right, of which the last one pays."""
+    rules = ProofOfMemory()
+    state = rules.start(np.array([[0.99, 0.99]]))
+    rows = [rules.observe(state)[0].tolist()]
+    ends = []
+    for action in (0, 0, 1, 1, 1):
+        state, reward, terminated, success, truncated = rules.step(state, np.array([action]))
+        assert truncated is not None
+        rows.append(rules.observe(state)[0].tolist())
+        ends.append((reward[0], terminated[0], truncated[0], success[0]))
+    places = np.array([0.4, 0.4, 0.4, 0.6, 0.8, 1.0], np.float32).tolist()
+    assert rows == [[-1, place, 1] for place in places[:3]] + [[0, place, 0] for place in places[3:]]
+    assert ends == [(0, False, False, False)] * 2 + [(-0.1, False, False, False)] * 2 + [(1.6, True, False, True)]
+
+
+def test_the_bad_end_of_proof_of_memory_costs_as_much_and_is_no_success() -> None:
+    env = make("ProofOfMemory")
+    observation, _ = env.reset(seed=0)
+    bad = 0 if observation[2] == 1 else 1
+    terminated = False
+    while not terminated:
+        _, reward, terminated, truncated, info = env.step(bad)
+    assert (reward, truncated, info) == (-1.6, False, {"is_success": False})
+
+
+def test_proof_of_memory_is_truncated_after_sixteen_steps() -> None:
+    env = make("ProofOfMemory")
+    env.reset(seed=0)
+    rows = [env.step(t % 2)[1:] for t in range(16)]
+    assert [row[:3] for row in rows[:2]] == [(0.0, False, False)] * 2
+    assert [row[:3] for row in rows[2:-1]] == [(-0.1, False, False)] * 13
+    assert rows[-1] == (-0.1, False, True, {"is_success": False})
+
+
+def test_starts_and_good_ends_of_proof_of_memory_are_uniform_and_independent() -> None:
+    draws = np.stack(np.meshgrid((np.arange(50) + 0.5) / 50, (np.arange(40) + 0.5) / 40), -1).reshape(-1, 2)
+    state = ProofOfMemory().start(draws)
+    pairs, counts = np.unique(np.stack([state["cell"], state["right"]]), axis=1, return_counts=True)
+    assert pairs.T.tolist() == [[cell, right] for cell in range(-2, 3) for right in (-1, 1)]
+    np.testing.assert_array_equal(counts, 200)
+
+
+def line_walker(remember: bool) -> Callable[[Array], Array]:
+    """To the end that was good at the first step, or to the nearer one."""
+    first: Array | None = None
+
+    def act(observation: Array) -> Array:
+        nonlocal first
+        if first is None:
+            first = observation.copy()
+        return first[:, 2 if remember else 1] > 0
+
+    return act
+
+
+def test_the_best_walks_through_proof_of_memory_return_what_was_worked_out() -> None:
+    """Walks of 3 to 7 steps; 4 standard deviations of a mean of 5,000 are 0.008 with memory, 0.091 without."""
+    returns, success = play("ProofOfMemory", 5000, line_walker(remember=True))
+    np.testing.assert_allclose(np.unique(returns.round(9)), [1.0, 1.1, 1.2, 1.3, 1.4])
+    assert success.all() and abs(returns.mean() - 1.2) < 0.008
+    returns, success = play("ProofOfMemory", 5000, line_walker(remember=False))
+    assert abs(returns.mean() - -0.28) < 0.091 and 0.45 < success.mean() < 0.55
+
+
+def junction_walker(remember: bool, corridor: int) -> Callable[[Array], Array]:
+    """Right until the Gray code shows the last cell, then to the remembered side, or up."""
+    cue: Array | None = None
+
+    def act(observation: Array) -> Array:
+        nonlocal cue
+        if cue is None:
+            cue = observation[:, 0].astype(np.int64)
+        binary = np.cumsum(observation[:, 2:10], 1) % 2  # the inverse of a Gray code
+        there = binary @ 2.0 ** np.arange(8)[::-1] == corridor - 1
+        return np.where(there, cue if remember else 0, 3)
+
+    return act
+
+
+@pytest.mark.parametrize("corridor", [2, 120, 256])
+def test_the_best_policy_walks_the_corridor_of_the_distractor_t_maze_and_turns(corridor: int) -> None:
+    """4 standard deviations of 400 fair coins are 0.1 of the difference of 5 between their sides."""
+    returns, success = play("DistractorTMaze", 400, junction_walker(True, corridor), corridor=corridor)
+    np.testing.assert_allclose(returns, 4 - 0.1 * (corridor - 1))
+    assert success.all()
+    returns, success = play("DistractorTMaze", 400, junction_walker(False, corridor), corridor=corridor)
+    assert abs(returns.mean() - (1.5 - 0.1 * (corridor - 1))) < 0.5 and abs(success.mean() - 0.5) < 0.1
+
+
+def test_the_distractor_t_maze_by_hand() -> None:
+    """Corridor of 4; up in the corridor, left at its begin, and left and right at the junction do nothing but cost."""
+    rules = DistractorTMaze(corridor=4, distractors=0, limit=20)
+    for draw, cue, turn, pays in ((0.0, [0, 1], 0, 4.0), (0.9, [1, 0], 1, 4.0), (0.0, [0, 1], 1, -1.0)):
+        state = rules.start(np.array([[draw, 0.3]]))
+        assert rules.observe(state)[0].tolist() == [*cue, *[0] * 8]
+        codes = []
+        for action in (0, 2, 3, 3, 2, 3, 3, 2, 3):
+            state, reward, terminated, *_ = rules.step(state, np.array([action]))
+            assert reward[0] == -0.1 and not terminated[0]
+            observation = rules.observe(state)[0].astype(int).tolist()
+            assert observation[:8] == [0] * 8  # no cue any more
+            codes.append(observation[8:])
+        zero, one, two, three = [0, 0], [0, 1], [1, 1], [1, 0]
+        assert codes == [zero, zero, one, two, one, two, three, three, three]
+        _, reward, terminated, success, truncated = rules.step(state, np.array([turn]))
+        assert truncated is not None and not truncated[0]
+        assert reward[0] == pays and terminated[0] and success[0] == (pays == 4)
+
+
+def test_the_distractor_t_maze_is_truncated_at_its_limit_unless_a_turn_ends_it() -> None:
+    env = make("DistractorTMaze", corridor=3, limit=4)
+    for last, ends in ((2, (False, True)), (0, (True, False))):
+        env.reset(seed=0)
+        for action in (3, 3, 2):
+            assert env.step(action)[2:] == (False, False, {})
+        _, _, terminated, truncated, info = env.step(last)
+        assert (terminated, truncated) == ends and set(info) == {"is_success"}
+        assert not (truncated and info["is_success"])
+
+
+def test_distractors_are_fair_coins_that_tell_nothing() -> None:
+    """Bits of 2,000 episodes at 40 steps: means, and correlations of any two of the 240 bits and with the cue.
+
+    5.5 standard deviations of a correlation of 2,000 pairs are 0.123; the largest of 28,920 lies above in 0.1 %.
+    """
+    rules = DistractorTMaze(corridor=50)
+    state = rules.start(np.random.default_rng(0).random((2000, 2)))
+    assert not rules.observe(state)[:, 10:].any()
+    rows = []
+    for _ in range(40):
+        state = rules.step(state, np.full(2000, 0)).state
+        rows.append(rules.observe(state)[:, 10:])
+    bits = np.concatenate(rows, 1)
+    assert set(np.unique(bits)) == {0, 1}
+    assert np.abs(bits.mean(0) - 0.5).max() < 5.5 * 0.5 / 2000**0.5
+    related = np.corrcoef(np.concatenate([bits, state["side"][:, None]], 1).T) - np.eye(241)
+    assert np.abs(related).max() < 0.123
+
+
+def test_bits_of_distractors_are_those_of_split_mix_64() -> None:
+    """The generator written with Python's whole numbers, which do not overflow."""
+
+    def mixed(word: int) -> int:
+        word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        word = (word ^ word >> 27) * 0x94D049BB133111EB % 2**64
+        return word ^ word >> 31
+
+    assert mixed(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF  # the first number of the reference from the seed 0
+    step, seeds = 0x9E3779B97F4A7C15, (0, 1, 2**53 - 1)
+    expected = [[mixed((mixed(seed * step % 2**64) + n * step) % 2**64) >> 63 for n in range(99)] for seed in seeds]
+    np.testing.assert_array_equal(_random_bits(np.array(seeds)[:, None], np.arange(99)), expected)
+
+
 @pytest.mark.parametrize("form", [make, lambda task, **options: make_vec(task, 2, **options)])
 @pytest.mark.parametrize(
     ("task", "options", "words"),
@@ -358,6 +529,11 @@ def test_a_taken_key_leaves_the_view() -> None:
         ("PassiveTMaze", {"corridor": 9, "shortest_corridor": 10}, "corridor must be a whole number of at least 10"),
         ("KeyToDoor", {"size": 1}, "size"),
         ("KeyToDoor", {"phase_steps": 0}, "phase_steps"),
+        ("ProofOfMemory", {"limit": 9}, "unknown setting limit; it takes none"),
+        ("DistractorTMaze", {"corridor": 1}, "corridor must be a whole number of at least 2"),
+        ("DistractorTMaze", {"corridor": 257}, "corridor must be at most 256, since the cell is shown in 8 bits"),
+        ("DistractorTMaze", {"distractors": -1}, "distractors"),
+        ("DistractorTMaze", {"corridor": 20, "limit": 19}, "limit must be a whole number of at least 20, got 19"),
     ],
 )
 def test_impossible_options_are_refused(

@@ -1,5 +1,7 @@
 """Observation wrappers: what they show, what they refuse, and that a spec can store and rebuild them."""
 
+import pickle
+from copy import deepcopy
 from typing import Any
 
 import gymnasium
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import data_equivalence
 
 from rltransformers.core.errors import ConfigError
@@ -16,10 +19,13 @@ from rltransformers.envs import (
     DropIndices,
     DropUnsupported,
     FlatDict,
+    Flicker,
     GridSymbols,
     History,
     KeepIndices,
+    make_vec_env,
 )
+from rltransformers.envs.saving import environment_state
 
 
 class Shown(gymnasium.Env[Any, Any]):
@@ -52,6 +58,9 @@ NESTED = spaces.Dict(
         "image": spaces.Box(0, 255, (4, 4, 3), np.uint8),
     }
 )
+
+
+MASKED = spaces.Dict({"observation": VECTOR, "action_mask": spaces.MultiBinary(3)})
 
 
 def run(env: gymnasium.Env[Any, Any], actions: int = 4) -> list[Any]:
@@ -116,6 +125,13 @@ def test_the_velocity_table_lists_what_velocities_alone_change(env_id: str) -> N
         (lambda: DropUnsupported(Shown(spaces.Text(4))), "no field"),
         (lambda: GridSymbols(Shown(VECTOR)), "MiniGrid"),
         (lambda: GridSymbols(Shown(spaces.Dict({"image": GRID}))), "MiniGrid"),
+        (lambda: Flicker(Shown(VECTOR), 1.5), r"probability must be .*\[0, 1\], got 1.5"),
+        (lambda: Flicker(Shown(VECTOR), True), "probability"),
+        (lambda: Flicker(Shown(spaces.Discrete(3)), 0.5), r"the observation is Discrete\(3\).*FlattenObservation"),
+        (lambda: Flicker(Shown(spaces.MultiDiscrete([3, 2])), 0.5), "the observation is MultiDiscrete"),
+        (lambda: Flicker(Shown(NESTED), 0.5), "'deep/only' is Text.*DropUnsupported"),
+        (lambda: Flicker(History(Shown(VECTOR)), 0.5), r"'previous_action' is Discrete\(4\).*inside of the wrapper"),
+        (lambda: Flicker(Shown(MASKED), 0.5), "forbid every action.*inside of ActionMasks"),
         (lambda: History(Shown(VECTOR), False, False, False), "adds nothing"),
         (lambda: History(Shown(VECTOR, spaces.Tuple([spaces.Discrete(2)]))), "previous_action=False"),
     ],
@@ -216,6 +232,7 @@ def test_copied_observations_survive_later_steps() -> None:
         (DropIndices, {"indices": "velocities"}),
         (History, {"previous_reward": False}),
         (CopyObservation, {}),
+        (Flicker, {"probability": 0.4}),
     ],
 )
 def test_a_spec_stores_and_rebuilds_the_wrapped_environment(wrapper: Any, options: dict[str, Any]) -> None:
@@ -230,3 +247,99 @@ def test_a_spec_stores_nested_wrappers() -> None:
     wrapped = FlatDict(History(DropIndices(gymnasium.make("CartPole-v1"), [1, 3])))
     rebuilt = gymnasium.make(EnvSpec.from_json(wrapped.spec.to_json()))  # type: ignore[union-attr]  # made by id
     assert rebuilt.observation_space == wrapped.observation_space
+
+
+def episodes(env: gymnasium.Env[Any, Any], count: int, seed: int | None = 0) -> list[Any]:
+    """All observations of ``count`` episodes, the first with ``seed``, under actions 0."""
+    seen = []
+    for index in range(count):
+        seen.append(env.reset(seed=seed if index == 0 else None)[0])
+        ended = False
+        while not ended:
+            observation, _, terminated, truncated, _ = env.step(0)
+            seen.append(observation)
+            ended = terminated or truncated
+    return seen
+
+
+def test_every_observation_fails_by_itself_with_the_probability_and_the_others_are_untouched() -> None:
+    """4 standard deviations of 2,000 coins of 0.3 are 0.041. CartPole is never all zeros by itself."""
+    plain = np.array(episodes(gymnasium.make("CartPole-v1"), 220))[:2000]
+    seen = np.array(episodes(Flicker(gymnasium.make("CartPole-v1"), 0.3), 220))[:2000]
+    failed = (seen == 0).all(1)
+    np.testing.assert_array_equal(seen[~failed], plain[~failed])
+    assert seen.dtype == plain.dtype and abs(failed.mean() - 0.3) < 0.041
+    assert abs((failed[1:] & failed[:-1]).mean() - 0.09) < 0.03  # no failure brings another
+
+
+@pytest.mark.parametrize(("probability", "dark"), [(0, False), (1, True)])
+def test_probabilities_of_zero_and_one_fail_never_and_always(probability: float, dark: bool) -> None:
+    seen = np.array(episodes(Flicker(gymnasium.make("CartPole-v1"), probability), 3))
+    assert ((seen == 0).all(1) == dark).all()
+
+
+def test_failures_follow_from_the_seed_and_go_on_over_resets() -> None:
+    first, again, other = (episodes(Flicker(gymnasium.make("CartPole-v1"), 0.5), 4, seed) for seed in (3, 3, 4))
+    np.testing.assert_array_equal(first, again)
+    env = Flicker(Shown(VECTOR), 0.5)
+    kinds = [[not np.any(row) for row in episodes(env, 8, seed)] for seed in (3, None, 3, 4)]
+    assert kinds[0] == kinds[2] and kinds[0] != kinds[1] and kinds[0] != kinds[3]
+    assert not np.array_equal(first[0], other[0])
+
+
+def test_failures_tell_nothing_about_what_the_environment_drew_from_the_same_seed() -> None:
+    """4 standard deviations of 300 coins are 0.116."""
+    shown = gymnasium.make("rltransformers/CueRecall-v0")
+    env = Flicker(gymnasium.make("rltransformers/CueRecall-v0"), 0.5)
+    cues = np.array([shown.reset(seed=seed)[0] for seed in range(300)])
+    failed = np.array([not env.reset(seed=seed)[0].any() for seed in range(300)])
+    for cue in (0, 1):
+        assert abs(failed[cues[:, cue] == 1].mean() - 0.5) < 0.164  # half as many coins
+
+
+def test_all_leaves_of_an_observation_fail_together_and_keep_their_types() -> None:
+    space = spaces.Dict(
+        {
+            "deep": spaces.Dict({"image": spaces.Box(0, 255, (4, 2), np.uint8)}),
+            "pair": spaces.Tuple([VECTOR, spaces.MultiBinary(3)]),
+        }
+    )
+    env = Flicker(Shown(space), 0.5)
+    assert env.observation_space == space
+    dark = []
+    for observation in episodes(env, 10):
+        assert observation in env.observation_space
+        parts = [observation["deep"]["image"], *observation["pair"]]
+        dark.append(not any(part.any() for part in parts[:2]))
+        assert not dark[-1] or not parts[2].any()
+    assert 5 < sum(dark) < 45
+
+
+def test_bounds_that_leave_out_zero_are_widened_to_it() -> None:
+    space = spaces.Tuple([spaces.Box(np.array([1, -3, -2.0]), np.array([2, -1, 5.0]), dtype=np.float64), VECTOR])
+    env = Flicker(Shown(space), 1.0)
+    wide = spaces.Box(np.array([0, -3, -2.0]), np.array([2, 0, 5.0]), dtype=np.float64)
+    assert env.observation_space == spaces.Tuple([wide, VECTOR])
+    run(env)
+    assert Flicker(Shown(spaces.Box(3, 9, (2,), np.uint8)), 0.1).observation_space == spaces.Box(0, 9, (2,), np.uint8)
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_a_copy_goes_on_with_the_same_failures(copied: Any) -> None:
+    env = Flicker(gymnasium.make("CartPole-v1"), 0.5)
+    episodes(env, 2)
+    other = copied(env)
+    np.testing.assert_array_equal(episodes(env, 4, None), episodes(other, 4, None))
+
+
+def test_a_step_before_the_first_reset_is_refused() -> None:
+    with pytest.raises(ResetNeeded, match="reset before the first step"):
+        Flicker(Shown(VECTOR), 0.5).step(0)
+
+
+def test_flickering_copies_fail_apart_and_have_no_state_to_save() -> None:
+    env = make_vec_env("CartPole-v1", 16, seed=0, wrappers=[{"name": "Flicker", "probability": 0.5}, "History"])
+    seen: Any = env.reset()
+    dark = (seen["observation"] == 0).all(1)
+    assert 2 < dark.sum() < 14 and (seen["first_step"] == 1).all()
+    assert environment_state(env) is None
