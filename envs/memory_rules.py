@@ -389,7 +389,8 @@ class ProofOfMemory:
     reset and behind the first two steps, which move nothing and pay 0. Later both are 0. Actions: Discrete(2), left,
     right. Reward: 1.6 on reaching the good end and -1.6 on reaching the bad one, which ends the episode; -0.1 for every
     other step behind the first two. An episode is truncated after 16 steps. The best mean return is 1.2, on walks of
-    five steps in the mean; who cannot remember does best to walk to the nearer end, for -0.28.
+    five steps in the mean. The ends are still in view at the first step that moves, which can carry one of them over in
+    the position: who cannot remember gets 0.34 at best, who does not look at them -0.28.
 
     Source: ``ProofofMemory-v0`` of CleanRL's ``ppo_trxl``, by the authors of Pleines et al. 2023 (arXiv 2309.17207).
     """
