@@ -153,7 +153,7 @@ class SuiteText:
         metrics: shown beside the score: columns of the CSV such as ``steps_per_cpu_second`` and ``state_bytes``, or
             names of metrics that runs log, of which the last value counts; ``curve_mean`` is the mean score over all
             evaluations, ``curve_max`` the highest.
-        overview: one of these, of which the page begins with a table: a line per task, a column per variant.
+        overview: one of these, or score, of which the page begins with a table: a line per task, a column per variant.
     """
 
     title: str
@@ -164,10 +164,10 @@ class SuiteText:
     overview: str | None = None
 
     def __post_init__(self) -> None:
-        if self.overview is not None and self.overview not in self.metrics:
-            raise ConfigError(
-                f"overview {self.overview!r} is not in metrics; {did_you_mean(self.overview, self.metrics)}"
-            )
+        known = ("score", *self.metrics)
+        if self.overview is not None and self.overview not in known:
+            hint = did_you_mean(self.overview, known)
+            raise ConfigError(f"overview {self.overview!r} is neither score nor in metrics; {hint}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -464,7 +464,9 @@ def test_an_overview_has_a_line_per_task_and_the_mean_of_those_that_all_variants
         "## All tasks: highest evaluation, mean over seeds\n\n| task | GTrXL | no memory |\n|---|---|---|\n"
         "| Cue a | 0.5 | 0.5 |\n| Cue b | 1 | - |\n| mean of 1 task | 0.5 | 0.5 |\n" in text
     )
-    with pytest.raises(ConfigError, match="overview 'curve_min' is not in metrics; did you mean 'curve_max'"):
+    with pytest.raises(
+        ConfigError, match="overview 'curve_min' is neither score nor in metrics; did you mean 'curve_max'"
+    ):
         read_suite(str(write({"metrics": ["curve_max"], "overview": "curve_min"})))
 
 
