@@ -65,8 +65,8 @@ def outcomes(names: list[str], suite: Path = SUITE) -> dict[str, dict[str, bool]
             raise SystemExit(f"the laws could not be checked: {(run.stdout + run.stderr).strip()[-2000:]}")
         for case in ElementTree.parse(results).iter("testcase"):
             law, _, rest = case.get("name", "").partition("[")
-            name = rest.rstrip("]").partition("-")[0]
-            if name in found:
-                held = case.find("failure") is None and case.find("error") is None
-                found[name][law] = found[name].get(law, True) and held
+            held = case.find("failure") is None and case.find("error") is None
+            for name in rest.rstrip("]").partition("-")[0].split("="):  # all that the case speaks of
+                if name in found:
+                    found[name][law] = found[name].get(law, True) and held
     return found

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.errors import ConfigError
 from scripts import benchmark
-from scripts.benchmarks import counting, harness
+from scripts.benchmarks import counting, harness, laws
 from scripts.benchmarks.harness import Pair, absolute, interleave, meets
 
 
@@ -90,6 +90,20 @@ def test_kept_bytes_count_each_storage_once() -> None:
     _, kept = counting.cost(lambda: x * x)
     assert kept == x.nbytes
     assert math.isclose(counting.cost(lambda: (x * 2).exp())[1], x.nbytes)
+
+
+@pytest.mark.slow
+def test_laws_count_for_every_name_of_their_case(tmp_path: Path) -> None:
+    suite = tmp_path / "test_laws.py"
+    cases = '["mixer:linear=preset:one-0", "mixer:softmax=preset:two-1"]'
+    suite.write_text(f"""import pytest
+@pytest.mark.parametrize("n", [0, 1], ids={cases})
+def test_law(n): assert n == 0
+""")
+    assert laws.outcomes(["preset:one", "preset:two", "mixer:linear", "mixer:rare"], suite) == {
+        "preset:one": {"test_law": True}, "preset:two": {"test_law": False}, "mixer:linear": {"test_law": True},
+        "mixer:rare": {},
+    }  # fmt: skip
 
 
 def test_a_package_that_is_not_installed_has_no_version() -> None:
