@@ -1,5 +1,6 @@
 """What every test shares: one thread, fixed seeds, no display, and datasets that land in a temporary folder."""
 
+import gc
 import os
 import random
 import signal
@@ -10,6 +11,9 @@ os.environ["SDL_VIDEODRIVER"] = "dummy"  # pygame draws without a display
 os.environ["OMP_NUM_THREADS"] = "1"  # also for the processes that tests start
 # Compiling a step tries sets of instructions with the C++ compiler, 7 of 25 seconds; here the processor says which.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# What calls the kernels is compiled as it is written, without tables for debuggers; kernels are compiled as for users.
+os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+os.environ.setdefault("AOT_INDUCTOR_ENABLE_LINE_TABLES", "0")
 
 import hypothesis
 import numpy as np
@@ -26,6 +30,15 @@ torch.set_num_threads(1)  # two test processes on two cores; more threads only w
 # The same examples on every run, and no deadline: the first call of a torch function is slow for reasons of its own.
 hypothesis.settings.register_profile("rltransformers", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("rltransformers")
+
+
+def pytest_collection_finish() -> None:
+    """The collector of garbage leaves alone what was collected: modules and thousands of tests, which live to the end.
+
+    It would look through them again and again, a twelfth of the time of all laws.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,14 @@ def iqm(scores: ArrayLike, axis: int | None = None) -> Any:
 
     As in rliable, floor(n / 4) scores are cut at each end, so fewer than four scores give their plain mean.
     """
-    from scipy.stats import trim_mean  # half a second to import, which only results are worth
-
-    return trim_mean(np.asarray(scores, dtype=np.float64), 0.25, axis=axis)
+    # As scipy.stats.trim_mean, whose import takes a second of every run that is evaluated.
+    values = np.asarray(scores, dtype=np.float64)
+    values = np.moveaxis(values.reshape(-1) if axis is None else values, -1 if axis is None else axis, -1)
+    if not values.size:
+        return np.nan
+    cut = values.shape[-1] // 4
+    kept = values.shape[-1] - cut
+    return np.mean(np.partition(values, (cut, kept - 1), axis=-1)[..., cut:kept], axis=-1)
 
 
 def stratified_bootstrap(

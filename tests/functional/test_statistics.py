@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.stats import mannwhitneyu
+from scipy.stats import mannwhitneyu, trim_mean
 
 from rltransformers.functional.statistics import iqm, probability_of_improvement, stratified_bootstrap
 
@@ -11,6 +11,14 @@ def test_the_interquartile_mean_drops_a_quarter_at_each_end() -> None:
     assert iqm([100.0, 1.0, 2.0, 3.0, 4.0, -50.0, 5.0, 6.0]) == (2 + 3 + 4 + 5) / 4
     assert iqm([1.0, 2.0, 9.0]) == 4.0
     np.testing.assert_array_equal(iqm([[0.0, 1.0, 2.0, 9.0], [3.0, 1.0, 1.0, 0.0]], axis=-1), [1.5, 1.0])
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+def test_the_interquartile_mean_is_the_trimmed_mean_of_scipy_bit_for_bit(axis: int | None) -> None:
+    generator = np.random.default_rng(0)
+    for rows, columns in [(1, 3), (2, 4), (7, 5), (30, 11), (300, 10)]:
+        scores = generator.normal(size=(rows, columns)).round(1)  # with ties
+        np.testing.assert_array_equal(iqm(scores, axis=axis), trim_mean(scores, 0.25, axis=axis))
 
 
 def test_the_interval_covers_the_true_mean_about_as_often_as_it_says() -> None:
