@@ -15,6 +15,8 @@ from rltransformers.training.run_folder import RunFolder
 
 SAVE_SECONDS = 60.0
 """Longest time between two ``last.zip``: what a killed run can lose."""
+DRAW_SECONDS = 10.0
+"""Least time between two drawings of the learning curve, each of which takes a quarter of a second."""
 
 
 class RunCallback(BaseCallback):
@@ -57,7 +59,7 @@ class RunCallback(BaseCallback):
         self.restart_every, self._restart = restart_every, restart
         self._evaluate, self._save, self._report = evaluate, save, report
         self._evaluated = evaluated
-        self._evaluated_at, self._saved_at = 0, 0.0
+        self._evaluated_at, self._saved_at, self._drawn_at = 0, 0.0, -np.inf
         self._restarted_at: int | None = None
         self._signal: int | None = None
         self._evaluating = False
@@ -124,6 +126,8 @@ class RunCallback(BaseCallback):
         """The evaluation of the finished run: a new one, unless the last update was evaluated already."""
         if self._last_evaluation() == self.model.num_timesteps:
             past = self.folder.read_evaluations() if self.world.leads else []
+            if self.world.leads:
+                self._draw(last=True)
             return past[-1][1] if past else []
         return self.evaluate(last=True)
 
@@ -150,10 +154,16 @@ class RunCallback(BaseCallback):
             self._save(self.folder.best)
         if self.world.leads:
             self.folder.append_evaluation(step, results)
-            self.folder.plot(self.steps)
+            self._draw(last)
         if self._evaluated is not None and not last:
             self._evaluated(step, results)
         return results
+
+    def _draw(self, last: bool) -> None:
+        """The learning curve, unless it was drawn a moment ago and will be drawn again."""
+        if last or time.monotonic() - self._drawn_at > DRAW_SECONDS:
+            self.folder.plot(self.steps)
+            self._drawn_at = time.monotonic()
 
     def _log(self, step: int, results: Sequence[EvaluationResult], logger: Logger) -> None:
         best = max(results, key=lambda result: result.mean)

@@ -42,6 +42,18 @@ def test_weights_have_no_part_in_it() -> None:
     assert of_module(toy()) == first
 
 
+def test_the_optimiser_of_a_module_has_no_part_in_it() -> None:
+    module, texts = toy(), []
+    for rate in (0.1, 0.01):
+        optimizer = torch.optim.Adam(module.parameters(), lr=rate)
+        object.__setattr__(module, "optimizer", optimizer)
+        texts.append(of_module(module))
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()  # from here on it holds moments
+    assert len({*texts, of_module(module)}) == 1 and "torch.optim.adam.Adam" in texts[0]
+
+
 CHANGES: list[Callable[[ToyStep], object]] = [
     lambda module: setattr(module, "rows", 3),
     lambda module: setattr(module.layers[1], "factor", 0.5),

@@ -683,7 +683,8 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_skipped(
     assert only.score == only.curve[-1][1] and "memory/staleness" in only.metrics
     played = only.transfers
     assert played["as trained"]["success_rate"] == only.score, "the same episodes, whatever copies they are played in"
-    assert played["longer"]["return_mean"] == played["longer"]["success_rate"] and played["longer"]["microseconds"] > 0
+    assert played["longer"]["return_mean"] == played["longer"]["success_rate"]
+    assert all((result["microseconds"] or 0) > 0 for result in played.values())
     text = (tmp_path / "out" / "tiny.md").read_text()
     assert "| success where it was never trained | as trained | longer | µs per step |" in text
     assert "| longer: ≥ 0 |" in text
