@@ -128,7 +128,7 @@ def test_what_stands_at_entities_that_are_not_here_has_no_effect() -> None:
 
 
 def test_a_step_with_elements_can_be_written_to_a_file() -> None:
-    policy, (observations, first) = actor_critic(MASKED), drawn(3, 11)
+    policy, (observations, first) = actor_critic(MASKED, {**LOOKING, "layers": 1}), drawn(3, 11)
     step, state = ActorCriticStep(policy).eval(), policy.initial_state(3)
     inputs = step.inputs({path: leaf[:, 0] for path, leaf in observations.items()}, state, first[:, 0], None)
     for strict in (False, True):
