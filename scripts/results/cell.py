@@ -217,7 +217,7 @@ def transferred(
             evaluation,
             episodes=transfer["episodes"],
             kwargs=evaluation.kwargs | transfer["kwargs"],
-            target_returns=[] if target is None else [target],
+            target_returns=evaluation.target_returns if target is None else [target],
         )
         moved = replace(config, environment=environment, evaluation=evaluation)
         agent = build_agent(moved, RunFolder(folder).last, training=False, acting=acting)
