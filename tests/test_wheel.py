@@ -79,6 +79,14 @@ def test_the_wheel_installs_one_import_name(installed: Installed) -> None:
     assert {name for name in names if not name.endswith(".dist-info")} == {"rltransformers"}
 
 
+def test_the_index_links_to_the_papers(installed: Installed) -> None:
+    metadata = next(name for name in zipfile.ZipFile(installed.wheel).namelist() if name.endswith("/METADATA"))
+    lines = zipfile.ZipFile(installed.wheel).read(metadata).decode().splitlines()
+    links = [line.partition(": ")[2] for line in lines if line.startswith("Project-URL: ")]
+    assert links == [f"{label}, {link}" for label, link in PROJECT["project"]["urls"].items()]
+    assert all("arxiv.org/abs/" in link for link in links)
+
+
 def test_the_wheel_holds_every_module_and_config_once(installed: Installed) -> None:
     shipped = zipfile.ZipFile(installed.wheel).namelist()
     expected = {
