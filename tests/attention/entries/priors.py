@@ -68,8 +68,8 @@ def conditional_blocks(reader: twins.Reader, head: int, q: Tensor, t: int, dista
         return torch.zeros(())
     z = reader["mixing.mixer.prior.vectors"][reader.options("prior").task]
     film = reader["mixing.mixer.prior.film.weight"] @ z + reader["mixing.mixer.prior.film.bias"]
-    block = t // size % count
-    return (1 + film[block]) * matrices[block, t % size, (t - distance) % size] + film[count + block]
+    place = (t - distance) % size
+    return (1 + film[place]) * matrices[t // size % count, t % size, place] + film[size + place]
 
 
 def evolved(reader: twins.Reader, own: Tensor, below: twins.Logits, t: int, head: int, key: twins.Key) -> Tensor:
@@ -202,6 +202,8 @@ ROWS: dict[tuple[str, str], Row] = {
             Limit({"prior": {"name": "predictive", "alpha": 0.5}}, {"prior": "realformer"}, centre_alone),
         ),
     ),
+    # Against github.com/CAMTL/CA-MTL, 1e6ebb7, CBDA with the same weights, its matrix added to logits of attention, in
+    # float64: largest error 4.4e-16.
     ("prior", "camtl"): Row(
         twin=twins.Prior(at=conditional_blocks),
         limits=(
