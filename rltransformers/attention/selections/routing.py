@@ -136,8 +136,9 @@ SPEC = Spec(
         causality="X",
         family="SEL",
         causal_form="a centroid takes its newest tokens in place of its nearest ones, which may lie in the future; "
-        "a token belongs to one centroid; centroids move between collecting and learning and return to the sphere; "
-        "products are divided by sqrt(Dh), which the authors' code takes out again when it normalises queries",
+        "a token belongs to one centroid, and a query without keys there reads nothing; centroids move between "
+        "collecting and learning and return to the sphere; products are divided by sqrt(Dh), which the authors' code "
+        "takes out again when it normalises queries",
     ),
     offers=(Feature.SELECTION,),
     needs=(Feature.LOGITS, Feature.PRODUCTS),
