@@ -152,7 +152,7 @@ ROWS: dict[tuple[str, str], Row] = {
     ),
     # Against github.com/lucidrains/routing-transformer, 3f6c461, KmeansAttention of two opposite centroids with as many
     # queries as keys each, for normalised queries and keys in float64: largest error 6.7e-16. The authors' code, read
-    # in github.com/google-research/google-research, 0c1bbe5, does not divide products of unit queries by sqrt(Dh).
+    # in github.com/google-research/google-research, 0c1bbe5, does not divide their products by sqrt(Dh).
     ("selection", "routing"): Row(
         twin=twins.Selection(twins.spherical, twins.cluster_keys),
         limits=(f"{ROUTING}test_one_cluster_is_attention_of_normalised_queries_and_keys",),
