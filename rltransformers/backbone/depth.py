@@ -142,6 +142,10 @@ def build_halting(options: HaltingOptions) -> Depth:
 
 ONE_LAYER = (Refusal(Feature.MIXED_LAYERS, "there is only one layer, which cannot change between its applications"),)
 _DEPTH_ADAPTIVE = "tokens decide by themselves; the choice for a whole sequence would read its later tokens"
+_CALM = (
+    "tokens may be sure behind the first layer, whose input is compared, too; in the authors' code saturation begins "
+    "behind the second one, and the whole threshold decays, lam (0.9 + 0.1 exp(-decay p / horizon))"
+)
 _UNIVERSAL = "Dehghani et al. 2019, arXiv 1807.03819"
 DEPTHS = {
     spec.name: spec
@@ -181,7 +185,8 @@ DEPTHS = {
         Spec(
             "D5", "calm", "depth", "Schuster et al. 2022, arXiv 2207.07061, section 3",
             "Each token leaves after the first layer that it is sure of, and stays for the others as it was then.",
-            build_calm, ConfidentOptions, example={"depth": {"name": "calm", "threshold": 0.6}}, traits=Traits(),
+            build_calm, ConfidentOptions, example={"depth": {"name": "calm", "threshold": 0.6}},
+            traits=Traits(causal_form=_CALM),
             offers=(Feature.HALTING,), produces=(Loss("exits"),),
             formula="n_t = min{n: c^n_t >= clip(0.9 lam + 0.1 exp(-decay p_t / horizon), 0, 1)}, c = cos(h^n, h^(n-1)) "
             "or sigmoid(w h^n + b); h^m_t = h^(n_t)_t for m > n_t",

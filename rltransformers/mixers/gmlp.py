@@ -101,7 +101,8 @@ SPEC = Spec(
         family="VAL",
         horizon="tokens - 1",
         state="(tokens - 1) hidden",
-        causal_form="W reads earlier tokens by their distance (`weights: absolute`: by places in blocks of n)",
+        causal_form="W reads earlier tokens by their distance and b is one number (`weights: absolute`: both by places "
+        "in blocks of n)",
     ),
     formula="V (Z_1 * (W LN(Z_2) + b)), [Z_1, Z_2] = GELU(U x), (W Z)_t = sum_(d < n) w_d Z_(t-d)",
 )

@@ -37,6 +37,13 @@ SPEC = Spec(
     build=build,
     options=Options,
     example={"mixer": "light_conv"},
-    traits=Traits(causality="C", family="VAL", horizon="taps - 1", state="(taps - 1) D", time="T"),
+    traits=Traits(
+        causality="C",
+        family="VAL",
+        horizon="taps - 1",
+        state="(taps - 1) D",
+        time="T",
+        causal_form="taps before the episode leave their weight to the others (`pad: zero` as published)",
+    ),
     formula="o_tc = sum_k softmax_k(w_h) y_(t-k)c, y = GLU(W_in x)",
 )

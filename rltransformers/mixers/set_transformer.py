@@ -20,8 +20,8 @@ class InducedAttention(HeadsMixer):
     """``G_t[j]`` is attention of point j to the episode up to t; ``o_t`` is attention of token t to the m summaries.
 
     As the points are parameters, their softmax is a sum that grows by one term a token. Source: Lee et al. 2019
-    (arXiv 1810.00825), equations 6, 9 and 10, per head, without the norms and feed-forward layers of the inner block
-    and with the keys of summaries projected per head; their values are projected by the output projection alone.
+    (arXiv 1810.00825), equations 6, 9 and 10, per head, without the residuals, norms and feed-forward layers of both
+    blocks and with the keys of summaries projected per head; their values are projected by the output projection alone.
     """
 
     def __init__(self, dims: Dims, points: int) -> None:
@@ -80,7 +80,8 @@ SPEC = Spec(
         state="H m (Dv + 1)",
         time="T",
         causal_form="points gather what is past of each token, as a running softmax with logits held in [-40, 40]; no "
-        "norms or feed-forward layers between the two attentions",
+        "norms or feed-forward layers between the two attentions, to which queries are not added; products are divided "
+        "by sqrt(Dh), there by the root of the width of all heads; a summary is a value as it is, there projected",
     ),
     offers=(Feature.KEYS,),
     formula="G_tj = sum_(s <= t) softmax_s(i_j k_s / sqrt(Dh)) v_s, o_t = sum_j softmax_j(q_t W G_tj / sqrt(Dh)) G_tj",

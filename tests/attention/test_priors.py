@@ -2,6 +2,7 @@
 
 import torch
 
+from rltransformers.attention.priors.camtl import ConditionalBlocks
 from rltransformers.attention.priors.gaussian_predicted import PredictedGaussian, gaussian
 from rltransformers.backbone import Backbone
 from rltransformers.functional.windows import Tokens
@@ -32,6 +33,15 @@ def test_a_query_looks_back_by_its_share_of_the_visible_past() -> None:
     torch.testing.assert_close(found[0, 0, 0, :4], torch.tensor([-2.0, -0.5, 0.0, -0.5]))
     torch.testing.assert_close(found[0, 0, 1, 0], torch.tensor(-2.0))
     assert torch.equal(found[0, 0, 1], found[0, 0, 2])
+
+
+def test_a_task_shifts_the_places_of_a_block_alike_in_all_blocks() -> None:
+    prior = ConditionalBlocks(heads=1, tasks=2, task=1, size=4, blocks=3, block=3)
+    prior.matrices.data.zero_()
+    found = prior.of_queries(torch.randn(1, 1, 2, 5), torch.arange(3), places(2, 5))[0, 0]
+    assert torch.equal(found[0], found[1])
+    assert len(found[0].unique()) == 3
+    torch.testing.assert_close(found[0].flip(0), prior.film(prior.vectors[1])[3:])
 
 
 def test_lazy_layers_have_values_only_and_the_weights_of_the_first_of_their_group() -> None:

@@ -88,6 +88,8 @@ def components(head: ActionHead, actions: dict[str, Tensor]) -> list[Tensor]:
     return found
 
 
+# Against github.com/urvashik/knnlm, 8afab92, get_knn_log_prob and combine_knn_and_vocab_probs at temperature 1, for the
+# same features and actions in float64: largest error of probabilities 1.7e-16.
 @pytest.mark.parametrize("kind", SPACES)
 def test_neighbours_are_mixed_in_as_the_formula_says(kind: str) -> None:
     space = SPACES[kind]
@@ -138,6 +140,7 @@ def test_nothing_stored_leaves_the_model_alone(name: str) -> None:
         torch.testing.assert_close(found, own)
 
 
+# No published code was found to compare with (looked for SPALM and adaptive semiparametric language models).
 @pytest.mark.parametrize("gate", ["scalar", "vector"])
 @pytest.mark.parametrize("log_std", [None, 0.3])
 def test_the_gated_memory_is_what_the_formula_says(gate: str, log_std: float | None) -> None:

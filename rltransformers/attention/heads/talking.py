@@ -43,7 +43,11 @@ SPEC = Spec(
     summary="Mixes logits and weights across heads.",
     build=build,
     example={"head_mixing": "talking"},
-    traits=Traits(family="EXPL"),
+    traits=Traits(
+        family="EXPL",
+        causal_form="scores of positions are mixed, too; the authors' code adds them behind the mixing and allows for "
+        "other numbers of heads in between",
+    ),
     needs=(Feature.LOGITS,),
     refuses=(
         Refusal(Feature.HEAD_PATTERNS, "heads that are mixed need one mask for all of them"),

@@ -60,7 +60,8 @@ SPEC = Spec(
         horizon="episode (sinks)",
         state="(memory + sinks) D",
         causal_form="the window looks back only and by steps, not blocks; random blocks are drawn from those that the "
-        "memory holds wholly; global tokens are the first of the episode and see no later ones",
+        "memory holds wholly, those of the window and of the first tokens among them, there from the others alone; "
+        "global tokens are the first of the episode and see no later ones",
     ),
     offers=(Feature.REACH, Feature.HEAD_PATTERNS),
     needs=(Feature.PATTERNS,),

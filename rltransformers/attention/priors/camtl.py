@@ -28,7 +28,10 @@ def inside_blocks(
 
 
 class ConditionalBlocks(Part):
-    """``(1 + gamma_j(z)) A_j + beta_j(z)`` inside the j-th block of n tokens of the episode, j modulo J."""
+    """``(1 + gamma(z)) A_j + beta(z)`` inside the j-th block of n tokens of the episode, j modulo J.
+
+    A task has one gamma and one beta for every place that a key can have in its block, the same in all blocks.
+    """
 
     scores_queries = True
 
@@ -36,15 +39,14 @@ class ConditionalBlocks(Part):
         super().__init__()
         self.heads, self.task = heads, task
         self.vectors = nn.Parameter(torch.randn(tasks, size))
-        self.film = nn.Linear(size, 2 * blocks)
+        self.film = nn.Linear(size, 2 * block)
         self.matrices = nn.Parameter(torch.randn(blocks, block, block) / block**0.5)
 
     def of_queries(self, q: Tensor, distance: Tensor, tokens: Tokens) -> Tensor:
         """The same for all heads."""
         blocks, block = self.matrices.shape[:2]
         place, number = tokens.p % block, tokens.p // block % blocks
-        gamma, beta = linear(self.film, self.vector(tokens)).expand(*tokens.p.shape, -1).chunk(2, -1)
-        gamma, beta = (each.gather(-1, number[..., None]) for each in (gamma, beta))
+        gamma, beta = linear(self.film, self.vector(tokens)).chunk(2, -1)
         rows = (1 + gamma) * self.matrices[number, place] + beta
         return inside_blocks(rows, place, distance)[:, None].expand(-1, self.heads, -1, -1).to(q.dtype)
 
@@ -102,8 +104,9 @@ SPEC = Spec(
     traits=Traits(
         causality="C*",
         family="EXPL",
-        causal_form="blocks tile the episode from its start and are used again behind the last one, there a sentence",
+        causal_form="blocks tile the episode from its start and are used again behind the last one, there a sentence; "
+        "every layer has vectors of tasks of its own",
     ),
     needs=(Feature.SCORES,),
-    formula="l_ts += (1 + gamma_j(z)) A_j[p_t mod n, p_s mod n] + beta_j(z) where j = p_t // n = p_s // n",
+    formula="l_ts += (1 + gamma_c(z)) A_j[p_t mod n, c] + beta_c(z) where c = p_s mod n, j = p_t // n = p_s // n",
 )

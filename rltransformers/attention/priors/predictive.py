@@ -107,7 +107,9 @@ SPEC = Spec(
         family="EXPL",
         horizon="window + 2",
         state="2 H window (all layers but the first)",
-        causal_form="the kernel covers the queries t - 2 to t, there t - 1 to t + 1; keys that are not visible count 0",
+        causal_form="the kernel covers the queries t - 2 to t, there t - 1 to t + 1; invisible keys count 0; "
+        "the layer below alone is convolved, where a later version convolves its mixture with the own logits, with a "
+        "ReLU behind it, and mixes once more",
     ),
     offers=(Feature.CARRY, Feature.MIXED_LAYERS),
     needs=(Feature.LOGITS,),

@@ -146,7 +146,7 @@ SPEC = Spec(
         state="memory D (training), memory heads Dv more (acting)",
         time="T",
         causal_form="a logit belongs to a distance, there to a place in a sequence of fixed length; heads share the "
-        "hidden units",
+        "hidden units; factors are multiplied in all pairs, there both are repeated up to the length",
     ),
     offers=EXPLICIT,
     formula="o_t = sum_s softmax_s(w_t[d]) v_s, w_t = W2 ReLU(W1 h_t + b1) + b2; A[d // b] B[d % b] where factorised",

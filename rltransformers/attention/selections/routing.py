@@ -135,7 +135,10 @@ SPEC = Spec(
     traits=Traits(
         causality="X",
         family="SEL",
-        causal_form="a centroid takes its newest tokens in place of its nearest ones, which may lie in the future",
+        causal_form="a centroid takes its newest tokens in place of its nearest ones, which may lie in the future; "
+        "a token belongs to one centroid, and a query without keys there reads nothing; centroids move between "
+        "collecting and learning and return to the sphere; products are divided by sqrt(Dh), which the authors' code "
+        "takes out again when it normalises queries",
     ),
     offers=(Feature.SELECTION,),
     needs=(Feature.LOGITS, Feature.PRODUCTS),

@@ -319,6 +319,9 @@ ROWS: dict[tuple[str, str], Row] = {
             Limit(pattern("blockwise", block=3, shifts=[1], own=True), pattern("block_local", block=3, back=1)),
         ),
     ),
+    # Against github.com/google-research/bigbird, 5e7d375, the lower half of full_bigbird_mask with our draws as its
+    # random blocks, blocks of 1 and of 2 tokens (there the last token of each): the same keys for all of 20 tokens and
+    # 3 heads.
     ("pattern", "bigbird"): Row(
         twin=bigbird,
         limits=(
@@ -370,6 +373,7 @@ ROWS: dict[tuple[str, str], Row] = {
         twin=twins.everything,
         limits=(Limit({"pattern": [BAND, BAND]}, {"pattern": BAND}),),
     ),
+    # No published code was found to compare with (looked for multi-scale self-attention of Guo et al. and for ports).
     ("span", "multi_scale"): Row(
         twin=multi_scale,
         limits=(
@@ -392,6 +396,8 @@ ROWS: dict[tuple[str, str], Row] = {
             ),
         ),
     ),
+    # Not run against published code: etcmodel of github.com/google-research/google-research, 0c1bbe5, needs TensorFlow.
+    # As one reads there, a token has one softmax over window and globals, and a global one over its tokens and globals.
     ("pattern", "etc"): Row(
         twin=etc,
         config={"pattern": {"name": "etc", "window": 3, "block": 2, "globals": 2}, "memory": 10},

@@ -316,6 +316,7 @@ ROWS: dict[tuple[str, str], Row] = {
         config={**linformer(block=3, slots=2, kept=2, sharing="none"), "memory": 7, "kv_heads": 1, "value_dim": 4},
         limits=(Limit({**linformer(block=3, slots=3), **KEEP_ALL}, KEEP_ALL, identity_projections),),
     ),
+    # No published code was found to compare with (looked for CSALR and for compressed self-attention).
     ("mixer", "csalr"): Row(
         twin=twins.other_mixer(csalr_twin),
         config={**GROUPED, "mixer": {"name": "csalr", "block": 3, "landmarks": 2}, "memory": 9},
@@ -341,6 +342,7 @@ ROWS: dict[tuple[str, str], Row] = {
         bfloat16=1.0,
         why=LAZY,
     ),
+    # No published code was found to compare with (looked for Poolingformer and for its title).
     ("mixer", "poolingformer"): Row(
         twin=two_levels,
         config={**pooling(window=2, reach=6, kernel=3, stride=2), "kv_heads": 1, "value_dim": 4},
