@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.seeding import seed
 from tests.shapes import check_package
 
 # Annotated shapes hold in every call of this process; those that tests start check nothing.
@@ -46,7 +47,7 @@ def fixed_seeds() -> None:
     """Global generators start equal in every test; a fixture of wider scope that draws numbers seeds itself."""
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,7 +21,7 @@ BASE: dict[str, Any] = {
     "memory": 6,
     "ff_width": 22,
     "position": "trxl",
-    "residual": "gru",
+    "residual": "pre_ln",
 }
 # The twins in tests/mixers/twins.py are written for these widths.
 KERNEL: dict[str, Any] = {"width": 12, "heads": 4, "position": "sinusoidal"}

@@ -252,8 +252,8 @@ ROWS: dict[tuple[str, str], Row] = {
         limits=(
             Limit({"span": FULL_SPAN}, {}, fill("span.fraction", 1.0), tolerance=1e-7),
             Limit(
-                {"span": {"name": "adaptive", "ramp": 1e-6, "initial": 0.5}},
-                {"pattern": {"name": "band", "window": 4}},
+                {"span": {"name": "adaptive", "ramp": 1e-6, "initial": 0.5}, "residual": "gru"},
+                {"pattern": {"name": "band", "window": 4}, "residual": "gru"},
                 fill("span.fraction", 0.5),
                 tolerance=1e-7,
             ),

@@ -42,15 +42,12 @@ def step_of(name: str) -> BackboneStep:
 
 
 def traced_step(name: str) -> BackboneStep:
-    """``step_of`` without gates and feed-forward part, half of the operations, where other cases trace these.
-
-    They read one token, whatever the rest of the layer does; cases of their own axes and presets keep them.
-    """
+    """``step_of`` without a feed-forward part where other cases trace it: it reads one token, whatever comes before."""
     config = CASES[name][0]
     axes = {each.split(":")[0] for each in NAMES[name]}
-    if axes & {"residual", "ff", "depth", "preset"} or (config.residual, config.ff) != ("gru", "ffn"):
+    if axes & {"residual", "ff", "depth", "preset"} or (config.residual, config.ff) != ("pre_ln", "ffn"):
         return step_of(name)
-    bare = BackboneConfig.from_dict({**config.to_dict(), "residual": "pre_ln", "ff": "none"})
+    bare = BackboneConfig.from_dict({**config.to_dict(), "ff": "none"})
     return BackboneStep(perturbed(of_one_layer(bare))).eval()
 
 

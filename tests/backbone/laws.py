@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rltransformers.backbone import Backbone, BackboneConfig, State
 from scripts.benchmarks.elements import backbone_of
+from tests.seeding import seed as start_generators
 
 B, T = 3, 23
 STARTS = [[7], [0, 3, 4, 15], [20]]  # adjacent episodes, one at the first token, one at the fourth token from the end
@@ -24,7 +25,7 @@ EXACT = 1e-12
 
 def perturbed(config: BackboneConfig, scale: float = 0.2, seed: int = 0) -> Backbone:
     """A backbone in evaluation mode with no parameter at the special value it starts from."""
-    torch.manual_seed(seed)
+    start_generators(seed)
     backbone = backbone_of(config).eval()
     with torch.no_grad():
         for parameter in backbone.parameters():
