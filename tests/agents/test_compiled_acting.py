@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
 
 from rltransformers.agents import DecisionTransformer, GTrXLPPO
@@ -18,6 +19,7 @@ from rltransformers.export.cache import VARIABLE
 from rltransformers.policies import steps
 from rltransformers.policies.decision import ActingMode, ActingState
 from rltransformers.policies.steps import Acting
+from tests.agents.test_decision_transformer import Drift
 from tests.export.laws import ROUNDING, Run, assert_runs_equal, cloned
 from tests.export.stand_in import StandIn
 
@@ -30,8 +32,9 @@ Agent = GTrXLPPO | DecisionTransformer
 @pytest.fixture(scope="module", autouse=True)
 def _environment() -> Any:
     gym.register("Short-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=STEPS)
+    gym.register("Drift-v0", lambda **_: Drift())
     yield
-    del gym.registry["Short-v0"]
+    del gym.registry["Short-v0"], gym.registry["Drift-v0"]
 
 
 def online(acting: str, rows: int = STEPS, position: str = "learned", **settings: Any) -> GTrXLPPO:
@@ -41,8 +44,10 @@ def online(acting: str, rows: int = STEPS, position: str = "learned", **settings
     return GTrXLPPO("GTrXLPolicy", "Short-v0", **(values | settings))
 
 
-def offline(acting: str, rows: int = STEPS, position: str = "timestep", **settings: Any) -> DecisionTransformer:
-    data = record("Short-v0", "random", episodes=4, num_envs=2, seed=0)
+def offline(
+    acting: str, rows: int = STEPS, position: str = "timestep", environment: str = "Short-v0", **settings: Any
+) -> DecisionTransformer:
+    data = record(environment, "random", episodes=4, num_envs=2, seed=0)
     backbone = {"width": 8, "layers": 1, "heads": 2, "position": {"name": position, "max_len": rows}}
     values: dict[str, Any] = {"context_length": 6, "batch_size": 8, "seed": 0, "device": "cpu", "acting": acting}
     return DecisionTransformer("DTPolicy", data, policy_kwargs={"backbone": backbone}, **(values | settings))
@@ -121,6 +126,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+class Ratios:
+    """Keeps what an agent logs about its first ratios."""
+
+    def __init__(self) -> None:
+        self.errors: list[float] = []
+
+    def __call__(self, local: dict[str, Any], _: Any) -> bool:
+        self.errors.append(local["self"].logger.name_to_value.get("train/first_ratio_error", 0.0))
+        return True
+
+
 def packages(folder: Path) -> int:
     """How many a cache holds."""
     return len(list(folder.rglob("*.pt2")))
@@ -130,13 +146,15 @@ def tensors_of(state: Any) -> dict[str, torch.Tensor]:
     """All of what an agent remembers, by name."""
     if isinstance(state, ActingState):
         memory = {} if state.memory is None else state.memory.tensors
-        return cloned(memory | {"action": state.action, "return_to_go": state.return_to_go, "step": state.step})
+        asked = {"asked": ~state.return_to_go.isnan(), "return_to_go": state.return_to_go.nan_to_num()}
+        return cloned(memory | asked | {"action": state.action, "step": state.step})
     return cloned(state.actor.tensors | {"previous_action": state.previous_action[""]})
 
 
 def played(model: Agent, deterministic: bool) -> Run:
     """Actions and memories in three environments for 100 steps; episodes have 25, 30 and 17 steps."""
-    observations = np.random.default_rng(5).normal(size=(100, 3, 4)).astype(np.float32)
+    size = (100, 3, *(model.observation_space.shape or ()))
+    observations = np.random.default_rng(5).normal(size=size).astype(np.float32)
     state: Any = None
     run: Run = []
     for time, observation in enumerate(observations):
@@ -174,19 +192,36 @@ class TestWithACompiler:
         assert results[0] == results[1]
         assert packages(cache) == 1
 
+    def test_an_online_agent_learns_the_same(self, cache: Path) -> None:
+        """Four updates; acting in the last three has weights that an update changed."""
+        agents = [online(acting) for acting in ACTINGS]
+        for model in agents:
+            ratios = Ratios()
+            model.set_logger(configure(None, []))
+            model.learn(128, callback=ratios)
+            assert max(ratios.errors) < 1e-5
+        eager, compiled = agents
+        assert packages(cache) == 1
+        for one, other in zip(eager.policy.parameters(), compiled.policy.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
     def test_an_online_agent_refuses_the_step_behind_its_table(self, cache: Path, trained: Path) -> None:
         count, error = steps_until_refused(GTrXLPPO.load(trained, device="cpu", acting="compiled"))
         assert count == STEPS and f"outside the position table of {STEPS} rows" in error
 
     @pytest.mark.parametrize("mode", get_args(ActingMode))
     def test_an_offline_agent_acts_the_same(self, cache: Path, tmp_path: Path, mode: ActingMode) -> None:
-        before = packages(cache)
-        model = offline("eager", acting_mode=mode, learning_rate=1e-2, warmup_steps=1).learn(20)
+        """In "refresh" actions are numbers and a head predicts returns: they are its own, then those asked for."""
+        before, head = packages(cache), mode == "refresh"
+        environment = "Drift-v0" if head else "Short-v0"
+        more: dict[str, Any] = {"environment": environment, "return_head": "expectile" if head else None}
+        model = offline("eager", acting_mode=mode, learning_rate=1e-2, warmup_steps=1, **more).learn(20)
         model.save(tmp_path / "agent.zip")
         models = [DecisionTransformer.load(tmp_path / "agent.zip", device="cpu", acting=acting) for acting in ACTINGS]
         eager, compiled = (played(each, deterministic=True) for each in models)
         assert_runs_equal(compiled, eager, tolerance=ROUNDING)
-        evaluated = [each.evaluate("Short-v0", [10.0, 30.0], episodes=3, num_envs=2) for each in models]
-        first, second = ([result.returns for result in results] for results in evaluated)
-        assert first == second
+        for targets in ([10.0, 30.0], None)[: 1 + head]:
+            evaluated = [each.evaluate(environment, targets, episodes=3, num_envs=2) for each in models]
+            for first, second in zip(*evaluated, strict=True):
+                assert first.returns == (pytest.approx(second.returns, abs=1e-4) if head else second.returns)
         assert packages(cache) == before + (mode != "recompute")

@@ -379,17 +379,12 @@ def test_options_can_be_written_to_files(data: Trajectories, tmp_path: Path, kin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "head",
-        pytest.param("qt", marks=pytest.mark.third_party),
-        pytest.param("condition", marks=pytest.mark.third_party),
-    ],
-)
+@pytest.mark.third_party
+@pytest.mark.parametrize("kind", ["qt", "condition"])
 def test_compiled_acting_equals_eager_acting(
     data: Trajectories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    """Options that ``tests/agents/test_compiled_acting.py`` leaves out: it has a head that predicts returns."""
     monkeypatch.setenv("RLTRANSFORMERS_CACHE", str(tmp_path))
     make(data, learning_rate=1e-2, **OPTIONS[kind]).learn(20).save(tmp_path / "model")
     eager, compiled = (

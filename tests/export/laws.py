@@ -56,6 +56,8 @@ def assert_runs_equal(run: Run, expected: Run, *, tolerance: float) -> None:
     ``tolerance`` is relative to a number, or to the largest of its tensor where that is larger than 1: a sum in which
     terms of both signs cancel is as exact as its terms.
     """
+    if _equal_at_once(run, expected, tolerance):
+        return
     for time, (found, wanted) in enumerate(zip(run, expected, strict=True)):
         for tensors, others in zip(found, wanted, strict=True):
             assert set(tensors) == set(others)
@@ -70,6 +72,32 @@ def assert_runs_equal(run: Run, expected: Run, *, tolerance: float) -> None:
                     equal_nan=False,
                     msg=lambda text, time=time, name=name: f"step {time}, {name}: {text}",  # type: ignore[misc]
                 )
+
+
+def _equal_at_once(run: Run, expected: Run, tolerance: float) -> bool:
+    """Whether the runs agree, told from the steps of each tensor in one piece, which takes a tenth of the time.
+
+    False where steps differ in names, types or shapes, too: one step after the other says what is wrong.
+    """
+    if not run or len(run) != len(expected):
+        return False
+    for part in range(2):
+        found, wanted = [step[part] for step in run], [step[part] for step in expected]
+        if any(set(tensors) != set(wanted[0]) for tensors in found + wanted):
+            return False
+        for name, first in wanted[0].items():
+            ours, theirs = [tensors[name] for tensors in found], [tensors[name] for tensors in wanted]
+            if any(tensor.shape != first.shape or tensor.dtype != first.dtype for tensor in ours + theirs):
+                return False
+            one, other = (torch.stack(each).view(len(run), first.numel()) for each in (ours, theirs))
+            close = one == other
+            if first.is_floating_point() and not close.all():
+                size = other.abs().where(other.isfinite(), 0.0).amax(1, keepdim=True).clamp(min=1.0)
+                error = (one - other).abs()
+                close |= error.isfinite() & (error <= tolerance * (size + other.abs()))
+            if not close.all():
+                return False
+    return True
 
 
 def _size(numbers: Tensor) -> float:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.export.step import Tensors, batch_of, check_step, in_place_program, pure_program
-from tests.export.laws import check_traced
+from tests.export.laws import assert_runs_equal, check_traced, run_of
 from tests.export.steps import SHARED, toy, toy_inputs, toy_state
 
 
@@ -40,6 +40,31 @@ def test_the_toy_keeps_the_laws_of_a_step() -> None:
     check_traced(
         toy(), toy_inputs(3, torch.Generator()), late, shared=SHARED, steps=9, draw=lambda it: toy_inputs(3, it)
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda outputs, state: outputs["mean"][2].add_(3e-5), "step 7, mean"),
+        (lambda outputs, state: outputs["mean"][2].fill_(torch.nan), "step 7, mean"),
+        (lambda outputs, state: state["sum"][0, 1].sub_(1e-2), "step 7, sum"),
+        (lambda outputs, state: state["count"].add_(1), "step 7, count"),
+        (lambda outputs, state: outputs.update(mean=outputs["mean"].double()), "mean"),
+        (lambda outputs, state: outputs.update(mean=outputs["mean"][:2]), "mean"),
+        (lambda outputs, state: outputs.update(other=outputs.pop("mean")), None),
+    ],
+)
+def test_a_run_that_differs_in_one_number_of_one_step_is_found(
+    change: Callable[[Tensors, Tensors], object], message: str | None
+) -> None:
+    inputs, state = examples()
+    found, wanted = (run_of(Sum().eval(), lambda _: inputs, state, 9) for _ in range(2))
+    assert_runs_equal(found, wanted, tolerance=1e-5)
+    found[3][0]["mean"].add_(1e-5)  # within the tolerance
+    assert_runs_equal(found, wanted, tolerance=1e-5)
+    change(*found[7])
+    with pytest.raises(AssertionError, match=message):
+        assert_runs_equal(found, wanted, tolerance=1e-5)
 
 
 def test_a_program_for_one_batch_size_refuses_others() -> None:

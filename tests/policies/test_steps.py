@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stable_baselines3.common.logger import configure
 
 from rltransformers.agents import GTrXLPPO
 from rltransformers.export.cache import VARIABLE
@@ -67,29 +66,3 @@ def test_copies_of_a_policy_leave_the_machine_code_behind() -> None:
     assert model.policy.machine_code is not None
     assert copy.deepcopy(model.policy).machine_code is None
     assert pickle.loads(pickle.dumps(model.policy.machine_code)) is None
-
-
-class Ratios:
-    """Keeps what an agent logs about its first ratios."""
-
-    def __init__(self) -> None:
-        self.errors: list[float] = []
-
-    def __call__(self, local: dict[str, Any], _: Any) -> bool:
-        self.errors.append(local["self"].logger.name_to_value.get("train/first_ratio_error", 0.0))
-        return True
-
-
-@pytest.mark.slow
-def test_an_online_agent_learns_the_same_with_machine_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
-    agents = [online(acting) for acting in ("eager", "compiled")]
-    for model in agents:
-        ratios = Ratios()
-        model.set_logger(configure(None, []))
-        model.learn(128, callback=ratios)
-        assert max(ratios.errors) < 1e-5
-    eager, compiled = agents
-    assert len(list(tmp_path.rglob("*.pt2"))) == 1
-    for one, other in zip(eager.policy.parameters(), compiled.policy.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
