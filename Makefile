@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 # One thread per process: the machine's cores are used by processes, not by threads that wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# Tests start a hundred programs, which find the modules compiled, whatever the environment says of that.
+BYTECODE := PYTHONDONTWRITEBYTECODE=
 
 .PHONY: help demo test test-third-party check clean
 .DELETE_ON_ERROR:
@@ -24,7 +26,7 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	@echo "Running all tests in two processes. Slow tests train small agents."
-	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not third_party" --durations=15 $(ARGS)
+	$(ONE_THREAD) $(BYTECODE) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not third_party" --durations=15 $(ARGS)
 
 test-third-party: $(VENV)/.installed-dev
 	@echo "Installing the packages of others that are compared with, about 1 GB ..."
