@@ -294,11 +294,13 @@ class AsTuple(nn.Module):
 
 @every_row
 def test_an_exported_encoder_is_the_eager_one(name: str) -> None:
+    """Strict tracing reads the code and takes four times as long: once for each encoder is enough for that."""
+    strict = name == next(first for first, row in ROWS.items() if row.name == ROWS[name].name)
     encoder = encoder_of(ROWS[name]).eval()
     leaves, other = observations(), observations((5, LEAD[1]), seed=12)
     batch = torch.export.Dim("batch", min=2, max=64)
     program = torch.export.export(
-        AsTuple(encoder), tuple(leaves.values()), dynamic_shapes=({0: batch}, {0: batch}), strict=True
+        AsTuple(encoder), tuple(leaves.values()), dynamic_shapes=({0: batch}, {0: batch}), strict=strict
     )
     for each in (leaves, other):
         close(Encoded(*program.module()(*each.values())), encoder(each))
