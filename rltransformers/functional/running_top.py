@@ -19,7 +19,7 @@ class Largest:
     """Which rows of ``[lists before the call, one after the other ; tokens]`` have the largest scores.
 
     Attributes:
-        index: rows, the one with the largest score first.
+        index: rows, the one with the largest score first; any row where none exists.
         exists: False for places of a list that is longer than the episode.
     """
 
@@ -47,7 +47,8 @@ def running_largest(
     borders = Borders.of(tokens, count, size)
     parts = in_chunks(scores, count, size).transpose(-1, -2)
     asking = in_chunks(asked[..., None], count, size)
-    rows = torch.arange(lists * width + count * size, device=scores.device)
+    total = lists * width + scores.shape[2]
+    rows = torch.arange(lists * width + count * size, device=scores.device).clamp(max=total - 1)  # chunks are padded
     held_rows = rows[: lists * width].view(lists, width).expand(held.shape)
     new_rows = rows[lists * width :].view(count, size)
     found = []

@@ -23,6 +23,8 @@ def test_lists_are_what_sorting_the_episode_gives(chunk: int, length: list[int])
         row[starts] = True
     tokens = tokens_of(reset, torch.tensor([6, 1, 1]), torch.tensor(length))
     found, last = running_largest(scores, held, asked, tokens, chunk)
+    for each in (found, last):  # all can be read, those of empty places too
+        assert each.index.min() >= 0 and each.index.max() < LISTS * WIDTH + T
     for b in range(B):
         for h in range(H):
             for t in range(length[b]):
