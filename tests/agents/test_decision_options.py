@@ -306,7 +306,7 @@ def test_the_head_predicts_the_mean_or_the_largest_return_of_two_behaviours(
     model = make(
         data, return_head="expectile", expectile=expectile, return_in=place, context_length=6, learning_rate=1e-2,
         decay_steps=500, batch_size=64, whole_episodes=True,
-        policy_kwargs={"backbone": {**TINY["backbone"], "dropout": 0.0}},
+        policy_kwargs={"backbone": {**TINY["backbone"], "layers": 1, "dropout": 0.0}},
     ).learn(500)  # fmt: skip
     assert model._sampler is not None
     batch = model._sampler.sample(1, torch.Generator())
