@@ -22,7 +22,7 @@ from rltransformers.data import Trajectories
 from rltransformers.data import record as record_episodes
 from rltransformers.training.entropy_bound import EntropyBound
 from tests.agents.test_decision_options import _tensors
-from tests.agents.test_decision_transformer import Drift, Losses, make, record, weights
+from tests.agents.test_decision_transformer import TINY, Drift, Losses, make, record, weights
 
 DRIFT = "test/Drift-v0"
 
@@ -266,21 +266,23 @@ gym.register("test/Aim-v0", entry_point=lambda **_: Aim())
 
 @pytest.mark.slow
 def test_it_improves_on_what_it_was_taught() -> None:
-    """One random episode in twenty returns 3 of 4 or more; taught by them 3.42, with episodes of its own 3.73 (seed 5).
+    """One random episode in twenty returns 3 of 4 or more; taught by them 2.84, with episodes of its own 3.52 (seed 5).
 
-    Seeds 3 and 4 gain 0.08 and 0.30; what another machine rounds differently is less than 0.3.
+    Seeds 3 and 4 gain 0.33 and 0.47; what another machine rounds differently is less than 0.3. Episodes that are stored
+    with their actions turned round end at 1.19.
     """
     data = record_episodes("test/Aim-v0", "random", episodes=300, seed=0)
     settings: dict[str, Any] = {
         "batch_size": 64,
-        "learning_rate": 3e-3,
+        "learning_rate": 1e-2,
         "warmup_steps": 1,
         "context_length": 4,
         "seed": 5,
+        "policy_kwargs": {"backbone": {**TINY["backbone"], "layers": 1}},
     }
-    model = make(data, stochastic=True, **settings).learn(300)
+    model = make(data, stochastic=True, **settings).learn(150)
     before = model.evaluate("test/Aim-v0", episodes=50)[0].mean
-    model.learn_online("test/Aim-v0", 1600, updates_per_episode=8, num_envs=4, replay_episodes=200)
+    model.learn_online("test/Aim-v0", 400, updates_per_episode=8, num_envs=4, replay_episodes=100)
     after = model.evaluate("test/Aim-v0", episodes=50)[0].mean
     assert model._replay is not None
     assert after > before and after > np.quantile(data.returns, 0.95), (before, after)
