@@ -88,7 +88,7 @@ def drawing(examples: Tensors) -> Callable[[torch.Generator], Tensors]:
 def form_of(path: Path) -> Callable[[Tensors, Tensors], tuple[Tensors, Tensors]]:
     """The step that a file holds."""
     form: Any = onnx_step(path) if path.suffix == ".onnx" else torch.export.load(path).module()
-    return form  # type: ignore[no-any-return]
+    return form
 
 
 def assert_file_equals_eager(path: Path, model: Agent, steps: int, batch: int, tolerance: float) -> None:
