@@ -37,18 +37,25 @@ def double() -> Iterator[None]:
 
 
 def step_of(name: str) -> BackboneStep:
-    """The step of a case, of one layer where that says as much."""
-    return BackboneStep(perturbed(of_one_layer(CASES[name][0]))).eval()
+    """The step of a case."""
+    return step_with(CASES[name][0])
+
+
+def step_with(config: BackboneConfig) -> BackboneStep:
+    """The step of a backbone with these settings, of one layer where that says as much."""
+    return BackboneStep(perturbed(of_one_layer(config))).eval()
 
 
 def traced_step(name: str) -> BackboneStep:
-    """``step_of`` without a feed-forward part where other cases trace it: it reads one token, whatever comes before."""
+    """The step that L11 traces: of entries without a feed-forward part, which reads one token whatever comes before.
+
+    Variants keep it, and entries that are about it, gates or depth.
+    """
     config = CASES[name][0]
     axes = {each.split(":")[0] for each in NAMES[name]}
-    if axes & {"residual", "ff", "depth", "preset"} or (config.residual, config.ff) != ("pre_ln", "ffn"):
+    if name not in ENTRIES or axes & {"residual", "ff", "depth"} or (config.residual, config.ff) != ("pre_ln", "ffn"):
         return step_of(name)
-    bare = BackboneConfig.from_dict({**config.to_dict(), "ff": "none"})
-    return BackboneStep(perturbed(of_one_layer(bare))).eval()
+    return step_with(BackboneConfig.from_dict({**config.to_dict(), "ff": "none"}))
 
 
 def start_of(backbone: Backbone, streams: int = BATCH) -> Tensors:
@@ -118,7 +125,7 @@ def test_variants_that_are_not_traced_have_no_operation_of_their_own() -> None:
     found = {}
     for name in NAMES:
         if not name.startswith("preset:"):
-            step = step_of(name)
+            step = traced_step(name)
             inputs, state = step.draw(BATCH, torch.Generator().manual_seed(0)), start_of(step.backbone)
             with torch.no_grad(), Operations(lambda tensor: f"{tensor.dtype} {tensor.dim()}") as operations:
                 step(inputs, state)
