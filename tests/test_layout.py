@@ -23,6 +23,13 @@ def packages_on_disk() -> set[str]:
     }
 
 
+@pytest.mark.xdist_group("groups")
+def test_groups_of_tests_run_in_one_process(request: pytest.FixtureRequest) -> None:
+    """Groups share what takes long to make; pytest-xdist keeps them together by their names, which end so."""
+    if request.config.getoption("loadgroup", False):
+        assert request.node.nodeid.endswith("@groups"), "this version of pytest does not fit this one of pytest-xdist"
+
+
 def test_every_package_on_disk_ships() -> None:
     assert set(MAP["packages"]) == packages_on_disk()
 

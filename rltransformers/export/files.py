@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 import rltransformers
 from rltransformers.core.errors import ConfigError, one_line, require
 from rltransformers.core.files import replacing
-from rltransformers.export.step import Tensors, batch_of, check_step, pure_program, quiet, rows_of
+from rltransformers.export.step import Tensors, batch_of, check_step, pure_program, quiet, rows_of, tracing
 
 METADATA = "rltransformers.json"
 """Name of the JSON text: an extra file of a ``.pt2`` file, a property of an ONNX model."""
@@ -85,7 +85,7 @@ def write_onnx(
     program = pure_program(module, inputs, state, shared=shared, dynamic=batch is None)
     _name_all_axes(program)
     with replacing(written) as temporary:
-        with quiet():
+        with tracing():
             try:
                 exported = torch.onnx.export(
                     program,

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import config as of_nodes
 
 from rltransformers.core.errors import ConfigError, one_line
 
@@ -190,13 +191,31 @@ def _axes(name: str, tensor: Tensor, shared: Collection[str]) -> dict[int, Any]:
 
 
 def _traced(module: nn.Module, arguments: tuple[Any, ...], dynamic_shapes: Any, strict: bool) -> ExportedProgram:
-    with torch.no_grad(), quiet():
+    with torch.no_grad(), tracing():
         try:
             return torch.export.export(module, arguments, dynamic_shapes=dynamic_shapes, strict=strict)
         except Exception as error:
             raise ConfigError(
                 f"this step cannot be written as one graph: {one_line(error)[:500]}; eager mode works"
             ) from error
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Steps are traced in the block without the notes of torch on where each operation was called.
+
+    They would go into files, with the paths of this machine. Shapes of operations are found anew each time: in steps,
+    where few are alike, that takes half of the time that looking them up does.
+    """
+    from torch._dynamo import config  # takes a second, which only those who trace have to wait
+
+    before = getattr(of_nodes, "do_not_emit_stack_traces", False)
+    of_nodes.do_not_emit_stack_traces = True
+    try:
+        with quiet(), config.patch(fake_tensor_cache_enabled=False):
+            yield
+    finally:
+        of_nodes.do_not_emit_stack_traces = before
 
 
 @contextmanager

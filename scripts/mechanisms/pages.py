@@ -163,7 +163,8 @@ def learning(axis: str, name: str) -> Iterator[str]:
             chosen |= chosen.pop("observation", {})
             if chooses(chosen, axis, name) and runs[task][variant]:
                 scores = [row.score for row in runs[task][variant]]
-                yield f"{of_task.title.split(' after')[0].rstrip(',')}: {report.estimate(scores)}, {len(scores)} seeds"
+                title = of_task.title.split(" after")[0].rstrip(",")
+                yield f"{title}: {report.estimate(scores)}, {report.count(scores, 'seed')}"
                 break
 
 

@@ -1,6 +1,6 @@
 """Pictures of a task: learning curves, return against target return, or final scores where there are many variants."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from scripts.results.table import Row, score_of
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#999999")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 3)), (0, (1, 2)), (0, (8, 2)))
 MARKERS = "osD^vPX*"
+ONE_LIST = 40  # variants that one list of final scores can hold; more stand in columns, by what they change
+COLUMNS, SMALLEST_GROUP = 3, 3
+COLUMN_WIDTH, NAME_WIDTH, LINE, HEADING_LINES = 4.6, 2.3, 0.17, 3  # inches, and a heading in lines
 Array = NDArray[np.float64]
 
 
@@ -32,6 +35,8 @@ def draw(path: Path, task: Task, runs: Runs) -> bool:
         figure = by_transfer(task, present)
     elif len(present) <= len(COLOURS) and any(len(row.curve) > 1 for rows in present.values() for row in rows):
         figure = curves(task, present)
+    elif len(present) > ONE_LIST:
+        figure = catalogue(task, present)
     else:
         figure = finals(task, present)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,18 +151,86 @@ def finals(task: Task, runs: Runs) -> Figure:
         panels["mean of the curve"] = learned
     figure, first = _canvas(task.title, height=1.2 + 0.32 * len(runs), panels=len(panels))
     for axes, (name, groups) in zip(figure.axes, panels.items(), strict=True):
-        for place, values in enumerate(groups.values()):
-            if not values:
-                continue
-            colour = COLOURS[0] if place == 0 else "0.25"
-            axes.scatter(values, np.full(len(values), place), s=14, color=colour, alpha=0.35, linewidths=0)
-            axes.plot(interval(values), [place, place], color=colour, linewidth=2)
-            axes.plot(iqm(values), place, "o", color=colour, markersize=6)
+        _scores(axes, groups, task.method)
         axes.set_xlabel(name)
     first.set_yticks(range(len(runs)), list(runs))
     first.set_ylim(len(runs) - 0.4, -0.6)
     figure.supxlabel("every seed, IQM and 95 % interval", fontsize=9, color="0.35")
     return figure
+
+
+def catalogue(task: Task, runs: Runs) -> Figure:
+    """Final scores of many variants in columns, under the name of what they change: every seed, IQM, 95 % interval.
+
+    A dotted line stands at the IQM of the method.
+    """
+    columns = in_columns(groups(task, runs), COLUMNS)
+    tallest = max(sum(HEADING_LINES + len(names) for _, names in column) for column in columns)
+    width, height = COLUMN_WIDTH * len(columns), 0.7 + LINE * tallest
+    figure = Figure(figsize=(width, height))
+    figure.text(0.1 / width, 1 - 0.2 / height, task.title, fontsize=11, va="center")
+    legend = f"{task.score}: every seed, IQM and 95 % interval; dotted: {task.method}"
+    figure.text(0.1 / width, 0.15 / height, legend, fontsize=9, color="0.35", va="center")
+    scores = {variant: [row.score for row in rows] for variant, rows in runs.items()}
+    low, high = min(map(min, scores.values())), max(map(max, scores.values()))
+    margin = 0.05 * ((high - low) or 1.0)
+    drawn = COLUMN_WIDTH - NAME_WIDTH - 0.15
+    for place, column in enumerate(columns):
+        bottom, left = height - 0.35, COLUMN_WIDTH * place + NAME_WIDTH
+        for name, names in column:
+            bottom -= LINE * (HEADING_LINES + len(names))
+            box = (left, bottom + LINE, drawn, LINE * len(names))
+            axes = figure.add_axes((box[0] / width, box[1] / height, box[2] / width, box[3] / height))
+            _scores(axes, {variant: scores[variant] for variant in names}, task.method)
+            if task.method in scores:
+                axes.axvline(float(iqm(scores[task.method])), color=COLOURS[0], linewidth=0.8, linestyle=":")
+            axes.set_yticks(range(len(names)), names)
+            axes.set(xlim=(low - margin, high + margin), ylim=(len(names) - 0.4, -0.6))
+            axes.set_title(name, fontsize=9, fontweight="bold", loc="left", x=(0.1 - NAME_WIDTH) / drawn, pad=3)
+            axes.tick_params(labelsize=7.5, length=2, pad=1.5)
+            _plain(axes)
+    return figure
+
+
+def groups(task: Task, runs: Runs) -> dict[str, list[str]]:
+    """Variants by the last word of the first setting that they change; small groups together at the end."""
+    found: dict[str, list[str]] = {}
+    for variant in runs:
+        changes = [key for key in task.variants[variant] if "." in key]
+        found.setdefault(changes[0].rpartition(".")[2] if changes else "", []).append(variant)
+    large = {name: names for name, names in found.items() if name and len(names) >= SMALLEST_GROUP}
+    rest = [variant for name, names in found.items() if name not in large for variant in names]
+    return large | ({"other settings": rest} if rest else {})
+
+
+def in_columns(named: Mapping[str, Sequence[str]], count: int) -> list[list[tuple[str, list[str]]]]:
+    """Groups in their order, in ``count`` columns of about equal height; a group that is cut goes on in the next."""
+    tallest = -(-(sum(map(len, named.values())) + HEADING_LINES * (len(named) + count - 1)) // count)
+    columns: list[list[tuple[str, list[str]]]] = [[]]
+    room = tallest
+    for name, names in named.items():
+        part: list[str] = []
+        for place, variant in enumerate(names):
+            if (not part and room <= HEADING_LINES) or room == 0:
+                columns.append([])
+                room, part = tallest, []
+            if not part:
+                columns[-1].append((f"{name}, continued" if place else name, part))
+                room -= HEADING_LINES
+            part.append(variant)
+            room -= 1
+    return columns
+
+
+def _scores(axes: Any, groups: Mapping[str, Sequence[float]], method: str) -> None:
+    """A line per variant: every seed, IQM with its interval; the method in colour."""
+    for place, (variant, values) in enumerate(groups.items()):
+        if not values:
+            continue
+        colour = COLOURS[0] if variant == method else "0.25"
+        axes.scatter(values, np.full(len(values), place), s=14, color=colour, alpha=0.35, linewidths=0)
+        axes.plot(interval(values), [place, place], color=colour, linewidth=2)
+        axes.plot(iqm(values), place, "o", color=colour, markersize=6)
 
 
 def _band(scores: Array) -> tuple[Array, Array]:
@@ -203,6 +276,11 @@ def _canvas(title: str, height: float = 4.0, panels: int = 1) -> tuple[Figure, A
     first = figure.subplots(1, panels, sharey=True, squeeze=False)[0, 0]
     first.set_title(title, fontsize=11, loc="left")
     for axes in figure.axes:
-        axes.grid(True, color="0.92", linewidth=0.8)
-        axes.spines[["top", "right"]].set_visible(False)
+        _plain(axes)
     return figure, first
+
+
+def _plain(axes: Any) -> None:
+    """A light grid and no box."""
+    axes.grid(True, color="0.92", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)

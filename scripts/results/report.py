@@ -99,7 +99,7 @@ def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
     complete = [[value for value in each if value is not None] for each in means.values() if None not in each]
     if complete:
         columns = [statistics.fmean(column) for column in zip(*complete, strict=True)]
-        yield line([f"mean of {_count(complete, 'task')}", *map(number, columns)])
+        yield line([f"mean of {count(complete, 'task')}", *map(number, columns)])
 
 
 def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:
@@ -174,7 +174,7 @@ def summary_row(suite: Suite, name: str, runs: Runs) -> str:
     return line(
         [
             task.title,
-            f"{task.method} {score}, {_count(ours, 'seed')}",
+            f"{task.method} {score}, {count(ours, 'seed')}",
             _others({key: each for key, each in runs.items() if each and key != task.method}),
             "; ".join(each.aim for each in verdicts) or "-",
             "; ".join(each.word for each in verdicts) or "-",
@@ -297,5 +297,6 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _count(rows: Sequence[Any], noun: str) -> str:
+def count(rows: Sequence[Any], noun: str) -> str:
+    """How many, in words: "1 seed", "3 seeds"."""
     return f"{len(rows)} {noun}{'' if len(rows) == 1 else 's'}"

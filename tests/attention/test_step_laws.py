@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch._dynamo.config
 from torch import Tensor
 
 import rltransformers
@@ -30,9 +29,7 @@ QUICK = ("position:trxl", "memory_kind:compressive", "sinks among steps")
 @pytest.fixture(autouse=True)
 def double() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
-    # Finding an operation in this cache of torch takes longer than finding its shapes anew.
-    with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
-        yield
+    yield
     torch.set_default_dtype(torch.float32)
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,17 @@ def test_an_onnx_file_takes_a_thousand_equal_steps(tmp_path: Path, onnx_file: tu
 def onnx_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ToyStep]:
     path = tmp_path_factory.mktemp("files") / "step.onnx"
     return path, write_toy(write_onnx, path, metadata={"run": "é"})
+
+
+@pytest.mark.slow
+def test_files_hold_no_paths_of_the_machine_that_wrote_them(tmp_path: Path, onnx_file: tuple[Path, ToyStep]) -> None:
+    write_toy(write_pt2, tmp_path / "step.pt2")
+    with zipfile.ZipFile(tmp_path / "step.pt2") as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    assert len(parts) > 5
+    for name, content in {**parts, "step.onnx": onnx_file[0].read_bytes()}.items():
+        for path in (Path(__file__).parents[2], Path(torch.__path__[0])):
+            assert str(path).encode() not in content, f"{name}: {path}"
 
 
 def onnx_step(path: Path) -> Callable[[Tensors, Tensors], tuple[Tensors, Tensors]]:

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -523,6 +524,28 @@ def test_every_kind_of_picture_is_drawn(variants: int, tmp_path: Path) -> None:
 def test_the_mean_of_a_curve_is_drawn_where_there_is_a_curve(curve: list[list[float]], panels: int) -> None:
     figure = pictures.finals(TASK, {"a": [Row("t", "a", 0, 0.5, 50, 1, 1.0, curve=curve)]})
     assert len(figure.axes) == panels
+
+
+def test_many_variants_stand_in_columns_under_what_they_change() -> None:
+    settings = [*("backbone.position" for _ in range(67)), *("backbone.mixer" for _ in range(30)), "backbone.ff"]
+    variants = {f"v{place}": {key: place, "seeds": 3} for place, key in enumerate(settings)}
+    task = replace(TASK, variants={"base": {}, **variants}, baseline=None)
+    runs = {variant: [Row("t", variant, 0, place / 100, 50, 1, 1.0)] for place, variant in enumerate(task.variants)}
+    found = pictures.groups(task, runs)
+    assert {name: len(names) for name, names in found.items()} == {"position": 67, "mixer": 30, "other settings": 2}
+    assert found["other settings"] == ["base", "v97"]
+    columns = pictures.in_columns(found, 3)
+    ordered = list(chain.from_iterable(found.values()))
+    assert [variant for column in columns for _, names in column for variant in names] == ordered
+    titles = [[name for name, _ in column] for column in columns]
+    assert titles == [["position"], ["position, continued"], ["mixer", "other settings"]], "no heading stands alone"
+    heights = [sum(len(names) + pictures.HEADING_LINES for _, names in column) for column in columns]
+    assert heights == [38, 35, 38]
+    figure = pictures.catalogue(task, runs)
+    drawn = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
+    assert drawn == ordered
+    boxes = [axes.get_position() for axes in figure.axes]
+    assert all(0 <= box.x0 < box.x1 <= 1 and 0 <= box.y0 < box.y1 <= 1 for box in boxes)
 
 
 # Running
