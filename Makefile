@@ -13,7 +13,7 @@ BYTECODE := PYTHONDONTWRITEBYTECODE=
 
 help:
 	@echo "make demo   train both agents on small tasks and print one table (about 5 minutes on 2 cores, the installation included)"
-	@echo "make test   run all tests, training tests included (15 to 20 minutes on 2 cores, the installation included)"
+	@echo "make test   run all tests, training tests included (about 13 minutes on 2 idle cores, the installation included)"
 	@echo "make test-third-party   run the checks in which packages of others do most of the work, and write docs/third_party.md"
 	@echo "make check  format, lint, types, import rules, the site and the fast tests, before every commit"
 	@echo "make clean  remove caches and build products; $(VENV) and runs stay"

@@ -39,6 +39,7 @@ def pytest_collection_finish() -> None:
     It would look through them again and again, an eighth of the time of the laws of exported steps. What has survived
     one look through everything is not looked at again.
     """
+    hypothesis.given(hypothesis.strategies.none())(lambda _: None)()  # looks once who holds its generator: none frozen
     gc.callbacks.append(freeze_survivors)
     gc.collect()
 
