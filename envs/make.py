@@ -255,7 +255,7 @@ def _construction(source: str | EnvSpec | Callable[..., Env], options: dict[str,
     """What a constructor raises, as an error of ours that names the environment."""
     try:
         yield
-    except gymnasium.error.DependencyNotInstalled as error:
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         mujoco = ".mujoco." in str(getattr(source, "entry_point", ""))
         extra = ": pip install 'rltransformers[mujoco]'" if mujoco else ""
         raise MissingExtraError(f"{_name(source)} needs a package that is not installed{extra} ({error})") from error

@@ -274,9 +274,12 @@ def test_one_of_the_two_without_the_other_is_called_missing(missing: str, monkey
         find_spec("bsuite/memory_len-v0")
 
 
-def test_a_missing_simulator_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [gymnasium.error.DependencyNotInstalled("mujoco"), ModuleNotFoundError("imageio")])
+def test_a_missing_simulator_names_its_extra(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hopper draws with packages of its own, whose absence its constructor finds no words for."""
+
     def without_mujoco(*args: Any, **kwargs: Any) -> Any:
-        raise gymnasium.error.DependencyNotInstalled("mujoco")
+        raise error
 
     monkeypatch.setattr(gymnasium, "make", without_mujoco)
     with pytest.raises(MissingExtraError, match=r"rltransformers\[mujoco\]"):
