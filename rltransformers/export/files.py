@@ -53,8 +53,8 @@ def write_pt2(
     written = _ending(path, ".pt2")
     inputs, state, text = _prepared(module, inputs, state, shared, batch, metadata)
     program = pure_program(module, inputs, state, shared=shared, dynamic=batch is None)
-    with replacing(written) as temporary, quiet():
-        torch.export.save(program, temporary, extra_files={METADATA: text})
+    with replacing(written) as temporary, quiet(), temporary.open("wb") as file:  # a path would leave its name inside
+        torch.export.save(program, file, extra_files={METADATA: text})
 
 
 def write_onnx(
