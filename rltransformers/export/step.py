@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.fx import config as of_nodes
+from torch.fx import config as fx_config
 
 from rltransformers.core.errors import ConfigError, one_line
 
@@ -207,15 +207,15 @@ def tracing() -> Iterator[None]:
     They would go into files, with the paths of this machine. Shapes of operations are found anew each time: in steps,
     where few are alike, that takes half of the time that looking them up does.
     """
-    from torch._dynamo import config  # takes a second, which only those who trace have to wait
+    from torch._dynamo import config as dynamo_config  # takes a second, which only those who trace have to wait
 
-    before = getattr(of_nodes, "do_not_emit_stack_traces", False)
-    of_nodes.do_not_emit_stack_traces = True
+    before = getattr(fx_config, "do_not_emit_stack_traces", False)
+    fx_config.do_not_emit_stack_traces = True
     try:
-        with quiet(), config.patch(fake_tensor_cache_enabled=False):
+        with quiet(), dynamo_config.patch(fake_tensor_cache_enabled=False):
             yield
     finally:
-        of_nodes.do_not_emit_stack_traces = before
+        fx_config.do_not_emit_stack_traces = before
 
 
 @contextmanager

@@ -149,12 +149,10 @@ def finals(task: Task, runs: Runs) -> Figure:
     learned = {variant: [mean for mean in each if mean is not None] for variant, each in means.items()}
     if any(learned.values()):
         panels["mean of the curve"] = learned
-    figure, first = _canvas(task.title, height=1.2 + 0.32 * len(runs), panels=len(panels))
-    for axes, (name, groups) in zip(figure.axes, panels.items(), strict=True):
-        _scores(axes, groups, task.method)
+    figure, _ = _canvas(task.title, height=1.2 + 0.32 * len(runs), panels=len(panels))
+    for axes, (name, scores) in zip(figure.axes, panels.items(), strict=True):
+        _scores(axes, scores, task.method)
         axes.set_xlabel(name)
-    first.set_yticks(range(len(runs)), list(runs))
-    first.set_ylim(len(runs) - 0.4, -0.6)
     figure.supxlabel("every seed, IQM and 95 % interval", fontsize=9, color="0.35")
     return figure
 
@@ -164,7 +162,7 @@ def catalogue(task: Task, runs: Runs) -> Figure:
 
     A dotted line stands at the IQM of the method.
     """
-    columns = in_columns(groups(task, runs), COLUMNS)
+    columns = in_columns(by_setting(task, runs), COLUMNS)
     tallest = max(sum(HEADING_LINES + len(names) for _, names in column) for column in columns)
     width, height = COLUMN_WIDTH * len(columns), 0.7 + LINE * tallest
     figure = Figure(figsize=(width, height))
@@ -174,25 +172,25 @@ def catalogue(task: Task, runs: Runs) -> Figure:
     scores = {variant: [row.score for row in rows] for variant, rows in runs.items()}
     low, high = min(map(min, scores.values())), max(map(max, scores.values()))
     margin = 0.05 * ((high - low) or 1.0)
+    level = float(iqm(scores[task.method])) if task.method in scores else None
     drawn = COLUMN_WIDTH - NAME_WIDTH - 0.15
     for place, column in enumerate(columns):
         bottom, left = height - 0.35, COLUMN_WIDTH * place + NAME_WIDTH
         for name, names in column:
-            bottom -= LINE * (HEADING_LINES + len(names))
-            box = (left, bottom + LINE, drawn, LINE * len(names))
-            axes = figure.add_axes((box[0] / width, box[1] / height, box[2] / width, box[3] / height))
+            tall = LINE * len(names)
+            bottom -= LINE * HEADING_LINES + tall
+            axes = figure.add_axes((left / width, (bottom + LINE) / height, drawn / width, tall / height))
             _scores(axes, {variant: scores[variant] for variant in names}, task.method)
-            if task.method in scores:
-                axes.axvline(float(iqm(scores[task.method])), color=COLOURS[0], linewidth=0.8, linestyle=":")
-            axes.set_yticks(range(len(names)), names)
-            axes.set(xlim=(low - margin, high + margin), ylim=(len(names) - 0.4, -0.6))
+            if level is not None:
+                axes.axvline(level, color=COLOURS[0], linewidth=0.8, linestyle=":")
+            axes.set_xlim(low - margin, high + margin)
             axes.set_title(name, fontsize=9, fontweight="bold", loc="left", x=(0.1 - NAME_WIDTH) / drawn, pad=3)
             axes.tick_params(labelsize=7.5, length=2, pad=1.5)
             _plain(axes)
     return figure
 
 
-def groups(task: Task, runs: Runs) -> dict[str, list[str]]:
+def by_setting(task: Task, runs: Runs) -> dict[str, list[str]]:
     """Variants by the last word of the first setting that they change; small groups together at the end."""
     found: dict[str, list[str]] = {}
     for variant in runs:
@@ -222,15 +220,17 @@ def in_columns(named: Mapping[str, Sequence[str]], count: int) -> list[list[tupl
     return columns
 
 
-def _scores(axes: Any, groups: Mapping[str, Sequence[float]], method: str) -> None:
-    """A line per variant: every seed, IQM with its interval; the method in colour."""
-    for place, (variant, values) in enumerate(groups.items()):
+def _scores(axes: Any, scores: Mapping[str, Sequence[float]], method: str) -> None:
+    """A line per variant with its name: every seed, IQM with its interval; the method in colour."""
+    for place, (variant, values) in enumerate(scores.items()):
         if not values:
             continue
         colour = COLOURS[0] if variant == method else "0.25"
         axes.scatter(values, np.full(len(values), place), s=14, color=colour, alpha=0.35, linewidths=0)
         axes.plot(interval(values), [place, place], color=colour, linewidth=2)
         axes.plot(iqm(values), place, "o", color=colour, markersize=6)
+    axes.set_yticks(range(len(scores)), list(scores))
+    axes.set_ylim(len(scores) - 0.4, -0.6)
 
 
 def _band(scores: Array) -> tuple[Array, Array]:

@@ -531,7 +531,7 @@ def test_many_variants_stand_in_columns_under_what_they_change() -> None:
     variants = {f"v{place}": {key: place, "seeds": 3} for place, key in enumerate(settings)}
     task = replace(TASK, variants={"base": {}, **variants}, baseline=None)
     runs = {variant: [Row("t", variant, 0, place / 100, 50, 1, 1.0)] for place, variant in enumerate(task.variants)}
-    found = pictures.groups(task, runs)
+    found = pictures.by_setting(task, runs)
     assert {name: len(names) for name, names in found.items()} == {"position": 67, "mixer": 30, "other settings": 2}
     assert found["other settings"] == ["base", "v97"]
     columns = pictures.in_columns(found, 3)
