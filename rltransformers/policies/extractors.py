@@ -114,9 +114,13 @@ def extractor_class(extractor: Extractor) -> type[BaseFeaturesExtractor]:
 
 
 def subclasses(base: type) -> list[type]:
-    """All classes made from ``base``, the older ones first where they have one parent."""
+    """All classes made from ``base``, the older ones first where they have one parent.
+
+    Those that torch makes while it traces a module are left out: each has the name of the class that it stands for.
+    """
     found: list[type] = []
     each: type
     for each in base.__subclasses__():
-        found += [each, *subclasses(each)]
+        if not any(parent.__module__.startswith("torch.fx.") for parent in each.__mro__):
+            found += [each, *subclasses(each)]
     return found

@@ -1,5 +1,6 @@
 """Encoders that users bring: registered ones per leaf, feature extractors of Stable-Baselines3, chosen pictures."""
 
+import gc
 from typing import Any
 
 import gymnasium as gym
@@ -175,3 +176,22 @@ def test_extractors_are_found_by_name_or_refused() -> None:
         FeaturesExtractor(spaces.Box(-1, 1, (3,)), WIDTH, NatureCNN, {})
     with pytest.raises(ConfigError, match="refuses"):
         FeaturesExtractor(spaces.Box(-1, 1, (3,)), WIDTH, Distances, {"featres_dim": 3})
+
+
+def test_classes_that_torch_makes_while_it_exports_a_network_are_not_taken_for_the_extractor_they_stand_for() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = self.second = Distances(spaces.Box(-1, 1, (3,)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.first(x) + self.second(x)
+            return found
+
+    gc.disable()  # they live until the next collection, and longer where something points at them
+    try:
+        torch.export.export(Shared(), (torch.zeros(2, 3),), strict=False)
+        assert [each for each in Distances.__subclasses__() if each.__qualname__ == "Distances"]
+        assert extractor_class("Distances") is Distances
+    finally:
+        gc.enable()
