@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.spaces import box_bounds
 
 Space = gym.Space[Any]
 LEAST_SIDE = 8
@@ -87,10 +88,14 @@ def as_picture(space: Space, path: str = "", channels: str | None = None) -> Pic
 
 
 def integer_scale(space: spaces.Box) -> float:
-    """1 for floating Boxes; for integer Boxes the largest finite bound, so that bytes and counters arrive near 1."""
+    """1 for floating Boxes; for integer Boxes the largest bound, so that bytes and counters arrive near 1.
+
+    An integer without bounds, which ``box_bounds`` describes, does not count.
+    """
     if not np.issubdtype(space.dtype, np.integer):
         return 1.0
-    return float(max(np.abs(space.low.astype(np.float64)).max(), np.abs(space.high.astype(np.float64)).max(), 1.0))
+    bounds = np.abs(np.stack(box_bounds(space)))
+    return float(np.max(bounds, initial=1.0, where=np.isfinite(bounds)))
 
 
 def _largest(space: spaces.Box) -> float:

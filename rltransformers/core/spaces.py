@@ -255,8 +255,36 @@ def channels_first(space: Space) -> bool:
     return is_image(space) and len(space.shape or ()) == 3 and space.shape[0] < space.shape[2]  # type: ignore[index]
 
 
+def box_bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+    """Low and high bounds in float64, infinite where there are none.
+
+    Gymnasium writes the largest number of the type where an integer has no bound; in types of 32 bits and more that is
+    taken for none, as no observation comes near it.
+    """
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    dtype: np.dtype[Any] = np.dtype(space.dtype)
+    if dtype.kind in "iu" and dtype.itemsize >= 4:
+        limits = np.iinfo(dtype)
+        low = np.where(space.low == limits.min, -np.inf, low)
+        high = np.where(space.high == limits.max, np.inf, high)
+    return low, high
+
+
+def normalised_leaves(space: Space) -> list[str]:
+    """Paths of the observation leaves that are standardised: Boxes of floats, and of integers without bounds."""
+    return [
+        path
+        for path, leaf in leaf_spaces(space).items()
+        if isinstance(leaf, spaces.Box)
+        and (np.issubdtype(leaf.dtype, np.floating) or not np.isfinite(box_bounds(leaf)).all())
+    ]
+
+
 def space_outline(space: Space) -> dict[str, str]:
-    """What two spaces must share: leaf paths, kinds and sizes. Bounds of continuous observations may differ."""
+    """What two spaces must share: leaf paths, kinds and sizes, and whether Boxes are floats. Their bounds may differ.
+
+    A picture in bytes and one in floats, of the same shape, mean other numbers: 255 is white in one, 1 in the other.
+    """
     outline = {}
     for path, leaf in leaf_spaces(space).items():
         match leaf:
@@ -264,6 +292,9 @@ def space_outline(space: Space) -> dict[str, str]:
                 outline[path] = f"Discrete({leaf.n}, start={leaf.start})"
             case spaces.MultiDiscrete():
                 outline[path] = f"MultiDiscrete({leaf.nvec.tolist()}, start={leaf.start.tolist()})"
+            case spaces.Box():
+                kind = "floats" if np.issubdtype(leaf.dtype, np.floating) else "integers"
+                outline[path] = f"Box{leaf.shape} of {kind}"
             case _:
                 outline[path] = f"{type(leaf).__name__}{leaf.shape}"
     return outline

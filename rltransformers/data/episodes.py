@@ -43,7 +43,8 @@ def trajectories_from_episodes(
     for episode in listed:
         observations = episode["observations"]
         if "next_observations" in episode:
-            observations = _append_last(observation_space, observations, episode["next_observations"], writer)
+            steps = len(episode["rewards"])
+            observations = _append_last(observation_space, observations, episode["next_observations"], steps, writer)
         writer.add(
             observations,
             episode["actions"],
@@ -84,12 +85,14 @@ def _stack(episodes: Sequence[Mapping[str, Any]], key: str, name: str) -> Any:
         raise DataError(f"{name}: the {key} of the episodes do not fit together ({error})") from error
 
 
-def _append_last(space: Space, observations: Any, following: Any, writer: TrajectoryWriter) -> Any:
+def _append_last(space: Space, observations: Any, following: Any, steps: int, writer: TrajectoryWriter) -> Any:
     """Observations with the last row of ``next_observations`` behind them, nested like the space."""
 
     def join(rows: Any, after: Any) -> Any:
         rows, after = np.asarray(rows), np.asarray(after)
-        return np.concatenate([rows, after[-1:]]) if len(rows) == len(after) else rows
+        if len(after) != steps:
+            raise ValueError(f"{len(after)} rows for {steps} steps")
+        return np.concatenate([rows, after[-1:]]) if len(rows) == steps else rows
 
     try:
         last = leaf_values(space, following)

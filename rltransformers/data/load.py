@@ -112,6 +112,11 @@ def load_trajectories(
     if isinstance(dataset, str) and (Path(dataset).expanduser() / DESCRIPTION).is_file():
         dataset = Trajectories.open(Path(dataset).expanduser())
     if isinstance(dataset, Trajectories):
+        _refuse(split_on_discontinuity, "split_on_discontinuity", "trajectories, which are split into episodes")
+        _refuse(cache is not None, "cache", "trajectories; call .save(folder) on the result")
+        if name is not None:
+            dataset = replace(dataset, name=name, contents_checked=True)
+        dataset = _cut_at(dataset, time_limit)
         return _checked(_keep_leaves(dataset, observation_leaves), observation_space, action_space)
     if isinstance(dataset, str) and (found := _file_reader(dataset)) is not None:
         read, files = found
@@ -345,6 +350,16 @@ def _pick(arrays: Any, leaves: Sequence[str] | None) -> Any:
 
     kinds = NAMES["observations"] + NAMES["next_observations"]
     return {key: chosen(value) if key in kinds else value for key, value in arrays.items()}
+
+
+def _cut_at(data: Trajectories, time_limit: int | None) -> Trajectories:
+    """The same data, where an episode of ``time_limit`` steps counts as truncated."""
+    if time_limit is None:
+        return data
+    ends = data.offsets[1:][data.lengths == time_limit] - 1
+    terminations, truncations = np.array(data.terminations), np.array(data.truncations)
+    terminations[ends], truncations[ends] = False, True
+    return replace(data, terminations=terminations, truncations=truncations, contents_checked=True)
 
 
 def _keep_leaves(data: Trajectories, leaves: Sequence[str] | None) -> Trajectories:

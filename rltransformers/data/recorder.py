@@ -22,7 +22,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, is_vecenv_wrapped
 
 from rltransformers.core.episodes import endless_episode, longest_allowed
-from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.errors import ConfigError, DataError, did_you_mean
 from rltransformers.core.guard import (
     FiniteVecEnv,
     attempt,
@@ -31,6 +31,7 @@ from rltransformers.core.guard import (
     checked_copies,
     read_leaves,
 )
+from rltransformers.core.members import members
 from rltransformers.core.ranges import Environments, check
 from rltransformers.core.registry import find_spec
 from rltransformers.core.seeding import generators
@@ -242,6 +243,13 @@ class _Recording:
                     f"{self.vector.num_envs} environments with action space {leaf}"
                 )
             self.arrays[f"actions {path}"][self.rows] = taken[path]
+            good = members(leaf, self.arrays[f"actions {path}"][self.rows], bounded=True)
+            if not good.all():
+                worst = int(np.argmin(good))
+                raise DataError(
+                    f"the behaviour {_label(self.behaviour)} returned the action {np.asarray(taken[path])[worst]} for "
+                    f"environment {worst}, outside {leaf}; clip it, or wrap the environment in what does"
+                )
 
     def _write_after(self, step: "_Step", counted: Bools) -> None:
         self.arrays["rewards"][self.rows] = step.rewards

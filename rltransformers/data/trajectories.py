@@ -26,6 +26,7 @@ from rltransformers.core.spaces import (
     check_supported,
     leaf_spaces,
     leaf_values,
+    normalised_leaves,
     space_from_json,
     space_to_json,
     stored_dtype,
@@ -197,12 +198,14 @@ class Trajectories:
         return replace(self, rewards=rewards, contents_checked=True)
 
     def observation_statistics(self) -> tuple[Leaves, Leaves]:
-        """Mean and population standard deviation of every float leaf over the N observations that saw an action."""
+        """Mean and population standard deviation over the N observations that saw an action.
+
+        Of every leaf that ``normalised_leaves`` names.
+        """
         means: Leaves = {}
         deviations: Leaves = {}
-        for path, leaf in self.observations.items():
-            if not np.issubdtype(leaf.dtype, np.floating):
-                continue
+        for path in normalised_leaves(self.observation_space):
+            leaf = self.observations[path]
             mean = self._mean(leaf, 1, np.float64(0.0))
             variance = self._mean(leaf, 2, mean)
             means[path], deviations[path] = mean.astype(np.float32), np.sqrt(variance).astype(np.float32)
@@ -538,6 +541,26 @@ def concatenate(parts: Sequence[Trajectories], name: str, metadata: Mapping[str,
         first.env_spec,
         all(part.final_observations for part in parts),
         metadata if metadata is not None else first.metadata,
+        contents_checked=True,
+    )
+
+
+def in_spaces(data: Trajectories, observation_space: Space, action_space: Space) -> Trajectories:
+    """The same episodes as data of spaces that differ in bounds and in the width of numbers alone.
+
+    Raises:
+        DataError: a number is beyond the type that the spaces store.
+    """
+
+    def fitted(space: Space, values: Leaves) -> Leaves:
+        return {path: fit_leaf(leaf, values[path]) for path, leaf in leaf_spaces(space).items()}
+
+    return replace(
+        data,
+        observations=fitted(observation_space, data.observations),
+        actions=fitted(action_space, data.actions),
+        observation_space=observation_space,
+        action_space=action_space,
         contents_checked=True,
     )
 

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.core.spaces import check_supported, check_width, leaf_spaces
+from rltransformers.core.spaces import box_bounds, check_supported, check_width, leaf_spaces
 from rltransformers.core.spec import Choice
 from rltransformers.functional.divergences import (
     bernoulli_divergence,
@@ -39,7 +39,10 @@ LOG_STD_RANGE = (-5.0, 2.0)
 
 
 class ContinuousAction(nn.Module):
-    """A Box leaf: seen and predicted in units where the bounds are -1 and 1; components with an open side stay raw."""
+    """A Box leaf: seen and predicted in units where the bounds are -1 and 1; components with an open side stay raw.
+
+    What is predicted for a Box of integers is rounded to the nearest.
+    """
 
     centre: Tensor
     scale: Tensor
@@ -51,13 +54,13 @@ class ContinuousAction(nn.Module):
 
     def __init__(self, space: spaces.Box, width: int | None) -> None:
         super().__init__()
-        low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
+        low, high = (bound.reshape(-1) for bound in box_bounds(space))
         bounded = np.isfinite(low) & np.isfinite(high) & (high > low)
         centre, scale = np.zeros_like(low), np.ones_like(low)
         centre[bounded] = (low[bounded] + high[bounded]) / 2
         scale[bounded] = (high[bounded] - low[bounded]) / 2
         self.shape, self.outputs, self.draws = space.shape, len(low), 0
-        self.all_bounded = bool(bounded.all())
+        self.all_bounded, self.whole = bool(bounded.all()), holds_integers(space)
         for name, values in {"centre": centre, "scale": scale, "low": low, "high": high}.items():
             self.register_buffer(name, torch.as_tensor(values, dtype=torch.float32), persistent=False)
         self.register_buffer("bounded", torch.as_tensor(bounded), persistent=False)
@@ -89,13 +92,17 @@ class ContinuousAction(nn.Module):
 
     def decode(self, output: Float[Tensor, "... A"], noise: Tensor | None = None) -> Tensor:
         """The executed action, inside the Box. The leaf is deterministic: ``noise`` (no draws) changes nothing."""
-        action = torch.addcmul(self.centre, self.squash(output), self.scale)
+        return self.inside(self.squash(output))
+
+    def inside(self, flat: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        """The action of the Box that is nearest to one in head units: [..., A] to [..., leaf shape]."""
+        action = torch.addcmul(self.centre, flat, self.scale)
+        action = action.round() if self.whole else action
         return _shaped(action.clamp(self.low, self.high), self.shape)
 
     def disturbed(self, action: Tensor, noise: Tensor) -> Tensor:
         """The action moved by ``noise`` in head units, inside the Box; both [..., leaf shape]."""
-        moved = self.normalise(action) + _flat(noise, self.shape).to(self.centre.dtype)
-        return _shaped(torch.addcmul(self.centre, moved, self.scale).clamp(self.low, self.high), self.shape)
+        return self.inside(self.normalise(action) + _flat(noise, self.shape).to(self.centre.dtype))
 
     def execute(self, action: Tensor) -> Tensor:
         """The action itself."""
@@ -133,8 +140,7 @@ class NormalAction(ContinuousAction):
         one, other = noise.to(output.dtype).unflatten(-1, (2, self.components)).unbind(-2)
         distance = (-2.0 * torch.log1p(-one.clamp(max=1.0 - 1e-7))).sqrt()  # float32 rounds numbers below 1 to 1
         normal = distance * (2.0 * math.pi * other).cos()
-        flat = torch.addcmul(self.squash(output), self.log_std(output).exp(), normal)
-        return _shaped(torch.addcmul(self.centre, flat, self.scale).clamp(self.low, self.high), self.shape)
+        return self.inside(torch.addcmul(self.squash(output), self.log_std(output).exp(), normal))
 
     def log_prob(self, output: Float[Tensor, "... O"], action: Tensor) -> Float[Tensor, "..."]:
         """Log-density of the action in head units, before clipping."""
@@ -157,7 +163,7 @@ class GaussianAction(nn.Module):
 
     def __init__(self, space: spaces.Box, log_std: float) -> None:
         super().__init__()
-        self.shape = space.shape
+        self.shape, self.whole = space.shape, holds_integers(space)
         self.outputs = self.draws = math.prod(space.shape)
         self.log_std = nn.Parameter(torch.full((self.outputs,), float(log_std)))
         for name, bound in zip(("low", "high"), inner_bounds(space), strict=True):
@@ -187,8 +193,8 @@ class GaussianAction(nn.Module):
         return _shaped(flat, self.shape)
 
     def execute(self, action: Tensor) -> Tensor:
-        """The action clipped into the Box."""
-        return action.clamp(self.low, self.high)
+        """The action clipped into the Box, and rounded to the nearest integer where the Box holds integers."""
+        return (action.round() if self.whole else action).clamp(self.low, self.high)
 
     def log_prob(self, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
         """Log-density of the action before it was clipped."""
@@ -611,6 +617,11 @@ class ActionHead(nn.Module):
 
 
 _BOXES = ContinuousAction | GaussianAction
+
+
+def holds_integers(space: spaces.Box) -> bool:
+    """Whether a Box is one of integers or booleans, to which numbers in between are rounded."""
+    return not np.issubdtype(space.dtype, np.floating)
 
 
 def inner_bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:

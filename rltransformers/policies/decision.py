@@ -21,7 +21,7 @@ from rltransformers.backbone.tables import Tables
 from rltransformers.core.action_masks import ACTION_MASK, observes_mask
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import check
-from rltransformers.core.spaces import leaf_spaces, space_from_leaves
+from rltransformers.core.spaces import leaf_spaces, normalised_leaves, space_from_leaves
 from rltransformers.core.spec import Choice
 from rltransformers.functional.context import Context
 from rltransformers.functional.modules import linear
@@ -37,17 +37,10 @@ MachineDecision = Callable[..., tuple[dict[str, Tensor], "ActingState"] | None]
 """Takes a ``Decider``'s decision as machine code; None where there is none."""
 
 ActingMode = Literal["refresh", "banded", "recompute"]
+MOST_SCALED = 1e6
+"""Largest return-to-go that the network may read; it is made for numbers of order 1."""
 NEWEST = slice(-1, None)
 WHOLE = slice(None)
-
-
-def normalised_leaves(space: gym.Space[Any]) -> list[str]:
-    """Paths of the observation leaves that are standardised: floating-point Boxes."""
-    return [
-        path
-        for path, leaf in leaf_spaces(space).items()
-        if isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating)
-    ]
 
 
 def unbounded(space: gym.Space[Any], paths: Collection[str]) -> gym.Space[Any]:
@@ -486,7 +479,9 @@ class Decider:
         if not self.delayed_reward:
             asked = asked - reward.to(asked)
         if self.discount != 1.0:
-            asked = asked / self.discount
+            # What reality leaves over of a request grows by 1/discount a step, without end.
+            most = MOST_SCALED * policy.return_scale
+            asked = (asked / self.discount).clamp(-most, most)
         asked = torch.where(start, target_return.to(asked), asked)
         step = next_step(state, start)
         goals = policy.scaled(self.goals(asked, step))
@@ -508,7 +503,7 @@ class Decider:
             return asked[:, None]
         more = torch.tensor(self.jitter, dtype=asked.dtype, device=asked.device)
         growth = (1.0 / self.discount) ** step.to(asked.dtype)
-        return asked[:, None] + more * growth[:, None]
+        return asked[:, None] + more * growth.clamp(max=MOST_SCALED)[:, None]
 
     def _features(
         self,

@@ -28,6 +28,7 @@ from rltransformers.core.device import find_device, to_tensor
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import Fraction, Weight, check, strict
 from rltransformers.core.spaces import (
+    box_bounds,
     check_supported,
     check_width,
     leaf_spaces,
@@ -642,7 +643,7 @@ def check_action_space(space: Space) -> None:
     """Raise ConfigError unless an action head for ``space`` exists; a Box needs finite bounds."""
     check_supported(space, "action")
     for path, leaf in leaf_spaces(space).items():
-        if isinstance(leaf, spaces.Box) and not (np.isfinite(leaf.low).all() and np.isfinite(leaf.high).all()):
+        if isinstance(leaf, spaces.Box) and not np.isfinite(box_bounds(leaf)).all():
             at = f" at {path!r}" if path else ""
             raise ConfigError(
                 f"a Box action space needs finite bounds, got {leaf}{at}; rescale the action with a wrapper"

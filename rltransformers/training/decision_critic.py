@@ -109,6 +109,11 @@ class CriticLearner:
             batch.episode_return, self.summary.best_return, self.summary.spread, self.options.weight
         )
 
+    def begin(self, policy: DecisionPolicy) -> None:
+        """Let the slow critics and the averaged policy be what the policy is now."""
+        self.slow.load_state_dict(self.critics.state_dict())
+        self.average.load_state_dict(policy.state_dict())
+
     def follow(self, policy: DecisionPolicy) -> None:
         """Let the slow critics and the averaged policy take on their share of today's."""
         approach(self.slow.state_dict(), self.critics.state_dict(), self.options.polyak)

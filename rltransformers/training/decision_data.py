@@ -13,13 +13,10 @@ from rltransformers.core.action_masks import ACTION_MASK, check_recorded
 from rltransformers.core.checkpoint import check_tensor
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import PositiveNumber, check_fields
-from rltransformers.core.spaces import leaf_spaces
+from rltransformers.core.spaces import leaf_spaces, normalised_leaves
 from rltransformers.data import Trajectories
-from rltransformers.policies.decision import normalised_leaves
+from rltransformers.policies.decision import MOST_SCALED
 from rltransformers.training.decision_settings import Settings
-
-MOST_SCALED = 1e6
-"""Largest return-to-go that the network may read; it is made for numbers of order 1."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from rltransformers.core.errors import ConfigError
@@ -15,6 +16,7 @@ from rltransformers.core.seeding import step_seed
 from rltransformers.core.spaces import leaf_values, nest_leaves
 from rltransformers.data import Trajectories
 from rltransformers.data.recorder import record
+from rltransformers.data.trajectories import in_spaces
 from rltransformers.policies.action_heads import ActionHead, ContinuousAction, NormalAction
 from rltransformers.policies.decision import ActingState, Decider
 from rltransformers.training.decision_data import DataSummary
@@ -48,6 +50,7 @@ class Exploring:
         decider: that it acts by.
         target: the return to ask for, NaN for what the policy predicts.
         noise: deviation of what is added to the one action of a Box, in units where its bounds are -1 and 1.
+        spaces: of the observations and of the actions that the policy learned from.
     """
 
     name = "exploring"
@@ -61,7 +64,7 @@ class Exploring:
         spaces: tuple[gym.Space[Any], gym.Space[Any]],
     ) -> None:
         self._act, self._decider, self._target, self._noise = act, decider, target, noise
-        self._observation_space, self._action_space = spaces
+        self.spaces = spaces
         self._state: ActingState | None = None
 
     def act(
@@ -74,7 +77,7 @@ class Exploring:
         """Actions [N, ...] nested as the action space."""
         rows = len(episode_starts)
         state = self._decider.initial_state(rows) if self._state is None else self._state
-        leaves = {path: np.asarray(leaf) for path, leaf in leaf_values(self._observation_space, observations).items()}
+        leaves = {path: np.asarray(leaf) for path, leaf in leaf_values(self.spaces[0], observations).items()}
         noise = generator.random((rows, self._decider.policy.head.draws))
         targets = [self._target] * rows
         received = np.zeros(rows) if rewards is None else np.asarray(rewards)
@@ -82,7 +85,7 @@ class Exploring:
         if self._noise > 0:
             actions, state = self._disturbed(actions, state, generator)
         self._state = state
-        return nest_leaves(self._action_space, actions)
+        return nest_leaves(self.spaces[1], actions)
 
     def _disturbed(
         self, actions: Mapping[str, np.ndarray], state: ActingState, generator: np.random.Generator
@@ -104,6 +107,8 @@ def play_round(
 ) -> Trajectories:
     """One episode of every environment, which depend on the seed of the run and the episodes before alone.
 
+    They are data of the spaces of ``behaviour``, whatever bounds and types those of the environments have.
+
     Args:
         episodes: played before.
         longest: steps after which an episode that goes on is an error; None for the limit of ``record``.
@@ -111,7 +116,7 @@ def play_round(
     Raises:
         DataError: for what the environment may not return, and for an episode that does not end.
     """
-    return record(
+    played = record(
         envs,
         behaviour,
         episodes=envs.num_envs,
@@ -119,6 +124,7 @@ def play_round(
         name="online",
         longest_episode=longest,
     )
+    return in_spaces(played, *behaviour.spaces)
 
 
 def exploration_target(given: float | None, settings: Settings, summary: DataSummary) -> float:
@@ -158,6 +164,26 @@ def check_explores(head: ActionHead, settings: Settings, noise: float) -> None:
         raise ConfigError(
             f"exploration_noise ({noise:g}) moves the one action of a Box, and all actions of this policy are drawn"
             " already; leave it at 0"
+        )
+
+
+def step_limit(spec: EnvSpec | None, env_kwargs: Mapping[str, Any] | None) -> int | None:
+    """Steps after which the environment cuts an episode; None where nothing says so."""
+    return (env_kwargs or {}).get("max_episode_steps", None if spec is None else spec.max_episode_steps)
+
+
+def check_lengths(settings: Settings, longest: int | None) -> None:
+    """Raise ConfigError where ``whole_episodes`` may meet an episode of more than ``context_length`` steps.
+
+    Args:
+        longest: steps of the longest episode that the environment plays; None where nothing limits them.
+    """
+    if settings.whole_episodes and (longest is None or longest > settings.context_length):
+        raise ConfigError(
+            f"whole_episodes learns from episodes of at most context_length = {settings.context_length} steps, and the"
+            f" environment plays {'without a limit' if longest is None else f'up to {longest}'}; give longest_episode,"
+            " after which an episode is an error, or leave whole_episodes out (of a saved model with"
+            " load(..., custom_objects={'whole_episodes': False}))"
         )
 
 

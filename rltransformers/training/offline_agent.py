@@ -34,6 +34,7 @@ from rltransformers.core.spec import Choice
 from rltransformers.core.world import World, current_world
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.episode_replay import EpisodeReplay
+from rltransformers.data.trajectories import check_actions
 from rltransformers.policies.decision import ActingMode, Decider, DecisionPolicy
 from rltransformers.policies.held import check_held
 from rltransformers.policies.observed import Encoding, read_observation
@@ -126,6 +127,21 @@ class OfflineAgent:
         leads = self.world.leads
         self.tensorboard_log = None if tensorboard_log is None or not leads else os.fspath(tensorboard_log)
         self.verbose = verbose if leads else 0
+
+    def _data_of(self, dataset: Any) -> Trajectories:
+        """What to go on learning from.
+
+        Raises:
+            ConfigError: for other spaces than those of the model.
+            DataError: for what is no dataset, or an action outside the action space of the model.
+        """
+        data = training_data(load_trajectories(dataset), self.settings)
+        for role, ours, theirs in differing_spaces(
+            (self.observation_space, self.action_space), (data.observation_space, data.action_space)
+        ):
+            raise ConfigError(f"the {role} space of the dataset ({theirs}) is not the one of the model ({ours})")
+        check_actions(data, self.action_space)
+        return data
 
     @cached_property
     def world(self) -> World:
@@ -262,6 +278,8 @@ class OfflineAgent:
     def set_parameters(self, load_path_or_dict: File | Mapping[str, Any], exact_match: bool = True) -> None:
         """Take over weights and optimiser: those of a checkpoint, or what ``get_parameters`` returned.
 
+        With a critic its slow copies and the averaged policy are those of the checkpoint, or begin as these weights.
+
         Args:
             exact_match: both parts and every parameter have to be there; False takes those that are given.
 
@@ -276,6 +294,13 @@ class OfflineAgent:
             with contents_of(load_path_or_dict, self.kind):
                 given = {name: tensors[name] for name in self._parts()}
         take_parameters(self._parts(), given, exact_match)
+        if self._critic is None:
+            return
+        if isinstance(load_path_or_dict, Mapping):
+            self._critic.begin(uncompiled(self.policy))
+        else:
+            with contents_of(load_path_or_dict, self.kind):
+                self._critic.restore(tensors["critic"])
 
     @classmethod
     @strict
@@ -341,9 +366,7 @@ class OfflineAgent:
             restore_weights(self.policy, weights, "the model")
         data = None
         if dataset is not None:
-            data = training_data(load_trajectories(dataset), self.settings)
-            for role, ours, theirs in differing_spaces(spaces, (data.observation_space, data.action_space)):
-                raise ConfigError(f"the {role} space of the dataset ({theirs}) is not the one of the model ({ours})")
+            data = self._data_of(dataset)
         self._attach(data, tensorboard_log, verbose)
         return self
 
@@ -375,6 +398,7 @@ class OfflineAgent:
         Raises:
             CheckpointError: for a file that is missing, corrupt, or of another agent.
             ConfigError: for a dataset with other spaces, and for a setting that cannot be replaced, or not by this.
+            DataError: for a dataset with actions outside the action space of the model.
         """
         device = find_device(device)
         saved = load_checkpoint(path, cls.kind, map_location=device)
@@ -416,8 +440,6 @@ class OfflineAgent:
                 check_tensor(total, f"interval.{name}", (), torch.float32)
         data = None
         if dataset is not None:
-            data = training_data(load_trajectories(dataset), settings)
-            for role, ours, theirs in differing_spaces(spaces, (data.observation_space, data.action_space)):
-                raise ConfigError(f"the {role} space of the dataset ({theirs}) is not the one of the model ({ours})")
+            data = self._data_of(dataset)
         self._attach(data, tensorboard_log, verbose)
         return self

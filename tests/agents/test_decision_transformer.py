@@ -395,7 +395,7 @@ def test_a_vector_environment_that_never_resets_by_itself_gives_the_same_results
     envs = SyncVectorEnv([Drift] * 3, autoreset_mode=AutoresetMode.DISABLED)
     ours = trained.evaluate(envs, [1.0], episodes=7, seed=2)[0]
     theirs = trained.evaluate("test/Drift-v0", [1.0], episodes=7, seed=2, num_envs=3)[0]
-    assert ours == theirs
+    assert ours == replace(theirs, env_id=None), "copies without an id"
     assert trained.evaluate(envs, [1.0], episodes=2, seed=2)[0].returns == pytest.approx(ours.returns[:2], abs=1e-4)
     with pytest.raises(ConfigError, match="DISABLED"):
         trained.evaluate(SyncVectorEnv([Drift] * 3), [1.0])
@@ -410,13 +410,17 @@ def test_sampled_actions_follow_the_seed_of_the_episode() -> None:
     assert one.returns != greedy.returns
 
 
-def test_scores_are_normalised_where_the_data_name_a_known_task(data: Trajectories) -> None:
-    model = make(replace(data, env_id="Hopper-v5"))
-    result = model.evaluate("test/Drift-v0", [1.0], episodes=2)[0]
+def test_scores_are_those_of_the_environment_that_is_played(data: Trajectories) -> None:
+    model = make(replace(data, env_id="Walker2d-v5"))
+    gym.register("Hopper-v77", entry_point=lambda **options: Drift(**options))
+    result = model.evaluate("Hopper-v77", [1.0], episodes=2)[0]
+    assert result.env_id == "Hopper-v77"
     expected = [100 * (value + 20.272305) / (3234.3 + 20.272305) for value in result.returns]
     assert result.normalized_scores == pytest.approx(expected)
     assert result.summary()["normalized_score"] == pytest.approx(np.mean(expected))
-    assert make(data).evaluate("test/Drift-v0", [1.0], episodes=2)[0].normalized_scores is None
+    assert model.evaluate("test/Drift-v0", [1.0], episodes=2)[0].normalized_scores is None
+    unnamed = model.evaluate(Drift, [1.0], episodes=2)[0]
+    assert unnamed.env_id == "Walker2d-v5" and unnamed.normalized_scores is not None, "the data name what has no id"
 
 
 @pytest.mark.parametrize("targets", [["high"], "high", [float("nan")], [float("inf")], [None], [True], []])
@@ -664,3 +668,26 @@ def test_a_batch_can_be_moved_and_gives_the_loss_that_learning_uses(data: Trajec
     assert model._sampler is not None
     batch: ContextBatch = model._sampler.sample(4, torch.Generator().manual_seed(0))
     assert torch.equal(model.loss(batch), model.loss(batch.to("cpu")))
+
+
+def test_integers_without_bounds_are_standardised_as_floats_are(tmp_path: Path) -> None:
+    counts = np.random.default_rng(0).integers(0, 10_000, (6, 9, 2))
+    episodes = [{"observations": rows, "actions": np.zeros((8, 1)), "rewards": np.ones(8)} for rows in counts]
+    models = []
+    for dtype in (np.int64, np.float32):
+        told = [episode | {"observations": episode["observations"].astype(dtype)} for episode in episodes]
+        space = spaces.Box(0, np.inf, (2,), dtype)
+        models.append(make(Trajectories.from_episodes(told, observation_space=space)).learn(3))
+    models[0].save(tmp_path / "model")
+    loaded = DecisionTransformer.load(tmp_path / "model", device="cpu")
+    actions = [
+        model.predict(counts[0, 0].astype(model.observation_space.dtype))[0] for model in (models[1], models[0], loaded)
+    ]
+    assert np.array_equal(actions[0], actions[1]) and np.array_equal(actions[1], actions[2])
+
+
+def test_going_on_with_actions_that_the_model_cannot_take_is_refused(data: Trajectories, tmp_path: Path) -> None:
+    make(data).save(tmp_path / "model")
+    wide = replace(data, actions={"": 2 * data.actions[""]}, action_space=spaces.Box(-4, 4, (1,), np.float32))
+    with pytest.raises(DataError, match=r"outside the bounds -2.0..2.0"):
+        DecisionTransformer.load(tmp_path / "model", wide, device="cpu")

@@ -333,3 +333,37 @@ def test_what_cannot_learn_online_says_why(data: Trajectories, tmp_path: Path) -
 
 def broken_drift(**_: Any) -> gym.Env[Any, Any]:
     return Drift(broken="reward")
+
+
+# ------------------------------------------------------------------------------------------------------ spaces
+
+
+def test_data_with_guessed_spaces_are_joined_by_what_is_played(data: Trajectories) -> None:
+    episodes = [data.episode(index) for index in range(len(data))]
+    told = [
+        {
+            "observations": each.observations[""].astype(np.float64),
+            "actions": each.actions[""],
+            "rewards": each.rewards,
+            "truncations": each.truncations,
+        }
+        for each in episodes
+    ]
+    model = make(told, stochastic=True)
+    env = Drift()
+    assert model.observation_space != env.observation_space and model.action_space != env.action_space
+    model.learn_online(DRIFT, 20, updates_per_episode=1)
+    assert model._replay is not None and len(model._replay.data) > len(data)
+    assert model._replay.data.observation_space == model.observation_space
+
+
+def test_whole_episodes_need_an_environment_that_plays_none_that_is_longer(data: Trajectories) -> None:
+    model = stochastic(data, whole_episodes=True, context_length=14)
+    with pytest.raises(ConfigError, match=r"at most context_length = 14 steps, .* plays without a limit; give longest"):
+        model.learn_online(DRIFT, 5, updates_per_episode=1)
+    assert model.online_timesteps == 0 and model._replay is None
+    model.learn_online(DRIFT, 5, updates_per_episode=1, longest_episode=14)
+    assert model.online_timesteps >= 5
+    limited = {"max_episode_steps": 15}
+    with pytest.raises(ConfigError, match="plays up to 15"):
+        model.learn_online(DRIFT, 5, updates_per_episode=1, env_kwargs=limited)

@@ -13,6 +13,8 @@ from rltransformers.agents import DecisionTransformer, GTrXLPPO
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.data import record
 from tests.agents.test_actor import MAKERS, Stream, offline, online
+from tests.agents.test_decision_transformer import make
+from tests.agents.test_decision_transformer import record as drifts
 
 KINDS = ["ppo", "vmpo", "dqn", "dt"]
 
@@ -36,6 +38,19 @@ def test_an_agent_with_the_parameters_of_another_acts_as_it(name: str, from_file
     assert all(torch.equal(*pair) for pair in zip(tensors_of(model), tensors_of(other), strict=True))
     after = stream.play(actor)
     assert (after == stream.play(other.actor())).all() and (after != before).any()
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_the_slow_parts_of_a_critic_come_with_its_parameters(from_file: bool, tmp_path: Path) -> None:
+    kwargs: dict[str, Any] = {"critic": "qt", "critic_kwargs": {"width": 16}}
+    model, other = make(drifts(), **kwargs), make(drifts(), learning_rate=1e-2, **kwargs).learn(3)
+    other.save(tmp_path / "other.zip")
+    model.set_parameters(tmp_path / "other.zip" if from_file else other.get_parameters())
+    assert model._critic is not None and other._critic is not None
+    slow, average = (other._critic.slow, other._critic.average) if from_file else (other._critic.critics, other.policy)
+    for ours, theirs in ((model._critic.slow, slow), (model._critic.average, average)):
+        expected = theirs.state_dict()
+        assert all(torch.equal(value, expected[name]) for name, value in ours.state_dict().items())
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import (
+    box_bounds,
     channels_first,
     check_supported,
     is_image,
@@ -19,9 +20,11 @@ from rltransformers.core.spaces import (
     nest_leaves,
     nest_paths,
     nested_leaves,
+    normalised_leaves,
     space_from_json,
     space_from_leaves,
     space_of,
+    space_outline,
     space_to_json,
 )
 
@@ -144,6 +147,26 @@ def test_images_are_byte_boxes_of_two_or_three_dimensions() -> None:
     assert not is_image(spaces.Box(0, 1, (8, 9, 3), np.float32))
     assert channels_first(spaces.Box(0, 255, (3, 8, 9), np.uint8))
     assert not channels_first(spaces.Box(0, 255, (8, 9, 3), np.uint8))
+
+
+def test_the_limits_of_a_wide_integer_are_no_bounds() -> None:
+    low, high = np.array([0, -5]), np.array([10, np.iinfo(np.int64).max])
+    for bounds, expected in (
+        (box_bounds(spaces.Box(low, high, dtype=np.int64)), ([0, -5], [10, np.inf])),
+        (box_bounds(spaces.Box(-np.inf, np.inf, (2,), np.int32)), ([-np.inf] * 2, [np.inf] * 2)),
+        (box_bounds(spaces.Box(0, 65535, (2,), np.uint16)), ([0, 0], [65535] * 2)),
+        (box_bounds(spaces.Box(-1, np.inf, (2,), np.float32)), ([-1, -1], [np.inf] * 2)),
+    ):
+        np.testing.assert_array_equal(bounds, expected)
+    space = spaces.Dict({"a": spaces.Box(low, high, dtype=np.int64), "b": spaces.Box(0, 9, (2,), np.int64)})
+    assert normalised_leaves(space) == ["a"]
+
+
+def test_boxes_of_floats_and_of_integers_are_not_the_same_outline() -> None:
+    floats, narrow = spaces.Box(0, 1, (8, 8, 3), np.float32), spaces.Box(-9, 9, (8, 8, 3), np.float64)
+    integers, bytes_ = spaces.Box(0, 9, (8, 8, 3), np.int64), spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    assert space_outline(floats) == space_outline(narrow) == {"": "Box(8, 8, 3) of floats"}
+    assert space_outline(integers) == space_outline(bytes_) == {"": "Box(8, 8, 3) of integers"}
 
 
 def test_leaves_without_their_space_become_a_dict_of_the_same_paths() -> None:

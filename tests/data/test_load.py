@@ -90,6 +90,23 @@ def test_trajectories_and_their_folder_load_as_they_are(tmp_path: Path) -> None:
     assert wrong_pairs(load_trajectories(data.save(tmp_path / "own"))) == 0
 
 
+def test_options_apply_to_trajectories_and_their_folder_or_are_refused(tmp_path: Path) -> None:
+    episodes = coded_episodes((4, 2, 4))
+    for episode in episodes:
+        episode["terminations"][-1], episode["truncations"][-1] = True, False
+    whole = load_trajectories(episodes)
+    for source in (whole, whole.save(tmp_path / "own")):
+        data = load_trajectories(source, time_limit=4, name="cut")
+        ends = data.offsets[1:] - 1
+        assert data.name == "cut" and list(data.lengths) == [4, 2, 4]
+        assert list(data.terminations[ends]) == [False, True, False]
+        assert list(data.truncations[ends]) == [True, False, True]
+        for options in ({"split_on_discontinuity": True}, {"cache": tmp_path / "cache"}):
+            with pytest.raises(ConfigError, match="does not apply to trajectories"):
+                load_trajectories(source, **options)
+    assert whole.terminations[whole.offsets[1:] - 1].all()
+
+
 def test_the_worst_episode_is_not_dropped() -> None:
     data = load_trajectories(flat(coded_episodes()))
     assert data.returns.min() == 11.0 and len(data) == len(LENGTHS)
@@ -155,6 +172,9 @@ def test_next_observations_of_episode_dicts_give_the_last_observation() -> None:
         episode["observations"] = episode["observations"][:-1]
     data = load_trajectories(episodes)
     assert data.final_observations and wrong_pairs(data) == 0
+    episodes[1]["next_observations"] = episodes[1]["next_observations"][:-1]
+    with pytest.raises(DataError, match=r"next_observations do not fit.*\(0 rows for 1 steps\)"):
+        load_trajectories(episodes)
 
 
 # Spaces ---------------------------------------------------------------

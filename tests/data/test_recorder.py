@@ -259,5 +259,9 @@ def test_wrong_requests_are_refused() -> None:
         record("CartPole-v1", "random", 5, num_envs=0)
     with pytest.raises(ConfigError, match=r"returned actions of shape \(1,\) for 2 environments"):
         record("CartPole-v1", lambda observations, starts, generator: np.zeros(1, np.int64), 5, num_envs=2)
+    steps = []
+    with pytest.raises(DataError, match=r"returned the action 2 for environment 1, outside Discrete\(2\); clip it"):
+        record("CartPole-v1", lambda *_: steps.append(0) or np.array([1, 2]), 50, num_envs=2)  # type: ignore[func-returns-value]
+    assert len(steps) == 1, "nothing was played with it"
     with pytest.raises(ConfigError, match="cannot record in int"):
         record(3, "random", 5)  # type: ignore[arg-type]

@@ -31,12 +31,13 @@ SPACES: dict[str, gym.Space[Any]] = {
     "unequal sizes": spaces.MultiDiscrete(np.array([[2, 5, 3]])),
     "bits": spaces.MultiBinary([2, 2]),
     "box": spaces.Box(np.array([[-1.0, 0.1]]), np.array([[0.3, 0.7]]), dtype=np.float64),
+    "integers": spaces.Box(np.array([-3, 0]), np.array([4, 255]), dtype=np.int16),
     "dict": spaces.Dict(
         {"arm": spaces.Box(-2.0, 2.0, (3,)), "grip": spaces.Discrete(4), "lamps": spaces.MultiBinary(2)}
     ),
     "tuple": spaces.Tuple([spaces.MultiDiscrete([2, 3]), spaces.Tuple([spaces.Discrete(2, start=-1)])]),
 }
-COUNTABLE = [name for name in SPACES if name not in ("box", "dict")]
+COUNTABLE = [name for name in SPACES if name not in ("box", "integers", "dict")]
 # float64: sums of some ten terms of order 1 to 10
 EXACT: dict[str, Any] = {"atol": 1e-12, "rtol": 0.0}
 
@@ -156,6 +157,23 @@ def test_decisions_are_members_of_the_space_once_they_are_executed(name: str) ->
         for path, space in zip(head.paths, head.spaces, strict=True):
             for row in actions[path].detach().numpy().astype(space.dtype):
                 assert space.contains(row[()] if isinstance(space, spaces.Discrete) else row)
+
+
+def test_a_box_of_integers_executes_the_nearest_one() -> None:
+    space = spaces.Box(0, 10, (3,), np.int64)
+    gaussian = GaussianAction(space, 0.0)
+    assert gaussian.execute(torch.tensor([6.8, 2.4, 12.0])).tolist() == [7.0, 2.0, 10.0]
+    assert GaussianAction(spaces.Box(0, 1, (2,), np.bool_), 0.0).execute(torch.tensor([0.4, 0.6])).tolist() == [0, 1]  # type: ignore[arg-type]  # gymnasium takes bool_ but does not annotate it
+    for kind in (ContinuousAction, NormalAction):
+        leaf = kind(space, 4)
+        wanted = ((torch.tensor([6.8, 2.4, 9.9]) - 5) / 5).atanh()
+        output = torch.cat([wanted, torch.zeros(leaf.outputs - 3)])
+        assert leaf.decode(output).tolist() == [7.0, 2.0, 10.0]
+        assert leaf.disturbed(torch.tensor([7, 2, 10]), torch.tensor([0.1, -0.3, 0.2])).tolist() == [8.0, 0.0, 10.0]
+    sample = NormalAction(space, 4).decode(torch.zeros(50, 6), torch.rand(50, 6))
+    assert torch.equal(sample, sample.round()) and len(sample.unique()) > 5
+    wide = ContinuousAction(spaces.Box(-np.inf, np.inf, (1,), np.int32), 4)
+    assert wide.decode(torch.tensor([2.6])).tolist() == [3.0]
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int32])

@@ -1,5 +1,6 @@
 """Laws of the Decision Transformer module and of its acting. B rows, K steps, W width."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from rltransformers.algorithms.decision import action_loss
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.policies.action_heads import ActionHead, CategoricalAction, ContinuousAction
-from rltransformers.policies.decision import ActingState, Decider, DecisionPolicy
+from rltransformers.policies.decision import MOST_SCALED, ActingState, Decider, DecisionPolicy
 
 OBSERVATION = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTION = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
@@ -296,6 +297,22 @@ def test_return_to_go_falls_by_the_reward_and_restarts_with_the_target() -> None
             previous = states[t - 1].return_to_go if t else torch.zeros(4, dtype=torch.float64)
             expected = torch.where(stream.start[t], stream.targets[t], (previous - earned) / discount)
             torch.testing.assert_close(state.return_to_go, expected, **EXACT)
+
+
+def test_what_a_discount_leaves_over_grows_to_a_limit_and_is_never_infinite() -> None:
+    policy = build()
+    actor = Decider(policy, 6, "refresh", discount=0.5)
+    state = actor.initial_state(1)
+    none, start = torch.zeros(1, dtype=torch.float64), torch.tensor([True])
+    for step in range(1100):  # 2^1100 is beyond float64
+        action, state = actor.act(
+            {"": torch.zeros(1, 3, dtype=torch.float64)}, state, start=start, reward=none, target_return=none + 3.0
+        )
+        start = torch.tensor([False])
+        assert bool(action[""].isfinite().all()), step
+    assert state.return_to_go.item() == MOST_SCALED * policy.return_scale
+    several = SimpleNamespace(jitter=(-1.0, 0.0, 1.0), discount=0.5)
+    assert bool(Decider.goals(several, state.return_to_go, torch.tensor([1100])).isfinite().all())  # type: ignore[arg-type]  # all it reads
 
 
 def test_rows_do_not_depend_on_the_rows_beside_them() -> None:

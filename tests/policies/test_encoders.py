@@ -108,6 +108,18 @@ def test_images_and_bytes_are_scaled_to_one() -> None:
     torch.testing.assert_close(encoder(x), floating(x / 255.0))
 
 
+def test_an_integer_without_bounds_is_read_as_a_float_is_and_hides_nothing_beside_it() -> None:
+    high = np.array([10, np.iinfo(np.int64).max])
+    x = torch.tensor([[3, 7], [9, 1000]])
+    for space, scale in (
+        (spaces.Box(0, np.inf, (2,), np.int64), 1.0),
+        (spaces.Box(np.zeros(2, np.int64), high, dtype=np.int64), 10.0),
+    ):
+        encoder, floating = ObservationEncoder(space, WIDTH), ObservationEncoder(spaces.Box(0, np.inf, (2,)), WIDTH)
+        floating.load_state_dict(encoder.state_dict())
+        torch.testing.assert_close(encoder(x), floating(x / scale))
+
+
 def test_inputs_of_unit_variance_give_tokens_of_unit_variance() -> None:
     torch.manual_seed(0)
     space = spaces.Dict({"x": spaces.Box(-np.inf, np.inf, (40,)), "choice": spaces.Discrete(27)})
