@@ -5,6 +5,7 @@ Checkpoints and environments are those of every ``OnlineAgent``. Axes: E environ
 """
 
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -189,7 +190,8 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         if self.acting == "compiled":
             self.policy.machine_code = ActorCriticMachine(self.policy)
         self.context = context_of(self.context_length, self.policy.actor.backbone.receptive_field)
-        self._stored_replay: Any = None  # of a checkpoint, for the environment that is set later
+        # Of a checkpoint, for the environment that may be set later.
+        self._stored: dict[str, Any] = {"replay": None, "last_raw_observation": None}
         self._raw_obs: Any = None  # what the last observation was before VecNormalize, of a checkpoint
         self.replay_buffer = None if self.env is None else self._new_replay()
         self._begin_run()
@@ -462,11 +464,11 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         load_replay(path, self.replay_buffer, self.world)
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
-        """Replace the environment; a replay that waits for one, after ``load`` without any, is taken over."""
+        """Replace the environment as ``GTrXLPPO`` does; a replay that waits for one, after ``load``, is taken over."""
         super().set_env(env, force_reset)
         if self.replay_buffer is None:
             self.replay_buffer = self._new_replay()
-            self._take_over(self._stored_replay)
+            self._take_over()
 
     def _setting(self, name: str) -> Any:
         if name == "train_freq":
@@ -474,22 +476,33 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         return self.exploration if (name, self.exploration) == ("exploration", LADDER) else super()._setting(name)
 
     def _tensors(self) -> dict[str, Any]:
-        replay, stored = self.replay_buffer, self._stored_replay
+        replay, stored = self.replay_buffer, self._stored
         if replay is not None:
             rows = rows_of_replay(replay, self.world) if self.checkpoint_replay else None
-            stored = None if rows is None else {"layout": layout_of(replay, self.world), "rows": rows}
-        raw = self._of_all_envs(pack_observation(self._vec_normalize_env, self._last_obs, self._raw_obs))
-        return super()._tensors() | {"replay": stored, "last_raw_observation": raw}
+            raw = self._of_all_envs(pack_observation(self._vec_normalize_env, self._last_obs, self._raw_obs))
+            kept = None if rows is None else {"layout": layout_of(replay, self.world), "rows": rows}
+            stored = {"replay": kept, "last_raw_observation": raw}
+        return super()._tensors() | stored
 
     def _restore(self, tensors: Mapping[str, Any], n_envs: int) -> None:
         super()._restore(tensors, n_envs)
-        self._stored_replay = tensors["replay"]
-        self._raw_obs = unpack_observation(tensors["last_raw_observation"], self._vec_normalize_env)
+        self._stored = {name: tensors[name] for name in self._stored}
         if self.replay_buffer is not None:
-            self._take_over(self._stored_replay)
+            self._take_over()
 
-    def _take_over(self, stored: Any) -> None:
-        """The replay of a checkpoint, where it has the form of this one; else this one fills from nothing."""
-        replay = cast(SegmentReplay, self.replay_buffer)
-        if stored is not None and stored["layout"] == layout_of(replay, self.world):
+    def _take_over(self) -> None:
+        """The raw observation and the replay of a checkpoint; a replay of another form is left out, with a warning."""
+        self._raw_obs = unpack_observation(self._stored["last_raw_observation"], self._vec_normalize_env)
+        replay, stored = cast(SegmentReplay, self.replay_buffer), self._stored["replay"]
+        if stored is None:
+            return
+        wanted = layout_of(replay, self.world)
+        if stored["layout"] == wanted:
             restore_replay(replay, part_of_replay(stored["rows"], replay, self.world))
+        elif stored["rows"]["rewards"].numel():
+            warnings.warn(
+                f"the replay of the checkpoint is left out and a new one filled: it is one of {stored['layout']}, this "
+                f"agent's is {wanted}; it is kept with the same number of environments, buffer_size and segment_length",
+                UserWarning,
+                stacklevel=2,
+            )

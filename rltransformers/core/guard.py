@@ -9,6 +9,7 @@ import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -33,6 +34,9 @@ ENVIRONMENT_ERRORS = (ConfigError, DataError, MissingExtraError, WorldError)
 
 class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Copy ``index`` of an environment, unchanged as long as what it returns has the types and shapes of its spaces.
+
+    The last observation of an episode is a copy, which outlives the next reset of an environment that writes into the
+    arrays it returned.
 
     Attributes that are set on it are set on the environment.
 
@@ -108,6 +112,8 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             if not self._relay:
                 raise
             return self._space.sample(), 0.0, False, False, {_FAULT: str(error)}
+        if terminated or truncated:
+            observation = deepcopy(observation)
         return observation, reward, terminated, truncated, info
 
     def _masks(self) -> bool:

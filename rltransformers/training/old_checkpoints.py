@@ -1,4 +1,4 @@
-"""Checkpoints of online agents from before actions were kept by leaf, in the layout of today."""
+"""Checkpoints of online agents from before actions were kept by leaf, and other old ones, in the layout of today."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,10 +25,11 @@ def in_present_layout(tensors: dict[str, Any], policy: GTrXLPolicy) -> dict[str,
 
     Then weights had other names, the moments of ``log_std`` came first, and actions were one tensor: classes counted
     from 0, bits and flattened Boxes as float32; observed integers of 16 and 32 bits had 64. Before that
-    memories of acting were no rings.
+    memories of acting were no rings. Later than that a learning rate could end below 0, which counts as 0.
     Tensors of today are returned as they are.
     """
-    tensors = tensors | {"acting": _in_rings(tensors["acting"], policy)}
+    acting, optimizer = _in_rings(tensors["acting"], policy), _from_zero(tensors["optimizer"])
+    tensors = tensors | {"acting": acting, "optimizer": optimizer}
     weights = tensors["policy"]
     if not (isinstance(weights, Mapping) and "action_net.weight" in weights):
         return tensors
@@ -61,6 +62,18 @@ def _in_rings(acting: Any, policy: GTrXLPolicy) -> dict[str, Any]:
         if isinstance(rows, Mapping) and "clock" not in rows and any(key.endswith(".keys") for key in rows):
             held[name] = part.backbone.in_rings(State(dict(rows))).tensors
     return held
+
+
+def _from_zero(optimizer: Any) -> dict[str, Any]:
+    """An optimiser whose learning rate is not below 0."""
+    held = dict(check(optimizer, Mapping[str, Any], "optimizer"))
+    groups = check(held["param_groups"], list[Mapping[str, Any]], "optimizer.param_groups")
+    return held | {
+        "param_groups": [
+            {**group, "lr": 0.0} if isinstance(rate := group.get("lr"), float) and rate < 0.0 else group
+            for group in groups
+        ]
+    }
 
 
 def _place(index: int, log_std: int) -> int:

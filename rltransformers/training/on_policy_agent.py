@@ -162,19 +162,20 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
         """One segment of every environment; False when a callback ends training."""
         buffer: RolloutBuffer = rollout_buffer
-        policy = self._actor
+        policy, state = self._actor, self._acting
         policy.set_training_mode(False)
-        state = self._acting
         buffer.reset(policy.without_cache(state), state.previous_action, state.previous_reward)
         before = self.num_timesteps
         callback.on_rollout_start()
+        segment_before = self._segment if self.memory_refresh == "epoch" else None
+        self._segment = None  # until this one is whole: what follows a rollout that was given up follows no segment
         watch = self._watch(env, values_last=False)
         leaves = policy.leaves_to_tensors(watch.observation(self._last_obs, self._place))
         none = np.zeros(self.n_envs, bool)
         while not buffer.full:
             first = self._to_device(self._last_episode_starts)
             noise = self._own_rows(policy.action_head.draw(self.all_envs, self._action_generator))
-            actions, values, log_probs, state = policy.step(leaves, state, first, noise, overwrites=True)
+            actions, values, log_probs, state = policy.step(leaves, self._acting, first, noise, overwrites=True)
             clipped_actions = policy.environment_actions(actions)
             when = f"at step {self.num_timesteps // self.n_envs + 1} of this run"
             new_obs, rewards, dones, infos = attempt(env, when, env.step, clipped_actions)
@@ -182,7 +183,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             marks = [info.get("reset_row", False) for info in infos]
             resets = np.array(marks, bool) if any(marks) else none
             self._count_steps(env.num_envs - int(np.count_nonzero(resets)))
-            self._acting = state = rewarded(state, rewards)
+            self._acting = rewarded(state, rewards)
             self._last_obs = cast(Any, new_obs)  # may be a tuple here, which SB3's declaration leaves out
             # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
             self._last_episode_starts, starts = dones | resets, self._last_episode_starts
@@ -192,11 +193,11 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             self._update_info_buffer(infos, dones)
             buffer.add(leaves, actions, rewards, starts, dones, values, log_probs, ~resets)
             if np.count_nonzero(dones):
-                self._bootstrap(buffer, state, *watch.last_observations(dones, infos, self._place))
+                self._bootstrap(buffer, self._acting, *watch.last_observations(dones, infos, self._place))
             leaves = policy.leaves_to_tensors(watch.observation(new_obs, self._place))
         self._share_rollout(before)
-        last_values = policy.values(leaves, state, self._to_device(self._last_episode_starts))
-        self._segment_before = self._segment if self.memory_refresh == "epoch" else None
+        last_values = policy.values(leaves, self._acting, self._to_device(self._last_episode_starts))
+        self._segment_before = segment_before
         self._segment = buffer.finish(last_values, self.gamma, self.gae_lambda)
         callback.update_locals(locals())
         callback.on_rollout_end()

@@ -139,13 +139,14 @@ class OnlineAgent(BaseAlgorithm):
         if not self.world.alone:
             drawn = int(np.random.SeedSequence().generate_state(1)[0]) % 2**31
             self.seed = self.world.same(drawn if self.seed is None else self.seed)
+        self._begin_streams(self.seed)
         self.set_random_seed(self.seed)
-        if self.env is not None and self.seed is not None and not self.world.alone:
-            self.env.seed(self.seed + self.world.rank * self.n_envs)
-        streams = generators(self.seed, self.device)
+
+    def _begin_streams(self, seed: int | None) -> None:
+        streams = generators(seed, self.device)
         self._action_generator = streams.action.torch
         self._predict_generator = streams.model.torch
-        self._batch_generator = generators(self.seed).data.torch
+        self._batch_generator = generators(seed).data.torch
 
     def _find_masks(self) -> None:
         """Let the policy mask actions where the environment has masks, and the settings do not say whether.
@@ -242,6 +243,11 @@ class OnlineAgent(BaseAlgorithm):
                     super()._update_info_buffer([info], np.array([end]))
         self._counted, self._ended = 0, []
 
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        """From 1 to 0, where it stays: rollouts are whole, and the last one may go beyond the end of the run."""
+        super()._update_current_progress_remaining(num_timesteps, total_timesteps)
+        self._current_progress_remaining = max(0.0, self._current_progress_remaining)
+
     # Log
 
     def set_logger(self, logger: Logger) -> None:
@@ -268,6 +274,26 @@ class OnlineAgent(BaseAlgorithm):
 
     # Episodes and random streams
 
+    def set_env(self, env: Any, force_reset: bool = True) -> None:
+        """Replace the environment by another with as many copies.
+
+        An agent that was loaded without one takes it as ``load`` would have: in the ``VecNormalize`` of the checkpoint,
+        or with the statistics of that in its own. Afterwards the newest environment says how it is normalised.
+
+        Args:
+            env: as for the constructor.
+            force_reset: reset it before training goes on.
+
+        Raises:
+            ConfigError: when it has other spaces.
+        """
+        env = self._wrap_env(env, self.verbose)
+        check_trained_spaces((tree_space(self.observation_space), self.action_space), env)
+        if self.env is None and self._loaded_normalization is not None:
+            env = with_normalization(env, self._loaded_normalization, self.world)
+        self.observation_space = env.observation_space  # that of a file is nested where the environment's is flat
+        super().set_env(env, force_reset)
+
     @strict
     def begin_episodes(self, seed: Seed) -> None:
         """Begin new episodes in all environments; those of environment i follow from ``seed + i``.
@@ -282,6 +308,19 @@ class OnlineAgent(BaseAlgorithm):
         self.env.seed(seed + self.world.rank * self.n_envs)
         self._last_obs = cast(Any, attempt(self.env, "in step 0", self.env.reset))
         self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
+
+    @strict
+    def set_random_seed(self, seed: Seed | None = None) -> None:
+        """Let all that is drawn from now on follow from ``seed``, sampled actions and minibatches included.
+
+        Environments follow from it when they are reset. None changes nothing.
+        """
+        if seed is None:
+            return
+        super().set_random_seed(seed)
+        if self.env is not None and not self.world.alone:
+            self.env.seed(seed + self.world.rank * self.n_envs)
+        self._begin_streams(seed)
 
     @property
     def stands_in_episodes(self) -> bool:
@@ -472,7 +511,8 @@ class OnlineAgent(BaseAlgorithm):
             path: file, with or without ``.zip``, or one that is open for bytes.
             env: environment to go on with; None when only ``predict`` is needed. An environment without
                 ``VecNormalize`` is wrapped in one when the agent was trained with it; the stored statistics are
-                restored either way.
+                restored either way. It may have another number of copies: then new episodes begin. ``GTrXLDQN`` fills
+                a new replay, and warns of it, for another number of copies, ``buffer_size`` or ``segment_length``.
             device: where the weights go.
             custom_objects: constructor arguments that replace the stored ones, under the names that Stable-Baselines3
                 has for them; files of this package hold no other objects that could be replaced.
@@ -481,8 +521,9 @@ class OnlineAgent(BaseAlgorithm):
                 saved run stopped: then the run continues as if it had never been interrupted. None for False when the
                 checkpoint holds the state of the environments and ``env`` takes it (``rltransformers.envs.saving``),
                 else True. Where there is such a state, False sets it too.
-            **overrides: constructor arguments that replace the stored ones. ``tensorboard_log`` is never stored: where
-                a run writes is up to who runs it.
+            **overrides: constructor arguments that replace the stored ones. With a ``seed``, here or in
+                ``custom_objects``, the random streams begin anew from it; without one they go on where they stood.
+                ``tensorboard_log`` is never stored: where a run writes is up to who runs it.
 
         Raises:
             CheckpointError: when the file is missing, corrupt, or of another agent.
@@ -525,11 +566,13 @@ class OnlineAgent(BaseAlgorithm):
             if known and not model.world.alone:
                 n_envs, tensors = model.n_envs, model._own_part(tensors)
             model._restore(tensors, n_envs)
+            if overrides.get("seed") is not None:
+                model._begin_streams(model.seed)
             if vec_env is None and tensors.get("normalisation") is not None:
                 tree = tree_space(model.observation_space)
                 model._loaded_normalization = checked_normalization(tensors["normalisation"], tree)
             state = unpack_arrays(tensors.get("environment"))
-        restorable = state is not None and vec_env is not None and takes_state(vec_env, state)
+        restorable = known and state is not None and vec_env is not None and takes_state(vec_env, state)
         if tensors["last_observation"] is not None and (restorable if force_reset is None else not force_reset):
             if not known:
                 raise ConfigError(
@@ -563,7 +606,10 @@ class OnlineAgent(BaseAlgorithm):
     def _stored_settings(cls, stored: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Space, Space], int]:
         """Constructor arguments, the two spaces and the number of environments, each checked."""
         known = [name for name in cls.setting_names() if name in stored and name != "tensorboard_log"]
-        settings = check_arguments(cls.__init__, {name: stored[name] for name in known}, "settings.")
+        held = {name: stored[name] for name in known}
+        # Earlier releases asked functions of a user beyond the end of a run, where they may fall below 0.
+        held |= {name: 0.0 for name in cls.scheduled if isinstance(held.get(name), float) and held[name] < 0.0}
+        settings = check_arguments(cls.__init__, held, "settings.")
         given = settings["policy_kwargs"] or {}
         settings["policy_kwargs"] = cls.check_policy(given, "settings.policy_kwargs.", stored.get("policy"))
         both = space_from_json(stored["observation_space"]), space_from_json(stored["action_space"])

@@ -171,6 +171,50 @@ def test_an_agent_without_environment_predicts_keeps_its_replay_and_takes_an_env
     assert again.learn(STEPS, reset_num_timesteps=False).num_timesteps == 2 * model.num_timesteps
 
 
+@pytest.mark.parametrize("force_reset", [True, False])
+def test_an_environment_that_is_set_after_loading_is_normalised_as_one_given_to_load(
+    tmp_path: Path, force_reset: bool
+) -> None:
+    agent(VecNormalize(strolls(), clip_obs=3.0)).learn(STEPS).save(tmp_path / "model")
+    GTrXLDQN.load(tmp_path / "model", device="cpu", force_reset=force_reset).save(tmp_path / "again")
+    expected = GTrXLDQN.load(tmp_path / "model", env=strolls(), device="cpu", force_reset=force_reset)
+    loaded = GTrXLDQN.load(tmp_path / "again", device="cpu", force_reset=force_reset)
+    loaded.set_env(strolls(), force_reset=force_reset)
+    assert_equal(everything(loaded), everything(expected))  # type: ignore[arg-type]
+    for model in (loaded, expected):
+        assert model.env is not None
+        model.env.seed(0)
+        model.env.unwrapped.reset()  # VecNormalize has seen nothing: what goes on begins with the stored observation
+        assert model.actor().normalizes and model.learn(STEPS, reset_num_timesteps=False)._n_updates > 0
+    assert_equal(everything(loaded), everything(expected))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("change", ["environments", "buffer_size"])
+def test_a_replay_that_does_not_fit_is_left_out_with_a_warning(tmp_path: Path, change: str) -> None:
+    agent().learn(STEPS).save(tmp_path / "model")
+    env = strolls((5, 9)) if change == "environments" else strolls()
+    settings: dict[str, Any] = {"buffer_size": 4 * 90} if change == "buffer_size" else {}
+    with pytest.warns(UserWarning, match="replay of the checkpoint is left out.*same number of environments, buffer_"):
+        loaded = GTrXLDQN.load(tmp_path / "model", env=env, device="cpu", **settings)
+    assert replay_of(loaded).size == 0
+    agent().save(tmp_path / "empty")
+    GTrXLDQN.load(tmp_path / "empty", env=env, device="cpu", **settings)  # nothing is lost, nothing is said
+
+
+def test_a_seed_begins_the_random_streams(tmp_path: Path) -> None:
+    model = agent(cues()).learn(STEPS)
+    model.save(tmp_path / "half")
+    weights, drawn = [], []
+    for seed in (1, 1, 2):
+        loaded = GTrXLDQN.load(tmp_path / "half", env=cues(), device="cpu", force_reset=None, seed=seed)
+        loaded.learn(STEPS, reset_num_timesteps=False)
+        weights.append(torch.nn.utils.parameters_to_vector(loaded.policy.parameters()).detach())
+        model.set_random_seed(seed)
+        drawn.append(model._action_generator.get_state())
+    for found in (weights, drawn):
+        assert torch.equal(found[0], found[1]) and not torch.equal(found[1], found[2])
+
+
 def test_settings_come_back(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "buffer_size": 4 * 77,

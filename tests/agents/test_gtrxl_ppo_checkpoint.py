@@ -21,6 +21,7 @@ from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.envs import make_vec_env
 from rltransformers.training.on_policy_agent import MemoryRefresh, OnPolicyMemoryAgent
+from rltransformers.training.online_agent import GENERATORS
 from tests.agents.rollouts import ON_POLICY
 from tests.agents.tiny_envs import AnySpace, Walk
 
@@ -358,3 +359,94 @@ def test_a_checkpoint_of_the_first_release_loads(tmp_path: Path, memory_refresh:
     save_checkpoint(tmp_path / "old", "GTrXLPPO", stored.settings, tensors)
     model = GTrXLPPO.load(tmp_path / "old", env=walks(), force_reset=None)
     assert model.learn(STEPS, reset_num_timesteps=False).num_timesteps == 2 * STEPS
+
+
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_a_checkpoint_whose_schedules_fell_below_zero_loads_with_zero(tmp_path: Path, kind: type[Any]) -> None:
+    """Earlier releases asked functions of a user beyond the end of a run."""
+    agent(kind=kind).learn(STEPS).save(tmp_path / "model.zip")
+    below = {name: -1e-3 for name in kind.scheduled}
+    changed(tmp_path / "model.zip", tmp_path / "old.zip", below, {"_current_progress_remaining": -0.5})
+    found = load_checkpoint(tmp_path / "old.zip")
+    (group,) = found.tensors["optimizer"]["param_groups"]
+    group["lr"] = -1e-3
+    save_checkpoint(tmp_path / "old.zip", found.kind, found.settings, found.tensors)
+    model = kind.load(tmp_path / "old.zip", env=walks(), device="cpu")
+    assert model.lr_schedule(1.0) == model.policy.optimizer.param_groups[0]["lr"] == 0.0
+    assert model._current_progress_remaining == 0.0
+    assert all(model._setting(name) == 0.0 for name in kind.scheduled)
+    again = kind.load(tmp_path / "old.zip", env=walks(), device="cpu", learning_rate=1e-3)
+    assert again.learn(STEPS).policy.optimizer.param_groups[0]["lr"] == 1e-3
+
+
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_an_environment_that_is_set_after_loading_is_normalised_as_one_given_to_load(
+    tmp_path: Path, kind: type[Any]
+) -> None:
+    agent(VecNormalize(walks(), clip_obs=3.0), kind=kind).learn(STEPS).save(tmp_path / "model")
+    expected = kind.load(tmp_path / "model", env=walks(), device="cpu")
+    for env in (walks(), VecNormalize(walks(), clip_obs=3.0)):
+        loaded = kind.load(tmp_path / "model", device="cpu")
+        loaded.set_env(env)
+        assert_equal(everything(loaded), everything(expected))
+        assert loaded.actor().normalizes and (env is loaded.env) == isinstance(env, VecNormalize)
+    loaded.learn(STEPS, reset_num_timesteps=False)
+    expected.learn(STEPS, reset_num_timesteps=False)
+    assert_equal(everything(loaded)["normalisation"], everything(expected)["normalisation"])
+    with pytest.raises(ConfigError, match="trained with observation space"):
+        loaded.set_env("CartPole-v1")
+
+
+NESTED: dict[str, spaces.Space[Any]] = {
+    "dict": spaces.Dict({"a": spaces.Dict({"b": spaces.Box(-1.0, 1.0, (2,))}), "c": spaces.Discrete(3)}),
+    "tuple": spaces.Tuple([spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3)]),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_an_agent_of_nested_observations_takes_its_environment_after_loading(tmp_path: Path, name: str) -> None:
+    agent(AnySpace(NESTED[name], spaces.Discrete(2))).learn(12).save(tmp_path / "model")
+    loaded = GTrXLPPO.load(tmp_path / "model", device="cpu")
+    loaded.set_env(AnySpace(NESTED[name], spaces.Discrete(2)))
+    assert loaded.observation_space == loaded.env.observation_space  # type: ignore[union-attr]
+    assert loaded.learn(12, reset_num_timesteps=False).num_timesteps == 24
+    loaded.save(tmp_path / "again")
+    assert GTrXLPPO.load(tmp_path / "again", device="cpu").num_timesteps == 24
+
+
+@pytest.mark.parametrize("given", ["keyword", "custom_objects"])
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_a_seed_that_is_given_to_load_begins_the_random_streams(tmp_path: Path, kind: type[Any], given: str) -> None:
+    agent(discrete(), kind=kind).learn(STEPS).save(tmp_path / "half")
+
+    def gone_on(seed: int) -> torch.Tensor:
+        words: dict[str, Any] = {"seed": seed} if given == "keyword" else {"custom_objects": {"seed": seed}}
+        model = kind.load(tmp_path / "half", env=discrete(), device="cpu", force_reset=None, **words)
+        assert model.seed == seed and model.stands_in_episodes
+        return weights(model.learn(STEPS, reset_num_timesteps=False))
+
+    first, again, other = map(gone_on, (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_a_seed_that_is_set_decides_what_is_drawn_from_then_on(kind: type[Any]) -> None:
+    model = agent(kind=kind)
+    observations, drawn, states = np.zeros((4, 3), np.float32), [], []
+    for seed in (3, 3, 4, None):
+        model.set_random_seed(seed)
+        states.append([getattr(model, name).get_state() for name in GENERATORS])
+        drawn.append(model.predict(observations)[0])
+    assert_equal(states[0], states[1])
+    assert not any(torch.equal(one, other) for one, other in zip(states[1], states[2], strict=True))
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert not np.array_equal(drawn[1], drawn[2]) and not np.array_equal(drawn[2], drawn[3])  # None changes nothing
+
+
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_the_state_of_another_number_of_environments_is_left_out(tmp_path: Path, kind: type[Any]) -> None:
+    agent(discrete(), kind=kind).learn(STEPS).save(tmp_path / "model")
+    three = make_vec_env("rltransformers/CueRecall-v0", 3, seed=0, env_kwargs={"delay": 5, "shortest_delay": 1})
+    model = kind.load(tmp_path / "model", env=three, device="cpu", force_reset=None)
+    assert not model.stands_in_episodes
+    assert model.learn(36, reset_num_timesteps=False).num_timesteps == STEPS + 36

@@ -310,6 +310,45 @@ def test_reset_rows_are_no_steps_and_start_no_memory() -> None:
     torch.testing.assert_close(kept, reference.observations[""][1][:, 0])
 
 
+class OneArray(gym.Env[Any, Any]):
+    """Returns the same array at every step; observes the share of its ten steps that is over, when a limit cuts."""
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2)
+        self.seen, self.t = np.zeros(1, np.float32), 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.t, self.seen[:] = 0, 0.0
+        return self.seen, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        self.seen[:] = self.t / 10
+        return self.seen, 1.0, False, self.t == 10, {}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        OneArray,
+        lambda: OneArray,
+        lambda: DummyVecEnv([OneArray]),
+        lambda: SyncVectorEnv([OneArray], autoreset_mode=AutoresetMode.SAME_STEP),
+    ],
+    ids=["object", "function", "DummyVecEnv", "SyncVectorEnv"],
+)
+def test_a_cut_episode_is_valued_at_its_last_observation_where_the_environment_writes_into_it_again(make: Any) -> None:
+    valued: list[float] = []
+
+    class Watching(GTrXLPPO):
+        def _bootstrap(self, buffer: Any, state: Any, cut: list[int], leaves: Any) -> None:
+            valued.extend(leaves[""].ravel().tolist() if cut else [])
+            super()._bootstrap(buffer, state, cut, leaves)
+
+    Watching("GTrXLPolicy", make(), n_steps=24, policy_kwargs={"backbone": BACKBONE}, device="cpu").learn(24)
+    assert valued == [1.0, 1.0]
+
+
 # Bad input
 
 

@@ -48,12 +48,14 @@ T24: a constant schedule takes its final value.
 
 import dataclasses
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor
 
@@ -338,6 +340,63 @@ def test_memory_refresh_epoch_renews_the_memory_at_the_segment_start(kind: type[
     assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
 
 
+class StopsAt(BaseCallback):
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
+    def _on_step(self) -> bool:
+        return self.num_timesteps < self.step
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_memory_refresh_epoch_does_not_start_from_a_rollout_that_this_one_does_not_follow(
+    kind: type[Any], from_file: bool, tmp_path: Path
+) -> None:
+    """Weights stay, so a memory that is made anew is the one that acting had there."""
+    model = agent(walks(1, (60,)), kind=kind, memory_refresh="epoch", learning_rate=0.0).learn(24)
+    model.learn(12, callback=StopsAt(24 + 5), reset_num_timesteps=False)
+    if from_file:
+        model.save(tmp_path / "inside")
+        model = kind.load(tmp_path / "inside", env=model.get_env(), device="cpu", force_reset=False)
+    for follows in (False, True):
+        seen: list[Tensor] = []
+        rollout(model)
+
+        def watch(batch: Segment, *rest: Any, seen: list[Tensor] = seen) -> Any:
+            seen.append(torch.cat([tensor.flatten().float() for tensor in batch.memory.actor.tensors.values()]))
+            return type(model)._loss(model, batch, *rest)
+
+        model._loss = watch
+        model.train()
+        assert len(seen) == 2
+        torch.testing.assert_close(seen[0], seen[1], atol=1e-5, rtol=1e-5)
+        assert (model._segment_before is not None) == follows
+
+
+class Swaps(BaseCallback):
+    """Gives the agent other parameters before one of its rollouts."""
+
+    def __init__(self, step: int, parameters: dict[str, Any]) -> None:
+        super().__init__()
+        self.step, self.parameters = step, parameters
+
+    def _on_rollout_start(self) -> None:
+        if self.num_timesteps == self.step:
+            self.model.set_parameters(self.parameters)
+
+    def _on_step(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_parameters_that_a_callback_gives_before_a_rollout_act_in_all_of_it(kind: type[Any]) -> None:
+    other = agent(walks(1, (60,)), kind=kind, seed=5).get_parameters()
+    model = agent(walks(1, (60,)), kind=kind).learn(24, callback=Swaps(12, other))
+    assert model.logger.name_to_value["train/first_ratio_error"] <= 1e-5
+
+
 @pytest.mark.parametrize("kind", ON_POLICY)
 def test_an_episode_keeps_its_memory_over_an_update(kind: type[Any]) -> None:
     model = agent(walks(1, (60,)), kind=kind, learning_rate=0.0)
@@ -419,6 +478,22 @@ def test_a_constant_learning_rate_stays_constant(kind: type[Any]) -> None:
 def test_a_linear_learning_rate_falls_from_start_to_end() -> None:
     model = agent(learning_rate={"start": 1.0, "end": 0.5})
     assert [model.lr_schedule(left) for left in (1.0, 0.5, 0.0)] == [1.0, 0.75, 0.5]
+
+
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_a_schedule_is_asked_from_one_to_zero(kind: type[Any]) -> None:
+    """Rollouts are whole, so the last one goes beyond the end of the run."""
+    asked = []
+
+    def falling(left: float) -> float:
+        asked.append(left)
+        return 1e-3 * left
+
+    scheduled: dict[str, Any] = dict.fromkeys(kind.scheduled, falling)
+    model = agent(choices(3), kind=kind, **scheduled).learn(50)
+    assert model.num_timesteps == 72
+    assert (min(asked), max(asked)) == (0.0, 1.0)
+    assert model.policy.optimizer.param_groups[0]["lr"] == 0.0 and model.policy.progress == 1.0
 
 
 @pytest.mark.parametrize(("setting", "part"), [("ent_coef", "entropy"), ("barrier_coef", "log_barrier")])

@@ -204,3 +204,34 @@ def test_a_fault_in_a_process_of_its_own_is_named_too(fault: str, at: int, proce
 def test_a_process_that_dies_is_named_and_nothing_waits_for_it() -> None:
     with pytest.raises(DataError, match=r"the process of environment 1 ended in step 2 \(exit code 7"):
         in_three_processes(fault="exit")
+
+
+class Cut(gymnasium.Env[Any, Any]):
+    """Shows the number of the step, in the same arrays every time; ends in its second."""
+
+    def __init__(self, terminates: bool) -> None:
+        number = spaces.Box(0.0, 9.0, (1,))
+        self.observation_space = spaces.Dict({"array": number, "pair": spaces.Tuple([number, spaces.Discrete(9)])})
+        self.action_space = spaces.Discrete(2)
+        self.array, self.t, self.terminates = np.zeros(1, np.float32), 0, terminates
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self._shown(0), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        ends = self.t + 1 == 2
+        return self._shown(self.t + 1), 0.0, ends and self.terminates, ends and not self.terminates, {}
+
+    def _shown(self, t: int) -> Any:
+        self.t, self.array[0] = t, t
+        return {"array": self.array, "pair": (self.array, t)}
+
+
+@pytest.mark.parametrize("terminates", [False, True])
+def test_the_last_observation_of_an_episode_outlives_the_next_reset(terminates: bool) -> None:
+    env = CheckedEnv(Cut(terminates), 0)
+    env.reset()
+    between, last = (env.step(0)[0] for _ in range(2))
+    env.reset()
+    assert between["array"] is env.unwrapped.array  # type: ignore[attr-defined]  # what goes on is not copied
+    assert (last["array"].tolist(), last["pair"][0].tolist(), last["pair"][1]) == ([2.0], [2.0], 2)
