@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from annotated_types import Ge, Le
 
-from rltransformers.backbone.axes import PLAIN
+from rltransformers.backbone.axes import CHOICES, PLAIN
 from rltransformers.backbone.build import check_parts, part_numbers
-from rltransformers.backbone.choices import WEIGHT, Choices, read
+from rltransformers.backbone.choices import WEIGHT, Choices, groups, read
 from rltransformers.backbone.losses import LOSSES
 from rltransformers.backbone.presets import PRESETS, Preset
 from rltransformers.backbone.rules import check_combinations
@@ -50,9 +50,9 @@ class BackboneConfig:
         input_norm, final_norm: LayerNorm before and after the stack.
         dropout: on embeddings, attention weights and submodule outputs.
         checkpoint: keep the inputs of the layers alone for the backward pass and compute the rest again.
-        compute_dtype: "bfloat16" multiplies the matrices of segments in bfloat16, while weights, softmax, sums and
-            states stay in float32, and so do the steps of acting; "float32", and networks of another type,
-            compute in the type of their weights.
+        compute_dtype: "bfloat16" multiplies the matrices of segments in bfloat16, and takes the softmax so where one
+            kernel does both, while weights, sums and states stay in float32, and so do the steps of acting; "float32",
+            and networks of another type, compute in the type of their weights.
         losses: weights of the auxiliary losses, 0 to 1e6, or ``{weight: ..., option: value}``.
 
     Raises:
@@ -94,7 +94,7 @@ class BackboneConfig:
         """Copy the values as plain ones; check types and ranges, names, combinations, and what would be built."""
         for name, annotation in _annotations().items():
             object.__setattr__(self, name, check(plain(getattr(self, name)), annotation, f"backbone.{name}"))
-        check_losses(self)
+        check_losses(self.losses)
         check_combinations(self)
         check_sizes(self)
         check_parts(self)
@@ -124,7 +124,29 @@ class BackboneConfig:
         given = dict(values)
         chosen = find_preset(given.pop("preset", "gtrxl"))
         refuse_unknown(given, ["preset", *_annotations()], "backbone.")
-        return BackboneConfig(**{**PLAIN, **chosen.overrides, **given})
+        values = {**PLAIN, **chosen.overrides, **given}
+        layers = plain(values.get("layers", BackboneConfig.layers))
+        for name, axis in CHOICES.items():  # a preset's choices for layers that there are not
+            if axis.per_layer and name not in given and is_list(values[name]) and isinstance(layers, int):
+                values[name] = values[name][: max(layers, 1)]
+        return BackboneConfig(**values)
+
+    @staticmethod
+    def check_each(values: Mapping[str, Any]) -> None:
+        """Raise unless every setting by itself is one that ``from_dict`` takes; whether they go together is not asked.
+
+        Raises:
+            ConfigError: for the first one that is not.
+        """
+        find_preset(values.get("preset", "gtrxl"))
+        refuse_unknown(values, ["preset", *_annotations()], "backbone.")
+        for name, annotation in _annotations().items():
+            if name in values:
+                value = check(plain(values[name]), annotation, f"backbone.{name}")
+                if name in CHOICES:
+                    groups(value, CHOICES[name])
+                elif name == "losses":
+                    check_losses(value)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, as plain JSON values."""
@@ -218,14 +240,14 @@ def nearest_divisors(number: int, wanted: int) -> str:
     return ", ".join(map(str, below + above))
 
 
-def check_losses(config: BackboneConfig) -> None:
+def check_losses(written: Mapping[Any, Any]) -> None:
     """Raise unless every loss is in the catalogue and every weight is a number.
 
     Raises:
         ConfigError: an unknown loss, or a weight outside its range.
     """
-    refuse_unknown(config.losses, LOSSES, "backbone.losses.")
-    for name, value in config.losses.items():
+    refuse_unknown(written, LOSSES, "backbone.losses.")
+    for name, value in written.items():
         path = f"backbone.losses.{name}"
         if not isinstance(value, Mapping):
             check(value, LossWeight, path)

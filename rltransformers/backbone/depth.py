@@ -93,7 +93,8 @@ class ConfidentOptions:
 
     Attributes:
         confidence: "saturation" is the cosine of the stream before and behind a layer, which is near 1 from the start
-            where gates are nearly shut (residual gru); "classifier" is learned by the loss exits.
+            where gates are nearly shut (residual gru); "classifier" is learned by the loss exits, and stays as it was
+            drawn where ``losses`` does not name that.
         threshold: lambda, confidence that suffices.
         decay: early tokens of an episode have to be surer, by 0.1 exp(-decay p / horizon); None: all alike.
         horizon: tokens over which that fades.
@@ -107,7 +108,10 @@ class ConfidentOptions:
 
 @dataclass(frozen=True)
 class AdaptiveOptions:
-    """What predicts where a token leaves: one choice after the first layer, or one decision after every layer."""
+    """What predicts where a token leaves: one choice after the first layer, or one decision after every layer.
+
+    It is learned by the loss exits; where ``losses`` does not name that, tokens leave as the first weights say.
+    """
 
     predictor: Predictor = "multinomial"
 
@@ -175,7 +179,7 @@ DEPTHS = {
         ),
         Spec(
             "D4", "depth_adaptive", "depth", "Elbayad et al. 2020, arXiv 1910.10073, section 3",
-            "Each token leaves after a layer that is predicted for it, and stays for the others as it was then.",
+            "Each token leaves after a layer that is predicted for it, as the loss exits teaches, and stays as it was.",
             build_adaptive, AdaptiveOptions, example={"depth": "depth_adaptive"},
             traits=Traits(causality="C*", causal_form=_DEPTH_ADAPTIVE), offers=(Feature.HALTING,),
             produces=(Loss("exits"),),

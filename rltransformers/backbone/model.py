@@ -19,7 +19,7 @@ from rltransformers.backbone.losses import ExitOptions
 from rltransformers.backbone.state import State, prefixed
 from rltransformers.blocks.layer import Layer
 from rltransformers.blocks.sublayer import detached
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.record import Probe, Record
 from rltransformers.core.spec import Feature
 from rltransformers.functional.call import EVERY, SILENT, Call, chosen
@@ -62,6 +62,8 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(build_layers(self.config, range(count), at_score[:count]))
         self.input_norm = nn.LayerNorm(self.width) if self.config.input_norm else None
         self.final_norm = nn.LayerNorm(self.width) if self.config.final_norm else None
+        acting: tuple[Cached, ...] = (True, "only")
+        self.state_forms = {True: [self.state_shapes(each) for each in acting], False: [self.state_shapes(False)]}
         self.hands_out = any(Feature.STREAMS in each.spec.offers for each in self.config.choices.losses)
         self.halt = depth.halt(self.width, self.config.layers)
         self.stack = self.way(depth)
@@ -99,13 +101,22 @@ class Backbone(nn.Module):
         """
         parameter = next(self.parameters())
         device, dtype = device or parameter.device, dtype or parameter.dtype
-        tensors = {"position": torch.full((batch_size,), -1, dtype=torch.long, device=device)}
-        if cached:
-            tensors["clock"] = torch.zeros(batch_size, dtype=torch.long, device=device)
+        counts = {"position": -1, "clock": 0}
+        return State(
+            {
+                name: torch.full((batch_size,), counts[name], dtype=torch.long, device=device)
+                if name in counts
+                else torch.zeros(batch_size, *shape, device=device, dtype=dtype)
+                for name, shape in self.state_shapes(cached).items()
+            }
+        )
+
+    def state_shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors of a state without the batch axis; ``cached`` as for ``initial_state``."""
+        found: dict[str, tuple[int, ...]] = {"position": (), "clock": ()} if cached else {"position": ()}
         for index in range(self.config.layers):
-            for name, shape in self.layer(index).shapes(cached).items():
-                tensors[f"{layer_place(index)}.{name}"] = torch.zeros(batch_size, *shape, device=device, dtype=dtype)
-        return State(tensors)
+            found |= {f"{layer_place(index)}.{name}": shape for name, shape in self.layer(index).shapes(cached).items()}
+        return found
 
     @property
     def receptive_field(self) -> int | None:
@@ -166,11 +177,11 @@ class Backbone(nn.Module):
             record: collects auxiliary losses and metrics.
 
         Raises:
-            ConfigError: x is not [B, T, width], state belongs to another batch size, task or context is missing, or
-                the context does not fit x.
-            DataError: an episode is longer than a position table.
+            ConfigError: x is not [B, T, width], what stands beside it has another shape than [B, T], state belongs to
+                another batch size or backbone, task or context is missing, or the context does not fit x.
+            DataError: an episode is longer than a position table, or, in a segment, a task is none of those there are.
         """
-        self.check_sizes(x, state)
+        self.check_sizes(x, state, reset=reset, valid=valid, timestep=timestep, task=task)
         self.check_context(x, context)
         if task is None and self.config.tasks is not None:
             raise ConfigError(
@@ -238,7 +249,7 @@ class Backbone(nn.Module):
         record: Record | None,
     ) -> tuple[Tensor, State]:
         """Any number of tokens, from a state whose rows lie in order."""
-        order, asked = None, wanted
+        order, asked, time = None, wanted, x.shape[1]
         if valid is not None and not padded_behind(valid):
             order = torch.argsort((~valid).to(torch.uint8), dim=1, stable=True)
             x = _take(x, order)
@@ -248,6 +259,7 @@ class Backbone(nn.Module):
             wanted = EVERY  # sorted tokens go back to their places before any is left out
         tokens = self.locate(x, state, reset, timestep, None if valid is None else valid.sum(1), task)
         self.check_places(tokens.p, tokens.timestep)
+        self.check_tasks(tokens.task)
         if record is not None:
             record.streams, record.exits, record.mixed = [] if self.hands_out else None, None, None
         states = [self.layer_state(index, state, x) for index in range(self.config.layers)]
@@ -263,7 +275,9 @@ class Backbone(nn.Module):
             record.exits = None if record.exits is None else placed(like(record.exits, x))
             mixed = record.mixed
             record.mixed = None if mixed is None else placed(normalised(self.final_norm, like(mixed, x)))
-        return placed(x), gathered_state({"position": tokens.last_position()}, after)
+        last = tokens.last_position()
+        last = last.clone() if valid is None and time > 1 else last  # a view would keep the places of all tokens
+        return placed(x), gathered_state({"position": last}, after)
 
     def run(self, x: Tensor, states: list[LayerState], call: Call) -> tuple[Tensor, list[LayerState]]:
         """Embedding, layers, norms: the wanted tokens, and the states of the layers."""
@@ -294,6 +308,7 @@ class Backbone(nn.Module):
         if length is not None:
             inside = index < length[:, None]
             p, step = torch.where(inside, p, 0), torch.where(inside, step, 0)
+            task = None if task is None else torch.where(inside, task, 0)
         return Tokens(p, step, p > index, before, length, task)
 
     def places(
@@ -307,13 +322,46 @@ class Backbone(nn.Module):
         group = self.config.tokens_per_step
         return p, timestep if timestep is not None else (p if group == 1 else p // group)
 
-    def check_sizes(self, x: Tensor, state: State | None) -> None:
-        """Raise ConfigError unless x is [B, T, width] and the state has as many streams."""
+    def check_sizes(self, x: Tensor, state: State | None, **beside: Tensor | None) -> None:
+        """Raise ConfigError unless x is [B, T, width], what is ``beside`` it [B, T], and the state for both.
+
+        Looks at shapes alone, once per call.
+        """
         if x.dim() != 3 or x.shape[-1] != self.width:
             raise ConfigError(f"the backbone takes [batch, time, width {self.width}], got {tuple(x.shape)}")
+        if 0 in x.shape[:2]:
+            raise ConfigError(f"the backbone takes at least one stream and one token, got {tuple(x.shape)}")
+        for name, value in beside.items():
+            if value is not None and value.shape != x.shape[:2]:
+                raise ConfigError(
+                    f"{name} has shape {tuple(value.shape)}, the tokens have {tuple(x.shape[:2])}: pass one value per "
+                    "stream and token"
+                )
         if state is not None and state.batch_size != x.shape[0]:
             raise ConfigError(
                 f"state is for {state.batch_size} streams, x has {len(x)}; pass initial_state({len(x)}) or None"
+            )
+        if state is not None:
+            self.check_state(state)
+
+    def check_state(self, state: State) -> None:
+        """Raise ConfigError unless the tensors of a state have the names and shapes that this backbone gives them."""
+        shapes = {name: value.shape[1:] for name, value in state.tensors.items()}
+        forms = self.state_forms[state.acts]
+        if shapes in forms:
+            return
+        expected = min(forms, key=lambda each: len(each.keys() ^ shapes.keys()))
+        for name in [*expected, *shapes]:
+            if name not in shapes or name not in expected:
+                fault = f"it {'lacks' if name in expected else 'holds'} {name}"
+            elif shapes[name] != expected[name]:
+                found = tuple(state.tensors[name].shape)
+                fault = f"{name} has shape {found}, not {(state.batch_size, *expected[name])}"
+            else:
+                continue
+            raise ConfigError(
+                f"state is of another backbone: {fault}; pass what this one returned, or "
+                f"initial_state({state.batch_size})"
             )
 
     def check_context(self, x: Tensor, context: Context | None) -> None:
@@ -346,6 +394,14 @@ class Backbone(nn.Module):
         """
         for position in self.finite_positions:
             position.check_places(p, p // self.config.tokens_per_step if timestep is None else timestep)
+
+    def check_tasks(self, task: Int[Tensor, "B T"] | None) -> None:
+        """Raise DataError unless every task is one of those that there are; looks at data, so no step asks."""
+        if task is None or self.config.tasks is None:
+            return
+        for each in (int(end) for end in task.aminmax()):
+            if not 0 <= each < self.config.tasks:
+                raise DataError(f"task {each} is none of the {self.config.tasks} tasks, which are counted from 0")
 
     def embed(self, x: Tensor, call: Call) -> Tensor:
         """Input with the encodings that act on it."""

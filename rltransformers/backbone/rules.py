@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from rltransformers.backbone.axes import AXES
 from rltransformers.backbone.choices import Choices, LayerChoices
+from rltransformers.core.checkpoint import reads_contents
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spec import Choice, Feature, Loss
+from rltransformers.core.spec import Choice, Feature, Loss, is_list
 
 if TYPE_CHECKING:
     from rltransformers.backbone.config import BackboneConfig
@@ -43,6 +44,25 @@ def check_combinations(config: BackboneConfig) -> None:
     check_keys(config)
     check_refusals(config)
     check_losses(config)
+    if not reads_contents():
+        check_effects(config)
+
+
+def check_effects(config: BackboneConfig) -> None:
+    """Raise where a setting would be without effect; files of earlier versions hold some, so their configs may."""
+    for name, axis in AXES.items():
+        written = getattr(config, name)
+        if axis.per_layer and is_list(written) and len(written) > config.layers:
+            raise ConfigError(
+                f"{name} lists {len(written)} choices for layers to take in turn, but layers is {config.layers}; "
+                f"set layers to at least {len(written)} or shorten {name}"
+            )
+    ff = config.choices.ff
+    if config.ff_width is not None and Feature.MIXER_ALONE in ff.spec.offers:
+        raise ConfigError(
+            f"ff_width {config.ff_width} has no effect: {title(ff)} has no transform; "
+            f"{without(ff)} or leave ff_width out"
+        )
 
 
 def check_places(choices: Iterable[Choice]) -> None:

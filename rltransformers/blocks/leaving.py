@@ -109,6 +109,8 @@ class Classified(Confident):
 
     def predictions(self, streams: list[Tensor]) -> Tensor:
         """A logit after every layer but the last; the streams do not learn from it."""
+        if len(streams) == 1:
+            return super().predictions(streams)
         return torch.cat([linear(self.classifier, stream.detach()) for stream in streams[:-1]], -1)
 
 

@@ -263,7 +263,7 @@ RESIDUALS = {
         Spec(
             "R5-bfloat16", "mixed_precision", "residual",
             "Micikevicius et al. 2018, arXiv 1710.03740; Child et al. 2019, arXiv 1904.10509, section 6",
-            "Products of matrices in bfloat16, in training alone; weights, softmax, sums and states in full precision.",
+            "Products of matrices (and softmax where one kernel does both) in bfloat16, in training alone.",
             settings="compute_dtype: bfloat16", example={"compute_dtype": "bfloat16"}, traits=Traits(causality="N/A"),
             formula="x W computed from x and W rounded to 8 bits",
         ),

@@ -53,27 +53,31 @@ class ReversibleLayer(torch.autograd.Function):
         y1, y2 = ctx.saved_tensors or ctx.inputs
         y1 = y1.detach().requires_grad_()
         with torch.autocast(*ctx.autocast):
-            value, gradients = _differentiate(ctx.transform, y1, dy2, ctx.parameters, ctx.rng_transform)
+            value, through, gradients = _differentiate(ctx.transform, y1, dy2, ctx.parameters, ctx.rng_transform)
             x2 = (y2 - value).detach().requires_grad_()
-            dy1 = dy1 + gradients[0]
-            value, mix_gradients = _differentiate(ctx.mix, x2, dy1, ctx.parameters, ctx.rng_mix)
-        dx2 = dy2 + mix_gradients[0]
+            dy1 = dy1 + through
+            value, through, mix_gradients = _differentiate(ctx.mix, x2, dy1, ctx.parameters, ctx.rng_mix)
         ctx.inputs[:] = [(y1 - value).detach(), x2.detach()]
-        summed = [_sum(a, b) for a, b in zip(gradients[1:], mix_gradients[1:], strict=True)]
-        return None, None, None, None, dy1, dx2, *summed
+        summed = [_sum(a, b) for a, b in zip(gradients, mix_gradients, strict=True)]
+        return None, None, None, None, dy1, dy2 + through, *summed
 
 
 def _differentiate(
     half: Half, x: Tensor, d_out: Tensor, parameters: tuple[Tensor, ...], rng: RngState
-) -> tuple[Tensor, list[Tensor]]:
+) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    """Output of a half, gradient of its input, and those of the parameters: None for what is frozen or not used."""
+    learning = [each for each in parameters if each.requires_grad]
     cpu, devices, states = rng
     with torch.random.fork_rng(devices=devices), torch.enable_grad():
         torch.set_rng_state(cpu)
         set_device_states(devices, states)
         out = half(x)
-        wanted = [x, *parameters]
-        gradients = torch.autograd.grad(out, wanted, d_out, allow_unused=True)
-    return out.detach(), [g if g is not None or i else torch.zeros_like(x) for i, g in enumerate(gradients)]
+        if not out.requires_grad:
+            return out, torch.zeros_like(x), [None for _ in parameters]
+        dx, *rest = torch.autograd.grad(out, [x, *learning], d_out, allow_unused=True)
+    found = iter(rest)
+    gradients = [next(found) if each.requires_grad else None for each in parameters]
+    return out.detach(), torch.zeros_like(x) if dx is None else dx, gradients
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

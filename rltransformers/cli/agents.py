@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, cast, get_type_hints
 
@@ -23,7 +24,7 @@ from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.gtrxl_dqn import GTrXLDQN
 from rltransformers.agents.gtrxl_ppo import GTrXLPPO
 from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
-from rltransformers.backbone import Backbone
+from rltransformers.backbone import Backbone, BackboneConfig
 from rltransformers.cli.collect import collect_episodes, make_environment
 from rltransformers.cli.settings import SET_ELSEWHERE
 from rltransformers.core.action_masks import ACTION_MASK
@@ -32,12 +33,13 @@ from rltransformers.core.device import find_device
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.files import replacing
 from rltransformers.core.ranges import annotations, check, check_settings
+from rltransformers.core.registry import find_spec
 from rltransformers.core.spaces import differing_spaces, is_image, leaf_spaces
 from rltransformers.core.world import current_world
 from rltransformers.data import load_trajectories
 from rltransformers.policies.steps import Acting
-from rltransformers.training.decision_online import check_explores
-from rltransformers.training.decision_settings import PolicySettings
+from rltransformers.training.decision_online import check_explores, check_lengths, step_limit
+from rltransformers.training.decision_settings import PolicySettings, backbone_config
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
 from rltransformers.training.experiment import AgentName, EnvironmentConfig, EvaluationConfig, ExperimentConfig
 from rltransformers.training.normalization import load_normalization, save_normalization
@@ -121,7 +123,6 @@ class OnlineAgent(Agent):
     ) -> None:
         self.config, self._training = config, training
         self._overrides: dict[str, Any] = {} if acting is None else {"acting": acting}
-        check_keywords(config.agent, config.algorithm, config.policy)
         seed = config.seed if training else config.evaluation.seed
         self._environments = [make_environment(self._share() if training else config.environment, seed)]
         env = self._environments[0]
@@ -318,20 +319,19 @@ class OfflineAgent(Agent):
         self, config: ExperimentConfig, checkpoint: Path | None, training: bool, acting: Acting | None
     ) -> None:
         self.config = config
-        check_keywords(config.agent, config.algorithm, config.policy)
-        if config.algorithm.get("mode") == "bc" and config.evaluation.target_returns:
-            raise ConfigError("algorithm.mode bc has no target return: set evaluation.target_returns to []")
         dataset = self._dataset() if training else None
         if checkpoint is not None:
             device = config.algorithm.get("device", "auto")
             self.model = DecisionTransformer.load(checkpoint, dataset, acting=acting, device=device)
             return
-        policy = dict(config.policy) | ({"backbone": config.backbone} if config.backbone else {})
+        policy = _offline_policy(config)
         self.model = DecisionTransformer(
             "DTPolicy", dataset, policy_kwargs=policy, seed=config.seed, **config.algorithm
         )
         if config.online is not None:
             check_explores(self.model.policy.head, self.model.settings, config.online.exploration_noise)
+            limit = step_limit(find_spec(config.environment.id), config.environment.kwargs)
+            check_lengths(self.model.settings, config.evaluation.longest_episode or limit)
         # One episode before training: a wrong environment or target return should not wait for the end of the run.
         self.evaluate(replace(config.evaluation, episodes=1))
 
@@ -400,6 +400,7 @@ def build_agent(
     Raises:
         ConfigError, DataError, CheckpointError, MissingExtraError: when any part of it cannot work.
     """
+    check_config(config, new=checkpoint is None)
     kind = OfflineAgent if config.agent is AgentName.DECISION_TRANSFORMER else OnlineAgent
     return kind(config, checkpoint, training, acting)
 
@@ -452,6 +453,32 @@ def policy_hints(agent: AgentName) -> dict[str, Any]:
         return get_type_hints(PolicySettings, include_extras=True)
     without = ("observation_space", "action_space", "lr_schedule", "use_sde")
     return {name: hint for name, hint in annotations(policy_class(agent).__init__).items() if name not in without}
+
+
+def check_config(config: ExperimentConfig, new: bool = True) -> None:
+    """Raise unless a config can work as far as that shows without its environment and its data.
+
+    Args:
+        new: whether the backbone is made of the config, not of a checkpoint.
+
+    Raises:
+        ConfigError: with the full name of the setting.
+    """
+    check_keywords(config.agent, config.algorithm, config.policy)
+    if config.algorithm.get("mode") == "bc" and config.evaluation.target_returns:
+        raise ConfigError("algorithm.mode bc has no target return: set evaluation.target_returns to []")
+    if not new:
+        return
+    if config.agent in MEMORY_AGENTS:
+        BackboneConfig.from_dict(({"backbone": config.backbone} | config.policy)["backbone"] or {})
+    elif config.agent is AgentName.DECISION_TRANSFORMER:
+        defaults = {name: each.default for name, each in signature(DecisionTransformer.__init__).parameters.items()}
+        given = [(defaults | config.algorithm)[name] for name in ("mode", "context_length", "return_in")]
+        backbone_config(_offline_policy(config), *given)
+
+
+def _offline_policy(config: ExperimentConfig) -> dict[str, Any]:
+    return dict(config.policy) | ({"backbone": config.backbone} if config.backbone else {})
 
 
 def check_keywords(agent: AgentName, algorithm: Mapping[str, Any], policy: Mapping[str, Any] | None = None) -> None:

@@ -38,7 +38,7 @@ def packaged_configs() -> list[str]:
 
 
 def find_config(name: str, overrides: Sequence[tuple[str, str]]) -> tuple[str, ExperimentConfig]:
-    """Stem and content of a config: a YAML file, or the name of a packaged one.
+    """Stem and content of a config: a YAML file, or the name of a packaged one, also as configs/NAME.yaml.
 
     Raises:
         ConfigError: when it is neither, and for what ``read_experiment`` refuses; with the full key that was meant.
@@ -49,10 +49,12 @@ def find_config(name: str, overrides: Sequence[tuple[str, str]]) -> tuple[str, E
             return path.stem, _read(path.read_text(), name, overrides)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"config {name} cannot be read: {error}") from error
-    stem = path.name.removesuffix(".yaml")
+    stem = name.removeprefix("configs/").removesuffix(".yaml")
     if stem in packaged_configs():
         text = (resources.files("rltransformers.configs") / f"{stem}.yaml").read_text()
         return stem, _read(text, f"packaged config {stem}", overrides)
+    if path.stem in packaged_configs():
+        raise ConfigError(f"config {name}: there is no such file; for the packaged config name it alone: {path.stem}")
     raise ConfigError(
         f"config {name!r} is neither a file nor a packaged config; {did_you_mean(stem, packaged_configs())}"
     )

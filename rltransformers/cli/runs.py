@@ -43,6 +43,7 @@ PICTURES = {"lookback": "lookback.png", "target": "return_versus_target.png"}
 _JOB = ".job"
 """File of a run folder that says which job of ``torchrun`` it belongs to."""
 _RESUMABLE = ("train", "evaluation", "threads", "online.timesteps")
+"""Settings and sections that may be others when a run goes on."""
 
 
 def train(
@@ -111,16 +112,18 @@ def resume(
     begins at step 0. ``trust`` allows what the folder asks to run besides this package (``rltransformers.cli.trust``).
 
     Raises:
-        ConfigError: for an override of anything but the length of training, the evaluation and the threads; when
-            another process trains in the folder; and for a folder that would run code of others without ``trust``.
+        ConfigError: for an override of anything but the length of training, the evaluation and the threads, and for a
+            config.yaml in which anything else was edited; when another process trains in the folder; and for a folder
+            that would run code of others without ``trust``.
     """
     world = current_world()
     folder = RunFolder.open(path)
     for key, _ in overrides:
-        if key not in _RESUMABLE and key.split(".")[0] not in _RESUMABLE:
+        if not _resumable(key):
             raise ConfigError(f"--{key} cannot change when a run is resumed; these can: {', '.join(_RESUMABLE)}")
     with _locked(folder, world):
         config = read_experiment(folder.config, overrides)
+        _refuse_edits(folder, config)
         require_trust(not_typed(programs(config, folder.last), overrides), path, trust)
         threads = use_threads(config.threads)
         begun = folder.last.is_file()
@@ -137,6 +140,36 @@ def resume(
             return folder, _run(agent, config, folder, verbose)
         finally:
             agent.close()
+
+
+def _resumable(key: str) -> bool:
+    return key in _RESUMABLE or key.split(".")[0] in _RESUMABLE
+
+
+def _refuse_edits(folder: RunFolder, config: ExperimentConfig) -> None:
+    """Raise when ``config`` is not what the run began with; folders of earlier versions do not tell that."""
+    if not folder.begun.is_file():
+        return
+    begun = read_experiment(folder.begun)
+    edited = [key for key in _differing(begun.to_dict(), config.to_dict()) if not _resumable(key)]
+    if edited:
+        raise ConfigError(
+            f"{folder.config} is not what the run began with: {', '.join(edited)} cannot change when a run is resumed "
+            f"(these can: {', '.join(_RESUMABLE)}); take the values of {folder.begun}, or begin a new run: "
+            f"rltransformers train {folder.config}"
+        )
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any], place: str = "") -> list[str]:
+    """The dotted keys whose values are not the same in two mappings, in the order of the alphabet."""
+    found = []
+    for name in sorted({*one, *other}, key=str):
+        mine, theirs = one.get(name), other.get(name)
+        if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+            found += _differing(mine, theirs, f"{place}{name}.")
+        elif mine != theirs:
+            found.append(f"{place}{name}")
+    return found
 
 
 def _take_back(folder: RunFolder, step: int, overrides: Overrides) -> None:

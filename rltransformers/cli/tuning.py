@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from rltransformers.backbone import BackboneConfig
 from rltransformers.cli import runs
 from rltransformers.cli.agents import check_keywords
 from rltransformers.cli.engines import Engine, Job, Order, carry_out
@@ -63,7 +65,7 @@ def tune(
     check_name(name)
     folder = Path(config.output) / name
     folder.mkdir(parents=True, exist_ok=True)
-    with held(folder / ".lock", f"study {folder}", ConfigError):
+    with held(folder / ".lock", f"study {folder}", ConfigError), _naming_damage(optuna, folder / "study.db"):
         study = _study(optuna, folder, base, space)
         work = _Trials(optuna, study, folder, base, search, config.evaluation.every)
         work.repair()
@@ -91,6 +93,7 @@ def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
             refuse_unknown_settings(tried, "search: ")
             config = build_experiment(tried, f"search of {key}")
             check_keywords(config.agent, config.algorithm, config.policy)
+            BackboneConfig.check_each(config.backbone)
     return search
 
 
@@ -107,6 +110,20 @@ def _with(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         set_value(made, key, deepcopy(value))
     return made
+
+
+@contextmanager
+def _naming_damage(optuna: Any, database: Path) -> Iterator[None]:
+    """Errors of the database in the block name its file and a way out."""
+    from sqlalchemy.exc import SQLAlchemyError  # comes with Optuna
+
+    try:
+        yield
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        raise ConfigError(
+            f"study {database} cannot be read or written ({one_line(error.__cause__ or error)}); "
+            "if it is damaged, move it away: the same command begins a new one"
+        ) from error
 
 
 def _study(optuna: Any, folder: Path, base: Mapping[str, Any], space: Mapping[str, Any]) -> Any:

@@ -60,7 +60,7 @@ def kernel_attention(
     state: dict[str, Tensor],
     tokens: Tokens,
     eps: float = 0.0,
-    floor: float | None = None,
+    floor: Float[Tensor, "#B #H #T 1"] | float | None = None,
     log_decay: Float[Tensor, "B G T"] | None = None,
 ) -> tuple[Float[Tensor, "B H T V"], dict[str, Tensor]]:
     """Values weighted by ``query . key``, divided by the sum of the weights plus ``eps``, which is at least ``floor``.

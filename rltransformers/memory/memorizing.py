@@ -289,6 +289,7 @@ SPEC = Spec(
     refuses=(
         Refusal(Feature.SHARED, "one of several layers reads the store, and there is only one layer"),
         Refusal(Feature.PLACES, "keys of the store have length 1 and are compared by contents"),
+        Refusal(Feature.REACH, "the store begins behind the memory, and nobody would read what lies in between"),
     ),
     formula="o = g softmax_{s in the kk nearest of the store}(c q.k_s) v_s + (1 - g) o_window with |q| = |k| = 1 and "
     "g = sigmoid(b) and c of the head",

@@ -54,7 +54,8 @@ class KernelAttention(HeadsMixer):
     Args:
         features: m, the size of phi.
         eps: added to the denominator.
-        floor: of the denominator, where it is not positive by itself.
+        floor: of the denominator for every token of the episode so far, where it is not positive by itself; with a
+            decay, of which there is never more than one token's worth, for one token.
     """
 
     def __init__(self, dims: Dims, features: int, eps: float, floor: float | None = None) -> None:
@@ -90,4 +91,7 @@ class KernelAttention(HeadsMixer):
         log_decay: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """``kernel_attention`` with the denominator of the class."""
-        return kernel_attention(query, key, value, state, tokens, self.eps, self.floor, log_decay)
+        floor: Tensor | float | None = self.floor
+        if floor is not None and log_decay is None:
+            floor = floor * (tokens.p + 1)[:, None, :, None]
+        return kernel_attention(query, key, value, state, tokens, self.eps, floor, log_decay)

@@ -17,6 +17,7 @@ from rltransformers.mixers.interface import Dims
 from rltransformers.mixers.kernel import KernelAttention
 
 # Exponents of key features are held in [-60, 60], far inside float32 (88): a sum over a million tokens still fits.
+# The upper end is met by keys nearly as long as a direction times Dh^(1/4) alone, and only where |w|^2 > 120.
 LARGEST = 60.0
 
 
@@ -39,15 +40,13 @@ def query_features(q: Float[Tensor, "*n Dh"], directions: Float[Tensor, "m Dh"])
 
 
 def key_features(k: Float[Tensor, "*n Dh"], directions: Float[Tensor, "m Dh"]) -> Float[Tensor, "*n m"]:
-    """``exp(w . k' - |k'|^2 / 2)`` times a constant (lemma 1; the factor m^-1/2 cancels).
+    """``exp(w . k' - |k'|^2 / 2)`` (lemma 1; the factor m^-1/2 cancels).
 
-    The exponent is at most |w|^2 / 2. The constant, 1 unless some |w|^2 / 2 exceeds 60, depends on no key, so tokens
-    do not learn of each other through it. Exponents below -60 count as -60, which keeps sums of weights above zero.
+    Exponents, at most |w|^2 / 2, count as -60 below and as 60 above, which keeps sums of weights finite and above zero.
     """
     directions = directions.to(torch.promote_types(k.dtype, torch.float32))
-    excess = (directions.square().sum(-1).amax() / 2 - LARGEST).clamp(min=0)
     half_square = k.to(directions.dtype).square().sum(-1, keepdim=True) / (2 * math.sqrt(k.shape[-1]))
-    return (_projected(k, directions) - half_square - excess).clamp(min=-LARGEST).exp()
+    return (_projected(k, directions) - half_square).clamp(-LARGEST, LARGEST).exp()
 
 
 def _projected(x: Tensor, directions: Tensor) -> Tensor:

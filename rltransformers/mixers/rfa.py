@@ -90,7 +90,8 @@ class Options:
         sigma: width of the Gaussian kernel over unit vectors; weights estimate exp(q.k / sigma^2).
         learned_scale: learn a factor per dimension of a head in place of one sigma, as the authors do.
         gate: forget the past by a learned gate.
-        floor: smallest denominator; sines and cosines estimate weights that may be negative.
+        floor: smallest denominator for every token of the episode so far (with a gate, for one): sines and cosines
+            estimate weights that may be negative. An output is at most as large as a value divided by the floor.
         seed: of the random directions, which never change afterwards.
     """
 
@@ -120,6 +121,6 @@ SPEC = Spec(
     example={"mixer": "rfa"},
     traits=Traits(causality="C", family="KERN", horizon="episode", state="2 H r (Dv + 1)", time="T"),
     offers=(Feature.KEYS,),
-    formula="o_t = phi(q_t) S_t / max(phi(q_t) z_t, floor), S_t = g S_(t-1) + (1 - g) phi(k_t) v_t^T, "
+    formula="o_t = phi(q_t) S_t / max(phi(q_t) z_t, floor (t + 1)), S_t = g S_(t-1) + (1 - g) phi(k_t) v_t^T, "
     "phi(x) = [sin W x/|x|, cos W x/|x|] / sqrt(r)",
 )

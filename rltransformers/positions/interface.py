@@ -192,7 +192,9 @@ class Codes(nn.Module):
 
 def check_table(what: str, index: Int[Tensor, "*n"], rows: int) -> None:
     """Raise DataError unless a table of ``rows`` rows has every index."""
-    largest = int(index.max())
+    least, largest = (int(end) for end in index.aminmax())
+    if least < 0:
+        raise DataError(f"{what} {least} is outside the position table of {rows} rows, which begins at 0")
     if largest >= rows:
         raise DataError(
             f"{what} {largest} is outside the position table of {rows} rows; "

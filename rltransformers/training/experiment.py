@@ -1,9 +1,11 @@
 """The config of one run: frozen dataclasses read from YAML with dotted overrides; unknown keys are refused."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from datetime import date
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -226,7 +228,7 @@ class ExperimentConfig:
         policy: other policy keywords of the agent.
         algorithm: constructor keywords of the agent.
         online: episodes of its own that a decision_transformer goes on learning from.
-        output: folder that run folders are made in.
+        output: folder that run folders are made in; ``~`` is the home folder.
         threads: threads of torch; ``None``: ``OMP_NUM_THREADS`` where it is set, else 1.
         tune: what ``rltransformers tune`` tries; training takes no notice of it.
     """
@@ -247,6 +249,7 @@ class ExperimentConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        object.__setattr__(self, "output", os.path.expanduser(self.output))
         self._check_length()
         offline = self.agent is AgentName.DECISION_TRANSFORMER
         if offline and self.dataset is None:
@@ -347,7 +350,31 @@ def build_experiment(values: Mapping[str, Any], source: str = "config") -> Exper
         given["backbone"] = {"preset": given["backbone"]}
     config = _build(ExperimentConfig, given, source, "")
     assert isinstance(config, ExperimentConfig)
+    _check_plain(given, "")
     return config
+
+
+def _check_plain(value: Any, place: str) -> None:
+    """Raise unless JSON has the like of everything in a config; YAML has dates, sets and bytes besides.
+
+    Raises:
+        ConfigError: with the dotted key.
+    """
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_plain_one(key, f"{place} has a key that")
+            _check_plain(inner, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            _check_plain(inner, f"{place}[{index}]")
+    else:
+        _check_plain_one(value, place)
+
+
+def _check_plain_one(value: Any, what: str) -> None:
+    if value is not None and not isinstance(value, bool | int | float | str):
+        way_out = "write it in quotes" if isinstance(value, date) else "write a text, a number, a list or a mapping"
+        raise ConfigError(f"{what} is a {type(value).__name__} ({value}), which no run folder can hold; {way_out}")
 
 
 def _build(kind: type, values: Mapping[str, Any], source: str, place: str) -> Any:

@@ -40,12 +40,14 @@ class RunFolder:
     learning_curve.png     mean evaluation return against steps
     .lock                  held by the process that trains here
     .job                   which job of torchrun the run belongs to, where there is one
+    .config.yaml           config.yaml as it was written, to tell whether somebody has edited it
     ====================== =============================================================================
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.config = self.path / "config.yaml"
+        self.begun = self.path / ".config.yaml"
         self.metrics = self.path / "progress.csv"
         self.evaluations = self.path / "evaluations.jsonl"
         self.last = self.path / "last.zip"
@@ -102,7 +104,7 @@ class RunFolder:
             ConfigError: when another process trains here; names it.
         """
         with held(self.path / ".lock", f"run folder {self.path}", ConfigError):
-            written = (self.config, self.metrics, self.evaluations, self.last, self.best, self.evaluation)
+            written = (self.config, self.begun, self.metrics, self.evaluations, self.last, self.best, self.evaluation)
             normalization = (path.with_suffix(".normalization.zip") for path in (self.last, self.best))
             remove_left_overs(*written, self.learning_curve, *normalization, *self._event_files())
             yield
@@ -124,9 +126,10 @@ class RunFolder:
         cut_event_files(self._event_files(), step, evaluated)
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """Write the resolved config; ``rltransformers train RUN/config.yaml`` repeats the run."""
-        with replacing(self.config) as temporary:
-            temporary.write_text(yaml.safe_dump(config, sort_keys=False))
+        """Write the resolved config and its copy; ``rltransformers train RUN/config.yaml`` repeats the run."""
+        for path in (self.config, self.begun):
+            with replacing(path) as temporary:
+                temporary.write_text(yaml.safe_dump(config, sort_keys=False))
 
     def logger(self, stdout: bool = True) -> Logger:
         """CSV, TensorBoard and, if wanted, console output; the CSV of a resumed run is continued."""

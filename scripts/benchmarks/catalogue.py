@@ -114,6 +114,8 @@ def entry_config(axis: str, name: str, longest: int) -> BackboneConfig:
     if isinstance(position, Mapping) and "max_len" in position:
         values["position"] = {**position, "max_len": longest}
     sizes: dict[str, Any] = {"width": WIDTH, "heads": HEADS, "layers": LAYERS, "memory": 64, "ff_width": 1}
+    if values.get("ff") == "none":
+        del sizes["ff_width"]
     return BackboneConfig(**{**PLAIN, **sizes, **values})
 
 

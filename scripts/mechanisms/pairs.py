@@ -39,7 +39,7 @@ def settings(one: Spec, other: Spec) -> dict[str, Any]:
     values: dict[str, Any] = dict(SIZES)
     for spec in sorted((one, other), key=lambda each: each.axis != "losses"):
         values |= {key: value for key, value in spec.example.items() if key not in SIZES or key == "layers"}
-    return values
+    return values | ({"ff_width": None} if values.get("ff") == "none" else {})
 
 
 def verdict(one: Spec, other: Spec) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rltransformers.backbone import PLAIN, BackboneConfig, catalogue
+from rltransformers.backbone import PLAIN, PRESETS, BackboneConfig, catalogue
 from tests.attention import twins
 from tests.attention.entries import FAMILIES
 from tests.attention.row import (
@@ -551,13 +551,15 @@ def entry_config(key: tuple[str, str], **overrides: Any) -> BackboneConfig:
 
 def config_of(values: Mapping[str, Any]) -> BackboneConfig:
     """``BASE`` with overrides."""
-    return BackboneConfig(**{**PLAIN, **BASE, **values})
+    sizes = {**BASE, "ff_width": None} if values.get("ff") == "none" else BASE
+    return BackboneConfig(**{**PLAIN, **sizes, **values})
 
 
 def preset_config(name: str, **overrides: Any) -> BackboneConfig:
     """A preset at a small size."""
     row = PRESET_ROWS.get(name, Row())
-    return BackboneConfig.preset(name, **{**SMALL, **row.config, **overrides})
+    sizes = {**SMALL, "ff_width": None} if PRESETS[name].overrides.get("ff") == "none" else SMALL
+    return BackboneConfig.preset(name, **{**sizes, **row.config, **overrides})
 
 
 def small_windows(name: str) -> dict[str, Any]:

@@ -113,6 +113,13 @@ def test_frozen_logits_are_drawn_from_the_seed_and_the_layer_and_stay() -> None:
     assert not any(torch.equal(one.table(), other.table()) for other in (drawn(3, 2), drawn(4, 1)))
 
 
+@pytest.mark.parametrize("rank", [None, 1, 16, 256])
+def test_random_logits_begin_with_variance_one_whatever_their_rank(rank: int | None) -> None:
+    table = RandomSynthesizer(replace(DIMS, heads=64), 64, rank, True, 0).table()
+    # of rank 1 all numbers share 64 + 64 draws, and the estimate has a deviation of about 0.18
+    assert float(table.detach().std()) == pytest.approx(1.0, abs=0.4)
+
+
 def test_logits_of_narrow_heads_are_of_low_rank() -> None:
     score = LowRankBand(replace(DIMS, value_dim=7), 1, 2)
     rows = torch.randn(1, 11, score.projected)

@@ -52,7 +52,7 @@ def traced_step(name: str) -> BackboneStep:
     axes = {each.split(":")[0] for each in NAMES[name]}
     if name not in ENTRIES or axes & {"residual", "ff", "depth"} or (config.residual, config.ff) != ("pre_ln", "ffn"):
         return step_of(name)
-    return step_with(BackboneConfig.from_dict({**config.to_dict(), "ff": "none"}))
+    return step_with(BackboneConfig.from_dict({**config.to_dict(), "ff": "none", "ff_width": None}))
 
 
 def start_of(backbone: Backbone, streams: int = BATCH) -> Tensors:

@@ -323,6 +323,12 @@ REFUSED: list[tuple[str, str, str]] = [
         f"{NO_SCORES}; {TAPS}; {SLOTS}",
         "what is retrieved from a store",
     ),
+    (
+        "memory_kind: memorizing",
+        f"pattern: band dilated longformer global bp etc schedule; {RULES}; {SCALES}; "
+        "setting: patterns_of_layers patterns_of_heads",
+        "nobody would read what lies in between",
+    ),
     ("memory_kind: memorizing", "depth: universal act universal_act; losses: ponder", "there is only one layer"),
     ("memory_kind: memorizing", "setting: no_memory", "does not make it memoryless"),
     ("memory_kind: memorizing", "losses: compression", "has nothing to act on"),
@@ -442,4 +448,4 @@ def settings(pair: frozenset[Name]) -> dict[str, Any]:
     values = dict(SIZES)
     for axis, name in ordered:
         values |= MECHANISMS[axis][name]
-    return values
+    return values | ({"ff_width": None} if values.get("ff") == "none" else {})

@@ -68,7 +68,7 @@ def draw(chance: random.Random) -> dict[str, Any]:
         values["head_dim"], values["value_dim"] = chance.choice([(5, 3), (4, 4), (6, None)])
     if chance.random() < 0.2:
         values["topology"] = "encoder_decoder"
-    return values
+    return values | ({"ff_width": None} if values["ff"] == "none" else {})
 
 
 def by_name() -> list[tuple[str, Any]]:

@@ -116,6 +116,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"residual": "reversible", "checkpoint": True}, "rebuilt from their outputs already; set checkpoint to False"),
     ({"ff": "sep_conv", "ff_chunks": 3}, "every token reads those before it; set ff_chunks to 1"),
     ({"ff": "none", "ff_chunks": 3}, "there is no transform; set ff_chunks to 1"),
+    (
+        {"ff": "none", "ff_width": 128},
+        "ff_width 128 has no effect: ff 'none' has no transform; .* or leave ff_width out",
+    ),
+    (
+        {"pattern": ["full", BAND, "full"]},
+        "pattern lists 3 choices for layers to take in turn, but layers is 2; set layers to at least 3 or shorten",
+    ),
+    ({"layers": 1, "mixer": ["softmax", "softmax"]}, "mixer lists 2 choices .* but layers is 1"),
     ({"compute_dtype": "float16"}, "backbone.compute_dtype must be one of 'float32', 'bfloat16'"),
     ({"depth": "universal", "pattern": ["full", BAND]}, "only one layer, which cannot change between its applications"),
     ({"prior": "realformer", "depth": "universal_act"}, "a halted token takes no step"),
@@ -200,6 +209,17 @@ def test_a_preset_changes_the_plain_stack_and_nothing_else(name: str) -> None:
     plain, found = BackboneConfig(**PLAIN).to_dict(), BackboneConfig.preset(name).to_dict()
     assert (plain["position"], plain["residual"], plain["mixer"]) == ("none", "pre_ln", "softmax")
     assert {key for key, value in found.items() if value != plain[key]} <= set(PRESETS[name].overrides)
+
+
+@pytest.mark.parametrize(("name", "field"), [("longformer", "pattern"), ("multi_scale", "span")])
+def test_the_list_of_a_preset_is_cut_to_the_layers_that_there_are(name: str, field: str) -> None:
+    whole = getattr(BackboneConfig.preset(name), field)
+    for layers in (1, 2, 3, 5):
+        config = BackboneConfig.preset(name, layers=layers)
+        assert getattr(config, field) == whole[:layers]
+        assert BackboneConfig.from_dict(config.to_dict()) == config
+    with pytest.raises(ConfigError, match=f"{field} lists 3 choices .* but layers is 2"):
+        BackboneConfig.preset(name, layers=2, **{field: whole})
 
 
 # What checkpoints of older versions hold: what a user wrote, or every field of a config that was made without a preset.

@@ -63,6 +63,8 @@ def config_with(key: str, value: Any) -> dict[str, Any]:
     }
     if axis == "mixer":
         settings["position"] = "sinusoidal"
+    if settings.get("ff") == "none":
+        del settings["ff_width"]
     return {"position": "none", "residual": "pre_ln", **settings}
 
 

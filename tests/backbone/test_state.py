@@ -1,10 +1,14 @@
 """The state record and the call itself."""
 
+import io
+from typing import Any
+
 import pytest
 import torch
 
 from rltransformers.backbone import Backbone, State
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.memory.interface import Cached
 from tests.attention.rows import config_of
 
 
@@ -47,6 +51,90 @@ def test_wrong_shapes_are_named() -> None:
         backbone(torch.randn(2, 3, 16))
     with pytest.raises(ConfigError, match="state is for 3 streams, x has 2"):
         backbone(torch.randn(2, 1, 15), backbone.initial_state(3))
+
+
+@pytest.mark.parametrize("name", ["reset", "valid", "timestep", "task"])
+def test_what_stands_beside_the_tokens_has_their_shape(name: str) -> None:
+    """Others would be spread over streams or tokens, and give numbers of another meaning."""
+    backbone = Backbone(config_of({"position": "timestep", "prior": {"name": "camtl", "tasks": 5}}))
+    tasks = torch.zeros(3, 4, dtype=torch.long)
+    for shape in ((3, 1), (1, 4), (4,), (3,), (3, 5), (4, 3), (3, 4, 1)):
+        beside = torch.zeros(shape, dtype=torch.bool if name in ("reset", "valid") else torch.long)
+        with pytest.raises(ConfigError) as caught:
+            backbone(torch.randn(3, 4, 15), **({"task": tasks} | {name: beside}))
+        assert f"{name} has shape {shape}, the tokens have (3, 4)" in str(caught.value)
+    state = backbone.initial_state(3, cached=True)
+    with pytest.raises(ConfigError, match=r"reset has shape \(3,\), the tokens have \(3, 1\)"):
+        backbone(torch.randn(3, 1, 15), state, torch.zeros(3, dtype=torch.bool), task=tasks[:, :1])
+
+
+@pytest.mark.parametrize("cached", [None, False, True])
+def test_a_call_without_a_token_or_a_stream_is_refused(cached: bool | None) -> None:
+    backbone = Backbone(config_of({}))
+    for batch, time in ((2, 0), (0, 3)):
+        state = None if cached is None else backbone.initial_state(batch, cached=cached)
+        with pytest.raises(ConfigError, match=rf"at least one stream and one token, got \({batch}, {time}, 15\)"):
+            backbone(torch.randn(batch, time, 15), state)
+
+
+@pytest.mark.parametrize("cached", [False, True, "only"])
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"layers": 1}, "lacks layer1."),
+        ({"layers": 3}, "holds layer2."),
+        ({"memory": 9}, r"layer0.\w+ has shape \(3, "),
+        ({"width": 18}, r"layer0.\w+ has shape \(3, "),
+        ({"mixer": "average", "position": "none"}, "lacks layer0."),
+    ],
+)
+def test_a_state_of_another_backbone_is_refused(cached: Cached, other: dict[str, Any], words: str) -> None:
+    backbone, x = Backbone(config_of({})), torch.randn(3, 1, 15)
+    state = Backbone(config_of(other)).initial_state(3, cached=cached)
+    for time in (1, 2):
+        with pytest.raises(ConfigError, match=f"state is of another backbone: (it )?{words}"):
+            backbone(x.repeat(1, time, 1), state)
+    backbone(x, backbone(x, backbone.initial_state(3, cached=cached))[1])
+
+
+def test_tasks_and_timesteps_that_do_not_exist_are_refused() -> None:
+    backbone = Backbone(
+        config_of({"position": {"name": "timestep", "max_len": 9}, "prior": {"name": "camtl", "tasks": 5}})
+    )
+    x, zeros = torch.randn(2, 3, 15), torch.zeros(2, 3, dtype=torch.long)
+    for task in (-1, 5):
+        with pytest.raises(DataError, match=f"task {task} is none of the 5 tasks, which are counted from 0"):
+            backbone(x, task=zeros + task)
+    for step in (-1, 9):
+        with pytest.raises(DataError, match=f"environment step {step} is outside the position table of 9 rows"):
+            backbone(x, task=zeros, timestep=zeros + step)
+    valid = torch.tensor([[True, True, False], [False, True, True]])
+    padding = torch.where(valid, 3, 99)
+    expected = backbone(x, task=zeros + 3, valid=valid)[0]
+    assert torch.equal(backbone(x, task=padding, timestep=torch.where(valid, zeros, 99), valid=valid)[0],
+                       backbone(x, task=zeros + 3, timestep=zeros, valid=valid)[0])  # fmt: skip
+    assert expected.isfinite().all()
+
+
+@pytest.mark.parametrize("values", [{}, {"memory": 0}, {"memory_kind": "cache"}, {"residual": "reversible"},
+                                    {"mixer": "linear", "position": "none"}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_state_keeps_nothing_of_a_segment_but_its_own_numbers(values: dict[str, Any], gradient: bool) -> None:
+    backbone = Backbone(config_of(values)).eval()
+    buffer = torch.randn(2, 500, 15)
+    with torch.set_grad_enabled(gradient):
+        _, first = backbone(buffer)
+        _, second = backbone(buffer, first)
+        _, acting = backbone(buffer, backbone.with_cache(second))
+    own = backbone.initial_state(2)
+    for state in (first, second, backbone.without_cache(acting)):
+        file = io.BytesIO()
+        torch.save(state.detach().tensors, file)
+        held = {
+            value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in state.tensors.values()
+        }
+        assert sum(held.values()) <= sum(value.nbytes for value in own.tensors.values()) + 1000
+        assert file.tell() < 10_000
 
 
 def test_timesteps_are_read_by_the_timestep_position_only() -> None:

@@ -267,3 +267,44 @@ def test_reversible_gradients_equal_those_of_the_stored_forward_pass(dropout: fl
     torch.testing.assert_close(y, expected)
     # Inputs are rebuilt by subtraction, which loses a digit or two per layer.
     torch.testing.assert_close(gradients, expected_gradients, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("frozen", ["layers.0.", "layers.2.", ".ff.", ".mixing.", "layers.1.ff.out.bias", ""])
+@pytest.mark.parametrize("of_input", [True, False])
+def test_frozen_parameters_leave_the_other_gradients_of_a_reversible_stack_alone(frozen: str, of_input: bool) -> None:
+    backbone = perturbed(config_of({"residual": "reversible", "layers": 3}))
+    x = torch.randn(2, 8, 15, requires_grad=True)
+
+    def gradients() -> dict[str, Tensor | None]:
+        learning = {"x": x, **dict(backbone.named_parameters())}
+        wanted = {name: value for name, value in learning.items() if value.requires_grad}
+        found = torch.autograd.grad(backbone(x)[0].square().sum(), list(wanted.values()))
+        return dict(zip(wanted, found, strict=True))
+
+    every = gradients()
+    for name, value in backbone.named_parameters():
+        value.requires_grad_(frozen not in name)
+    x.requires_grad_(of_input)
+    if not frozen and not of_input:
+        assert not backbone(x)[0].requires_grad
+        return
+    left = gradients()
+    assert bool(left) and (set(left) < set(every))
+    for name, gradient in left.items():
+        torch.testing.assert_close(gradient, every[name], rtol=1e-9, atol=1e-9)
+
+
+def test_a_reversible_half_without_anything_to_learn_hands_the_gradient_on() -> None:
+    x = torch.randn(2, 3, 5, requires_grad=True)
+    y1, y2 = ReversibleLayer.apply(torch.zeros_like, torch.tanh, [], True, x, x)
+    (y1 + 2 * y2).sum().backward()
+    expected = 1 + 2 * (1 - torch.tanh(x.detach()).square()) + 2
+    torch.testing.assert_close(x.grad, expected)
+
+
+@pytest.mark.parametrize("depth", [{"name": "calm", "confidence": "classifier"}, "calm", "depth_adaptive"])
+def test_one_layer_has_nothing_to_learn_about_leaving(depth: Any) -> None:
+    backbone = Backbone({"width": 8, "heads": 2, "layers": 1, "memory": 3, "depth": depth, "losses": {"exits": 0.1}})
+    record = Record()
+    backbone(torch.randn(2, 4, 8), record=record)
+    assert all(bool(value.isfinite().all()) for value in record.losses.values())

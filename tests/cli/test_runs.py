@@ -349,6 +349,74 @@ def test_show_prints_the_config_that_train_would_take(work: Path, capsys: pytest
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--backbone.heads", "3"], "heads (3) must divide width"),
+        (["--backbone", "{preset: gtrxl, memory: -5}"], "backbone.memory must be a whole number"),
+        (["--algorithm.gamma", "5"], "algorithm.gamma must be a finite number in [0, 1], got 5"),
+        (["--policy.head_width", "x"], "policy.head_width must be"),
+    ],
+)
+def test_show_refuses_what_train_would_refuse_before_it_builds_anything(
+    work: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    for config in ("online.yaml", "gtrxl_cue_recall"):
+        assert message in refused(capsys, "show", config, *words)
+    assert "has no target return" in refused(capsys, "show", "offline.yaml", "--algorithm.mode", "bc")
+    assert "backbone.memory must be" in refused(capsys, "show", "offline.yaml", "--backbone.memory", "-5")
+
+
+def test_a_packaged_config_is_taken_by_its_name_and_never_in_place_of_another_file(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in ("no/such/dir/gtrxl_cue_recall.yaml", "./gtrxl_cue_recall.yaml", "/configs/gtrxl_cue_recall"):
+        message = refused(capsys, "train", path)
+        assert f"config {path}: there is no such file" in message and "name it alone: gtrxl_cue_recall" in message
+    assert not Path("runs").exists()
+    for name in ("gtrxl_cue_recall", "gtrxl_cue_recall.yaml", "configs/gtrxl_cue_recall.yaml"):
+        assert find_config(name, [])[0] == "gtrxl_cue_recall"
+
+
+@pytest.mark.parametrize("name", ["online", "offline", "lstm"])
+def test_an_edited_config_is_refused_when_its_run_goes_on(
+    work: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    run(capsys, "train", f"{name}.yaml")
+    folder = RunFolder(f"runs/{name}-seed0")
+    written = folder.config.read_text()
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+    edited = yaml.safe_load(written)
+    edited["algorithm"]["learning_rate"], edited["seed"], edited["policy"] = 0.5, 77, {}
+    edited["environment"]["num_envs"], edited["evaluation"]["episodes"] = 5, 2
+    edited["train"] = {key: value and 2 * value for key, value in edited["train"].items()}
+    folder.config.write_text(yaml.safe_dump(edited))
+    message = refused(capsys, "train", "--resume", str(folder.path), "--trust")
+    keys = ["algorithm.learning_rate", "environment.num_envs", *(["policy.lstm_hidden_size"] if name == "lstm" else [])]
+    assert f"is not what the run began with: {', '.join(sorted([*keys, 'seed']))} cannot change" in message
+    assert f"train {folder.config}" in message
+    folder.config.write_text(written)
+    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+    allowed = yaml.safe_load(written) | {"train": edited["train"], "threads": 1}
+    folder.config.write_text(yaml.safe_dump(allowed))
+    run(capsys, "train", "--resume", str(folder.path), "--trust")
+    assert yaml.safe_load(folder.config.read_text()) == allowed
+
+
+def test_a_run_of_an_older_version_goes_on(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its folder does not tell what it began with."""
+    run(capsys, "train", "offline.yaml")
+    folder = RunFolder("runs/offline-seed0")
+    folder.begun.unlink()
+    older = yaml.safe_load(folder.config.read_text())
+    del older["online"], older["threads"], older["evaluation"]["longest_episode"]
+    folder.config.write_text(yaml.safe_dump(older))
+    run(capsys, "train", "--resume", str(folder.path), "--train.gradient_steps", "6")
+    assert "cannot change" in refused(capsys, "train", "--resume", str(folder.path), "--seed", "1")
+    folder.config.write_text(folder.config.read_text().replace("seed: 0", "seed: 1"))
+    assert "seed cannot change" in refused(capsys, "train", "--resume", str(folder.path))
+
+
 def test_a_run_without_a_checkpoint_begins_anew(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "train", "offline.yaml", "--name", "whole")
     run(capsys, "train", "offline.yaml", "--name", "stopped")
@@ -651,6 +719,12 @@ def test_a_part_of_the_observation_is_recorded(work: Path, capsys: pytest.Captur
     [
         (["train"], "needs either CONFIG or --resume"),
         (["train", "online.yaml", "--resume", "x"], "needs either CONFIG or --resume"),
+        (["train", "--resume", "x", "--name", "other"], "--name is for a new run, --resume goes on in the folder"),
+        (["train", "--resume", "x", "--name", ""], "--name is for a new run, --resume goes on in the folder"),
+        (["train", "online.yaml", "--name", ""], "must be the name of one folder"),
+        (["train", "online.yaml", "--name", "", "--seeds", "2"], "must be the name of one folder"),
+        (["train", "online.yaml", "--environment.kwargs.delay", "2020-01-01"],
+         "environment.kwargs.delay is a date (2020-01-01)"),
         (["train", "gtrxl_cue_recal"], "did you mean 'gtrxl_cue_recall'"),
         (["train", "online.yaml", "--seed"], "--seed needs a value"),
         (["train", "online.yaml", "--sed", "1"], "unknown setting sed; did you mean 'seed'"),
@@ -669,6 +743,8 @@ def test_a_part_of_the_observation_is_recorded(work: Path, capsys: pytest.Captur
         (["train", "offline.yaml", "--online", "{timestep: 5}"], "did you mean 'online.timesteps'"),
         (["train", "offline.yaml", "--online", "{timesteps: 0}"], "online.timesteps"),
         (["train", "offline.yaml", "--online", "{timesteps: 5}", "--environment.id", "Pendulum-v1"], "stochastic=True"),
+        (["train", "offline.yaml", "--online", "{timesteps: 5}", "--environment.id", "CartPole-v1",
+          "--algorithm.whole_episodes", "true", "--algorithm.context_length", "200"], "plays up to 500"),
         (["train", "online.yaml", "--online", "{timesteps: 5}"], "learns in its environment anyway"),
         (["train", "offline.yaml", "--algorithm.mode", "bc"], "has no target return"),
         (["train", "offline.yaml", "--dataset.collect.behaviours", "[rando]"], "'rando' is none of"),

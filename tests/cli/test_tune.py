@@ -225,14 +225,27 @@ def test_so_many_trials_run_at_a_time_and_none_is_proposed_twice(
         (["--search", "algorithm.gamma"], "--search takes KEY=VALUES"),
         (["--search", "algorithm.gama=0.5..1"], "did you mean 'algorithm.gamma'"),
         (["--search", "algorithm.gamma=0.5..2"], "algorithm.gamma must be a finite number in [0, 1], got 2"),
+        (["--search", "backbone.memory=-5..64"], "backbone.memory must be a whole number in [0, 1000000], got -5"),
+        (["--search", "backbone.dropout=0.1..1.5"], "backbone.dropout must be a finite number in [0, 1), got 1.5"),
+        (["--search", "backbone.preset=[gtrxl, foo]"], "unknown preset 'foo'"),
+        (["--search", "backbone.width=1.5..3.5"], "backbone.width must be a whole number in [1, 1000000], got 1.5"),
+        (["--search", "backbone.position=[trxl, ropy]"], "unknown position 'ropy'; did you mean 'rope'"),
+        (["--backbone.pattern.name", "band", "--search", "backbone.pattern.window=0..4"],
+         "backbone.pattern.window must be a whole number"),
+        (["--search", "backbone.losses.span=-1..1"], "backbone.losses.span must be a finite number"),
+        (["--search", "algorithm.gamma=[0.9, 2020-01-01]"], "algorithm.gamma is a date (2020-01-01)"),
+        (["--search", "environment.kwargs.delay=[1, 2020-01-01]"], "environment.kwargs.delay is a date"),
+        (["--tune.search", "{environment.kwargs.delay: [1, 2020-01-01]}"],
+         "tune.search.environment.kwargs.delay[1] is a date"),
         (["--search", "train.total_timesteps=[8, x]"], "train.total_timesteps must be"),
         (["--search", "algorithm.gamma=high"], "search of algorithm.gamma must be a range"),
         (["--search", "output=[a, b]"], "output is no setting to search"),
         (["--search", "algorithm.gamma=0.5..1", "--name", "../x"], "../x"),
         (["--tune.search", "{algorithm.gamma: 3}"], "tune.search.algorithm.gamma must be a range"),
         (["--tune.trials", "0", *RATES], "tune.trials must be"),
+        (["--name", "", *RATES], "must be the name of one folder"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.usefixtures("planted")
 def test_a_search_that_cannot_work_is_refused(
     work: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
@@ -254,6 +267,33 @@ def test_a_program_among_the_values_of_a_file_runs_only_when_trusted(
     typed = ("--search", f"environment.wrappers={json.dumps(wrapper)}", "--algorithm.learning_rate", "0.1")
     run(capsys, "tune", "online.yaml", "--trials", "1", *typed)
     assert len(planted.ran) == 2
+
+
+def test_sizes_that_fit_each_other_in_some_trials_alone_may_be_searched(
+    work: Path, capsys: pytest.CaptureFixture[str], planted: Planted
+) -> None:
+    words = ("--search", "backbone.heads=[2, 3]", "--search", "backbone.width=[8, 12]", "--trials", "3")
+    run(capsys, "tune", "online.yaml", *words, "--algorithm.learning_rate", "0.1")
+    assert len(planted.ran) == 3
+
+
+@pytest.mark.usefixtures("planted")
+def test_a_damaged_study_is_named_with_the_way_out(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    database = Path("runs/online-tune/study.db")
+    database.parent.mkdir(parents=True)
+    database.write_text("junk" * 2000)
+    message = refused(capsys, "tune", "online.yaml", *RATES, "--trials", "1")
+    assert (
+        f"study {database} cannot be read" in message
+        and "if it is damaged, move it away" in message
+        and message.count("\n") == 1
+    )
+    assert database.read_text() == "junk" * 2000
+    database.unlink()
+    run(capsys, "tune", "online.yaml", *RATES, "--trials", "1")
+    content = database.read_bytes()
+    database.write_bytes(content[:5000] + b"x" * (len(content) - 5000))
+    assert f"study {database} cannot be read" in refused(capsys, "tune", "online.yaml", *RATES, "--trials", "2")
 
 
 @pytest.mark.usefixtures("planted")

@@ -169,3 +169,14 @@ def test_a_bank_that_cannot_be_read_is_refused(tmp_path: Path, bank: str) -> Non
         plain.stored_keys(plain.initial_state(1))
     with pytest.raises(ConfigError, match=r"\[M, G, K\]"):
         save_bank(tmp_path / "other", np.zeros((3, 5)), np.zeros((3, 5)))
+
+
+def test_a_span_that_hides_what_was_weighed_is_refused() -> None:
+    assert config({"joint": True}) and config(span="adaptive")
+    with pytest.raises(ConfigError, match=r"'memorizing' with joint .* span 'adaptive' hides .* leave joint out"):
+        Backbone(config({"joint": True}, span="adaptive"))
+
+
+def test_a_pattern_that_leaves_a_gap_before_the_store_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nobody would read what lies in between"):
+        config(pattern={"name": "band", "window": 2})

@@ -15,7 +15,7 @@ from rltransformers.functional.call import Call
 from rltransformers.functional.delta import delta_sums
 from rltransformers.functional.recurrences import kernel_attention
 from rltransformers.functional.windows import Tokens
-from rltransformers.mixers import clustered, fast_weight, luna, rfa, set_transformer
+from rltransformers.mixers import clustered, fast_weight, luna, performer, rfa, set_transformer
 from rltransformers.mixers.interface import Dims
 
 DIMS = Dims(width=12, heads=4, kv_heads=2, head_dim=3, value_dim=5, memory=1)
@@ -102,8 +102,38 @@ def test_what_a_denominator_near_zero_divides_stays_bounded() -> None:
     phi = [f(each) for f, each in ((mixer.of_queries, q), (mixer.of_keys, k[:, ::2]))]
     weights = (phi[0] @ phi[1].repeat_interleave(2, 1).transpose(-1, -2)).tril()
     assert (weights.sum(-1) < 0).any()
-    expected = weights @ v / weights.sum(-1, keepdim=True).clamp(min=0.5)
+    tokens = torch.arange(1.0, T + 1)[:, None]
+    expected = weights @ v / torch.maximum(weights.sum(-1, keepdim=True), 0.5 * tokens)
     torch.testing.assert_close(run(mixer, x), mixer.out(expected.transpose(1, 2).flatten(2)))
+
+
+def test_outputs_of_a_narrow_kernel_do_not_grow_with_the_episode() -> None:
+    mixer = rfa.build(DIMS, rfa.Options(directions=2, sigma=0.1, floor=0.1))
+    x = torch.randn(1, 5000, 12)
+    phi = mixer.of_queries(heads_of(mixer, x)[0])
+    largest = phi.norm(dim=-1).amax() * heads_of(mixer, x)[2].norm(dim=-1).amax() / 0.1
+    q, k, v = heads_of(mixer, x)
+    out, _ = mixer.attend(
+        mixer.of_queries(q),
+        mixer.of_keys(k[:, ::2]),
+        v[:, ::2],
+        fresh(mixer),
+        one_episode(5000),
+    )
+    assert bool((out.norm(dim=-1) <= largest).all())
+
+
+@pytest.mark.parametrize("head_dim", [64, 192, 512])
+def test_random_features_of_wide_heads_tell_keys_apart(head_dim: int) -> None:
+    """Weights of keys of length sqrt(Dh) differ, in float32, by more than rounding; their logarithms by about 1."""
+    directions = performer.orthogonal_directions(256, head_dim, torch.Generator().manual_seed(0)).float()
+    q, k = torch.randn(2, 40, head_dim, dtype=torch.float32)
+    k.requires_grad_()
+    weights = performer.query_features(q, directions) @ performer.key_features(k, directions).T
+    weights = weights / weights.sum(-1, keepdim=True)
+    assert bool(weights.isfinite().all()) and float(weights.detach().log().std(-1).mean()) > 0.3
+    (gradient,) = torch.autograd.grad((weights @ torch.randn(40, 3, dtype=torch.float32)).square().sum(), k)
+    assert float(gradient.abs().amax(-1).gt(1e-8).float().mean()) > 0.5
 
 
 def test_directions_are_fixed_saved_and_differ_by_layer_and_head() -> None:

@@ -151,6 +151,35 @@ def test_bad_offline_values_are_refused(offline: Path, override: tuple[str, str]
         read_experiment(offline, [override])
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (("environment.kwargs.start", "2020-01-01"),
+         r"environment\.kwargs\.start is a date \(2020-01-01\), which .*; write it in quotes"),
+        (("environment.kwargs.at", "2020-01-01 10:00:00"), r"environment\.kwargs\.at is a datetime"),
+        (("environment.kwargs", "{a: [1, {b: 2020-01-01}]}"), r"environment\.kwargs\.a\[1\]\.b is a date"),
+        (("environment.kwargs", "{x: {2020-01-01: 3}}"), r"environment\.kwargs\.x has a key that is a date"),
+        (("environment.wrappers", "[{name: History, x: 2020-01-01}]"), r"environment\.wrappers\[0\]\.x is a date"),
+        (("algorithm.x", "!!set {a}"), r"algorithm\.x is a set"),
+        (("policy.x", "!!binary aGVsbG8="), r"policy\.x is a bytes"),
+        (("seed", "2020-01-01"), r"^seed must be a whole number"),
+    ],
+)  # fmt: skip
+def test_a_value_that_no_run_folder_could_hold_is_refused_by_its_key(
+    online: Path, override: tuple[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_experiment(online, [override])
+    read_experiment(online, [("environment.kwargs", '{start: "2020-01-01", x: {3: null, y: .nan}}')])
+
+
+def test_the_home_folder_stands_for_itself_in_output(online: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("USERPROFILE", "/home/somebody")
+    assert read_experiment(online, [("output", "~/runs")]).to_dict()["output"] == "/home/somebody/runs"
+    assert read_experiment(online, [("output", "a/~")]).output == "a/~"
+
+
 PLACES = ("environment.kwargs", "environment.wrappers", "evaluation.kwargs", "backbone", "policy", "algorithm")
 
 

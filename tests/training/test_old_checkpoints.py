@@ -14,7 +14,8 @@ from torch import Tensor
 
 from rltransformers.agents import GTrXLPPO
 from rltransformers.backbone import State
-from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
+from rltransformers.core.checkpoint import contents_of, load_checkpoint, save_checkpoint
+from rltransformers.core.errors import ConfigError
 from tests.agents.test_gtrxl_ppo_checkpoint import assert_equal, everything
 from tests.agents.tiny_envs import AnySpace
 
@@ -115,3 +116,23 @@ def test_a_run_goes_on_from_memories_that_were_no_rings(tmp_path: Path) -> None:
         loaded = GTrXLPPO.load(tmp_path / file, env=env, device="cpu", force_reset=False)
         weights.append(loaded.learn(14, reset_num_timesteps=False).policy.state_dict())
     assert_equal(*weights)
+
+
+def test_settings_without_effect_that_an_older_version_took_are_taken_from_its_files(tmp_path: Path) -> None:
+    space = ACTIONS["discrete"]
+    backbone = BACKBONE | {"ff": "none", "ff_width": 9, "pattern": ["full", {"name": "band", "window": 2}]}
+
+    def agent() -> GTrXLPPO:
+        return GTrXLPPO(
+            "GTrXLPolicy", environments(space), n_steps=6, device="cpu", policy_kwargs={"backbone": backbone}
+        )
+
+    with pytest.raises(ConfigError, match="pattern lists 2 choices"):
+        agent()
+    with contents_of("a file", "GTrXLPPO"):
+        model = agent()
+    model.learn(12).save(tmp_path / "old")
+    loaded = GTrXLPPO.load(tmp_path / "old", env=environments(space), device="cpu")
+    assert_equal(loaded.policy.state_dict(), model.policy.state_dict())
+    loaded.learn(12, reset_num_timesteps=False).save(tmp_path / "again")
+    GTrXLPPO.load(tmp_path / "again", device="cpu")

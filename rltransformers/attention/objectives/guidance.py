@@ -64,7 +64,8 @@ class Options:
     """Options of guided heads.
 
     Attributes:
-        target: where guided heads look.
+        target: where guided heads look. "first" counts as long as the window holds the first token; one that a pattern
+            keeps behind its window does not count.
         share: of the heads that is guided, at least one.
     """
 

@@ -13,8 +13,8 @@ class Options:
     """Options of a dilated window.
 
     Attributes:
-        window: tokens that a token sees, itself included.
-        dilation: distance in tokens between two of them.
+        window: steps that a token sees, its own included.
+        dilation: distance between two of them; above 1 it counts tokens, so one token has to make a step.
     """
 
     window: Size
@@ -22,10 +22,10 @@ class Options:
 
 
 def build(dims: Dims, options: Options) -> Reach:
-    """Distances 0, dilation, ..., (window - 1) * dilation; in tokens, so one token per step.
+    """Distances 0, dilation, ..., (window - 1) * dilation.
 
     Raises:
-        ConfigError: the memory is shorter than the span, or several tokens make a step.
+        ConfigError: the memory is shorter than the span, or several tokens make a step and ``dilation`` is above 1.
     """
     window, dilation = options.window, options.dilation
     if dims.tokens_per_step != 1 and dilation != 1:
@@ -47,7 +47,7 @@ SPEC = Spec(
     name="dilated",
     axis="pattern",
     paper="Beltagy et al. 2020, arXiv 2004.05150; Child et al. 2019, arXiv 1904.10509",
-    summary="Every token sees `window` tokens, `dilation` apart.",
+    summary="Every token sees `window` steps, `dilation` apart.",
     build=build,
     options=Options,
     example={"pattern": {"name": "dilated", "window": 3, "dilation": 2}},

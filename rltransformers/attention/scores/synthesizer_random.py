@@ -19,7 +19,10 @@ from rltransformers.mixers.interface import Dims
 
 
 class RandomSynthesizer(ValuesOnly):
-    """``r[h, d]``, learned or as drawn; of a ``rank`` it is the product of a factor of heads and one of distances."""
+    """``r[h, d]``, learned or as drawn; of a ``rank`` it is the product of a factor of heads and one of distances.
+
+    Logits begin with variance 1, whatever the rank.
+    """
 
     scores_distances = True
 
@@ -31,7 +34,7 @@ class RandomSynthesizer(ValuesOnly):
         if not tables[0].is_meta:  # a network that is only measured draws nothing
             generator = torch.Generator().manual_seed(seed * 1_000_003 + dims.layer)
             for table in tables:
-                table.copy_(torch.randn(table.shape, generator=generator))
+                table.copy_(torch.randn(table.shape, generator=generator) * (rank or 1) ** -0.25)
         for name, drawn in zip(self.names, tables, strict=True):
             if learned:
                 self.register_parameter(name, nn.Parameter(drawn))

@@ -52,7 +52,11 @@ class Options:
 
 
 def build(dims: Dims, options: Options) -> Part:
-    """SP1; the largest span is the memory."""
+    """SP1; the largest span is the memory.
+
+    What is kept farther back counts by its distance, and is out of sight beyond the memory and the ramp: compressed
+    slots of old tokens, and first tokens, which count as one token behind the window of their pattern.
+    """
     return AdaptiveSpan(dims.heads, dims.memory * dims.tokens_per_step, options.ramp, options.initial)
 
 

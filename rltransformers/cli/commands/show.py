@@ -12,7 +12,8 @@ def add(commands: Parsers) -> None:
         "show",
         "Print a config as training would take it.",
         """
-CONFIG and the settings behind it are those of `rltransformers train`; nothing is trained or written. What is printed is
+CONFIG and the settings behind it are those of `rltransformers train`, which are refused as there as far as that shows
+without the environment and the data; nothing is trained or written. What is printed is
 YAML with every setting of a run, defaults included (those of the agent and of the backbone stay out: `rltransformers
 settings` has them):
 
@@ -29,6 +30,11 @@ def run(arguments: argparse.Namespace) -> None:
     """Print it."""
     import yaml
 
-    from rltransformers.cli.configs import read_config
+    from rltransformers.cli.configs import packaged_configs, read_config
 
-    print(yaml.safe_dump(read_config(arguments)[1].to_dict(), sort_keys=False), end="")
+    _, config, typed = read_config(arguments)
+    if typed or arguments.config not in packaged_configs():  # one that comes with the package is right, and torch slow
+        from rltransformers.cli.agents import check_config
+
+        check_config(config)
+    print(yaml.safe_dump(config.to_dict(), sort_keys=False), end="")

@@ -6,6 +6,7 @@ from contextlib import closing
 from rltransformers.cli.printing import print_json, print_results
 from rltransformers.cli.words import Parsers, add_config, add_engine, add_trust, command, flag, jobs_of
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.files import check_name
 from rltransformers.core.ranges import Count
 from rltransformers.training.experiment import ExperimentConfig
 
@@ -112,6 +113,12 @@ def _check(arguments: argparse.Namespace, names: list[str]) -> None:
             "train needs either CONFIG or --resume RUN or --env ID, one of the three (with a CONFIG: --environment.id "
             f"ID); packaged configs: {', '.join(names)}"
         )
+    if arguments.name is not None:
+        if arguments.resume is not None:
+            raise ConfigError(
+                "--name is for a new run, --resume goes on in the folder that it names: leave one of the two out"
+            )
+        check_name(arguments.name)
     for flag_name, default in (("jobs", None), ("engine", "local"), ("address", None)):
         if getattr(arguments, flag_name) != default and arguments.seeds is None:
             raise ConfigError(f"--{flag_name} says how several seeds are trained: give --seeds N, too")

@@ -6,6 +6,7 @@ from contextlib import closing
 from rltransformers.cli.printing import cell, print_json
 from rltransformers.cli.words import Parsers, add_config, add_engine, add_trust, command, flag, jobs_of
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.files import check_name
 from rltransformers.core.ranges import Count
 
 
@@ -54,6 +55,8 @@ def run(arguments: argparse.Namespace) -> None:
         key, equals, _ = text.partition("=")
         if not equals or not key:
             raise ConfigError(f"--search takes KEY=VALUES, as algorithm.learning_rate=1e-5..1e-2:log; got {text!r}")
+    if arguments.name is not None:
+        check_name(arguments.name)
     name, config, typed = read_config(arguments)
     trust.require_trust(trust.not_typed(trust.programs(config), typed), str(arguments.config), arguments.trust)
     from rltransformers.cli.engines import engine_of

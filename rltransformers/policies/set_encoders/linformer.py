@@ -57,7 +57,7 @@ class Options(EncoderOptions):
     """Options of Linformer.
 
     Attributes:
-        slots: projected keys and values; default: a quarter of the elements, at most 256, the most in the paper.
+        slots: projected keys and values; default: a quarter of the elements, between 2 and 256, the most in the paper.
         sharing: of E and F: by nobody ("none"), by the heads of a layer ("headwise"), by keys and values, too ("kv",
             E = F), or by all layers, one E for all of it ("layerwise").
     """
@@ -78,7 +78,7 @@ def build(elements: int, width: int, options: Options) -> PostNormStack:
     Raises:
         ConfigError: more slots than elements, or projections that would fill the memory.
     """
-    slots = options.slots or max(1, min(256, elements // 4))
+    slots = options.slots or max(min(elements, 2), min(256, elements // 4))  # of one slot all would read the same
     if slots > elements:
         raise ConfigError(
             f"encoder 'linformer' makes {slots} slots of {elements} elements; set slots to at most {elements}"

@@ -107,8 +107,8 @@ VARIANTS: dict[str, Row] = {
         bfloat16=0.4,
         why=CHOICE,
     ),
-    "a store with sinks and chosen keys": Row(
-        {**memorizing(), "pattern": {"name": "longformer", "window": 3, "sinks": 2}, "prior": "realformer",
+    "a store and chosen keys": Row(
+        {**memorizing(), "prior": "realformer",
          "selection": {"name": "topk", "k": 3}, "layers": 3},
         bfloat16=0.4,
         why=CHOICE,

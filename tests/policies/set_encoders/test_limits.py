@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rltransformers.policies.set_encoders import linformer
 from rltransformers.policies.set_encoders.encoder import SetEncoder
 from rltransformers.policies.set_encoders.interface import AttentionBlock, FeedForward
 from tests.policies.set_encoders.rows import ELEMENTS, HEADS, HIDDEN, ROWS, WIDTH, encoder_of
@@ -45,6 +46,13 @@ def identical(found: SetEncoder, expected: SetEncoder, atol: float = ROUNDING) -
         torch.testing.assert_close(
             found.stack(x, present)[present], expected.stack(x, present)[present], atol=atol, rtol=0
         )
+
+
+@pytest.mark.parametrize(("elements", "slots"), [(1, 1), (3, 2), (7, 2), (12, 3), (4000, 256)])
+def test_slots_of_linformer_tell_elements_apart(elements: int, slots: int) -> None:
+    """Of one slot alone every element would read the same."""
+    stack = linformer.build(elements, 8, linformer.Options(layers=1))
+    assert next(p for name, p in stack.named_parameters() if name.endswith("of_keys")).shape == (1, slots, elements)
 
 
 def test_bert_is_the_encoder_of_pytorch() -> None:
