@@ -1,4 +1,7 @@
-"""Plays an episode with a policy from a file: python examples/act_with_onnx.py policy.onnx CartPole-v1"""
+"""Plays an episode with a policy from a file: python examples/act_with_onnx.py policy.onnx CartPole-v1
+
+Observations may be a Dict of arrays; the action is one number or array.
+"""
 
 import json
 import sys
@@ -30,6 +33,8 @@ while True:
         "greedy": True,
         "noise": 0.0,
     }
+    if isinstance(observation, dict):
+        values |= {f"observation.{name}": leaf for name, leaf in observation.items()}
     # Not a number asks for nothing: a policy with a return head then takes what it predicts.
     values["target_return"] = np.nan if facts.get("predicts_return") else facts.get("best_return")
     feed = {name: tensor(name, values[name]) for name in about["inputs"]}

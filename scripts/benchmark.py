@@ -22,7 +22,7 @@ RESULTS = ROOT / "docs" / "benchmarks"
 COLUMNS = ("row", "setting", "ours", "baseline", "ratio [range]", "target", "met")
 LEGEND = (
     "Medians of 5 repetitions and the range of the ratios; baseline: a published implementation in the same process; "
-    "target: bound of the ratio, or of ours where nothing is compared; met: yes or no."
+    "target: the ratio that is wanted, or our own figure where nothing is compared; met: yes or no."
 )
 VERDICTS = {"True": "yes", "False": "**no**", "": ""}
 

@@ -170,7 +170,9 @@ def check_spaces(
     ):
         raise ConfigError(
             f"the {role} space of the environment ({space_outline(theirs)}) is not that of the dataset"
-            f" ({space_outline(ours)}); apply the wrappers that were applied when the data were recorded"
+            f" ({space_outline(ours)}); apply the wrappers that were applied when the data were recorded, or, where the"
+            " spaces of the data were guessed, give observation_space and action_space to load_trajectories and train"
+            " again"
         )
 
 

@@ -187,7 +187,7 @@ def _others(runs: Runs) -> str:
     scores = {variant: float(iqm([row.score for row in rows])) for variant, rows in runs.items()}
     if len(scores) > MOST_NAMED:
         return f"{len(scores)} variants: {number(min(scores.values()))} to {number(max(scores.values()))}"
-    return ", ".join(f"{variant} {number(score)}" for variant, score in scores.items())
+    return "; ".join(f"{variant} {number(score)}" for variant, score in scores.items())
 
 
 def index(results: Path, suites: Path) -> list[str]:

@@ -412,9 +412,9 @@ def test_sampled_actions_follow_the_seed_of_the_episode() -> None:
 
 def test_scores_are_those_of_the_environment_that_is_played(data: Trajectories) -> None:
     model = make(replace(data, env_id="Walker2d-v5"))
-    gym.register("Hopper-v77", entry_point=lambda **options: Drift(**options))
-    result = model.evaluate("Hopper-v77", [1.0], episodes=2)[0]
-    assert result.env_id == "Hopper-v77"
+    gym.register("gym/Hopper-v0", entry_point=lambda **options: Drift(**options))
+    result = model.evaluate("gym/Hopper-v0", [1.0], episodes=2)[0]
+    assert result.env_id == "gym/Hopper-v0"
     expected = [100 * (value + 20.272305) / (3234.3 + 20.272305) for value in result.returns]
     assert result.normalized_scores == pytest.approx(expected)
     assert result.summary()["normalized_score"] == pytest.approx(np.mean(expected))

@@ -173,7 +173,7 @@ def acting_as(preset: str) -> GTrXLPPO:
     memory = 15 if preset in ("nystromformer", "csalr") else 4  # its blocks look that far back
     small: dict[str, Any] = {"layers": 2 if preset in BETWEEN_LAYERS else 1, "width": 8}
     tokens: dict[str, Any] = {"tokens_per_step": 1, "dropout": 0.0} if preset == "decision_transformer" else {}
-    return untrained(preset=preset, **{"memory": memory, **small, **tokens, **small_windows(preset)})
+    return untrained(preset=preset, **{"memory": memory, **small, **tokens, **small_windows(preset, small["layers"])})
 
 
 def test_presets_that_are_not_written_have_no_operation_of_their_own() -> None:
