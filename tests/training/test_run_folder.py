@@ -48,6 +48,9 @@ def test_a_folder_without_config_is_not_a_run(tmp_path: Path) -> None:
         RunFolder.open(tmp_path)
     RunFolder(tmp_path).write_config({"seed": 1})
     assert RunFolder.open(tmp_path).config.read_text() == "seed: 1\n"
+    (tmp_path / "best.zip").touch()
+    with pytest.raises(ConfigError, match=r"best.zip is a file of the run .*; name the run .*--checkpoint"):
+        RunFolder.open(tmp_path / "best.zip")
 
 
 def test_metrics_of_a_resumed_run_follow_the_old_ones(tmp_path: Path) -> None:
