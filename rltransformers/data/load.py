@@ -116,7 +116,7 @@ def load_trajectories(
         _refuse(cache is not None, "cache", "trajectories; call .save(folder) on the result")
         if name is not None:
             dataset = replace(dataset, name=name, contents_checked=True)
-        dataset = _cut_at(dataset, time_limit)
+        dataset = _truncated_at(dataset, time_limit)
         return _checked(_keep_leaves(dataset, observation_leaves), observation_space, action_space)
     if isinstance(dataset, str) and (found := _file_reader(dataset)) is not None:
         read, files = found
@@ -352,7 +352,7 @@ def _pick(arrays: Any, leaves: Sequence[str] | None) -> Any:
     return {key: chosen(value) if key in kinds else value for key, value in arrays.items()}
 
 
-def _cut_at(data: Trajectories, time_limit: int | None) -> Trajectories:
+def _truncated_at(data: Trajectories, time_limit: int | None) -> Trajectories:
     """The same data, where an episode of ``time_limit`` steps counts as truncated."""
     if time_limit is None:
         return data

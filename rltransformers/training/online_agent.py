@@ -139,8 +139,10 @@ class OnlineAgent(BaseAlgorithm):
         if not self.world.alone:
             drawn = int(np.random.SeedSequence().generate_state(1)[0]) % 2**31
             self.seed = self.world.same(drawn if self.seed is None else self.seed)
-        self._begin_streams(self.seed)
-        self.set_random_seed(self.seed)
+        if self.seed is None:
+            self._begin_streams(None)
+        else:
+            self.set_random_seed(self.seed)
 
     def _begin_streams(self, seed: int | None) -> None:
         streams = generators(seed, self.device)

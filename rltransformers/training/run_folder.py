@@ -89,10 +89,10 @@ class RunFolder:
         """
         folder = cls(path)
         if not folder.config.is_file():
-            inside = folder.path.parent
-            if folder.path.is_file() and (inside / "config.yaml").is_file():
+            run = cls(folder.path.parent)
+            if folder.path.is_file() and run.config.is_file():
                 raise ConfigError(
-                    f"{path} is a file of the run {inside}; name the run (evaluate takes --checkpoint, too)"
+                    f"{path} is a file of the run {run.path}; name the run (evaluate takes --checkpoint, too)"
                 )
             raise ConfigError(
                 f"{path} is not a run folder: it has no config.yaml; runs are made by `rltransformers train`"

@@ -1,12 +1,24 @@
 """An agent whose outputs show what it remembers, and its rollouts one by one."""
 
 import torch
+from stable_baselines3.common.callbacks import BaseCallback
 
 from rltransformers.agents import GTrXLPPO, GTrXLVMPO
 from rltransformers.data.rollout import Segment
 from rltransformers.training.on_policy_agent import OnPolicyMemoryAgent
 
 ON_POLICY: list[type[OnPolicyMemoryAgent]] = [GTrXLPPO, GTrXLVMPO]
+
+
+class StopsAt(BaseCallback):
+    """Ends training inside a rollout."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
+    def _on_step(self) -> bool:
+        return self.num_timesteps < self.step
 
 
 def loud(model: OnPolicyMemoryAgent) -> None:

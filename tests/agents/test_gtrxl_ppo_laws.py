@@ -66,7 +66,7 @@ from rltransformers.data.rollout import Segment
 from rltransformers.policies.actor_critic import Evaluation, previous_steps
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.training.on_policy_agent import OnPolicyMemoryAgent
-from tests.agents.rollouts import ON_POLICY, loud, rollout
+from tests.agents.rollouts import ON_POLICY, StopsAt, loud, rollout
 from tests.agents.tiny_envs import AnySpace, Steady, Walk
 from tests.attention.rows import small_windows
 
@@ -338,15 +338,6 @@ def test_memory_refresh_epoch_renews_the_memory_at_the_segment_start(kind: type[
     model.train()
     assert len(seen) == 3
     assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
-
-
-class StopsAt(BaseCallback):
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.step = step
-
-    def _on_step(self) -> bool:
-        return self.num_timesteps < self.step
 
 
 @pytest.mark.parametrize("from_file", [False, True])

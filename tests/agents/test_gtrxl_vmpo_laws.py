@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from rltransformers.agents import GTrXLVMPO
 from rltransformers.backbone import PRESETS
 from rltransformers.core.errors import ConfigError
 from rltransformers.policies.memory_policy import PolicyState
-from tests.agents.rollouts import loud, rollout
+from tests.agents.rollouts import StopsAt, loud, rollout
 from tests.agents.test_gtrxl_ppo_laws import SIZES
 from tests.agents.tiny_envs import AnySpace, Walk
 from tests.attention.rows import small_windows
@@ -161,17 +160,6 @@ def test_a_new_target_goes_on_with_the_memory_of_the_weights_it_takes_over(memor
     with torch.no_grad():  # keys and values in its cache are those of the new weights too
         found = model.policy.evaluate_segment(second).values
     torch.testing.assert_close(found, second.values, atol=1e-5, rtol=1e-5)
-
-
-class StopsAt(BaseCallback):
-    """Ends training inside a rollout."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.step = step
-
-    def _on_step(self) -> bool:
-        return self.num_timesteps < self.step
 
 
 def test_after_a_stop_inside_a_rollout_the_learner_begins_with_the_memory_of_acting(tmp_path: Path) -> None:
