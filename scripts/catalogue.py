@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import gymnasium
 
-from rltransformers.backbone import AXES, PRESETS, BackboneConfig, catalogue
+from rltransformers.backbone import AXES, PLAIN, PRESETS, BackboneConfig, catalogue
 from rltransformers.backbone.config import LossWeight
 from rltransformers.cli.agents import AGENT_CLASSES, keyword_hints, policy_class, policy_hints
 from rltransformers.core.ranges import describe
@@ -54,6 +54,12 @@ OF_RECURRENT_PPO = {
     "lstm_kwargs": "Further keywords of torch.nn.LSTM",
 }
 """Keywords of sb3-contrib's agent in words of ours; the others mean what they mean for GTrXLPPO."""
+OF_DECISION_TRANSFORMER = {
+    "preset": "decision_transformer",
+    "memory": "algorithm.context_length - 1",
+    "tokens_per_step": "3, without a token of the return 2",
+}
+"""Defaults of its backbone beside those of the preset."""
 Setting = dict[str, Any]
 
 
@@ -111,7 +117,7 @@ def settings() -> list[Setting]:
     """
     found: list[Setting] = []
     for entry in _of_record(ExperimentConfig, ""):
-        section = {"backbone": _backbone, "algorithm": _algorithm, "policy": _policy}.get(entry["key"])
+        section = {"backbone": _backbones, "algorithm": _algorithm, "policy": _policy}.get(entry["key"])
         found += [entry] if section is None else section()
     return found
 
@@ -126,6 +132,20 @@ def _of_record(record: type, prefix: str) -> Iterator[Setting]:
             continue
         default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
         yield _setting(key, hint, default, said[each.name])
+
+
+def _backbones() -> Iterator[Setting]:
+    """A decision_transformer starts from the preset of its name, the other agents from gtrxl."""
+    preset = AgentName.DECISION_TRANSFORMER.value
+    others = [agent.value for agent in AgentName if agent not in (preset, AgentName.RECURRENT_PPO)]
+    own = {name: _plain(value) for name, value in (PLAIN | PRESETS[preset].overrides).items()} | OF_DECISION_TRANSFORMER
+    for entry in _backbone():
+        default = own.get(entry["key"].removeprefix("backbone."), entry["default"])
+        if default == entry["default"]:
+            yield entry
+        else:
+            yield entry | {"agents": others}
+            yield entry | {"agents": [preset], "default": default}
 
 
 def _backbone() -> Iterator[Setting]:

@@ -179,6 +179,23 @@ class BackboneConfig:
         return parameters, state
 
 
+def without_idle(values: Any) -> Any:
+    """Settings for ``from_dict`` without those of no effect, which files of earlier versions may hold.
+
+    These are choices for layers that there are not, and ``ff_width`` where no feed-forward part has a width.
+    """
+    if not isinstance(values, Mapping):
+        return values
+    given = dict(values)
+    width = given.pop("ff_width", None)
+    layers = (PLAIN | find_preset(given.get("preset", "gtrxl")).overrides | given).get("layers", BackboneConfig.layers)
+    for name, axis in CHOICES.items():
+        if axis.per_layer and is_list(given.get(name)):
+            given[name] = given[name][:layers]
+    ff = BackboneConfig.from_dict(given).choices.ff
+    return given if width is None or Feature.MIXER_ALONE in ff.spec.offers else given | {"ff_width": width}
+
+
 def plain(value: Any) -> Any:
     """A copy: tuples and mappings as lists and dicts, numbers of numpy as Python's."""
     if isinstance(value, Choice):

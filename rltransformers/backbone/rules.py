@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from rltransformers.backbone.axes import AXES
 from rltransformers.backbone.choices import Choices, LayerChoices
-from rltransformers.core.checkpoint import reads_contents
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Choice, Feature, Loss, is_list
 
@@ -44,12 +43,11 @@ def check_combinations(config: BackboneConfig) -> None:
     check_keys(config)
     check_refusals(config)
     check_losses(config)
-    if not reads_contents():
-        check_effects(config)
+    check_effects(config)
 
 
 def check_effects(config: BackboneConfig) -> None:
-    """Raise where a setting would be without effect; files of earlier versions hold some, so their configs may."""
+    """Raise where a setting would be without effect."""
     for name, axis in AXES.items():
         written = getattr(config, name)
         if axis.per_layer and is_list(written) and len(written) > config.layers:

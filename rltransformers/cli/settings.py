@@ -26,6 +26,12 @@ SET_ELSEWHERE = {
     "_init_setup_model": "",
 }
 """Keywords of agents that are no settings under ``algorithm``, and where a config has them."""
+OTHER_WORDS = {
+    "lr": ("algorithm.learning_rate",),
+    "steps": ("train.total_timesteps", "train.gradient_steps"),
+    "timesteps": ("train.total_timesteps", "train.gradient_steps"),
+}
+"""What other programs call a setting, and the keys that may be meant."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +133,8 @@ def _of_others(key: str, agent: Any) -> str:
 def suggestion(key: str, known: Collection[str]) -> str:
     """A sentence with the keys that ``key`` may have been meant to be, else with all beside it, else the outermost.
 
-    Tried in turn: a name like it beside it, a key like it (where nothing stands beside it), the same name or one
-    like it elsewhere.
+    Tried in turn: what other programs call so, a name like it beside it, a key like it (where nothing stands beside
+    it), the same name or one like it elsewhere.
     """
     place, _, name = key.rpartition(".")
     keys = sorted({*known, *(each.rpartition(".")[0] for each in known if "." in each)})
@@ -141,6 +147,7 @@ def suggestion(key: str, known: Collection[str]) -> str:
     if not close:
         close = [each for match in difflib.get_close_matches(name, named, n=1, cutoff=0.8) for each in named[match]]
     close = sorted(close, key=lambda each: -difflib.SequenceMatcher(None, key, each).ratio())
+    close = [each for each in OTHER_WORDS.get(key, ()) if each in known] or close
     if close:
         return f"did you mean {' or '.join(repr(each) for each in close[:2])}?"
     if beside:

@@ -15,7 +15,6 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -170,10 +169,6 @@ _CORRUPT = (
 )  # fmt: skip
 
 
-_reading = ContextVar("_reading", default=False)
-"""See ``reads_contents``."""
-
-
 @contextmanager
 def contents_of(path: File, kind: str, alone: bool = True) -> Iterator[None]:
     """Within the block an error is a fault of what the checkpoint ``path`` of a ``kind`` holds.
@@ -183,20 +178,12 @@ def contents_of(path: File, kind: str, alone: bool = True) -> Iterator[None]:
     Raises:
         CheckpointError: names the file and what is wrong with it, in one line.
     """
-    before = _reading.set(True)
     try:
         yield
     except _CORRUPT as error:
         if isinstance(error, ConfigError) and not alone:
             raise
         raise CheckpointError(f"{file_name(path)} does not hold a complete {kind}: {_reason(error)}") from error
-    finally:
-        _reading.reset(before)
-
-
-def reads_contents() -> bool:
-    """Whether this runs within ``contents_of``: what an earlier version took must be taken from its files."""
-    return _reading.get()
 
 
 def _reason(error: Exception) -> str:

@@ -1,5 +1,6 @@
 """Where tensors live: one place that reads a device setting."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from rltransformers.core.ranges import shown
 
 
 def find_device(device: torch.device | str, name: str = "device") -> torch.device:
-    """The device of this name; "auto" is CUDA where there is one, and "cuda" without one is the CPU, as in SB3.
+    """The device of this name; "auto" is CUDA where there is one; "cuda" without one is the CPU, with a warning.
 
     Raises:
         ConfigError: for a name that torch does not know, or a device that holds no tensor here.
@@ -19,6 +20,8 @@ def find_device(device: torch.device | str, name: str = "device") -> torch.devic
     try:
         found = torch.device("cuda" if device == "auto" else device)
         if found.type == "cuda" and not torch.cuda.is_available():
+            if device != "auto":
+                warnings.warn(f"{name} is {device}, but torch finds no CUDA here; the CPU is taken", stacklevel=1)
             return torch.device("cpu")
         torch.empty(0, device=found).cpu()
     except (RuntimeError, NotImplementedError, AssertionError) as error:

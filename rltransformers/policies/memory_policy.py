@@ -20,6 +20,7 @@ from stable_baselines3.common.policies import BasePolicy
 from torch import Tensor, nn
 
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
+from rltransformers.backbone.config import without_idle
 from rltransformers.backbone.state import part_of, prefixed
 from rltransformers.backbone.tables import Tables
 from rltransformers.core.action_masks import ACTION_MASK, WAY_OUT, mask_space, masks_of_step, observes_mask
@@ -493,6 +494,8 @@ class MemoryPolicy(BasePolicy):
             stored, weights = checkpoint.settings, checkpoint.tensors["policy"]
             keywords = check(stored["policy_kwargs"], Mapping[str, Any], "settings.policy_kwargs")
             keywords = policy_settings(cls, keywords, "settings.policy_kwargs.")
+            if "backbone" in keywords:
+                keywords["backbone"] = without_idle(keywords["backbone"])
             check_held(BackboneConfig.from_dict(keywords.get("backbone") or {}), weights)
             make: Any = cls  # a subclass, whose constructor is another than that of its base
             spaces = space_from_json(stored["observation_space"]), space_from_json(stored["action_space"])

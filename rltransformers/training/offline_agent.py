@@ -17,6 +17,7 @@ from stable_baselines3.common.utils import configure_logger
 from torch import Tensor
 
 from rltransformers.backbone import BackboneConfig
+from rltransformers.backbone.config import without_idle
 from rltransformers.core.checkpoint import (
     File,
     check_tensor,
@@ -416,7 +417,7 @@ class OfflineAgent:
             settings = replace(settings, **replaced)
             summary = DataSummary(**check(parts["summary"], Mapping[str, Any], "summary"))
             statistics = stored_statistics(spaces[0], weights) if settings.normalize_observations else None
-            backbone = BackboneConfig.from_dict(parts["backbone"])
+            backbone = BackboneConfig.from_dict(without_idle(parts["backbone"]))
             check_tokens(backbone.tokens_per_step, settings.mode, settings.return_in)
             check_held(backbone, weights)
             # Checkpoints of earlier releases have no masks, no encoders of leaves, no encoder, no readout.

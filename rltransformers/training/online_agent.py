@@ -23,6 +23,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig
+from rltransformers.backbone.config import without_idle
 from rltransformers.core.action_masks import ACTION_MASK, MASK_METHOD, observes_mask
 from rltransformers.core.checkpoint import (
     File,
@@ -612,7 +613,9 @@ class OnlineAgent(BaseAlgorithm):
         # Earlier releases asked functions of a user beyond the end of a run, where they may fall below 0.
         held |= {name: 0.0 for name in cls.scheduled if isinstance(held.get(name), float) and held[name] < 0.0}
         settings = check_arguments(cls.__init__, held, "settings.")
-        given = settings["policy_kwargs"] or {}
+        given = dict(settings["policy_kwargs"] or {})
+        if "backbone" in given:
+            given["backbone"] = without_idle(given["backbone"])
         settings["policy_kwargs"] = cls.check_policy(given, "settings.policy_kwargs.", stored.get("policy"))
         both = space_from_json(stored["observation_space"]), space_from_json(stored["action_space"])
         return settings, both, check(stored["n_envs"], Count, "settings.n_envs")

@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from rltransformers.backbone import BackboneConfig
 from rltransformers.cli import seeds, settings, worker
 from rltransformers.cli.agents import check_keywords
 from rltransformers.cli.configs import config_of_env, packaged_configs
@@ -22,6 +24,7 @@ from rltransformers.cli.engines import LocalEngine
 from rltransformers.cli.main import build_parser, main
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.signals import Stopped
+from rltransformers.training.decision_settings import backbone_config
 from rltransformers.training.experiment import AgentName, build_experiment
 from rltransformers.training.run_folder import RunFolder
 from tests.cli.test_runs import ONLINE, refused, run, work
@@ -116,11 +119,25 @@ def test_the_settings_of_an_agent_are_those_that_it_takes(agent: AgentName) -> N
             assert ("unknown setting" not in str(error)) == (key in listed), key
 
 
+@pytest.mark.parametrize("agent", [AgentName.GTRXL_PPO, AgentName.DECISION_TRANSFORMER])
+def test_the_defaults_of_a_backbone_are_those_that_the_agent_builds(agent: AgentName) -> None:
+    built = backbone_config(None, "dt", 20) if agent is AgentName.DECISION_TRANSFORMER else BackboneConfig()
+    listed = {each.key: each.default for each in settings.find_settings("backbone.", agent) if not each.of}
+    assert listed["backbone.preset"] == ("gtrxl" if built.residual == "gru" else "decision_transformer")
+    words = {"algorithm.context_length - 1": 19, "3, without a token of the return 2": 3}
+    for each in fields(BackboneConfig):
+        if each.name != "losses":
+            default = listed[f"backbone.{each.name}"]
+            assert words.get(default, yaml.safe_load(default)) == getattr(built, each.name), each.name
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--learning_rate", "1"], "unknown setting learning_rate; did you mean 'algorithm.learning_rate'?"),
         (["--total_timesteps", "1"], "unknown setting total_timesteps; did you mean 'train.total_timesteps'?"),
+        (["--steps", "1"], "unknown setting steps; did you mean 'train.total_timesteps' or 'train.gradient_steps'?"),
+        (["--lr", "1"], "unknown setting lr; did you mean 'algorithm.learning_rate'?"),
         (["--algorithm.width", "8"], "unknown setting algorithm.width; did you mean 'backbone.width'?"),
         (["--env.num_envs", "8"], "unknown setting env.num_envs; did you mean 'environment.num_envs'"),
         (["--evaluation.evry", "8"], "unknown setting evaluation.evry; did you mean 'evaluation.every'?"),

@@ -16,9 +16,13 @@ def test_the_cpu_is_found_by_its_names(name: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["auto", "cuda", torch.device("cuda"), "cuda:7"])
-def test_without_cuda_it_is_the_cpu(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cuda_it_is_the_cpu_and_who_asked_for_cuda_hears_of_it(
+    name: Any, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert find_device(name) == torch.device("cpu")
+    assert find_device(name, "algorithm.device") == torch.device("cpu")
+    warnings = [] if name == "auto" else [f"algorithm.device is {name}, but torch finds no CUDA here; the CPU is taken"]
+    assert [str(each.message) for each in recwarn] == warnings
 
 
 @pytest.mark.parametrize("name", ["nonsense", "", "cpu:-1", "meta", "cuda:x", "xpu", "line\nline", "x" * 10_000])
