@@ -11,7 +11,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
@@ -70,21 +70,16 @@ def check(value: Any, annotation: Any, name: str) -> Any:
     return _converted(value, annotation)
 
 
-def check_arguments(
-    function: Callable[..., Any], values: Mapping[str, Any], prefix: str = "", without: Collection[str] = ()
-) -> dict[str, Any]:
+def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """``values`` by name, each checked against the annotation of the parameter of ``function`` that has its name.
 
     Args:
         prefix: put before a name in messages, e.g. "algorithm.".
-        without: parameters that are no settings; a value for one is refused like an unknown name.
 
     Raises:
         ConfigError: for a value outside its type or range, and for a name that ``function`` does not have.
     """
-    return check_settings(
-        {name: hint for name, hint in annotations(function).items() if name not in without}, values, prefix
-    )
+    return check_settings(annotations(function), values, prefix)
 
 
 def check_settings(hints: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

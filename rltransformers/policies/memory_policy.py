@@ -351,10 +351,15 @@ class MemoryPolicy(BasePolicy):
         device = self.action_head.linear.weight.device  # SB3's property walks through all modules
         return {path: to_tensor(leaves[path], device, dtype) for path, dtype in self.leaf_types.items()}
 
+    def end_training_mode(self) -> None:
+        """As ``set_training_mode(False)``, which takes longer than a small step, where any part is in training mode."""
+        if any(module.training for module in self.modules()):
+            self.set_training_mode(False)
+
     def executed(self, actions: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-        """Leaves of actions [B, ...] as the environments take them; Boxes clipped."""
+        """Leaves of actions [B, ...] as the environments take them: copies, Boxes clipped."""
         return {
-            path: leaf.execute(actions[path]).cpu().numpy().astype(self.action_leaves[path].dtype, copy=False)
+            path: leaf.execute(actions[path]).cpu().numpy().astype(self.action_leaves[path].dtype)
             for path, leaf in self.action_head.named_leaves()
         }
 
@@ -398,8 +403,7 @@ class MemoryPolicy(BasePolicy):
             ConfigError: when the policy needs rewards or masks and none are given, or ``deterministic`` is no boolean.
         """
         deterministic = check(deterministic, bool, "deterministic")
-        if any(module.training for module in self.modules()):  # setting it anyway takes longer than a small step
-            self.set_training_mode(False)
+        self.end_training_mode()
         arrays, batched = fit_observation(self.tree, observation)
         if self.masks or action_masks is not None:
             arrays[ACTION_MASK] = self._fit_masks(arrays, action_masks)

@@ -60,12 +60,12 @@ def shaped(episodes: Trajectories, settings: Settings) -> Trajectories:
 
 def summary_of(data: Trajectories, settings: Settings, return_scale: float | None) -> DataSummary:
     """What a model keeps of its data; without ``return_scale`` the root mean square of return-to-go."""
+    return_to_go = data.return_to_go(settings.discount)
     if return_scale is None:
-        return_to_go = data.return_to_go(settings.discount).astype(np.float64)
-        return_scale = float(np.sqrt(np.mean(np.square(return_to_go)))) or 1.0
+        return_scale = float(np.sqrt(np.mean(np.square(return_to_go.astype(np.float64))))) or 1.0
     else:
-        check_scale(return_scale, float(np.abs(data.return_to_go(settings.discount)).max()))
-    first_steps = data.return_to_go(settings.discount)[data.offsets[:-1]]
+        check_scale(return_scale, float(np.abs(return_to_go).max()))
+    first_steps = return_to_go[data.offsets[:-1]]
     return DataSummary(return_scale, float(first_steps.max()), data.env_id, float(first_steps.min()))
 
 

@@ -108,7 +108,8 @@ def _play(
             actions[path][rows] = value
         steps += 1
         when = f"in step {steps} of this evaluation"
-        taken = nest_leaves(envs.single_action_space, actions)
+        # Copies: an environment may keep its action, a view of them, for its next step.
+        taken = nest_leaves(envs.single_action_space, {path: value.copy() for path, value in actions.items()})
         observation, rewards, terminated, truncated, infos = attempt(envs, when, envs.step, taken)
         check_outcome(count, rewards, {"terminated": terminated, "truncated": truncated}, when)
         ended = np.logical_or(terminated, truncated)

@@ -124,8 +124,8 @@ class RunFolder:
         stay when the evaluation is complete, which is when ``evaluations.jsonl`` has it. Without ``evaluated`` it goes
         too, to be made again.
         """
-        kept = [(at, results) for at, results in self.read_evaluations() if at < step or (evaluated and at == step)]
-        self._write_evaluations(kept)
+        kept = [(at, line) for at, _, line in self._evaluations() if at < step or (evaluated and at == step)]
+        self._write_evaluations([line for _, line in kept])
         evaluated = bool(kept) and kept[-1][0] == step
         MetricsCSV.cut(self.metrics, step, evaluated)
         cut_event_files(self._event_files(), step, evaluated)
@@ -146,17 +146,25 @@ class RunFolder:
 
     def append_evaluation(self, step: int, results: Sequence[EvaluationResult]) -> None:
         """Add one evaluation; a line that a resumed run repeats replaces the old one."""
-        kept = [(old, past) for old, past in self.read_evaluations() if old < step]
-        self._write_evaluations([*kept, (step, list(results))])
+        kept = [line for old, _, line in self._evaluations() if old < step]
+        entry = {"step": step, "results": [result.to_dict() for result in results]}
+        self._write_evaluations([*kept, json.dumps(entry)])
 
-    def _write_evaluations(self, evaluations: Sequence[tuple[int, Sequence[EvaluationResult]]]) -> None:
-        entries = [{"step": step, "results": [result.to_dict() for result in past]} for step, past in evaluations]
-        if entries or self.evaluations.exists():
+    def _write_evaluations(self, lines: Sequence[str]) -> None:
+        if lines or self.evaluations.exists():
             with replacing(self.evaluations) as temporary:
-                temporary.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+                temporary.write_text("".join(f"{line}\n" for line in lines))
 
     def read_evaluations(self) -> list[tuple[int, list[EvaluationResult]]]:
-        """(step, results) of every evaluation so far, in order."""
+        """(step, results) of every evaluation so far, in order.
+
+        Raises:
+            DataError: for a damaged line, unless it is the last one and was never finished.
+        """
+        return [(step, results) for step, results, _ in self._evaluations()]
+
+    def _evaluations(self) -> list[tuple[int, list[EvaluationResult], str]]:
+        """(step, results, line of the file) of every evaluation so far, in order."""
         if not self.evaluations.is_file():
             return []
         lines = self.evaluations.read_bytes().split(b"\n")
@@ -166,7 +174,7 @@ class RunFolder:
                 entry = json.loads(line) if line.strip() else None
                 if entry is not None:
                     past = [EvaluationResult.from_dict(result) for result in entry["results"]]
-                    evaluations.append((int(entry["step"]), past))
+                    evaluations.append((int(entry["step"]), past, line.decode()))
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
                 if number == len(lines):  # without an end: what wrote it was killed
                     break

@@ -114,7 +114,7 @@ class PolicySteps(Stepping):
         self, leaves: Leaves, state: PolicyState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None
     ) -> tuple[Leaves, PolicyState]:
         policy = self._policy
-        policy.set_training_mode(False)
+        policy.end_training_mode()
         scaled, scaled_reward = self._scalings()
         leaves = leaves | {path: scaling(leaves[path]) for path, scaling in scaled.items()}
         if policy.uses_previous_reward:

@@ -366,6 +366,29 @@ def test_evaluation_equals_a_plain_loop_of_predict(trained: DecisionTransformer)
         assert total == pytest.approx(expected, abs=1e-4)
 
 
+class Jerk(gym.Wrapper[Any, Any, Any, Any]):
+    """Pays for the distance between an action and the one before, which it keeps as it was given or copies."""
+
+    def __init__(self, env: gym.Env[Any, Any], copies: bool) -> None:
+        super().__init__(env)
+        self.copies, self.last = copies, np.zeros(1)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, _, terminated, truncated, info = self.env.step(action)
+        reward = float(np.abs(action - self.last).sum())
+        self.last = action.copy() if self.copies else action
+        return observation, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_an_environment_may_keep_its_last_action(trained: DecisionTransformer, num_envs: int) -> None:
+    kept, copied = (
+        trained.evaluate(lambda: Jerk(Drift(), copies), [2.0], episodes=4, seed=7, num_envs=num_envs)[0].returns
+        for copies in (False, True)
+    )
+    assert kept == copied and np.ptp(copied) > 0
+
+
 def test_the_return_asked_for_falls_by_every_reward_received(
     trained: DecisionTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

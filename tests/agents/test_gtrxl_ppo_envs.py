@@ -105,6 +105,23 @@ def test_nested_actions_are_learned_saved_and_predicted(name: str, tmp_path: Pat
     assert mean == 10.0  # rewards 1, 2, 3, 4
 
 
+class Eraser(AnySpace):
+    """Overwrites the action that it was given."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        result = super().step(action)
+        action[...] = 0
+        return result
+
+
+@pytest.mark.parametrize("name", ["multi-discrete", "multi-binary", "box"])
+def test_an_environment_may_write_into_its_action(name: str) -> None:
+    given, erased = (
+        rollout(agent(DummyVecEnv([partial(kind, VECTOR, ACTIONS[name])] * 2), HISTORY)) for kind in (AnySpace, Eraser)
+    )
+    assert torch.equal(given.actions[""], erased.actions[""]) and given.actions[""].any()
+
+
 class Payer(AnySpace):
     """Pays what the leaves of its nested action sum to."""
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,6 +212,20 @@ def test_an_evaluation_that_a_resumed_run_repeats_replaces_the_old_ones(tmp_path
     for step, mean in ((100, 1.0), (200, 2.0), (300, 3.0), (200, 5.0)):
         folder.append_evaluation(step, [result(mean)])
     assert folder.read_evaluations() == [(100, [result(1.0)]), (200, [result(5.0)])]
+
+
+def test_the_evaluations_before_one_are_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, summaries, summary = RunFolder(tmp_path), [], EvaluationResult.summary
+
+    def count(self: EvaluationResult) -> dict[str, Any]:
+        summaries.append(self)
+        return summary(self)
+
+    monkeypatch.setattr(EvaluationResult, "summary", count)
+    for step in range(1, 6):
+        folder.append_evaluation(step, [result(float(step))])
+    folder.cut(3)
+    assert len(summaries) == 5 and [step for step, _ in folder.read_evaluations()] == [1, 2, 3]
 
 
 def test_the_pictures_are_drawn(tmp_path: Path) -> None:
