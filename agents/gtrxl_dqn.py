@@ -23,15 +23,13 @@ from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.checkpoint import File
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.guard import attempt
 from rltransformers.core.ranges import Count, Fraction, PositiveNumber, Seed, UnitInterval, WholeNumber, strict
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.data.replay import Draw, Drawable, SegmentReplay, Window
-from rltransformers.policies.memory_policy import rewarded
 from rltransformers.policies.observations import tree_space
 from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.q_network import GTrXLQPolicy
-from rltransformers.policies.steps import Acting, ActorCriticMachine
+from rltransformers.policies.steps import Acting
 from rltransformers.training.distributed import check_shared, log_traffic
 from rltransformers.training.exploration import LADDER, Exploration, check_exploration, exploration_rates
 from rltransformers.training.memory_panel import memory_panel
@@ -180,15 +178,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
     def _setup_model(self) -> None:
         check_exploration(self.exploration)
         check_shared(self.world, None, self.batch_size)
-        self._setup_lr_schedule()
-        self._set_random_streams()
-        self._find_masks()
-        make: Any = self.policy_class
-        self.policy = make(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
-        self.policy.complete()
-        self.policy = self.policy.to(self.device)
-        if self.acting == "compiled":
-            self.policy.machine_code = ActorCriticMachine(self.policy)
+        self._make_policy()
         self.context = context_of(self.context_length, self.policy.actor.backbone.receptive_field)
         # Of a checkpoint, for the environment that may be set later.
         self._stored: dict[str, Any] = {"replay": None, "last_raw_observation": None}
@@ -234,20 +224,13 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
                 raw[ACTION_MASK] = seen[ACTION_MASK]
             noise = self._own_rows(policy.exploration(self._rates(), self._action_generator))
             actions, _, _, state = policy.step(leaves, self._acting, first, noise, overwrites=True)
-            when = f"at step {self.num_timesteps // self.n_envs + 1} of this run"
-            new_obs, rewards, dones, infos = attempt(env, when, env.step, policy.environment_actions(actions))
-            watch.outcome(rewards, dones, when)
-            resets = np.array([info.get("reset_row", False) for info in infos], bool)
-            self._count_steps(env.num_envs - int(np.count_nonzero(resets)))
-            self._acting = rewarded(state, rewards)
-            self._last_obs = cast(Any, new_obs)  # may be a tuple here, which SB3's declaration leaves out
-            # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
-            self._last_episode_starts, starts = dones | resets, self._last_episode_starts
+            executed = policy.environment_actions(actions)
+            new_obs, rewards, dones, infos, starts, counts = self._step_environments(env, watch, executed, state)
             cut, last = watch.last_observations(dones, infos, self._place)
             terminal = dones.copy()
             terminal[cut] = False
             earned = rewards if normaliser is None else normaliser.get_original_reward()
-            replay_buffer.add(raw, actions, earned, cast(np.ndarray, starts), terminal, ~resets)
+            replay_buffer.add(raw, actions, earned, starts, terminal, counts)
             if cut:
                 replay_buffer.add_last(cut, raw_last(normaliser, last))
             callback.update_locals(locals())
@@ -273,9 +256,6 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         rates = exploration_rates(self.exploration, self._current_progress_remaining, self.all_envs)
         return torch.as_tensor(rates, dtype=torch.float32, device=self.device)
 
-    def _place(self, row: int) -> str:
-        return f"{row} at step {self.num_timesteps // self.n_envs} of this run"
-
     # Learning
 
     def train(self, gradient_steps: int, batch_size: int) -> None:
@@ -283,9 +263,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         replay = self.replay_buffer
         if replay is None or not int(self.world.total(torch.tensor(len(replay)))):
             return  # no segment is whole yet
-        self.policy.set_training_mode(True)
-        self.policy.progress = 1.0 - self._current_progress_remaining
-        self._update_learning_rate(self.policy.optimizer)
+        self._begin_update()
         losses, norms = [], []
         for _ in range(gradient_steps):
             draw, takers = self._draw(replay, batch_size)
@@ -317,21 +295,23 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         """Places in a draw of the segments that the replay of this process holds."""
         return np.flatnonzero(draw.rows // self.n_envs == self.world.rank)
 
+    def _part(self, draw: Draw, own: np.ndarray) -> Draw:
+        """Those at the places ``own`` of a draw, as this process counts its environments."""
+        return Draw(draw.rows[own] % self.n_envs, draw.segments[own], draw.weights[own])
+
     def _window(self, replay: SegmentReplay, draw: Draw, takers: Tensor) -> Window:
         """The drawn segments that this process learns from, wherever they are held."""
         if self.world.alone:
             return replay.gather(draw)
         own = self._own(draw)
-        held = replay.gather(Draw(draw.rows[own] % self.n_envs, draw.segments[own], draw.weights[own]))
+        held = replay.gather(self._part(draw, own))
         owners = torch.from_numpy(draw.rows) // self.n_envs
         return Window(**self.world.exchange(held.tensors(), owners, takers), context=held.context)
 
     def _prioritize(self, replay: SegmentReplay, draw: Draw, priorities: Tensor) -> None:
         own = self._own(draw)
         if len(own):
-            replay.prioritize(
-                Draw(draw.rows[own] % self.n_envs, draw.segments[own], draw.weights[own]), priorities[own]
-            )
+            replay.prioritize(self._part(draw, own), priorities[own])
         replay.largest_priority = max(replay.largest_priority, float(priorities.max()))
 
     def _seen(self, window: Window) -> Window:
@@ -404,38 +384,21 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         total_timesteps: Annotated[int, Ge(0), Lt(2**63)],
         callback: MaybeCallback = None,
         log_interval: Count | None = 100,
-        tb_log_name: str = KIND,
+        tb_log_name: str | None = None,
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> Self:
         """Train for at least ``total_timesteps`` environment steps and return self.
 
-        ``log_interval`` counts episodes; None leaves writing to a callback.
+        ``log_interval`` counts episodes; None leaves writing to a callback. ``tb_log_name``: as for ``GTrXLPPO``.
 
         Raises:
             DataError, ConfigError: as ``GTrXLPPO.learn``.
         """
         if self.env is None:
             raise ConfigError("this agent has no environment to learn in; load it with GTrXLDQN.load(path, env=env)")
-        interval = cast(int, log_interval)  # SB3 reads None too
-        return super().learn(total_timesteps, callback, interval, tb_log_name, reset_num_timesteps, progress_bar)
-
-    def predict(
-        self,
-        observation: Any,
-        state: Any = None,
-        episode_start: np.ndarray | None = None,
-        deterministic: bool = False,
-        reward: np.ndarray | float | None = None,
-        action_masks: Any = None,
-    ) -> tuple[Any, Any]:
-        """Actions for one observation or a batch, and the state to pass in next; see ``MemoryPolicy.predict``.
-
-        The best actions, or without ``deterministic`` a random one with the probability ``epsilon`` of the policy.
-        Random actions come from a stream of their own: predicting never changes a training run.
-        """
-        streams = self._predict_generator
-        return self.policy.predict(observation, state, episode_start, deterministic, reward, streams, action_masks)
+        interval, name = cast(int, log_interval), KIND if tb_log_name is None else tb_log_name  # SB3 reads None too
+        return super().learn(total_timesteps, callback, interval, name, reset_num_timesteps, progress_bar)
 
     # Files
 

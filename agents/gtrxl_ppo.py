@@ -170,7 +170,8 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         """Improve the policy on the collected segments, then bring the acting memory up to date."""
         segment = self._segment
         assert segment is not None  # learn() collects before it trains
-        self._begin_update(segment)
+        self._begin_update()
+        self._look_at_memory(segment)
         recorded = self._recorded(segment)
         losses = self._optimise(segment, recorded)
         self._end_update(segment)

@@ -138,7 +138,9 @@ def _backbones() -> Iterator[Setting]:
     """A decision_transformer starts from the preset of its name, the other agents from gtrxl."""
     preset = AgentName.DECISION_TRANSFORMER.value
     others = [agent.value for agent in AgentName if agent not in (preset, AgentName.RECURRENT_PPO)]
-    own = {name: _plain(value) for name, value in (PLAIN | PRESETS[preset].overrides).items()} | OF_DECISION_TRANSFORMER
+    own = {
+        name: _plain(value) for name, value in ({**PLAIN, **PRESETS[preset].overrides}).items()
+    } | OF_DECISION_TRANSFORMER
     for entry in _backbone():
         default = own.get(entry["key"].removeprefix("backbone."), entry["default"])
         if default == entry["default"]:

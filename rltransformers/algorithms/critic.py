@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rltransformers.algorithms.decision import Mean, masked_mean
+from rltransformers.algorithms.decision import Mean
+from rltransformers.functional.means import masked_mean
 
 LEAST_VALUE = 1e-6
 """By which values are divided at least."""

@@ -10,18 +10,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rltransformers.functional.means import masked_mean
 from rltransformers.policies.action_heads import ActionHead, ActionLeaf, ContinuousAction, NormalAction
 
 Mean = Callable[[Tensor, Tensor], Tensor]
 """The mean of values over the entries that are valid: ``masked_mean``, or that over several processes."""
-
-
-def masked_mean(values: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"]) -> Float[Tensor, ""]:
-    """Sum over valid entries divided by their number, so every valid step of a batch has the same weight.
-
-    Invalid entries may hold anything, NaN included; 0 when nothing is valid.
-    """
-    return torch.where(valid, values, 0.0).sum() / valid.sum().clamp(min=1)
 
 
 def squared_error(prediction: Float[Tensor, "... A"], target: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:

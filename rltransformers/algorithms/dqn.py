@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rltransformers.functional.means import masked_mean
+
 EPSILON = 1e-3
 """Of ``rescale``: the share of the identity, which keeps the inverse Lipschitz."""
 LARGEST_SHARE = 0.9
@@ -57,14 +59,14 @@ def dqn_loss(q: Float[Tensor, "B T A"], targets: Float[Tensor, "B L"], steps: St
     """Huber loss of the values of the first L actions, mean over those that count."""
     counts = steps.counts[:, : targets.shape[1]]
     errors = td_errors(q, targets, steps)
-    loss = mean_over(huber(errors) * steps.weights[:, None], counts)
+    loss = masked_mean(huber(errors) * steps.weights[:, None], counts)
     found = errors.detach()
     return DQNLoss(
         total=loss,
         td_loss=loss.detach(),
-        td_error=mean_over(found.abs(), counts),
-        q_value=mean_over(targets - found, counts),
-        target=mean_over(targets, counts),
+        td_error=masked_mean(found.abs(), counts),
+        q_value=masked_mean(targets - found, counts),
+        target=masked_mean(targets, counts),
         priorities=segment_priorities(found, counts),
     )
 
@@ -144,8 +146,3 @@ def segment_priorities(errors: Float[Tensor, "B L"], counts: Bool[Tensor, "B L"]
     size = torch.where(counts, errors.abs(), torch.zeros_like(errors))
     mean = size.sum(1) / counts.sum(1).clamp(min=1)
     return LARGEST_SHARE * size.amax(1) + (1.0 - LARGEST_SHARE) * mean
-
-
-def mean_over(x: Float[Tensor, "B T"], counts: Bool[Tensor, "B T"]) -> Tensor:
-    """The mean of what counts, whatever stands elsewhere; 0 when nothing does."""
-    return torch.where(counts, x, torch.zeros_like(x)).sum() / counts.sum().clamp(min=1)

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rltransformers.functional.means import masked_mean
+
 
 @dataclass(frozen=True)
 class PPOLoss:
@@ -82,17 +84,17 @@ def ppo_loss(now: Estimates, batch: Recording, weights: PPOWeights) -> PPOLoss:
     """
     counts = batch.counts
     log_ratio = now.log_probs - batch.log_probs
-    policy = mean_over(-clipped_surrogate(log_ratio, batch.advantages, weights.clip_range), counts)
-    value = mean_over(value_error(now.values, batch.values, batch.returns, weights.clip_range_vf), counts)
-    bonus = mean_over(now.entropy, counts)
+    policy = masked_mean(-clipped_surrogate(log_ratio, batch.advantages, weights.clip_range), counts)
+    value = masked_mean(value_error(now.values, batch.values, batch.returns, weights.clip_range_vf), counts)
+    bonus = masked_mean(now.entropy, counts)
     total = policy + weights.vf_coef * value - weights.ent_coef * bonus
-    barrier = None if now.log_barrier is None else mean_over(now.log_barrier, counts)
+    barrier = None if now.log_barrier is None else masked_mean(now.log_barrier, counts)
     if barrier is not None and weights.barrier_coef:
         total = total - weights.barrier_coef * barrier
     with torch.no_grad():
         change = log_ratio.exp() - 1.0
-        approx_kl = mean_over(change - log_ratio, counts)
-        clip_fraction = mean_over((change.abs() > weights.clip_range).to(change.dtype), counts)
+        approx_kl = masked_mean(change - log_ratio, counts)
+        clip_fraction = masked_mean((change.abs() > weights.clip_range).to(change.dtype), counts)
         ratio_error = torch.where(counts, change.abs(), torch.zeros_like(change)).max()
     return PPOLoss(
         total=total,
@@ -137,19 +139,14 @@ def standard_scores(
     critic, and dividing it by itself would make noise of unit size (Hafner et al. 2023, arXiv 2301.04104, bound the
     scale of returns for the same reason).
     """
-    mean = mean_over(advantages, counts)
+    mean = masked_mean(advantages, counts)
     centred = torch.where(counts, advantages - mean, torch.zeros_like(advantages))
     return centred / (deviation_over(advantages, counts) + 1e-8).clamp(min=least_std)
 
 
 def deviation_over(x: Float[Tensor, "B T"], counts: Bool[Tensor, "B T"]) -> Tensor:
     """The standard deviation of ``x`` over the steps that count; 0 when none does."""
-    return mean_over((x - mean_over(x, counts)).square(), counts).sqrt()
-
-
-def mean_over(x: Float[Tensor, "B T"], counts: Bool[Tensor, "B T"]) -> Tensor:
-    """The mean of ``x`` over the steps that count; 0 when none does."""
-    return torch.where(counts, x, torch.zeros_like(x)).sum() / counts.sum().clamp(min=1)
+    return masked_mean((x - masked_mean(x, counts)).square(), counts).sqrt()
 
 
 def explained_variance(predictions: Tensor, targets: Tensor, counts: Tensor) -> float:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from rltransformers.algorithms.ppo import mean_over
+from rltransformers.functional.means import masked_mean
 
 LEAST_MULTIPLIER = 1e-8
 
@@ -125,7 +125,7 @@ def vmpo_loss(
     weights = weights_of(batch.advantages, chosen, temperature)
     policy = weighted_likelihood_loss(now.log_probs, weights)
     of_temperature = temperature_loss(batch.advantages, chosen, temperature, bounds.eps_eta)
-    value = 0.5 * mean_over((batch.returns - now.values).square(), batch.counts)
+    value = 0.5 * masked_mean((batch.returns - now.values).square(), batch.counts)
     total = policy + of_temperature + bounds.vf_coef * value
     for kind, divergence in divergences.items():
         total = total + bound_loss(divergence, batch.counts, penalties[kind], bounds.eps_alpha[kind])
@@ -134,9 +134,9 @@ def vmpo_loss(
         policy=policy.detach(),
         temperature=of_temperature.detach(),
         value=value.detach(),
-        entropy=mean_over(now.entropy, batch.counts).detach(),
+        entropy=masked_mean(now.entropy, batch.counts).detach(),
         weights_divergence=divergence_from_uniform(weights, chosen),
-        divergences={kind: mean_over(each, batch.counts).detach() for kind, each in divergences.items()},
+        divergences={kind: masked_mean(each, batch.counts).detach() for kind, each in divergences.items()},
     )
 
 
@@ -177,7 +177,7 @@ def temperature_loss(
 
 def bound_loss(divergence: Float[Tensor, "B T"], counts: Bool[Tensor, "B T"], penalty: Tensor, bound: float) -> Tensor:
     """L_alpha: the mean of alpha (eps - sg[KL]) + sg[alpha] KL over all steps that count (eq. 5)."""
-    mean = mean_over(divergence, counts)
+    mean = masked_mean(divergence, counts)
     return penalty * (bound - mean.detach()) + penalty.detach() * mean
 
 

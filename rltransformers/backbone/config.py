@@ -188,7 +188,8 @@ def without_idle(values: Any) -> Any:
         return values
     given = dict(values)
     width = given.pop("ff_width", None)
-    layers = (PLAIN | find_preset(given.get("preset", "gtrxl")).overrides | given).get("layers", BackboneConfig.layers)
+    values = {**PLAIN, **find_preset(given.get("preset", "gtrxl")).overrides, **given}
+    layers = values.get("layers", BackboneConfig.layers)
     for name, axis in CHOICES.items():
         if axis.per_layer and is_list(given.get(name)):
             given[name] = given[name][:layers]

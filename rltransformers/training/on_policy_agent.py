@@ -21,15 +21,14 @@ from rltransformers.algorithms.ppo import PPOLoss
 from rltransformers.algorithms.vmpo import VMPOLoss
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.guard import attempt
 from rltransformers.core.ranges import Count, strict
 from rltransformers.core.world import sliced
 from rltransformers.data.rollout import Recorded, RolloutBuffer, Segment, row_batches
 from rltransformers.policies.actor_critic import GTrXLPolicy, SegmentEvaluation
-from rltransformers.policies.memory_policy import PolicyState, rewarded
+from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.popart import PopArt
-from rltransformers.policies.steps import Acting, ActorCriticMachine
+from rltransformers.policies.steps import Acting
 from rltransformers.training.distributed import check_shared, log_traffic
 from rltransformers.training.memory_panel import memory_panel, staleness
 from rltransformers.training.online_agent import OnlineAgent
@@ -133,17 +132,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         rows = self._rows_per_batch()
         check_shared(self.world, self.policy_kwargs.get("readout"), rows, self.all_envs % rows or rows)
         check_room(self.n_envs, self.n_steps, self.observation_space, self.device)
-        self._setup_lr_schedule()
-        self._set_random_streams()
-        self._find_masks()
-        make: Any = self.policy_class
-        self.policy = make(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
-        self.policy.complete()
-        if self.popart is not None:
-            self.policy.normalise_values(self.popart)
-        self.policy = self.policy.to(self.device)
-        if self.acting == "compiled":
-            self.policy.machine_code = ActorCriticMachine(self.policy)
+        self._make_policy(self.popart)
         self.rollout_buffer = RolloutBuffer(  # type: ignore[assignment]  # segments with memory in place of SB3's buffer
             self.n_envs, self.n_steps, self.policy.seen_leaves, self.action_space, self.device
         )
@@ -171,27 +160,17 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         self._segment = None  # until this one is whole: what follows a rollout that was given up follows no segment
         watch = self._watch(env, values_last=False)
         leaves = policy.leaves_to_tensors(watch.observation(self._last_obs, self._place))
-        none = np.zeros(self.n_envs, bool)
         while not buffer.full:
             first = self._to_device(self._last_episode_starts)
             noise = self._own_rows(policy.action_head.draw(self.all_envs, self._action_generator))
             actions, values, log_probs, state = policy.step(leaves, self._acting, first, noise, overwrites=True)
             clipped_actions = policy.environment_actions(actions)
-            when = f"at step {self.num_timesteps // self.n_envs + 1} of this run"
-            new_obs, rewards, dones, infos = attempt(env, when, env.step, clipped_actions)
-            watch.outcome(rewards, dones, when)
-            marks = [info.get("reset_row", False) for info in infos]
-            resets = np.array(marks, bool) if any(marks) else none
-            self._count_steps(env.num_envs - int(np.count_nonzero(resets)))
-            self._acting = rewarded(state, rewards)
-            self._last_obs = cast(Any, new_obs)  # may be a tuple here, which SB3's declaration leaves out
-            # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
-            self._last_episode_starts, starts = dones | resets, self._last_episode_starts
+            new_obs, rewards, dones, infos, starts, counts = self._step_environments(env, watch, clipped_actions, state)
             callback.update_locals(locals())
             if not callback.on_step():
                 return False
             self._update_info_buffer(infos, dones)
-            buffer.add(leaves, actions, rewards, starts, dones, values, log_probs, ~resets)
+            buffer.add(leaves, actions, rewards, starts, dones, values, log_probs, counts)
             if np.count_nonzero(dones):
                 self._bootstrap(buffer, self._acting, *watch.last_observations(dones, infos, self._place))
             leaves = policy.leaves_to_tensors(watch.observation(new_obs, self._place))
@@ -202,9 +181,6 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         callback.update_locals(locals())
         callback.on_rollout_end()
         return True
-
-    def _place(self, row: int) -> str:
-        return f"{row} at step {self.num_timesteps // self.n_envs} of this run"
 
     def _bootstrap(
         self, buffer: RolloutBuffer, state: PolicyState, cut: list[int], leaves: Mapping[str, np.ndarray]
@@ -217,11 +193,8 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
 
     # Update
 
-    def _begin_update(self, segment: Segment) -> None:
-        """Training mode, learning rate, and a look at what the memory is used for."""
-        self.policy.set_training_mode(True)
-        self.policy.progress = 1.0 - self._current_progress_remaining
-        self._update_learning_rate(self.policy.optimizer)
+    def _look_at_memory(self, segment: Segment) -> None:
+        """Log what the memory is used for."""
         if not self.world.leads:
             return
         watched = segment.rows(self._watched_rows())
@@ -360,22 +333,6 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             reset_num_timesteps=reset_num_timesteps,
             progress_bar=progress_bar,
         )
-
-    def predict(
-        self,
-        observation: Any,
-        state: Any = None,
-        episode_start: np.ndarray | None = None,
-        deterministic: bool = False,
-        reward: np.ndarray | float | None = None,
-        action_masks: Any = None,
-    ) -> tuple[Any, Any]:
-        """Actions for one observation or a batch, and the state to pass in next; see ``GTrXLPolicy.predict``.
-
-        Sampled actions come from a random stream of their own: predicting never changes a training run.
-        """
-        streams = self._predict_generator
-        return self.policy.predict(observation, state, episode_start, deterministic, reward, streams, action_masks)
 
 
 def with_auxiliary(loss: LossT, now: SegmentEvaluation) -> LossT:

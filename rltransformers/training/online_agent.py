@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import gymnasium as gym
 import numpy as np
@@ -48,10 +48,11 @@ from rltransformers.data.rollout import Segment
 from rltransformers.envs.saving import part_of_state, restore_environment, takes_state
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.held import check_held
-from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
+from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, rewarded
 from rltransformers.policies.observations import tree_space
 from rltransformers.policies.own_policies import named_policy, policy_settings, stored_kwargs
 from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_policy
+from rltransformers.policies.steps import ActorCriticMachine
 from rltransformers.training.actor import Actor
 from rltransformers.training.distributed import EndedEpisode, share_seen, share_statistics
 from rltransformers.training.normalization import (
@@ -85,11 +86,22 @@ NOT_SETTINGS = ("policy", "env", "device", "_init_setup_model")
 """Arguments of a constructor that are given anew when a checkpoint is loaded."""
 
 
+class Outcome(NamedTuple):
+    """What a step of B environments came to: ``starts`` [B] as it began, ``counts`` [B] but for rows of a reset."""
+
+    new_obs: Any
+    rewards: np.ndarray
+    dones: np.ndarray
+    infos: list[dict[str, Any]]
+    starts: np.ndarray
+    counts: np.ndarray
+
+
 class OnlineAgent(BaseAlgorithm):
     """An algorithm of Stable-Baselines3 whose policy remembers, up to how it collects and learns.
 
     An agent is a subclass of this class first and of an algorithm of Stable-Baselines3 second, with its constructor,
-    ``_setup_model`` (which calls ``_begin_run``), ``collect_rollouts`` and ``train``.
+    ``_setup_model`` (which calls ``_make_policy`` and ``_begin_run``), ``collect_rollouts`` and ``train``.
 
     Attributes:
         kind: name of the agent in its checkpoints and logs.
@@ -103,6 +115,7 @@ class OnlineAgent(BaseAlgorithm):
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"GTrXLPolicy": GTrXLPolicy}
     of_environments: ClassVar[tuple[str, ...]] = ("acting", "segment", "last_observation", "last_episode_starts")
     policy: Any  # a MemoryPolicy; SB3 declares its own policy without memory
+    acting: str
     memory_refresh: str
     max_grad_norm: float
 
@@ -168,7 +181,22 @@ class OnlineAgent(BaseAlgorithm):
                 f"{ACTION_MASK!r} of its observation; wrap it in ActionMasker of sb3-contrib, or set "
                 "policy_kwargs={'action_masks': False}"
             )
-        self.policy_kwargs = self.policy_kwargs | {"action_masks": True} if found else self.policy_kwargs
+        if found:
+            self.policy_kwargs = self.policy_kwargs | {"action_masks": True}
+
+    def _make_policy(self, popart: float | None = None) -> None:
+        """Random streams, and the network on its device, with a value head that follows the returns at ``popart``."""
+        self._setup_lr_schedule()
+        self._set_random_streams()
+        self._find_masks()
+        make: Any = self.policy_class
+        self.policy = make(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
+        self.policy.complete()
+        if popart is not None:
+            self.policy.normalise_values(popart)
+        self.policy = self.policy.to(self.device)
+        if self.acting == "compiled":
+            self.policy.machine_code = ActorCriticMachine(self.policy)
 
     def _watch(self, env: VecEnv, values_last: bool) -> Watch:
         """What looks at observations of ``env`` while steps are collected; ``values_last`` as for ``Masks``."""
@@ -191,7 +219,36 @@ class OnlineAgent(BaseAlgorithm):
     def _to_device(self, array: Any) -> Tensor:
         return to_tensor(array, self.device)
 
+    # Rollout
+
+    def _place(self, row: int) -> str:
+        """An environment and the step it is at, for messages."""
+        return f"{row} at step {self.num_timesteps // self.n_envs} of this run"
+
+    def _step_environments(self, env: VecEnv, watch: Watch, actions: Any, state: PolicyState) -> Outcome:
+        """Take one step in all environments with ``actions``, which left ``state``, and count it.
+
+        Raises:
+            DataError: for an exception of an environment (chained), and for rewards or flags that are none.
+        """
+        when = f"at step {self.num_timesteps // self.n_envs + 1} of this run"
+        new_obs, rewards, dones, infos = attempt(env, when, env.step, actions)
+        watch.outcome(rewards, dones, when)
+        resets = np.array([info.get("reset_row", False) for info in infos], bool)
+        self._count_steps(env.num_envs - int(np.count_nonzero(resets)))
+        self._acting = rewarded(state, rewards)
+        self._last_obs = new_obs
+        # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
+        self._last_episode_starts, starts = dones | resets, cast(np.ndarray, self._last_episode_starts)
+        return Outcome(new_obs, rewards, dones, infos, starts, ~resets)
+
     # Update
+
+    def _begin_update(self) -> None:
+        """Training mode, and the learning rate of this point of the run."""
+        self.policy.set_training_mode(True)
+        self.policy.progress = 1.0 - self._current_progress_remaining
+        self._update_learning_rate(self.policy.optimizer)
 
     def _step(self, loss: Tensor, learned: Iterable[nn.Parameter]) -> Tensor:
         """One step of the optimiser; returns the norm of the gradient of ``learned`` before it was clipped.
@@ -274,6 +331,23 @@ class OnlineAgent(BaseAlgorithm):
         if not self._custom_logger and self.num_timesteps == 0:
             write_run_card(self.logger, {"agent": self.kind, "n_envs": self.all_envs} | self._settings())
         return result
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        reward: np.ndarray | float | None = None,
+        action_masks: Any = None,
+    ) -> tuple[Any, Any]:
+        """Actions for one observation or a batch, and the state to pass in next; see ``MemoryPolicy.predict``.
+
+        Sampled actions (of ``GTrXLDQN`` random ones with the probability ``epsilon`` of its policy, else the best) come
+        from a random stream of their own: predicting never changes a training run.
+        """
+        streams = self._predict_generator
+        return self.policy.predict(observation, state, episode_start, deterministic, reward, streams, action_masks)
 
     # Episodes and random streams
 

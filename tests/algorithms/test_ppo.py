@@ -12,11 +12,11 @@ from rltransformers.algorithms.ppo import (
     clipped_surrogate,
     deviation_over,
     explained_variance,
-    mean_over,
     ppo_loss,
     standard_scores,
     value_error,
 )
+from rltransformers.functional.means import masked_mean
 
 WEIGHTS = PPOWeights(clip_range=0.2, clip_range_vf=None, ent_coef=0.0, vf_coef=0.0)
 
@@ -122,7 +122,7 @@ def test_small_advantages_are_not_blown_up_beyond_the_bound() -> None:
 
 
 def test_the_mean_over_nothing_is_zero() -> None:
-    assert float(mean_over(torch.full((1, 2), math.nan), torch.zeros(1, 2, dtype=torch.bool))) == 0.0
+    assert float(masked_mean(torch.full((1, 2), math.nan), torch.zeros(1, 2, dtype=torch.bool))) == 0.0
     assert float(deviation_over(torch.full((1, 2), math.nan), torch.zeros(1, 2, dtype=torch.bool))) == 0.0
 
 
