@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.files import PICKLES
+from rltransformers.core.files import is_pickle
 from rltransformers.training.experiment import AgentName, DatasetConfig, ExperimentConfig
 
 _DATA_BEHAVIOURS = ("random", "checkpoint", "export")
@@ -48,7 +48,7 @@ def programs(config: ExperimentConfig, checkpoint: Path | None = None, training:
 def dataset_programs(dataset: DatasetConfig) -> list[Program]:
     """Pickles that a dataset is read from, and what its behaviours load."""
     place, found = "dataset.id", []
-    if dataset.id is not None and dataset.id.lower().endswith(PICKLES):
+    if dataset.id is not None and is_pickle(dataset.id):
         found.append(Program(place, f"{place} {dataset.id!r} is a pickle, which runs code when it is read"))
     if dataset.collect is not None:
         found += behaviour_programs(dataset.collect.behaviours, "dataset.collect.behaviours")

@@ -40,6 +40,8 @@ _STORAGES = {  # bytes of a number
     "ShortStorage": 2, "CharStorage": 1, "ByteStorage": 1, "BoolStorage": 1, "ComplexDoubleStorage": 16,
     "ComplexFloatStorage": 8,
 }  # fmt: skip
+_BYTES = {"uint16": 2, "uint32": 4, "uint64": 8}
+"""Of a number of the types that have no storage of their own: torch keeps them as bytes."""
 
 
 @dataclass(frozen=True)
@@ -302,8 +304,12 @@ class _Outline(pickle._Unpickler):  # in C it allocates what an index asks for
             return _Ordered
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return self.tensor
-        if module == "torch" and name in _STORAGES:
-            return _STORAGES[name]
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v3"):
+            return self.tensor_of_bytes
+        if (module, name) == ("torch.storage", "UntypedStorage"):
+            return 1
+        if module == "torch" and name in _STORAGES | _BYTES:
+            return (_STORAGES | _BYTES)[name]
         raise pickle.UnpicklingError(f"{module}.{name}")
 
     def persistent_load(self, saved: Any) -> tuple[int, int]:
@@ -319,6 +325,12 @@ class _Outline(pickle._Unpickler):  # in C it allocates what an index asks for
         last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
         if min(offset, 0, *size, *stride) < 0 or (numel and last >= count) or numel * width > self.limit:
             raise pickle.UnpicklingError(f"a tensor of size {tuple(size)} is not held by {count} numbers")
+
+    def tensor_of_bytes(
+        self, storage: tuple[int, int], offset: int, size: Any, stride: Any, grad: Any, hooks: Any, width: int, *_: Any
+    ) -> None:
+        count, unit = storage
+        self.tensor((count * unit // width, width), offset, size, stride)
 
 
 def _check_start(archive: zipfile.ZipFile) -> None:

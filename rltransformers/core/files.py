@@ -25,6 +25,11 @@ LONGEST_NAME = 200
 _RANDOM = "[a-z0-9_]{8}"  # what tempfile puts into a name
 
 
+def is_pickle(path: str | os.PathLike[str]) -> bool:
+    """Whether what ``path`` names would be read as a pickle, however the path is written ("file.pkl/" is one, too)."""
+    return Path(path).suffix.lower() in PICKLES
+
+
 def existing_file(path: str | os.PathLike[str]) -> Path:
     """The path of a file that is there.
 

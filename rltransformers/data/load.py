@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
-from rltransformers.core.files import PICKLES, existing_file, replacing_folder
+from rltransformers.core.files import existing_file, is_pickle, replacing_folder
 from rltransformers.core.ranges import Count, check
 from rltransformers.core.spaces import (
     leaf_spaces,
@@ -123,7 +123,7 @@ def load_trajectories(
         options |= splitting | {"name": name or (dataset if d4rl_file(dataset) else None)}
         data = _cached(partial(read, **options), cache, list(map(_file_key, files)), options)
         return _keep_leaves(data, observation_leaves)
-    if isinstance(dataset, str) and Path(dataset).suffix.lower() in PICKLES:
+    if isinstance(dataset, str) and is_pickle(dataset):
         _refuse(split_on_discontinuity, "split_on_discontinuity", "buffers, whose episodes are marked")
         _refuse(cache is not None, "cache", "a pickle; call .save(folder) on the result")
         file = existing_file(dataset)
@@ -173,7 +173,7 @@ def _file_reader(dataset: str) -> tuple[Callable[..., Trajectories], list[Path]]
         return partial(read_table, path), table_files(path)
     if (reader := _FORMATS.get(path.suffix.lower())) is not None:
         return partial(reader, path), [existing_file(path)]
-    if path.suffix.lower() in PICKLES or _holds_minari(path):
+    if is_pickle(path) or _holds_minari(path):
         return None
     if (file := d4rl_file(dataset)) is not None:
         if file.is_file():

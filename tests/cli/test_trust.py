@@ -77,6 +77,17 @@ def foreign(place: str) -> tuple[str, dict[str, Any], str]:
 PLACES = ("environment.id", "environment.wrappers", "dataset.collect.behaviours")
 
 
+@pytest.mark.parametrize("name", ["evil.pkl", "evil.pkl/", "evil.PKL/.", "./evil.pickle//"])
+def test_a_pickle_as_dataset_is_not_read_unasked_however_its_path_is_written(
+    work: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    Path(name).write_bytes(pickle.dumps(Payload()))
+    Path("foreign.yaml").write_text(yaml.safe_dump({**OFFLINE, "dataset": {"id": name}}))
+    message = refused(capsys, "train", "foreign.yaml")
+    assert "foreign.yaml would run code" in message and "is a pickle" in message
+    assert not owned()
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_program_in_a_config_runs_only_when_trusted_or_typed(
     work: Path, capsys: pytest.CaptureFixture[str], place: str

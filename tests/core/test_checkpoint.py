@@ -192,8 +192,19 @@ SIZES = {
         NUMBERS, "data.pkl", lambda p: p.replace(b"K\x00K\x18\x85", b"K\x01K\x18\x85")
     ),
     "a number spread over terabytes": saved_tensor(torch.zeros(1).expand(10**12)),
+    "more 16-bit numbers than are stored": retold(
+        saved_tensor(torch.arange(24).to(torch.uint16)), "data.pkl", lambda p: p.replace(b"K\x18\x85", b"K\x19\x85")
+    ),
     "a compressed record": retold(saved_tensor(torch.zeros(10**6)), "data/0", lambda p: p, compress=True),
 }
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.float16, torch.bool])
+def test_numbers_of_every_type_come_back(tmp_path: Path, dtype: torch.dtype) -> None:
+    values = {"x": torch.arange(24).reshape(4, 6).to(dtype), "none": torch.zeros(0, 3, dtype=dtype)}
+    save_checkpoint(tmp_path / "numbers", "A", {}, values)
+    found = load_checkpoint(tmp_path / "numbers.zip").tensors
+    assert all(torch.equal(found[name], value) and found[name].dtype == dtype for name, value in values.items())
 
 
 @pytest.mark.parametrize("what", SIZES)
