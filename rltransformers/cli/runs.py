@@ -123,7 +123,7 @@ def resume(
             raise ConfigError(f"--{key} cannot change when a run is resumed; these can: {', '.join(_RESUMABLE)}")
     with _locked(folder, world):
         config = read_experiment(folder.config, overrides)
-        _refuse_edits(folder, config)
+        edited = _edited(folder, config, overrides)
         require_trust(not_typed(programs(config, folder.last), overrides), path, trust)
         threads = use_threads(config.threads)
         begun = folder.last.is_file()
@@ -135,7 +135,8 @@ def resume(
             if begun and agent.inexact and agent.steps_done < config.steps:
                 say(agent.inexact)
             if world.leads:
-                _take_back(folder, agent.steps_done if begun else 0, overrides)
+                evaluated = not any(key.startswith("evaluation") for key in edited)
+                _take_back(folder, agent.steps_done if begun else 0, evaluated, agent.steps_done < config.steps)
             world.same(None)  # nobody goes on before
             return folder, _run(agent, config, folder, verbose)
         finally:
@@ -146,18 +147,22 @@ def _resumable(key: str) -> bool:
     return key in _RESUMABLE or key.split(".")[0] in _RESUMABLE
 
 
-def _refuse_edits(folder: RunFolder, config: ExperimentConfig) -> None:
-    """Raise when ``config`` is not what the run began with; folders of earlier versions do not tell that."""
+def _edited(folder: RunFolder, config: ExperimentConfig, overrides: Overrides) -> list[str]:
+    """The dotted keys of ``config`` that are not as before; for a folder of an earlier version those of ``overrides``.
+
+    Raises:
+        ConfigError: for one that cannot change.
+    """
     if not folder.begun.is_file():
-        return
-    begun = read_experiment(folder.begun)
-    edited = [key for key in _differing(begun.to_dict(), config.to_dict()) if not _resumable(key)]
-    if edited:
+        return [key for key, _ in overrides]
+    edited = _differing(read_experiment(folder.begun).to_dict(), config.to_dict())
+    if wrong := [key for key in edited if not _resumable(key)]:
         raise ConfigError(
-            f"{folder.config} is not what the run began with: {', '.join(edited)} cannot change when a run is resumed "
+            f"{folder.config} is not what the run began with: {', '.join(wrong)} cannot change when a run is resumed "
             f"(these can: {', '.join(_RESUMABLE)}); take the values of {folder.begun}, or begin a new run: "
             f"rltransformers train {folder.config}"
         )
+    return edited
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any], place: str = "") -> list[str]:
@@ -172,9 +177,14 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any], place: str = ""
     return found
 
 
-def _take_back(folder: RunFolder, step: int, overrides: Overrides) -> None:
-    """Cut logs and ``best.zip`` back to ``step``; an evaluation of that step with other settings is made again."""
-    folder.cut(step, evaluated=not any(key.startswith("evaluation") for key, _ in overrides))
+def _take_back(folder: RunFolder, step: int, evaluated: bool, goes_on: bool) -> None:
+    """Cut logs and ``best.zip`` back to ``step``, and without ``evaluated`` its evaluation, to make it again.
+
+    The final evaluation of a run that goes on is one of weights that will not be its last.
+    """
+    folder.cut(step, evaluated)
+    if goes_on:
+        folder.evaluation.unlink(missing_ok=True)
     if folder.best.is_file() and checkpoint_step(folder.best) > step:
         folder.best.unlink()
 

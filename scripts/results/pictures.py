@@ -68,10 +68,13 @@ def curves(task: Task, runs: Runs) -> Figure:
         if len(learned) > 1:
             low, high = _band(scores)
             axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
-        ends.append((float(middle[-1]), variant, colour))
+        alone = len(learned) == 1 and max(map(len, runs.values())) > 1
+        ends.append((float(middle[-1]), f"{variant} (1 seed)" if alone else variant, colour))
     axes.set_xlabel("steps")
     axes.set_ylabel(task.score)
     axes.set_xlim(left=0)
+    if task.score == "success":
+        axes.set_ylim(-0.03, 1.03)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     _label_ends(axes, ends)
     return figure

@@ -24,7 +24,8 @@ METRIC_NAMES = {
 MOST_NAMED = 5  # variants in a cell of the summary
 SUMMARY = ("task", "ours", "baseline", "target", "met")
 LEGEND = (
-    "Scores are interquartile means over seeds [95 % interval]; baseline: other agents on the same task; target: the "
+    "Scores are interquartile means over seeds [95 % interval]; baseline: other agents and our "
+    "own variants on the same task, with their seeds where these are fewer; target: the "
     "score to reach; met: yes, no, or open while runs are missing."
 )
 
@@ -175,19 +176,34 @@ def summary_row(suite: Suite, name: str, runs: Runs) -> str:
         [
             task.title,
             f"{task.method} {score}, {count(ours, 'seed')}",
-            _others({key: each for key, each in runs.items() if each and key != task.method}),
+            _others({key: each for key, each in runs.items() if each and key != task.method}, task, len(ours)),
             "; ".join(each.aim for each in verdicts) or "-",
             "; ".join(each.word for each in verdicts) or "-",
         ]
     )
 
 
-def _others(runs: Runs) -> str:
-    """IQM of each other variant; of many only the span, as the suite's page has them all."""
+def _others(runs: Runs, task: Task, seeds: int) -> str:
+    """IQM of each other variant, with its seeds where they are fewer than ``seeds``.
+
+    Of many only the one that is compared with, and the span of the rest, as the suite's page has them all.
+    """
     scores = {variant: float(iqm([row.score for row in rows])) for variant, rows in runs.items()}
-    if len(scores) > MOST_NAMED:
-        return f"{len(scores)} variants: {number(min(scores.values()))} to {number(max(scores.values()))}"
-    return "; ".join(f"{variant} {number(score)}" for variant, score in scores.items())
+    named = list(scores) if len(scores) <= MOST_NAMED else [each for each in scores if each == task.compared_with]
+    texts = [
+        f"{variant} {number(scores[variant])}"
+        + (
+            f" ({count(runs[variant], 'seed')})"
+            if len(runs[variant]) < seeds and task.variants[variant].get("dataset") != "mean"
+            else ""
+        )
+        for variant in named
+    ]
+    rest = [score for variant, score in scores.items() if variant not in named]
+    if rest:
+        further = "further " if texts else ""
+        texts.append(f"{len(rest)} {further}variants: {number(min(rest))} to {number(max(rest))}")
+    return "; ".join(texts)
 
 
 def index(results: Path, suites: Path) -> list[str]:
@@ -195,11 +211,17 @@ def index(results: Path, suites: Path) -> list[str]:
     lines = list(table_head(["suite", "command", "runs", "hours", "targets met"]))
     for suite, rows in finished(results, suites):
         verdicts = [each for name in suite.tasks for each in judge(suite, name, runs_of(suite, name, rows))]
-        met = sum(each.met is True for each in verdicts)
+        words = [each.word.strip("*") for each in verdicts]
+        met = [f"{words.count(word)} {word}" for word in ("yes", "no", "open") if word in words]
         hours = sum(row.wall_seconds for row in rows) / 3600
         command = f"`python scripts/reproduce.py {suite.name}`"
-        cells = [f"[{suite.text.title}]({suite.name}.md)", command, str(len(rows)), f"{hours:.1f}"]
-        lines.append(line([*cells, f"{met} of {len(verdicts)}" if verdicts else "-"]))
+        cells = [
+            f"[{suite.text.title}]({suite.name}.md)",
+            command,
+            f"{len(rows)} of {len(list(suite.cells()))}",
+            f"{hours:.1f}",
+        ]
+        lines.append(line([*cells, ", ".join(met) or "-"]))
     return lines
 
 

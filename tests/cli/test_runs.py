@@ -23,6 +23,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from rltransformers.agents import load_agent
 from rltransformers.backbone import BackboneConfig
+from rltransformers.cli import runs
 from rltransformers.cli.agents import OnlineAgent, build_agent, check_keywords, checkpoint_step
 from rltransformers.cli.configs import find_config, packaged_configs
 from rltransformers.cli.main import build_parser, main
@@ -458,6 +459,23 @@ def test_best_weights_of_a_lost_branch_go_with_it(work: Path, capsys: pytest.Cap
     run(capsys, "train", "--resume", "runs/short", "--evaluation.episodes", "2")
     assert [result.step for result in read_results(short.evaluation)] == [3, 3]
     assert [len(result.returns) for result in read_results(short.evaluation)] == [2, 2]
+
+
+def test_an_evaluation_that_was_edited_in_the_config_is_made_again(
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(capsys, "train", "offline.yaml", "--name", "a", "--train.gradient_steps", "2", "--evaluation.episodes", "2")
+    folder = RunFolder("runs/a")
+    folder.config.write_text(folder.config.read_text().replace("episodes: 2", "episodes: 3"))
+    run(capsys, "train", "--resume", "runs/a")
+    assert {len(result.returns) for result in read_results(folder.evaluation)} == {3}
+
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "_run", stopped)
+    main(["train", "--resume", "runs/a", "--train.gradient_steps", "4"])
+    assert not folder.evaluation.exists(), "it is of other weights than those that the run will end with"
 
 
 def test_a_folder_in_use_is_not_resumed_and_still_evaluated(work: Path, capsys: pytest.CaptureFixture[str]) -> None:

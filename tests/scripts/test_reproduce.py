@@ -415,7 +415,7 @@ def test_the_page_of_a_suite_shows_scores_aims_and_metrics(write: Write, tmp_pat
         "| Cue | GTrXL **0.95 [0.9, 1]**, 2 seeds | no memory 0.725 | ≥ 0.95 in 2 of 2 seeds; no memory: ≤ 0.7 "
         "| **no**; **no** |"
     )
-    assert report.index(tmp_path, tmp_path)[-1].endswith("| 4 | 0.1 | 0 of 2 |")
+    assert report.index(tmp_path, tmp_path)[-1].endswith("| 4 of 4 | 0.1 | 2 no |")
     assert report.selection(tmp_path, tmp_path, {"tiny": ["cue"]}) == report.summary(tmp_path, tmp_path)[-3:]
     with pytest.raises(ConfigError, match="no results of a suite 'tinny'; did you mean 'tiny'"):
         report.selection(tmp_path, tmp_path, {"tinny": ["cue"]})
@@ -440,8 +440,10 @@ def test_many_variants_without_aims_are_summed_up(write: Write, tmp_path: Path) 
         record(tmp_path / "tiny.csv", tmp_path / "lock", suite, row(suite, variant, 0, number_ / 8))
     report.write(suite, tmp_path)
     assert "\nAll about the same.\n" in (tmp_path / "tiny.md").read_text()
-    assert report.summary(tmp_path, tmp_path)[-1] == ("| Cue | a **0**, 1 seed | 6 variants: 0.125 to 0.75 | - | - |")
-    assert report.index(tmp_path, tmp_path)[-1].endswith("| 7 | 0.1 | - |")
+    assert report.summary(tmp_path, tmp_path)[-1] == (
+        "| Cue | a **0**, 1 seed | b0 0.125; 5 further variants: 0.25 to 0.75 | - | - |"
+    )
+    assert report.index(tmp_path, tmp_path)[-1].endswith("| 7 of 14 | 0.1 | - |")
 
 
 def test_an_overview_has_a_line_per_task_and_the_mean_of_those_that_all_variants_have(
