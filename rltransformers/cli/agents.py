@@ -195,18 +195,13 @@ class OnlineAgent(Agent):
         if not (settings.normalize_observation or settings.normalize_reward):
             return env
         gamma = self.config.algorithm.get("gamma", 0.99)
-        try:
-            return VecNormalize(
-                env,
-                norm_obs=settings.normalize_observation,
-                norm_reward=settings.normalize_reward,
-                gamma=gamma,
-                norm_obs_keys=_vectors_of(env.observation_space) if settings.normalize_observation else None,
-            )
-        except ValueError as error:
-            raise ConfigError(
-                f"environment.normalize_observation does not work for {env.observation_space}: {error}"
-            ) from error
+        return VecNormalize(
+            env,
+            norm_obs=settings.normalize_observation,
+            norm_reward=settings.normalize_reward,
+            gamma=gamma,
+            norm_obs_keys=_vectors_of(env.observation_space) if settings.normalize_observation else None,
+        )
 
     def learn(self, total: int, callback: BaseCallback, progress: bool) -> None:
         remaining = total - self.steps_done
@@ -515,11 +510,22 @@ def _kind(space: spaces.Space[Any]) -> str:
 
 
 def _vectors_of(space: spaces.Space[Any]) -> list[str] | None:
-    """The keys of a Dict that ``VecNormalize`` is for: vectors, not images or indices. None for other spaces."""
-    if not isinstance(space, spaces.Dict):
-        return None
-    boxes = [key for key, leaf in space.spaces.items() if isinstance(leaf, spaces.Box) and not is_image(leaf)]
-    keys = [key for key in boxes if key != ACTION_MASK]
+    """The keys of a Dict that ``VecNormalize`` is for: vectors of floats, not images or indices. None for a vector.
+
+    Raises:
+        ConfigError: when there is none. ``VecNormalize`` would change the space of an image, and of integers the values
+            but not the space; policies scale both themselves.
+    """
+    leaves = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+    keys = [
+        key
+        for key, leaf in leaves.items()
+        if isinstance(leaf, spaces.Box) and not is_image(leaf) and np.issubdtype(leaf.dtype, np.floating)
+    ]
+    keys = [key for key in keys if key != ACTION_MASK]
     if not keys:
-        raise ConfigError(f"environment.normalize_observation finds no vector to normalise in {space}; leave it off")
-    return keys
+        raise ConfigError(
+            f"environment.normalize_observation finds no vector of floats in {space}; leave it off, policies scale "
+            "images and integers themselves"
+        )
+    return keys if isinstance(space, spaces.Dict) else None

@@ -124,6 +124,14 @@ class Drawable:
         return Draw(row, oldest[row] + chosen - (ends - counts)[row], weights)
 
 
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def as_signed(x: Tensor) -> Tensor:
+    """The same bytes in a type that torch can write to places of a tensor: it cannot for most unsigned ones."""
+    return x.view(SIGNED[x.dtype]) if x.dtype in SIGNED else x
+
+
 class SegmentReplay:
     """The newest steps of ``n_envs`` environments, drawn as whole segments with the context they need.
 
@@ -199,10 +207,10 @@ class SegmentReplay:
         every = len(rows) == self.n_envs
         for path, leaf in self.observations.items():
             value = torch.as_tensor(observations[path], dtype=leaf.dtype)
-            leaf[place] = value if every else value[rows]
+            as_signed(leaf)[place] = as_signed(value if every else value[rows])
         for path, leaf in self.actions.items():
             value = actions[path].to(device="cpu", dtype=leaf.dtype)
-            leaf[place] = value if every else value[rows]
+            as_signed(leaf)[place] = as_signed(value if every else value[rows])
         self.rewards[place] = torch.as_tensor(rewards, dtype=torch.float32)[rows]
         self.terminal[place] = torch.as_tensor(terminal)[rows]
         self.counts[place] = True
@@ -216,9 +224,11 @@ class SegmentReplay:
         at = np.asarray(rows)[chosen]
         place = self._next(at, np.zeros(self.n_envs, bool))
         for path, leaf in self.observations.items():
-            leaf[place] = torch.as_tensor(np.asarray(observations[path]), dtype=leaf.dtype)[chosen]
+            as_signed(leaf)[place] = as_signed(
+                torch.as_tensor(np.asarray(observations[path]), dtype=leaf.dtype)[chosen]
+            )
         for leaf in self.actions.values():
-            leaf[place] = leaf[self._newest(at, 1)]  # never read, and legal
+            as_signed(leaf)[place] = as_signed(leaf[self._newest(at, 1)])  # never read, and legal
         self.rewards[place] = 0.0
         self.terminal[place] = self.counts[place] = False
         self.ended[at] = True

@@ -178,7 +178,13 @@ def mixture(found: list[Found], count: int) -> Float[Tensor, "B G L R"]:
 def save_bank(
     path: str | os.PathLike[str], keys: Float[np.ndarray, "M G K"], values: Float[np.ndarray, "M G V"]
 ) -> None:
-    """Write keys and values of demonstrations for the option ``bank``; ".npz" is added to a name without it."""
+    """Write keys and values of demonstrations for the option ``bank``; ".npz" is added to a name without it.
+
+    ``Backbone.stored_keys`` gives both; M steps, G heads of keys, K and V numbers each.
+
+    Raises:
+        ConfigError: for arrays of other shapes, and without a single step.
+    """
     if len(keys) != len(values) or keys.ndim != 3 or values.ndim != 3 or not len(keys):
         raise ConfigError(f"a bank has keys [M, G, K] and values [M, G, V], got {keys.shape} and {values.shape}")
     file = Path(path)

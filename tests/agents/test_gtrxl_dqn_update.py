@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -206,8 +207,20 @@ def test_every_loss_and_mechanism_trains() -> None:
         assert bool(torch.isfinite(after).all()) and not torch.equal(before, after)
 
 
-@pytest.mark.parametrize("space", [spaces.Box(0, 255, (7, 7, 3), np.uint8), spaces.MultiBinary(3)])
-def test_observations_of_any_space_are_learned_from(space: Any) -> None:
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(0, 255, (7, 7, 3), np.uint8),
+        spaces.MultiBinary(3),
+        spaces.Box(0, 60_000, (4,), np.uint16),
+        spaces.Box(0, 4_000_000_000, (4,), np.uint32),
+        spaces.MultiDiscrete([3, 4], dtype=np.uint16),
+    ],
+)
+def test_observations_of_any_space_are_learned_from_and_saved(space: Any, tmp_path: Path) -> None:
     env = DummyVecEnv([partial(AnySpace, space, spaces.Discrete(4))] * 2)
     model = agent(env, backbone={"layers": 1}, buffer_size=2 * 60).learn(80)
     assert model._n_updates > 3
+    model.save(tmp_path / "agent")
+    loaded = GTrXLDQN.load(tmp_path / "agent", env, device="cpu")
+    assert loaded.learn(8, reset_num_timesteps=False).num_timesteps > 80

@@ -13,11 +13,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
-import gymnasium
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 import yaml
+from gymnasium import spaces
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -43,10 +44,12 @@ from rltransformers.training.experiment import (
     OnlineConfig,
     TrainConfig,
     TuneConfig,
+    build_experiment,
     read_experiment,
 )
 from rltransformers.training.run_folder import RunFolder
 from scripts.kill_runs import compare
+from tests.agents.tiny_envs import AnySpace
 from tests.export.stand_in import StandIn
 
 ROOT = Path(__file__).parents[2]
@@ -220,7 +223,7 @@ def test_evaluation_has_keywords_of_its_own(work: Path, capsys: pytest.CaptureFi
 
 def test_a_run_is_evaluated_in_another_environment(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     longer = "rltransformers-tests/LongerCueRecall-v0"
-    gymnasium.register(longer, "rltransformers.envs.memory_tasks:CueRecall", kwargs={"delay": 5})
+    gym.register(longer, "rltransformers.envs.memory_tasks:CueRecall", kwargs={"delay": 5})
     config: dict[str, Any] = yaml.safe_load(Path("online.yaml").read_text())
     del config["environment"]["kwargs"]
     Path("short.yaml").write_text(yaml.safe_dump(config))
@@ -555,12 +558,12 @@ def test_normalised_inputs_come_back_with_the_checkpoint(
     agent.close()
 
 
-class Signs(gymnasium.ObservationWrapper[Any, Any, Any]):
+class Signs(gym.ObservationWrapper[Any, Any, Any]):
     """The signs of a vector as a MultiDiscrete observation."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
-        self.observation_space = gymnasium.spaces.MultiDiscrete([2] * 4)
+        self.observation_space = spaces.MultiDiscrete([2] * 4)
 
     def observation(self, observation: Any) -> Any:
         return (np.asarray(observation) > 0).astype(np.int64)
@@ -594,7 +597,7 @@ def test_in_a_dict_the_vectors_are_normalised_and_indices_are_not(
         agent.close()
     indices = "[{name: History, previous_reward: false, first_step: false}]"
     frozen = ["--environment.id", "FrozenLake-v1", "--environment.kwargs", "{}", *normalise, indices]
-    assert "finds no vector to normalise" in refused(capsys, "train", "online.yaml", *frozen, "--name", "frozen")
+    assert "finds no vector of floats" in refused(capsys, "train", "online.yaml", *frozen, "--name", "frozen")
 
 
 def test_a_policy_that_reads_rewards_is_evaluated_with_them(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -889,3 +892,24 @@ def test_values_of_a_config_are_not_changed_by_building(work: Path, capsys: pyte
         run(capsys, "train", "runs/first/config.yaml" if name == "second" else "online.yaml", "--name", name)
         written[name] = Path(f"runs/{name}/config.yaml").read_text()
     assert written["first"] == written["second"]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(0, 255, (12, 12, 3), np.uint8),
+        spaces.Box(0, 255, (6,), np.uint8),
+        spaces.Discrete(3),
+        spaces.Dict({"counts": spaces.Box(-9, 9, (2,), np.int64)}),
+    ],
+)
+def test_what_is_no_vector_of_floats_is_not_normalised(space: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """VecNormalize would give such observations another space than the environment has, or leave it."""
+    gym.register("test/Any-v0", entry_point=lambda **_: AnySpace(space, spaces.Discrete(3)))
+    environment = {"id": "test/Any-v0", "normalize_observation": True}
+    config = build_experiment({"agent": "gtrxl_ppo", "environment": environment, "train": {"total_timesteps": 8}})
+    try:
+        with pytest.raises(ConfigError, match="finds no vector of floats"):
+            build_agent(config)
+    finally:
+        gym.registry.pop("test/Any-v0")
