@@ -395,10 +395,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         Raises:
             DataError, ConfigError: as ``GTrXLPPO.learn``.
         """
-        if self.env is None:
-            raise ConfigError("this agent has no environment to learn in; load it with GTrXLDQN.load(path, env=env)")
-        interval, name = cast(int, log_interval), KIND if tb_log_name is None else tb_log_name  # SB3 reads None too
-        return super().learn(total_timesteps, callback, interval, name, reset_num_timesteps, progress_bar)
+        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
 
     # Files
 

@@ -117,7 +117,7 @@ def settings() -> list[Setting]:
     """
     found: list[Setting] = []
     for entry in _of_record(ExperimentConfig, ""):
-        section = {"backbone": _backbones, "algorithm": _algorithm, "policy": _policy}.get(entry["key"])
+        section = {"backbone": _backbone_by_agent, "algorithm": _algorithm, "policy": _policy}.get(entry["key"])
         found += [entry] if section is None else section()
     return found
 
@@ -134,13 +134,12 @@ def _of_record(record: type, prefix: str) -> Iterator[Setting]:
         yield _setting(key, hint, default, said[each.name])
 
 
-def _backbones() -> Iterator[Setting]:
+def _backbone_by_agent() -> Iterator[Setting]:
     """A decision_transformer starts from the preset of its name, the other agents from gtrxl."""
     preset = AgentName.DECISION_TRANSFORMER.value
     others = [agent.value for agent in AgentName if agent not in (preset, AgentName.RECURRENT_PPO)]
-    own = {
-        name: _plain(value) for name, value in ({**PLAIN, **PRESETS[preset].overrides}).items()
-    } | OF_DECISION_TRANSFORMER
+    defaults = {**PLAIN, **PRESETS[preset].overrides}
+    own = {name: _plain(value) for name, value in defaults.items()} | OF_DECISION_TRANSFORMER
     for entry in _backbone():
         default = own.get(entry["key"].removeprefix("backbone."), entry["default"])
         if default == entry["default"]:

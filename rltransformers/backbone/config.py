@@ -124,12 +124,9 @@ class BackboneConfig:
         given = dict(values)
         chosen = find_preset(given.pop("preset", "gtrxl"))
         refuse_unknown(given, ["preset", *_annotations()], "backbone.")
-        values = {**PLAIN, **chosen.overrides, **given}
-        layers = plain(values.get("layers", BackboneConfig.layers))
-        for name, axis in CHOICES.items():  # a preset's choices for layers that there are not
-            if axis.per_layer and name not in given and is_list(values[name]) and isinstance(layers, int):
-                values[name] = values[name][: max(layers, 1)]
-        return BackboneConfig(**values)
+        defaults = {**PLAIN, **chosen.overrides}
+        layers = plain({**defaults, **given}.get("layers", BackboneConfig.layers))
+        return BackboneConfig(**{**_for_layers(defaults, layers), **given})
 
     @staticmethod
     def check_each(values: Mapping[str, Any]) -> None:
@@ -186,15 +183,22 @@ def without_idle(values: Any) -> Any:
     """
     if not isinstance(values, Mapping):
         return values
-    given = dict(values)
+    defaults = {**PLAIN, **find_preset(values.get("preset", "gtrxl")).overrides}
+    given = _for_layers(values, {**defaults, **values}.get("layers", BackboneConfig.layers))
     width = given.pop("ff_width", None)
-    values = {**PLAIN, **find_preset(given.get("preset", "gtrxl")).overrides, **given}
-    layers = values.get("layers", BackboneConfig.layers)
-    for name, axis in CHOICES.items():
-        if axis.per_layer and is_list(given.get(name)):
-            given[name] = given[name][:layers]
-    ff = BackboneConfig.from_dict(given).choices.ff
-    return given if width is None or Feature.MIXER_ALONE in ff.spec.offers else given | {"ff_width": width}
+    if width is None or Feature.MIXER_ALONE in BackboneConfig.from_dict(given).choices.ff.spec.offers:
+        return given
+    return given | {"ff_width": width}
+
+
+def _for_layers(values: Mapping[str, Any], layers: Any) -> dict[str, Any]:
+    """``values`` without choices for layers that there are not."""
+    return {
+        name: value[: max(layers, 1)]
+        if name in CHOICES and CHOICES[name].per_layer and is_list(value) and isinstance(layers, int)
+        else value
+        for name, value in values.items()
+    }
 
 
 def plain(value: Any) -> Any:

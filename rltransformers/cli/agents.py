@@ -521,8 +521,8 @@ def _vectors_of(space: spaces.Space[Any]) -> list[str] | None:
         key
         for key, leaf in leaves.items()
         if isinstance(leaf, spaces.Box) and not is_image(leaf) and np.issubdtype(leaf.dtype, np.floating)
+        if key != ACTION_MASK
     ]
-    keys = [key for key in keys if key != ACTION_MASK]
     if not keys:
         raise ConfigError(
             f"environment.normalize_observation finds no vector of floats in {space}; leave it off, policies scale "

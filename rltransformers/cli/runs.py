@@ -132,11 +132,12 @@ def resume(
             if world.leads:
                 folder.write_config(config.to_dict())
             say(threads)
-            if begun and agent.inexact and agent.steps_done < config.steps:
+            goes_on = agent.steps_done < config.steps
+            if begun and agent.inexact and goes_on:
                 say(agent.inexact)
             if world.leads:
                 evaluated = not any(key.startswith("evaluation") for key in edited)
-                _take_back(folder, agent.steps_done if begun else 0, evaluated, agent.steps_done < config.steps)
+                _take_back(folder, agent.steps_done if begun else 0, evaluated, goes_on)
             world.same(None)  # nobody goes on before
             return folder, _run(agent, config, folder, verbose)
         finally:

@@ -146,8 +146,8 @@ def suggestion(key: str, known: Collection[str]) -> str:
     close = close or ([] if beside else difflib.get_close_matches(key, keys, n=2, cutoff=0.8))
     if not close:
         close = [each for match in difflib.get_close_matches(name, named, n=1, cutoff=0.8) for each in named[match]]
-    close = sorted(close, key=lambda each: -difflib.SequenceMatcher(None, key, each).ratio())
-    close = [each for each in OTHER_WORDS.get(key, ()) if each in known] or close
+    meant = [each for each in OTHER_WORDS.get(key, ()) if each in known]
+    close = meant or sorted(close, key=lambda each: -difflib.SequenceMatcher(None, key, each).ratio())
     if close:
         return f"did you mean {' or '.join(repr(each) for each in close[:2])}?"
     if beside:

@@ -35,13 +35,11 @@ FORMAT_VERSION = 1
 _HEADER = "header.json"
 _TENSORS = "tensors.pt"
 LONGEST_REASON = 400
-_STORAGES = {  # bytes of a number
+_STORAGES = {  # bytes of a number, of types without a storage of their own too: torch keeps these as bytes
     "DoubleStorage": 8, "FloatStorage": 4, "HalfStorage": 2, "BFloat16Storage": 2, "LongStorage": 8, "IntStorage": 4,
     "ShortStorage": 2, "CharStorage": 1, "ByteStorage": 1, "BoolStorage": 1, "ComplexDoubleStorage": 16,
-    "ComplexFloatStorage": 8,
+    "ComplexFloatStorage": 8, "uint16": 2, "uint32": 4, "uint64": 8,
 }  # fmt: skip
-_BYTES = {"uint16": 2, "uint32": 4, "uint64": 8}
-"""Of a number of the types that have no storage of their own: torch keeps them as bytes."""
 
 
 @dataclass(frozen=True)
@@ -308,8 +306,8 @@ class _Outline(pickle._Unpickler):  # in C it allocates what an index asks for
             return self.tensor_of_bytes
         if (module, name) == ("torch.storage", "UntypedStorage"):
             return 1
-        if module == "torch" and name in _STORAGES | _BYTES:
-            return (_STORAGES | _BYTES)[name]
+        if module == "torch" and name in _STORAGES:
+            return _STORAGES[name]
         raise pickle.UnpicklingError(f"{module}.{name}")
 
     def persistent_load(self, saved: Any) -> tuple[int, int]:

@@ -20,7 +20,6 @@ from stable_baselines3.common.policies import BasePolicy
 from torch import Tensor, nn
 
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
-from rltransformers.backbone.config import without_idle
 from rltransformers.backbone.state import part_of, prefixed
 from rltransformers.backbone.tables import Tables
 from rltransformers.core.action_masks import ACTION_MASK, WAY_OUT, mask_space, masks_of_step, observes_mask
@@ -48,7 +47,7 @@ from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.held import check_held
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts, task_leaf, tree_space
 from rltransformers.policies.observed import Encoding, Observed, observation_parts, observe, read_observation
-from rltransformers.policies.own_policies import policy_settings, stored_kwargs
+from rltransformers.policies.own_policies import policy_settings, restored_kwargs, stored_kwargs
 
 Space = gym.Space[Any]
 GIVEN_FIRST = ("observation_space", "action_space", "lr_schedule")
@@ -496,10 +495,8 @@ class MemoryPolicy(BasePolicy):
         checkpoint = load_checkpoint(path, kind)
         with contents_of(path, kind):
             stored, weights = checkpoint.settings, checkpoint.tensors["policy"]
-            keywords = check(stored["policy_kwargs"], Mapping[str, Any], "settings.policy_kwargs")
+            keywords = restored_kwargs(check(stored["policy_kwargs"], Mapping[str, Any], "settings.policy_kwargs"))
             keywords = policy_settings(cls, keywords, "settings.policy_kwargs.")
-            if "backbone" in keywords:
-                keywords["backbone"] = without_idle(keywords["backbone"])
             check_held(BackboneConfig.from_dict(keywords.get("backbone") or {}), weights)
             make: Any = cls  # a subclass, whose constructor is another than that of its base
             spaces = space_from_json(stored["observation_space"]), space_from_json(stored["action_space"])

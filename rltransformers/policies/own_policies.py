@@ -9,6 +9,7 @@ from stable_baselines3.common.policies import BasePolicy
 from torch import nn
 
 from rltransformers.backbone import BackboneConfig
+from rltransformers.backbone.config import without_idle
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.ranges import annotations, check_settings, shown
 from rltransformers.policies.extractors import subclasses
@@ -41,6 +42,11 @@ def policy_settings(kind: type[BasePolicy], settings: Mapping[str, Any], prefix:
                 break
     without = ("observation_space", "action_space", "lr_schedule")
     return check_settings({name: hint for name, hint in hints.items() if name not in without}, settings, prefix)
+
+
+def restored_kwargs(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of a policy in a file, without settings of the backbone that earlier versions took to no effect."""
+    return {name: without_idle(value) if name == "backbone" else value for name, value in stored.items()}
 
 
 def stored_kwargs(settings: Mapping[str, Any]) -> dict[str, Any]:

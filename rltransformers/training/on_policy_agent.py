@@ -6,14 +6,12 @@ Axes: E environments, T steps.
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from annotated_types import Ge, Lt
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
@@ -21,7 +19,6 @@ from rltransformers.algorithms.ppo import PPOLoss
 from rltransformers.algorithms.vmpo import VMPOLoss
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.ranges import Count, strict
 from rltransformers.core.world import sliced
 from rltransformers.data.rollout import Recorded, RolloutBuffer, Segment, row_batches
 from rltransformers.policies.actor_critic import GTrXLPolicy, SegmentEvaluation
@@ -298,41 +295,6 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
     def _watched_rows(self) -> Tensor:
         """The one environment that the memory panel looks at, to cost little: another one in every update."""
         return torch.as_tensor([self._n_updates % self.n_envs], device=self.device)
-
-    # Use
-
-    @strict
-    def learn(
-        self,
-        total_timesteps: Annotated[int, Ge(0), Lt(2**63)],
-        callback: MaybeCallback = None,
-        log_interval: Count | None = 1,
-        tb_log_name: str | None = None,
-        reset_num_timesteps: bool = True,
-        progress_bar: bool = False,
-    ) -> Self:
-        """Train for at least ``total_timesteps`` environment steps (whole rollouts) and return self.
-
-        ``log_interval``: rollouts from one line of the log to the next; None leaves writing to a callback.
-        ``tb_log_name``: what a run is called in TensorBoard; None for the name of the agent.
-
-        Raises:
-            DataError: when an observation, a reward or a flag is none of the space, or the environment raises an
-                exception (chained); names the environment and the step.
-            ConfigError: when the agent was loaded without an environment.
-        """
-        if self.env is None:
-            raise ConfigError(
-                f"this agent has no environment to learn in; load it with {self.kind}.load(path, env=env)"
-            )
-        return super().learn(
-            total_timesteps,
-            callback=callback,
-            log_interval=cast(int, log_interval),  # SB3 reads None too
-            tb_log_name=self.kind if tb_log_name is None else tb_log_name,
-            reset_num_timesteps=reset_num_timesteps,
-            progress_bar=progress_bar,
-        )
 
 
 def with_auxiliary(loss: LossT, now: SegmentEvaluation) -> LossT:

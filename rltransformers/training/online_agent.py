@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple, Self, cast
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, cast
 
 import gymnasium as gym
 import numpy as np
 import torch
+from annotated_types import Ge, Lt
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
@@ -23,7 +24,6 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig
-from rltransformers.backbone.config import without_idle
 from rltransformers.core.action_masks import ACTION_MASK, MASK_METHOD, observes_mask
 from rltransformers.core.checkpoint import (
     File,
@@ -50,7 +50,7 @@ from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.held import check_held
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, rewarded
 from rltransformers.policies.observations import tree_space
-from rltransformers.policies.own_policies import named_policy, policy_settings, stored_kwargs
+from rltransformers.policies.own_policies import named_policy, policy_settings, restored_kwargs, stored_kwargs
 from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_policy
 from rltransformers.policies.steps import ActorCriticMachine
 from rltransformers.training.actor import Actor
@@ -331,6 +331,41 @@ class OnlineAgent(BaseAlgorithm):
         if not self._custom_logger and self.num_timesteps == 0:
             write_run_card(self.logger, {"agent": self.kind, "n_envs": self.all_envs} | self._settings())
         return result
+
+    # Use
+
+    @strict
+    def learn(
+        self,
+        total_timesteps: Annotated[int, Ge(0), Lt(2**63)],
+        callback: MaybeCallback = None,
+        log_interval: Count | None = 1,
+        tb_log_name: str | None = None,
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Train for at least ``total_timesteps`` environment steps, in whole rollouts, and return self.
+
+        ``log_interval``: rollouts from one line of the log to the next; None leaves writing to a callback.
+        ``tb_log_name``: what a run is called in TensorBoard; None for the name of the agent.
+
+        Raises:
+            DataError: when an observation, a reward or a flag is none of the space, or the environment raises an
+                exception (chained); names the environment and the step.
+            ConfigError: when the agent was loaded without an environment.
+        """
+        if self.env is None:
+            raise ConfigError(
+                f"this agent has no environment to learn in; load it with {self.kind}.load(path, env=env)"
+            )
+        return super().learn(  # type: ignore[safe-super]  # that of the algorithm beside this class
+            total_timesteps,
+            callback=callback,
+            log_interval=cast(int, log_interval),  # SB3 reads None too
+            tb_log_name=self.kind if tb_log_name is None else tb_log_name,
+            reset_num_timesteps=reset_num_timesteps,
+            progress_bar=progress_bar,
+        )
 
     def predict(
         self,
@@ -687,9 +722,7 @@ class OnlineAgent(BaseAlgorithm):
         # Earlier releases asked functions of a user beyond the end of a run, where they may fall below 0.
         held |= {name: 0.0 for name in cls.scheduled if isinstance(held.get(name), float) and held[name] < 0.0}
         settings = check_arguments(cls.__init__, held, "settings.")
-        given = dict(settings["policy_kwargs"] or {})
-        if "backbone" in given:
-            given["backbone"] = without_idle(given["backbone"])
+        given = restored_kwargs(settings["policy_kwargs"] or {})
         settings["policy_kwargs"] = cls.check_policy(given, "settings.policy_kwargs.", stored.get("policy"))
         both = space_from_json(stored["observation_space"]), space_from_json(stored["action_space"])
         return settings, both, check(stored["n_envs"], Count, "settings.n_envs")

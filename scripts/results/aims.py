@@ -15,6 +15,9 @@ from scripts.results.table import Row, score_of
 Runs = Mapping[str, Sequence[Row]]
 """Rows of a task by variant, every variant present."""
 
+WORDS = {True: "yes", False: "no", None: "open"}
+"""What is said of an aim that is met, is not, or waits for runs."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -27,7 +30,7 @@ class Verdict:
     @property
     def word(self) -> str:
         """For a table."""
-        return {True: "yes", False: "**no**", None: "open"}[self.met]
+        return f"**{WORDS[self.met]}**" if self.met is False else WORDS[self.met]
 
 
 def judge(suite: Suite, name: str, runs: Runs) -> list[Verdict]:

@@ -10,7 +10,7 @@ import numpy as np
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.functional.statistics import iqm, probability_of_improvement
 from scripts.results import pictures
-from scripts.results.aims import Runs, interval, judge, number
+from scripts.results.aims import WORDS, Runs, interval, judge, number
 from scripts.results.suites import Suite, Task, read_suite
 from scripts.results.table import Row, current, read_rows, score_of
 
@@ -190,15 +190,10 @@ def _others(runs: Runs, task: Task, seeds: int) -> str:
     """
     scores = {variant: float(iqm([row.score for row in rows])) for variant, rows in runs.items()}
     named = list(scores) if len(scores) <= MOST_NAMED else [each for each in scores if each == task.compared_with]
-    texts = [
-        f"{variant} {number(scores[variant])}"
-        + (
-            f" ({count(runs[variant], 'seed')})"
-            if len(runs[variant]) < seeds and task.variants[variant].get("dataset") != "mean"
-            else ""
-        )
-        for variant in named
-    ]
+    texts = []
+    for variant in named:
+        fewer = len(runs[variant]) < seeds and task.variants[variant].get("dataset") != "mean"
+        texts.append(f"{variant} {number(scores[variant])}" + f" ({count(runs[variant], 'seed')})" * fewer)
     rest = [score for variant, score in scores.items() if variant not in named]
     if rest:
         further = "further " if texts else ""
@@ -211,16 +206,12 @@ def index(results: Path, suites: Path) -> list[str]:
     lines = list(table_head(["suite", "command", "runs", "hours", "targets met"]))
     for suite, rows in finished(results, suites):
         verdicts = [each for name in suite.tasks for each in judge(suite, name, runs_of(suite, name, rows))]
-        words = [each.word.strip("*") for each in verdicts]
-        met = [f"{words.count(word)} {word}" for word in ("yes", "no", "open") if word in words]
+        states = [each.met for each in verdicts]
+        met = [f"{states.count(met)} {word}" for met, word in WORDS.items() if met in states]
         hours = sum(row.wall_seconds for row in rows) / 3600
         command = f"`python scripts/reproduce.py {suite.name}`"
-        cells = [
-            f"[{suite.text.title}]({suite.name}.md)",
-            command,
-            f"{len(rows)} of {len(list(suite.cells()))}",
-            f"{hours:.1f}",
-        ]
+        planned = len(list(suite.cells()))
+        cells = [f"[{suite.text.title}]({suite.name}.md)", command, f"{len(rows)} of {planned}", f"{hours:.1f}"]
         lines.append(line([*cells, ", ".join(met) or "-"]))
     return lines
 

@@ -903,7 +903,7 @@ def test_values_of_a_config_are_not_changed_by_building(work: Path, capsys: pyte
         spaces.Dict({"counts": spaces.Box(-9, 9, (2,), np.int64)}),
     ],
 )
-def test_what_is_no_vector_of_floats_is_not_normalised(space: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_vector_of_floats_is_not_normalised(space: Any) -> None:
     """VecNormalize would give such observations another space than the environment has, or leave it."""
     gym.register("test/Any-v0", entry_point=lambda **_: AnySpace(space, spaces.Discrete(3)))
     environment = {"id": "test/Any-v0", "normalize_observation": True}
