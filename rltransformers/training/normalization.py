@@ -2,12 +2,21 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 import gymnasium as gym
+import numpy as np
 import torch
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import VecCheckNan, VecEnv, VecEnvWrapper, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import (
+    VecCheckNan,
+    VecEnv,
+    VecEnvWrapper,
+    VecMonitor,
+    VecNormalize,
+    unwrap_vec_normalize,
+)
 from torch import Tensor
 
 from rltransformers.core.checkpoint import (
@@ -47,20 +56,25 @@ def pack_normalization(env: VecNormalize) -> dict[str, Any]:
     }
 
 
-def with_normalization(env: VecEnv, packed: Mapping[str, Any], world: World | None = None) -> VecEnv:
-    """``env`` with a ``VecNormalize`` (its own or a new one) that has the packed statistics.
+def with_normalizer(env: VecEnv, packed: Mapping[str, Any]) -> VecEnv:
+    """``env`` in a ``VecNormalize`` with the packed settings; as it is where it has one, or observes no numbers.
 
-    Of the returns of all environments of a ``world`` it gets those of its own.
+    Raises:
+        ConfigError: for a setting of ``VecNormalize`` that is none.
+    """
+    settings = _settings(packed["settings"], "normalisation.")
+    if unwrap_vec_normalize(env) is None:
+        with suppress(ValueError, KeyError):  # what it cannot normalise is not what the agent was trained on
+            env = VecNormalize(env, **settings)
+    return env
+
+
+def set_statistics(wrapper: VecNormalize, packed: Mapping[str, Any], world: World | None = None) -> None:
+    """Let ``wrapper`` go on from packed statistics; of the returns of all environments of a ``world`` it gets its own.
 
     Raises:
         CheckpointError: for statistics of another shape.
-        ConfigError: for a setting of ``VecNormalize`` that is none.
     """
-    wrapper = env
-    while isinstance(wrapper, VecEnv) and not isinstance(wrapper, VecNormalize) and hasattr(wrapper, "venv"):
-        wrapper = wrapper.venv
-    if not isinstance(wrapper, VecNormalize):
-        env = wrapper = VecNormalize(env, **_settings(packed["settings"], "normalisation."))
     if wrapper.norm_obs:
         targets = wrapper.obs_rms if isinstance(wrapper.obs_rms, dict) else {"": wrapper.obs_rms}
         for path, moments in packed["observations"].items():
@@ -71,7 +85,23 @@ def with_normalization(env: VecEnv, packed: Mapping[str, Any], world: World | No
         returns = returns[world.block(wrapper.num_envs)]
     if len(returns) == wrapper.num_envs:
         wrapper.returns = returns.numpy().copy()
-    return env
+
+
+def check_normalizable(env: VecEnv) -> None:
+    """Raise ConfigError when a ``VecNormalize`` makes fractions of observations that are integers of their space."""
+    wrapper = unwrap_vec_normalize(env)
+    if wrapper is None or not wrapper.norm_obs:
+        return
+    space: Any = wrapper.observation_space
+    leaves = {"": space} if wrapper.norm_obs_keys is None else {key: space[key] for key in wrapper.norm_obs_keys}
+    for key, leaf in leaves.items():
+        if not np.issubdtype(leaf.dtype, np.floating):
+            where = f"leaf {key!r} of the observation" if key else "the observation"
+            way_out = "name the other leaves in norm_obs_keys" if key else "pass norm_obs=False"
+            raise ConfigError(
+                f"VecNormalize makes fractions of {where}, whose space {leaf} has integers alone; {way_out}, or let "
+                "the environment observe float32"
+            )
 
 
 def checked_normalization(packed: Mapping[str, Any], space: gym.Space[Any]) -> dict[str, Any]:
@@ -159,7 +189,7 @@ def load_normalization(path: str | os.PathLike[str], env: VecEnv, training: bool
     with contents_of(path, _KIND):
         settings = _settings(checkpoint.settings)
         normalized = VecNormalize(env, training=training, **settings)
-        with_normalization(normalized, {"settings": settings, **checkpoint.tensors})
+        set_statistics(normalized, checkpoint.tensors)
     if not training:
         normalized.norm_reward = False
     return normalized

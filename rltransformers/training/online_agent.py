@@ -20,7 +20,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import MaybeCallback
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig
@@ -59,7 +59,8 @@ from rltransformers.training.normalization import (
     checked_normalization,
     pack_normalization,
     scalings_of,
-    with_normalization,
+    set_statistics,
+    with_normalizer,
     wrapper_between,
 )
 from rltransformers.training.old_checkpoints import in_present_layout
@@ -400,11 +401,14 @@ class OnlineAgent(BaseAlgorithm):
             ConfigError: when it has other spaces.
         """
         env = self._wrap_env(env, self.verbose)
+        packed = self._loaded_normalization if self.env is None else None
+        if packed is not None:
+            env = with_normalizer(env, packed)
         check_trained_spaces((tree_space(self.observation_space), self.action_space), env)
-        if self.env is None and self._loaded_normalization is not None:
-            env = with_normalization(env, self._loaded_normalization, self.world)
         self.observation_space = env.observation_space  # that of a file is nested where the environment's is flat
         super().set_env(env, force_reset)
+        if packed is not None:
+            set_statistics(cast(VecNormalize, self._vec_normalize_env), packed, self.world)
 
     @strict
     def begin_episodes(self, seed: Seed) -> None:
@@ -658,12 +662,12 @@ class OnlineAgent(BaseAlgorithm):
         refuse_unknown(overrides, cls.setting_names(), source="load")
         overrides = replaced_settings(custom_objects, cls.setting_names()) | overrides
         settings |= overrides
-        vec_env = None if env is None else cls._wrap_env(env)
+        packed, vec_env = tensors.get("normalisation"), None if env is None else cls._wrap_env(env)
         if vec_env is not None:
-            check_trained_spaces(spaces, vec_env)
-            if tensors.get("normalisation") is not None:
+            if packed is not None:
                 with contents_of(path, cls.kind):
-                    vec_env = with_normalization(vec_env, tensors["normalisation"], current_world())
+                    vec_env = with_normalizer(vec_env, packed)
+            check_trained_spaces(spaces, vec_env)
         with contents_of(path, cls.kind, alone=env is None and not overrides):
             make: Any = cls  # a subclass, whose constructor is another than that of its base
             model = make(policy, vec_env, device=device, _init_setup_model=False, **settings)
@@ -680,9 +684,10 @@ class OnlineAgent(BaseAlgorithm):
             model._restore(tensors, n_envs)
             if overrides.get("seed") is not None:
                 model._begin_streams(model.seed)
-            if vec_env is None and tensors.get("normalisation") is not None:
-                tree = tree_space(model.observation_space)
-                model._loaded_normalization = checked_normalization(tensors["normalisation"], tree)
+            if packed is not None and vec_env is None:
+                model._loaded_normalization = checked_normalization(packed, tree_space(model.observation_space))
+            elif packed is not None:
+                set_statistics(model._vec_normalize_env, packed, model.world)
             state = unpack_arrays(tensors.get("environment"))
         restorable = known and state is not None and vec_env is not None and takes_state(vec_env, state)
         if tensors["last_observation"] is not None and (restorable if force_reset is None else not force_reset):

@@ -19,6 +19,7 @@ from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv
 from rltransformers.envs.wrappers import FlatDict
 from rltransformers.policies.memory_policy import check_action_space
 from rltransformers.policies.observations import tree_space
+from rltransformers.training.normalization import check_normalizable
 
 Space = gym.Space[Any]
 
@@ -33,7 +34,8 @@ def as_vec_env(env: Any, monitor: bool = True) -> VecEnv:
         monitor: give a single environment episode statistics.
 
     Raises:
-        ConfigError: for anything else, an unknown id, and spaces that no encoder or head takes.
+        ConfigError: for anything else, an unknown id, spaces that no encoder or head takes, and a ``VecNormalize`` over
+            integers.
         MissingExtraError: when the package behind an id is not installed.
     """
     if isinstance(env, str | EnvSpec):
@@ -58,6 +60,7 @@ def as_vec_env(env: Any, monitor: bool = True) -> VecEnv:
     check_supported(tree_space(env.observation_space), "observation")
     check_action_space(env.action_space)
     check_copies(env)
+    check_normalizable(env)
     return cast(VecEnv, env)
 
 

@@ -206,6 +206,42 @@ def test_vec_normalize_and_its_statistics_are_used_in_training() -> None:
     assert segment is not None and float(segment.observations[""].abs().max()) <= 10.0
 
 
+def test_images_that_were_normalised_load_with_an_environment_of_pixels(tmp_path: Path) -> None:
+    def pixels() -> VecEnv:
+        return DummyVecEnv([partial(AnySpace, OBSERVATIONS["image"], CHOICE)] * 2)
+
+    model = agent(VecNormalize(pixels())).learn(32)
+    model.save(tmp_path / "model")
+    for env in (pixels(), VecNormalize(pixels())):
+        loaded, given_later = GTrXLPPO.load(tmp_path / "model", env=env), GTrXLPPO.load(tmp_path / "model")
+        given_later.set_env(env)
+        for each in (loaded, given_later):
+            statistics: Any = each.get_vec_normalize_env()
+            np.testing.assert_array_equal(statistics.obs_rms.mean, model.get_vec_normalize_env().obs_rms.mean)
+            assert each.observation_space == model.observation_space
+        loaded.learn(16)
+    for other in ("discrete", "vector"):
+        env = DummyVecEnv([partial(AnySpace, OBSERVATIONS[other], CHOICE)] * 2)
+        with pytest.raises(ConfigError, match="trained with observation space"):
+            GTrXLPPO.load(tmp_path / "model", env=env)
+        with pytest.raises(ConfigError, match="trained with observation space"):
+            GTrXLPPO.load(tmp_path / "model").set_env(env)
+
+
+def test_integers_are_not_normalised() -> None:
+    numbers = spaces.Box(0, 40, (3,), np.int64)
+    both = spaces.Dict({"vector": VECTOR, "numbers": numbers})
+    for space, message in (
+        (numbers, r"fractions of the observation, whose space .*norm_obs=False"),
+        (both, r"fractions of leaf 'numbers' of the observation, .*norm_obs_keys"),
+    ):
+        made = partial(AnySpace, space, CHOICE)
+        with pytest.raises(ConfigError, match=message):
+            agent(VecNormalize(DummyVecEnv([made] * 2)))
+        agent(VecNormalize(DummyVecEnv([made] * 2), norm_obs=False)).learn(16)
+    agent(VecNormalize(DummyVecEnv([partial(AnySpace, both, CHOICE)] * 2), norm_obs_keys=["vector"])).learn(16)
+
+
 @pytest.mark.slow
 def test_environments_in_other_processes_give_the_same_run() -> None:
     def weights(env: VecEnv) -> torch.Tensor:
