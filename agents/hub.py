@@ -1,9 +1,11 @@
 """Trained agents as folders for the Hugging Face Hub: a checkpoint, its settings, its results and a model card."""
 
+import ast
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,17 @@ import torch
 import yaml
 
 from rltransformers import __version__
-from rltransformers.agents.load import CHECKPOINT, Agent, load_agent
-from rltransformers.core.checkpoint import load_checkpoint
+from rltransformers.agents.gtrxl_dqn import GTrXLDQN
+from rltransformers.agents.load import CHECKPOINT, Agent, load_agent, steps_of
+from rltransformers.core.action_masks import ACTION_MASK
+from rltransformers.core.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, require
 from rltransformers.core.files import replacing_folder
 from rltransformers.core.ranges import strict
+from rltransformers.core.spaces import leaf_spaces, space_from_json
+from rltransformers.envs.make import error_line
 from rltransformers.training.evaluation import EvaluationResult, read_results
+from rltransformers.training.experiment import ExperimentConfig, read_experiment
 
 if __name__ != "rltransformers.agents.hub":
     raise ImportError("import this file as rltransformers.agents.hub")
@@ -24,6 +31,15 @@ if __name__ != "rltransformers.agents.hub":
 CARD = "README.md"
 FILES = (CHECKPOINT, CARD, "config.json", "results.json")
 """What every folder holds; of a run its ``config.yaml`` too."""
+_EPISODE = """(observation, _), reward, ended = env.reset(), None, False
+actor.reset()
+while not ended:
+    observation, reward, terminated, truncated, _ = env.step(actor({inputs}))
+    ended = terminated or truncated"""
+_EPISODE_OF_A_VECTOR = """observation, reward, ended = env.reset(), None, False
+actor.reset()
+while not ended:
+    observation, reward, ended, _ = env.step(actor({inputs}))"""
 
 
 @strict
@@ -34,18 +50,20 @@ def package_for_hub(
 ) -> Path:
     """Make a folder that is ready to be uploaded, and return it.
 
-    It holds ``last.zip``, the checkpoint; ``config.json``, its settings; ``results.json``; ``README.md``, a model card
-    whose front matter the Hub reads (tags, environment, mean reward); of a run its ``config.yaml``. ``load_agent``
-    takes the folder, and nothing in it is executed by that.
+    It holds ``last.zip``, the checkpoint without the replay; ``config.json``, its settings; ``results.json``;
+    ``README.md``, a model card whose front matter the Hub reads (tags, environment, mean reward) and whose Python plays
+    an episode; of a run its ``config.yaml``. ``load_agent`` takes the folder, and nothing in it is executed by that.
 
     Args:
-        source: an agent, or a run folder, whose ``last.zip`` is taken.
+        source: an agent, or a run folder, whose ``last.zip`` is taken. The card of a run makes the environment with the
+            keywords and wrappers of the config, that of an agent alone with ``gym.make`` of the id.
         folder: one that does not exist yet.
         results: of evaluations, see ``evaluate_online``; of several the one of the highest mean is on the card. None
             takes the final evaluation of a run.
 
     Raises:
-        ConfigError: the folder exists, there are no results, or they name no environment.
+        ConfigError: the folder exists, there are no results, they name no environment, or they are of another training
+            step than the checkpoint; the config of the run cannot be read.
         CheckpointError: the run has no checkpoint, or one that is not of this package.
     """
     from rltransformers.training.run_folder import RunFolder  # brings matplotlib, which agents start without
@@ -58,6 +76,7 @@ def package_for_hub(
         results = read_results(run.evaluation)
     if not results:
         raise ConfigError("there are no results; give results=[evaluate_online(...)], or a run that ended")
+    experiment = None if run is None else read_experiment(run.config)
     best = max(results, key=lambda result: result.mean)
     if best.env_id is None:
         raise ConfigError("the results name no environment; give them an env_id, the card is about it")
@@ -70,19 +89,92 @@ def package_for_hub(
         else:
             source.save(place / CHECKPOINT)  # type: ignore[union-attr]  # an agent, where it is no run
         checkpoint = load_checkpoint(place / CHECKPOINT)
+        command = "" if run is None else f" (rltransformers evaluate {run.path} --json > {run.evaluation})"
+        _check_steps(results, checkpoint, command)
+        if checkpoint.tensors.get("replay") is not None:
+            save_checkpoint(place / CHECKPOINT, checkpoint.kind, checkpoint.settings, _without_replay(checkpoint))
         config = {"agent": checkpoint.kind, "environment": best.env_id, "rltransformers": checkpoint.code_version}
         (place / "config.json").write_text(_json(config | {"settings": checkpoint.settings}))
-        told = {"mean_reward": best.mean, "std_reward": best.std, "n_eval_episodes": len(best.returns)}
-        (place / "results.json").write_text(_json(told | {"results": [result.to_dict() for result in results]}))
-        (place / CARD).write_text(_card(checkpoint.kind, best))
+        measures = {"mean_reward": best.mean, "std_reward": best.std, "n_eval_episodes": len(best.returns)}
+        (place / "results.json").write_text(_json(measures | {"results": [result.to_dict() for result in results]}))
+        snippet = _snippet(best, experiment, _masks_beside(checkpoint.settings))
+        (place / CARD).write_text(_card(checkpoint.kind, best, snippet))
     return folder
+
+
+def _check_steps(results: Sequence[EvaluationResult], checkpoint: Checkpoint, command: str) -> None:
+    """Raise ConfigError for a result of another training step than the checkpoint's.
+
+    ``command``, in brackets, makes results of the checkpoint; "" where there is none.
+    """
+    done = steps_of(checkpoint)
+    for result in results:
+        if result.step not in (None, done):
+            raise ConfigError(
+                f"a result is of step {result.step}, the checkpoint of step {done}, and a card is about one agent; "
+                f"evaluate the checkpoint{command} and package again"
+            )
+
+
+def _without_replay(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The tensors of a checkpoint without the steps or episodes that its agent replays, as ``load`` takes them."""
+    if checkpoint.kind == GTrXLDQN.kind:
+        return checkpoint.tensors | {"replay": None}  # as with checkpoint_replay=False
+    return {name: value for name, value in checkpoint.tensors.items() if name not in ("replay", "online")}
 
 
 def _json(values: dict[str, Any]) -> str:
     return json.dumps(values, indent=1) + "\n"
 
 
-def _card(kind: str, result: EvaluationResult) -> str:
+def _masks_beside(settings: Mapping[str, Any]) -> bool:
+    """Whether the agent of these settings takes masks of actions that are no part of its observation."""
+    wanted = (settings.get("policy_kwargs") or {}).get("action_masks")
+    return bool(wanted) and ACTION_MASK not in leaf_spaces(space_from_json(settings["observation_space"]))
+
+
+def _snippet(result: EvaluationResult, config: ExperimentConfig | None, masks_beside: bool) -> str:
+    """Python that plays an episode in the environment of a result; without a config only the id of that is known."""
+    imports, env = _environment(str(result.env_id), config)
+    vector = config is not None and config.environment.processes == "envpool"
+    inputs = "observation, reward" + (", env.get_wrapper_attr('action_masks')()" if masks_beside else "")
+    arguments = [] if result.target_return is None else [f"target_return={result.target_return!r}"]
+    if config is not None and not config.evaluation.deterministic:
+        arguments.append("deterministic=False")
+    return f"""{imports}
+
+actor = load_from_hub("USER/NAME").actor({", ".join(arguments)})  # this repository, or a folder
+env = {env}
+{(_EPISODE_OF_A_VECTOR if vector else _EPISODE).format(inputs=inputs)}"""
+
+
+def _environment(env_id: str, config: ExperimentConfig | None) -> tuple[str, str]:
+    """Imports, and the call that makes the environment: with keywords and wrappers of a config, else by its id."""
+    load = "from rltransformers.agents import load_from_hub"
+    if config is None:
+        return f"import gymnasium as gym\n\n{load}", f"gym.make({env_id!r})"
+    environment = config.evaluation_environment
+    if env_id.rpartition(":")[2] == environment.id.rpartition(":")[2]:
+        env_id = environment.id  # with the module that registers it
+    keywords: dict[str, Any] = {"env_kwargs": environment.kwargs, "wrappers": environment.wrappers}
+    function = "make_env"
+    if environment.processes == "envpool":  # which has no single environments
+        function, keywords["processes"] = "make_vec_env", "envpool"
+    names = "" if _is_literal(keywords) else "from math import inf, nan\n\n"
+    call = ", ".join([repr(env_id), *(f"{name}={value!r}" for name, value in keywords.items() if value)])
+    return f"{names}{load}\nfrom rltransformers.envs import {function}", f"{function}({call})"
+
+
+def _is_literal(value: Any) -> bool:
+    """Whether Python reads back what it writes of ``value``; it writes infinity as a name."""
+    try:
+        ast.literal_eval(repr(value))
+    except ValueError:
+        return False
+    return True
+
+
+def _card(kind: str, result: EvaluationResult, snippet: str) -> str:
     """A model card; its front matter is what cards of Stable-Baselines3 agents have, which the Hub shows and ranks."""
     value = f"{result.mean:.2f} +/- {result.std:.2f}"
     metric = {"type": "mean_reward", "name": "mean_reward", "value": value, "verified": False}
@@ -97,27 +189,17 @@ def _card(kind: str, result: EvaluationResult) -> str:
         "tags": [result.env_id, "deep-reinforcement-learning", task, "rltransformers"],
         "model-index": [{"name": kind, "results": [entry]}],
     }
-    asked = "" if result.target_return is None else f", asked for a return of {result.target_return:g}"
+    target = "" if result.target_return is None else f", asked for a return of {result.target_return:g}"
     return f"""---
 {yaml.safe_dump(matter, sort_keys=False)}---
 
 # {kind} in {result.env_id}
 
-Mean return **{value}** over {len(result.returns)} episodes from seeds {result.seeds[0]} to {result.seeds[-1]}{asked}.
+Mean return **{value}** over {len(result.returns)} episodes from seeds {result.seeds[0]} to {result.seeds[-1]}{target}.
 All episodes: `results.json`. Settings: `config.json`.
 
 ```python
-import gymnasium as gym
-
-from rltransformers.agents import load_from_hub
-
-actor = load_from_hub("USER/NAME").actor()  # this repository, or a folder
-env = gym.make("{result.env_id}")
-(observation, _), reward, ended = env.reset(), None, False
-actor.reset()
-while not ended:
-    observation, reward, terminated, truncated, _ = env.step(actor(observation, reward))
-    ended = terminated or truncated
+{snippet}
 ```
 
 Written by rltransformers {__version__}. The checkpoint is data: loading it executes nothing.
@@ -135,14 +217,17 @@ def push_to_hub(folder: str | os.PathLike[str], repo_id: str, *, private: bool =
         private: whether a new repository is private.
 
     Raises:
-        ConfigError: the folder lacks a file of such folders.
+        ConfigError: the folder lacks a file of such folders, or the Hub refuses it or cannot be reached.
         MissingExtraError: ``huggingface_hub`` is not installed; it comes with the extra ``hub``.
     """
     if missing := [name for name in FILES if not (Path(folder) / name).is_file()]:
         raise ConfigError(f"{folder} lacks {', '.join(missing)}; package_for_hub makes folders for the Hub")
-    api = require("huggingface_hub", "hub").HfApi()
-    api.create_repo(repo_id=repo_id, private=private, exist_ok=True)
-    return str(api.upload_folder(repo_id=repo_id, folder_path=os.fspath(folder)))
+    hub = require("huggingface_hub", "hub")
+    way_out = "check the id (USER/NAME) and the network; to write, log in with `hf auth login`, or set HF_TOKEN"
+    with _calls_to_the_hub(ConfigError, f"{folder} cannot be uploaded to {repo_id}", way_out):
+        api = hub.HfApi()
+        api.create_repo(repo_id=repo_id, private=private, exist_ok=True)
+        return str(api.upload_folder(repo_id=repo_id, folder_path=os.fspath(folder)))
 
 
 @strict
@@ -154,10 +239,26 @@ def load_from_hub(repo_id: str, *, revision: str | None = None, device: torch.de
         revision: branch, tag or commit of a repository; None for its newest.
 
     Raises:
-        CheckpointError: the checkpoint is missing, corrupt, or of no agent of this package.
+        CheckpointError: the checkpoint is missing, corrupt, or of no agent of this package, or the Hub refuses it or
+            cannot be reached.
         MissingExtraError: ``huggingface_hub`` is not installed; it comes with the extra ``hub``.
     """
     if Path(repo_id).is_dir():
         return load_agent(repo_id, device=device)
     hub = require("huggingface_hub", "hub")
-    return load_agent(hub.hf_hub_download(repo_id=repo_id, filename=CHECKPOINT, revision=revision), device=device)
+    way_out = (
+        "check id, revision and network; log in with `hf auth login` for a private or gated repository; or name a "
+        "folder that exists"
+    )
+    with _calls_to_the_hub(CheckpointError, f"{repo_id} cannot be loaded from the Hub", way_out):
+        file = hub.hf_hub_download(repo_id=repo_id, filename=CHECKPOINT, revision=revision)
+    return load_agent(file, device=device)
+
+
+@contextmanager
+def _calls_to_the_hub(refusal: type[Exception], fault: str, way_out: str) -> Iterator[None]:
+    """Raise ``refusal`` for any error in the block, in one line: the fault, the reason in brackets, the way out."""
+    try:
+        yield
+    except Exception as error:  # of HTTP, of the network, of an id: they have no class in common, nor in all versions
+        raise refusal(f"{fault} ({error_line(error)}); {way_out}") from error

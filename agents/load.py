@@ -9,7 +9,7 @@ from rltransformers.agents.decision_transformer import DecisionTransformer
 from rltransformers.agents.gtrxl_dqn import GTrXLDQN
 from rltransformers.agents.gtrxl_ppo import GTrXLPPO
 from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
-from rltransformers.core.checkpoint import load_checkpoint
+from rltransformers.core.checkpoint import Checkpoint, load_checkpoint
 from rltransformers.core.errors import CheckpointError
 
 if __name__ != "rltransformers.agents.load":
@@ -35,6 +35,16 @@ def load_agent(path: str | os.PathLike[str], *, device: torch.device | str = "au
     if kind not in KINDS:
         raise CheckpointError(f"checkpoint {file} holds a {kind}, not an agent; agents: {', '.join(sorted(KINDS))}")
     return KINDS[kind].load(file, device=device)
+
+
+def steps_of(checkpoint: Checkpoint) -> int:
+    """Training steps behind a checkpoint: gradient steps of a Decision Transformer, else environment steps.
+
+    Raises:
+        KeyError: for a file of something else, which counts none.
+    """
+    tensors = checkpoint.tensors
+    return int(tensors["updates"] if "updates" in tensors else tensors["counters"]["num_timesteps"])
 
 
 def checkpoint_in(path: str | os.PathLike[str]) -> Path:
