@@ -21,8 +21,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "benchmarks"
 COLUMNS = ("row", "setting", "ours", "baseline", "ratio [range]", "target", "met")
 LEGEND = (
-    "Medians of 5 repetitions and the range of the ratios; baseline: a published implementation in the same process; "
-    "target: the ratio that is wanted, or our own figure where nothing is compared; met: yes or no."
+    "Medians of 5 repetitions and the range of the ratios; baseline: a published implementation in the same process, "
+    "or what else its brackets name; target: the ratio that is wanted, or our own figure where nothing is compared; "
+    "met: yes or no."
 )
 VERDICTS = {"True": "yes", "False": "**no**", "": ""}
 
@@ -199,7 +200,7 @@ def table_cells(row: Mapping[str, Any]) -> list[str]:
     compared = bool(row["peer_name"])
     cells = (
         row["name"],
-        row["setting"],
+        "; ".join(filter(None, (row["setting"], row["note"]))),
         f"{ours} {row['unit']}{'' if compared else spread}",
         f"{peer} ({row['peer_name']})" if compared else "",
         f"{ratio}{spread}" if compared else "",
