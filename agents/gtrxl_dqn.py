@@ -401,7 +401,11 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
 
     @strict
     def save_replay_buffer(self, path: File) -> None:
-        """Write the replay to one file, atomically; nothing in it is executed on loading."""
+        """Write the replay to one file, atomically; nothing in it is executed on loading.
+
+        Raises:
+            ConfigError: when the agent has no environment and so no replay.
+        """
         if self.replay_buffer is None:
             raise ConfigError("this agent has no environment and so no replay to save")
         save_replay(path, self.replay_buffer, self.world)

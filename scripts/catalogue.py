@@ -19,7 +19,7 @@ import gymnasium
 
 from rltransformers.backbone import AXES, PLAIN, PRESETS, BackboneConfig, catalogue
 from rltransformers.backbone.config import LossWeight
-from rltransformers.cli.agents import AGENT_CLASSES, keyword_hints, policy_class, policy_hints
+from rltransformers.cli.keywords import AGENT_CLASSES, keyword_hints, policy_class, policy_hints
 from rltransformers.core.ranges import describe
 from rltransformers.core.spec import Spec
 from rltransformers.policies.readouts.catalogue import READOUTS

@@ -29,21 +29,14 @@ def leaf_loss(leaf: ActionLeaf, output: Float[Tensor, "... A"], action: Tensor) 
     return -leaf.log_prob(output, action)
 
 
-def action_loss(
-    head: ActionHead, outputs: Float[Tensor, "B K A"], actions: Mapping[str, Tensor], valid: Bool[Tensor, "B K"]
-) -> Float[Tensor, ""]:
-    """Mean over valid steps of the loss of the recorded action, summed over the leaves of the action space.
-
-    Args:
-        actions: by leaf path, [B, K, *leaf shape]; rows where ``valid`` is False must hold legal actions.
-    """
-    return masked_mean(step_losses(head, outputs, actions), valid)
-
-
 def step_losses(
     head: ActionHead, outputs: Float[Tensor, "B K A"], actions: Mapping[str, Tensor]
 ) -> Float[Tensor, "B K"]:
-    """Loss of the recorded action at every step, summed over the leaves of the action space."""
+    """Loss of the recorded action at every step, summed over the leaves of the action space.
+
+    Args:
+        actions: by leaf path, [B, K, *leaf shape]; legal ones also where there is no step.
+    """
     parts = head.split(outputs)
     return torch.stack([leaf_loss(leaf, parts[path], actions[path]) for path, leaf in head.named_leaves()]).sum(0)
 

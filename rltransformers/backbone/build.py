@@ -95,7 +95,11 @@ def plain_choice(axis: str) -> Choice:
 
 
 def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Position) -> Plan:
-    """What is plugged into softmax attention; a memory may decide itself what is visible."""
+    """What is plugged into softmax attention; a memory may decide itself what is visible.
+
+    Raises:
+        ConfigError: for a memory and a span that exclude each other.
+    """
     choices, common = config.choices.layer(layer), config.choices
     offers = choices.mixer.spec.offers
     position = position if all(offered(each, offers) for each in common.positions) else Position()
@@ -168,10 +172,10 @@ def build_layer(config: BackboneConfig, layer: int, position: Position) -> Layer
     mixing, ff = build_mixing(config, layer, position), config.choices.ff.build(config.width, hidden)
     join_mixing = residual.build(config.width)
     join_ff = None if ff is None else residual.build(config.width)
-    told = None if shares_layers(config) else position_of_layers(config, layer)
+    place = None if shares_layers(config) else position_of_layers(config, layer)
     cross = config.choices.topology.build(layer_dims(config, layer), config.dropout)
     join_cross = None if cross is None else residual.build(config.width)
-    rest = config.dropout, config.ff_chunks, told, layer + 1, cross, join_cross
+    rest = config.dropout, config.ff_chunks, place, layer + 1, cross, join_cross
     return Layer(mixing, ff, join_mixing, join_ff, *rest)
 
 

@@ -7,55 +7,42 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar, cast, get_type_hints
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
-from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
 
 from rltransformers.agents.decision_transformer import DecisionTransformer
-from rltransformers.agents.gtrxl_dqn import GTrXLDQN
-from rltransformers.agents.gtrxl_ppo import GTrXLPPO
-from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
-from rltransformers.backbone import Backbone, BackboneConfig
+from rltransformers.agents.load import steps_of
+from rltransformers.backbone import Backbone
 from rltransformers.cli.collect import collect_episodes, make_environment
-from rltransformers.cli.settings import SET_ELSEWHERE
+from rltransformers.cli.keywords import MEMORY_AGENTS, check_config, offline_policy
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.checkpoint import load_checkpoint
-from rltransformers.core.device import find_device
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.files import replacing
-from rltransformers.core.ranges import annotations, check, check_settings
 from rltransformers.core.registry import find_spec
 from rltransformers.core.spaces import differing_spaces, is_image, leaf_spaces
 from rltransformers.core.world import current_world
 from rltransformers.data import load_trajectories
 from rltransformers.policies.steps import Acting
 from rltransformers.training.decision_online import check_explores, check_lengths, step_limit
-from rltransformers.training.decision_settings import PolicySettings, backbone_config
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
 from rltransformers.training.experiment import AgentName, EnvironmentConfig, EvaluationConfig, ExperimentConfig
 from rltransformers.training.normalization import load_normalization, save_normalization
-from rltransformers.training.online_agent import OnlineAgent as MemoryAgent
+from rltransformers.training.online_agent import OnlineAgent
 from rltransformers.training.schedules import Line, as_schedule
 
-MEMORY_AGENTS: Mapping[AgentName, type[MemoryAgent]] = {
-    AgentName.GTRXL_PPO: GTrXLPPO,
-    AgentName.GTRXL_VMPO: GTrXLVMPO,
-    AgentName.GTRXL_DQN: GTrXLDQN,
-}
-"""Online agents of this package."""
 POLICY_OF_LSTM = {"vector": "MlpLstmPolicy", "image": "CnnLstmPolicy", "dict": "MultiInputLstmPolicy"}
 
 
-class Agent(ABC):
+class RunAgent(ABC):
     """An agent of one run, from its config and, if given, from a checkpoint.
 
     ``steps`` names what training counts; ``learn`` trains until ``total`` of them are done.
@@ -112,7 +99,7 @@ class Agent(ABC):
         """Close the environments."""
 
 
-class OnlineAgent(Agent):
+class OnlineRunAgent(RunAgent):
     """One of ``MEMORY_AGENTS``, or RecurrentPPO as the baseline with an LSTM, and its environments."""
 
     steps = "environment steps"
@@ -143,7 +130,7 @@ class OnlineAgent(Agent):
             raise ConfigError(f"{self.config.agent} is trained by one process, not by {world.size}: leave torchrun out")
         return replace(environment, num_envs=world.share_of(environment.num_envs, "environment.num_envs"))
 
-    def _gtrxl(self, kind: type[MemoryAgent], env: VecEnv, checkpoint: Path | None) -> MemoryAgent:
+    def _gtrxl(self, kind: type[OnlineAgent], env: VecEnv, checkpoint: Path | None) -> OnlineAgent:
         config = self.config
         if checkpoint is not None:
             exact = False if config.train.restart_every else None  # restarts need no state of the environments
@@ -226,7 +213,7 @@ class OnlineAgent(Agent):
     @contextmanager
     def _sampling_from(self, seed: int) -> Iterator[None]:
         """Sampled actions of an evaluation follow from its seed and leave the random streams of training alone."""
-        if isinstance(self.model, MemoryAgent):
+        if isinstance(self.model, OnlineAgent):
             with self.model.predicting_from(seed):
                 yield
         else:  # it samples from torch's global stream
@@ -270,13 +257,13 @@ class OnlineAgent(Agent):
 
     @property
     def backbone(self) -> Backbone:
-        if not isinstance(self.model, MemoryAgent):
+        if not isinstance(self.model, OnlineAgent):
             raise ConfigError(f"agent {self.config.agent} has an LSTM, which has no attention to draw")
         return self.model.policy.actor.backbone
 
     @property
     def inexact(self) -> str | None:
-        if not isinstance(self.model, MemoryAgent):
+        if not isinstance(self.model, OnlineAgent):
             return "environments begin new episodes and sampling new random numbers: recurrent_ppo cannot save either"
         if self.model.stands_in_episodes:
             return None
@@ -304,7 +291,7 @@ class OnlineAgent(Agent):
             env.close()
 
 
-class OfflineAgent(Agent):
+class OfflineRunAgent(RunAgent):
     """A DecisionTransformer (or behaviour cloning), its dataset, and an environment to evaluate in."""
 
     steps = "gradient steps"
@@ -319,7 +306,7 @@ class OfflineAgent(Agent):
             device = config.algorithm.get("device", "auto")
             self.model = DecisionTransformer.load(checkpoint, dataset, acting=acting, device=device)
             return
-        policy = _offline_policy(config)
+        policy = offline_policy(config)
         self.model = DecisionTransformer(
             "DTPolicy", dataset, policy_kwargs=policy, seed=config.seed, **config.algorithm
         )
@@ -378,16 +365,9 @@ class OfflineAgent(Agent):
         return self.model.policy.backbone
 
 
-AGENT_CLASSES: Mapping[AgentName, type[Any]] = {
-    **MEMORY_AGENTS,
-    AgentName.DECISION_TRANSFORMER: DecisionTransformer,
-    AgentName.RECURRENT_PPO: RecurrentPPO,
-}
-
-
 def build_agent(
     config: ExperimentConfig, checkpoint: Path | None = None, training: bool = True, acting: Acting | None = None
-) -> Agent:
+) -> RunAgent:
     """The agent of a config, new or from a checkpoint; without ``training`` no dataset is read.
 
     ``acting`` takes the place of the setting in the checkpoint.
@@ -396,16 +376,8 @@ def build_agent(
         ConfigError, DataError, CheckpointError, MissingExtraError: when any part of it cannot work.
     """
     check_config(config, new=checkpoint is None)
-    kind = OfflineAgent if config.agent is AgentName.DECISION_TRANSFORMER else OnlineAgent
+    kind = OfflineRunAgent if config.agent is AgentName.DECISION_TRANSFORMER else OnlineRunAgent
     return kind(config, checkpoint, training, acting)
-
-
-def require_exportable(agent: AgentName) -> None:
-    """Raise ConfigError for an agent whose policy has no file form."""
-    if agent is AgentName.RECURRENT_PPO:
-        raise ConfigError(
-            "recurrent_ppo has a policy of sb3-contrib, which has no file form; every other agent can be exported"
-        )
 
 
 def checkpoint_step(path: Path) -> int:
@@ -418,85 +390,9 @@ def checkpoint_step(path: Path) -> int:
         with zipfile.ZipFile(path) as archive:
             if "data" in archive.namelist():  # RecurrentPPO, in the format of Stable-Baselines3
                 return int(json.loads(archive.read("data"))["num_timesteps"])
-        tensors = load_checkpoint(path).tensors
-        return int(tensors["updates"] if "updates" in tensors else tensors["counters"]["num_timesteps"])
+        return steps_of(load_checkpoint(path))
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} is corrupt or of no agent ({error})") from error
-
-
-def keyword_hints(agent: AgentName) -> dict[str, Any]:
-    """The keywords that ``algorithm`` takes for an agent, with the annotations of their types and ranges.
-
-    A keyword of RecurrentPPO that GTrXLPPO has too has the same range there.
-    """
-    hints = annotations(AGENT_CLASSES[agent].__init__)
-    if agent is AgentName.RECURRENT_PPO:
-        hints = {name: annotations(GTrXLPPO.__init__).get(name, hint) for name, hint in hints.items()}
-    return {name: hint for name, hint in hints.items() if name not in SET_ELSEWHERE}
-
-
-def policy_class(agent: AgentName) -> type[Any]:
-    """The class whose keywords ``policy`` takes for an agent."""
-    if agent in MEMORY_AGENTS:
-        return next(iter(MEMORY_AGENTS[agent].policy_aliases.values()))
-    return PolicySettings if agent is AgentName.DECISION_TRANSFORMER else RecurrentActorCriticPolicy
-
-
-def policy_hints(agent: AgentName) -> dict[str, Any]:
-    """The keywords that ``policy`` takes for an agent, with the annotations of their types and ranges."""
-    if agent is AgentName.DECISION_TRANSFORMER:
-        return get_type_hints(PolicySettings, include_extras=True)
-    without = ("observation_space", "action_space", "lr_schedule", "use_sde")
-    return {name: hint for name, hint in annotations(policy_class(agent).__init__).items() if name not in without}
-
-
-def check_config(config: ExperimentConfig, new: bool = True) -> None:
-    """Raise unless a config can work as far as that shows without its environment and its data.
-
-    Args:
-        new: whether the backbone is made of the config, not of a checkpoint.
-
-    Raises:
-        ConfigError: with the full name of the setting.
-    """
-    check_keywords(config.agent, config.algorithm, config.policy)
-    if config.algorithm.get("mode") == "bc" and config.evaluation.target_returns:
-        raise ConfigError("algorithm.mode bc has no target return: set evaluation.target_returns to []")
-    if not new:
-        return
-    if config.agent in MEMORY_AGENTS:
-        BackboneConfig.from_dict(({"backbone": config.backbone} | config.policy)["backbone"] or {})
-    elif config.agent is AgentName.DECISION_TRANSFORMER:
-        defaults = {name: each.default for name, each in signature(DecisionTransformer.__init__).parameters.items()}
-        given = [(defaults | config.algorithm)[name] for name in ("mode", "context_length", "return_in")]
-        backbone_config(_offline_policy(config), *given)
-
-
-def _offline_policy(config: ExperimentConfig) -> dict[str, Any]:
-    return dict(config.policy) | ({"backbone": config.backbone} if config.backbone else {})
-
-
-def check_keywords(agent: AgentName, algorithm: Mapping[str, Any], policy: Mapping[str, Any] | None = None) -> None:
-    """Raise unless ``algorithm`` and ``policy`` hold keywords of the agent, each of its type and in its range.
-
-    Raises:
-        ConfigError: with the full name of the setting, as algorithm.gamma, and the closest keyword or the place where
-            it is set.
-    """
-    for key in algorithm:
-        if SET_ELSEWHERE.get(key):
-            raise ConfigError(f"algorithm.{key} is set elsewhere in a config: {SET_ELSEWHERE[key]}")
-    check_settings(keyword_hints(agent), algorithm, "algorithm.")
-    recurrent = agent is AgentName.RECURRENT_PPO
-    if recurrent and algorithm.get("batch_size") == 1 and algorithm.get("normalize_advantage", True):
-        raise ConfigError("algorithm.batch_size is 1, but one advantage has no deviation to be normalised by; raise it")
-    find_device(algorithm.get("device", "auto"), "algorithm.device")
-    if agent in MEMORY_AGENTS:
-        MEMORY_AGENTS[agent].check_policy(policy or {}, "policy.")
-    elif agent is AgentName.DECISION_TRANSFORMER:
-        check(policy or {}, PolicySettings, "policy")
-    else:
-        check_settings(policy_hints(agent), policy or {}, "policy.")
 
 
 def _normalization_path(checkpoint: Path) -> Path:

@@ -50,8 +50,10 @@ def collect_dataset(
     environment: EnvironmentConfig,
     behaviours: Sequence[str],
     dataset: str,
-    steps: int,
     seed: int,
+    *,
+    steps: int | None = None,
+    episodes: int | None = None,
     keep: Sequence[int] | None = None,
     drop: Sequence[int] | None = None,
     deterministic: bool = False,
@@ -59,8 +61,9 @@ def collect_dataset(
     progress: bool = False,
     notice: str | None = None,
 ) -> dict[str, Any]:
-    """Record at least ``steps`` steps, write them as the Minari dataset ``dataset`` and describe them as JSON values.
+    """Record at least ``steps`` steps, or ``episodes``, write them as a Minari dataset and describe it as JSON values.
 
+    ``dataset`` is the id of the new dataset.
     ``keep`` or ``drop`` are indices of a vector observation: what is recorded; behaviours always see all of it.
     ``notice`` is printed to standard error when recording starts.
     """
@@ -79,6 +82,7 @@ def collect_dataset(
                     env,
                     parts,
                     steps,
+                    episodes=episodes,
                     seed=seed,
                     recorded=keep,
                     deterministic=deterministic,
@@ -100,7 +104,7 @@ def _refuse_existing(dataset: str, overwrite: bool) -> None:
 
 
 def _advance(bar: Any, done: int) -> None:
-    bar.update(min(done, bar.total) - bar.n)
+    bar.update((done if bar.total is None else min(done, bar.total)) - bar.n)
 
 
 def parse_behaviours(texts: Sequence[str]) -> Mixture:

@@ -24,6 +24,8 @@ RETRIES = 3
 """How often Ray starts a process again whose machine or worker is lost."""
 POLL_SECONDS = 0.1
 """Time between two looks at the processes that run."""
+STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+"""What asks a command to stop; schedulers of jobs send it to each of its processes."""
 Key = TypeVar("Key")
 
 
@@ -241,7 +243,7 @@ def carry_out(
 
     Raises:
         Stopped: for SIGINT, SIGTERM or SIGHUP, when all processes have ended; each is asked to as often as a signal
-            comes, and none begins behind it.
+            comes, and none begins behind it. Also when a process got the signal a moment before this one did.
     """
     waiting = iter(orders)
     running: dict[Key, Job] = {}
@@ -267,6 +269,8 @@ def carry_out(
                     status = job.poll()
                     watch(key, job)
                     if status is not None:
+                        if signal_name(status) in STOP_SIGNALS:  # whoever sent it may be about to send it to us, too
+                            time.sleep(POLL_SECONDS)
                         del running[key]
                         if not signals:
                             ended(key, status)
@@ -279,6 +283,14 @@ def carry_out(
                 job.stop()
             for job in running.values():
                 job.wait()
+
+
+def signal_name(status: int) -> str | None:
+    """The signal that a process with this exit status ended for; None where it was none."""
+    try:
+        return signal.Signals(-status if status < 0 else status - 128).name
+    except ValueError:
+        return None
 
 
 class Lines:

@@ -12,14 +12,16 @@ from typing import Any
 
 from stable_baselines3.common.logger import Logger
 
-from rltransformers.agents import load_agent
-from rltransformers.cli.agents import Agent, build_agent, checkpoint_step, require_exportable
+from rltransformers.agents import DecisionTransformer, load_agent
+from rltransformers.cli.agents import RunAgent, build_agent, checkpoint_step
+from rltransformers.cli.keywords import require_exportable
 from rltransformers.cli.trust import not_typed, programs, require_trust, trust_flag
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import naming
 from rltransformers.core.signals import Stopped, signals_to
 from rltransformers.core.world import World, current_world
 from rltransformers.envs.video import check_recordable, video_wrapper
+from rltransformers.policies.decision import ActingMode
 from rltransformers.policies.steps import Acting
 from rltransformers.training.callback import RunCallback
 from rltransformers.training.evaluation import EvaluationResult
@@ -42,7 +44,7 @@ PICTURES = {"lookback": "lookback.png", "target": "return_versus_target.png"}
 """What ``evaluate`` can draw, and the file in the run folder that it becomes."""
 _JOB = ".job"
 """File of a run folder that says which job of ``torchrun`` it belongs to."""
-_RESUMABLE = ("train", "evaluation", "threads", "online.timesteps")
+_RESUMABLE = ("train", "evaluation", "threads", "online.timesteps", "algorithm.device")
 """Settings and sections that may be others when a run goes on."""
 
 
@@ -112,9 +114,9 @@ def resume(
     begins at step 0. ``trust`` allows what the folder asks to run besides this package (``rltransformers.cli.trust``).
 
     Raises:
-        ConfigError: for an override of anything but the length of training, the evaluation and the threads, and for a
-            config.yaml in which anything else was edited; when another process trains in the folder; and for a folder
-            that would run code of others without ``trust``.
+        ConfigError: for an override of anything but the length of training, the evaluation, the threads and the device,
+            and for a config.yaml in which anything else was edited; when another process trains in the folder; and for
+            a folder that would run code of others without ``trust``.
     """
     world = current_world()
     folder = RunFolder.open(path)
@@ -191,7 +193,7 @@ def _take_back(folder: RunFolder, step: int, evaluated: bool, goes_on: bool) -> 
 
 
 def _run(
-    agent: Agent, config: ExperimentConfig, folder: RunFolder, verbose: bool, evaluated: Evaluated | None = None
+    agent: RunAgent, config: ExperimentConfig, folder: RunFolder, verbose: bool, evaluated: Evaluated | None = None
 ) -> list[EvaluationResult]:
     world = current_world()
     logger = folder.logger(stdout=verbose) if world.leads else Logger(None, [])
@@ -202,15 +204,15 @@ def _run(
     callback = RunCallback(
         folder,
         evaluation.every,
-        lambda: agent.evaluate(evaluation),
-        agent.save,
-        agent.steps,
-        agent.online,
-        say,
-        config.train.restart_every or 0,
-        agent.restart,
-        evaluated,
-        world,
+        evaluate=lambda: agent.evaluate(evaluation),
+        save=agent.save,
+        steps=agent.steps,
+        online=agent.online,
+        report=say,
+        restart_every=config.train.restart_every or 0,
+        restart=agent.restart,
+        evaluated=evaluated,
+        world=world,
     )
     say(f"run folder: {folder.path}   (TensorBoard: tensorboard --logdir {config.output})")
     try:
@@ -333,7 +335,7 @@ def _drawing(config: ExperimentConfig, folder: Path, names: Mapping[int, str]) -
 
 
 def _evaluate(
-    agent: Agent, evaluation: EvaluationConfig, name: str, pictures: Mapping[str, Path]
+    agent: RunAgent, evaluation: EvaluationConfig, name: str, pictures: Mapping[str, Path]
 ) -> list[EvaluationResult]:
     if "lookback" in pictures:
         with lookback_of(agent.backbone) as meter:
@@ -346,11 +348,20 @@ def _evaluate(
     return results
 
 
-def export(path: str, file_format: str, batch: int | None = None, output: str | None = None) -> Path:
+def export(
+    path: str,
+    file_format: str,
+    batch: int | None = None,
+    output: str | None = None,
+    acting_mode: ActingMode | None = None,
+) -> Path:
     """Write the policy of a run folder or a checkpoint to a file; returns where.
 
+    ``acting_mode`` takes the place of that of a Decision Transformer.
+
     Raises:
-        ConfigError: for an agent without a file form, or an ``output`` that does not end in the format.
+        ConfigError: for an agent without a file form or without acting modes, or an ``output`` that does not end in the
+            format.
         CheckpointError: for a file that is missing, corrupt or of no agent.
     """
     checkpoint = Path(path)
@@ -361,7 +372,15 @@ def export(path: str, file_format: str, batch: int | None = None, output: str | 
     written = checkpoint.with_suffix(f".{file_format}") if output is None else Path(output)
     if written.suffix != f".{file_format}":
         raise ConfigError(f"--output {output} must end in .{file_format}, as --format says")
-    load_agent(checkpoint, device="cpu").export(written, batch=batch)
+    agent = load_agent(checkpoint, device="cpu")
+    if isinstance(agent, DecisionTransformer):
+        agent.export(written, batch=batch, acting_mode=acting_mode)
+    elif acting_mode is None:
+        agent.export(written, batch=batch)
+    else:
+        raise ConfigError(
+            f"--acting-mode is a choice of Decision Transformers, and {checkpoint} holds a {agent.kind}; leave it out"
+        )
     return written
 
 

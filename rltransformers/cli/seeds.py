@@ -50,9 +50,9 @@ def train_seeds(config: ExperimentConfig, name: str, seeds: Sequence[int], engin
     carry_out(engine, orders(), jobs, end, relay)
     runs = [done[seed] for seed in seeds if seed in done]
     if failed:
-        told = ", ".join(f"seed {seed} (exit code {status})" for seed, status in failed.items())
+        failures = ", ".join(f"seed {seed} (exit code {status})" for seed, status in failed.items())
         ended = ", ".join(run["run"] for run in runs)
-        raise ConfigError(f"{told} failed, see above; runs that ended well: {ended or 'none'}")
+        raise ConfigError(f"{failures} failed, see above; runs that ended well: {ended or 'none'}")
     return runs
 
 

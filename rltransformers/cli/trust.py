@@ -106,12 +106,12 @@ def require_trust(found: Sequence[Program], source: str | os.PathLike[str], trus
     """
     if trust or not found:
         return
-    told = f"{source} would run code of whoever made it: {'; '.join(each.effect for each in found)}"
+    warning = f"{source} would run code of whoever made it: {'; '.join(each.effect for each in found)}"
     if sys.stdin.isatty() and sys.stderr.isatty():
-        print(f"{told}\nDo you trust it? [y/N] ", end="", file=sys.stderr, flush=True)
+        print(f"{warning}\nDo you trust it? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return
-    raise ConfigError(f"{told}; if you trust that, add --trust (from Python: trust=True)")
+    raise ConfigError(f"{warning}; if you trust that, add --trust (from Python: trust=True)")
 
 
 def trust_flag(found: Sequence[Program]) -> str:

@@ -13,13 +13,13 @@ import yaml
 
 from rltransformers.backbone import BackboneConfig
 from rltransformers.cli import runs
-from rltransformers.cli.agents import check_keywords
-from rltransformers.cli.engines import Engine, Job, Order, carry_out
+from rltransformers.cli.engines import Engine, Job, Order, carry_out, signal_name
+from rltransformers.cli.keywords import check_keywords
 from rltransformers.cli.settings import refuse_unknown_settings
 from rltransformers.cli.trust import Program, programs, require_trust
 from rltransformers.cli.worker import Report, order_of
 from rltransformers.core.errors import OUR_ERRORS, ConfigError, one_line, require
-from rltransformers.core.files import check_name, held, replacing
+from rltransformers.core.files import check_name, file_lock, replacing
 from rltransformers.training.callback import score
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.experiment import ExperimentConfig, TuneConfig, build_experiment, parse_yaml, set_value
@@ -33,7 +33,7 @@ def tune(
     config: ExperimentConfig,
     engine: Engine,
     jobs: int = 1,
-    searched: Sequence[tuple[str, str]] = (),
+    search_flags: Sequence[tuple[str, str]] = (),
     trials: int | None = None,
     trust: bool = False,
 ) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def tune(
 
     Args:
         engine: where the processes of the trials run, ``jobs`` of them at a time.
-        searched: dotted keys and what each may be, as texts; they take the place of ``tune.search`` of their key.
+        search_flags: dotted keys and what each may be, as texts; they take the place of ``tune.search`` of their key.
         trials: in place of ``tune.trials``.
         trust: allow what values in ``tune.search`` ask to run besides this package (``rltransformers.cli.trust``).
 
@@ -56,16 +56,16 @@ def tune(
     optuna = require("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     settings = config.tune or TuneConfig()
-    space = settings.search | {key: parse_yaml(text, f"--search {key}") for key, text in searched}
+    space = settings.search | {key: parse_yaml(text, f"--search {key}") for key, text in search_flags}
     base = config.to_dict() | {"tune": None}
     search = read_space(base, space)
-    typed = dict(searched)
-    foreign = [each for key, values in search.items() if key not in typed for each in _programs(base, key, values)]
+    flags = dict(search_flags)
+    foreign = [each for key, values in search.items() if key not in flags for each in _programs(base, key, values)]
     require_trust(foreign, "tune.search", trust)
     check_name(name)
     folder = Path(config.output) / name
     folder.mkdir(parents=True, exist_ok=True)
-    with held(folder / ".lock", f"study {folder}", ConfigError), _naming_damage(optuna, folder / "study.db"):
+    with file_lock(folder / ".lock", f"study {folder}", ConfigError), _naming_damage(optuna, folder / "study.db"):
         study = _study(optuna, folder, base, space)
         work = _Trials(optuna, study, folder, base, search, config.evaluation.every)
         work.repair()
@@ -89,9 +89,9 @@ def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
         for value in values.values if isinstance(values, OneOf) else (values.low, values.high):
             if key in ("output", "tune", "agent") or key.startswith("tune."):
                 raise ConfigError(f"{key} is no setting to search: it is the same in all trials of a study")
-            tried = _with(base, {key: value})
-            refuse_unknown_settings(tried, "search: ")
-            config = build_experiment(tried, f"search of {key}")
+            candidate = _with(base, {key: value})
+            refuse_unknown_settings(candidate, "search: ")
+            config = build_experiment(candidate, f"search of {key}")
             check_keywords(config.agent, config.algorithm, config.policy)
             BackboneConfig.check_each(config.backbone)
     return search
@@ -106,10 +106,10 @@ def _programs(base: Mapping[str, Any], key: str, values: Span | OneOf) -> list[P
 
 def _with(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a config with values at dotted keys; a mechanism that is a name becomes a mapping for its options."""
-    made = deepcopy(dict(base))
+    copy = deepcopy(dict(base))
     for key, value in values.items():
-        set_value(made, key, deepcopy(value))
-    return made
+        set_value(copy, key, deepcopy(value))
+    return copy
 
 
 @contextmanager
@@ -136,10 +136,10 @@ def _study(optuna: Any, folder: Path, base: Mapping[str, Any], space: Mapping[st
         pruner=optuna.pruners.MedianPruner(),
     )
     config = {key: value for key, value in base.items() if key not in ("output", "threads")}
-    asked = json.dumps({"config": config, "search": space}, sort_keys=True)
-    if study.user_attrs.get("asked", asked) != asked:
+    question = json.dumps({"config": config, "search": space}, sort_keys=True)
+    if study.user_attrs.get("asked", question) != question:
         raise ConfigError(f"{folder} holds a study of another config or search: give this one another --name")
-    study.set_user_attr("asked", asked)
+    study.set_user_attr("asked", question)
     # A sampler that begins anew must not suggest once more what it has suggested.
     words = np.random.SeedSequence([base["seed"], len(study.trials)]).generate_state(1)
     # Trials that run count as bad ones: others that begin meanwhile look elsewhere.
@@ -147,7 +147,7 @@ def _study(optuna: Any, folder: Path, base: Mapping[str, Any], space: Mapping[st
     return study
 
 
-def told(settings: Mapping[str, Any]) -> str:
+def as_text(settings: Mapping[str, Any]) -> str:
     """Settings of a trial in one line."""
     return ", ".join(
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in settings.items()
@@ -155,12 +155,12 @@ def told(settings: Mapping[str, Any]) -> str:
 
 
 @dataclass
-class _Running:
-    """A trial that a process trains now; ``told`` evaluations were looked at, and they say whether it is ``pruned``."""
+class _Attempt:
+    """A trial that a process trains now; the evaluations seen so far say whether it is ``pruned``."""
 
     trial: Any
     report: Report
-    told: int = 0
+    evaluations_seen: int = 0
     pruned: bool = False
 
 
@@ -173,7 +173,7 @@ class _Trials:
         self.optuna, self.study, self.folder = optuna, study, folder
         self.base, self.search, self.every = base, search, every
         self.states = optuna.trial.TrialState
-        self.running: dict[int, _Running] = {}
+        self.attempts: dict[int, _Attempt] = {}
 
     def repair(self) -> None:
         """Trials that a killed process left behind begin anew."""
@@ -181,7 +181,7 @@ class _Trials:
             self.study.tell(trial.number, state=self.states.FAIL)
             self.study.enqueue_trial(trial.params)
 
-    def ended(self) -> list[Any]:
+    def past_trials(self) -> list[Any]:
         """Trials that came to their end, were stopped early or were refused; not those that were interrupted."""
         trials = self.study.get_trials(deepcopy=False)
         return [
@@ -191,59 +191,58 @@ class _Trials:
         ]
 
     def go_on(self, trials: int, engine: Engine, jobs: int) -> None:
-        """Train until ``trials`` have ended, ``jobs`` at a time.
+        """Train until ``trials`` have ended, ``jobs`` at a time; one whose process fails is refused.
 
         Raises:
-            ConfigError: when a process of a trial fails.
+            Stopped: for a signal; the trials that ran then begin anew when the study goes on.
         """
         if not self.every:
             runs.say("evaluation.every is 0: without evaluations on the way no trial is stopped early")
         try:
             carry_out(engine, self._orders(trials), jobs, self._end, self._listen)
         except BaseException:
-            for each in self.running.values():
+            for each in self.attempts.values():
                 self.study.tell(each.trial, state=self.states.FAIL)
                 self.study.enqueue_trial(each.trial.params)
             runs.say("the same command goes on with the study")
             raise
 
     def _orders(self, trials: int) -> Iterator[tuple[int, Order]]:
-        while (count := len(self.ended()) + len(self.running)) < trials:
+        while (count := len(self.past_trials()) + len(self.attempts)) < trials:
             trial = self.study.ask()
-            settings = self._suggested(trial)
-            runs.say(f"trial {trial.number} ({count + 1} of {trials}): {told(settings)}")
+            settings = self._suggestion(trial)
+            runs.say(f"trial {trial.number} ({count + 1} of {trials}): {as_text(settings)}")
             try:
                 values = _with(self.base, settings) | {"output": str(self.folder)}
                 order = order_of(build_experiment(values, f"trial {trial.number}"), f"trial-{trial.number}")
             except OUR_ERRORS as error:
                 self._refuse(trial, one_line(error))
                 continue
-            self.running[trial.number] = _Running(trial, Report(order))
+            self.attempts[trial.number] = _Attempt(trial, Report(order))
             yield trial.number, order
 
     def _listen(self, number: int, job: Job) -> None:
-        """Stop a trial early when what it told says so, also where it came to its end before anybody looked."""
-        running = self.running[number]
-        running.report.read()
-        new, running.told = running.report.evaluations[running.told :], len(running.report.evaluations)
-        for step, value in new if self.every and not running.pruned else ():
+        """Stop a trial early when its evaluations say so, also where it came to its end before anybody looked."""
+        attempt = self.attempts[number]
+        attempt.report.read()
+        evaluations = attempt.report.evaluations
+        new, attempt.evaluations_seen = evaluations[attempt.evaluations_seen :], len(evaluations)
+        for step, value in new if self.every and not attempt.pruned else ():
             # Agents pass evaluation.every in strides of their own; trials are compared by how often they passed it.
-            running.trial.report(value, step // self.every)
-            if running.trial.should_prune():
-                running.pruned = True
+            attempt.trial.report(value, step // self.every)
+            if attempt.trial.should_prune():
+                attempt.pruned = True
                 job.stop()
                 break
 
     def _end(self, number: int, status: int) -> None:
-        running = self.running[number]
-        trial, outcome = running.trial, running.report.close()
-        if not (running.pruned or outcome):
-            log = self.folder / f"trial-{number}.log"
-            raise ConfigError(f"the process of trial {number} failed (exit code {status}); {log} says why")
-        del self.running[number]
+        attempt = self.attempts.pop(number)
+        trial, outcome = attempt.trial, attempt.report.close()
+        if not (attempt.pruned or outcome):  # the same settings would end the same way: it is not repeated
+            outcome = {"refused": f"its process failed ({_cause(status)}); see {self.folder / f'trial-{number}.log'}"}
         if "run" in outcome:
             trial.set_user_attr("run", outcome["run"])
-        if running.pruned:
+        if attempt.pruned:
             self.study.tell(trial, state=self.states.PRUNED)
             runs.say(f"trial {number} is stopped: its evaluations lie below the median")
         elif "refused" in outcome:
@@ -257,7 +256,7 @@ class _Trials:
         self.study.tell(trial, state=self.states.FAIL)
         runs.say(f"trial {trial.number} is refused: {reason}")
 
-    def _suggested(self, trial: Any) -> dict[str, Any]:
+    def _suggestion(self, trial: Any) -> dict[str, Any]:
         """A value for every searched setting."""
         values: dict[str, Any] = {}
         for key, allowed in self.search.items():
@@ -283,8 +282,11 @@ class _Trials:
         """
         best, path = self.best(), self.folder / "best.yaml"
         if best is None:
-            reasons = [each.user_attrs["refused"] for each in self.ended() if "refused" in each.user_attrs]
-            raise ConfigError(f"no trial of {self.folder} came to its end; the last one was refused: {reasons[-1]}")
+            reasons = [each.user_attrs["refused"] for each in self.past_trials() if "refused" in each.user_attrs]
+            raise ConfigError(
+                f"no trial of {self.folder} came to its end; the last one was refused: {reasons[-1]}; "
+                "a larger --trials goes on with others"
+            )
         with replacing(path) as temporary:
             temporary.write_text(yaml.safe_dump(_with(self.base, best.user_attrs["settings"]), sort_keys=False))
         return path
@@ -293,14 +295,21 @@ class _Trials:
         """The best trial, all trials and the path of the best config, which is written anew."""
         path, best = self.write_best(), self.best()
         assert best is not None
-        trials = {each.number: self._told(each) for each in self.ended()}
+        trials = {each.number: self._entry(each) for each in self.past_trials()}
         return {"best": trials[best.number], "config": str(path), "trials": list(trials.values())}
 
     @staticmethod
-    def _told(trial: Any) -> dict[str, Any]:
-        told = {
+    def _entry(trial: Any) -> dict[str, Any]:
+        """A trial of the summary."""
+        entry = {
             "number": trial.number,
             "state": "refused" if "refused" in trial.user_attrs else trial.state.name.lower(),
             "score": trial.value,
         }
-        return told | {name: trial.user_attrs.get(name) for name in ("settings", "run", "refused")}
+        return entry | {name: trial.user_attrs.get(name) for name in ("settings", "run", "refused")}
+
+
+def _cause(status: int) -> str:
+    """What ended a process with this exit status."""
+    name = signal_name(status)
+    return f"{name}; memory may have run out" if name == "SIGKILL" else name or f"exit code {status}"

@@ -54,11 +54,11 @@ class Report:
     def read(self) -> None:
         """Take in what is new."""
         for line in self._lines.new():
-            told = json.loads(line)
-            if "step" in told:
-                self.evaluations.append((told["step"], told["score"]))
+            message = json.loads(line)
+            if "step" in message:
+                self.evaluations.append((message["step"], message["score"]))
             else:
-                self.outcome = told
+                self.outcome = message
 
     def close(self) -> dict[str, Any]:
         """The outcome; the file goes."""

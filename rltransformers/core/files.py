@@ -77,7 +77,7 @@ def check_name(name: str) -> None:
 
 
 @contextmanager
-def held(lock: str | os.PathLike[str], what: str, refusal: type[Exception]) -> Iterator[None]:
+def file_lock(lock: str | os.PathLike[str], what: str, refusal: type[Exception]) -> Iterator[None]:
     """Hold the lock file ``lock`` during the block; the system lets go of it when this process ends, however it does.
 
     The process that holds it may hold it again within the block. The file stays behind, for removing it could let two

@@ -349,8 +349,8 @@ def _joined(found: Tree, own: Tree, rows: Tensor) -> Tree:
     return found.index_copy(0, rows.to(own.device), own)
 
 
-def sliced(tree: Tree, rows: slice | Tensor) -> Tree:
+def rows_of(tree: Tree, rows: slice | Tensor) -> Tree:
     """Rows of every tensor."""
     if isinstance(tree, Mapping):
-        return {name: sliced(part, rows) for name, part in tree.items()}
+        return {name: rows_of(part, rows) for name, part in tree.items()}
     return None if tree is None else tree[rows]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces
-from rltransformers.data.trajectories import Trajectories, concatenate
+from rltransformers.data.trajectories import Trajectories, join_trajectories
 
 Space = gym.Space[Any]
 _ARRAYS = ("rewards", "terminations", "truncations", "offsets")
@@ -37,7 +37,7 @@ class EpisodeReplay:
         Raises:
             DataError: for episodes of other spaces.
         """
-        joined = concatenate([self.data, episodes], self.data.name, self.data.metadata)
+        joined = join_trajectories([self.data, episodes], self.data.name, self.data.metadata)
         surplus = max(len(joined) - self.capacity, 0)
         self.data = joined.select(np.arange(surplus, len(joined))) if surplus else joined
 

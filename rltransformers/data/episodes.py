@@ -30,6 +30,10 @@ def trajectories_from_episodes(
 
     Args:
         source: the format that the episodes were stored in, kept in the metadata.
+
+    Raises:
+        DataError: for no episodes, an empty one, missing or unknown keys, arrays of different lengths, and values that
+            are not in the spaces.
     """
     listed = [_arrays(episode, index, name) for index, episode in enumerate(episodes)]
     if not listed:

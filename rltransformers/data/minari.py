@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.files import held, remove_left_overs, replacing_folder
+from rltransformers.core.files import file_lock, remove_left_overs, replacing_folder
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
 from rltransformers.data.hdf5 import HDF5Writer, Tree
 from rltransformers.data.trajectories import Leaves, Space, Trajectories
@@ -101,7 +101,7 @@ def writing_minari(dataset_id: str) -> Iterator[None]:
     from minari.storage import get_dataset_path
 
     lock = Path(get_dataset_path()) / f".{dataset_id.replace('/', '%')}.lock"
-    with held(lock, f"the Minari data set {dataset_id!r}", DataError):
+    with file_lock(lock, f"the Minari data set {dataset_id!r}", DataError):
         remove_left_overs(Path(get_dataset_path(dataset_id)))
         yield
 

@@ -44,7 +44,7 @@ from rltransformers.core.spaces import (
     stored_dtype,
 )
 from rltransformers.data.behaviours import Behaviour, Mixture, as_behaviour
-from rltransformers.data.trajectories import Leaves, Trajectories, concatenate
+from rltransformers.data.trajectories import Leaves, Trajectories, join_trajectories
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
@@ -140,7 +140,7 @@ def record(
     if isinstance(recorded, Sequence | Mapping):
         chosen = recorded if isinstance(recorded, Mapping) else {"": recorded}
         metadata["recorded"] = {path: None if kept is None else list(map(int, kept)) for path, kept in chosen.items()}
-    return concatenate(results, results[0].name, metadata)
+    return join_trajectories(results, results[0].name, metadata)
 
 
 def _quota(episodes: int, num_envs: int) -> npt.NDArray[np.int64]:

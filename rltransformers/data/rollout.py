@@ -4,7 +4,7 @@ A transformer with memory is trained on segments: the memory at the segment star
 per step, and a minibatch is a set of whole segments (chosen environments).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -211,14 +211,8 @@ class RolloutBuffer:
         )
 
 
-def minibatches(segment: Segment, n_rows: int, generator: torch.Generator) -> Iterator[Segment]:
-    """Whole segments in random order, ``n_rows`` environments at a time (the last batch may hold fewer)."""
-    for index in row_batches(len(segment), n_rows, generator):
-        yield segment.rows(index.to(segment.rewards.device))
-
-
 def row_batches(count: int, n_rows: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """The rows of the ``minibatches`` of ``count`` environments."""
+    """``count`` environments in random order, ``n_rows`` at a time (the last batch may hold fewer)."""
     return torch.randperm(count, generator=generator).split(n_rows)
 
 

@@ -350,7 +350,7 @@ class Trajectories:
         if not listed:
             raise DataError("there is nothing to concatenate; pass at least one Trajectories")
         names = list(dict.fromkeys(part.name for part in listed))
-        joined = concatenate(listed, name or " + ".join(names), {"format": "concatenated", "parts": names})
+        joined = join_trajectories(listed, name or " + ".join(names), {"format": "concatenated", "parts": names})
         return joined if len({part.env_id for part in listed}) == 1 else replace(joined, env_id=None, env_spec=None)
 
     @classmethod
@@ -508,7 +508,9 @@ class TrajectoryWriter:
         )
 
 
-def concatenate(parts: Sequence[Trajectories], name: str, metadata: Mapping[str, Any] | None = None) -> Trajectories:
+def join_trajectories(
+    parts: Sequence[Trajectories], name: str, metadata: Mapping[str, Any] | None = None
+) -> Trajectories:
     """The episodes of all parts, one part after the other.
 
     Raises:

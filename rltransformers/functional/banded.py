@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rltransformers.functional.dropout import kept
+from rltransformers.functional.dropout import keep_factor
 
 
 def banded_attention(
@@ -39,7 +39,7 @@ def banded_attention(
         query, key, value, mask = query.to(low), key.to(low), value.to(low), mask.to(low)
         by_distance = None if by_distance is None else by_distance.to(low)
     n, heads, time, _ = query.shape
-    factor = kept(mask.new_empty(n * heads, time, key.shape[2]), dropout) if dropout else None
+    factor = keep_factor(mask.new_empty(n * heads, time, key.shape[2]), dropout) if dropout else None
     out: Tensor = _BandedAttention.apply(query, key, value, by_distance, mask, factor)
     return out
 

@@ -17,10 +17,10 @@ def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
         return x
     if x.device.type != "cpu" or round(rate * LEVELS) in (0, LEVELS):
         return torch.nn.functional.dropout(x, rate)
-    return x * kept(x, rate)
+    return x * keep_factor(x, rate)
 
 
-def kept(like: Tensor, rate: float) -> Tensor:
+def keep_factor(like: Tensor, rate: float) -> Tensor:
     """What dropout multiplies with: 0, or 1 / (1 - rate), in the shape of ``like``; from the default generator."""
     if like.device.type != "cpu":
         return torch.nn.functional.dropout(torch.ones_like(like), rate)

@@ -223,20 +223,22 @@ class GTrXLPolicy(MemoryPolicy):
         losses: dict[str, Tensor] = {}
         for begin in range(0, steps, window):
             part = slice(begin, min(begin + window, steps))
-            told = Record() if record is None and self.actor.backbone.aux_weights else record
+            layer_record = Record() if record is None and self.actor.backbone.aux_weights else record
             result = self.evaluate(
                 {path: leaf[:, part] for path, leaf in segment.observations.items()},
                 {path: leaf[:, part] for path, leaf in previous_actions.items()},
                 previous_rewards[:, part],
                 segment.first[:, part],
                 state,
-                told,
+                layer_record,
             )
             state = result.state
             taken = {path: leaf[:, part] for path, leaf in segment.actions.items()}
-            if told is not None and told.streams:
+            if layer_record is not None and layer_record.streams:
                 seen = {path: leaf[:, part] for path, leaf in segment.observations.items()}
-                self._add_deep_losses(result, told, seen, taken, segment.counts[:, part], segment.first[:, part])
+                self._add_deep_losses(
+                    result, layer_record, seen, taken, segment.counts[:, part], segment.first[:, part]
+                )
             outputs.append(result.outputs)
             log_probs.append(self.action_head.log_prob(result.outputs, taken))
             values.append(result.values)
@@ -260,7 +262,7 @@ class GTrXLPolicy(MemoryPolicy):
     def _add_deep_losses(
         self,
         result: Evaluation,
-        told: Record,
+        layer_record: Record,
         seen: Leaves,
         taken: Leaves,
         counts: Tensor,
@@ -283,7 +285,7 @@ class GTrXLPolicy(MemoryPolicy):
             assert self.later_net is not None
             return -head.log_prob(linear(self.later_net, self.action_hidden(features)), later)
 
-        deep = Record(streams=told.streams, exits=told.exits, mixed=told.mixed)
+        deep = Record(streams=layer_record.streams, exits=layer_record.exits, mixed=layer_record.mixed)
         targets = Targets(now, None if self.later_net is None else next_one, counts, first)
         tell_deep_losses(self.actor.backbone, deep, targets, self.progress)
         result.auxiliary_loss = add_losses(result.auxiliary_loss, weighted_losses(self.actor.backbone, deep))

@@ -268,12 +268,12 @@ class DecisionPolicy(nn.Module):
         group = self.tokens_per_step
         # Padding behind the valid steps is never looked at; only what averages over tokens has to know of it.
         averages = record is not None and (record.weights or bool(self.backbone.aux_weights))
-        told = averages or not padded_behind(valid)
+        needs_valid = averages or not padded_behind(valid)
         decides, two_places = slice(group - 2, None, group), self.return_head is not None and group == 3
         features: Tensor
         features, _ = self.backbone(  # nothing is predicted from the last action
             tokens[:, :-1],
-            valid=valid.repeat_interleave(group, 1)[:, :-1] if told else None,
+            valid=valid.repeat_interleave(group, 1)[:, :-1] if needs_valid else None,
             timestep=torch.where(valid, timestep, 0).repeat_interleave(group, 1)[:, :-1],
             task=None if self.task is None else self.task.read(observations).repeat_interleave(group, 1)[:, :-1],
             context=self.context(seen, slice(0 if two_places else group - 2, None, group)),

@@ -44,10 +44,10 @@ from rltransformers.memory.interface import Cached
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.extractors import Extractor
-from rltransformers.policies.held import check_held
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts, task_leaf, tree_space
 from rltransformers.policies.observed import Encoding, Observed, observation_parts, observe, read_observation
 from rltransformers.policies.own_policies import policy_settings, restored_kwargs, stored_kwargs
+from rltransformers.policies.stored_size import check_stored_size
 
 Space = gym.Space[Any]
 GIVEN_FIRST = ("observation_space", "action_space", "lr_schedule")
@@ -293,8 +293,8 @@ class MemoryPolicy(BasePolicy):
 
         ``first`` bool [B] marks environments whose episode begins here; ``noise`` of ``action_head.draw`` decides the
         actions, None takes the most likely ones. The next state already holds the actions as previous actions; whoever
-        steps the environments adds the rewards with ``rewarded``. ``overwrites`` says that nobody needs ``state`` any
-        more: its rings are written in place and belong to the next state.
+        steps the environments adds the rewards with ``with_reward``. ``overwrites`` says that nobody needs ``state``
+        any more: its rings are written in place and belong to the next state.
 
         Raises:
             DataError: an episode is longer than a position table; the state is as it was.
@@ -447,7 +447,7 @@ class MemoryPolicy(BasePolicy):
                     "second step on; loops that cannot pass it (evaluate_policy, EvalCallback) need the reward in the "
                     "observation: train with the wrapper History of rltransformers.envs and previous_reward=False"
                 )
-            state = rewarded(state, rewards)
+            state = with_reward(state, rewards)
         return state, torch.as_tensor(start, device=self.device)
 
     # Files
@@ -497,7 +497,7 @@ class MemoryPolicy(BasePolicy):
             stored, weights = checkpoint.settings, checkpoint.tensors["policy"]
             keywords = restored_kwargs(check(stored["policy_kwargs"], Mapping[str, Any], "settings.policy_kwargs"))
             keywords = policy_settings(cls, keywords, "settings.policy_kwargs.")
-            check_held(BackboneConfig.from_dict(keywords.get("backbone") or {}), weights)
+            check_stored_size(BackboneConfig.from_dict(keywords.get("backbone") or {}), weights)
             make: Any = cls  # a subclass, whose constructor is another than that of its base
             spaces = space_from_json(stored["observation_space"]), space_from_json(stored["action_space"])
             policy = make(*spaces, cls._dummy_schedule, **keywords)
@@ -634,7 +634,7 @@ def add_losses(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else (a if b is None else a + b)
 
 
-def rewarded(state: PolicyState, rewards: Any) -> PolicyState:
+def with_reward(state: PolicyState, rewards: Any) -> PolicyState:
     """The state after the environment answered the last action with ``rewards`` [B]."""
     held = state.previous_reward
     tensor = to_tensor(rewards, held.device, held.dtype)

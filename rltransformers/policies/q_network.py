@@ -255,8 +255,8 @@ class GTrXLQPolicy(MemoryPolicy):
 
         ``error`` takes values [B, T, A]. Where a loss predicts later steps, that is the action taken next.
         """
-        told = now.record
-        if told is None or not told.streams:
+        layer_record = now.record
+        if layer_record is None or not layer_record.streams:
             return
         later = shifted({"": self.classes(window)})[""]
         cut = slice(None, steps)
@@ -269,8 +269,8 @@ class GTrXLQPolicy(MemoryPolicy):
             logs = linear(self.later_net, self.action_hidden(features[:, cut])).log_softmax(-1)
             return -logs.gather(-1, later[:, cut, None]).squeeze(-1)
 
-        exits = None if told.exits is None else told.exits[:, cut]
-        deep = Record(streams=told.streams, exits=exits, mixed=told.mixed)
+        exits = None if layer_record.exits is None else layer_record.exits[:, cut]
+        deep = Record(streams=layer_record.streams, exits=exits, mixed=layer_record.mixed)
         first = window.first[:, window.context :][:, cut]
         targets = Targets(value_loss, None if self.later_net is None else next_one, window.counts[:, cut], first)
         tell_deep_losses(self.actor.backbone, deep, targets, self.progress)

@@ -122,5 +122,5 @@ def check_rows(module: Callable[[Any], Any], example: Any, width: int, what: str
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         raise ConfigError(f"{what} fails on two rows of zeros: {one_line(error)}") from error
     if not isinstance(found, Tensor) or found.shape != (2, width) or not found.is_floating_point():
-        told = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise ConfigError(f"{what} must give floating-point rows [N, {width}]; of two rows it made {told}")
+        result = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(f"{what} must give floating-point rows [N, {width}]; of two rows it made {result}")

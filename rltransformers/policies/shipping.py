@@ -180,7 +180,7 @@ class DecisionInFile(PolicyInFile):
         if decider.mode == "recompute":
             raise ConfigError(
                 "acting mode 'recompute' runs the whole context anew for every decision and cannot be written as one "
-                "step; export with acting_mode='refresh'"
+                "step; export with acting_mode='refresh' (on the command line: --acting-mode refresh)"
             )
         copied = _copied(decider.policy)
         if not decider.jitter:

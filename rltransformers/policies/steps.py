@@ -57,8 +57,8 @@ class ActorCriticStep(nn.Module):
         leaves, first = leaves_of("observation", inputs), inputs["first"]
         outputs, values, after = policy.network_step(leaves, before, first, tables, self.overwrites)
         actions = head.decode_some(outputs, inputs["noise"], inputs["greedy"])
-        told = head.execute(actions) if self.executes else actions
-        found = {leaf_name("action", path): value for path, value in told.items()}
+        environment_actions = head.execute(actions) if self.executes else actions
+        found = {leaf_name("action", path): value for path, value in environment_actions.items()}
         found |= {"value": values, "log_prob": head.log_prob(outputs, actions)}
         after = PolicyState(after.actor, after.critic, actions, before.previous_reward)
         return found, self.closed(after)

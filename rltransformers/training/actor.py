@@ -173,9 +173,9 @@ class Actor:
         way_out = "pass state=None to begin with another number of environments"
         start = True if state is None else episode_start
         greedy = self.deterministic if deterministic is None else check(deterministic, bool, "deterministic")
-        told = self._heard if reward is None else reward
+        last_reward = self._heard if reward is None else reward
         actions, batched, state = self._decide(
-            observation, state, start, told, action_masks, greedy, self._generator, way_out
+            observation, state, start, last_reward, action_masks, greedy, self._generator, way_out
         )
         if batched and "" in actions:
             return actions[""], state

@@ -43,6 +43,7 @@ class RunCallback(BaseCallback):
         self,
         folder: RunFolder,
         every: int,
+        *,
         evaluate: Callable[[], Sequence[EvaluationResult]],
         save: Callable[[PathLike[str]], None],
         steps: str,

@@ -55,8 +55,8 @@ def decision_loss(
         found = expectile_loss(predicted, policy.scaled(batch.return_to_go), expectile, batch.valid, world.mean)
         loss, metrics = loss + found, metrics | {"train/return_loss": found.detach()}
     if critic is not None:
-        term, told = critic.term(policy, batch, outputs, chances, world)
-        loss, metrics = loss + term, metrics | told
+        term, of_critic = critic.term(policy, batch, outputs, chances, world)
+        loss, metrics = loss + term, metrics | of_critic
     if record.streams:
         tell_deep_losses(policy.backbone, record, deep_targets(policy, batch, actions), progress)
     # Means over steps, most of them: each part counts as many of the valid steps as it holds.

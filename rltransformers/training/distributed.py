@@ -60,10 +60,10 @@ def log_traffic(logger: Logger, world: World) -> None:
     """Record the messages since the last call: megabytes, their number, and the share of the time that they took."""
     if world.alone:
         return
-    told, world.traffic = world.traffic, Traffic()
-    logger.record("time/told_mb", told.bytes / 1e6)
-    logger.record("time/messages", told.calls)
-    logger.record("time/waiting", told.seconds / max(world.traffic.began - told.began, 1e-9))
+    traffic, world.traffic = world.traffic, Traffic()
+    logger.record("time/sent_mb", traffic.bytes / 1e6)
+    logger.record("time/messages", traffic.calls)
+    logger.record("time/waiting", traffic.seconds / max(world.traffic.began - traffic.began, 1e-9))
 
 
 def check_shared(world: World, readout: object, *batches: int) -> None:

@@ -26,7 +26,7 @@ from rltransformers.core.errors import CheckpointError, ConfigError, require
 from rltransformers.core.files import read_json
 from rltransformers.core.ranges import DropoutRate, PositiveNumber, check, shown
 from rltransformers.policies.decision import ActingMode
-from rltransformers.policies.held import check_held
+from rltransformers.policies.stored_size import check_stored_size
 from rltransformers.training.decision_settings import Settings
 
 EXTRA = "huggingface"
@@ -135,7 +135,7 @@ def read_huggingface(
         raise ConfigError(f"{place / CONFIG}: {error}") from error
     weights = {name: value for name, value in _weights(place).items() if not _unread(name)}
     with contents_of(place, HUGGINGFACE_MODEL):
-        check_held(backbone, weights)
+        check_stored_size(backbone, weights)
         return configuration, backbone, _translated(configuration, weights)
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self, cast
 
 import gymnasium as gym
+import numpy as np
 import torch
 from annotated_types import Ge, Lt
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -37,11 +38,11 @@ from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.data.trajectories import check_actions
 from rltransformers.policies.decision import ActingMode, Decider, DecisionPolicy
-from rltransformers.policies.held import check_held
 from rltransformers.policies.observed import Encoding, read_observation
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.shipping import DecisionInFile, write_policy
 from rltransformers.policies.steps import Acting
+from rltransformers.policies.stored_size import check_stored_size
 from rltransformers.training.decision_critic import CriticLearner
 from rltransformers.training.decision_data import DataSummary, check_masked, stored_statistics, training_data
 from rltransformers.training.decision_online import OnlineCounts
@@ -88,6 +89,7 @@ class OfflineAgent:
     _entropy: EntropyBound | None
     _online: OnlineCounts
     _replay: EpisodeReplay | None
+    _action_noise: np.random.Generator
     _interval: dict[str, tuple[Tensor, int]]  # sums and counts since the last line of the log
     _logger: Logger | None = None
 
@@ -259,6 +261,7 @@ class OfflineAgent:
             "optimizer": self._optimizer.state_dict(),
             "updates": self.num_timesteps,
             "interval": self._interval,
+            "generators": {"action": self._action_noise.bit_generator.state},
         }
         if self._critic is not None:
             tensors["critic"] = self._critic.tensors()
@@ -387,6 +390,8 @@ class OfflineAgent:
     ) -> Self:
         """The saved model; with the dataset it was trained on, ``learn`` goes on as if it had never stopped.
 
+        So do the sampled actions of ``predict``; with another ``seed`` they follow from that.
+
         Args:
             path: file, with or without ``.zip``, or one that is open for bytes.
             acting: takes the place of the stored setting.
@@ -419,7 +424,7 @@ class OfflineAgent:
             statistics = stored_statistics(spaces[0], weights) if settings.normalize_observations else None
             backbone = BackboneConfig.from_dict(without_idle(parts["backbone"]))
             check_tokens(backbone.tokens_per_step, settings.mode, settings.return_in)
-            check_held(backbone, weights)
+            check_stored_size(backbone, weights)
             # Checkpoints of earlier releases have no masks, no encoders of leaves, no encoder, no readout.
             readout = read_readout(parts.get("readout"))
             encoder = read_observation(parts.get("observation", {"encoder": parts.get("encoder")}))
@@ -434,6 +439,9 @@ class OfflineAgent:
             if "replay" in tensors:
                 self._online = OnlineCounts(**check(tensors["online"], Mapping[str, Any], "online"))
                 self._replay = EpisodeReplay.restored(tensors["replay"], *spaces, summary.environment)
+            if "generators" in tensors and "seed" not in replaced:  # earlier releases stored none
+                action = check(tensors["generators"]["action"], Mapping[str, Any], "generators.action")
+                self._action_noise.bit_generator.state = action
             self.num_timesteps = check(tensors["updates"], Updates, "updates")
             # Checkpoints of the first release have no interval.
             self._interval = check(tensors.get("interval", {}), dict[str, tuple[Tensor, Count]], "interval")

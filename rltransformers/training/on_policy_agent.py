@@ -19,7 +19,7 @@ from rltransformers.algorithms.ppo import PPOLoss
 from rltransformers.algorithms.vmpo import VMPOLoss
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.world import sliced
+from rltransformers.core.world import rows_of
 from rltransformers.data.rollout import Recorded, RolloutBuffer, Segment, row_batches
 from rltransformers.policies.actor_critic import GTrXLPolicy, SegmentEvaluation
 from rltransformers.policies.memory_policy import PolicyState
@@ -234,11 +234,11 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         takers = [self.world.takers(each) for each in owners]
         order = torch.cat(batches)
         own = (order[torch.cat(owners) == self.world.rank] % self.n_envs).to(device)
-        held = {"segment": sliced(segment_tensors(segment), own), "outputs": None if outputs is None else outputs[own]}
+        held = {"segment": rows_of(segment_tensors(segment), own), "outputs": None if outputs is None else outputs[own]}
         taken = self.world.exchange(held, torch.cat(owners), torch.cat(takers))
         begin = 0
         for rows, who in zip(batches, takers, strict=True):
-            part = sliced(taken, slice(begin, begin := begin + int((who == self.world.rank).sum())))
+            part = rows_of(taken, slice(begin, begin := begin + int((who == self.world.rank).sum())))
             yield Minibatch(rows.to(device), segment_of(part["segment"]), part["outputs"], who)
 
     def _of_all(self, now: SegmentEvaluation, part: Segment, counts: Tensor, takers: Tensor) -> SegmentEvaluation:

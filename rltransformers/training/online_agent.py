@@ -26,10 +26,12 @@ from torch import Tensor, nn
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.action_masks import ACTION_MASK, MASK_METHOD, observes_mask
 from rltransformers.core.checkpoint import (
+    Checkpoint,
     File,
     check_same,
     check_tensor,
     contents_of,
+    file_name,
     load_checkpoint,
     pack_arrays,
     restore_optimizer,
@@ -38,21 +40,21 @@ from rltransformers.core.checkpoint import (
     unpack_arrays,
 )
 from rltransformers.core.device import find_device, to_tensor
-from rltransformers.core.errors import CheckpointError, ConfigError, DataError, refuse_unknown
+from rltransformers.core.errors import CheckpointError, ConfigError, DataError, one_line, refuse_unknown
 from rltransformers.core.guard import attempt, named_fault, raised_in_reset
 from rltransformers.core.ranges import Count, Seed, annotations, check, check_arguments, strict
 from rltransformers.core.seeding import generators
 from rltransformers.core.spaces import leaf_spaces, space_from_json, space_to_json
-from rltransformers.core.world import World, current_world, sliced
+from rltransformers.core.world import World, current_world, rows_of
 from rltransformers.data.rollout import Segment
 from rltransformers.envs.saving import part_of_state, restore_environment, takes_state
 from rltransformers.policies.actor_critic import GTrXLPolicy
-from rltransformers.policies.held import check_held
-from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, rewarded
+from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, with_reward
 from rltransformers.policies.observations import tree_space
 from rltransformers.policies.own_policies import named_policy, policy_settings, restored_kwargs, stored_kwargs
 from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_policy
 from rltransformers.policies.steps import ActorCriticMachine
+from rltransformers.policies.stored_size import check_stored_size
 from rltransformers.training.actor import Actor
 from rltransformers.training.distributed import EndedEpisode, share_seen, share_statistics
 from rltransformers.training.normalization import (
@@ -96,6 +98,15 @@ class Outcome(NamedTuple):
     infos: list[dict[str, Any]]
     starts: np.ndarray
     counts: np.ndarray
+
+
+class Stored(NamedTuple):
+    """What a checkpoint says of its agent: policy by name, constructor arguments, (observation, action) spaces."""
+
+    policy: str
+    settings: dict[str, Any]
+    spaces: tuple[Space, Space]
+    n_envs: int
 
 
 class OnlineAgent(BaseAlgorithm):
@@ -147,7 +158,7 @@ class OnlineAgent(BaseAlgorithm):
 
     def _own_rows(self, tree: Any) -> Any:
         """Of tensors with a row for each of ``all_envs`` those of this process."""
-        return tree if self.world.alone else sliced(tree, self.world.block(self.n_envs))
+        return tree if self.world.alone else rows_of(tree, self.world.block(self.n_envs))
 
     def _set_random_streams(self) -> None:
         """Global generators, and those of sampled actions, of ``predict`` and of minibatches; alike everywhere."""
@@ -237,7 +248,7 @@ class OnlineAgent(BaseAlgorithm):
         watch.outcome(rewards, dones, when)
         resets = np.array([info.get("reset_row", False) for info in infos], bool)
         self._count_steps(env.num_envs - int(np.count_nonzero(resets)))
-        self._acting = rewarded(state, rewards)
+        self._acting = with_reward(state, rewards)
         self._last_obs = new_obs
         # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
         self._last_episode_starts, starts = dones | resets, cast(np.ndarray, self._last_episode_starts)
@@ -289,10 +300,10 @@ class OnlineAgent(BaseAlgorithm):
             super()._update_info_buffer(infos, dones)
             return
         ended = np.zeros(len(infos), bool) if dones is None else dones
-        told: list[dict[str, Any]] = [
+        endings: list[dict[str, Any]] = [
             {name: info[name] for name in ("episode", "is_success") if name in info} for info in infos
         ]
-        self._ended.append([(info, bool(end)) for info, end in zip(told, ended, strict=True) if info or end])
+        self._ended.append([(info, bool(end)) for info, end in zip(endings, ended, strict=True) if info or end])
 
     def _share_rollout(self, before: int) -> None:
         """Count the steps of all processes since there were ``before``, and their episodes as one process would."""
@@ -643,57 +654,44 @@ class OnlineAgent(BaseAlgorithm):
 
         Raises:
             CheckpointError: when the file is missing, corrupt, or of another agent.
-            ConfigError: when ``env`` has other spaces, or an override is unknown.
+            ConfigError: when ``env`` has other spaces, or an override is unknown or changes the network.
         """
         checkpoint = load_checkpoint(path, cls.kind)
         if print_system_info:
             print_system(checkpoint.code_version)
         tensors = checkpoint.tensors
         with contents_of(path, cls.kind):
-            settings, spaces, n_envs = cls._stored_settings(checkpoint.settings)
-            # Checkpoints of earlier releases know one policy.
-            policy = check(checkpoint.settings.get("policy", next(iter(cls.policy_aliases))), str, "policy")
-            acting = check(tensors["acting"]["actor"], Mapping[str, Any], "acting.actor")
-            rewards = check_tensor(
-                tensors["acting"]["previous_reward"], "acting.previous_reward", (None,), torch.float32
-            )
-            if len(rewards) != n_envs:
-                raise CheckpointError(f"it names {n_envs} environments and holds another number of memories")
+            stored = cls._description(checkpoint)
         refuse_unknown(overrides, cls.setting_names(), source="load")
         overrides = replaced_settings(custom_objects, cls.setting_names()) | overrides
-        settings |= overrides
         packed, vec_env = tensors.get("normalisation"), None if env is None else cls._wrap_env(env)
         if vec_env is not None:
             if packed is not None:
                 with contents_of(path, cls.kind):
                     vec_env = with_normalizer(vec_env, packed)
-            check_trained_spaces(spaces, vec_env)
-        with contents_of(path, cls.kind, alone=env is None and not overrides):
-            make: Any = cls  # a subclass, whose constructor is another than that of its base
-            model = make(policy, vec_env, device=device, _init_setup_model=False, **settings)
-            if vec_env is None:
-                (model.observation_space, model.action_space), model.n_envs = spaces, n_envs
-            backbone = BackboneConfig.from_dict(model.policy_kwargs.get("backbone") or {})
-            check_held(backbone, tensors["policy"], acting, n_envs)
-            model._setup_model()
-        with contents_of(path, cls.kind):
+            check_trained_spaces(stored.spaces, vec_env)
+        alone = env is None and not overrides
+        with cls._fit_check(path, overrides), contents_of(path, cls.kind, alone):
+            model = cls._of_stored(stored, overrides, vec_env, device, tensors)
+        with cls._fit_check(path, overrides), contents_of(path, cls.kind):
             tensors = in_present_layout(tensors, model.policy)
-            known = n_envs == model.all_envs
+            known = stored.n_envs == model.all_envs
             if known and not model.world.alone:
-                n_envs, tensors = model.n_envs, model._own_part(tensors)
-            model._restore(tensors, n_envs)
+                tensors = model._own_part(tensors)
+            model._restore(tensors, model.n_envs if known else stored.n_envs)
+        with contents_of(path, cls.kind):
             if overrides.get("seed") is not None:
                 model._begin_streams(model.seed)
             if packed is not None and vec_env is None:
                 model._loaded_normalization = checked_normalization(packed, tree_space(model.observation_space))
             elif packed is not None:
-                set_statistics(model._vec_normalize_env, packed, model.world)
+                set_statistics(cast(VecNormalize, model._vec_normalize_env), packed, model.world)
             state = unpack_arrays(tensors.get("environment"))
         restorable = known and state is not None and vec_env is not None and takes_state(vec_env, state)
         if tensors["last_observation"] is not None and (restorable if force_reset is None else not force_reset):
             if not known:
                 raise ConfigError(
-                    f"the run was saved with {n_envs} environments, this one has {model.all_envs}; "
+                    f"the run was saved with {stored.n_envs} environments, this one has {model.all_envs}; "
                     "load with force_reset=True to begin new episodes"
                 )
             with contents_of(path, cls.kind):
@@ -701,6 +699,61 @@ class OnlineAgent(BaseAlgorithm):
                 if restorable:
                     restore_environment(cast(VecEnv, vec_env), state)
         return model
+
+    @classmethod
+    def _description(cls, checkpoint: Checkpoint) -> Stored:
+        """What a checkpoint says of its agent, each part checked."""
+        values, acting = checkpoint.settings, checkpoint.tensors["acting"]
+        settings, spaces, n_envs = cls._stored_settings(values)
+        # Checkpoints of earlier releases know one policy.
+        policy = check(values.get("policy", next(iter(cls.policy_aliases))), str, "policy")
+        rewards = check_tensor(acting["previous_reward"], "acting.previous_reward", (None,), torch.float32)
+        if len(rewards) != n_envs:
+            raise CheckpointError(f"it names {n_envs} environments and holds another number of memories")
+        return Stored(policy, settings, spaces, n_envs)
+
+    @classmethod
+    def _of_stored(
+        cls,
+        stored: Stored,
+        overrides: dict[str, Any],
+        env: VecEnv | None,
+        device: torch.device | str,
+        tensors: Mapping[str, Any],
+    ) -> Self:
+        """The agent that a checkpoint describes, with new weights, unless the file has fewer than it describes."""
+        make: Any = cls  # a subclass, whose constructor is another than that of its base
+        model: Self = make(
+            stored.policy, env, device=device, _init_setup_model=False, **stored.settings | dict(overrides)
+        )
+        if env is None:
+            (model.observation_space, model.action_space), model.n_envs = stored.spaces, stored.n_envs
+        backbone = BackboneConfig.from_dict(model.policy_kwargs.get("backbone") or {})
+        acting = check(tensors["acting"]["actor"], Mapping[str, Any], "acting.actor")
+        check_stored_size(backbone, tensors["policy"], acting, stored.n_envs)
+        model._setup_model()
+        return model
+
+    @classmethod
+    @contextmanager
+    def _fit_check(cls, path: File, overrides: Mapping[str, Any]) -> Iterator[None]:
+        """Within the block, that a checkpoint does not fit its agent is a fault of ``overrides`` if it fits without.
+
+        Raises:
+            ConfigError: names the overrides.
+        """
+        try:
+            yield
+        except CheckpointError as error:
+            if not overrides:
+                raise
+            if isinstance(path, str | os.PathLike):
+                cls.load(path, device="cpu")  # refuses a file that is broken
+            raise ConfigError(
+                f"what {file_name(path)} holds does not fit with {', '.join(overrides)} replaced "
+                f"({one_line(error.__cause__)}); a setting that changes the network, its memory or its optimiser "
+                "cannot be replaced on load: leave it out"
+            ) from error
 
     def _own_part(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Of what a file holds of ``all_envs`` what belongs to the environments of this process."""

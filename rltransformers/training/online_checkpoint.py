@@ -39,7 +39,7 @@ def pack_progress(agent: BaseAlgorithm, world: World) -> dict[str, Any]:
     states = world.all_of(state)
     return {
         "counters": {name: getattr(agent, name) for name in COUNTERS},
-        "episodes": pack_arrays([dict(info) for info in agent.ep_info_buffer or ()]),
+        "episodes": [_plain_part(info) for info in agent.ep_info_buffer or ()],
         "successes": [float(success) for success in agent.ep_success_buffer or ()],
         "environment": None if state is None else pack_arrays(joined_states(states)),
         "last_observation": None
@@ -49,6 +49,28 @@ def pack_progress(agent: BaseAlgorithm, world: World) -> dict[str, Any]:
         if observed is None
         else world.to_leader(torch.as_tensor(agent._last_episode_starts)),
     }
+
+
+def _plain_part(info: Mapping[Any, Any]) -> dict[str, Any]:
+    """What a checkpoint can hold of a reported episode, packed; an environment may report objects of any class."""
+    part = {}
+    for name, value in info.items():
+        try:
+            packed = pack_arrays(value)
+        except (TypeError, ValueError):  # of a type that numpy has and torch has not
+            continue
+        if _is_plain({name: packed}):
+            part[name] = packed
+    return part
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether nothing but tensors, numbers, texts, booleans and None is in ``value``, and no subclass of them."""
+    if isinstance(value, dict):
+        return all(type(name) in (str, int) and _is_plain(item) for name, item in value.items())
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (Tensor, bool, int, float, str)
 
 
 def restore_progress(agent: BaseAlgorithm, tensors: Mapping[str, Any]) -> None:

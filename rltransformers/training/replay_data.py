@@ -24,7 +24,7 @@ from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.guard import check_observations
 from rltransformers.core.ranges import NonNegativeNumber, check
 from rltransformers.core.spaces import leaf_spaces, nested_leaves
-from rltransformers.core.world import World, sliced
+from rltransformers.core.world import World, rows_of
 from rltransformers.data.replay import SegmentReplay, Window
 from rltransformers.data.rollout import observation_layout
 from rltransformers.policies.observations import tree_space
@@ -171,7 +171,7 @@ def part_of_replay(state: Any, replay: SegmentReplay, world: World) -> Any:
     """What ``rows_of_replay`` gave, for the environments of this process, whose ``replay`` takes it over."""
     if world.alone:
         return state
-    return replay_of_all(state, lambda rows: sliced(rows, world.block(replay.n_envs)), state["largest_priority"])
+    return replay_of_all(state, lambda rows: rows_of(rows, world.block(replay.n_envs)), state["largest_priority"])
 
 
 def replay_of_all(state: Mapping[str, Any], change: Callable[[Any], Any], largest: float) -> dict[str, Any]:

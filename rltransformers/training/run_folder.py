@@ -21,7 +21,7 @@ from stable_baselines3.common.logger import (
 )
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.files import check_name, held, naming, remove_left_overs, replacing
+from rltransformers.core.files import check_name, file_lock, naming, remove_left_overs, replacing
 from rltransformers.training.evaluation import EvaluationResult, write_results
 from rltransformers.training.event_files import cut_event_files
 from rltransformers.training.plots import plot_learning_curve
@@ -108,7 +108,7 @@ class RunFolder:
         Raises:
             ConfigError: when another process trains here; names it.
         """
-        with held(self.path / ".lock", f"run folder {self.path}", ConfigError):
+        with file_lock(self.path / ".lock", f"run folder {self.path}", ConfigError):
             written = (self.config, self.begun, self.metrics, self.evaluations, self.last, self.best, self.evaluation)
             normalization = (path.with_suffix(".normalization.zip") for path in (self.last, self.best))
             remove_left_overs(*written, self.learning_curve, *normalization, *self._event_files())

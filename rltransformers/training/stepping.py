@@ -22,7 +22,7 @@ from rltransformers.core.spaces import leaf_spaces, space_from_json
 from rltransformers.export.reading import Arrays, read_step
 from rltransformers.policies.action_heads import ActionHead, GaussianAction
 from rltransformers.policies.decision import ActingState, Decider
-from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, rewarded
+from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, with_reward
 from rltransformers.policies.shipping import Scaling
 from rltransformers.policies.steps import leaf_name
 from rltransformers.training.target_returns import finite_targets
@@ -119,7 +119,7 @@ class PolicySteps(Stepping):
         leaves = leaves | {path: scaling(leaves[path]) for path, scaling in scaled.items()}
         if policy.uses_previous_reward:
             given = rewards if scaled_reward is None else scaled_reward(rewards)
-            state = rewarded(state, np.where(start, 0.0, given))
+            state = with_reward(state, np.where(start, 0.0, given))
         device = state.previous_reward.device
         actions, _, _, state = policy.step(
             policy.leaves_to_tensors(leaves),

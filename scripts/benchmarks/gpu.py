@@ -26,10 +26,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rltransformers.algorithms.decision import action_loss
+from rltransformers.algorithms.decision import step_losses
 from rltransformers.algorithms.ppo import PPOWeights, ppo_loss
 from rltransformers.backbone import Backbone, BackboneConfig
 from rltransformers.core.errors import did_you_mean
+from rltransformers.functional.means import masked_mean
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.decision import DecisionPolicy
 from rltransformers.policies.steps import ActorCriticMachine
@@ -321,7 +322,7 @@ def decision_update(sizes: Sizes, device: str, seconds: float) -> Iterator[Row]:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device, torch.bfloat16):
             outputs = policy(observations, actions, returns, timestep, valid)
-        action_loss(policy.head, outputs.float(), actions, valid).backward()
+        masked_mean(step_losses(policy.head, outputs.float(), actions), valid).backward()
         nn.utils.clip_grad_norm_(policy.parameters(), 0.25)
         optimizer.step()
         finish(device)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
-from rltransformers.cli.agents import Agent, build_agent
+from rltransformers.cli.agents import RunAgent, build_agent
 from rltransformers.cli.configs import find_config
 from rltransformers.training.callback import score
 from rltransformers.training.experiment import EvaluationConfig, ExperimentConfig
@@ -125,7 +125,7 @@ def told(runs: Sequence[Learned]) -> str:
 class _Watch(BaseCallback):
     """Evaluates between updates, with the clock stopped, and ends the training when the aim is reached."""
 
-    def __init__(self, agent: Agent, evaluation: EvaluationConfig, aim: float) -> None:
+    def __init__(self, agent: RunAgent, evaluation: EvaluationConfig, aim: float) -> None:
         super().__init__()
         self.agent, self.evaluation, self.aim = agent, evaluation, aim
         self.seconds, self.reached, self._began, self._looks = 0.0, False, time.process_time(), 0

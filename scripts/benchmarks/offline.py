@@ -539,7 +539,12 @@ def recorder(*, repetitions: int = 5) -> Iterator[Row]:
 
     def collected() -> float:
         facts = collect_dataset(
-            EnvironmentConfig("CartPole-v1", num_envs=16), ["random"], "bench/cartpole-v0", steps, 0, overwrite=True
+            EnvironmentConfig("CartPole-v1", num_envs=16),
+            ["random"],
+            "bench/cartpole-v0",
+            0,
+            steps=steps,
+            overwrite=True,
         )
         return float(facts["steps"])
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from rltransformers.agents import GTrXLPPO
 from rltransformers.algorithms.ppo import Estimates, PPOWeights, ppo_loss
-from rltransformers.data.rollout import RolloutBuffer, Segment, minibatches
+from rltransformers.data.rollout import RolloutBuffer, Segment, row_batches
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.steps import Acting, ActorCriticMachine
@@ -446,7 +446,8 @@ def memory(*, repetitions: int = 5) -> Iterator[Row]:
     held = held_bytes(segment) / MEGABYTE
     limit = "<= 160"
     yield Row("GTrXL rollout storage", setting, "MB", held, target=limit, met=meets(held, limit), note=note)
-    copies = (held_bytes(part) for part in minibatches(segment, batch, torch.Generator().manual_seed(0)))
+    order = row_batches(len(segment), batch, torch.Generator().manual_seed(0))
+    copies = (held_bytes(segment.rows(rows)) for rows in order)
     copy, share = max(copies) / MEGABYTE, held * batch / envs
     limit = "<= 1.05"
     yield Row(

@@ -73,7 +73,7 @@ def main(acting: str) -> None:
     import torch
 
     from rltransformers.policies.actor_critic import GTrXLPolicy
-    from rltransformers.policies.memory_policy import rewarded
+    from rltransformers.policies.memory_policy import with_reward
 
     torch.set_num_threads(1)
     backbone = {"width": 64, "layers": 2, "heads": 4, "memory": 64, "ff_width": 64}
@@ -94,7 +94,7 @@ def main(acting: str) -> None:
             *_, state = policy.step(leaves, state, first, noise, overwrites=True)
         else:
             *_, state = policy.step(leaves, state, first, generator=generator)
-        return rewarded(state, rewards)
+        return with_reward(state, rewards)
 
     for _ in range(150):
         state = step(state)

@@ -149,6 +149,10 @@ WRONG: dict[str, list[tuple[str, Any, str]]] = {
         ("tensors/optimizer/state/0/step", torch.zeros(2), "optimizer.state.0.step is (2,)"),
         ("tensors/updates", "3", "updates must be"),
         ("tensors/updates", GONE, "lacks 'updates'"),
+        ("tensors/generators", {}, "lacks 'action'"),
+        ("tensors/generators/action", 3, "generators.action must be"),
+        ("tensors/generators/action", {}, "state must be for a PCG64"),
+        ("tensors/generators/action/state/state", -1, "out of bounds"),
         ("tensors/interval", {"train/loss": 3}, "interval must be"),
         ("tensors/interval", {"train/loss": (torch.zeros(2), 3)}, "interval.train/loss is (2,)"),
     ],
@@ -263,3 +267,28 @@ def test_what_does_not_fit_to_a_whole_file_is_no_fault_of_the_file(
     with pytest.raises(ConfigError, match="trained with observation space"):
         GTrXLPPO.load(path, env=gymnasium.make("CartPole-v1"))
     assert np.isfinite(GTrXLPPO.load(path, env=environments(2)).learn(8)._current_progress_remaining)
+
+
+OTHER_NETWORKS: list[dict[str, Any]] = [
+    {"popart": None},
+    {"policy_kwargs": {"backbone": TINY | {"memory": 3, "width": 16}}},
+    {"policy_kwargs": {"backbone": TINY | {"memory": 5}}},
+    {"custom_objects": {"policy_kwargs": {"backbone": TINY | {"memory": 3, "layers": 2}}}},
+]
+
+
+@pytest.mark.parametrize("kind", ["GTrXLPPO", "GTrXLVMPO"])
+@pytest.mark.parametrize("overrides", OTHER_NETWORKS)
+def test_a_setting_that_changes_the_network_is_refused_and_the_file_is_not_blamed(
+    saved: Callable[[str], Checkpoint], tmp_path: Path, kind: str, overrides: dict[str, Any]
+) -> None:
+    path = write(tmp_path / "model.zip", saved(kind))
+    name = next(iter(overrides.get("custom_objects", overrides)))
+    words = rf"what .*model\.zip holds does not fit with {name}, gamma replaced .* leave it out"
+    for env in (None, environments()):
+        with pytest.raises(ConfigError, match=words):
+            AGENTS[kind].load(path, env=env, device="cpu", **overrides, gamma=0.5)
+    damaged = write(tmp_path / "damaged.zip", saved(kind), put("tensors/policy/action_head.linear.weight", GONE))
+    for some in (overrides, {"gamma": 0.5}):
+        with pytest.raises(CheckpointError, match=r"damaged\.zip does not hold a complete"):
+            AGENTS[kind].load(damaged, device="cpu", **some)

@@ -2,6 +2,7 @@
 
 import zipfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import Tensor
 
 from rltransformers.agents import DecisionTransformer
-from rltransformers.core.checkpoint import save_checkpoint
+from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.data import ContextBatch, Trajectories
 
@@ -620,6 +621,24 @@ def test_a_loaded_model_acts_like_the_saved_one(trained: DecisionTransformer, tm
         loaded.learn(1)
     with pytest.raises(ConfigError, match="action space"):
         DecisionTransformer.load(tmp_path / "model", record(3, action="discrete"), device="cpu")
+
+
+def test_a_loaded_model_goes_on_with_the_sampled_actions_of_the_saved_one(tmp_path: Path) -> None:
+    model = make(record(action="discrete"), seed=5)
+    observations = np.zeros((32, 2), np.float32)
+    begin = model.predict(observations)[0]
+    path = tmp_path / "model.zip"
+    model.save(path)
+    load = partial(DecisionTransformer.load, device="cpu")
+    loaded, again, other = load(path), *(load(path, custom_objects={"seed": seed}) for seed in (5, 6))
+    np.testing.assert_array_equal(again.predict(observations)[0], begin)
+    assert not np.array_equal(other.predict(observations)[0], begin)
+    for _ in range(2):
+        np.testing.assert_array_equal(loaded.predict(observations)[0], model.predict(observations)[0])
+    checkpoint = load_checkpoint(path)
+    del checkpoint.tensors["generators"]  # as earlier releases wrote it
+    save_checkpoint(path, checkpoint.kind, checkpoint.settings, checkpoint.tensors)
+    np.testing.assert_array_equal(load(path).predict(observations)[0], begin)
 
 
 def test_checkpoints_of_other_agents_and_damaged_ones_are_refused(trained: DecisionTransformer, tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecNormalize
 
@@ -297,9 +299,9 @@ def test_a_damaged_or_foreign_file_is_named_as_such(tmp_path: Path) -> None:
         GTrXLPPO.load(tmp_path / "nothing")
 
 
-def test_a_checkpoint_of_another_size_is_named_as_such(tmp_path: Path) -> None:
+def test_a_size_that_is_not_that_of_the_checkpoint_is_named_as_such(tmp_path: Path) -> None:
     agent().save(tmp_path / "model")
-    with pytest.raises(CheckpointError, match="does not hold a complete GTrXLPPO"):
+    with pytest.raises(ConfigError, match="does not fit with policy_kwargs replaced"):
         GTrXLPPO.load(tmp_path / "model", policy_kwargs={"backbone": {**BACKBONE, "width": 16}})
 
 
@@ -450,3 +452,48 @@ def test_the_state_of_another_number_of_environments_is_left_out(tmp_path: Path,
     model = kind.load(tmp_path / "model", env=three, device="cpu", force_reset=None)
     assert not model.stands_in_episodes
     assert model.learn(36, reset_num_timesteps=False).num_timesteps == STEPS + 36
+
+
+class Kind(StrEnum):
+    """Text that is of a class of its own."""
+
+    WIN = "win"
+
+
+class WalkWithInfos(Walk):
+    """Ends episodes with values of many types in their infos."""
+
+    values: ClassVar[dict[str, Any]] = {
+        "number": 3,
+        "text": "won",
+        "none": None,
+        "numpy": np.float32(0.5),
+        "whole": np.int64(7),
+        "array": np.arange(3),
+        "nested": {"a": [np.bool_(True), (1, 2)]},
+        "member": Kind.WIN,
+        "object": object(),
+        "objects": [1, object()],
+        "numpy_text": np.array(["won"]),
+        "date": np.datetime64("2020-01-01"),
+        "set": {1, 2},
+        "keys": {(1, 2): 3},
+    }
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], dict(self.values)
+
+
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_reported_episodes_of_any_types_are_saved_as_far_as_they_are_plain(tmp_path: Path, kind: type[Any]) -> None:
+    env = Monitor(WalkWithInfos((3,)), info_keywords=tuple(WalkWithInfos.values))
+    model = agent(env, kind=kind).learn(STEPS)
+    model.save(tmp_path / "model")
+    loaded = kind.load(tmp_path / "model", env=env, device="cpu")
+    assert len(loaded.ep_info_buffer) == len(model.ep_info_buffer) > 0
+    for found, expected in zip(loaded.ep_info_buffer, model.ep_info_buffer, strict=True):
+        assert list(found) == ["r", "l", "t", "number", "text", "none", "numpy", "whole", "array", "nested"]
+        assert [found[name] for name in ("r", "l", "t")] == [expected[name] for name in ("r", "l", "t")]
+        assert [found[name] for name in ("number", "text", "none", "numpy", "whole")] == [3, "won", None, 0.5, 7]
+        np.testing.assert_array_equal(found["array"], np.arange(3))
+    assert loaded.learn(STEPS, reset_num_timesteps=False).num_timesteps == 2 * STEPS

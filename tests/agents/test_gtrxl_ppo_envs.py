@@ -210,14 +210,15 @@ def test_images_that_were_normalised_load_with_an_environment_of_pixels(tmp_path
     def pixels() -> VecEnv:
         return DummyVecEnv([partial(AnySpace, OBSERVATIONS["image"], CHOICE)] * 2)
 
-    model = agent(VecNormalize(pixels())).learn(32)
+    normalised: Any = VecNormalize(pixels())
+    model = agent(normalised).learn(32)
     model.save(tmp_path / "model")
     for env in (pixels(), VecNormalize(pixels())):
         loaded, given_later = GTrXLPPO.load(tmp_path / "model", env=env), GTrXLPPO.load(tmp_path / "model")
         given_later.set_env(env)
         for each in (loaded, given_later):
             statistics: Any = each.get_vec_normalize_env()
-            np.testing.assert_array_equal(statistics.obs_rms.mean, model.get_vec_normalize_env().obs_rms.mean)
+            np.testing.assert_array_equal(statistics.obs_rms.mean, normalised.obs_rms.mean)
             assert each.observation_space == model.observation_space
         loaded.learn(16)
     for other in ("discrete", "vector"):

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from rltransformers.agents import DecisionTransformer, GTrXLPPO, GTrXLVMPO
-from rltransformers.cli.agents import AGENT_CLASSES, check_keywords
+from rltransformers.cli.keywords import AGENT_CLASSES, check_keywords
 from rltransformers.cli.main import main
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import annotations, check, fits

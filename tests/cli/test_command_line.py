@@ -18,9 +18,9 @@ import yaml
 
 from rltransformers.backbone import BackboneConfig
 from rltransformers.cli import seeds, settings, worker
-from rltransformers.cli.agents import check_keywords
 from rltransformers.cli.configs import config_of_env, packaged_configs
 from rltransformers.cli.engines import LocalEngine
+from rltransformers.cli.keywords import check_keywords
 from rltransformers.cli.main import build_parser, main
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.signals import Stopped

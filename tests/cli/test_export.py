@@ -8,11 +8,13 @@ import pytest
 import torch
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from rltransformers.agents import GTrXLPPO
+from rltransformers.agents import DecisionTransformer, GTrXLPPO
 from rltransformers.cli.main import main
 from rltransformers.core.checkpoint import save_checkpoint
+from rltransformers.export.reading import read_step
 from rltransformers.policies.shipping import ActorCriticInFile
 from rltransformers.training.normalization import scalings_of
+from tests.data.coded import coded_episodes
 
 BACKBONE = {"width": 8, "layers": 1, "heads": 2, "memory": 4}
 
@@ -79,3 +81,31 @@ def test_what_cannot_be_exported_is_refused_with_one_line(
     )
     assert "every other agent can be exported" in refused(capsys, str(lstm), "--format", "onnx")
     assert not [path for path in run.iterdir() if path.suffix == ".onnx"]
+
+
+@pytest.fixture(scope="module")
+def recompute(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a Decision Transformer whose acting mode cannot be written."""
+    path = tmp_path_factory.mktemp("offline") / "model.zip"
+    settings: dict[str, Any] = {"context_length": 4, "acting_mode": "recompute", "seed": 0, "device": "cpu"}
+    backbone = {"width": 8, "layers": 1, "heads": 2}
+    DecisionTransformer("DTPolicy", coded_episodes(), policy_kwargs={"backbone": backbone}, **settings).save(path)
+    return path
+
+
+@pytest.mark.parametrize("mode", ["refresh", "banded"])
+def test_the_acting_mode_of_the_file_may_be_another_than_that_of_training(
+    recompute: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str
+) -> None:
+    words = (str(recompute), "--format", "pt2")
+    assert "acting_mode" in refused(capsys, *words)
+    assert main(["export", *words, "--acting-mode", mode, "--output", f"{tmp_path}/policy.pt2"]) == 0
+    assert read_step(tmp_path / "policy.pt2").metadata["acting_mode"] == mode
+
+
+def test_an_acting_mode_is_refused_where_it_means_nothing(
+    run: Path, recompute: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = refused(capsys, str(run), "--format", "pt2", "--acting-mode", "refresh")
+    assert "--acting-mode is a choice of Decision Transformers" in message and "GTrXLPPO" in message
+    assert "--acting-mode" in refused(capsys, str(recompute), "--format", "pt2", "--acting-mode", "recompute")

@@ -25,8 +25,9 @@ from stable_baselines3.common.vec_env import VecNormalize
 from rltransformers.agents import load_agent
 from rltransformers.backbone import BackboneConfig
 from rltransformers.cli import runs
-from rltransformers.cli.agents import OnlineAgent, build_agent, check_keywords, checkpoint_step
+from rltransformers.cli.agents import OnlineRunAgent, build_agent, checkpoint_step
 from rltransformers.cli.configs import find_config, packaged_configs
+from rltransformers.cli.keywords import check_keywords
 from rltransformers.cli.main import build_parser, main
 from rltransformers.cli.words import split_overrides
 from rltransformers.core.errors import ConfigError
@@ -548,7 +549,7 @@ def test_normalised_inputs_come_back_with_the_checkpoint(
     ]
     run(capsys, "train", f"{name}.yaml", *(words if name == "online" else []))
     agent = build_agent(read_experiment(f"runs/{name}-seed0/config.yaml"), Path(f"runs/{name}-seed0/last.zip"), False)
-    assert isinstance(agent, OnlineAgent)
+    assert isinstance(agent, OnlineRunAgent)
     trained, evaluated = agent.model.get_vec_normalize_env(), agent.evaluation_environment()
     assert isinstance(evaluated, VecNormalize) and not evaluated.training
     assert trained.obs_rms.count > 32  # the steps of the training, not those of a fresh environment
@@ -590,7 +591,7 @@ def test_in_a_dict_the_vectors_are_normalised_and_indices_are_not(
         run(capsys, "train", f"{name}.yaml", *normalise, "[{name: History}]", "--name", name)
         folder = RunFolder(f"runs/{name}")
         agent = build_agent(read_experiment(folder.config), folder.last, False)
-        assert isinstance(agent, OnlineAgent)
+        assert isinstance(agent, OnlineRunAgent)
         for env in (agent.model.get_vec_normalize_env(), agent.evaluation_environment()):
             assert isinstance(env, VecNormalize)
             assert sorted(cast(dict[str, Any], env.obs_rms)) == ["first_step", "observation", "previous_reward"]
@@ -635,6 +636,18 @@ def test_a_dataset_is_collected_inspected_and_learnt_from(work: Path, capsys: py
     assert inspected["env_id"] == "rltransformers/KeyToDoor-v0" and inspected["length"]["max"] == 24
     assert "episodes" in run(capsys, "inspect", "key/random-v0")
     run(capsys, "train", "offline.yaml", "--dataset", "key/random-v0")
+
+
+def test_collect_records_steps_or_whole_episodes(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["collect", "--env", "CartPole-v1", "--num-envs", "2", "--behaviour", "random", "--json", "--dataset"]
+    collected = json.loads(run(capsys, *words, "cart/few-v0", "--episodes", "5"))
+    assert collected["episodes"] == 5 and len(load_trajectories("cart/few-v0")) == 5
+    for wrong, message in (
+        ([], "required"),
+        (["--steps", "1", "--episodes", "5"], "not allowed"),
+        (["--episodes", "0"], "whole number in [1, "),
+    ):
+        assert message in refused(capsys, *words, "cart/none-v0", *wrong)
 
 
 def test_trained_agents_are_behaviours(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -733,6 +746,16 @@ def test_a_part_of_the_observation_is_recorded(work: Path, capsys: pytest.Captur
     assert "vector observation" in refused(
         capsys, *words[:2], "FrozenLake-v1", *words[3:], "frozen/x-v0", "--drop-indices", "0"
     )
+
+
+@pytest.mark.parametrize("name", ["online", "offline", "lstm"])
+def test_a_run_goes_on_on_another_device(name: str, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    length = "train.gradient_steps" if name == "offline" else "train.total_timesteps"
+    run(capsys, "train", f"{name}.yaml", f"--{length}", "16", "--algorithm.device", "auto")
+    resume = ("train", "--resume", f"runs/{name}-seed0", "--trust", f"--{length}", "32")
+    run(capsys, *resume, "--algorithm.device", "cpu")
+    assert read_experiment(f"runs/{name}-seed0/config.yaml").algorithm["device"] == "cpu"
+    assert "algorithm.batch_size cannot change" in refused(capsys, *resume, "--algorithm.batch_size", "2")
 
 
 @pytest.mark.parametrize(

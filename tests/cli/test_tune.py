@@ -1,7 +1,10 @@
 """Studies: what is searched, what a trial is, where a study goes on, and which config comes out."""
 
 import json
+import os
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,6 @@ from tests.cli.test_runs import refused, run, work
 __all__ = ["work"]  # the fixture
 
 RATES = ("--search", "algorithm.learning_rate=1e-5..1e-1:log")
-LOST = "a lost process"
 
 
 @pytest.mark.parametrize(
@@ -60,13 +62,13 @@ class Planted(LocalEngine):
     Attributes:
         ran: what was run.
         most: how many ran at the same time.
-        faults: names of runs whose process fails, with the fault.
+        faults: exit status of runs whose process fails by name, or what their first look raises.
     """
 
     def __init__(self) -> None:
         self.ran: list[ExperimentConfig] = []
         self.running: set[str] = set()
-        self.most, self.faults = 0, dict[str, Any]()
+        self.most, self.faults = 0, dict[str, int | BaseException]()
 
     def start(self, order: Order) -> Any:
         """A run that writes its whole report at once and ends at the second look."""
@@ -108,7 +110,8 @@ class PlantedJob(Job):
     def wait(self) -> int:
         """The exit status."""
         self.engine.running.discard(self.name)
-        return int(self.engine.faults.get(self.name) is not None)
+        status = self.engine.faults.get(self.name, 0)
+        return status if isinstance(status, int) else 1
 
 
 @pytest.fixture
@@ -189,21 +192,79 @@ def test_a_trial_that_is_refused_is_told_and_the_study_goes_on(
     )
 
 
-@pytest.mark.parametrize("fault", [KeyboardInterrupt(), LOST])
-def test_an_interrupted_trial_begins_anew(
-    work: Path, capsys: pytest.CaptureFixture[str], planted: Planted, fault: Any
-) -> None:
-    words = ("tune", "online.yaml", *RATES, "--evaluation.every", "0", "--jobs", "2")
-    planted.faults["trial-1"] = fault
-    assert main([*words, "--trials", "3"]) == (2 if fault == LOST else 130)
-    message = capsys.readouterr().err
-    assert "the same command goes on" in message
-    assert ("the process of trial 1 failed (exit code 1); runs/online-tune/trial-1.log" in message) == (fault == LOST)
-    interrupted = planted.ran[1].algorithm["learning_rate"]
+SHORT = ("tune", "online.yaml", *RATES, "--evaluation.every", "0", "--jobs", "2")
+
+
+def test_an_interrupted_trial_begins_anew(work: Path, capsys: pytest.CaptureFixture[str], planted: Planted) -> None:
+    planted.faults["trial-1"] = KeyboardInterrupt()
+    assert main([*SHORT, "--trials", "3"]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
     planted.faults.clear()
-    told = json.loads(run(capsys, *words, "--trials", "3", "--json"))
-    assert len(told["trials"]) == 3
-    assert interrupted in [trial["settings"]["algorithm.learning_rate"] for trial in told["trials"]]
+    assert_begun_anew(json.loads(run(capsys, *SHORT, "--trials", "3", "--json")), planted)
+
+
+def assert_begun_anew(summary: dict[str, Any], planted: Planted) -> None:
+    """Three trials came to their end, one of them with the settings of trial 1, which did not."""
+    rates = [trial["settings"]["algorithm.learning_rate"] for trial in summary["trials"]]
+    assert [trial["state"] for trial in summary["trials"]] == ["complete"] * 3
+    assert planted.ran[1].algorithm["learning_rate"] in rates
+    assert 1 not in [trial["number"] for trial in summary["trials"]]
+
+
+@pytest.mark.parametrize("status", [-signal.SIGTERM, 128 + signal.SIGTERM])
+def test_a_signal_that_reaches_a_trial_before_the_study_refuses_no_trial(
+    work: Path, capsys: pytest.CaptureFixture[str], planted: Planted, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    planted.faults["trial-1"] = status
+
+    def sleep(seconds: float) -> None:
+        if "trial-1" in planted.faults and len(planted.ran) > 1 and "trial-1" not in planted.running:
+            planted.faults.clear()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(engines, "time", SimpleNamespace(sleep=sleep))
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        assert main([*SHORT, "--trials", "3"]) == 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "refused" not in capsys.readouterr().err
+    assert_begun_anew(json.loads(run(capsys, *SHORT, "--trials", "3", "--json")), planted)
+
+
+@pytest.mark.parametrize(
+    ("status", "how"),
+    [
+        (1, "exit code 1"),
+        (-signal.SIGKILL, "SIGKILL; memory may have run out"),
+        (128 + signal.SIGKILL, "SIGKILL; memory may have run out"),
+        (-signal.SIGTERM, "SIGTERM"),
+    ],
+)
+def test_a_trial_whose_process_dies_is_refused_and_not_repeated(
+    work: Path, capsys: pytest.CaptureFixture[str], planted: Planted, status: int, how: str
+) -> None:
+    planted.faults["trial-1"] = status
+    summary = json.loads(run(capsys, *SHORT, "--trials", "3", "--json"))
+    reason = f"its process failed ({how}); see runs/online-tune/trial-1.log"
+    assert [trial["refused"] for trial in summary["trials"]] == [None, reason, None]
+    assert [trial["state"] for trial in summary["trials"]] == ["complete", "refused", "complete"]
+    assert json.loads(run(capsys, *SHORT, "--trials", "3", "--json")) == summary and len(planted.ran) == 3
+    refused_rate = planted.ran[1].algorithm["learning_rate"]
+    run(capsys, *SHORT, "--trials", "5")
+    assert refused_rate not in [config.algorithm["learning_rate"] for config in planted.ran[2:]]
+
+
+def test_a_study_whose_trials_all_die_ends_with_the_reason(
+    work: Path, capsys: pytest.CaptureFixture[str], planted: Planted
+) -> None:
+    planted.faults |= {f"trial-{number}": -signal.SIGKILL for number in range(9)}
+    words = (*SHORT, "--trials", "3")
+    for _ in range(2):
+        message = refused(capsys, *words).splitlines()[-1]
+        assert "no trial of runs/online-tune came to its end" in message
+        assert "SIGKILL" in message and "trial-2.log" in message and "--trials" in message
+    assert len(planted.ran) == 3
 
 
 @pytest.mark.parametrize("jobs", [1, 4])

@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rltransformers.data.rollout import RolloutBuffer, Segment, action_layout, minibatches, observation_layout
+from rltransformers.data.rollout import RolloutBuffer, Segment, action_layout, observation_layout, row_batches
 from rltransformers.functional.returns import generalised_advantage
 
 ENVS, STEPS = 3, 5
@@ -114,7 +114,7 @@ def test_nothing_flows_back_over_a_row_that_does_not_count() -> None:
 
 def test_minibatches_hold_every_environment_once_with_its_memory() -> None:
     segment = filled()
-    batches = list(minibatches(segment, 2, torch.Generator().manual_seed(0)))
+    batches = [segment.rows(rows) for rows in row_batches(len(segment), 2, torch.Generator().manual_seed(0))]
     assert [len(batch) for batch in batches] == [2, 1]
     seen = []
     for batch in batches:

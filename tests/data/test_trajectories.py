@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import Trajectories, load_trajectories
-from rltransformers.data.trajectories import concatenate
+from rltransformers.data.trajectories import join_trajectories
 from tests.data.coded import LENGTHS, coded_episodes, wrong_pairs
 
 
@@ -185,11 +185,11 @@ def test_a_damaged_folder_is_named(data: Trajectories, tmp_path: Path, damage: s
 
 
 def test_parts_join_one_after_the_other(data: Trajectories) -> None:
-    joined = concatenate([data, data.select([2])], "both")
+    joined = join_trajectories([data, data.select([2])], "both")
     assert tuple(joined.lengths) == (*LENGTHS, 9)
     np.testing.assert_array_equal(joined.episode(5).observations[""], data.episode(2).observations[""])
     with pytest.raises(DataError, match="different spaces"):
-        concatenate(
+        join_trajectories(
             [
                 data,
                 random_data([2]).select([0]),

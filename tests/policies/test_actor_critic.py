@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.policies.actor_critic import Evaluation, GTrXLPolicy
-from rltransformers.policies.memory_policy import PolicyState, rewarded
+from rltransformers.policies.memory_policy import PolicyState, with_reward
 from rltransformers.policies.observations import fit_observation
 
 VECTOR = spaces.Box(-1.0, 1.0, (3,))
@@ -125,7 +125,7 @@ def test_first_action_probabilities_are_nearly_equal() -> None:
 
 def test_state_rows_can_be_chosen_and_survive_storage() -> None:
     model = policy(shared_backbone=False, previous_action=True)
-    state = rewarded(act(model)[3], np.arange(4.0))
+    state = with_reward(act(model)[3], np.arange(4.0))
     rows = state[torch.tensor([2, 0])]
     assert rows.batch_size == 2 and rows.previous_reward.tolist() == [2.0, 0.0]
     copied = PolicyState.from_tensors(state.tensors())

@@ -9,9 +9,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rltransformers.algorithms.decision import action_loss
+from rltransformers.algorithms.decision import step_losses
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.functional.means import masked_mean
 from rltransformers.policies.action_heads import ActionHead, CategoricalAction, ContinuousAction
 from rltransformers.policies.decision import MOST_SCALED, ActingState, Decider, DecisionPolicy
 
@@ -102,7 +103,7 @@ def test_amount_side_and_content_of_padding_change_neither_loss_nor_gradient(sid
 
     def loss_and_gradients(batch: dict[str, Any]) -> tuple[Tensor, list[Tensor]]:
         actions = policy.head.blank(batch["actions"], batch["valid"])
-        loss = action_loss(policy.head, policy(**batch), actions, batch["valid"])
+        loss = masked_mean(step_losses(policy.head, policy(**batch), actions), batch["valid"])
         return loss, list(torch.autograd.grad(loss, list(policy.parameters()), materialize_grads=True))
 
     plain, plain_gradients = loss_and_gradients(inputs)
@@ -120,7 +121,9 @@ def test_every_valid_step_has_the_same_weight_in_the_loss() -> None:
     assert isinstance(leaf, ContinuousAction)
     errors = (leaf.squash(outputs) - leaf.normalise(inputs["actions"][""])).square().mean(-1)
     by_hand = torch.cat([errors[0], errors[1, :2]]).mean()
-    torch.testing.assert_close(action_loss(head, outputs, inputs["actions"], inputs["valid"]), by_hand, **EXACT)
+    torch.testing.assert_close(
+        masked_mean(step_losses(head, outputs, inputs["actions"]), inputs["valid"]), by_hand, **EXACT
+    )
 
 
 def test_observations_are_standardised_and_returns_scaled() -> None:
@@ -170,7 +173,7 @@ def test_the_loss_of_several_components_is_the_sum_of_their_negative_log_probabi
     first, second = parts["a"][..., :2].log_softmax(-1), parts["a"][..., 2:].log_softmax(-1)
     bits = parts["b"].sigmoid()
     by_hand = -(first[..., 1] + second[..., 2] + bits[..., 0].log() + (1 - bits[..., 1]).log())
-    loss = action_loss(head, outputs, actions, torch.ones(1, 1, dtype=torch.bool))
+    loss = masked_mean(step_losses(head, outputs, actions), torch.ones(1, 1, dtype=torch.bool))
     torch.testing.assert_close(loss, by_hand.squeeze())
 
 

@@ -11,7 +11,7 @@ from rltransformers.backbone.state import prefixed
 from rltransformers.export.graphs import GraphStep
 from rltransformers.policies import steps
 from rltransformers.policies.actor_critic import GTrXLPolicy
-from rltransformers.policies.memory_policy import PolicyState, rewarded
+from rltransformers.policies.memory_policy import PolicyState, with_reward
 from rltransformers.policies.steps import TABLE, ActorCriticMachine, ActorCriticStep, GraphCode, tables_in
 from tests.export.tape import Captures
 
@@ -73,7 +73,7 @@ def test_a_graph_acts_as_the_policy_through_resets_and_changes_of_weights(backbo
         assert torch.equal(found["action"], actions[""])
         torch.testing.assert_close(found["value"], values)
         torch.testing.assert_close(found["log_prob"], log_probs)
-        ours, theirs = (rewarded(state, np.arange(BATCH, dtype=np.float32)) for state in (ours, theirs))
+        ours, theirs = (with_reward(state, np.arange(BATCH, dtype=np.float32)) for state in (ours, theirs))
         counts.append(captures.count)
     assert counts[11] == 1
     # Tables of distances are made anew with the weights they depend on, and lie elsewhere then; these depend on none.

@@ -38,13 +38,13 @@ class Run:
         self.callback = RunCallback(
             self.folder,
             every,
-            self.evaluate,
-            self.save,
-            "steps",
-            online,
-            self.said.append,
-            restart_every,
-            self.restarts.append,
+            evaluate=self.evaluate,
+            save=self.save,
+            steps="steps",
+            online=online,
+            report=self.said.append,
+            restart_every=restart_every,
+            restart=self.restarts.append,
         )
         self.callback.init_callback(self.model)  # type: ignore[arg-type]
         self.model.num_timesteps = begun

@@ -5,7 +5,7 @@ import sys
 
 from rltransformers.cli.printing import print_json, print_tree
 from rltransformers.cli.words import Parsers, add_threads, command, flag, mapping
-from rltransformers.core.ranges import Environments, Seed, Steps, WholeNumber
+from rltransformers.core.ranges import Environments, Episodes, Seed, Steps, WholeNumber
 
 
 def add(commands: Parsers) -> None:
@@ -25,7 +25,7 @@ Runs behaviours in an environment and writes their episodes as a Minari dataset,
   export:FILE                           a policy in a file of `rltransformers export`; .pt2 files can run code
   MODULE:NAME                           a function or class of yours
 
-Several behaviours make a mixture; =WEIGHT behind one sets its share of the steps. With --keep-indices or
+Several behaviours make a mixture; =WEIGHT behind one sets its share of the steps or episodes. With --keep-indices or
 --drop-indices only a part of a vector observation is recorded, while the behaviour sees all of it.
 
   rltransformers collect --env rltransformers/KeyToDoor-v0 --behaviour random --steps 20000 --dataset key/random-v0
@@ -40,9 +40,9 @@ Several behaviours make a mixture; =WEIGHT behind one sets its share of the step
     parser.add_argument(
         "--behaviour", action="append", required=True, metavar="SPEC[=WEIGHT]", help="who acts; repeat for a mixture"
     )
-    parser.add_argument(
-        "--steps", type=flag(Steps), required=True, metavar="N", help="steps; running episodes are finished"
-    )
+    length = parser.add_mutually_exclusive_group(required=True)
+    length.add_argument("--steps", type=flag(Steps), metavar="N", help="steps; running episodes are finished")
+    length.add_argument("--episodes", type=flag(Episodes), metavar="N", help="episodes, exactly that many")
     parser.add_argument("--dataset", required=True, metavar="NAME-vN", help="id of the new Minari dataset")
     parser.add_argument(
         "--num-envs",
@@ -77,8 +77,9 @@ def run(arguments: argparse.Namespace) -> None:
         environment,
         arguments.behaviour,
         arguments.dataset,
-        arguments.steps,
         arguments.seed,
+        steps=arguments.steps,
+        episodes=arguments.episodes,
         keep=arguments.keep_indices,
         drop=arguments.drop_indices,
         deterministic=arguments.deterministic,

@@ -29,6 +29,11 @@ to act with one: docs/online.md, docs/offline.md, examples/act_with_onnx.py.
         "--batch", type=flag(Count), metavar="N", help="environments that the file is for (default: any number)"
     )
     parser.add_argument(
+        "--acting-mode",
+        choices=("refresh", "banded"),
+        help="of a Decision Transformer: what happens when an episode outgrows the context (default: as in training)",
+    )
+    parser.add_argument(
         "--output", metavar="PATH", help="file to write (default: beside the checkpoint, with another ending)"
     )
     parser.set_defaults(run=run)
@@ -38,4 +43,5 @@ def run(arguments: argparse.Namespace) -> None:
     """Do it, and print what came of it."""
     from rltransformers.cli import runs
 
-    print(runs.export(arguments.run_or_checkpoint, arguments.format, arguments.batch, arguments.output))
+    path, file_format, batch = arguments.run_or_checkpoint, arguments.format, arguments.batch
+    print(runs.export(path, file_format, batch, arguments.output, arguments.acting_mode))

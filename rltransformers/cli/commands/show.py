@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     _, config, typed = read_config(arguments)
     if typed or arguments.config not in packaged_configs():  # one that comes with the package is right, and torch slow
-        from rltransformers.cli.agents import check_config
+        from rltransformers.cli.keywords import check_config
 
         check_config(config)
     print(yaml.safe_dump(config.to_dict(), sort_keys=False), end="")

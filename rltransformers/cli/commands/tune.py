@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
     name, config, typed = read_config(arguments)
     trust.require_trust(trust.not_typed(trust.programs(config), typed), str(arguments.config), arguments.trust)
     from rltransformers.cli.engines import engine_of
-    from rltransformers.cli.tuning import told, tune
+    from rltransformers.cli.tuning import as_text, tune
 
     searched = [tuple(text.split("=", 1)) for text in arguments.search]
     with closing(engine_of(arguments.engine, arguments.address)) as engine:
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"{'trial':>6}  {'state':<9} {'score':>10}  settings")
     for trial in summary["trials"]:
         score = "" if trial["score"] is None else cell(trial["score"])
-        print(f"{trial['number']:>6}  {trial['state']:<9} {score:>10}  {told(trial['settings'])}")
+        print(f"{trial['number']:>6}  {trial['state']:<9} {score:>10}  {as_text(trial['settings'])}")
     print(f"\nbest trial   {summary['best']['number']}, score {cell(summary['best']['score'])}")
     print(f"its config   {summary['config']}")
     print(f"train again  rltransformers train {summary['config']} --seeds 5")

@@ -10,7 +10,7 @@ from rltransformers.core.errors import CheckpointError
 from rltransformers.core.ranges import check
 
 
-def check_held(backbone: BackboneConfig, weights: Any, acting: Any = None, rows: int = 0) -> None:
+def check_stored_size(backbone: BackboneConfig, weights: Any, acting: Any = None, rows: int = 0) -> None:
     """Raise unless a backbone is at most as large as what a file holds of it; for before it is built.
 
     Args:

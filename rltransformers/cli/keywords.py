@@ -1,0 +1,117 @@
+"""Which agents a config may name, and the keywords that each takes in ``algorithm`` and ``policy``."""
+
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any, get_type_hints
+
+from sb3_contrib import RecurrentPPO
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+
+from rltransformers.agents.decision_transformer import DecisionTransformer
+from rltransformers.agents.gtrxl_dqn import GTrXLDQN
+from rltransformers.agents.gtrxl_ppo import GTrXLPPO
+from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
+from rltransformers.backbone import BackboneConfig
+from rltransformers.cli.settings import SET_ELSEWHERE
+from rltransformers.core.device import find_device
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.ranges import annotations, check, check_settings
+from rltransformers.training.decision_settings import PolicySettings, backbone_config
+from rltransformers.training.experiment import AgentName, ExperimentConfig
+from rltransformers.training.online_agent import OnlineAgent
+
+MEMORY_AGENTS: Mapping[AgentName, type[OnlineAgent]] = {
+    AgentName.GTRXL_PPO: GTrXLPPO,
+    AgentName.GTRXL_VMPO: GTrXLVMPO,
+    AgentName.GTRXL_DQN: GTrXLDQN,
+}
+"""Online agents of this package."""
+AGENT_CLASSES: Mapping[AgentName, type[Any]] = {
+    **MEMORY_AGENTS,
+    AgentName.DECISION_TRANSFORMER: DecisionTransformer,
+    AgentName.RECURRENT_PPO: RecurrentPPO,
+}
+
+
+def require_exportable(agent: AgentName) -> None:
+    """Raise ConfigError for an agent whose policy has no file form."""
+    if agent is AgentName.RECURRENT_PPO:
+        raise ConfigError(
+            "recurrent_ppo has a policy of sb3-contrib, which has no file form; every other agent can be exported"
+        )
+
+
+def keyword_hints(agent: AgentName) -> dict[str, Any]:
+    """The keywords that ``algorithm`` takes for an agent, with the annotations of their types and ranges.
+
+    A keyword of RecurrentPPO that GTrXLPPO has too has the same range there.
+    """
+    hints = annotations(AGENT_CLASSES[agent].__init__)
+    if agent is AgentName.RECURRENT_PPO:
+        hints = {name: annotations(GTrXLPPO.__init__).get(name, hint) for name, hint in hints.items()}
+    return {name: hint for name, hint in hints.items() if name not in SET_ELSEWHERE}
+
+
+def policy_class(agent: AgentName) -> type[Any]:
+    """The class whose keywords ``policy`` takes for an agent."""
+    if agent in MEMORY_AGENTS:
+        return next(iter(MEMORY_AGENTS[agent].policy_aliases.values()))
+    return PolicySettings if agent is AgentName.DECISION_TRANSFORMER else RecurrentActorCriticPolicy
+
+
+def policy_hints(agent: AgentName) -> dict[str, Any]:
+    """The keywords that ``policy`` takes for an agent, with the annotations of their types and ranges."""
+    if agent is AgentName.DECISION_TRANSFORMER:
+        return get_type_hints(PolicySettings, include_extras=True)
+    without = ("observation_space", "action_space", "lr_schedule", "use_sde")
+    return {name: hint for name, hint in annotations(policy_class(agent).__init__).items() if name not in without}
+
+
+def check_config(config: ExperimentConfig, new: bool = True) -> None:
+    """Raise unless a config can work as far as that shows without its environment and its data.
+
+    Args:
+        new: whether the backbone is made of the config, not of a checkpoint.
+
+    Raises:
+        ConfigError: with the full name of the setting.
+    """
+    check_keywords(config.agent, config.algorithm, config.policy)
+    if config.algorithm.get("mode") == "bc" and config.evaluation.target_returns:
+        raise ConfigError("algorithm.mode bc has no target return: set evaluation.target_returns to []")
+    if not new:
+        return
+    if config.agent in MEMORY_AGENTS:
+        BackboneConfig.from_dict(({"backbone": config.backbone} | config.policy)["backbone"] or {})
+    elif config.agent is AgentName.DECISION_TRANSFORMER:
+        defaults = {name: each.default for name, each in signature(DecisionTransformer.__init__).parameters.items()}
+        given = [(defaults | config.algorithm)[name] for name in ("mode", "context_length", "return_in")]
+        backbone_config(offline_policy(config), *given)
+
+
+def offline_policy(config: ExperimentConfig) -> dict[str, Any]:
+    """The ``policy_kwargs`` of a ``DecisionTransformer`` for a config."""
+    return dict(config.policy) | ({"backbone": config.backbone} if config.backbone else {})
+
+
+def check_keywords(agent: AgentName, algorithm: Mapping[str, Any], policy: Mapping[str, Any] | None = None) -> None:
+    """Raise unless ``algorithm`` and ``policy`` hold keywords of the agent, each of its type and in its range.
+
+    Raises:
+        ConfigError: with the full name of the setting, as algorithm.gamma, and the closest keyword or the place where
+            it is set.
+    """
+    for key in algorithm:
+        if SET_ELSEWHERE.get(key):
+            raise ConfigError(f"algorithm.{key} is set elsewhere in a config: {SET_ELSEWHERE[key]}")
+    check_settings(keyword_hints(agent), algorithm, "algorithm.")
+    recurrent = agent is AgentName.RECURRENT_PPO
+    if recurrent and algorithm.get("batch_size") == 1 and algorithm.get("normalize_advantage", True):
+        raise ConfigError("algorithm.batch_size is 1, but one advantage has no deviation to be normalised by; raise it")
+    find_device(algorithm.get("device", "auto"), "algorithm.device")
+    if agent in MEMORY_AGENTS:
+        MEMORY_AGENTS[agent].check_policy(policy or {}, "policy.")
+    elif agent is AgentName.DECISION_TRANSFORMER:
+        check(policy or {}, PolicySettings, "policy")
+    else:
+        check_settings(policy_hints(agent), policy or {}, "policy.")
