@@ -4,6 +4,7 @@ Axis letters: E episodes, N steps of all episodes, T steps of one episode. Step 
 row n + e: every episode owns T + 1 observation rows, the last of which follows its last action.
 """
 
+import hashlib
 import itertools
 import json
 import os
@@ -221,6 +222,21 @@ class Trajectories:
             total += ((np.asarray(leaf[chunk], np.float64)[acted[chunk]] - centre) ** power).sum(axis=0)
         return np.asarray(total / self.steps)
 
+    def fingerprint(self) -> str:
+        """Sixteen hexadecimal digits that two recordings share when all their numbers are equal.
+
+        SHA-256 over names, types, shapes and bytes of the arrays; spaces, names and metadata do not count.
+        """
+        digest = hashlib.sha256()
+        leaves = {f"observations/{path}": leaf for path, leaf in self.observations.items()}
+        leaves |= {f"actions/{path}": leaf for path, leaf in self.actions.items()}
+        leaves |= {name: getattr(self, name) for name in ("rewards", "terminations", "truncations", "offsets")}
+        for name, leaf in sorted(leaves.items()):
+            digest.update(f"{name} {leaf.dtype.str} {leaf.shape}".encode())
+            for start in range(0, len(leaf), CHUNK_ROWS):
+                digest.update(leaf[start : start + CHUNK_ROWS].tobytes())
+        return digest.hexdigest()[:16]
+
     def summary(self) -> dict[str, Any]:
         """What ``rltransformers inspect`` prints, as JSON values."""
         returns, lengths = self.returns, self.lengths
@@ -246,6 +262,7 @@ class Trajectories:
             "observations": {path: str(leaf) for path, leaf in leaf_spaces(self.observation_space).items()},
             "actions": {path: str(leaf) for path, leaf in leaf_spaces(self.action_space).items()},
             "megabytes": round(sum(leaf.nbytes for leaf in leaves) / 1e6, 3),
+            "fingerprint": self.fingerprint(),
             "metadata": dict(self.metadata),
         }
 

@@ -77,6 +77,10 @@ def measure(order: Mapping[str, Any]) -> Row:
         order["task"], order["variant"], order["seed"], 0.0, 0, 0, 0.0, config_hash=order["config_hash"],
         commit=commit(), versions=versions(), machine=machine(), date=time.strftime("%Y-%m-%d"),
     )  # fmt: skip
+    if config.dataset is not None and config.dataset.collect is None:
+        data = load_trajectories(config.dataset.id, **config.dataset.reading())
+        row = replace(row, recording=data.fingerprint())
+        del data  # a run reads it again
     if order["of_data"]:
         row = _data_row(row, config, order["score"])
     else:

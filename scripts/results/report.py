@@ -128,6 +128,7 @@ def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:
         yield from ["", f"{missing} further variants have no runs yet."]
     yield from _by_target(task, runs)
     yield from _by_transfer(task, runs)
+    yield from _recordings(runs)
     verdicts = judge(suite, name, runs)
     if verdicts:
         yield ""
@@ -279,6 +280,21 @@ def _by_transfer(task: Task, runs: Runs) -> Iterator[str]:
         cells = [estimate([score_of([row.transfers[name]], task.score) for row in rows]) for name in task.transfers]
         times = [_median(row.transfers[name]["microseconds"] for row in rows) for name in task.transfers]
         yield line([variant, *cells, " / ".join(map(number, times))])
+
+
+def _recordings(runs: Runs) -> Iterator[str]:
+    """Which runs learned from which recording of the dataset, where there are several."""
+    readers: dict[str, list[str]] = {}
+    for variant, rows in runs.items():
+        for recording in dict.fromkeys(row.recording for row in rows):
+            seeds = ", ".join(str(row.seed) for row in rows if row.recording == recording)
+            readers.setdefault(recording, []).append(f"{variant} ({seeds})")
+    if len(readers) > 1:
+        yield ""
+        yield "These runs learned from several recordings of the dataset:"
+        yield ""
+        yield from table_head(["recording", "variants (seeds)"])
+        yield from (line([recording or "not noted", "; ".join(names)]) for recording, names in readers.items())
 
 
 def alignment_of(row: Row) -> float:

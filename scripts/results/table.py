@@ -34,6 +34,8 @@ class Row:
         curve: [step, score] of every evaluation on the way.
         transfers: results of the final weights in the task's ``transfers``, by name.
         metrics: last value of the metrics that the suite names.
+        recording: fingerprint of the recorded dataset that the run learned from; empty where it has none, or where the
+            row is older than this column.
     """
 
     task: str
@@ -50,6 +52,7 @@ class Row:
     curve: list[list[float]] = field(default_factory=list)
     transfers: dict[str, Result] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    recording: str = ""
     config_hash: str = ""
     commit: str = ""
     versions: dict[str, str] = field(default_factory=dict)

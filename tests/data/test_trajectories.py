@@ -1,5 +1,6 @@
 """Returns, selections, statistics and the memory-mapped folder of trajectories."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -215,6 +216,21 @@ def test_the_summary_counts_ends_and_is_json(data: Trajectories) -> None:
     assert (summary["episodes"], summary["steps"]) == (5, 30)
     assert (summary["terminated_episodes"], summary["truncated_episodes"]) == (2, 3)
     assert summary["return"]["max"] == 558.0 and summary["length"]["min"] == 1.0
+
+
+def test_a_fingerprint_is_that_of_the_numbers(data: Trajectories, tmp_path: Path) -> None:
+    own = data.fingerprint()
+    assert re.fullmatch("[0-9a-f]{16}", own) and data.summary()["fingerprint"] == own
+    assert Trajectories.open(data.save(tmp_path / "copy")).fingerprint() == own
+    assert replace(data, name="other", env_id="Other-v0").fingerprint() == own
+    for name in ("observations", "actions"):
+        leaves = {path: leaf.copy() for path, leaf in getattr(data, name).items()}
+        leaves[""].reshape(-1)[-1] += 1
+        assert replace(data, **{name: leaves}, contents_checked=True).fingerprint() != own, name
+    rewards = data.rewards.copy()
+    rewards[-1] = np.nextafter(rewards[-1], np.float32(0.0))
+    assert replace(data, rewards=rewards).fingerprint() != own
+    assert data.select([1, 0, 2, 3, 4]).fingerprint() != own
 
 
 def test_concatenated_trajectories_hold_the_episodes_of_all() -> None:

@@ -446,6 +446,18 @@ def test_many_variants_without_aims_are_summed_up(write: Write, tmp_path: Path) 
     assert report.index(tmp_path, tmp_path)[-1].endswith("| 7 of 14 | 0.1 | - |")
 
 
+def test_runs_on_several_recordings_of_a_dataset_are_told_apart(suite: Suite) -> None:
+    rows = [replace(row(suite, "GTrXL", seed, 1.0), recording="ab" if seed < 2 else "") for seed in range(3)]
+    rows.append(replace(row(suite, "no memory", 0, 0.5), recording="cd"))
+    runs = report.runs_of(suite, "cue", rows)
+    text = "\n".join(report.section(suite, "cue", runs))
+    assert "several recordings" in text
+    assert "| ab | GTrXL (0, 1) |\n| not noted | GTrXL (2) |\n| cd | no memory (0) |" in text
+    assert "several recordings" not in "\n".join(
+        report.section(suite, "cue", runs | {"GTrXL": [], "no memory": rows[3:]})
+    )
+
+
 def test_an_overview_has_a_line_per_task_and_the_mean_of_those_that_all_variants_have(
     write: Write, tmp_path: Path
 ) -> None:
@@ -741,6 +753,7 @@ def test_a_dataset_is_recorded_once_and_stands_beside_the_agents(write: Write, t
     recorded = load_trajectories("tiny/cartpole-v0")
     assert data.score == pytest.approx(float(np.mean(recorded.returns)), rel=1e-5)
     assert (data.episodes, data.steps, data.parameters) == (len(recorded), recorded.steps, None)
+    assert agent.recording == data.recording == recorded.fingerprint()
     made = (get_dataset_path("tiny/cartpole-v0") / "data").stat().st_mtime_ns
     suite = read_suite(str(path))
     reproduce.Work(suite, tmp_path, tmp_path)._make_datasets(list(suite.cells()))
