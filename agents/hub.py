@@ -14,9 +14,9 @@ import yaml
 
 from rltransformers import __version__
 from rltransformers.agents.gtrxl_dqn import GTrXLDQN
-from rltransformers.agents.load import CHECKPOINT, Agent, load_agent, steps_of
+from rltransformers.agents.load import CHECKPOINT, Agent, agent_checkpoint, load_agent, steps_of
 from rltransformers.core.action_masks import ACTION_MASK
-from rltransformers.core.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from rltransformers.core.checkpoint import Checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, require
 from rltransformers.core.files import replacing_folder
 from rltransformers.core.ranges import strict
@@ -88,7 +88,7 @@ def package_for_hub(
             shutil.copyfile(run.config, place / run.config.name)
         else:
             source.save(place / CHECKPOINT)  # type: ignore[union-attr]  # an agent, where it is no run
-        checkpoint = load_checkpoint(place / CHECKPOINT)
+        checkpoint = agent_checkpoint(place / CHECKPOINT)
         command = "" if run is None else f" (rltransformers evaluate {run.path} --json > {run.evaluation})"
         _check_steps(results, checkpoint, command)
         if checkpoint.tensors.get("replay") is not None:

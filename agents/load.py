@@ -31,18 +31,25 @@ def load_agent(path: str | os.PathLike[str], *, device: torch.device | str = "au
         CheckpointError: for a file that is missing, corrupt or of no agent of this package.
     """
     file = checkpoint_in(path)
-    kind = load_checkpoint(file).kind
-    if kind not in KINDS:
-        raise CheckpointError(f"checkpoint {file} holds a {kind}, not an agent; agents: {', '.join(sorted(KINDS))}")
-    return KINDS[kind].load(file, device=device)
+    return KINDS[agent_checkpoint(file).kind].load(file, device=device)
+
+
+def agent_checkpoint(file: Path) -> Checkpoint:
+    """What a file holds, which has to be an agent of this package.
+
+    Raises:
+        CheckpointError: for a file that is missing, corrupt or of no agent of this package.
+    """
+    checkpoint = load_checkpoint(file)
+    if checkpoint.kind not in KINDS:
+        raise CheckpointError(
+            f"checkpoint {file} holds a {checkpoint.kind}, not an agent; agents: {', '.join(sorted(KINDS))}"
+        )
+    return checkpoint
 
 
 def steps_of(checkpoint: Checkpoint) -> int:
-    """Training steps behind a checkpoint: gradient steps of a Decision Transformer, else environment steps.
-
-    Raises:
-        KeyError: for a file of something else, which counts none.
-    """
+    """Training steps behind an agent's checkpoint: gradient steps of a Decision Transformer, else environment steps."""
     tensors = checkpoint.tensors
     return int(tensors["updates"] if "updates" in tensors else tensors["counters"]["num_timesteps"])
 

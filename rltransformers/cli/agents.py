@@ -19,12 +19,11 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
 
 from rltransformers.agents.decision_transformer import DecisionTransformer
-from rltransformers.agents.load import steps_of
+from rltransformers.agents.load import agent_checkpoint, steps_of
 from rltransformers.backbone import Backbone
 from rltransformers.cli.collect import collect_episodes, make_environment
 from rltransformers.cli.keywords import MEMORY_AGENTS, check_config, offline_policy
 from rltransformers.core.action_masks import ACTION_MASK
-from rltransformers.core.checkpoint import load_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.files import replacing
 from rltransformers.core.registry import find_spec
@@ -390,7 +389,7 @@ def checkpoint_step(path: Path) -> int:
         with zipfile.ZipFile(path) as archive:
             if "data" in archive.namelist():  # RecurrentPPO, in the format of Stable-Baselines3
                 return int(json.loads(archive.read("data"))["num_timesteps"])
-        return steps_of(load_checkpoint(path))
+        return steps_of(agent_checkpoint(path))
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} is corrupt or of no agent ({error})") from error
 

@@ -409,13 +409,18 @@ class OnlineAgent(BaseAlgorithm):
             force_reset: reset it before training goes on.
 
         Raises:
-            ConfigError: when it has other spaces.
+            ConfigError: when it has other spaces, or another number of copies.
         """
         env = self._wrap_env(env, self.verbose)
         packed = self._loaded_normalization if self.env is None else None
         if packed is not None:
             env = with_normalizer(env, packed)
         check_trained_spaces((tree_space(self.observation_space), self.action_space), env)
+        if env.num_envs != self.n_envs:
+            raise ConfigError(
+                f"the environment has {env.num_envs} copies, this agent learns from {self.n_envs}; give as many, or "
+                f"load it with {self.kind}.load(path, env=env), which takes any number"
+            )
         self.observation_space = env.observation_space  # that of a file is nested where the environment's is flat
         super().set_env(env, force_reset)
         if packed is not None:

@@ -229,6 +229,11 @@ class FileSteps(Stepping):
         return finite_targets(self._target, rows, self._facts.return_scale)
 
     def begin(self, rows: int) -> FileState:
+        """The state in which ``rows`` environments begin.
+
+        Raises:
+            ConfigError: when the file was exported for another number of environments.
+        """
         if self._file.batch not in (None, rows):
             raise ConfigError(
                 f"the file is for {self._file.batch} environments, got {rows}; export(path, batch=None) writes one for "
@@ -248,6 +253,11 @@ class FileSteps(Stepping):
     def step(
         self, leaves: Leaves, state: FileState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None
     ) -> tuple[Leaves, FileState]:
+        """Actions of one step, and the state after it.
+
+        Raises:
+            DataError: when an episode is longer than the positions of the policy reach.
+        """
         age, longest = np.where(start, 0, state.age) + 1, self._facts.longest
         if longest is not None and (age > longest).any():
             raise DataError(

@@ -397,6 +397,10 @@ def test_an_environment_that_is_set_after_loading_is_normalised_as_one_given_to_
     assert_equal(everything(loaded)["normalisation"], everything(expected)["normalisation"])
     with pytest.raises(ConfigError, match="trained with observation space"):
         loaded.set_env("CartPole-v1")
+    with pytest.raises(
+        ConfigError, match=r"the environment has 1 copies, this agent learns from .*load\(path, env=env\)"
+    ):
+        loaded.set_env(DummyVecEnv([partial(Walk, (5,))]))
 
 
 NESTED: dict[str, spaces.Space[Any]] = {

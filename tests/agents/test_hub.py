@@ -30,7 +30,7 @@ from rltransformers.agents import (
 )
 from rltransformers.cli import runs
 from rltransformers.cli.main import main
-from rltransformers.core.checkpoint import load_checkpoint
+from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, MissingExtraError
 from rltransformers.training.evaluation import EvaluationResult, read_results
 from rltransformers.training.experiment import build_experiment
@@ -130,6 +130,9 @@ def test_a_run_brings_its_config_and_its_final_evaluation(agent: Any, tmp_path: 
     run.last.unlink()
     with pytest.raises(CheckpointError, match="stopped before"):
         package_for_hub(run.path, tmp_path / "damaged")
+    save_checkpoint(run.last, "Normalizer", {}, {})
+    with pytest.raises(CheckpointError, match=r"last\.zip holds a Normalizer, not an agent; agents: Decision"):
+        package_for_hub(run.path, tmp_path / "damaged", [RESULT])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hub", "run"]
 
 
