@@ -52,7 +52,7 @@ from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load
 from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.envs.make import EnvironmentSource, WrapperConfig, WrapperFunction, make_vector_env
 from rltransformers.policies.decision import ActingMode, ActingState, Decider, DecisionPolicy
-from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
+from rltransformers.policies.observations import check_state, fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.observed import Encoding
 from rltransformers.policies.returns import ReturnIn
 from rltransformers.policies.steps import Acting, DecisionMachine
@@ -112,8 +112,9 @@ KIND = "DecisionTransformer"
 
 
 class DecisionTransformer(OfflineAgent):
-    """Offline agent with the habits of Stable-Baselines3 and a dataset in place of an environment.
+    """Decision Transformer (arXiv 2106.01345): learns from recorded episodes to act for a return that it is asked for.
 
+    The interface is that of Stable-Baselines3, with a dataset in place of an environment.
     ``learn`` adds updates to those already done (``num_timesteps`` counts them); a loaded model goes on exactly as if
     it had not stopped. Callbacks of Stable-Baselines3 that do not touch a training environment work.
 
@@ -121,7 +122,7 @@ class DecisionTransformer(OfflineAgent):
         policy: "DTPolicy".
         dataset: what ``rltransformers.data.load_trajectories`` takes: Minari id or dataset, D4RL HDF5 path or dict,
             list of trajectory dicts, ``Trajectories``.
-        context_length: K, steps of a training window; windows longer than the backbone's memory train that memory.
+        context_length: steps K of a training window; windows longer than the backbone's memory train that memory.
         learning_rate, weight_decay: of AdamW.
         warmup_steps: updates over which the learning rate rises linearly (the paper: 10,000 of
             100,000).
@@ -131,25 +132,29 @@ class DecisionTransformer(OfflineAgent):
         max_grad_norm: larger gradients are scaled down to this norm.
         return_scale: return-to-go is divided by it before the network sees it; None takes the root mean square of
             return-to-go over the dataset, which makes the input of order 1 for any reward. Saved with the model.
-        discount: of the return-to-go; the paper uses 1. Acting divides what is still asked for by it at every step, so
-            whatever an episode returns beside the plan grows as discount^-t: with 0.99 a hundredfold in 460 steps.
+        discount: of the return-to-go; the paper uses 1. Acting divides the remaining return by it at every step, so
+            a deviation from the requested return grows as discount^-t: with 0.99 a hundredfold in 460 steps.
         delayed_reward: train as if every episode paid its whole return in its last step, and act accordingly.
         normalize_observations: standardise floating-point observation leaves by statistics of the dataset, saved with
             the model.
         mode: "dt", or "bc" for behaviour cloning: the same network without return tokens.
         top_fraction: train only on the episodes of highest return that together hold at most this fraction of the
             steps (at least one episode); with mode "bc" and 0.1 this is the 10 % behaviour cloning of the paper.
-        return_head: "expectile" predicts from every observation the largest return-to-go that the data hold for it, and
-            acting asks for that; nobody has to choose a target. Who asks for one is obeyed. Needs mode "dt".
-        expectile: tau of the prediction, 1/2 for the mean, towards 1 for the largest return (0.9 to 0.999).
+        return_head: "expectile" predicts from every observation the largest return-to-go that the data hold for it
+            (Reinformer, arXiv 2405.08740), and acting asks for that, so that nobody has to choose a target; a
+            ``target_return`` that is given takes precedence. Needs mode "dt".
+        expectile: level tau of the predicted return: 1/2 predicts the mean, and the nearer to 1, the nearer to the
+            largest return (0.9 to 0.999).
         return_in: "sequence" has a token of the return in every step; "condition" leaves returns out of the sequence
             and lets the newest one condition its output: a third fewer tokens, and a past that no target changes.
-        critic: adds the value of the policy's actions to its loss. "qt": everywhere alike; "qcs": the more, the worse
-            the episode, so that poor ones are improved upon and the best are copied.
+        critic: adds the value of the policy's actions to its loss. "qt" (arXiv 2405.17098): with the same weight
+            everywhere; "qcs" (arXiv 2402.02017): with a weight that grows with the distance of the episode's return
+            from the best one, so that poor episodes are improved upon and the best are copied.
         critic_kwargs: options of the critic, see ``CriticOptions``: {"weight": 1.0, "discount": 0.99, "alignment": 0.0,
             "candidates": 1, ...}.
         stochastic: actions of a Box are normal, with a deviation that depends on the state, kept from vanishing by a
-            bound on the entropy; ``learn_online`` needs it or noise for every Box. Greedy acting takes the mean.
+            bound on the entropy (Online Decision Transformer, arXiv 2202.05607); ``learn_online`` needs it or noise
+            for every Box. Deterministic acting takes the mean.
         whole_episodes: every window is a whole episode (context_length must cover the longest) instead of a stretch
             that may begin anywhere; wastes less on padding when episodes are about as long as the context.
         acting_mode: what happens when an episode outgrows the context, see ``Decider``; "auto" is "banded" when the
@@ -647,7 +652,8 @@ class DecisionTransformer(OfflineAgent):
             observation: of one environment, or stacked for B.
             state: what the last call returned; None at the start of all episodes.
             episode_start: where a new episode begins [B]; None means nowhere unless ``state`` is None.
-            deterministic: most probable discrete actions instead of samples; continuous heads have one answer only.
+            deterministic: True takes the most probable action, of a Box the mean; False samples, Boxes only of a model
+                that is ``stochastic``.
             target_return: return asked of the episodes that start here, in reward units; when None the best of the
                 dataset, or with a return head what that predicts in every step.
             reward: received after the last action [B]; needed to follow an episode unless the model is behaviour
@@ -670,19 +676,14 @@ class DecisionTransformer(OfflineAgent):
         if state is None:
             state, start = self.decider().initial_state(rows), np.ones(rows, bool)
         else:
-            if not isinstance(state, ActingState):
-                raise ConfigError(f"state must be what predict returned, or None; got {type(state).__name__}")
+            check_state(state, ActingState, rows)
             start = fit_starts(episode_start, rows)
-            running = ~start & ~state.return_to_go.isnan().cpu().numpy() if state.batch_size == rows else ~start
+            running = ~start & ~state.return_to_go.isnan().cpu().numpy()
             if needs_reward and reward is None and running.any():
                 raise ConfigError(
                     "the return-to-go of a running episode needs the reward of its last step:"
                     " predict(..., reward=rewards); evaluate() does this by itself"
                 )
-        if state.batch_size != rows:
-            raise ConfigError(
-                f"state holds {state.batch_size} environments, the observation {rows}; pass matching ones"
-            )
         rewards = np.zeros(rows) if reward is None else fit_rewards(reward, start)
         if target_return is None and self.settings.return_head is not None:
             asked = np.full(rows, np.nan)
@@ -756,6 +757,7 @@ class DecisionTransformer(OfflineAgent):
         deterministic: bool = True,
         acting_mode: ActingMode | None = None,
         longest_episode: int | None = None,
+        progress_bar: bool = False,
     ) -> list[EvaluationResult]:
         """Results per target return, each over the same ``episodes`` episodes; episode i is seeded with ``seed + i``.
 
@@ -771,11 +773,12 @@ class DecisionTransformer(OfflineAgent):
             num_envs: environments that run at the same time.
             wrappers: applied to every single environment, first innermost: names or {"name": ..., option: ...} as for
                 ``rltransformers.envs.make_vec_env``, then functions.
-            deterministic: False samples discrete actions, from a generator per episode.
+            deterministic: False samples actions, as ``predict`` does, from a generator per episode.
             acting_mode: another one than the model's.
             longest_episode: steps after which an episode that goes on is an error; None: 200,000, or the step limit of
                 the environment's spec where that is larger. To cut episodes of an endless task, give the environment
                 the keyword ``max_episode_steps`` in ``env_kwargs``.
+            progress_bar: show a bar of the episodes.
 
         Raises:
             ConfigError: for target returns that are not numbers, or an environment with other spaces than the dataset.
@@ -796,9 +799,8 @@ class DecisionTransformer(OfflineAgent):
             spec = self._spec_of(env, envs)
             longest = longest_allowed(longest_episode, spec)
             title = None if spec is None else spec.id
-            play(
-                envs, played, partial(self._act, decider, overwrites=True), decider.initial_state, draws, longest, title
-            )
+            act = partial(self._act, decider, overwrites=True)
+            play(envs, played, act, decider.initial_state, draws, longest, title, progress_bar)
         finally:
             if not isinstance(env, gym.Env | VectorEnv):
                 envs.close()

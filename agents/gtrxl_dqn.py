@@ -73,8 +73,8 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         batch_size: segments per update.
         segment_length: steps of a segment, all of which are learned from.
         context_length: steps before a segment that are encoded to make its memory. None: as many as the layers look
-            back together, which makes the memory exact; a backbone that remembers more than a window needs a number. At
-            least the longest episode is exact for all of them; fewer are the burn-in of R2D2.
+            back together, which makes the memory exact; a backbone that remembers more than a window needs a number. As
+            many steps as the longest episode has are exact for every backbone; fewer are the burn-in of R2D2.
         train_freq: steps of every environment between two rounds of updates.
         gradient_steps: updates in a round.
         target_update_interval: updates between two moves of the target network.
@@ -82,12 +82,13 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             Polyak's average.
         gamma: discount.
         n_step: steps of rewards in a target, 1 to 5; fewer where the episode ends.
-        value_rescale: whether the network estimates h(value), h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x, for returns
-            of very different sizes.
-        prioritized: whether segments are drawn by their errors, 0.9 of the largest plus 0.1 of the mean, instead of
-            evenly; their weights make up for it.
-        exploration: share of random actions: ``"ladder"`` gives environment i 0.4^(1 + 7 i / (E - 1)); or one of all of
-            them, a number or a schedule like ``{"start": 1.0, "end": 0.05, "fraction": 0.1}``.
+        value_rescale: whether the network estimates h(value), h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x (arXiv
+            1805.11593), for returns of very different sizes.
+        prioritized: whether segments are drawn by their errors, 0.9 of the largest plus 0.1 of the mean (R2D2), instead
+            of evenly; importance-sampling weights correct the bias.
+        exploration: share of random actions: ``"ladder"`` gives environment i 0.4^(1 + 7 i / (E - 1)) (Ape-X, arXiv
+            1803.00933); or one for all of them, a number or a schedule like
+            ``{"start": 1.0, "end": 0.05, "fraction": 0.1}``.
         max_grad_norm: bound of the gradient norm.
         memory_refresh: what happens to the memory of running episodes when weights change. ``"never"``: keys and values
             follow the new weights, what they are made from stays. ``"update"``: after every round of updates the

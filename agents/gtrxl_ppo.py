@@ -53,16 +53,16 @@ class GTrXLPPO(OnPolicyMemoryAgent):
             of the environments, at least one.
         n_epochs: passes over the rollout per update.
         gamma: discount.
-        gae_lambda: trace of the generalised advantage estimate.
+        gae_lambda: lambda of the generalised advantage estimate (GAE, arXiv 1506.02438).
         clip_range: bound of the probability ratio; number or schedule.
         clip_range_vf: bound of the change of the value; None for none.
         normalize_advantage: bring the advantages of a whole rollout to mean 0 and standard deviation 1.
-        least_advantage_std: normalised advantages are divided by at least this much, so that the critic's noise is not
-            blown up once returns are foreseen; in units of the reward.
+        least_advantage_std: smallest standard deviation that advantages are divided by, in units of the reward; keeps
+            small errors of the critic from being scaled to unit size.
         ent_coef: weight of the entropy bonus; number or schedule.
         barrier_coef: weight of a log barrier, mean log-probability over all actions (Agarwal et al. 2021, arXiv
-            1908.00261, section 5); number or schedule. Its pull does not fade as an action becomes improbable, which
-            that of the entropy does, so no action is given up for good. Not for a Box of actions.
+            1908.00261, section 5); number or schedule. Unlike that of the entropy bonus, its gradient does not vanish
+            for improbable actions. Not for a Box of actions.
         vf_coef: weight of the value error.
         max_grad_norm: bound of the gradient norm.
         popart: let the value function learn in units in which returns have mean 0 and deviation 1 (PopArt, arXiv

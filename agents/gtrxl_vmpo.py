@@ -74,7 +74,8 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
             average of past learners, which the learner is kept close to, and which goes on with the memory it has.
         eps_eta: bound of the divergence of the weights of the better half from uniform ones, in nats.
         eps_alpha: bound of the divergence of the learner from the target, of actions that can be counted, in nats.
-        eps_mean, eps_covariance: the same bounds of Boxes of actions, for the mean and for the covariance.
+        eps_mean: bound of the divergence of the learner from the target for the mean of Box actions, in nats.
+        eps_covariance: the same for the covariance of Box actions, in nats.
         eta_init: first temperature, in units of the reward.
         alpha_init: first penalty of every bound.
         multiplier_learning_rate: of the temperature and the penalties; Adam moves their logarithms by this much a step.

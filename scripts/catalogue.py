@@ -1,7 +1,7 @@
 """What the command line knows without importing torch: every mechanism, and every setting of a run.
 
 ``scripts/update_docs.py`` writes it to ``rltransformers/cli/catalogue.json``, which ``list``, ``settings``, suggestions
-and the completion of the shell read. A setting is what an annotation and the sentence in a docstring say about it.
+and the completion of the shell read. A setting is what an annotation and the entry in a docstring say about it.
 """
 
 import dataclasses
@@ -27,13 +27,13 @@ from rltransformers.policies.set_encoders.catalogue import ENCODERS
 from rltransformers.training.experiment import AgentName, ExperimentConfig
 
 PATH = Path(__file__).resolve().parents[1] / "rltransformers" / "cli" / "catalogue.json"
-REQUIRED = "needed"
+REQUIRED = "required"
 OF_RECURRENT_PPO = {
     "n_steps": "Steps per environment between two updates",
     "batch_size": "Steps per minibatch",
     "normalize_advantage": "Bring the advantages of every minibatch to mean 0 and standard deviation 1",
     "use_sde": "Explore by noise that depends on the state (gSDE, arXiv 2005.05719)",
-    "sde_sample_freq": "Steps between two draws of that noise; -1: one draw per rollout",
+    "sde_sample_freq": "Steps between two draws of the gSDE noise; -1: one draw per rollout",
     "log_std_init": "First logarithm of the standard deviation of Box actions",
     "net_arch": "Hidden layers behind the LSTM: widths, or {pi: widths, vf: widths}",
     "activation_fn": "Class of the activation; from Python only",
@@ -42,7 +42,7 @@ OF_RECURRENT_PPO = {
     "use_expln": "With use_sde: a deviation that grows slower than exponentially",
     "squash_output": "With use_sde: bend actions by tanh",
     "features_extractor_class": "Class of the network in front of the LSTM; from Python only",
-    "features_extractor_kwargs": "Keywords of that class",
+    "features_extractor_kwargs": "Keywords of the network in front of the LSTM",
     "share_features_extractor": "Let actor and critic share the network in front of the LSTM",
     "normalize_images": "Divide images by 255",
     "optimizer_class": "Class of the optimiser; from Python only",
@@ -112,7 +112,7 @@ def _mechanism(spec: Spec) -> dict[str, Any]:
 def settings() -> list[Setting]:
     """Every dotted key, in the order of a config; one that differs between agents or mechanisms has an entry for each.
 
-    An entry has ``key``, ``accepts``, ``default`` (as YAML; "needed" without one), ``says``, and where they apply
+    An entry has ``key``, ``accepts``, ``default`` (as YAML; "required" without one), ``says``, and where they apply
     ``agents`` that alone have it, ``of`` (the mechanism that alone has it) and ``names`` that it can be.
     """
     found: list[Setting] = []
@@ -123,7 +123,7 @@ def settings() -> list[Setting]:
 
 
 def _of_record(record: type, prefix: str) -> Iterator[Setting]:
-    hints, said = typing.get_type_hints(record, include_extras=True), sentences(record)
+    hints, said = typing.get_type_hints(record, include_extras=True), explanations(record)
     for each in fields(record):
         key, hint = prefix + each.name, hints[each.name]
         inner = next((part for part in (hint, *get_args(hint)) if isinstance(part, type) and is_dataclass(part)), None)
@@ -156,7 +156,7 @@ def _backbone() -> Iterator[Setting]:
         "gtrxl",
         "The combination of a paper that other settings change; decision_transformer has one of its name",
     ) | {"names": sorted(PRESETS)}
-    said = sentences(BackboneConfig)
+    said = explanations(BackboneConfig)
     hints = typing.get_type_hints(BackboneConfig, include_extras=True)
     for each in fields(BackboneConfig):
         key, specs = f"backbone.{each.name}", AXES[each.name].table.values() if each.name in AXES else ()
@@ -188,9 +188,10 @@ def _lists(axis: str) -> str:
 
 
 def _options(key: str, spec: Spec) -> Iterator[Setting]:
-    said, ranges, defaults = sentences(spec.options), spec.ranges(), spec.defaults()
+    said, ranges, defaults = explanations(spec.options), spec.ranges(), spec.defaults()
     if len(defaults) == 1:  # the record of a single option may say it in its first line
-        said = dict.fromkeys(defaults, _sentence(inspect.getdoc(spec.options) or "")) | said
+        (name,), (first, *_) = defaults, (inspect.getdoc(spec.options) or "").split("\n\n")
+        said = {name: _explanation(name, first)} | said
     texts = dict(zip(defaults, spec.options_text(), strict=True))
     for name, default in defaults.items():
         accepts = re.sub(r"^[^(]*\((.*)\)$", r"\1", texts[name].removeprefix(f"{name}={default}"))
@@ -213,11 +214,11 @@ def _by_agent(
 ) -> Iterator[Setting]:
     """Keywords of all agents; agents that say the same of one share an entry."""
     found: dict[str, list[Setting]] = {}
-    common = sentences(class_of(AgentName.GTRXL_PPO))
+    common = explanations(class_of(AgentName.GTRXL_PPO))
     for agent in AgentName:
         made = class_of(agent)
         defaults = inspect.signature(made.__init__).parameters  # type: ignore[misc]
-        said = OF_RECURRENT_PPO if agent is AgentName.RECURRENT_PPO else sentences(made)
+        said = OF_RECURRENT_PPO if agent is AgentName.RECURRENT_PPO else explanations(made)
         for name, hint in hints_of(agent).items():
             told = said.get(name, "")
             told = common.get(name, "") if not told or told.startswith("As for GTrXL") else told
@@ -263,8 +264,8 @@ def _names(hint: Any) -> list[Any]:
     return [name for part in get_args(hint) for name in _names(part)]
 
 
-def sentences(described: type) -> dict[str, str]:
-    """The first sentence that the docstring of a class, or of one it is made from, has for each argument or attribute.
+def explanations(described: type) -> dict[str, str]:
+    """What the docstring of a class, or of one it is made from, says of each argument or attribute.
 
     Read is ``name, other: text`` under "Args:" or "Attributes:".
     """
@@ -275,11 +276,13 @@ def sentences(described: type) -> dict[str, str]:
             block = re.search(r"^(?:Args|Attributes):\n((?: {4}.*\n?|\n)*)", document, re.MULTILINE)
             entries = re.findall(r"^ {4}([\w, ]+): (.*(?:\n {5,}.*)*)", block.group(1) if block else "", re.MULTILINE)
             for names, words in entries:
-                found |= {name.strip(): _sentence(words) for name in names.split(",")}
+                found |= {name: _explanation(name, words) for name in names.split(", ")}
     return found
 
 
-def _sentence(words: str) -> str:
-    line = " ".join(words.split()).replace("``", "")
-    first = re.split(r"(?<=[\w)\]\"'}%])\. (?=[A-Z\"])", line)[0].rstrip(".;, ")
-    return first if "_" in first.split()[0] else first[:1].upper() + first[1:]
+def _explanation(name: str, words: str) -> str:
+    """The text of an entry as a sentence of its own: behind its name, "learning_rate: of AdamW" leaves the noun out."""
+    line = " ".join(words.split()).replace("``", "").rstrip(".;, ")
+    if line.startswith("of "):
+        line = f"{name.replace('_', ' ')} {line}"
+    return line if "_" in line.split()[0] else line[:1].upper() + line[1:]

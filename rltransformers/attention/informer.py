@@ -112,7 +112,7 @@ class Options:
     """Options of ProbSparse attention.
 
     Attributes:
-        factor: c of the defaults.
+        factor: c in the defaults of ``samples`` and ``active``.
         samples: keys that the measure of a query looks at; default: c ln(keys in the window).
         active: queries among the competing ones that read by their scores; default: c ln(competing).
         competing: queries, the newest of the episode with the one in question; default: as many as the window has.

@@ -30,7 +30,7 @@ class BackboneConfig:
     The defaults of the fields are the preset gtrxl; ``from_dict`` starts from another one where it is named.
 
     Attributes:
-        width: D of the residual stream, input and output.
+        width: width D of the residual stream, input and output.
         layers: layers, or the largest number of applications of a universal layer.
         heads: attention heads.
         kv_heads: key/value heads (1: multi-query); default ``heads``.
@@ -46,9 +46,10 @@ class BackboneConfig:
             list inside the list gives one choice per head.
         prior, head_mixing, depth, residual, ff, topology: one choice.
         ff_width: hidden width of the position-wise transform; default 4 width.
-        ff_chunks: slices of the tokens that this transform takes one after the other, to use less memory.
-        input_norm, final_norm: LayerNorm before and after the stack.
-        dropout: on embeddings, attention weights and submodule outputs.
+        ff_chunks: slices of the tokens that the position-wise transform takes one after the other, to use less memory.
+        input_norm: LayerNorm before the first layer.
+        final_norm: LayerNorm after the last layer.
+        dropout: rate of dropout on embeddings, attention weights and submodule outputs.
         checkpoint: keep the inputs of the layers alone for the backward pass and compute the rest again.
         compute_dtype: "bfloat16" multiplies the matrices of segments in bfloat16, and takes the softmax so where one
             kernel does both, while weights, sums and states stay in float32, and so do the steps of acting; "float32",

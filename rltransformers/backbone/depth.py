@@ -95,9 +95,9 @@ class ConfidentOptions:
         confidence: "saturation" is the cosine of the stream before and behind a layer, which is near 1 from the start
             where gates are nearly shut (residual gru); "classifier" is learned by the loss exits, and stays as it was
             drawn where ``losses`` does not name that.
-        threshold: lambda, confidence that suffices.
+        threshold: confidence lambda at which a token leaves.
         decay: early tokens of an episode have to be surer, by 0.1 exp(-decay p / horizon); None: all alike.
-        horizon: tokens over which that fades.
+        horizon: tokens over which the higher threshold of early tokens fades.
     """
 
     confidence: Confidence = "saturation"

@@ -72,7 +72,8 @@ LOSSES = {
         ),
         Spec(
             "X1", "al_rfou", "losses", "Al-Rfou et al. 2018, arXiv 1808.04444, section 2",
-            "What the policy would lose behind inner layers, each for a part of training, and about the next action.",
+            "The policy's loss behind inner layers, each for a part of training, and the loss of predicting the next "
+            "action.",
             options=DeepOptions,
             formula="sum_(l < n) [progress < l / 2n] L^l + future sum_l L'^l, L' about the action after the next one",
             example={"losses": {"al_rfou": 1.0}}, traits=Traits(causality="N/A"), offers=(Feature.STREAMS,),
@@ -80,8 +81,8 @@ LOSSES = {
         Spec(
             "X7", "exits", "losses",
             "Elbayad et al. 2020, arXiv 1910.10073, section 3; Schuster et al. 2022, arXiv 2207.07061, section 3.3",
-            "What the policy would lose if all tokens left after the same layer, weighted by layer, and what the "
-            "predictor of exits loses.",
+            "The policy's loss if all tokens left after the same layer, weighted by layer, and the loss of the "
+            "predictor of exits.",
             options=ExitOptions,
             formula="sum_n w_n L^n / sum_n w_n - log q(argmin_n (L^n_t + penalty n)), or binary cross-entropies of "
             "L^n_t <= L^N_t + slack",

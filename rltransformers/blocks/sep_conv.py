@@ -62,9 +62,9 @@ class Options:
     """Options of the separable convolutions.
 
     Attributes:
-        taps: K of the first one, the token itself included.
-        second_taps: K of the second one; 1 leaves a linear map.
-        activation: between the two.
+        taps: tokens K that the first convolution covers, the token itself included.
+        second_taps: tokens that the second convolution covers; 1 leaves a linear map.
+        activation: between the two convolutions.
     """
 
     taps: Taps = 3

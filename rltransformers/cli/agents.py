@@ -356,6 +356,7 @@ class OfflineRunAgent(RunAgent):
             wrappers=environment.wrappers,
             deterministic=evaluation.deterministic,
             longest_episode=evaluation.longest_episode,
+            progress_bar=progress,
         )
         return [replace(result, step=self.steps_done) for result in results]
 

@@ -44,7 +44,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     for key, entries in by_key.items():
         if f"--{key}" not in taken:
             names = list(dict.fromkeys(name for each in entries for name in each.names))
-            text = entries[0].says.replace("%", "%%")
+            text = entries[0].says.partition(". ")[0].replace("%", "%%")
             parser.add_argument(f"--{key}", metavar="VALUE", help=text, choices=names or None)
 
 

@@ -21,11 +21,11 @@ def print_results(results: Sequence[Any]) -> None:
         "length_mean": "episode length",
         "success_rate": "success rate",
         "normalized_score": "normalised score",
-        "alignment_error": "asked - got, RMS",
+        "alignment_error": "target error, RMS",
     }
     for key, label in labels.items():
         if any(key in summary for summary in summaries):
-            print(f"{label:<16}" + "".join(f"{cell(summary.get(key)):>24}" for summary in summaries))
+            print(f"{label:<18}" + "".join(f"{cell(summary.get(key)):>24}" for summary in summaries))
     targets = {summary["target_return"] for summary in summaries if "target_return" in summary}
     if len(targets) > 1:
         print(f"return alignment, RMSE over {len(targets)} targets: {cell(return_alignment(results))}")

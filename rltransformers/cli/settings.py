@@ -41,8 +41,8 @@ class Setting:
     Attributes:
         key: with dots, as "algorithm.gamma".
         accepts: type and range in words.
-        default: as YAML; "needed" where there is none.
-        says: what it does, one sentence.
+        default: as YAML; "required" where there is none.
+        says: what it does, first in one sentence.
         agents: those that have it; empty: all of them.
         of: the mechanism that has it as an option; empty: it is none.
         names: values that it can have, where these have names.

@@ -102,20 +102,25 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", metavar="ID", help="environment to train in with the usual settings, without a CONFIG")
 
 
-def add_engine(parser: argparse.ArgumentParser, of: str, what: str) -> None:
-    """--jobs, --engine and --address: how many processes at a time, and where; their help begins with ``of``."""
+def add_engine(parser: argparse.ArgumentParser, condition: str, noun: str) -> None:
+    """--jobs, --engine and --address: how many processes at a time, and where.
+
+    Their help begins with ``condition``; ``noun`` says what is run, in the plural.
+    """
     default = "1, on Ray the cores of the cluster"
     parser.add_argument(
-        "--jobs", type=flag(Count), metavar="J", help=f"{of}{what} at the same time (default: {default})"
+        "--jobs", type=flag(Count), metavar="J", help=f"{condition}{noun} at the same time (default: {default})"
     )
     parser.add_argument(
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help=f"{of}this machine (default), or Ray",
+        help=f"{condition}where {noun} go: this machine (default), or Ray",
     )
     parser.add_argument(
-        "--address", metavar="A", help=f'{of}of a Ray cluster, "auto" for the one this machine belongs to'
+        "--address",
+        metavar="A",
+        help='with --engine ray: address of a cluster, "auto" for the one this machine belongs to',
     )
 
 

@@ -72,7 +72,7 @@ def read_table(path: str | os.PathLike[str], *, name: str | None = None, **optio
     place = Path(path).expanduser()
     files = table_files(place)
     name = name or _configuration(files[0].parent / INFO) or place.stem
-    return trajectories_from_tables(partial(_file_batches, files, name), name=name, **options)
+    return trajectories_from_tables(partial(_file_batches, files), name=name, **options)
 
 
 def is_dataset(value: object) -> bool:
@@ -153,7 +153,7 @@ def trajectories_from_tables(
     return trajectories_from_episodes(episodes, **options)
 
 
-def _file_batches(files: list[Path], name: str) -> Iterator[Any]:
+def _file_batches(files: list[Path]) -> Iterator[Any]:
     """The record batches of all files, checked against the bytes that they are stored in."""
     pyarrow = require("pyarrow", EXTRA)
     for file in files:

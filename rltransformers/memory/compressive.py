@@ -209,7 +209,7 @@ class Options(MemoryOptions):
 
     Attributes:
         slots: compressed blocks that are kept.
-        rate: c, tokens of a block.
+        rate: tokens c of a block.
         function: how a block becomes one vector; "conv" is learned by the loss compression, and stays as it was drawn
             where ``losses`` does not name that.
         objective: what a learned compression is trained for.

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Call
+from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.functional.prefixes import bounded_exp
 from rltransformers.functional.recurrences import causal_sums
 from rltransformers.functional.running_top import Largest, running_largest
@@ -30,7 +31,7 @@ def nearest_word(q: Float[Tensor, "B H T Dh"], words: Float[Tensor, "H C Dh"]) -
         return (q.to(kept) @ words.transpose(-1, -2) - words.square().sum(-1)[:, None] / 2).argmax(-1)
 
 
-class Clustered(HeadsMixer):
+class Clustered(OnlineMeans, HeadsMixer):
     """A query takes the attention of its codeword; among the w keys that weigh most there, it attends by itself.
 
     Source: Vyas et al. 2020 (arXiv 2007.04825), equations 4-6 and 8-11. There clusters are those of the queries of one
@@ -40,16 +41,13 @@ class Clustered(HeadsMixer):
     """
 
     codebook: Tensor
-    sums: Tensor
-    counts: Tensor
 
     def __init__(self, dims: Dims, clusters: int, top: int, decay: float, seed: int) -> None:
         super().__init__(dims)
         self.top, self.decay = top, decay
         shape = dims.heads, clusters, dims.head_dim
         self.register_buffer("codebook", torch.empty(shape))
-        self.register_buffer("sums", torch.zeros(shape), persistent=False)
-        self.register_buffer("counts", torch.zeros(shape[:2]), persistent=False)
+        self.make_sums(shape)
         if not self.codebook.is_meta:  # a network that is only measured draws nothing
             generator = torch.Generator().manual_seed(seed * 1_000_003 + dims.layer)
             # The first weights give queries of normalised inputs a variance of 1/3.
@@ -114,12 +112,9 @@ class Clustered(HeadsMixer):
         learns = self.training and torch.is_grad_enabled()
         if not learns and not call.probe.listens:
             return
-        valid = call.tokens.valid()[:, None].to(self.sums.dtype)
+        valid = call.tokens.valid()[:, None]
         if learns:
-            with torch.no_grad():
-                member = F.one_hot(own, self.counts.shape[1]).to(self.sums.dtype) * valid[..., None]
-                self.sums += torch.einsum("bhtc,bhtk->hck", member, q.to(self.sums.dtype))
-                self.counts += member.sum((0, 2))
+            self.add(q, own, valid)
         if call.probe.listens:
             heads = torch.arange(q.shape[1], device=q.device)[:, None]
             away = (q - self.codebook[heads, own]).square().sum(-1).sqrt() * valid
@@ -127,12 +122,8 @@ class Clustered(HeadsMixer):
 
     @torch.no_grad()
     def maintain(self) -> None:
-        """Move every codeword that was somebody's towards the mean of its queries since the last call."""
-        mean = self.sums / self.counts.clamp(min=1)[..., None]
-        moved = self.decay * self.codebook + (1 - self.decay) * mean
-        self.codebook.copy_(torch.where(self.counts[..., None] > 0, moved, self.codebook))
-        self.sums.zero_()
-        self.counts.zero_()
+        """Move every codeword with members towards the mean of its queries since the last call."""
+        self.codebook.copy_(self.moved(self.codebook, self.decay))
 
 
 def _rows_at(rows: Float[Tensor, "B H R E"], index: Int[Tensor, "B H X w"]) -> Float[Tensor, "B H X w E"]:
@@ -145,8 +136,8 @@ class Options:
     """Options of clustered attention.
 
     Attributes:
-        clusters: C, codewords of every head.
-        top: w, the keys weighing most for a codeword that its queries attend by themselves ("improved"); 0 for none.
+        clusters: codewords C of every head.
+        top: keys w of the largest weight for a codeword, which its queries attend one by one ("improved"); 0 for none.
         decay: share of a codeword that stays when it moves.
         seed: of the first codebook.
     """

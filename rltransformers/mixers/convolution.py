@@ -24,7 +24,8 @@ class Options:
     """Options of a convolution.
 
     Attributes:
-        taps: K, the token itself included; the paper uses 3, 7, 15, 31 from the lowest layer up.
+        taps: tokens K that the kernel covers, the token itself included; the paper uses 3, 7, 15, 31 from the lowest
+            layer up.
         pad: "renormalise" lets the taps inside an episode share all weight; "zero" reads zeros before it, as published.
     """
 

@@ -53,7 +53,7 @@ class Options:
     Attributes:
         block: tokens of a block, attended exactly while it is the current one.
         landmarks: completed blocks that are kept; default: as many as the memory holds.
-        ridge: added to the diagonal of the attention between landmarks; 1 as published.
+        ridge: number added to the diagonal of the attention between landmarks; 1 as published.
         iterations: of the inverse, each of which triples its correct digits in the end; 0 for LU, which files of ONNX
             do not know.
     """

@@ -70,7 +70,7 @@ class Options:
     """Options of gMLP.
 
     Attributes:
-        tokens: n, the tokens that the map over time reads, the token itself included.
+        tokens: number n of tokens that the map over time reads, the token itself included.
         weights: "relative" has one number per distance; "absolute" one per pair of places in blocks of n tokens from
             the start of the episode on: as published for episodes of up to n tokens.
         hidden: gated channels; None takes 2 D.

@@ -65,8 +65,8 @@ class Options:
     """Options of Luna.
 
     Attributes:
-        packed: l, length of the packed sequence.
-        activation: of the packing weights: "softplus" of base 2, or elu(x) + 1.
+        packed: length l of the packed sequence.
+        activation: of the packing weights; "softplus" of base 2, or elu(x) + 1.
     """
 
     packed: Size = 16

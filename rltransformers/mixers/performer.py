@@ -86,7 +86,8 @@ class Options:
     """Options of the performer.
 
     Attributes:
-        features: m; None takes ``max(Dh, round(Dh ln Dh))``. The error falls with ``m ** -0.5``.
+        features: random features m of a head; None takes ``max(Dh, round(Dh ln Dh))``. The error falls with
+            ``m ** -0.5``.
         seed: of the random directions, which never change afterwards.
     """
 

@@ -86,7 +86,7 @@ class Options:
     """Options of random feature attention.
 
     Attributes:
-        directions: r, random directions of a head; there are 2 r features. The error falls with ``r ** -0.5``.
+        directions: random directions r of a head; there are 2 r features. The error falls with ``r ** -0.5``.
         sigma: width of the Gaussian kernel over unit vectors; weights estimate exp(q.k / sigma^2).
         learned_scale: learn a factor per dimension of a head in place of one sigma, as the authors do.
         gate: forget the past by a learned gate.

@@ -53,7 +53,7 @@ class Options:
     """Options of induced attention.
 
     Attributes:
-        points: m, inducing points of a head.
+        points: inducing points m of a head.
     """
 
     points: Size = 16

@@ -47,7 +47,6 @@ class Evaluation:
     values: Tensor
     state: PolicyState
     auxiliary_loss: Tensor | None = None
-    metrics: dict[str, Tensor] = field(default_factory=dict)
     losses: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -190,7 +189,6 @@ class GTrXLPolicy(MemoryPolicy):
             record = Record()  # the auxiliary losses are needed even when nobody looks
         features, memory = self.actor(observations, previous_actions, previous_rewards, first, state.actor, record)
         auxiliary = weighted_losses(self.actor.backbone, record)
-        metrics = {} if record is None else dict(record.metrics)
         losses = {} if record is None else dict(record.losses)
         value_features, value_memory = features, state.critic
         if self.critic is not None:
@@ -200,11 +198,10 @@ class GTrXLPolicy(MemoryPolicy):
             )
             auxiliary = add_losses(auxiliary, weighted_losses(self.critic.backbone, critic_record))
             if critic_record is not None:
-                metrics |= {f"value_{name}": value for name, value in critic_record.metrics.items()}
                 losses |= {f"value_{name}": value for name, value in critic_record.losses.items()}
         outputs, values = self._read(features, value_features, observations)
         after = PolicyState(memory, value_memory, state.previous_action, state.previous_reward)
-        return Evaluation(outputs, values, after, auxiliary, metrics, losses)
+        return Evaluation(outputs, values, after, auxiliary, losses)
 
     def evaluate_segment(
         self, segment: Segment, record: Record | None = None, gradient_window: int | None = None

@@ -429,7 +429,7 @@ class Decider:
             reward: of the previous step; not read where an episode starts.
             target_return: what an episode that starts here is asked to return; not read elsewhere. NaN asks for
                 nothing: a policy that predicts returns then fills in what it predicts, in every step.
-            noise: numbers in [0, 1) to sample discrete actions with; None takes the most probable action.
+            noise: numbers in [0, 1) to sample actions with, [B, U]; None takes the most probable action.
             overwrites: nobody needs ``state`` any more: its rings are written in place and belong to the next state.
 
         Raises:
@@ -479,7 +479,7 @@ class Decider:
         if not self.delayed_reward:
             asked = asked - reward.to(asked)
         if self.discount != 1.0:
-            # What reality leaves over of a request grows by 1/discount a step, without end.
+            # A deviation from the requested return grows by 1/discount a step, without end.
             most = MOST_SCALED * policy.return_scale
             asked = (asked / self.discount).clamp(-most, most)
         asked = torch.where(start, target_return.to(asked), asked)

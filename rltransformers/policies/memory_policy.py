@@ -25,7 +25,7 @@ from rltransformers.backbone.tables import Tables
 from rltransformers.core.action_masks import ACTION_MASK, WAY_OUT, mask_space, masks_of_step, observes_mask
 from rltransformers.core.checkpoint import contents_of, load_checkpoint, restore_weights, save_checkpoint
 from rltransformers.core.device import find_device, to_tensor
-from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Fraction, Weight, check, strict
 from rltransformers.core.spaces import (
     box_bounds,
@@ -44,7 +44,14 @@ from rltransformers.memory.interface import Cached
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.extractors import Extractor
-from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts, task_leaf, tree_space
+from rltransformers.policies.observations import (
+    check_state,
+    fit_observation,
+    fit_rewards,
+    fit_starts,
+    task_leaf,
+    tree_space,
+)
 from rltransformers.policies.observed import Encoding, Observed, observation_parts, observe, read_observation
 from rltransformers.policies.own_policies import policy_settings, restored_kwargs, stored_kwargs
 from rltransformers.policies.stored_size import check_stored_size
@@ -397,9 +404,9 @@ class MemoryPolicy(BasePolicy):
 
         Raises:
             DataError: for an observation that does not fit the observation space or is not finite, a mask that allows
-                nothing, a reward that is not finite, or a state of another number of environments. The state that was
-                passed in stays as it was.
-            ConfigError: when the policy needs rewards or masks and none are given, or ``deterministic`` is no boolean.
+                nothing, or a reward that is not finite. The state that was passed in stays as it was.
+            ConfigError: when the policy needs rewards or masks and none are given, ``deterministic`` is no boolean, or
+                ``state`` is none that ``predict`` returned for as many environments.
         """
         deterministic = check(deterministic, bool, "deterministic")
         self.end_training_mode()
@@ -431,13 +438,7 @@ class MemoryPolicy(BasePolicy):
     def _continue(
         self, state: Any, n: int, episode_start: np.ndarray | None, reward: np.ndarray | float | None
     ) -> tuple[PolicyState, Tensor]:
-        if not isinstance(state, PolicyState):
-            raise DataError(f"state must be what predict returned, or None; got {type(state).__name__}")
-        if state.batch_size != n:
-            raise DataError(
-                f"the state belongs to {state.batch_size} environments, the observation to {n}; "
-                "pass state=None to begin anew"
-            )
+        check_state(state, PolicyState, n)
         start = fit_starts(episode_start, n)
         rewards = np.zeros(n) if reward is None else fit_rewards(reward, start)
         if self.uses_previous_reward:

@@ -130,6 +130,17 @@ def fit_starts(episode_start: Any, rows: int) -> np.ndarray:
     return np.broadcast_to(start, (rows,)).copy()
 
 
+def check_state(state: Any, kind: type, rows: int) -> None:
+    """Raise ConfigError unless ``state`` is one of ``kind``, as ``predict`` returned it, of ``rows`` environments."""
+    if not isinstance(state, kind):
+        raise ConfigError(f"state must be what predict returned, or None; got {type(state).__name__}")
+    count = state.batch_size  # type: ignore[attr-defined]
+    if count != rows:
+        raise ConfigError(
+            f"the state belongs to {count} environments, the observation to {rows}; pass state=None to begin anew"
+        )
+
+
 def _numbers(values: Any, what: str) -> np.ndarray:
     try:
         return numbers(values)

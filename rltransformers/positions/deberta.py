@@ -46,7 +46,7 @@ class Disentangled(Position):
 
 @dataclass(frozen=True)
 class Options:
-    """K: distances from it on have one vector."""
+    """Distance K from which on all keys share one vector."""
 
     max_distance: Size = 512
 

@@ -50,7 +50,7 @@ class Options:
 
     Attributes:
         buckets: biases of every head, each for a range of distances.
-        max_distance: distance at which the last of them begins.
+        max_distance: distance at which the last bucket begins.
     """
 
     buckets: Annotated[int, Ge(2), Le(1_000_000)] = 32

@@ -1,4 +1,4 @@
-"""What a Decision Transformer loses on a batch: by recorded actions, predicted returns, values, inner layers."""
+"""The loss of a Decision Transformer on a batch: actions, predicted returns, values, auxiliary losses."""
 
 from collections.abc import Mapping
 

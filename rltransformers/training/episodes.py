@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
+from tqdm.auto import tqdm
 
 from rltransformers.core.episodes import LONGEST_EPISODE, endless_episode
 from rltransformers.core.errors import ConfigError
@@ -60,6 +61,7 @@ def play(
     draws: int | None = None,
     longest: int = LONGEST_EPISODE,
     name: str | None = None,
+    progress: bool = False,
 ) -> None:
     """Play all episodes to their end; an environment that ends one starts the next, until none is left.
 
@@ -69,13 +71,15 @@ def play(
         draws: random numbers per action; None for deterministic actions.
         longest: steps after which an episode that goes on is an error.
         name: of the environment, for messages.
+        progress: show a bar of the episodes.
 
     Raises:
         DataError: for an observation or a reward that the space or the network cannot hold, and for an exception of the
             environment (chained), with environment and step; for an episode that goes on after ``longest`` steps.
     """
-    with checked_copies(envs):
-        _play(envs, episodes, act, begin, draws, longest, name)
+    bar = tqdm(total=len(episodes), desc="evaluating", unit="episode", disable=not progress, leave=False)
+    with checked_copies(envs), bar:
+        _play(envs, episodes, act, begin, draws, longest, name, bar)
 
 
 def _play(
@@ -86,6 +90,7 @@ def _play(
     draws: int | None,
     longest: int,
     name: str | None,
+    bar: Any,
 ) -> None:
     count, waiting = envs.num_envs, list(episodes)[::-1]
     playing: list[Episode | None] = [waiting.pop() if waiting else None for _ in range(count)]
@@ -117,6 +122,7 @@ def _play(
             episode.add(int(row), float(rewards[row]), bool(ended[row]), infos)
             if episode.length >= longest and not ended[row]:
                 raise endless_episode(name, int(row), longest)
+        bar.update(int(ended[rows].sum()))
         if ended.any():
             observation = _restart(envs, ended, playing, waiting, when)
         kept = np.array([playing[row] is not None for row in rows])

@@ -67,7 +67,7 @@ REPLACEABLE = (
 
 
 class OfflineAgent:
-    """An agent without environment, up to how it is built, learns and acts.
+    """Base class of agents that learn from a dataset: saving, loading, callbacks, the schedule of updates.
 
     Attributes:
         kind: name of the agent in its checkpoints and logs.

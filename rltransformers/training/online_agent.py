@@ -110,7 +110,7 @@ class Stored(NamedTuple):
 
 
 class OnlineAgent(BaseAlgorithm):
-    """An algorithm of Stable-Baselines3 whose policy remembers, up to how it collects and learns.
+    """Base class of the online agents: an algorithm of Stable-Baselines3 whose policy has a memory.
 
     An agent is a subclass of this class first and of an algorithm of Stable-Baselines3 second, with its constructor,
     ``_setup_model`` (which calls ``_make_policy`` and ``_begin_run``), ``collect_rollouts`` and ``train``.

@@ -262,7 +262,7 @@ def _by_target(task: Task, runs: Runs) -> Iterator[str]:
         return
     yield ""
     asked = [number(target) for target in targets]
-    yield from table_head([f"{task.score} when asked for", *asked, "asked - got, RMSE"])
+    yield from table_head([f"{task.score} when asked for", *asked, "target error, RMSE"])
     for variant, rows in runs.items():
         if rows and len(rows[0].results) > 1:
             cells = [estimate([score_of(row.results, task.score, target) for row in rows]) for target in targets]

@@ -174,5 +174,5 @@ def test_observations_are_taken_with_and_without_a_batch_axis() -> None:
 def test_a_policy_without_state_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs a state"):
         policy()._predict(np.zeros(3))
-    with pytest.raises(DataError, match="state must be what predict returned"):
+    with pytest.raises(ConfigError, match="state must be what predict returned"):
         policy().predict(np.zeros(3, np.float32), state=(1, 2))

@@ -54,7 +54,8 @@ class Options(HeadOptions):
     """Options of collaborative heads.
 
     Attributes:
-        width: K; None takes ``heads Dh``, as much as separate heads have. Fewer channels save weights and memory.
+        width: common channels K; None takes ``heads Dh``, as many as separate heads have. Fewer save weights
+            and memory.
         initial: the channels of the heads are "slices" of the common ones at first, or drawn from N(0, 0.04): "normal".
     """
 

@@ -14,7 +14,7 @@ class Options:
 
     Attributes:
         window: steps that a token sees, its own included.
-        dilation: distance between two of them; above 1 it counts tokens, so one token has to make a step.
+        dilation: distance between two visible steps; above 1 it counts tokens, so one token has to make a step.
     """
 
     window: Size

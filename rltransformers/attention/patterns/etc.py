@@ -100,7 +100,8 @@ class Options:
     Attributes:
         window: steps that a token sees, its own included.
         block: tokens of a block, which a global token stands for.
-        globals: that a token sees, and that a global sees; None for as many as the memory holds, 0 for none.
+        globals: global tokens that a token sees, and that a global token sees; None for as many as the memory
+            holds, 0 for none.
     """
 
     window: Size

@@ -48,7 +48,7 @@ class Options:
         width: tokens of a row of the grid; with several tokens per step and as many columns, rows are steps.
         rows, columns: of a block of queries.
         above: rows above the block that its queries see.
-        beside: columns on either side of it.
+        beside: columns on either side of the block that its queries see.
     """
 
     width: Size

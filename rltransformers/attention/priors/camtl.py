@@ -63,12 +63,12 @@ class Options:
     """Options of the conditional blocks.
 
     Attributes:
-        tasks: how many there are.
+        tasks: number of tasks.
         task: of all episodes, counted from 0; None reads it: ``Backbone.forward(..., task=...)``, in agents the key
             "task" of the observation.
-        size: Z, numbers that describe a task.
-        blocks: J, blocks with numbers of their own; later ones use them again.
-        block: n, tokens of a block.
+        size: width Z of the embedding of a task.
+        blocks: blocks J with weights of their own; later blocks use them again.
+        block: tokens n of a block.
     """
 
     tasks: Annotated[int, Ge(1), Le(100_000)] = 1

@@ -56,7 +56,7 @@ class Options:
 
     Attributes:
         narrow: heads that look as far as the pattern goes with narrow queries and keys; None takes half of the heads.
-        rank: r; None takes a quarter of the head width.
+        rank: width r of narrow queries and keys; None takes a quarter of the head width.
         window: steps that the other heads look back, the token's own included; None takes an eighth of the memory.
     """
 

@@ -110,7 +110,7 @@ class Options:
     """Options of the dense Synthesizer.
 
     Attributes:
-        distances: N, in tokens; default: all that the memory lets a token see.
+        distances: largest distance N in tokens; default: all that the memory lets a token see.
         hidden: units between a token and its logits; None takes D.
         factorised: whether a token writes two factors of about sqrt(N) numbers in place of N.
         mixture: whether scaled dot products are mixed in.

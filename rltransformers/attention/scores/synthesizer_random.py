@@ -58,10 +58,10 @@ class Options:
     """Options of the random Synthesizer.
 
     Attributes:
-        distances: N, in tokens; default: all that the memory lets a token see.
-        rank: of the logits as a product; None for a table.
+        distances: largest distance N in tokens; default: all that the memory lets a token see.
+        rank: of a factorised table of logits; None for a full table.
         learned: whether the logits learn or stay as they are drawn, from N(0, 1).
-        seed: of the draw.
+        seed: of the random logits.
     """
 
     distances: Size | None = None

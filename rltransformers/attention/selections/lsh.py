@@ -110,7 +110,7 @@ class Options:
 
     Attributes:
         rounds: hashes of every token; the paper uses 4 and 8.
-        buckets: of every hash, an even number.
+        buckets: of every hash; an even number.
         window: keys that a query reads at most in every round, itself included.
         seed: of the rotations.
     """

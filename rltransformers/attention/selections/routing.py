@@ -18,6 +18,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Loss, Refusal, Size, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import At
+from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.mixers.interface import Dims
 
 
@@ -32,7 +33,7 @@ def clusters_of(x: Float[Tensor, "B H N K"], centroids: Float[Tensor, "H C K"]) 
         return (x @ centroids.to(x.dtype).transpose(-1, -2)).argmax(-1)
 
 
-class Routing(Chooser):
+class Routing(OnlineMeans, Chooser):
     """Online k-means over normalised queries and keys; a query reads the ``window`` newest keys of its cluster.
 
     In the paper every centroid takes the tokens nearest to it, later ones included; here a key counts for a query
@@ -41,16 +42,13 @@ class Routing(Chooser):
     """
 
     centroids: Tensor
-    sums: Tensor
-    counts: Tensor
 
     def __init__(self, dims: Dims, clusters: int, window: int, decay: float, seed: int) -> None:
         super().__init__()
         self.window, self.decay = window, decay
         shape = dims.heads, clusters, dims.head_dim
         self.register_buffer("centroids", torch.empty(shape))
-        self.register_buffer("sums", torch.zeros(shape), persistent=False)
-        self.register_buffer("counts", torch.zeros(shape[:2]), persistent=False)
+        self.make_sums(shape)
         if not self.centroids.is_meta:  # a network that is only measured draws nothing
             generator = torch.Generator().manual_seed(seed * 1_000_003 + dims.layer)
             self.centroids.copy_(spherical(torch.randn(shape, generator=generator, dtype=torch.float64)))
@@ -73,12 +71,9 @@ class Routing(Chooser):
     def watch(self, q: Tensor, k: Tensor, of_queries: Tensor, of_keys: Tensor, call: Call) -> None:
         """Sum up the tokens of a call by cluster for ``maintain``, and tell how far they lie from their centroids."""
         x, clusters = torch.cat([q, k], 2), torch.cat([of_queries, of_keys], 2)
-        valid = call.tokens.valid().repeat(1, 2)[:, None].to(self.sums.dtype)
+        valid = call.tokens.valid().repeat(1, 2)[:, None]
         if self.training and torch.is_grad_enabled():
-            with torch.no_grad():
-                member = F.one_hot(clusters, self.counts.shape[1]).to(self.sums.dtype) * valid[..., None]
-                self.sums += torch.einsum("bhnc,bhnk->hck", member, x.to(self.sums.dtype))
-                self.counts += member.sum((0, 2))
+            self.add(x, clusters, valid)
         if call.probe.listens:
             heads = torch.arange(q.shape[1], device=q.device)[:, None]
             error = (x - self.centroids[heads, clusters]).square().sum(-1)
@@ -86,12 +81,10 @@ class Routing(Chooser):
 
     @torch.no_grad()
     def maintain(self) -> None:
-        """Move every centroid that was somebody's towards the mean of its queries and keys since the last call."""
-        mean = self.sums / self.counts.clamp(min=1)[..., None]
-        moved = spherical(self.decay * self.centroids + (1 - self.decay) * mean)
-        self.centroids.copy_(torch.where(self.counts[..., None] > 0, moved, self.centroids))
-        self.sums.zero_()
-        self.counts.zero_()
+        """Move every centroid with members towards the mean of its queries and keys since the last call."""
+        had_members = self.counts[..., None] > 0
+        moved = self.moved(self.centroids, self.decay)
+        self.centroids.copy_(torch.where(had_members, spherical(moved), moved))
 
 
 @dataclass(frozen=True)
@@ -99,7 +92,7 @@ class Options:
     """Options of routing.
 
     Attributes:
-        clusters: C of every head.
+        clusters: centroids C of every head.
         window: keys that a query reads at most.
         decay: share of a centroid that stays when it moves.
         seed: of the first centroids.

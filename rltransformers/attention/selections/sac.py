@@ -103,7 +103,7 @@ class Options:
 
     Attributes:
         edges: of every token, besides the one to itself.
-        width: of the network that predicts them.
+        width: of the network that predicts the edges.
     """
 
     edges: Annotated[int, Ge(1), Le(256)] = 8

@@ -110,7 +110,7 @@ class Options:
 
     Attributes:
         block: tokens that are projected together; default: 16, or fewer where the memory holds fewer than two blocks.
-        slots: what they become; default: a quarter of the tokens.
+        slots: rows that a block becomes; default: a quarter of its tokens.
         kept: completed blocks that are kept; default: as many as the memory holds.
         projection: what makes slots of tokens: learned mixtures of all of them, or the mean, the maximum or a
             convolution of as many parts.

@@ -61,7 +61,7 @@ interval over episodes, episode length, and success rate and normalised score wh
         "--checkpoint",
         choices=("last", "best"),
         default="last",
-        help="which weights (default: last, the honest choice)",
+        help="which weights (default: last; best was chosen by its evaluations, which flatters it)",
     )
     parser.add_argument(
         "--acting", choices=("eager", "compiled"), help="how steps are computed (default: as the agent was trained)"
@@ -79,7 +79,7 @@ interval over episodes, episode length, and success rate and normalised score wh
         "--video", metavar="FOLDER", help="write videos (mp4) of the first episodes there, which are played one by one"
     )
     parser.add_argument(
-        "--videos", type=flag(Episodes), metavar="N", help="of --video: episodes, per target return (default: 1)"
+        "--videos", type=flag(Episodes), metavar="N", help="episodes in --video, per target return (default: 1)"
     )
     parser.add_argument("--json", action="store_true", help="print all episodes and the summary as JSON")
     add_trust(parser)

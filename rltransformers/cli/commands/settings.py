@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
         if each.agents and arguments.agent is None and len(each.agents) < len(catalogue()["agents"]):
             whose = f"  ({', '.join(each.agents)})"
         print(f"{each.key}{whose}")
-        default = "needed" if each.default == "needed" else f"default {each.default}"
+        default = each.default if each.default == "required" else f"default {each.default}"
         lines = [f"{each.says}.", f"{each.accepts}; {default}"]
         if any(name not in each.accepts for name in each.names):
             lines.append(f"one of {', '.join(each.names)}")

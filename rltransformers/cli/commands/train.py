@@ -64,7 +64,7 @@ Several processes train one agent under torchrun, each with its part of environm
     parser.add_argument(
         "--seeds", type=flag(Count), metavar="N", help="train with N seeds, from the config's on, and compare the runs"
     )
-    add_engine(parser, "of --seeds: ", "runs")
+    add_engine(parser, "with --seeds: ", "runs")
     parser.add_argument("--verbose", action="store_true", help="print every logged metric in place of a progress bar")
     parser.add_argument("--json", action="store_true", help="print the final evaluation as JSON")
     add_trust(parser)

@@ -86,7 +86,7 @@ class Options(EncoderOptions):
     """Options of Informer.
 
     Attributes:
-        factor: c of the defaults.
+        factor: c in the defaults of ``samples`` and ``active``.
         samples: keys that the measure of a query looks at; default: c ceil(ln N), at most N.
         active: queries that read by their products; default: c ceil(ln N), at most N.
         seed: of the samples.

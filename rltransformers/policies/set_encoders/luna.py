@@ -90,7 +90,7 @@ class Options(EncoderOptions):
     """Options of Luna.
 
     Attributes:
-        packed: l, length of the packed sequence.
+        packed: length l of the packed sequence.
         tied: whether one map makes keys and values, as by default in the authors' code.
     """
 

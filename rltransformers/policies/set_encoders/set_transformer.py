@@ -47,7 +47,7 @@ class Options(EncoderOptions):
     """Options of the Set Transformer.
 
     Attributes:
-        points: m, inducing points of a layer.
+        points: inducing points m of a layer.
     """
 
     position: Position = "none"
