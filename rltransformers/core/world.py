@@ -94,7 +94,7 @@ class World:
         if self.alone:
             return x
         found = x.detach().clone()
-        self._tell(lambda: dist.all_reduce(found), found)
+        self._communicate(lambda: dist.all_reduce(found), found)
         return x - x.detach() + found if x.requires_grad else found
 
     def mean(self, values: Tensor, valid: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class World:
         if self.alone:
             return list(numbers)
         found = torch.tensor(numbers, dtype=torch.float64)
-        self._tell(lambda: dist.all_reduce(found, dist.ReduceOp.MAX), found)
+        self._communicate(lambda: dist.all_reduce(found, dist.ReduceOp.MAX), found)
         return list(found.tolist())
 
     def same(self, value: T) -> T:
@@ -118,7 +118,7 @@ class World:
         if self.alone:
             return value
         box = [value]
-        self._tell(lambda: dist.broadcast_object_list(box, 0, device=torch.device("cpu")))
+        self._communicate(lambda: dist.broadcast_object_list(box, 0, device=torch.device("cpu")))
         return box[0]
 
     def all_of(self, value: T) -> list[T]:
@@ -126,7 +126,7 @@ class World:
         if self.alone:
             return [value]
         found: list[Any] = [None] * self.size
-        self._tell(lambda: dist.all_gather_object(found, value))
+        self._communicate(lambda: dist.all_gather_object(found, value))
         return found
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -135,7 +135,7 @@ class World:
         if self.alone or not gradients:
             return
         flat = torch.cat([each.flatten() for each in gradients])
-        self._tell(lambda: dist.all_reduce(flat), flat)
+        self._communicate(lambda: dist.all_reduce(flat), flat)
         for gradient, found in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
             gradient.copy_(found.view_as(gradient))
 
@@ -147,7 +147,7 @@ class World:
             return tree
         packed, layout = _packed(tree)
         found = packed.new_empty((self.size * len(packed), packed.shape[1]))
-        self._tell(lambda: dist.all_gather(list(found.chunk(self.size)), packed), packed)
+        self._communicate(lambda: dist.all_gather(list(found.chunk(self.size)), packed), packed)
         return _unpacked(found, layout)
 
     def whole(self, tree: Tree, takers: Tensor) -> Tree:
@@ -162,7 +162,7 @@ class World:
         room = packed.new_zeros((int(counts.max()), packed.shape[1]))
         room[: len(packed)] = packed
         parts = [torch.empty_like(room) for _ in range(self.size)]
-        self._tell(lambda: dist.all_gather(parts, room), room)
+        self._communicate(lambda: dist.all_gather(parts, room), room)
         behind = torch.cat([part[:count] for part, count in zip(parts, counts.tolist(), strict=True)])
         order = takers.argsort(stable=True)
         found = _unpacked(behind[order.argsort().to(behind.device)], layout)
@@ -191,7 +191,7 @@ class World:
         sent = packed[going.argsort(stable=True).to(packed.device)]
         found = packed.new_empty((len(coming), packed.shape[1]))
         received, handed = (each.bincount(minlength=self.size).tolist() for each in (coming, going))
-        self._tell(lambda: dist.all_to_all_single(found, sent, received, handed), sent[handed[self.rank] :])
+        self._communicate(lambda: dist.all_to_all_single(found, sent, received, handed), sent[handed[self.rank] :])
         return _unpacked(found[coming.argsort(stable=True).argsort().to(found.device)], layout)
 
     def to_leader(self, tree: Tree) -> Tree:
@@ -205,11 +205,11 @@ class World:
         own = tree.detach().cpu()
         packed, layout = _packed(own)
         parts = [torch.empty_like(packed) for _ in range(self.size)] if self.leads else None
-        self._tell(lambda: dist.gather(packed, parts, 0), packed)
+        self._communicate(lambda: dist.gather(packed, parts, 0), packed)
         return own if parts is None else _unpacked(torch.cat(parts), layout)
 
-    def _tell(self, call: Any, told: Tensor | None = None) -> None:
-        """Make a call of ``torch.distributed`` and count it.
+    def _communicate(self, call: Any, sent: Tensor | None = None) -> None:
+        """Make a call of ``torch.distributed``, and count it and the bytes of ``sent``.
 
         Raises:
             WorldError: when another process is gone or does not answer.
@@ -224,7 +224,7 @@ class World:
             ) from error
         self.traffic.calls += 1
         self.traffic.seconds += time.perf_counter() - began
-        self.traffic.bytes += 0 if told is None else told.numel() * told.itemsize
+        self.traffic.bytes += 0 if sent is None else sent.numel() * sent.itemsize
 
 
 _world = World()

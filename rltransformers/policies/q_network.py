@@ -19,7 +19,7 @@ from rltransformers.backbone import BackboneConfig, Record, State
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import UnitInterval, strict
 from rltransformers.data.replay import Window
-from rltransformers.functional.modules import linear
+from rltransformers.functional.modules import approach, linear
 from rltransformers.policies.action_heads import LEAST, MASKED, ActionHead, CategoricalAction
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted, tell_deep_losses
 from rltransformers.policies.extractors import Extractor
@@ -284,12 +284,9 @@ class GTrXLQPolicy(MemoryPolicy):
         super().set_training_mode(mode)
         self.target.eval()
 
-    @torch.no_grad()
     def follow(self, tau: float) -> None:
         """Move the target network towards this one: its weights become (1 - tau) old + tau new, buffers are copied."""
         for name, module in self.target.items():
             source: nn.Module = getattr(self, name)
-            for weight, towards in zip(module.parameters(), source.parameters(), strict=True):
-                weight.copy_(towards) if tau == 1.0 else weight.lerp_(towards, tau)
-            for buffer, today in zip(module.buffers(), source.buffers(), strict=True):
-                buffer.copy_(today)
+            approach(dict(module.named_parameters()), dict(source.named_parameters()), tau)
+            approach(dict(module.named_buffers()), dict(source.named_buffers()), 1.0)
