@@ -762,14 +762,15 @@ class DecisionTransformer(OfflineAgent):
         """Results per target return, each over the same ``episodes`` episodes; episode i is seeded with ``seed + i``.
 
         Targets and episodes share one batch of environments. Every started episode runs to its end and is counted, so
-        neither the number of environments nor their order changes a result.
+        neither the number of environments nor their order changes a result. Actions are clipped to the Boxes of the
+        environment, whose bounds may be narrower than those of the data.
 
         Args:
             env: Gymnasium id, a function that makes an environment, one environment (episodes are then played one after
                 another), or a Gymnasium vector environment with ``AutoresetMode.DISABLED`` that can reset under a
                 ``reset_mask`` (``num_envs``, ``env_kwargs`` and ``wrappers`` are then its own). Objects stay open.
-            target_returns: in reward units; when None the best return of the dataset, or with a return head what that
-                predicts. Behaviour cloning takes none.
+            target_returns: in reward units, discounted returns where the model has a ``discount`` below 1; when None
+                the best return of the dataset, or with a return head what that predicts. Behaviour cloning takes none.
             num_envs: environments that run at the same time.
             wrappers: applied to every single environment, first innermost: names or {"name": ..., option: ...} as for
                 ``rltransformers.envs.make_vec_env``, then functions.
@@ -790,7 +791,8 @@ class DecisionTransformer(OfflineAgent):
         else:
             best = None if self.settings.mode == "bc" else self.summary.best_return
             targets = target_list(target_returns, best, self.summary.return_scale)
-        played = [Episode(target, seed + episode) for target in targets for episode in range(episodes)]
+        counted = self.settings.discount, self.settings.delayed_reward
+        played = [Episode(target, seed + episode, *counted) for target in targets for episode in range(episodes)]
         envs = self._vector_env(env, min(num_envs, len(played)), env_kwargs, wrappers)
         try:
             check_spaces(envs, self.observation_space, self.action_space)

@@ -344,7 +344,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         """Keys and values of the acting memory always follow the new weights; what they are made from may too."""
         policy, state = self.policy, self._acting
         with torch.no_grad():
-            if self.memory_refresh == "never" or not replay.joined.all():
+            if self.memory_refresh == "never" or not self.context or not replay.joined.all():
                 self._acting = policy.with_cache(policy.without_cache(state))
                 return
             policy.set_training_mode(False)

@@ -35,6 +35,7 @@ from rltransformers.data.rollout import Recorded, Segment
 from rltransformers.functional.modules import approach
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import PolicyState
+from rltransformers.policies.popart import PopArt
 from rltransformers.policies.steps import Acting, ActorCriticMachine
 from rltransformers.training.on_policy_agent import MemoryRefresh, OnPolicyMemoryAgent, with_auxiliary
 from rltransformers.training.online_checkpoint import on_device
@@ -109,6 +110,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
     kind = "GTrXLVMPO"
     of_environments = (*OnPolicyMemoryAgent.of_environments, "own_memory")
     scheduled = ("learning_rate",)
+    first_values = ("eta_init", "alpha_init")
 
     @strict
     def __init__(
@@ -195,7 +197,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
         """One segment of every environment, acted by the target; False when a callback ends training."""
-        self._first_memory = self._present_memory()
+        self._first_memory, self._own_memory = self._present_memory(), None
         return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
 
     def _present_memory(self) -> PolicyState | None:
@@ -295,6 +297,8 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         assert self._own_memory is not None  # made by every update
         self._target_age, learned = 0, uncompiled(self.policy).state_dict()
         if self.tau < 1.0:
+            if isinstance(self.target.value_net, PopArt) and isinstance(self.policy.value_net, PopArt):
+                self.target.value_net.take_units(self.policy.value_net)  # weights of different units have no mean
             approach(self.target.state_dict(), learned, self.tau)
             self._acting = self.target.with_cache(self.target.without_cache(self._acting))  # keys of the new weights
             return

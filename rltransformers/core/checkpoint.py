@@ -253,6 +253,19 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, stored: Any, name: str =
     """Copy moments, step counts and learning rate under ``name``; other settings are those of the agent.
 
     Raises:
+        CheckpointError, ConfigError: as ``check_optimizer``.
+    """
+    state, rate = check_optimizer(optimizer, stored, name)
+    (group,) = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": [group | {"lr": rate}]})
+
+
+def check_optimizer(
+    optimizer: torch.optim.Optimizer, stored: Any, name: str = "optimizer"
+) -> tuple[Mapping[int, Any], float]:
+    """The state and the learning rate in ``stored``, which fit Adam's ``optimizer``: it trusts the shapes it is given.
+
+    Raises:
         CheckpointError: names the first part that is missing or has another shape than its parameter.
         ConfigError: for a learning rate that is none.
     """
@@ -261,6 +274,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, stored: Any, name: str =
     stored = check(stored, Mapping[str, Any], name)
     (stored_group,) = check(stored["param_groups"], tuple[Mapping[str, Any]], f"{name}.param_groups")
     rate = check(stored_group["lr"], NonNegativeNumber, f"{name}.lr")
+    if len(stored_group["params"]) != len(parameters):
+        raise CheckpointError(f"{name} is of {len(stored_group['params'])} parameters, here are {len(parameters)}")
     moments = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else [])]
     for index, state in check(stored["state"], Mapping[int, Any], f"{name}.state").items():
         if not 0 <= index < len(parameters):
@@ -268,7 +283,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, stored: Any, name: str =
         parameter = parameters[index]
         expected = {"step": torch.zeros(())} | dict.fromkeys(moments, parameter)
         check_same(state, expected, f"{name}.state.{index}")
-    optimizer.load_state_dict({"state": stored["state"], "param_groups": [group | {"lr": rate}]})
+    return stored["state"], rate
 
 
 def _check_sizes(payload: bytes) -> None:

@@ -107,7 +107,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             if truncated is not True and truncated is not False:
                 self._check_flag("truncated", truncated)
             if truncated and not terminated and self._masks():
-                info[LAST_MASK] = np.asarray(self.env.get_wrapper_attr(MASK_METHOD)())
+                info[LAST_MASK] = np.array(self.env.get_wrapper_attr(MASK_METHOD)())  # which the reset may write into
         except DataError as error:
             if not self._relay:
                 raise

@@ -59,10 +59,10 @@ class EpisodeReplay:
             DataError, ConfigError: for what is no such replay.
         """
         state = check(stored, Mapping[str, Any], "replay")
-        arrays: dict[str, Any] = {name: check(state[name], Tensor, f"replay.{name}").numpy() for name in _ARRAYS}
+        arrays: dict[str, Any] = {name: check(state[name], Tensor, f"replay.{name}").cpu().numpy() for name in _ARRAYS}
         for kind, space in (("observations", observation_space), ("actions", action_space)):
             leaves = check(state[kind], dict[str, Tensor], f"replay.{kind}")
-            arrays[kind] = {path: leaves[path].numpy() for path in leaf_spaces(space)}
+            arrays[kind] = {path: leaves[path].cpu().numpy() for path in leaf_spaces(space)}
         data = Trajectories(
             **arrays, observation_space=observation_space, action_space=action_space, name="replay", env_id=env_id
         )

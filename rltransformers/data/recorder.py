@@ -467,7 +467,9 @@ class _SB3Vector:
             truncated = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos]) & ended
             finals = [info.get("terminal_observation") for info in infos]
             last = _replaced(self.observation_space, observations, ended, finals)
-        return _Step(observations, last, rewards, ended & ~truncated, truncated, self._none, starts=ended)
+        # Of a vector environment that resets in a step of its own: that step leads to the first observation.
+        ignored = np.array([bool(info.get("reset_row", False)) for info in infos])
+        return _Step(observations, last, rewards, ended & ~truncated, truncated, ignored, starts=ended | ignored)
 
     def close(self) -> None:
         self.env.close()

@@ -121,12 +121,14 @@ class Trajectories:
         """Undiscounted return of each episode, summed in float64 [E]."""
         return np.add.reduceat(np.asarray(self.rewards, np.float64), self.offsets[:-1])
 
-    def target_returns(self) -> list[float]:
+    def target_returns(self, discount: float = 1.0) -> list[float]:
         """Returns worth asking for: what half of the episodes reach, what one in ten reaches, and the best.
 
-        To four digits, without repetitions; asking for more than the best asks beyond the data.
+        To four digits, without repetitions; asking for more than the best asks beyond the data. ``discount`` is that
+        of the Decision Transformer that is asked.
         """
-        quantiles = np.quantile(self.returns, [0.5, 0.9, 1.0])
+        returns = self.returns if discount == 1.0 else self.return_to_go(discount)[self.offsets[:-1]]
+        quantiles = np.quantile(returns, [0.5, 0.9, 1.0])
         return list(dict.fromkeys(float(f"{value:.4g}") for value in quantiles))
 
     def return_to_go(self, discount: float = 1.0) -> npt.NDArray[np.float32]:

@@ -61,6 +61,7 @@ class ContinuousAction(nn.Module):
         scale[bounded] = (high[bounded] - low[bounded]) / 2
         self.shape, self.outputs, self.draws = space.shape, len(low), 0
         self.all_bounded, self.whole = bool(bounded.all()), holds_integers(space)
+        low, high = (bound.reshape(-1) for bound in inner_bounds(space))  # what is executed lies in the Box
         for name, values in {"centre": centre, "scale": scale, "low": low, "high": high}.items():
             self.register_buffer(name, torch.as_tensor(values, dtype=torch.float32), persistent=False)
         self.register_buffer("bounded", torch.as_tensor(bounded), persistent=False)

@@ -46,7 +46,16 @@ class PopArt(nn.Linear):
         self.mean.lerp_(found.mean(), self.step)
         self.square.lerp_(found.square().mean(), self.step)
         scale = (self.square - self.mean.square()).clamp(min=0.0).sqrt().clamp(LEAST, MOST).to(self.scale.dtype)
-        shift = self.mean.to(self.shift.dtype)
+        self._change_units(self.mean.to(self.shift.dtype), scale)
+
+    @torch.no_grad()
+    def take_units(self, other: "PopArt") -> None:
+        """Take over the statistics of ``other``; every value stays what it is."""
+        self._change_units(other.shift, other.scale)
+        self.mean.copy_(other.mean)
+        self.square.copy_(other.square)
+
+    def _change_units(self, shift: Tensor, scale: Tensor) -> None:
         self.weight.mul_(self.scale / scale)
         self.bias.copy_((self.scale * self.bias + self.shift - shift) / scale)
         self.scale.copy_(scale)

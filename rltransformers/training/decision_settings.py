@@ -151,6 +151,11 @@ class Settings:
             raise ConfigError("critic_kwargs have no effect without a critic; set critic to 'qcs' or 'qt'")
         if options is None:
             return
+        if self.context_length < 2:
+            raise ConfigError(
+                f"critic {self.critic!r} learns from the value of the next step, and context_length is"
+                f" {self.context_length}; set it to at least 2"
+            )
         if self.mode == "bc" and options.alignment > 0:
             raise ConfigError(
                 f"critic_kwargs.alignment ({options.alignment:g}) aligns actions with the return asked for, and mode"

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tqdm.auto import tqdm
 
@@ -31,20 +32,32 @@ Act = Callable[
 
 @dataclass
 class Episode:
-    """One episode to play: the return asked for (None: none), its seed, and what came of it."""
+    """One episode to play: the return asked for (None: none), its seed, and what came of it.
+
+    ``discount`` and ``delayed`` (the whole return is paid in the last step) say how the target counts rewards.
+    """
 
     target: float | None
     seed: int
+    discount: float = 1.0
+    delayed: bool = False
     total: float = 0.0
+    discounted: float = 0.0
     length: int = 0
     success: bool | None = None
 
     def __post_init__(self) -> None:
         self.noise = np.random.default_rng(self.seed)
 
+    @property
+    def obtained(self) -> float:
+        """The return as the target counts it."""
+        return self.total * self.discount ** (self.length - 1) if self.delayed else self.discounted
+
     def add(self, row: int, reward: float, ended: bool, infos: Mapping[str, Any]) -> None:
         """Count one step."""
         self.total += reward
+        self.discounted += self.discount**self.length * reward
         self.length += 1
         if ended:
             for key in ("is_success", "success"):
@@ -103,6 +116,7 @@ def _play(
         path: np.broadcast_to(value, (count, *np.shape(value))).copy()
         for path, value in leaf_values(envs.single_action_space, envs.single_action_space.sample()).items()
     }
+    boxes = [(path, leaf) for path, leaf in leaf_spaces(envs.single_action_space).items() if isinstance(leaf, Box)]
     while len(rows):
         running = [episode for episode in playing if episode is not None]
         leaves = _running_leaves(envs, observation, rows, running)
@@ -111,6 +125,8 @@ def _play(
         chosen, state = act(leaves, state, start, reward, targets, noise)
         for path, value in chosen.items():
             actions[path][rows] = value
+        for path, box in boxes:  # bounds of data that were guessed may be wider
+            np.clip(actions[path], box.low, box.high, out=actions[path])
         steps += 1
         when = f"in step {steps} of this evaluation"
         # Copies: an environment may keep its action, a view of them, for its next step.
@@ -134,6 +150,7 @@ def _play(
 
 def result_of(episodes: Sequence[Episode], env_id: str | None) -> EvaluationResult:
     """The result of episodes that were played with one target return."""
+    discount = episodes[0].discount
     successes = tuple(episode.success for episode in episodes if episode.success is not None)
     return EvaluationResult(
         env_id=env_id,
@@ -142,6 +159,7 @@ def result_of(episodes: Sequence[Episode], env_id: str | None) -> EvaluationResu
         seeds=tuple(episode.seed for episode in episodes),
         successes=successes if len(successes) == len(episodes) else None,
         target_return=episodes[0].target,
+        discounted_returns=None if discount == 1.0 else tuple(episode.obtained for episode in episodes),
     )
 
 

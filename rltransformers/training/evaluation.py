@@ -51,6 +51,8 @@ class EvaluationResult:
         successes: by ``is_success`` of the last info of each episode; None where the environment has none.
         target_return: what a Decision Transformer was asked for, in reward units; None otherwise.
         step: training step of the evaluated weights; None when unknown.
+        discounted_returns: returns as ``target_return`` counts them, of a Decision Transformer with a ``discount``
+            below 1; None where these are ``returns``.
     """
 
     env_id: str | None
@@ -60,14 +62,20 @@ class EvaluationResult:
     successes: tuple[bool, ...] | None = None
     target_return: float | None = None
     step: int | None = None
+    discounted_returns: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.returns:
             raise ConfigError("an evaluation needs at least one episode")
-        for name in ("lengths", "seeds", "successes"):
+        for name in ("lengths", "seeds", "successes", "discounted_returns"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.returns):
                 raise ConfigError(f"{name} has {len(values)} entries for {len(self.returns)} episodes")
+
+    @property
+    def obtained(self) -> tuple[float, ...]:
+        """Returns in the units of ``target_return``: discounted where the target is."""
+        return self.returns if self.discounted_returns is None else self.discounted_returns
 
     @property
     def mean(self) -> float:
@@ -95,7 +103,7 @@ class EvaluationResult:
         """Root mean square over the episodes of asked minus obtained return; None where nothing was asked."""
         if self.target_return is None:
             return None
-        return float(np.sqrt(np.mean(np.square(np.asarray(self.returns) - self.target_return))))
+        return float(np.sqrt(np.mean(np.square(np.asarray(self.obtained) - self.target_return))))
 
     def summary(self) -> dict[str, Any]:
         """Mean, standard deviation, IQM with its 95 % bootstrap interval, episode length; error of alignment, success
@@ -189,8 +197,9 @@ def evaluate_online(
     """
     check(episodes, Episodes, "episodes")
     longest = longest_allowed(longest_episode, gymnasium.registry.get(env_id))
-    monitored = is_vecenv_wrapped(env, VecMonitor) or env.env_is_wrapped(Monitor)[0]
     normalize = unwrap_vec_normalize(env)
+    inner = env if normalize is None or not normalize.norm_reward else normalize.venv
+    monitored = is_vecenv_wrapped(inner, VecMonitor) or env.env_is_wrapped(Monitor)[0]
     if normalize is not None and normalize.training:
         raise ConfigError("an evaluation must not change the VecNormalize statistics; set training=False on it")
     if normalize is not None and normalize.norm_reward and not monitored:

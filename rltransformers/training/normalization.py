@@ -87,6 +87,26 @@ def set_statistics(wrapper: VecNormalize, packed: Mapping[str, Any], world: Worl
         wrapper.returns = returns.numpy().copy()
 
 
+def check_same_observations(env: VecEnv, packed: Mapping[str, Any]) -> None:
+    """Raise ConfigError where ``env`` normalises other observations than the environment of the packed statistics."""
+    wrapper = unwrap_vec_normalize(env)
+    if wrapper is None:
+        return
+    ours, theirs = _normalised(packed["settings"]), _normalised(vars(wrapper))
+    if ours != theirs:
+        raise ConfigError(
+            f"the agent was trained with VecNormalize({ours}), the environment has VecNormalize({theirs}): it would "
+            "see other numbers than it learned from; give the environment with the same settings, or without a wrapper"
+        )
+
+
+def _normalised(settings: Mapping[str, Any]) -> str:
+    """Which observations a ``VecNormalize`` with these settings normalises, as its keywords."""
+    keys = settings["norm_obs_keys"]
+    which = f", norm_obs_keys={sorted(keys)}" if settings["norm_obs"] and keys is not None else ""
+    return f"norm_obs={settings['norm_obs']}{which}"
+
+
 def check_normalizable(env: VecEnv) -> None:
     """Raise ConfigError when a ``VecNormalize`` makes fractions of observations that are integers of their space."""
     wrapper = unwrap_vec_normalize(env)

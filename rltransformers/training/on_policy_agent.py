@@ -294,7 +294,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
 
     def _watched_rows(self) -> Tensor:
         """The one environment that the memory panel looks at, to cost little: another one in every update."""
-        return torch.as_tensor([self._n_updates % self.n_envs], device=self.device)
+        return torch.as_tensor([self._n_updates // self.n_epochs % self.n_envs], device=self.device)
 
 
 def with_auxiliary(loss: LossT, now: SegmentEvaluation) -> LossT:

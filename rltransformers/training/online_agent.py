@@ -58,6 +58,7 @@ from rltransformers.policies.stored_size import check_stored_size
 from rltransformers.training.actor import Actor
 from rltransformers.training.distributed import EndedEpisode, share_seen, share_statistics
 from rltransformers.training.normalization import (
+    check_same_observations,
     checked_normalization,
     pack_normalization,
     scalings_of,
@@ -120,12 +121,14 @@ class OnlineAgent(BaseAlgorithm):
         scheduled: constructor arguments that may be a schedule.
         policy_aliases: the policy of the agent, by the name that a user gives.
         of_environments: parts of a checkpoint whose tensors have a row for every environment.
+        first_values: constructor arguments that only a new agent reads: first values of what a checkpoint holds.
     """
 
     kind: ClassVar[str]
     scheduled: ClassVar[tuple[str, ...]]
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"GTrXLPolicy": GTrXLPolicy}
     of_environments: ClassVar[tuple[str, ...]] = ("acting", "segment", "last_observation", "last_episode_starts")
+    first_values: ClassVar[tuple[str, ...]] = ()
     policy: Any  # a MemoryPolicy; SB3 declares its own policy without memory
     acting: str
     memory_refresh: str
@@ -415,6 +418,7 @@ class OnlineAgent(BaseAlgorithm):
         packed = self._loaded_normalization if self.env is None else None
         if packed is not None:
             env = with_normalizer(env, packed)
+            check_same_observations(env, packed)
         check_trained_spaces((tree_space(self.observation_space), self.action_space), env)
         if env.num_envs != self.n_envs:
             raise ConfigError(
@@ -669,11 +673,17 @@ class OnlineAgent(BaseAlgorithm):
             stored = cls._description(checkpoint)
         refuse_unknown(overrides, cls.setting_names(), source="load")
         overrides = replaced_settings(custom_objects, cls.setting_names()) | overrides
+        if outdated := [name for name in cls.first_values if name in overrides]:
+            raise ConfigError(
+                f"{', '.join(outdated)}: the first value of what the file holds as it is by now, so another one has no "
+                "effect; leave it out"
+            )
         packed, vec_env = tensors.get("normalisation"), None if env is None else cls._wrap_env(env)
         if vec_env is not None:
             if packed is not None:
                 with contents_of(path, cls.kind):
                     vec_env = with_normalizer(vec_env, packed)
+                check_same_observations(vec_env, packed)
             check_trained_spaces(stored.spaces, vec_env)
         alone = env is None and not overrides
         with cls._fit_check(path, overrides), contents_of(path, cls.kind, alone):
@@ -692,6 +702,11 @@ class OnlineAgent(BaseAlgorithm):
             elif packed is not None:
                 set_statistics(cast(VecNormalize, model._vec_normalize_env), packed, model.world)
             state = unpack_arrays(tensors.get("environment"))
+        if force_reset is False and tensors["last_observation"] is None and model.num_timesteps:
+            raise ConfigError(
+                "the file holds no place to go on from: its agent had no environment when it was saved; leave "
+                "force_reset out to begin new episodes"
+            )
         restorable = known and state is not None and vec_env is not None and takes_state(vec_env, state)
         if tensors["last_observation"] is not None and (restorable if force_reset is None else not force_reset):
             if not known:

@@ -1,6 +1,7 @@
 """Weights and optimisers of an agent by name, given anew, and settings that take the place of stored ones."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from stable_baselines3.common.utils import get_system_info
 from torch import nn
 
 from rltransformers import __version__
-from rltransformers.core.checkpoint import check_same
+from rltransformers.core.checkpoint import check_optimizer, check_same
 from rltransformers.core.errors import ConfigError, one_line, refuse_unknown
 
 PICKLED_BY_SB3 = (
@@ -38,24 +39,29 @@ def take_parameters(
     refuse_unknown(given, parts, source="parameters")
     if exact and (missing := [name for name in parts if name not in given]):
         raise ConfigError(f"parameters lack {', '.join(missing)}; give all of them, or exact_match=False")
-    for name, part in parts.items():
-        if name in given and isinstance(part, nn.Module):
-            held = part.state_dict()
-            known = held if exact else {key: held[key] for key in held if key in given[name]}
-            try:
-                check_same(given[name], known, name)
-            except RuntimeError as error:
-                raise ConfigError(f"parameters do not fit this agent: {error}") from error
-    for name, part in parts.items():
-        try:
-            if name not in given:
-                continue
+    changed = {name: part for name, part in parts.items() if name in given}
+    for name, part in changed.items():
+        with _fitting(name):
+            if isinstance(part, nn.Module):
+                own = part.state_dict()
+                check_same(given[name], own if exact else {key: own[key] for key in own if key in given[name]}, name)
+            else:
+                check_optimizer(part, given[name], name)
+    for name, part in changed.items():
+        with _fitting(name):
             if isinstance(part, nn.Module):
                 part.load_state_dict(given[name], strict=exact)
             else:
                 part.load_state_dict(given[name])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"parameters do not fit this agent: {name}: {one_line(error)}") from error
+
+
+@contextmanager
+def _fitting(name: str) -> Iterator[None]:
+    """Within the block, errors say that the part ``name`` does not fit."""
+    try:
+        yield
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"parameters do not fit this agent: {name}: {one_line(error)}") from error
 
 
 def replaced_settings(custom_objects: Mapping[str, Any] | None, known: Collection[str]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def plot_return_versus_target(path: Path, results: Sequence[EvaluationResult], t
         raise ConfigError("no evaluation has a target return; evaluate with --target-return R, several times")
     figure, axes = _canvas(title)
     targets = np.array([result.target_return for result in aimed], dtype=np.float64)
-    means = np.array([np.mean(result.returns) for result in aimed])
+    means = np.array([np.mean(result.obtained) for result in aimed])
     intervals = np.array([_mean_interval(result) for result in aimed])
     low, high = min(targets.min(), means.min()), max(targets.max(), means.max())
     axes.plot(
@@ -71,11 +71,11 @@ def plot_return_versus_target(path: Path, results: Sequence[EvaluationResult], t
         label=f"return = target (RMSE {return_alignment(aimed):.4g})",
     )
     for target, result in zip(targets, aimed, strict=True):
-        axes.scatter(np.full(len(result.returns), target), result.returns, s=8, color="C0", alpha=0.25, linewidths=0)
+        axes.scatter(np.full(len(result.obtained), target), result.obtained, s=8, color="C0", alpha=0.25, linewidths=0)
     errors = np.abs(intervals - means[:, None]).T
     axes.errorbar(targets, means, yerr=errors, color="C0", marker="o", capsize=3, label="mean, 95 % interval")
     axes.set_xlabel("target return")
-    axes.set_ylabel("return")
+    axes.set_ylabel("return" if aimed[0].discounted_returns is None else "discounted return")
     axes.legend(frameon=False)
     _write(figure, path)
 
@@ -135,5 +135,5 @@ def _canvas(title: str, height: float = 4.0) -> tuple[Figure, Any]:
 
 
 def _mean_interval(result: EvaluationResult) -> tuple[float, float]:
-    """95 % percentile bootstrap of the mean return over the episodes."""
-    return stratified_bootstrap([result.returns], np.random.default_rng(0), np.mean)
+    """95 % percentile bootstrap of the mean over the episodes of what was obtained."""
+    return stratified_bootstrap([result.obtained], np.random.default_rng(0), np.mean)

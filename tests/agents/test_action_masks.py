@@ -24,6 +24,7 @@ from rltransformers.envs import ActionMasks
 from rltransformers.policies.shipping import ActorCriticInFile
 from rltransformers.training.evaluation import evaluate_online
 from rltransformers.training.on_policy_agent import OnPolicyMemoryAgent
+from rltransformers.training.vec_envs import as_vec_env
 from tests.agents.masked_envs import Keyholes, Locks
 from tests.agents.replayed import agent as replayed_agent
 from tests.agents.replayed import collect, replay_of
@@ -339,3 +340,29 @@ def test_exported_policies_take_the_mask_as_an_input(source: str, tmp_path: Path
         inputs["observation.action_mask"] = torch.tensor(mask, dtype=torch.int8)
         outputs, state = program(inputs, state)
         assert outputs["action"].tolist() == [row.index(1) + 3 for row in mask]
+
+
+class OneArray(Locks):
+    """Keeps its mask in one array, into which a reset writes."""
+
+    def __init__(self) -> None:
+        super().__init__(truncates=True)
+        self.kept = np.zeros(4, np.int8)
+        self.action_masks = lambda: self.kept
+
+    def _observe(self) -> Any:
+        place = super()._observe()
+        self.kept[:] = self.mask
+        return place
+
+
+def test_the_mask_of_a_last_observation_is_not_that_of_the_next_episode() -> None:
+    masks = []
+    for make in (OneArray, partial(Locks, truncates=True)):
+        env = as_vec_env(DummyVecEnv([make]))
+        env.seed(0)
+        env.reset()
+        for _ in range(5):
+            *_, infos = env.step(np.array([np.flatnonzero(env.env_method("action_masks")[0])[0] + 3]))
+        masks.append(infos[0]["last_action_mask"])
+    np.testing.assert_array_equal(*masks)

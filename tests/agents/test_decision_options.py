@@ -447,3 +447,9 @@ def test_readouts_and_exits_work_with_returns_read_and_predicted_elsewhere(
     backbone = {**TINY["backbone"], "depth": {"name": "calm"}, "losses": {"exits": 1.0}}
     exits = make(data, policy_kwargs={"backbone": backbone}, **settings).learn(3)
     assert exits.calibrate_exits(bound=0.5, windows=64) < 1.0  # decisions of a fresh model hardly differ
+
+
+@pytest.mark.parametrize("critic", ["qt", "qcs"])
+def test_a_critic_of_windows_of_one_step_is_refused(data: Trajectories, critic: str) -> None:
+    with pytest.raises(ConfigError, match="value of the next step, and context_length is 1; set it to at least 2"):
+        make(data, critic=critic, context_length=1)

@@ -23,6 +23,7 @@ from rltransformers.agents import DecisionTransformer
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.data import ContextBatch, Trajectories
+from tests.agents.tiny_envs import AnySpace
 
 TINY = {"backbone": {"width": 16, "layers": 2, "heads": 2, "dropout": 0.1}}
 
@@ -732,3 +733,34 @@ def test_going_on_with_actions_that_the_model_cannot_take_is_refused(data: Traje
     wide = replace(data, actions={"": 2 * data.actions[""]}, action_space=spaces.Box(-4, 4, (1,), np.float32))
     with pytest.raises(DataError, match=r"outside the bounds -2.0..2.0"):
         DecisionTransformer.load(tmp_path / "model", wide, device="cpu")
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_with_a_discount_a_target_is_compared_with_the_discounted_return(data: Trajectories, delayed: bool) -> None:
+    model = make(data, discount=0.5, delayed_reward=delayed)
+    (result,) = model.evaluate("test/Drift-v0", [2.0], episodes=3, seed=7)
+    env = Drift()
+    for seed, total, obtained in zip(result.seeds, result.returns, result.obtained, strict=True):
+        observation, _ = env.reset(seed=seed)
+        state, rewards, done = None, [0.0], False
+        while not done:
+            action, state = model.predict(observation, state, target_return=2.0, reward=rewards[-1])
+            observation, reward, _, done, _ = env.step(action)
+            rewards.append(reward)
+        steps = np.arange(len(rewards) - 1)
+        weights = np.full(len(steps), 0.5 ** steps[-1]) if delayed else 0.5**steps
+        assert total == pytest.approx(sum(rewards), abs=1e-4)
+        assert obtained == pytest.approx(float(weights @ rewards[1:]), abs=1e-4)
+
+
+def test_actions_are_clipped_to_a_box_that_is_narrower_than_that_of_the_data() -> None:
+    episodes = [
+        {"observations": np.ones((6, 2), np.float32), "actions": np.full((5, 2), 3.0, np.float32), "rewards": [1.0] * 5}
+        for _ in range(4)
+    ]
+    model = DecisionTransformer(
+        "DTPolicy", episodes, context_length=3, policy_kwargs=TINY, mode="bc", learning_rate=1e-2,
+        warmup_steps=0, seed=0, device="cpu",
+    ).learn(60)  # fmt: skip
+    assert float(model.predict(np.ones(2, np.float32))[0].min()) > 1.0
+    model.evaluate(lambda: AnySpace(spaces.Box(1.0, 1.0, (2,)), spaces.Box(-1.0, 1.0, (2,))), episodes=2)

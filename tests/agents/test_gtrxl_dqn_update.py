@@ -224,3 +224,9 @@ def test_observations_of_any_space_are_learned_from_and_saved(space: Any, tmp_pa
     model.save(tmp_path / "agent")
     loaded = GTrXLDQN.load(tmp_path / "agent", env, device="cpu")
     assert loaded.learn(8, reset_num_timesteps=False).num_timesteps > 80
+
+
+def test_a_memoryless_network_learns_with_a_memory_that_is_encoded_again() -> None:
+    model = agent(strolls(), backbone={"memory": 0}, memory_refresh="update")
+    model.learn(100)
+    assert model._n_updates > 0

@@ -501,3 +501,29 @@ def test_reported_episodes_of_any_types_are_saved_as_far_as_they_are_plain(tmp_p
         assert [found[name] for name in ("number", "text", "none", "numpy", "whole")] == [3, "won", None, 0.5, 7]
         np.testing.assert_array_equal(found["array"], np.arange(3))
     assert loaded.learn(STEPS, reset_num_timesteps=False).num_timesteps == 2 * STEPS
+
+
+def named() -> VecEnv:
+    return DummyVecEnv(
+        [lambda: AnySpace(spaces.Dict({k: spaces.Box(-9.0, 9.0, (2,)) for k in "ab"}), spaces.Discrete(2))]
+    )
+
+
+def test_an_environment_that_normalises_other_observations_is_refused(tmp_path: Path) -> None:
+    agent(VecNormalize(named(), norm_obs_keys=["a"])).learn(STEPS).save(tmp_path / "model")
+    for settings in ({"norm_obs": False}, {"norm_obs_keys": ["b", "a"]}, {}):
+        wrapped = VecNormalize(named(), **settings)
+        with pytest.raises(ConfigError, match=r"trained with VecNormalize\(norm_obs=True, norm_obs_keys=\['a'\]\)"):
+            GTrXLPPO.load(tmp_path / "model", env=wrapped, device="cpu")
+        with pytest.raises(ConfigError, match="see other numbers than it learned from"):
+            GTrXLPPO.load(tmp_path / "model", device="cpu").set_env(wrapped)
+    rewards_as_they_are = VecNormalize(named(), norm_obs_keys=["a"], norm_reward=False)
+    GTrXLPPO.load(tmp_path / "model", env=rewards_as_they_are, device="cpu")
+
+
+def test_a_file_without_a_place_does_not_go_on_in_an_episode(tmp_path: Path) -> None:
+    agent(walks()).learn(STEPS).save(tmp_path / "first")
+    GTrXLPPO.load(tmp_path / "first", device="cpu").save(tmp_path / "second")
+    assert GTrXLPPO.load(tmp_path / "second", env=walks(), device="cpu").num_timesteps == STEPS
+    with pytest.raises(ConfigError, match=r"holds no place to go on from.*leave force_reset out"):
+        GTrXLPPO.load(tmp_path / "second", env=walks(), device="cpu", force_reset=False)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.wrappers import TransformReward
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.policies.memory_policy import PolicyState
 from tests.agents.rollouts import StopsAt, loud, rollout
 from tests.agents.test_gtrxl_ppo_laws import SIZES
-from tests.agents.tiny_envs import AnySpace, Walk
+from tests.agents.tiny_envs import AnySpace, Steady, Walk
 from tests.attention.rows import small_windows
 
 TINY = {"preset": "gtrxl", "width": 16, "layers": 2, "heads": 2, "memory": 4}
@@ -286,3 +287,28 @@ def test_settings_that_cannot_bound_anything_are_refused() -> None:
         wrong: dict[str, Any] = {name: 0}
         with pytest.raises(ConfigError, match=name):
             agent(**wrong)
+
+
+def test_values_of_an_averaged_target_lie_between_its_own_and_the_learners() -> None:
+    """In whatever units either has them: returns are far from 0, and the learner's units move with every minibatch."""
+    env = DummyVecEnv([lambda: TransformReward(Steady(500), lambda reward: 100.0 * float(reward))] * 3)
+    model = agent(env, target_update=1, tau=0.3, popart=0.1, gamma=0.9)
+    for _ in range(4):
+        segment = rollout(model)
+        before = mean_value(model.target, segment)
+        model.train()
+        assert before < mean_value(model.target, segment) < mean_value(model.policy, segment)
+
+
+@torch.no_grad()
+def mean_value(policy: Any, segment: Any) -> float:
+    return float(policy.evaluate_segment(segment).values.mean())
+
+
+def test_a_memory_of_other_episodes_is_not_taken_for_the_present_one() -> None:
+    """A run that begins anew and stops where the last one ended has as many steps behind it."""
+    model = agent(DummyVecEnv([partial(Walk, (60,))] * 3))
+    model.learn(36)
+    assert model._present_memory() is not None
+    model.learn(72, callback=StopsAt(36))
+    assert model.num_timesteps == 36 and model._present_memory() is None

@@ -9,7 +9,7 @@ import torch
 from stable_baselines3.common.callbacks import LogEveryNTimesteps
 from stable_baselines3.common.logger import KVWriter, Logger
 
-from rltransformers.agents import DecisionTransformer, GTrXLPPO
+from rltransformers.agents import DecisionTransformer, GTrXLPPO, GTrXLVMPO
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.data import record
 from tests.agents.test_actor import MAKERS, Stream, offline, online
@@ -125,3 +125,31 @@ def test_without_a_log_interval_a_callback_says_when_the_log_is_written(name: st
     model.set_logger(Logger(None, [Writes()]))
     model.learn(80, LogEveryNTimesteps(40), log_interval=None)
     assert written == [40, 80]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_moments_of_an_optimiser_that_do_not_fit_change_nothing(name: str) -> None:
+    """Adam writes behind the end of a moment that is too small."""
+    model = MAKERS[name]()
+    model.learn(1 if name == "dt" else 200)
+    part = "optimizer" if name == "dt" else "policy.optimizer"
+    whole = model.get_parameters()
+    other = {key: value + 1.0 for key, value in whole["policy"].items()}
+    before = [tensor.clone() for tensor in tensors_of(model)]
+    state, groups = dict(whole[part]["state"]), whole[part]["param_groups"]
+    small = state | {0: state[0] | {"exp_avg": torch.zeros(1)}}
+    fewer = [groups[0] | {"params": groups[0]["params"][1:]}]
+    for optimiser, words in (
+        ({"state": small, "param_groups": groups}, rf"{part}\.state\.0\.exp_avg"),
+        ({"state": state, "param_groups": fewer}, f"{part} is of"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            model.set_parameters(whole | {"policy": other, part: optimiser})
+    assert all(torch.equal(*pair) for pair in zip(before, tensors_of(model), strict=True))
+
+
+@pytest.mark.parametrize("setting", ["eta_init", "alpha_init"])
+def test_first_values_of_what_a_file_holds_cannot_be_replaced(setting: str, tmp_path: Path) -> None:
+    MAKERS["vmpo"]().save(tmp_path / "model")
+    with pytest.raises(ConfigError, match=f"{setting}: the first value of what the file holds"):
+        GTrXLVMPO.load(tmp_path / "model", custom_objects={setting: 7.0})

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from rltransformers.core.errors import DataError
@@ -80,3 +81,24 @@ def test_what_a_checkpoint_holds_is_the_replay() -> None:
     broken = replay.state_dict() | {"rewards": replay.state_dict()["rewards"][:-1]}
     with pytest.raises(DataError):
         EpisodeReplay.restored(broken, data.observation_space, data.action_space, None)
+
+
+def test_it_comes_back_from_tensors_on_another_device() -> None:
+    """A stand-in for a GPU, whose tensors have no numpy: they are copied to the processor first."""
+
+    class Elsewhere(torch.Tensor):
+        def numpy(self, **options: Any) -> Any:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+        def cpu(self, *args: Any) -> Any:
+            return torch.tensor(self.tolist(), dtype=self.dtype)
+
+    replay = EpisodeReplay(episodes(5.0, 1.0), 3)
+    state = {
+        name: {path: leaf.as_subclass(Elsewhere) for path, leaf in part.items()}
+        if isinstance(part, dict)
+        else part.as_subclass(Elsewhere)
+        for name, part in replay.state_dict().items()
+    }
+    space = replay.data.observation_space, replay.data.action_space
+    assert returns(EpisodeReplay.restored(state, *space, None)) == returns(replay)

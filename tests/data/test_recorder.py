@@ -11,11 +11,13 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.seeding import generators
 from rltransformers.data import ObservationView, load_trajectories, mixture, record, write_minari
+from rltransformers.envs import GymnasiumVecEnv
 from tests.data.coded import code
 
 LENGTHS = (3, 7, 1, 5)
@@ -64,10 +66,12 @@ def vector(kind: str, count: int = 3, ends: bool = True) -> Any:
     makers = [partial(Coded, index, ends) for index in range(count)]
     if kind == "sb3":
         return DummyVecEnv([partial(limited, make) for make in makers])
+    if kind == "reset rows":  # the interface of Stable-Baselines3 around resets that take a step of their own
+        return GymnasiumVecEnv(RecordEpisodeStatistics(SyncVectorEnv(makers)))
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode(kind))
 
 
-KINDS = ["NextStep", "SameStep", "Disabled", "sb3"]
+KINDS = ["NextStep", "SameStep", "Disabled", "sb3", "reset rows"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -381,3 +381,13 @@ def test_uniform_noise_makes_samples_of_the_normal_inside_the_box() -> None:
         wide = torch.full((1, 6), 9.0)
         found = leaf.float().decode(wide, extreme.float())
         assert found.isfinite().all() and (found[:, :2] <= torch.tensor([2.0, 0.5])).all()
+
+
+@pytest.mark.parametrize("kind", [ContinuousAction, NormalAction])
+def test_predicted_actions_lie_in_a_box_whose_bounds_float32_cannot_hold(kind: type[ContinuousAction]) -> None:
+    space = spaces.Box(-0.1, 0.1, (2,), np.float64)
+    leaf = kind(space, 4)
+    for sign in (-1.0, 1.0):
+        output = torch.full((leaf.outputs,), 50.0 * sign)
+        for action in (leaf.decode(output), leaf.disturbed(torch.zeros(2), torch.full((2,), 9.0 * sign))):
+            assert space.contains(action.numpy().astype(np.float64))

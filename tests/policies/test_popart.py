@@ -106,3 +106,14 @@ def test_a_policy_keeps_values_and_optimiser_when_it_begins_to_normalise(shared:
     learned = {id(parameter) for parameter in policy.optimizer.param_groups[0]["params"]}
     assert learned == {id(parameter) for parameter in policy.parameters()}
     assert {"value_net.mean", "value_net.square", "value_net.shift", "value_net.scale"} <= set(policy.state_dict())
+
+
+def test_a_head_takes_the_units_of_another_and_no_value_changes() -> None:
+    head, other, features = head_of(), head_of(), torch.randn(7, 5)
+    head.follow(targets(-3.0, 0.5))
+    other.follow(targets(200.0, 40.0))
+    before = values_of(head, features)
+    head.take_units(other)
+    torch.testing.assert_close(values_of(head, features), before, atol=1e-4, rtol=1e-5)
+    for name in ("shift", "scale", "mean", "square"):
+        assert torch.equal(getattr(head, name), getattr(other, name)), name

@@ -182,3 +182,20 @@ def test_unusable_results_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("[{]")
     with pytest.raises(DataError, match=r"bad\.json is not a list of evaluation results"):
         read_results(tmp_path / "bad.json")
+
+
+def test_a_monitor_above_the_normalisation_does_not_hide_it() -> None:
+    with pytest.raises(ConfigError, match="VecMonitor below"):
+        evaluate_online(Counter(), VecMonitor(VecNormalize(vector(1), training=False)), "Countdown")
+    env = VecMonitor(VecNormalize(vector(1), training=False, norm_reward=False))
+    assert evaluate_online(Counter(), env, "Countdown", episodes=1, seed=3).returns[0] == by_hand(3)[0]
+
+
+def test_alignment_compares_discounted_returns_with_discounted_targets(tmp_path: Path) -> None:
+    result = EvaluationResult(None, (50.0, 50.0), (50, 50), (0, 1), target_return=18.0, discounted_returns=(17.0, 20.0))
+    assert result.mean == 50.0 and result.alignment_error == pytest.approx(2.5**0.5)
+    assert return_alignment([result]) == result.alignment_error
+    write_results(tmp_path / "evaluation.json", [result])
+    assert read_results(tmp_path / "evaluation.json") == [result]
+    with pytest.raises(ConfigError, match="discounted_returns has 1 entries"):
+        EvaluationResult(None, (50.0, 50.0), (50, 50), (0, 1), discounted_returns=(17.0,))
