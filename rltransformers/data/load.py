@@ -25,6 +25,7 @@ from rltransformers.core.spaces import (
     nest_paths,
     nested_leaves,
     space_from_leaves,
+    space_to_json,
 )
 from rltransformers.data.arrays import read_npz
 from rltransformers.data.buffers import is_buffer, read_buffer, trajectories_from_buffer
@@ -415,6 +416,11 @@ def _minari_key(dataset: Any) -> list[Any]:
     return [[_file_key(path) for path in files], [int(index) for index in dataset.episode_indices]]
 
 
+def _in_key(value: Any) -> str:
+    """An option as text, a space with all of its bounds: printing a large one leaves most of them out."""
+    return space_to_json(value) if isinstance(value, gym.Space) else str(value)
+
+
 def _cached(
     read: Callable[..., Trajectories],
     cache: str | os.PathLike[str] | None,
@@ -424,7 +430,8 @@ def _cached(
     """``read()``, or the memory-mapped copy in the cache, written first when it is not there yet."""
     if cache is None:
         return read()
-    digest = hashlib.sha256(json.dumps([source, dict(options)], sort_keys=True, default=str).encode()).hexdigest()[:16]
+    key = json.dumps([source, dict(options)], sort_keys=True, default=_in_key)
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     target = Path(cache) / f"trajectories-{digest}"
     if (target / DESCRIPTION).is_file():
         return Trajectories.open(target)

@@ -520,6 +520,14 @@ def test_the_cache_is_memory_mapped_and_follows_the_source(tmp_path: Path) -> No
     assert len(list((tmp_path / "cache").iterdir())) == 3
 
 
+def test_the_cache_tells_spaces_apart_that_print_alike(tmp_path: Path) -> None:
+    path = write_hdf5(tmp_path / "flat.hdf5", flat(coded_episodes()))
+    for high in (2e9, 2e9 + 1.0):
+        space = spaces.Box(-1e9, np.array([1e9, high]), (2,), np.float64)
+        found = load_trajectories(path, observation_space=space, cache=tmp_path / "cache")
+        assert found.observation_space == space
+
+
 def test_an_existing_minari_set_is_replaced_only_when_asked(minari_root: Path) -> None:
     write_minari(load_trajectories(coded_episodes()), "coded/twice-v0", ref_min_score=0.0, ref_max_score=10.0)
     short = load_trajectories(coded_episodes((2,)))
