@@ -17,7 +17,7 @@ from rltransformers.agents.gtrxl_dqn import GTrXLDQN
 from rltransformers.agents.load import CHECKPOINT, Agent, agent_checkpoint, load_agent, steps_of
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.checkpoint import Checkpoint, save_checkpoint
-from rltransformers.core.errors import CheckpointError, ConfigError, require
+from rltransformers.core.errors import CheckpointError, ConfigError, MissingExtraError, require
 from rltransformers.core.files import replacing_folder
 from rltransformers.core.ranges import strict
 from rltransformers.core.spaces import leaf_spaces, space_from_json
@@ -245,7 +245,10 @@ def load_from_hub(repo_id: str, *, revision: str | None = None, device: torch.de
     """
     if Path(repo_id).is_dir():
         return load_agent(repo_id, device=device)
-    hub = require("huggingface_hub", "hub")
+    try:
+        hub = require("huggingface_hub", "hub")
+    except MissingExtraError as error:
+        raise MissingExtraError(f"there is no folder {repo_id}, and for a repository of the Hub: {error}") from error
     way_out = (
         "check id, revision and network; log in with `hf auth login` for a private or gated repository; or name a "
         "folder that exists"

@@ -295,7 +295,7 @@ def _wrapper_type(name: str) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
     except (ImportError, TypeError, ValueError) as error:
         raise ConfigError(f"wrapper {name!r}: the module {module!r} cannot be imported ({error})") from error
     if not (isinstance(found, type) and issubclass(found, gymnasium.Wrapper)):
-        known = [*WRAPPERS, *gymnasium.wrappers.__all__]
+        known = [*WRAPPERS, *(each for each in gymnasium.wrappers.__all__ if each[0].isupper())]  # no modules
         raise ConfigError(f"unknown wrapper {name!r}; {did_you_mean(name, known)}")
     return found
 

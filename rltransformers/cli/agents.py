@@ -135,7 +135,7 @@ class OnlineRunAgent(RunAgent):
             exact = False if config.train.restart_every else None  # restarts need no state of the environments
             reset = exact if self._training else True
             return kind.load(checkpoint, env=env, device=self._device, force_reset=reset, **self._overrides)
-        policy = {"backbone": config.backbone} | config.policy
+        policy = config.policy | {"backbone": config.backbone}
         make: type[Any] = kind
         name = next(iter(kind.policy_aliases))
         return make(name, self._normalized(env), policy_kwargs=policy, seed=config.seed, **config.algorithm)

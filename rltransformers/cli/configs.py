@@ -21,14 +21,17 @@ from rltransformers.training.experiment import (
 
 USUAL = """
 agent: gtrxl_ppo
-environment: {num_envs: 8}
+environment: {num_envs: 8, normalize_reward: true}
 train: {total_timesteps: 100_000}
 evaluation: {episodes: 20, every: 10_000}
 """
 """Settings of a run that names an environment alone; what is not here has the default of the agent."""
-USUAL_OFFLINE = USUAL.replace("total_timesteps: 100_000", "gradient_steps: 10_000").replace(
-    "every: 10_000", "every: 2_500"
-)
+USUAL_OFFLINE = """
+agent: decision_transformer
+environment: {num_envs: 8}
+train: {gradient_steps: 10_000}
+evaluation: {episodes: 20, every: 2_500}
+"""
 
 
 def packaged_configs() -> list[str]:

@@ -60,11 +60,14 @@ def policy_class(agent: AgentName) -> type[Any]:
 
 
 def policy_hints(agent: AgentName) -> dict[str, Any]:
-    """The keywords that ``policy`` takes for an agent, with the annotations of their types and ranges."""
-    if agent is AgentName.DECISION_TRANSFORMER:
-        return get_type_hints(PolicySettings, include_extras=True)
-    without = ("observation_space", "action_space", "lr_schedule", "use_sde")
-    return {name: hint for name, hint in annotations(policy_class(agent).__init__).items() if name not in without}
+    """The keywords that ``policy`` takes for an agent, with the annotations of their types and ranges.
+
+    The backbone has a section of its own.
+    """
+    of_dt = agent is AgentName.DECISION_TRANSFORMER
+    hints = get_type_hints(PolicySettings, include_extras=True) if of_dt else annotations(policy_class(agent).__init__)
+    without = ("observation_space", "action_space", "lr_schedule", "use_sde", "backbone")
+    return {name: hint for name, hint in hints.items() if name not in without}
 
 
 def check_config(config: ExperimentConfig, new: bool = True) -> None:
@@ -82,7 +85,7 @@ def check_config(config: ExperimentConfig, new: bool = True) -> None:
     if not new:
         return
     if config.agent in MEMORY_AGENTS:
-        BackboneConfig.from_dict(({"backbone": config.backbone} | config.policy)["backbone"] or {})
+        BackboneConfig.from_dict(config.backbone or {})
     elif config.agent is AgentName.DECISION_TRANSFORMER:
         defaults = {name: each.default for name, each in signature(DecisionTransformer.__init__).parameters.items()}
         given = [(defaults | config.algorithm)[name] for name in ("mode", "context_length", "return_in")]

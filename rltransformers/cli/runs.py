@@ -131,6 +131,11 @@ def resume(
         begun = folder.last.is_file()
         agent = build_agent(config, folder.last if begun else None)
         try:
+            if config.steps < min(agent.steps_done, read_experiment(folder.config).steps):
+                raise ConfigError(
+                    f"run {path} is at step {agent.steps_done}, so it cannot end at {config.steps}; name more steps, "
+                    "or none, to go on with it"
+                )
             if world.leads:
                 folder.write_config(config.to_dict())
             say(threads)

@@ -30,8 +30,9 @@ OTHER_WORDS = {
     "lr": ("algorithm.learning_rate",),
     "steps": ("train.total_timesteps", "train.gradient_steps"),
     "timesteps": ("train.total_timesteps", "train.gradient_steps"),
+    "policy.backbone": ("backbone",),
 }
-"""What other programs call a setting, and the keys that may be meant."""
+"""What other programs, or Python, call a setting, and the keys that may be meant."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def suggestion(key: str, known: Collection[str]) -> str:
     close = close or ([] if beside else difflib.get_close_matches(key, keys, n=2, cutoff=0.8))
     if not close:
         close = [each for match in difflib.get_close_matches(name, named, n=1, cutoff=0.8) for each in named[match]]
-    meant = [each for each in OTHER_WORDS.get(key, ()) if each in known]
+    meant = [each for each in OTHER_WORDS.get(key, ()) if each in keys]
     close = meant or sorted(close, key=lambda each: -difflib.SequenceMatcher(None, key, each).ratio())
     if close:
         return f"did you mean {' or '.join(repr(each) for each in close[:2])}?"

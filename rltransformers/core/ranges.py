@@ -113,8 +113,14 @@ def strict(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         try:
             bound = signature.bind(*args, **kwargs)
-        except TypeError:  # a missing or an unknown argument: Python's own message is best
-            return function(*args, **kwargs)
+        except TypeError as error:  # a missing or an unknown argument
+            unknown = [name for name in kwargs if name not in signature.parameters]
+            if not unknown:
+                return function(*args, **kwargs)  # Python's own message is best
+            known = [name for name in signature.parameters if name not in ("self", "cls")]
+            raise TypeError(
+                f"{function.__qualname__}() has no argument {unknown[0]!r}; {did_you_mean(unknown[0], known)}"
+            ) from error
         for name, annotation in annotations(function).items():
             if name in bound.arguments:
                 bound.arguments[name] = check(bound.arguments[name], annotation, name)

@@ -183,7 +183,7 @@ def trajectories_from_d4rl(
     if missing:
         raise DataError(
             f"{name}: the keys {missing} are missing, present are {sorted(map(str, arrays))}; D4RL data need "
-            f"{list(REQUIRED)}"
+            f"{list(REQUIRED)}; an episode stands in a list: [episode]"
         )
     given = {ours: arrays[theirs] for ours, theirs in names.items()}
     observation_space = observation_space or infer_space(given["observations"], "observations", name)

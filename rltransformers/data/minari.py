@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.errors import ConfigError, DataError, one_line
 from rltransformers.core.files import file_lock, remove_left_overs, replacing_folder
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
 from rltransformers.data.hdf5 import HDF5Writer, Tree
@@ -128,7 +128,8 @@ def check_dataset_id(dataset_id: str) -> None:
         parse_dataset_id(dataset_id)
     except (ValueError, TypeError) as error:  # a missing version is a TypeError in Minari
         raise ConfigError(
-            f"{dataset_id!r} is no Minari id; write (namespace/)name-v<number>, like 'hopper/mixture-v0'"
+            f"{dataset_id!r} is no Minari id ({one_line(error)}); write (namespace/)name-v<number>, like "
+            "'hopper/mixture-v0'"
         ) from error
 
 

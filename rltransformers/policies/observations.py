@@ -125,8 +125,8 @@ def fit_starts(episode_start: Any, rows: int) -> np.ndarray:
         start = flags(episode_start).reshape(-1)
     except DataError as error:
         raise DataError(f"episode_start {error}") from error
-    if len(start) not in (1, rows):
-        raise DataError(f"episode_start has {len(start)} entries for {rows} environments; give one for each")
+    if len(start) != rows and np.ndim(episode_start):
+        raise DataError(f"episode_start has {len(start)} entries for {rows} environments; give one boolean for each")
     return np.broadcast_to(start, (rows,)).copy()
 
 

@@ -144,6 +144,8 @@ class Settings:
     def _check_options(self) -> None:
         if self.mode == "bc" and self.return_head is not None:
             raise ConfigError("mode 'bc' has no returns that return_head could predict; leave return_head out")
+        if self.return_head is None and self.expectile != Settings.expectile:
+            raise ConfigError("expectile has no effect without a return_head; set return_head to 'expectile'")
         if self.mode == "bc" and self.return_in != "sequence":
             raise ConfigError(f"mode 'bc' has no returns, so return_in {self.return_in!r} has no effect; leave it out")
         options = self.critic_options

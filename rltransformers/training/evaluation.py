@@ -192,10 +192,14 @@ def evaluate_online(
     Raises:
         DataError: for an observation, a reward or a flag that is none of the space, and for an exception of the
             environment (chained): with environment and step; for an episode that does not end.
-        ConfigError: for less than one episode, or an environment whose statistics still move or whose returns would be
-            normalised.
+        ConfigError: for less than one episode, for what is no ``VecEnv``, and for an environment whose statistics still
+            move or whose returns would be normalised.
     """
     check(episodes, Episodes, "episodes")
+    if not isinstance(env, VecEnv):
+        raise ConfigError(
+            f"env is a {type(env).__name__}; evaluate_online takes a VecEnv: rltransformers.envs.make_vec_env(id)"
+        )
     longest = longest_allowed(longest_episode, gymnasium.registry.get(env_id))
     normalize = unwrap_vec_normalize(env)
     inner = env if normalize is None or not normalize.norm_reward else normalize.venv

@@ -218,6 +218,12 @@ def test_wrong_use_names_the_way_out() -> None:
         actor(np.zeros((2, 4)), 1.0)
     with pytest.raises(DataError, match="episode_start has 3 entries for 1"):
         actor.reset([True, False, True])
+    many = model.actor()
+    many.reset()
+    many(np.zeros((3, 4), np.float32))
+    for ended in ([1], [True], [0, 2]):  # indices are no booleans, one is none for each
+        with pytest.raises(DataError, match=r"for 3 environments; give one boolean for each|episode_start"):
+            many.reset(ended)
     with pytest.raises(DataError, match="not finite"):
         actor(one, np.nan)
     actor(one, 1.0)  # what was refused changed nothing

@@ -409,6 +409,7 @@ def test_compiled_acting_equals_eager_acting(
         ({"critic": "qt", "critic_kwargs": {"polyak": 0.0}}, r"critic_kwargs\.polyak must be"),
         ({"critic": "qtt"}, "did you mean 'qt'"),
         ({"expectile": 1.0}, "expectile must be"),
+        ({"expectile": 0.9}, "no effect without a return_head"),
         ({"mode": "bc", "critic": "qt", "critic_kwargs": {"alignment": 1.0}}, "leave it at 0 or set mode to 'dt'"),
         ({"mode": "bc", "critic": "qt", "critic_kwargs": {"candidates": 2}}, "leave it at 1"),
         ({"return_head": "expectile", "critic": "qt", "critic_kwargs": {"candidates": 9}}, "leave it at 1"),

@@ -421,3 +421,5 @@ def test_without_the_extra_folders_are_made_and_loaded_all_the_same(
     for call in (lambda: push_to_hub(folder, "someone/agent"), lambda: load_from_hub("someone/agent")):
         with pytest.raises(MissingExtraError, match=r"rltransformers\[hub\]"):
             call()
+    with pytest.raises(MissingExtraError, match="there is no folder mistyped, and for a repository of the Hub: "):
+        load_from_hub("mistyped")

@@ -482,6 +482,14 @@ def test_an_evaluation_that_was_edited_in_the_config_is_made_again(
     assert not folder.evaluation.exists(), "it is of other weights than those that the run will end with"
 
 
+def test_a_run_cannot_end_before_the_step_it_is_at(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "train", "offline.yaml", "--name", "done", "--train.gradient_steps", "4")
+    before = Path("runs/done/config.yaml").read_text()
+    assert main(["train", "--resume", "runs/done", "--train.gradient_steps", "3"]) == 2
+    assert "run runs/done is at step 4, so it cannot end at 3; name more steps" in capsys.readouterr().err
+    assert Path("runs/done/config.yaml").read_text() == before
+
+
 def test_a_folder_in_use_is_not_resumed_and_still_evaluated(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "train", "offline.yaml", "--train.gradient_steps", "1")
     with holding(
@@ -779,7 +787,9 @@ def test_a_run_goes_on_on_another_device(name: str, work: Path, capsys: pytest.C
         (["train", "online.yaml", "--algorithm.seed", "1"], "algorithm.seed is set elsewhere in a config: seed"),
         (["train", "online.yaml", "--backbone.widht", "8"], "did you mean 'backbone.width'"),
         (["train", "online.yaml", "--backbone.heads", "3"], "heads"),
-        (["train", "online.yaml", "--policy.hed", "3"], "unknown setting policy.hed; known: action_masks, backbone"),
+        (["train", "online.yaml", "--policy.hed", "3"], "unknown setting policy.hed; known: action_masks, "),
+        (["train", "online.yaml", "--policy.backbone", "alibi"],
+         "unknown setting policy.backbone; did you mean 'backbone'"),
         (["train", "online.yaml", "--environment.id", "CueRecal-v0"], "did you mean 'rltransformers/CueRecall-v0'"),
         (["train", "online.yaml", "--environment.wrappers", "[Drop]"], "unknown wrapper 'Drop'"),
         (["train", "offline.yaml", "--dataset", "nobody/nothing-v0"], "nobody/nothing-v0"),

@@ -305,3 +305,14 @@ def test_settings_are_checked_by_a_table() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             check_settings(table, values, "run.")  # type: ignore[arg-type]
+
+
+def test_an_unknown_argument_is_told_with_the_one_that_was_meant() -> None:
+    @strict
+    def learn(total_timesteps: int, log_interval: int = 1) -> int:
+        return total_timesteps + log_interval
+
+    with pytest.raises(TypeError, match=r"learn\(\) has no argument 'total_timestep'; did you mean 'total_timesteps'"):
+        learn(total_timestep=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        learn()  # type: ignore[call-arg]

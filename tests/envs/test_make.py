@@ -293,6 +293,7 @@ def test_a_missing_simulator_names_its_extra(error: Exception, monkeypatch: pyte
         ({"wrappers": ["DropIndex"]}, "did you mean 'DropIndices'"),
         ({"wrappers": ["no_such_module:Wrapper"]}, "cannot be imported"),
         ({"wrappers": ["math:pi"]}, "unknown wrapper"),
+        ({"wrappers": ["vector"]}, "unknown wrapper 'vector'; (known|did you mean '(?!vector'))"),
         ({"wrappers": [{"indices": [1]}]}, "a wrapper is a name or"),
         ({"wrappers": [{"name": "History", "rewards": True}]}, "does not take the options"),
         ({"env_kwargs": {"gravity": 3}}, "cannot be made with env_kwargs {'gravity': 3}.*unexpected keyword"),

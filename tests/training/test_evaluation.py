@@ -100,6 +100,8 @@ def test_a_lost_life_starts_the_memory_anew_and_does_not_end_the_game() -> None:
 
 
 def test_an_environment_that_would_falsify_the_result_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"env is a str; evaluate_online takes a VecEnv: .*make_vec_env"):
+        evaluate_online(Counter(), "CartPole-v1", "CartPole-v1")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="training=False"):
         evaluate_online(Counter(), VecNormalize(VecMonitor(vector(1))), "Countdown")
     with pytest.raises(ConfigError, match="VecMonitor below"):
