@@ -331,7 +331,7 @@ class DecisionTransformer(OfflineAgent):
             log_interval: updates between two lines of the log; losses are averaged over them.
 
         Raises:
-            ConfigError: when the model was loaded without a dataset.
+            ConfigError: when the model was loaded without a dataset, and for an ``EvalCallback``.
             DataError: when the loss is no longer finite.
         """
         if self._sampler is None:

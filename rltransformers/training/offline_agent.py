@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from annotated_types import Ge, Lt
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EvalCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import configure_logger
@@ -170,6 +170,11 @@ class OfflineAgent:
             self._logger = self._own_logger(tb_log_name)
         callbacks = callback if isinstance(callback, list) else [callback]
         parts = [part if isinstance(part, BaseCallback) else ConvertCallback(part) for part in callbacks]
+        if any(isinstance(part, EvalCallback) for part in parts):
+            raise ConfigError(
+                "EvalCallback compares its environment with that of training, which there is none of; take "
+                "EvaluationCallback of rltransformers.training.evaluation_callback"
+            )
         if progress_bar:
             parts.append(ProgressBar(total_timesteps))
         whole = CallbackList(parts)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, ConvertCallback
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, ConvertCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
@@ -256,6 +256,8 @@ def test_callbacks_of_stable_baselines3_work(data: Trajectories, tmp_path: Path)
     assert model.num_timesteps == 7
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dt_3_steps.zip", "dt_6_steps.zip"]
     assert DecisionTransformer.load(tmp_path / "dt_6_steps", device="cpu").num_timesteps == 6
+    with pytest.raises(ConfigError, match="take EvaluationCallback of rltransformers"):
+        make(data).learn(2, callback=EvalCallback(DummyVecEnv([Drift])))
 
 
 def test_tensorboard_counts_updates_on_its_x_axis(data: Trajectories, tmp_path: Path) -> None:
