@@ -87,6 +87,11 @@ def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
     search = {key: read_search(values, f"search of {key}") for key, values in space.items()}
     for key, values in search.items():
         for value in values.values if isinstance(values, OneOf) else (values.low, values.high):
+            if key == "seed":
+                raise ConfigError(
+                    "seed is no setting to search: the best of several seeds is luck; `rltransformers train --seeds N` "
+                    "says how far they lie apart"
+                )
             if key in ("output", "tune", "agent") or key.startswith("tune."):
                 raise ConfigError(f"{key} is no setting to search: it is the same in all trials of a study")
             candidate = _with(base, {key: value})
@@ -211,6 +216,8 @@ class _Trials:
         while (count := len(self.past_trials()) + len(self.attempts)) < trials:
             trial = self.study.ask()
             settings = self._suggestion(trial)
+            if self._repeat(trial, settings):
+                continue
             runs.say(f"trial {trial.number} ({count + 1} of {trials}): {as_text(settings)}")
             try:
                 values = _with(self.base, settings) | {"output": str(self.folder)}
@@ -220,6 +227,19 @@ class _Trials:
                 continue
             self.attempts[trial.number] = _Attempt(trial, Report(order))
             yield trial.number, order
+
+    def _repeat(self, trial: Any, settings: Mapping[str, Any]) -> bool:
+        """Give a trial the outcome of an earlier one with the same settings (and seed), where there is one."""
+        twin = next((each for each in self.past_trials() if each.user_attrs["settings"] == settings), None)
+        if twin is None:
+            return False
+        runs.say(f"trial {trial.number} has the settings of trial {twin.number}, and its outcome")
+        if "refused" in twin.user_attrs:
+            trial.set_user_attr("refused", twin.user_attrs["refused"])
+        if "run" in twin.user_attrs:
+            trial.set_user_attr("run", twin.user_attrs["run"])
+        self.study.tell(trial, twin.value if twin.state is self.states.COMPLETE else None, state=twin.state)
+        return True
 
     def _listen(self, number: int, job: Job) -> None:
         """Stop a trial early when its evaluations say so, also where it came to its end before anybody looked."""

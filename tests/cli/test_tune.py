@@ -267,6 +267,19 @@ def test_a_study_whose_trials_all_die_ends_with_the_reason(
     assert len(planted.ran) == 3
 
 
+def test_settings_that_were_tried_are_not_trained_again(
+    work: Path, capsys: pytest.CaptureFixture[str], planted: Planted
+) -> None:
+    few = ("--search", "algorithm.n_epochs=[1, 2, 7]", "--algorithm.learning_rate", "0.01")
+    told = json.loads(run(capsys, "tune", "online.yaml", *few, "--trials", "12", "--json"))
+    assert len(told["trials"]) == 12 and len(planted.ran) == 3
+    by_epochs: dict[int, set[Any]] = {}
+    for trial in told["trials"]:
+        outcome = trial["state"], trial["score"], trial["run"], trial["refused"]
+        by_epochs.setdefault(trial["settings"]["algorithm.n_epochs"], set()).add(outcome)
+    assert sorted(by_epochs) == [1, 2, 7] and all(len(outcomes) == 1 for outcomes in by_epochs.values())
+
+
 @pytest.mark.parametrize("jobs", [1, 4])
 def test_so_many_trials_run_at_a_time_and_none_is_proposed_twice(
     work: Path, capsys: pytest.CaptureFixture[str], planted: Planted, jobs: int
@@ -301,6 +314,7 @@ def test_so_many_trials_run_at_a_time_and_none_is_proposed_twice(
         (["--search", "train.total_timesteps=[8, x]"], "train.total_timesteps must be"),
         (["--search", "algorithm.gamma=high"], "search of algorithm.gamma must be a range"),
         (["--search", "output=[a, b]"], "output is no setting to search"),
+        (["--search", "seed=[1, 2]"], "seed is no setting to search: the best of several seeds is luck"),
         (["--search", "algorithm.gamma=0.5..1", "--name", "../x"], "../x"),
         (["--tune.search", "{algorithm.gamma: 3}"], "tune.search.algorithm.gamma must be a range"),
         (["--tune.trials", "0", *RATES], "tune.trials must be"),
@@ -333,9 +347,9 @@ def test_a_program_among_the_values_of_a_file_runs_only_when_trusted(
 def test_sizes_that_fit_each_other_in_some_trials_alone_may_be_searched(
     work: Path, capsys: pytest.CaptureFixture[str], planted: Planted
 ) -> None:
-    words = ("--search", "backbone.heads=[2, 3]", "--search", "backbone.width=[8, 12]", "--trials", "3")
-    run(capsys, "tune", "online.yaml", *words, "--algorithm.learning_rate", "0.1")
-    assert len(planted.ran) == 3
+    words = ("--search", "backbone.heads=[2, 3]", "--search", "backbone.width=[8, 12]", "--trials", "3", "--json")
+    told = json.loads(run(capsys, "tune", "online.yaml", *words, "--algorithm.learning_rate", "0.1"))
+    assert len(told["trials"]) == 3 and planted.ran
 
 
 @pytest.mark.usefixtures("planted")
