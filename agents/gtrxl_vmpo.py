@@ -185,8 +185,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         self.multipliers = Multipliers(self.eta_init, dict.fromkeys(kinds, self.alpha_init)).to(self.device)
         self.multiplier_optimizer = torch.optim.Adam(self.multipliers.parameters(), self.multiplier_learning_rate)
         self._target_age = 0  # gradient steps of the learner since the target was renewed
-        self._own_memory: PolicyState | None = None  # the learner's, after `_own_memory_at` environment steps
-        self._own_memory_at = 0
+        self._own_memory: PolicyState | None = None  # the learner's, until acting takes its next step
         self._first_memory: PolicyState | None = None  # the learner's at the start of this segment; None: the target's
 
     @property
@@ -197,12 +196,12 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
         """One segment of every environment, acted by the target; False when a callback ends training."""
-        self._first_memory, self._own_memory = self._present_memory(), None
+        self._first_memory = self._own_memory
         return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
 
-    def _present_memory(self) -> PolicyState | None:
-        """The learner's own memory; None where acting stands elsewhere: in a rollout, and after a stop in one."""
-        return self._own_memory if self._own_memory_at == self.num_timesteps else None
+    def _count_steps(self, count: int) -> None:
+        super()._count_steps(count)
+        self._own_memory = None
 
     # Update
 
@@ -289,7 +288,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
 
     def _refresh_memory(self, segment: Segment) -> None:
         """The learner's memory follows its new weights. The target keeps its weights, and so its memory, for now."""
-        self._own_memory, self._own_memory_at = self._renewed_memory(segment), self.num_timesteps
+        self._own_memory = self._renewed_memory(segment)
 
     @torch.no_grad()
     def _renew_target(self) -> None:
@@ -319,7 +318,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         return super()._parts() | {name: name for name in own}
 
     def _tensors(self) -> dict[str, Any]:
-        memory = self._present_memory()
+        memory = self._own_memory
         return super()._tensors() | {
             "target": self.target.state_dict(),
             "target_age": self._target_age,
@@ -342,4 +341,3 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         super()._restore_place(tensors)
         if tensors["own_memory"] is not None:
             self._own_memory = PolicyState.from_tensors(on_device(tensors["own_memory"], self.device))
-            self._own_memory_at = self.num_timesteps

@@ -493,7 +493,7 @@ def test_predict_asks_for_what_it_needs(trained: DecisionTransformer) -> None:
     _, state = trained.predict(observation)
     with pytest.raises(ConfigError, match="reward"):
         trained.predict(observation, state)
-    with pytest.raises(ConfigError, match="holds 2 environments"):
+    with pytest.raises(ConfigError, match="belongs to 2 environments, the observation to 1"):
         trained.predict(np.zeros(2, np.float32), state, reward=0.0)
     with pytest.raises(ConfigError, match="target_return"):
         trained.predict(observation, target_return="much")  # type: ignore[arg-type]

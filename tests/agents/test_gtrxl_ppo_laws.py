@@ -61,7 +61,7 @@ from torch import Tensor
 
 from rltransformers.agents import GTrXLPPO
 from rltransformers.backbone import PRESETS
-from rltransformers.core.errors import DataError
+from rltransformers.core.errors import ConfigError
 from rltransformers.data.rollout import Segment
 from rltransformers.policies.actor_critic import Evaluation, previous_steps
 from rltransformers.policies.memory_policy import PolicyState
@@ -417,7 +417,7 @@ def test_environments_in_one_batch_do_not_touch_each_other() -> None:
 def test_a_state_of_another_batch_size_is_refused() -> None:
     model = agent()
     _, state = model.predict(np.zeros((2, 3), np.float32))
-    with pytest.raises(DataError, match="2 environments, the observation to 3"):
+    with pytest.raises(ConfigError, match="2 environments, the observation to 3"):
         model.predict(np.zeros((3, 3), np.float32), state)
 
 

@@ -167,12 +167,12 @@ def test_after_a_stop_inside_a_rollout_the_learner_begins_with_the_memory_of_act
     """Its own lacks the steps of the rollout that was given up; a checkpoint from there does not hold it either."""
     model = agent(target_update=10**6)
     model.learn(36)
-    assert model._present_memory() is not None
+    assert model._own_memory is not None
     model.learn(36, callback=StopsAt(36 + 15), reset_num_timesteps=False)
-    assert model.num_timesteps == 51 and model._present_memory() is None
+    assert model.num_timesteps == 51 and model._own_memory is None
     model.save(tmp_path / "model")
     loaded = GTrXLVMPO.load(tmp_path / "model", env=model.get_env(), device="cpu", force_reset=False)
-    assert loaded._present_memory() is None
+    assert loaded._own_memory is None
     segment = rollout(model)
     assert model._first_memory is None
     assert segment.rewards.shape == (3, 12)
@@ -309,6 +309,6 @@ def test_a_memory_of_other_episodes_is_not_taken_for_the_present_one() -> None:
     """A run that begins anew and stops where the last one ended has as many steps behind it."""
     model = agent(DummyVecEnv([partial(Walk, (60,))] * 3))
     model.learn(36)
-    assert model._present_memory() is not None
+    assert model._own_memory is not None
     model.learn(72, callback=StopsAt(36))
-    assert model.num_timesteps == 36 and model._present_memory() is None
+    assert model.num_timesteps == 36 and model._own_memory is None

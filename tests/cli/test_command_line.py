@@ -145,7 +145,7 @@ def test_the_defaults_of_a_backbone_are_those_that_the_agent_builds(agent: Agent
          "unknown setting dataset.collect.episode; did you mean 'dataset.collect.episodes'"),
         (["--algorithm.critic", "qt"],
          "unknown setting algorithm.critic of agent gtrxl_ppo; agents that have it: decision_transformer"),
-        (["--policy.qqq", "8"], "unknown setting policy.qqq; known: action_masks, backbone"),
+        (["--policy.qqq", "8"], "unknown setting policy.qqq; known: action_masks, features_extractor_class"),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_is_refused_with_the_full_name_of_the_right_one(

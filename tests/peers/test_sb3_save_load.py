@@ -139,7 +139,7 @@ def test_another_environment_begins_anew_and_the_same_one_goes_on(kind: Kind, tm
     assert model.learn(STEPS, reset_num_timesteps=True).num_timesteps == STEPS
     model.set_env(walk(kind))  # is wrapped
     model.learn(STEPS)
-    with pytest.raises(AssertionError, match="number of environments"):
+    with pytest.raises(ConfigError, match="2 copies, this agent learns from 1"):
         model.set_env(walks(kind, 2))
     model.set_env(model.get_env(), force_reset=False)
     assert model._last_obs is not None
