@@ -234,10 +234,8 @@ class _Trials:
         if twin is None:
             return False
         runs.say(f"trial {trial.number} has the settings of trial {twin.number}, and its outcome")
-        if "refused" in twin.user_attrs:
-            trial.set_user_attr("refused", twin.user_attrs["refused"])
-        if "run" in twin.user_attrs:
-            trial.set_user_attr("run", twin.user_attrs["run"])
+        for name, value in twin.user_attrs.items():
+            trial.set_user_attr(name, value)
         self.study.tell(trial, twin.value if twin.state is self.states.COMPLETE else None, state=twin.state)
         return True
 

@@ -3,6 +3,8 @@
 Axis letters: B streams, H heads, T tokens, C clusters, K numbers of a centre.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -28,10 +30,17 @@ class OnlineMeans(nn.Module):
         self.counts += member.sum((0, 2))
 
     @torch.no_grad()
-    def moved(self, centres: Float[Tensor, "H C K"], decay: float) -> Float[Tensor, "H C K"]:
-        """``centres`` after a move, and a new count: ``decay`` of each stays; one without members stays as it is."""
+    def move(
+        self, centres: Float[Tensor, "H C K"], decay: float, onto: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """Move ``centres`` towards the means of their members, and count anew; one without members stays as it is.
+
+        Args:
+            decay: share of a centre that stays.
+            onto: projects what moved, such as onto a sphere; None leaves it where it is.
+        """
         mean = self.sums / self.counts.clamp(min=1)[..., None]
-        new = torch.where(self.counts[..., None] > 0, decay * centres + (1 - decay) * mean, centres)
+        new = decay * centres + (1 - decay) * mean
+        centres.copy_(torch.where(self.counts[..., None] > 0, new if onto is None else onto(new), centres))
         self.sums.zero_()
         self.counts.zero_()
-        return new

@@ -120,10 +120,9 @@ class Clustered(OnlineMeans, HeadsMixer):
             away = (q - self.codebook[heads, own]).square().sum(-1).sqrt() * valid
             call.probe.metric("distance", away.sum() / (valid.sum() * q.shape[1]).clamp(min=1))
 
-    @torch.no_grad()
     def maintain(self) -> None:
         """Move every codeword with members towards the mean of its queries since the last call."""
-        self.codebook.copy_(self.moved(self.codebook, self.decay))
+        self.move(self.codebook, self.decay)
 
 
 def _rows_at(rows: Float[Tensor, "B H R E"], index: Int[Tensor, "B H X w"]) -> Float[Tensor, "B H X w E"]:

@@ -77,14 +77,11 @@ def measure(order: Mapping[str, Any]) -> Row:
         order["task"], order["variant"], order["seed"], 0.0, 0, 0, 0.0, config_hash=order["config_hash"],
         commit=commit(), versions=versions(), machine=machine(), date=time.strftime("%Y-%m-%d"),
     )  # fmt: skip
-    if config.dataset is not None and config.dataset.collect is None:
-        data = load_trajectories(config.dataset.id, **config.dataset.reading())
-        row = replace(row, recording=data.fingerprint())
-        del data  # a run reads it again
     if order["of_data"]:
         row = _data_row(row, config, order["score"])
     else:
         folder, target = Path(order["folder"]), order["target"]
+        row = replace(row, recording=_recording(config))
         row = _run_row(row, config, folder, order["score"], target, order["metrics"])
         row = replace(row, transfers=transferred(config, folder, order["transfers"], target))
     return replace(row, score=score_of(row.results, order["score"], order["target"]))
@@ -273,8 +270,17 @@ def _data_row(row: Row, config: ExperimentConfig, score: str) -> Row:
         "return_std": float(np.std(returns)),
         "success_rate": success,
     }
-    seconds = time.time() - began
-    return replace(row, episodes=len(data), steps=data.steps, wall_seconds=seconds, results=[result])
+    row = replace(row, wall_seconds=time.time() - began, recording=_recording(config, data))
+    return replace(row, episodes=len(data), steps=data.steps, results=[result])
+
+
+def _recording(config: ExperimentConfig, data: Trajectories | None = None) -> str:
+    """The fingerprint of the stored dataset of a config, whose content is ``data`` where it was read already."""
+    if config.dataset is None or config.dataset.collect is not None:
+        return ""
+    if data is None:
+        data = load_trajectories(config.dataset.id, **config.dataset.reading())
+    return data.fingerprint()
 
 
 def succeeded(data: Trajectories) -> Any:

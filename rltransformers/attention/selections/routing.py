@@ -79,12 +79,9 @@ class Routing(OnlineMeans, Chooser):
             error = (x - self.centroids[heads, clusters]).square().sum(-1)
             call.probe.loss("commitment", (error * valid).sum() / (valid.sum() * q.shape[1]).clamp(min=1))
 
-    @torch.no_grad()
     def maintain(self) -> None:
         """Move every centroid with members towards the mean of its queries and keys since the last call."""
-        had_members = self.counts[..., None] > 0
-        moved = self.moved(self.centroids, self.decay)
-        self.centroids.copy_(torch.where(had_members, spherical(moved), moved))
+        self.move(self.centroids, self.decay, spherical)
 
 
 @dataclass(frozen=True)
