@@ -72,7 +72,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         learning_starts: environment steps with random actions before the first update.
         batch_size: segments per update.
         segment_length: steps of a segment, all of which are learned from.
-        context_length: steps before a segment that are encoded to make its memory. None: as many as the layers look
+        burn_in: steps before a segment that are encoded to make its memory. None: as many as the layers look
             back together, which makes the memory exact; a backbone that remembers more than a window needs a number. As
             many steps as the longest episode has are exact for every backbone; fewer are the burn-in of R2D2.
         train_freq: steps of every environment between two rounds of updates.
@@ -120,7 +120,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         learning_starts: WholeNumber = 1_000,
         batch_size: Annotated[int, Ge(1), Le(2**16)] = 32,
         segment_length: Annotated[int, Ge(1), Le(2**20)] = 64,
-        context_length: Annotated[int, Ge(0), Le(2**20)] | None = None,
+        burn_in: Annotated[int, Ge(0), Le(2**20)] | None = None,
         train_freq: Count = 4,
         gradient_steps: Count = 1,
         target_update_interval: Count = 2_500,
@@ -165,7 +165,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             sde_support=False,
         )
         self.train_freq = TrainFreq(train_freq, TrainFrequencyUnit.STEP)  # type: ignore[assignment]  # as SB3 keeps it
-        self.segment_length, self.context_length = segment_length, context_length
+        self.segment_length, self.burn_in = segment_length, burn_in
         self.target_update_interval = target_update_interval
         self.n_step, self.value_rescale, self.prioritized = n_step, value_rescale, prioritized
         self.exploration = exploration
@@ -180,7 +180,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         check_exploration(self.exploration)
         check_shared(self.world, None, self.batch_size)
         self._make_policy()
-        self.context = context_of(self.context_length, self.policy.actor.backbone.receptive_field)
+        self.context = context_of(self.burn_in, self.policy.actor.backbone.receptive_field)
         # Of a checkpoint, for the environment that may be set later.
         self._stored: dict[str, Any] = {"replay": None, "last_raw_observation": None}
         self._raw_obs: Any = None  # what the last observation was before VecNormalize, of a checkpoint

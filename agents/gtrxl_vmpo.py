@@ -69,8 +69,8 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
             where that is below 256 steps.
         n_epochs: passes over the rollout per update.
         gamma: discount.
-        target_update: gradient steps of the learner after which the target becomes a copy of it; copies are made
-            between rollouts, so that all steps of one are of one policy.
+        target_update_interval: gradient steps of the learner after which the target becomes a copy of it; copies are
+            made between rollouts, so that all steps of one are of one policy.
         tau: share of the learner in a renewed target, as in Stable-Baselines3: 1 makes it a copy; below 1 it is an
             average of past learners, which the learner is kept close to, and which goes on with the memory it has.
         eps_eta: bound of the divergence of the weights of the better half from uniform ones, in nats.
@@ -122,7 +122,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         batch_size: Count | None = None,
         n_epochs: Annotated[int, Ge(1), Le(10**4)] = 4,
         gamma: UnitInterval = 0.99,
-        target_update: Count = 10,
+        target_update_interval: Count = 10,
         tau: Fraction = 1.0,
         eps_eta: Bound = 0.1,
         eps_alpha: Bound = 0.01,
@@ -168,7 +168,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
             device=device,
             has_env=_init_setup_model,
         )
-        self.target_update, self.tau = target_update, tau
+        self.target_update_interval, self.tau = target_update_interval, tau
         self.eps_eta, self.eps_alpha = eps_eta, eps_alpha
         self.eps_mean, self.eps_covariance = eps_mean, eps_covariance
         self.eta_init, self.alpha_init = eta_init, alpha_init
@@ -220,7 +220,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         self._segment = segment
         self._end_update(segment)
         self._log_update(recorded, losses, *self.world.largest(ratio_error))
-        if self._target_age >= self.target_update:
+        if self._target_age >= self.target_update_interval:
             self._renew_target()
 
     @torch.no_grad()

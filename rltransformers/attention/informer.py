@@ -35,14 +35,14 @@ def sparsity(
 
 
 def most_active(
-    measures: Float[Tensor, "B N H"], p: Int[Tensor, "B T"], competing: int, active: int
+    measures: Float[Tensor, "B N H"], p: Int[Tensor, "B T"], candidates: int, active: int
 ) -> Bool[Tensor, "B H T"]:
-    """Whether fewer than ``active`` of the last ``competing`` queries of the episode have a larger measure.
+    """Whether fewer than ``active_queries`` of the last ``candidates`` queries of the episode have a larger measure.
 
-    Rows are contiguous in time, end with the tokens of the call and begin ``competing`` - 1 tokens earlier.
+    Rows are contiguous in time, end with the tokens of the call and begin ``candidates`` - 1 tokens earlier.
     """
-    rivals = measures.unfold(1, competing, 1)  # B T H R, the query itself at the end
-    age = windows.oldest_first(competing, p.device)
+    rivals = measures.unfold(1, candidates, 1)  # B T H R, the query itself at the end
+    age = windows.oldest_first(candidates, p.device)
     larger = (rivals > rivals[..., -1:]) & (age <= p[..., None])[:, :, None]
     return (larger.sum(-1) < active).transpose(1, 2)
 
@@ -55,14 +55,14 @@ class ProbSparse(Attention):
     is compared with all keys: which ones are lazy is known too late for other shapes.
     """
 
-    def __init__(self, dims: Dims, plan: Plan, samples: int, active: int, competing: int, seed: int) -> None:
+    def __init__(self, dims: Dims, plan: Plan, samples: int, active: int, candidates: int, seed: int) -> None:
         super().__init__(dims, plan)
-        self.samples, self.active, self.competing = samples, active, competing
+        self.samples, self.active, self.candidates = samples, active, candidates
         self.key = pow(pow(seed + 2, 5, PRIME) + dims.layer + 1, 5, PRIME)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Measures of the last queries."""
-        return super().state_shapes() | {"measures": (self.competing - 1, self.dims.heads)}
+        return super().state_shapes() | {"measures": (self.candidates - 1, self.dims.heads)}
 
     def forward(
         self,
@@ -78,9 +78,9 @@ class ProbSparse(Attention):
         with torch.no_grad():
             found = self.measured(query.detach(), past[-1], call).transpose(1, 2).to(before.dtype)
             measures = torch.cat([before, found], 1)
-            active = most_active(measures, tokens.p, self.competing, self.active)
-            after = windows.last_rows(measures, self.competing - 1, tokens)
-            age = windows.oldest_first(self.competing - 1, h.device)
+            active = most_active(measures, tokens.p, self.candidates, self.active)
+            after = windows.last_rows(measures, self.candidates - 1, tokens)
+            age = windows.oldest_first(self.candidates - 1, h.device)
             after = after.masked_fill((age > tokens.last_position()[:, None])[..., None], 0.0)
         heads = query.unflatten(-1, (self.dims.heads, -1)).masked_fill(~active.transpose(1, 2)[..., None], 0.0)
         own = {name: value for name, value in state.items() if name != "measures"}
@@ -112,27 +112,29 @@ class Options:
     """Options of ProbSparse attention.
 
     Attributes:
-        factor: c in the defaults of ``samples`` and ``active``.
+        factor: c in the defaults of ``samples`` and ``active_queries``.
         samples: keys that the measure of a query looks at; default: c ln(keys in the window).
-        active: queries among the competing ones that read by their scores; default: c ln(competing).
-        competing: queries, the newest of the episode with the one in question; default: as many as the window has.
+        active_queries: queries among the candidates that read by their scores; default: c ln(candidates).
+        candidates: the newest queries of the episode, with the one in question; default: as many as the window has.
         seed: of the samples.
     """
 
     factor: Annotated[int, Ge(1), Le(100)] = 5
     samples: Annotated[int, Ge(1), Le(MOST_SAMPLES)] | None = None
-    active: Annotated[int, Ge(0), Le(1_000_000)] | None = None
-    competing: Annotated[int, Ge(2), Le(1_000_000)] | None = None
+    active_queries: Annotated[int, Ge(0), Le(1_000_000)] | None = None
+    candidates: Annotated[int, Ge(2), Le(1_000_000)] | None = None
     seed: DrawSeed = 0
 
 
 def build(dims: Dims, plan: Plan, options: Options) -> ProbSparse:
     """S13 for one layer; ``dims.layer`` makes the samples of every layer different."""
     window = plan.pattern.horizon + 1
-    competing = options.competing or max(2, window)
+    candidates = options.candidates or max(2, window)
     samples = options.samples or max(1, min(MOST_SAMPLES, window, options.factor * math.ceil(math.log(window))))
-    active = options.factor * math.ceil(math.log(competing)) if options.active is None else options.active
-    return ProbSparse(dims, plan, samples, active, competing, options.seed)
+    active = (
+        options.factor * math.ceil(math.log(candidates)) if options.active_queries is None else options.active_queries
+    )
+    return ProbSparse(dims, plan, samples, active, candidates, options.seed)
 
 
 SPEC = Spec(
@@ -143,15 +145,15 @@ SPEC = Spec(
     summary="Queries that single out no keys read the mean of the window in place of their own weights.",
     build=build,
     options=Options,
-    example={"mixer": {"name": "informer", "samples": 3, "active": 2, "competing": 5}},
+    example={"mixer": {"name": "informer", "samples": 3, "active_queries": 2, "candidates": 5}},
     traits=Traits(
         causality="X",
         family="SEL",
-        horizon="memory + competing - 1",
-        state="memory D (training), memory kv_heads (Dh + Dv) more (acting), H (competing - 1)",
+        horizon="memory + candidates - 1",
+        state="memory D (training), memory kv_heads (Dh + Dv) more (acting), H (candidates - 1)",
         causal_form="a query competes with those before it, samples keys of its window, and is lazy towards their mean",
     ),
     offers=(Feature.SCORES, Feature.PRODUCTS, Feature.OUTPUTS, Feature.ROWS, Feature.KEYS),
-    formula="o_t = softmax_s(q_t k_s / sqrt(Dh)) v_s if M_t is among the `active` largest of the last `competing`, "
-    "else mean_s v_s; M_t = max_i x_ti - mean_i x_ti, x_ti = q_t k_i / sqrt(Dh), i sampled",
+    formula="o_t = softmax_s(q_t k_s / sqrt(Dh)) v_s if M_t is among the `active_queries` largest of the last "
+    "`candidates`, else mean_s v_s; M_t = max_i x_ti - mean_i x_ti, x_ti = q_t k_i / sqrt(Dh), i sampled",
 )

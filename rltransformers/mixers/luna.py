@@ -33,18 +33,18 @@ class Luna(HeadsMixer):
     projection of one learned sequence; k and v are two projections, there tied by default.
     """
 
-    def __init__(self, dims: Dims, packed: int, activation: str) -> None:
+    def __init__(self, dims: Dims, slots: int, activation: str) -> None:
         super().__init__(dims)
         self.activation = activation
         self.packing_keys = dims.projection(dims.width, dims.kv_heads * dims.head_dim)
-        self.packing_queries = nn.Parameter(torch.randn(dims.kv_heads, packed, dims.head_dim))
+        self.packing_queries = nn.Parameter(torch.randn(dims.kv_heads, slots, dims.head_dim))
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Packed keys and values, not yet divided by the tokens of the episode."""
-        heads, packed = self.dims.heads, self.packing_queries.shape[1]
+        heads, slots = self.dims.heads, self.packing_queries.shape[1]
         return {
-            "projected_keys": (heads, self.dims.head_dim, packed),
-            "projected_values": (heads, packed, self.dims.value_dim),
+            "projected_keys": (heads, self.dims.head_dim, slots),
+            "projected_values": (heads, slots, self.dims.value_dim),
         }
 
     def read(
@@ -65,17 +65,17 @@ class Options:
     """Options of Luna.
 
     Attributes:
-        packed: length l of the packed sequence.
+        slots: length l of the packed sequence.
         activation: of the packing weights; "softplus" of base 2, or elu(x) + 1.
     """
 
-    packed: Size = 16
+    slots: Size = 16
     activation: Literal["softplus", "elu"] = "softplus"
 
 
 def build(dims: Dims, options: Options) -> Luna:
     """S10 for one layer."""
-    return Luna(dims, options.packed, options.activation)
+    return Luna(dims, options.slots, options.activation)
 
 
 SPEC = Spec(

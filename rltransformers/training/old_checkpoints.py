@@ -1,6 +1,6 @@
 """Checkpoints of online agents from before actions were kept by leaf, and other old ones, in the layout of today."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -18,6 +18,16 @@ NAMES = {
     "log_std": "action_head.leaves.0.log_std",
 }
 """Old name of a weight to the present one."""
+SETTINGS = {"target_update": "target_update_interval", "context_length": "burn_in"}
+"""Old name of a setting to the present one."""
+
+
+def with_present_names(stored: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Stored settings under the names of today, where ``names`` are those of the agent."""
+    return {
+        new if (new := SETTINGS.get(name, name)) in names and name not in names else name: value
+        for name, value in stored.items()
+    }
 
 
 def in_present_layout(tensors: dict[str, Any], policy: GTrXLPolicy) -> dict[str, Any]:

@@ -66,7 +66,7 @@ from rltransformers.training.normalization import (
     with_normalizer,
     wrapper_between,
 )
-from rltransformers.training.old_checkpoints import in_present_layout
+from rltransformers.training.old_checkpoints import in_present_layout, with_present_names
 from rltransformers.training.online_checkpoint import (
     on_device,
     pack_progress,
@@ -795,6 +795,7 @@ class OnlineAgent(BaseAlgorithm):
     @classmethod
     def _stored_settings(cls, stored: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Space, Space], int]:
         """Constructor arguments, the two spaces and the number of environments, each checked."""
+        stored = with_present_names(stored, cls.setting_names())
         known = [name for name in cls.setting_names() if name in stored and name != "tensorboard_log"]
         held = {name: stored[name] for name in known}
         # Earlier releases asked functions of a user beyond the end of a run, where they may fall below 0.

@@ -51,19 +51,19 @@ def check_replay_room(buffer_size: int, observation_space: Space | Mapping[str, 
         )
 
 
-def context_of(context_length: int | None, receptive_field: int | None) -> int:
+def context_of(burn_in: int | None, receptive_field: int | None) -> int:
     """The rows of context in front of a segment: what is asked for, or as many as the backbone can look back.
 
     Raises:
         ConfigError: where nothing is asked for and the backbone knows no bound.
     """
-    if context_length is not None:
-        return context_length
+    if burn_in is not None:
+        return burn_in
     if receptive_field is None:
         raise ConfigError(
             "this backbone remembers more than a window of rows, so no number of steps before a segment is enough for "
-            "all episodes: set context_length, to the longest episode for exact memories, or to fewer steps, after "
-            "which the memory is taken as good enough (R2D2 calls them burn-in)"
+            "all episodes: set burn_in, to the longest episode for exact memories, or to fewer steps, after "
+            "which the memory is taken as good enough"
         )
     return receptive_field
 

@@ -18,7 +18,7 @@ LAWS = Path("tests", "policies", "set_encoders", "test_contract.py")
 SCALED = {
     "set_transformer": {"points": 32},
     "linformer": {"slots": 32},
-    "luna": {"packed": 32},
+    "luna": {"slots": 32},
     "nystrom": {"landmarks": 32},
 }
 SETTING = (

@@ -113,7 +113,7 @@ WRONG: dict[str, list[tuple[str, Any, str]]] = {
     ],
     "GTrXLVMPO": [
         ("settings/eps_eta", 0, "settings.eps_eta must be"),
-        ("settings/target_update", 1.5, "settings.target_update must be"),
+        ("settings/target_update_interval", 1.5, "settings.target_update_interval must be"),
         ("settings/popart", 2.0, "settings.popart must be"),
         ("tensors/target/action_head.linear.weight", GONE, "target lacks action_head.linear.weight"),
         ("tensors/target/value_net.scale", torch.ones(2), "target.value_net.scale is (2,)"),

@@ -221,7 +221,7 @@ def test_settings_come_back(tmp_path: Path) -> None:
         "learning_starts": 3,
         "batch_size": 5,
         "segment_length": 6,
-        "context_length": 8,
+        "burn_in": 8,
         "train_freq": 7,
         "gradient_steps": 3,
         "target_update_interval": 11,

@@ -70,7 +70,7 @@ def test_what_a_segment_says_is_what_acting_said_on_every_preset(preset: str) ->
     """With the context that the backbone asks for, or, where it knows no bound, of the longest episode."""
     context = None if bounded(preset) and preset != "memorizing" else LONGEST  # whose store has 1,024 rows
     backbone = {"preset": preset, **SIZES.get(preset, small_windows(preset))}
-    model = agent(backbone=backbone, context_length=context, buffer_size=4 * 600)
+    model = agent(backbone=backbone, burn_in=context, buffer_size=4 * 600)
     # float32 sums in another order
     assert float(differences(model, collect(model, 90)).max()) <= 1e-5
 
@@ -84,14 +84,14 @@ def test_a_ring_that_went_round_says_what_acting_said(policy: Any, trim: bool) -
     errors = differences(model, said, trim)
     assert float(errors.max()) <= 1e-6  # measured: 3e-8
     # And the law sees one row of context less: it shows where an episode goes on for longer than that.
-    short = agent(policy=policy, context_length=replay_of(model).context - 1)
+    short = agent(policy=policy, burn_in=replay_of(model).context - 1)
     assert float(differences(short, collect(short, 150), trim).max()) > 1e-5
 
 
 def test_a_backbone_without_a_bound_is_refused_unless_told_its_context() -> None:
-    with pytest.raises(ConfigError, match="set context_length, to the longest episode"):
+    with pytest.raises(ConfigError, match="set burn_in, to the longest episode"):
         agent(backbone={"preset": "linear_transformer"})
-    assert agent(backbone={"preset": "linear_transformer"}, context_length=7).context == 7
+    assert agent(backbone={"preset": "linear_transformer"}, burn_in=7).context == 7
     assert agent().context == TINY["layers"] * TINY["memory"]  # type: ignore[operator]
 
 
@@ -99,13 +99,13 @@ def test_a_shorter_context_is_a_burn_in() -> None:
     """Memory is then nearly right, the better the longer the context."""
     found = []
     for context in (0, 2, LONGEST):
-        model = agent(backbone={"preset": "linear_transformer"}, context_length=context, buffer_size=4 * 600)
+        model = agent(backbone={"preset": "linear_transformer"}, burn_in=context, buffer_size=4 * 600)
         found.append(float(differences(model, collect(model, 90)).mean()))
     assert found[0] > found[1] > 100 * found[2]
 
 
 def test_trimming_the_context_changes_nothing_and_leaves_what_is_needed() -> None:
-    model = agent(strolls((5, 3, 4, 6)), context_length=12)
+    model = agent(strolls((5, 3, 4, 6)), burn_in=12)
     collect(model, 50)
     window = replay_of(model).gather(all_segments(model))
     trimmed = window.trimmed()

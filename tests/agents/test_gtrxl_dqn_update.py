@@ -199,7 +199,7 @@ def test_every_loss_and_mechanism_trains() -> None:
         {"preset": "universal_act"},
         {"selection": {"name": "routing", "clusters": 2, "window": 3}},
     ):
-        model = agent(backbone=backbone, context_length=9)
+        model = agent(backbone=backbone, burn_in=9)
         collect(model, 40)
         before = torch.nn.utils.parameters_to_vector(model.policy.learned).detach().clone()
         model.train(2, 3)

@@ -66,7 +66,7 @@ def assert_same(one: PolicyState, other: PolicyState, atol: float) -> None:
 
 def test_the_target_acts_and_follows_the_learner_when_its_time_has_come() -> None:
     """Six gradient steps an update: the copies are made after the second, the fourth and the sixth."""
-    model = agent(target_update=7)
+    model = agent(target_update_interval=7)
     start, ages = weights(model.target), []
     assert torch.equal(start, weights(model.policy))
     for update in range(1, 7):
@@ -81,7 +81,7 @@ def test_the_target_acts_and_follows_the_learner_when_its_time_has_come() -> Non
 
 
 def test_what_is_recorded_is_of_the_target_and_what_is_predicted_of_the_learner() -> None:
-    model = agent(target_update=10**6)
+    model = agent(target_update_interval=10**6)
     rollout(model)
     model.train()
     segment = rollout(model)
@@ -99,7 +99,7 @@ def test_what_is_recorded_is_of_the_target_and_what_is_predicted_of_the_learner(
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_a_copied_target_computes_what_the_learner_computes_on_every_preset(preset: str) -> None:
     """Also what mixers learn between updates, and tables that depend on weights."""
-    model = agent(backbone={"preset": preset, **SIZES.get(preset, small_windows(preset))}, target_update=1)
+    model = agent(backbone={"preset": preset, **SIZES.get(preset, small_windows(preset))}, target_update_interval=1)
     for _ in range(2):
         rollout(model)
         model.train()
@@ -114,7 +114,7 @@ def test_a_copied_target_computes_what_the_learner_computes_on_every_preset(pres
 
 
 def test_the_learner_begins_a_segment_with_the_memory_that_its_own_weights_made() -> None:
-    model = agent(memory_refresh="update", target_update=10**6)
+    model = agent(memory_refresh="update", target_update_interval=10**6)
     first = rollout(model)
     model.train()
     expected = model._memory_after(first)
@@ -128,7 +128,7 @@ def test_the_learner_begins_a_segment_with_the_memory_that_its_own_weights_made(
 
 
 def test_a_target_that_stays_keeps_its_memory() -> None:
-    model = agent(memory_refresh="update", target_update=10**6)
+    model = agent(memory_refresh="update", target_update_interval=10**6)
     rollout(model)
     before = model._acting
     model.train()
@@ -136,7 +136,7 @@ def test_a_target_that_stays_keeps_its_memory() -> None:
 
 
 def test_a_target_of_tau_is_an_average_that_goes_on_with_its_own_memory() -> None:
-    model = agent(target_update=1, tau=0.25)
+    model = agent(target_update_interval=1, tau=0.25)
     for _ in range(2):  # the second one begins apart from the learner
         rollout(model)
         before, memory = weights(model.target), model.target.without_cache(model._acting)
@@ -152,7 +152,7 @@ def test_a_target_of_tau_is_an_average_that_goes_on_with_its_own_memory() -> Non
 
 @pytest.mark.parametrize("memory_refresh", ["update", "epoch"])
 def test_a_new_target_goes_on_with_the_memory_of_the_weights_it_takes_over(memory_refresh: str) -> None:
-    model = agent(memory_refresh=memory_refresh, target_update=1)
+    model = agent(memory_refresh=memory_refresh, target_update_interval=1)
     segment = rollout(model)
     model.train()
     expected = model._memory_after(segment)
@@ -165,7 +165,7 @@ def test_a_new_target_goes_on_with_the_memory_of_the_weights_it_takes_over(memor
 
 def test_after_a_stop_inside_a_rollout_the_learner_begins_with_the_memory_of_acting(tmp_path: Path) -> None:
     """Its own lacks the steps of the rollout that was given up; a checkpoint from there does not hold it either."""
-    model = agent(target_update=10**6)
+    model = agent(target_update_interval=10**6)
     model.learn(36)
     assert model._own_memory is not None
     model.learn(36, callback=StopsAt(36 + 15), reset_num_timesteps=False)
@@ -183,7 +183,7 @@ def test_after_a_stop_inside_a_rollout_the_learner_begins_with_the_memory_of_act
 
 
 def test_advantages_are_raw_returns_of_the_segment_minus_the_values_of_the_learner() -> None:
-    model = agent(gamma=0.8, target_update=10**6)
+    model = agent(gamma=0.8, target_update_interval=10**6)
     rollout(model)
     model.train()
     segment = rollout(model)
@@ -223,7 +223,9 @@ def test_a_minibatch_holds_256_steps_and_more_where_there_are_as_many() -> None:
 @pytest.mark.parametrize("name", SPACES)
 def test_every_action_space_has_its_divergences_and_their_bounds(name: str) -> None:
     env = DummyVecEnv([partial(AnySpace, spaces.Box(-1.0, 1.0, (3,)), SPACES[name])] * 3)
-    model = agent(env, eps_alpha=0.1, eps_mean=0.2, eps_covariance=0.3, learning_rate=1e-2, target_update=10**6)
+    model = agent(
+        env, eps_alpha=0.1, eps_mean=0.2, eps_covariance=0.3, learning_rate=1e-2, target_update_interval=10**6
+    )
     model.learn(72)
     kinds = {"box": ["mean", "covariance"], "nested": ["classes", "mean", "covariance"]}.get(name, ["classes"])
     logged = model.logger.name_to_value
@@ -243,7 +245,7 @@ def test_the_penalty_holds_the_divergence_at_its_bound() -> None:
     for rate in (0.0, 0.1):
         env = DummyVecEnv([partial(AnySpace, spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(3))] * 8)
         model = agent(env, n_steps=32, batch_size=256, eps_alpha=1e-3, alpha_init=1e-3, n_epochs=16, learning_rate=1e-2,
-                      multiplier_learning_rate=rate, target_update=16)  # fmt: skip
+                      multiplier_learning_rate=rate, target_update_interval=16)  # fmt: skip
         model.learn(256 * 12)
         found[rate] = model.logger.name_to_value["train/kl_classes"]
     assert found[0.0] > 1e-2 and found[0.1] < 3e-3
@@ -282,7 +284,7 @@ def test_settings_that_cannot_bound_anything_are_refused() -> None:
         "eps_covariance",
         "eta_init",
         "alpha_init",
-        "target_update",
+        "target_update_interval",
     ):
         wrong: dict[str, Any] = {name: 0}
         with pytest.raises(ConfigError, match=name):
@@ -292,7 +294,7 @@ def test_settings_that_cannot_bound_anything_are_refused() -> None:
 def test_values_of_an_averaged_target_lie_between_its_own_and_the_learners() -> None:
     """In whatever units either has them: returns are far from 0, and the learner's units move with every minibatch."""
     env = DummyVecEnv([lambda: TransformReward(Steady(500), lambda reward: 100.0 * float(reward))] * 3)
-    model = agent(env, target_update=1, tau=0.3, popart=0.1, gamma=0.9)
+    model = agent(env, target_update_interval=1, tau=0.3, popart=0.1, gamma=0.9)
     for _ in range(4):
         segment = rollout(model)
         before = mean_value(model.target, segment)

@@ -136,7 +136,7 @@ def test_learner_and_multipliers_after_an_update_are_those_of_a_plain_loop(name:
     """In the second update, so that the learner is no longer the target and has a memory of its own."""
     make, kwargs, settings = CASES[name]
     values = {"n_steps": STEPS, "batch_size": ROWS * STEPS, "n_epochs": EPOCHS, "seed": 0, "device": "cpu"}
-    model = GTrXLVMPO("GTrXLPolicy", make(), policy_kwargs=kwargs, target_update=10, **(values | settings))  # type: ignore[arg-type]
+    model = GTrXLVMPO("GTrXLPolicy", make(), policy_kwargs=kwargs, target_update_interval=10, **(values | settings))  # type: ignore[arg-type]
     loud(model)
     rollout(model)
     model.train()

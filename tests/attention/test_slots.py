@@ -114,7 +114,7 @@ def test_a_larger_ridge_leaves_less_of_what_is_far() -> None:
 
 def test_a_lazy_query_reads_the_mean_and_an_active_one_by_its_scores() -> None:
     """Of two queries one may be active: the second, whose measure is not 0 as that of the first, is."""
-    mixer = mixer_of(name="informer", samples=7, active=1, competing=2)
+    mixer = mixer_of(name="informer", samples=7, active_queries=1, candidates=2)
     assert isinstance(mixer, ProbSparse)
     x = torch.randn(1, 4, 12)
     query, rows = mixer.queries_and_keys(x)
@@ -158,7 +158,7 @@ def test_a_slot_that_the_first_tokens_have_none_of_adds_nothing() -> None:
 
 def test_blocks_end_where_the_episode_says() -> None:
     p = torch.tensor([[4, 5, 6, 0, 1, 2, 3, 4, 5]])
-    ends, before = ends_of_blocks(p, torch.tensor([3]), block=3, kept=2, spare=1)
+    ends, before = ends_of_blocks(p, torch.tensor([3]), block=3, blocks=2, spare=1)
     # The token in front of the call stands at 3, the first of its block; blocks before it end 2 and 5 tokens earlier.
     assert ends.tolist() == [[-5, -2, 1, 5, 8, 9]]
     assert before.tolist() == [[0, 0, 1, 1, 1, 1, 2, 2, 2]]

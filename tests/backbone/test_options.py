@@ -164,8 +164,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "mixer.nystrom.block": {"landmarks": 2},
     "mixer.csalr.landmarks": {"block": 2},
     "mixer.csalr.block": {"landmarks": 2},
-    "mixer.memory_compressed.kept": {"block": 2},
-    "mixer.linformer.kept": {"block": 2},
+    "mixer.memory_compressed.blocks": {"block": 2},
+    "mixer.linformer.blocks": {"block": 2},
     "mixer.linformer.block": {"slots": 1},
 }
 

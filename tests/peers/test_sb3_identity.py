@@ -23,7 +23,14 @@ TASKS: dict[str, Callable[[], Any]] = {
 }
 SETTINGS: dict[Kind, dict[str, Any]] = {
     GTrXLPPO: {"n_steps": 16, "n_epochs": 8},
-    GTrXLVMPO: {"n_steps": 16, "n_epochs": 4, "batch_size": 32, "target_update": 8, "eps_alpha": 0.1, "eps_mean": 0.1},
+    GTrXLVMPO: {
+        "n_steps": 16,
+        "n_epochs": 4,
+        "batch_size": 32,
+        "target_update_interval": 8,
+        "eps_alpha": 0.1,
+        "eps_mean": 0.1,
+    },
     GTrXLDQN: {"exploration": 0.3, "learning_starts": 64, "batch_size": 32, "buffer_size": 4000},
 }
 

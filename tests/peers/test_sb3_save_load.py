@@ -107,7 +107,7 @@ def test_a_loaded_agent_decides_as_before_on_the_device_that_was_asked_for(
 def test_an_agent_with_a_compiled_policy_learns_and_its_file_is_that_of_the_plain_one(
     kind: Kind, tmp_path: Path
 ) -> None:
-    settings: dict[str, Any] = {} if kind in (GTrXLPPO, GTrXLDQN) else {"target_update": 1}
+    settings: dict[str, Any] = {} if kind in (GTrXLPPO, GTrXLDQN) else {"target_update_interval": 1}
     models = [agent(kind, **settings) for _ in range(2)]
     models[1].policy = torch.compile(models[1].policy)
     found = []

@@ -85,7 +85,7 @@ def test_a_prediction_repeats_and_changes_nothing(kind: Kind) -> None:
 def test_a_renewed_target_has_the_statistics_of_the_learner(kind: Kind) -> None:
     if kind is GTrXLPPO:
         pytest.skip("it has no target")
-    model = counting(kind, **({"target_update_interval": 1} if kind is GTrXLDQN else {"target_update": 1}))
+    model = counting(kind, target_update_interval=1)
     model.learn(2 * STEPS)
     learner, *rest = counts(model)
     assert learner > 1

@@ -53,7 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
         n_epochs=3,
     ),
     "vmpo, discrete": dict(
-        agent="vmpo", task="stroll", num_envs=4, updates=4, n_steps=6, batch_size=12, target_update=3, tau=0.5
+        agent="vmpo", task="stroll", num_envs=4, updates=4, n_steps=6, batch_size=12, target_update_interval=3, tau=0.5
     ),
     "vmpo, box": dict(agent="vmpo", task="walk", num_envs=4, updates=3, n_steps=5, batch_size=20, n_epochs=2),
     "dqn, even draws": dict(
@@ -99,7 +99,7 @@ def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 STOPS: dict[str, dict[str, Any]] = {
     "ppo": dict(agent="ppo", normalize=True, n_steps=6, batch_size=12, n_epochs=2, memory_refresh="epoch"),
-    "vmpo": dict(agent="vmpo", n_steps=6, batch_size=12, target_update=3),
+    "vmpo": dict(agent="vmpo", n_steps=6, batch_size=12, target_update_interval=3),
     "dqn": dict(
         agent="dqn", policy=dict(optimizer_kwargs=dict(eps=1e-5)), prioritized=True, normalize=True, learning_starts=20,
         learning_rate=3e-3, train_freq=6, segment_length=4, batch_size=5, target_update_interval=2,

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor
 
-from rltransformers.agents import DecisionTransformer, GTrXLPPO
+from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLVMPO
 from rltransformers.backbone import State
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import ConfigError
@@ -156,3 +156,17 @@ def test_the_file_of_a_decision_transformer_may_hold_settings_without_effect(tmp
     save_checkpoint(tmp_path / "agent", "DecisionTransformer", held.settings | {"backbone": stored}, held.tensors)
     loaded = DecisionTransformer.load(tmp_path / "agent", device="cpu")
     assert_equal(loaded.policy.state_dict(), model.policy.state_dict())
+
+
+def test_settings_that_had_another_name_are_those_of_today(tmp_path: Path) -> None:
+    env, kwargs = environments(ACTIONS["discrete"]), {"backbone": BACKBONE}
+    vmpo = GTrXLVMPO("GTrXLPolicy", env, target_update_interval=7, n_steps=6, device="cpu", policy_kwargs=kwargs)
+    dqn = GTrXLDQN("GTrXLQPolicy", env, burn_in=3, segment_length=6, device="cpu", policy_kwargs=kwargs)
+    for model, old, new in ((vmpo, "target_update", "target_update_interval"), (dqn, "context_length", "burn_in")):
+        model.save(tmp_path / "agent")
+        held = load_checkpoint(tmp_path / "agent.zip", model.kind)
+        settings = dict(held.settings)
+        settings[old] = settings.pop(new)
+        save_checkpoint(tmp_path / "agent", model.kind, settings, held.tensors)
+        loaded = type(model).load(tmp_path / "agent", device="cpu")
+        assert getattr(loaded, new) == getattr(model, new)

@@ -23,12 +23,12 @@ from rltransformers.mixers.interface import Dims
 
 
 class LowRankBand(Score):
-    """The first ``narrow`` heads have queries and keys of r numbers, which zeros fill up to the width of the others."""
+    """``narrow_heads`` heads, the first, have queries and keys of r numbers, which zeros fill up to those of others."""
 
-    def __init__(self, dims: Dims, narrow: int, rank: int) -> None:
+    def __init__(self, dims: Dims, narrow_heads: int, rank: int) -> None:
         super().__init__(dims)
-        self.narrow, self.rank = narrow, rank
-        self.widths = [narrow * rank, (dims.heads - narrow) * dims.head_dim]
+        self.narrow_heads, self.rank = narrow_heads, rank
+        self.widths = [narrow_heads * rank, (dims.heads - narrow_heads) * dims.head_dim]
         self.own = self.query_width = sum(self.widths)
         self.key_width = self.query_width + dims.heads * dims.value_dim
 
@@ -45,8 +45,8 @@ class LowRankBand(Score):
         """Narrow heads, multiplied and filled up, beside the wide ones."""
         head_dim = self.dims.head_dim
         narrow, wide = rows.split_with_sizes(self.widths, -1)
-        filled = F.pad(narrow.unflatten(-1, (self.narrow, self.rank)) * factor, (0, head_dim - self.rank))
-        wide = wide.unflatten(-1, (self.dims.heads - self.narrow, head_dim))
+        filled = F.pad(narrow.unflatten(-1, (self.narrow_heads, self.rank)) * factor, (0, head_dim - self.rank))
+        wide = wide.unflatten(-1, (self.dims.heads - self.narrow_heads, head_dim))
         return torch.cat([filled, wide], -2).movedim(-2, 1)
 
 
@@ -55,12 +55,12 @@ class Options:
     """Options of low-rank and band heads.
 
     Attributes:
-        narrow: heads that look as far as the pattern goes with narrow queries and keys; None takes half of the heads.
+        narrow_heads: heads that look as far as the pattern goes, with narrow queries and keys; None takes half of all.
         rank: width r of narrow queries and keys; None takes a quarter of the head width.
         window: steps that the other heads look back, the token's own included; None takes an eighth of the memory.
     """
 
-    narrow: Annotated[int, Ge(1), Le(1_000_000)] | None = None
+    narrow_heads: Annotated[int, Ge(1), Le(1_000_000)] | None = None
     rank: Size | None = None
     window: Size | None = None
 
@@ -71,21 +71,23 @@ def build(dims: Dims, plan: Plan, options: Options) -> Attention:
     Raises:
         ConfigError: no wide head is left, a narrow one would be wider than the others, or the window is too long.
     """
-    narrow = max(1, dims.heads // 2) if options.narrow is None else options.narrow
+    narrow_heads = max(1, dims.heads // 2) if options.narrow_heads is None else options.narrow_heads
     rank = max(1, dims.head_dim // 4) if options.rank is None else options.rank
     window = max(1, dims.memory // 8) if options.window is None else options.window
-    if narrow >= dims.heads:
+    if narrow_heads >= dims.heads:
         raise ConfigError(
-            f"lowrank_band needs a head beside the narrow ones ({narrow}), but there are {dims.heads}: "
-            f"set heads to at least {narrow + 1}"
+            f"lowrank_band needs a head beside the narrow ones ({narrow_heads}), but there are {dims.heads}: "
+            f"set heads to at least {narrow_heads + 1}"
         )
     if rank > dims.head_dim:
         raise ConfigError(f"lowrank_band rank ({rank}) must be at most the head width ({dims.head_dim})")
     check_window("lowrank_band", window, dims.memory)
     given = plan.pattern.heads * (dims.heads // len(plan.pattern.heads))
-    wide = (replace(each, window=min(each.window, window)) for each in given[narrow:])
-    score = LowRankBand(dims, narrow, rank)
-    return Attention(dims, replace(plan, score=score, pattern=replace(plan.pattern, heads=(*given[:narrow], *wide))))
+    wide = (replace(each, window=min(each.window, window)) for each in given[narrow_heads:])
+    score = LowRankBand(dims, narrow_heads, rank)
+    return Attention(
+        dims, replace(plan, score=score, pattern=replace(plan.pattern, heads=(*given[:narrow_heads], *wide)))
+    )
 
 
 NOT_OF_NARROW = Feature.SLOTS, Feature.RETRIEVAL, Feature.COMMON_KEYS, Feature.CHANNELS
@@ -103,7 +105,7 @@ SPEC = Spec(
     traits=Traits(
         causality="C*",
         family="EXPL",
-        state="memory D (training), memory (narrow r + wide Dh + heads Dv) more (acting)",
+        state="memory D (training), memory (narrow_heads r + wide Dh + heads Dv) more (acting)",
         time="T",
         causal_form="the two parts are groups of heads, joined by the projection of the layer; wide keys are kept as "
         "long as narrow ones",

@@ -77,7 +77,7 @@ class BlockConvolution(nn.Module):
 
 
 class SlotAttention(Attention):
-    """Softmax over the slots of the newest ``kept`` completed blocks and the tokens behind them.
+    """Softmax over the slots of the newest ``blocks`` completed blocks and the tokens behind them.
 
     A slot lies where the last token lies that it stands for; scores by distance, rotations and spans use that place.
 
@@ -85,10 +85,10 @@ class SlotAttention(Attention):
         mass: added to the scores of slots.
     """
 
-    def __init__(self, dims: Dims, plan: Plan, compression: Compression, block: int, kept: int, mass: float) -> None:
+    def __init__(self, dims: Dims, plan: Plan, compression: Compression, block: int, blocks: int, mass: float) -> None:
         super().__init__(dims, replace(plan, pattern=Pattern((Tail(max(1, block - 1), block=block),))))
-        self.compression, self.block, self.kept, self.mass = compression, block, kept, mass
-        self.horizon = horizon_of(block, kept)
+        self.compression, self.block, self.blocks, self.mass = compression, block, blocks, mass
+        self.horizon = horizon_of(block, blocks)
 
     def forward(
         self,
@@ -125,11 +125,11 @@ class SlotAttention(Attention):
         count = -(-time // size)
         p = F.pad(call.tokens.p, (0, count * size - time))
         spare = -(-size // self.block) if count > 1 else 0
-        ends, before = ends_of_blocks(p, call.tokens.before, self.block, self.kept, spare)
+        ends, before = ends_of_blocks(p, call.tokens.before, self.block, self.blocks, spare)
         memory = rows.shape[1] - time
         slots = self.compressed(rows, memory + ends)
         if count > 1:
-            order = before[:, ::size, None] + torch.arange(self.kept + spare, device=p.device)
+            order = before[:, ::size, None] + torch.arange(self.blocks + spare, device=p.device)
             slots = windows.take_rows(slots, order.flatten(1)).unflatten(1, order.shape[1:]).flatten(0, 1)
             first = size * torch.arange(count, device=p.device)[:, None]
             ends = (ends.gather(1, order.flatten(1)).unflatten(1, order.shape[1:]) - first).flatten(0, 1)
@@ -155,9 +155,9 @@ class SlotAttention(Attention):
         """Distances of slots from the tokens of a chunk, and which of them are the newest of the same episode."""
         compression, size = self.compression, p.shape[1]
         distance = torch.arange(size, device=p.device)[:, None] - ends[:, None]
-        edge = torch.minimum(p, (p + 1) % self.block + self.block * (self.kept - 1))
+        edge = torch.minimum(p, (p + 1) % self.block + self.block * (self.blocks - 1))
         visible = (distance >= 0) & (distance <= edge[..., None])
-        farthest = self.block * self.kept - 1 + compression.span * (compression.slots - 1)
+        farthest = self.block * self.blocks - 1 + compression.span * (compression.slots - 1)
         if compression.slots > 1:
             older = compression.span * windows.oldest_first(compression.slots, p.device)
             distance = (distance[..., None] + older).flatten(2)
@@ -170,17 +170,17 @@ class SlotAttention(Attention):
 
 
 def ends_of_blocks(
-    p: Int[Tensor, "B T"], before: Int[Tensor, " B"], block: int, kept: int, spare: int
+    p: Int[Tensor, "B T"], before: Int[Tensor, " B"], block: int, blocks: int, spare: int
 ) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B T"]]:
     """Last tokens of completed blocks, oldest first, and the number of them that the call completes before a token.
 
-    They are counted from the first token of the call: -1 is the token in front of it. First come the last ``kept``
+    They are counted from the first token of the call: -1 is the token in front of it. First come the last ``blocks``
     blocks of the episode that the call continues, then those that the call completes; the rest, at least ``spare``
     places, lies behind the call.
     """
     time = p.shape[1]
     place = torch.arange(time, device=p.device)
-    old = -1 - (before[:, None] + 1) % block - block * windows.oldest_first(kept, p.device)
+    old = -1 - (before[:, None] + 1) % block - block * windows.oldest_first(blocks, p.device)
     complete = (p + 1) % block == 0
     done = complete.cumsum(1)
     most = -(-time // block)  # a block of an episode takes as many tokens as it has, but the first one began earlier
@@ -189,9 +189,9 @@ def ends_of_blocks(
     return torch.cat([old, F.pad(new[:, :most], (0, spare), value=time)], 1), done - complete.long()
 
 
-def horizon_of(block: int, kept: int) -> int:
-    """Tokens back to the first one of ``kept`` blocks, where the block behind them is complete but for a token."""
-    return (kept + 1) * block - 2
+def horizon_of(block: int, blocks: int) -> int:
+    """Tokens back to the first one of ``blocks`` blocks, where the block behind them is complete but for a token."""
+    return (blocks + 1) * block - 2
 
 
 def visible_tokens(dims: Dims) -> int:
@@ -199,20 +199,20 @@ def visible_tokens(dims: Dims) -> int:
     return (dims.memory + 1) * dims.tokens_per_step - 1
 
 
-def kept_blocks(name: str, dims: Dims, block: int, kept: int | None) -> int:
-    """Completed blocks that are kept: as many as the memory holds, where the options do not say how many.
+def block_count(name: str, dims: Dims, block: int, blocks: int | None) -> int:
+    """Completed blocks that stay readable: as many as the memory holds, where the options do not say how many.
 
     Raises:
         ConfigError: the memory holds fewer.
     """
     visible = visible_tokens(dims)
-    if kept is None:
-        kept = max(1, (visible + 2) // block - 1)
-    horizon = horizon_of(block, kept)
+    if blocks is None:
+        blocks = max(1, (visible + 2) // block - 1)
+    horizon = horizon_of(block, blocks)
     if visible < horizon:
         steps = math.ceil((horizon + 1) / dims.tokens_per_step) - 1
         raise ConfigError(
-            f"{name} with {kept} blocks of {block} tokens looks {horizon} tokens back, the memory holds {visible}; "
+            f"{name} with {blocks} blocks of {block} tokens looks {horizon} tokens back, the memory holds {visible}; "
             f"raise memory to {steps} steps or choose fewer or smaller blocks"
         )
-    return kept
+    return blocks

@@ -15,7 +15,7 @@ from rltransformers.attention.slots.interface import (
     BlockConvolution,
     Compression,
     SlotAttention,
-    kept_blocks,
+    block_count,
     visible_tokens,
 )
 from rltransformers.core.errors import ConfigError
@@ -98,9 +98,9 @@ class Linformer(SlotAttention):
     """Slot attention whose layers may have the compression in common."""
 
     def __init__(
-        self, dims: Dims, plan: Plan, compression: Compression, block: int, kept: int, sharing: Sharing
+        self, dims: Dims, plan: Plan, compression: Compression, block: int, blocks: int, sharing: Sharing
     ) -> None:
-        super().__init__(dims, plan, compression, block, kept, 0.0)
+        super().__init__(dims, plan, compression, block, blocks, 0.0)
         self.shared = ("compression",) if sharing == "layers" else ()
 
 
@@ -111,7 +111,7 @@ class Options:
     Attributes:
         block: tokens that are projected together; default: 16, or fewer where the memory holds fewer than two blocks.
         slots: rows that a block becomes; default: a quarter of its tokens.
-        kept: completed blocks that are kept; default: as many as the memory holds.
+        blocks: completed blocks that stay readable; default: as many as the memory holds.
         projection: what makes slots of tokens: learned mixtures of all of them, or the mean, the maximum or a
             convolution of as many parts.
         sharing: of what is learned: none, by the heads of a layer, by keys and values, too (E = F), or by all layers
@@ -120,7 +120,7 @@ class Options:
 
     block: Size | None = None
     slots: Size | None = None
-    kept: Size | None = None
+    blocks: Size | None = None
     projection: Literal["learned", "mean", "max", "conv"] = "learned"
     sharing: Sharing = "heads"
 
@@ -134,7 +134,7 @@ def build(dims: Dims, plan: Plan, options: Options) -> Linformer:
     """
     block = options.block or max(1, min(16, (visible_tokens(dims) + 2) // 2))
     slots, projection, sharing = options.slots or max(1, block // 4), options.projection, options.sharing
-    kept = kept_blocks("linformer", dims, block, options.kept)
+    blocks = block_count("linformer", dims, block, options.blocks)
     if slots > block:
         raise ConfigError(f"linformer makes {slots} slots of {block} tokens; set slots to at most {block}")
     if projection != "learned" and block % slots:
@@ -154,7 +154,7 @@ def build(dims: Dims, plan: Plan, options: Options) -> Linformer:
         compression = Convolved(dims, block, slots, sharing)
     else:
         compression = Pooled(block, slots, projection == "max")
-    return Linformer(dims, plan, compression, block, kept, sharing)
+    return Linformer(dims, plan, compression, block, blocks, sharing)
 
 
 SPEC = Spec(
@@ -165,11 +165,11 @@ SPEC = Spec(
     summary="Completed blocks are read through a few projected keys and values, the tokens behind them directly.",
     build=build,
     options=Options,
-    example={"mixer": {"name": "linformer", "block": 4, "slots": 2, "kept": 1}},
+    example={"mixer": {"name": "linformer", "block": 4, "slots": 2, "blocks": 1}},
     traits=Traits(
         causality="X",
         family="SLOT",
-        horizon="(kept + 1) block - 2",
+        horizon="(blocks + 1) block - 2",
         state="memory D (training), memory kv_heads (Dh + Dv) more (acting)",
         causal_form="E and F project completed blocks of an episode, not all of it; the tokens behind are keys, too",
     ),

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from rltransformers.attention.plan import Plan
-from rltransformers.attention.slots.interface import BlockConvolution, Compression, SlotAttention, kept_blocks
+from rltransformers.attention.slots.interface import BlockConvolution, Compression, SlotAttention, block_count
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
@@ -43,13 +43,13 @@ class Options:
 
     Attributes:
         block: tokens that become one slot: kernel and stride of the convolution.
-        kept: completed blocks that are kept; default: as many as the memory holds.
+        blocks: completed blocks that stay readable; default: as many as the memory holds.
         compress: what makes a slot of them.
         mass: add ln(block) to the score of a slot, so that it counts for all of its tokens.
     """
 
     block: Size = 3
-    kept: Size | None = None
+    blocks: Size | None = None
     compress: Literal["conv", "mean"] = "conv"
     mass: bool = False
 
@@ -61,9 +61,9 @@ def build(dims: Dims, plan: Plan, options: Options) -> SlotAttention:
         ConfigError: the memory does not hold the blocks and the one that is not complete.
     """
     block = options.block
-    kept = kept_blocks("memory_compressed", dims, block, options.kept)
+    blocks = block_count("memory_compressed", dims, block, options.blocks)
     compression = Convolution(dims, block) if options.compress == "conv" else Mean()
-    return SlotAttention(dims, plan, compression, block, kept, math.log(block) if options.mass else 0.0)
+    return SlotAttention(dims, plan, compression, block, blocks, math.log(block) if options.mass else 0.0)
 
 
 SPEC = Spec(
@@ -74,11 +74,11 @@ SPEC = Spec(
     summary="Completed blocks are read through one convolved key and value each, the tokens behind them directly.",
     build=build,
     options=Options,
-    example={"mixer": {"name": "memory_compressed", "kept": 1}},
+    example={"mixer": {"name": "memory_compressed", "blocks": 1}},
     traits=Traits(
         causality="X",
         family="SLOT",
-        horizon="(kept + 1) block - 2",
+        horizon="(blocks + 1) block - 2",
         state="memory D (training), memory kv_heads (Dh + Dv) more (acting)",
         causal_form="blocks from the episode start, seen once they are complete; the tokens behind them are keys, too",
     ),

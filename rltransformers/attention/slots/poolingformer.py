@@ -43,17 +43,17 @@ def read_slots(
 
 
 def ends_of_slots(
-    p: Int[Tensor, "B T"], before: Int[Tensor, " B"], kernel: int, stride: int, kept: int
+    p: Int[Tensor, "B T"], before: Int[Tensor, " B"], kernel: int, stride: int, slots: int
 ) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B T"]]:
     """Last tokens of complete slots, oldest first, and how many of them the call completes up to a token.
 
-    They are counted from the first token of the call: -1 is the token in front of it. First come the last ``kept``
+    They are counted from the first token of the call: -1 is the token in front of it. First come the last ``slots``
     slots of the episode that the call continues, then those that the call completes; what is left lies behind it.
     """
     time = p.shape[1]
     place = torch.arange(time, device=p.device)
     behind = before[:, None] - (kernel - 1)
-    old = -1 - behind % stride - stride * windows.oldest_first(kept, p.device)
+    old = -1 - behind % stride - stride * windows.oldest_first(slots, p.device)
     complete = (p >= kernel - 1) & ((p - (kernel - 1)) % stride == 0)
     done = complete.cumsum(1)
     most = -(-time // stride)
@@ -96,7 +96,7 @@ class Poolingformer(Attention):
     def __init__(self, dims: Dims, plan: Plan, window: int, reach: int, kernel: int, stride: int, pool: Pool) -> None:
         super().__init__(dims, replace(plan, pattern=Pattern((Reach(window, tokens_per_step=dims.tokens_per_step),))))
         self.span_of_slots, self.kernel, self.stride, self.pool = reach, kernel, stride, pool
-        self.kept = (reach - kernel) // stride + 1
+        self.slots = (reach - kernel) // stride + 1
         self.second_widths = [dims.heads * dims.head_dim, dims.kv_heads * (dims.head_dim + dims.value_dim)]
         self.second = dims.projection(dims.width, sum(self.second_widths))
         self.second_output = dims.projection(dims.heads * dims.value_dim, dims.width)
@@ -105,7 +105,7 @@ class Poolingformer(Attention):
         """Pooled rows, and rows that the next slots are made of."""
         width = self.second_widths[1]
         recent = {"recent": (self.kernel - 1, width)} if self.kernel > 1 else {}
-        return super().state_shapes() | {"pooled": (self.kept, width)} | recent
+        return super().state_shapes() | {"pooled": (self.slots, width)} | recent
 
     def forward(
         self,
@@ -128,8 +128,8 @@ class Poolingformer(Attention):
         """What the tokens read from pooled rows, and the state after them."""
         query, fresh = self.second(y).split_with_sizes(self.second_widths, -1)
         rows = torch.cat([state["recent"].to(fresh.dtype), fresh], 1) if self.kernel > 1 else fresh
-        ends, done = ends_of_slots(tokens.p, tokens.before, self.kernel, self.stride, self.kept)
-        made = ends[:, self.kept :]
+        ends, done = ends_of_slots(tokens.p, tokens.before, self.kernel, self.stride, self.slots)
+        made = ends[:, self.slots :]
         index = self.kernel - 1 + made[..., None] - windows.oldest_first(self.kernel, y.device)
         gathered = windows.take_rows(rows, index.clamp(max=rows.shape[1] - 1).flatten(1)).unflatten(1, index.shape[1:])
         slots = torch.cat([state["pooled"].to(fresh.dtype), self.pool(gathered).to(fresh.dtype)], 1)
@@ -144,7 +144,7 @@ class Poolingformer(Attention):
             return self.of_chunk(query, slots, ends, tokens.p)
         count, spare = -(-time // size), -(-size // self.stride)
         completed = F.pad(done, (1, 0))[:, :-1][:, ::size]  # before each chunk
-        order = completed[..., None] + torch.arange(self.kept + spare, device=query.device)
+        order = completed[..., None] + torch.arange(self.slots + spare, device=query.device)
         ends = F.pad(ends, (0, spare), value=count * size).gather(1, order.flatten(1)).unflatten(1, order.shape[1:])
         ends = (ends - size * torch.arange(count, device=query.device)[:, None]).flatten(0, 1)
         slots = windows.take_rows(F.pad(slots, (0, 0, 0, spare)), order.flatten(1))
@@ -167,7 +167,7 @@ class Poolingformer(Attention):
         """The state after the last valid token: what is of its episode."""
         p = tokens.last_position()[:, None]
         completed = tokens.last(done, torch.zeros_like(tokens.before))[:, None]
-        order = completed + torch.arange(self.kept, device=rows.device)
+        order = completed + torch.arange(self.slots, device=rows.device)
         age = tokens.last_row(0)[:, None] - ends.gather(1, order)
         pooled = windows.take_rows(slots, order).masked_fill((age + self.kernel - 1 > p)[..., None], 0.0)
         if self.kernel == 1:

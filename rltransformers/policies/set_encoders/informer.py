@@ -86,16 +86,16 @@ class Options(EncoderOptions):
     """Options of Informer.
 
     Attributes:
-        factor: c in the defaults of ``samples`` and ``active``.
+        factor: c in the defaults of ``samples`` and ``active_queries``.
         samples: keys that the measure of a query looks at; default: c ceil(ln N), at most N.
-        active: queries that read by their products; default: c ceil(ln N), at most N.
+        active_queries: queries that read by their products; default: c ceil(ln N), at most N.
         seed: of the samples.
     """
 
     position: Position = "sinusoidal"
     factor: Annotated[int, Ge(1), Le(100)] = 5
     samples: Annotated[int, Ge(1), Le(MOST_SAMPLES)] | None = None
-    active: Size | None = None
+    active_queries: Size | None = None
     seed: DrawSeed = 0
 
 
@@ -116,8 +116,8 @@ def build(elements: int, width: int, options: Options) -> PostNormStack:
         ConfigError: more samples or active queries than elements, or samples that would fill the memory.
     """
     usual = max(1, min(elements, MOST_SAMPLES, options.factor * math.ceil(math.log(elements))))
-    samples, active = options.samples or usual, options.active or usual
-    for name, count in (("samples", samples), ("active", active)):
+    samples, active = options.samples or usual, options.active_queries or usual
+    for name, count in (("samples", samples), ("active_queries", active)):
         if count > elements:
             raise ConfigError(
                 f"encoder 'informer': {name} ({count}) is more than there are elements; at most {elements}"
@@ -138,8 +138,8 @@ SPEC = Spec(
     summary="Elements of an observation that single out no others read the mean of all values.",
     build=build,
     options=Options,
-    example={"observation": {"encoder": {"name": "informer", "layers": 1, "samples": 2, "active": 2}}},
+    example={"observation": {"encoder": {"name": "informer", "layers": 1, "samples": 2, "active_queries": 2}}},
     traits=Traits(causality="N/A", horizon="-", time="N ln N"),
-    formula="o_i = softmax_j(q_i k_j / sqrt(Dh)) v_j if M_i is among the `active` largest, else mean_j v_j; "
+    formula="o_i = softmax_j(q_i k_j / sqrt(Dh)) v_j if M_i is among the `active_queries` largest, else mean_j v_j; "
     "M_i = max_s x_is - mean_s x_is, x_is = q_i k_s / sqrt(Dh), s sampled",
 )

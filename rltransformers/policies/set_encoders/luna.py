@@ -70,9 +70,9 @@ class LunaLayer(nn.Module):
 class LunaStack(nn.Module):
     """Layers in turn, which hand the packed sequence on, behind a norm of tokens and one of that sequence."""
 
-    def __init__(self, width: int, packed: int, layers: list[LunaLayer]) -> None:
+    def __init__(self, width: int, slots: int, layers: list[LunaLayer]) -> None:
         super().__init__()
-        self.packed = nn.Parameter(torch.randn(packed, width) * width**-0.5)
+        self.packed = nn.Parameter(torch.randn(slots, width) * width**-0.5)
         self.embedding_norm, self.packed_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.layers = nn.ModuleList(layers)
 
@@ -90,11 +90,11 @@ class Options(EncoderOptions):
     """Options of Luna.
 
     Attributes:
-        packed: length l of the packed sequence.
+        slots: length l of the packed sequence.
         tied: whether one map makes keys and values, as by default in the authors' code.
     """
 
-    packed: Size = 16
+    slots: Size = 16
     tied: bool = True
 
 
@@ -109,10 +109,10 @@ def build(elements: int, width: int, options: Options) -> LunaStack:
     Raises:
         ConfigError: the packed sequence would fill the memory.
     """
-    check_table("the packed sequence of encoder 'luna'", options.packed, width, "lower packed")
+    check_table("the packed sequence of encoder 'luna'", options.slots, width, "lower slots")
     inner, last = options.ff_width or 4 * width, options.layers - 1
     layers = [LunaLayer(width, options.heads, inner, options.tied, layer == last) for layer in range(options.layers)]
-    return LunaStack(width, options.packed, layers)
+    return LunaStack(width, options.slots, layers)
 
 
 SPEC = Spec(
@@ -123,7 +123,7 @@ SPEC = Spec(
     summary="A learned sequence packs the elements of an observation, which unpack it; layers hand it on.",
     build=build,
     options=Options,
-    example={"observation": {"encoder": {"name": "luna", "layers": 2, "packed": 3}}},
+    example={"observation": {"encoder": {"name": "luna", "layers": 2, "slots": 3}}},
     traits=Traits(causality="N/A", horizon="-", time="N"),
     formula="Y_P = attention(P, X), Y = attention(X, Y_P), P <- LN(P + Y_P), X <- LN(h + FF(h)), h = LN(X + Y)",
 )

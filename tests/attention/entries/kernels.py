@@ -189,7 +189,7 @@ ROWS: dict[tuple[str, str], Row] = {
     # weights in float64: largest error 1.3e-15.
     ("mixer", "luna"): Row(
         twin=other_mixer(luna_twin),
-        config={**GROUPED, "mixer": {"name": "luna", "packed": 6}},
+        config={**GROUPED, "mixer": {"name": "luna", "slots": 6}},
         limits=(Limit({"mixer": "luna", **KEEP_ALL}, KEEP_ALL, both(zero("packing_queries"), mean_by_softmax)),),
     ),
     # The last token, against github.com/idiap/fast-transformers, 2ad36b9, ClusteredAttention and
@@ -223,7 +223,7 @@ VARIANTS: dict[str, Row] = {
             **GROUPED,
             "attention_bias": True,
             "tokens_per_step": 2,
-            "mixer": {"name": "luna", "packed": 1, "activation": "elu"},
+            "mixer": {"name": "luna", "slots": 1, "activation": "elu"},
         }
     ),
     "clustered without exact keys": Row(
@@ -237,7 +237,7 @@ PRESET_ROWS: dict[str, Row] = {
     "clustered": Row(
         {**GROUPED_SIZES, "mixer": {"name": "clustered", "clusters": 3, "top": 2}}, bfloat16=0.4, why=NEAREST
     ),
-    "luna": Row({**GROUPED_SIZES, "mixer": {"name": "luna", "packed": 4}}),
+    "luna": Row({**GROUPED_SIZES, "mixer": {"name": "luna", "slots": 4}}),
     "fast_weight": Row(GROUPED_SIZES),
     "rfa": Row({**GROUPED_SIZES, "mixer": {"name": "rfa", "directions": 6, "sigma": 2.0, "gate": True}}),
 }

@@ -200,7 +200,7 @@ def products_alone(special: Backbone, plain: Backbone) -> None:
 def cut_heads(reader: Reader, rows: Tensor) -> Rows:
     """Narrow heads and wide ones."""
     options = reader.options("mixer")
-    narrow = options.narrow or max(1, reader.heads // 2)
+    narrow = options.narrow_heads or max(1, reader.heads // 2)
     sizes = [options.rank] * narrow + [reader.head_dim] * (reader.heads - narrow)
     return list(rows.split(sizes))
 
@@ -208,7 +208,7 @@ def cut_heads(reader: Reader, rows: Tensor) -> Rows:
 def query_size(reader: Reader) -> int:
     """Numbers of all queries."""
     options = reader.options("mixer")
-    narrow = options.narrow or max(1, reader.heads // 2)
+    narrow = options.narrow_heads or max(1, reader.heads // 2)
     return narrow * options.rank + (reader.heads - narrow) * reader.head_dim
 
 
@@ -228,11 +228,11 @@ def cut_keys(reader: Reader, row: Tensor) -> list[tuple[Tensor, Tensor]]:
 def in_band(reader: Reader, head: int, t: int, key: Key) -> bool:
     """Wide heads see the newest steps only."""
     options, group = reader.options("mixer"), reader.config.tokens_per_step
-    narrow = options.narrow or max(1, reader.heads // 2)
+    narrow = options.narrow_heads or max(1, reader.heads // 2)
     return head < narrow or t // group - key[1] // group < options.window
 
 
-ALIBI, LOW = {"position": "alibi"}, {"name": "lowrank_band", "narrow": 1, "rank": 5}
+ALIBI, LOW = {"position": "alibi"}, {"name": "lowrank_band", "narrow_heads": 1, "rank": 5}
 
 ROWS: dict[tuple[str, str], Row] = {
     # Two updates equal HopfieldCore of ml-jku/hopfield-layers, f56f929, with the same weights to 9e-17.

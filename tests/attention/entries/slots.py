@@ -58,7 +58,7 @@ def slot_attention(compress: Compress, sizes: Callable[[Reader], tuple[int, int,
 
 def kept_of(reader: Reader, block: int) -> int:
     """The blocks that fit into the memory beside one that is nearly complete."""
-    given = reader.options("mixer").kept
+    given = reader.options("mixer").blocks
     tokens = (reader.config.memory + 1) * reader.config.tokens_per_step
     return given or (tokens + 1) // block - 1
 
@@ -179,9 +179,11 @@ def probsparse(reader: Reader, tokens: Rows, prepared: Rows, below: Logits) -> M
     options, heads, width = reader.options("mixer"), reader.heads, reader.head_dim
     group, steps = reader.config.tokens_per_step, reader.config.memory
     window = (steps + 1) * group
-    competing = options.competing or max(2, window)
+    candidates = options.candidates or max(2, window)
     samples = options.samples or max(1, min(window, options.factor * math.ceil(math.log(window))))
-    active = options.factor * math.ceil(math.log(competing)) if options.active is None else options.active
+    active = (
+        options.factor * math.ceil(math.log(candidates)) if options.active_queries is None else options.active_queries
+    )
     measures: list[list[float]] = [[] for _ in range(heads)]
     lazy: list[list[bool]] = [[] for _ in range(heads)]
     for t, row in enumerate(prepared):
@@ -194,7 +196,7 @@ def probsparse(reader: Reader, tokens: Rows, prepared: Rows, below: Logits) -> M
                 k = reader.key_value_of(key)[: (reader.config.kv_heads or heads) * width].view(-1, width)
                 logits.append(float((q @ k[group_of(reader, head)]).detach()) / math.sqrt(width))
             own = sum(max(logits) - each for each in logits) / len(logits)
-            rivals = measures[head][-(competing - 1) :]
+            rivals = measures[head][-(candidates - 1) :]
             lazy[head].append(sum(rival > own for rival in rivals) >= active)
             measures[head].append(own)
     changed, query_of = copy.copy(reader), reader.query_of
@@ -206,8 +208,8 @@ def probsparse(reader: Reader, tokens: Rows, prepared: Rows, below: Logits) -> M
 
     changed.query_of = silenced  # type: ignore[method-assign]
     mixed, state, logits_above = twins.attention(changed, tokens, prepared, below)
-    kept = torch.tensor(measures).T[-(competing - 1) :]
-    missing = torch.zeros(competing - 1 - len(kept), heads)
+    kept = torch.tensor(measures).T[-(candidates - 1) :]
+    missing = torch.zeros(candidates - 1 - len(kept), heads)
     return mixed, {**state, "measures": torch.cat([missing, kept])}, logits_above
 
 
@@ -305,7 +307,7 @@ ROWS: dict[tuple[str, str], Row] = {
     # copied weights and one kernel for keys and values: 4e-16 in float64. It divides by sqrt(D).
     ("mixer", "memory_compressed"): Row(
         twin=slot_attention(convolved, one_slot),
-        config={**compressing(kept=2), "memory": 7, "kv_heads": 1, "value_dim": 4},
+        config={**compressing(blocks=2), "memory": 7, "kv_heads": 1, "value_dim": 4},
         limits=(
             Limit(compressing(block=1), {}, identity_taps),
             f"{SLOTS}test_a_slot_of_equal_tokens_counts_for_all_of_them_or_for_one",
@@ -313,7 +315,7 @@ ROWS: dict[tuple[str, str], Row] = {
     ),
     ("mixer", "linformer"): Row(
         twin=slot_attention(projected, linformer_sizes),
-        config={**linformer(block=3, slots=2, kept=2, sharing="none"), "memory": 7, "kv_heads": 1, "value_dim": 4},
+        config={**linformer(block=3, slots=2, blocks=2, sharing="none"), "memory": 7, "kv_heads": 1, "value_dim": 4},
         limits=(Limit({**linformer(block=3, slots=3), **KEEP_ALL}, KEEP_ALL, identity_projections),),
     ),
     # No published code was found to compare with (looked for CSALR and for compressed self-attention).
@@ -335,8 +337,8 @@ ROWS: dict[tuple[str, str], Row] = {
         twin=probsparse,
         config={"kv_heads": 1, "value_dim": 4},
         limits=(
-            Limit({"mixer": {"name": "informer", "active": 4, "competing": 4}}, {}),
-            Limit({"mixer": {"name": "informer", "active": 0}, **KEEP_ALL}, KEEP_ALL, silent_queries),
+            Limit({"mixer": {"name": "informer", "active_queries": 4, "candidates": 4}}, {}),
+            Limit({"mixer": {"name": "informer", "active_queries": 0}, **KEEP_ALL}, KEEP_ALL, silent_queries),
             f"{SLOTS}test_a_lazy_query_reads_the_mean_and_an_active_one_by_its_scores",
         ),
         bfloat16=1.0,
@@ -377,7 +379,7 @@ VARIANTS: dict[str, Row] = {
     ),
     "lazy queries among steps": Row(
         {
-            "mixer": {"name": "informer", "samples": 4, "active": 2, "competing": 4, "seed": 3},
+            "mixer": {"name": "informer", "samples": 4, "active_queries": 2, "candidates": 4, "seed": 3},
             "memory": 2,
             "tokens_per_step": 3,
             "position": "rope",
@@ -392,7 +394,7 @@ VARIANTS: dict[str, Row] = {
     ),
     "convolved parts of blocks in every layer": Row(
         {
-            **linformer(block=4, slots=2, kept=1, projection="conv", sharing="layers"),
+            **linformer(block=4, slots=2, blocks=1, projection="conv", sharing="layers"),
             "layers": 3,
             "position": "none",
             "prior": "gaussian_transformer",

@@ -51,9 +51,9 @@ ROWS = {
     "linformer_layerwise": Row(
         {"name": "linformer", "slots": 7, "sharing": "layerwise"}, twins.linformer, whole={"slots": 16}
     ),
-    "luna": Row({"name": "luna", "packed": 7}, twins.luna, symmetric=True, whole={"packed": 16}),
-    "luna_untied": Row({"name": "luna", "packed": 7, "tied": False}, twins.luna, symmetric=True, whole={"packed": 16}),
-    "informer": Row({"name": "informer", "samples": 6, "active": 3, "seed": 9}, twins.informer),
+    "luna": Row({"name": "luna", "slots": 7}, twins.luna, symmetric=True, whole={"slots": 16}),
+    "luna_untied": Row({"name": "luna", "slots": 7, "tied": False}, twins.luna, symmetric=True, whole={"slots": 16}),
+    "informer": Row({"name": "informer", "samples": 6, "active_queries": 3, "seed": 9}, twins.informer),
     "nystrom": Row({"name": "nystrom", "landmarks": 3, "conv": 5}, twins.nystrom, whole={"landmarks": 16}),
 }
 

@@ -171,7 +171,9 @@ def test_an_observation_without_elements_has_finite_outputs_and_gradients(name: 
 def test_a_single_element_is_enough(name: str) -> None:
     row = ROWS[name]
     options = {
-        key: value for key, value in row.options.items() if key not in ("slots", "samples", "active", "landmarks")
+        key: value
+        for key, value in row.options.items()
+        if key not in ("slots", "samples", "active_queries", "landmarks")
     }
     choice = read_encoder({**options, "heads": HEADS})
     assert choice is not None
@@ -234,7 +236,7 @@ def test_second_gradients_are_those_of_differences() -> None:
 def test_work_and_kept_memory_grow_with_the_elements_as_declared(name: str) -> None:
     row, costs = ROWS[name], []
     lengths = (512, 2048)
-    options = {key: value for key, value in row.options.items() if key not in ("samples", "active")}
+    options = {key: value for key, value in row.options.items() if key not in ("samples", "active_queries")}
     for length in lengths:
         choice = read_encoder({**options, **row.whole, "heads": 2, "layers": 1})
         assert choice is not None

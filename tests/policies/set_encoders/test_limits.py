@@ -100,13 +100,13 @@ def test_what_linformer_shares(sharing: str, groups: int) -> None:
 
 
 def test_informer_whose_queries_are_all_active_is_bert() -> None:
-    encoder = encoder_of(ROWS["informer"], active=ELEMENTS)
+    encoder = encoder_of(ROWS["informer"], active_queries=ELEMENTS)
     identical(encoder, bert_with_weights_of(encoder))
 
 
 def test_a_lazy_query_of_informer_reads_the_mean_of_the_values() -> None:
     """The measure of a query of zeros is 0, the least there is; there is room for the three other ones."""
-    encoder = encoder_of(ROWS["informer"], active=3, samples=ELEMENTS)
+    encoder = encoder_of(ROWS["informer"], active_queries=3, samples=ELEMENTS)
     q, k, v = torch.randn(3, BATCH, HEADS, ELEMENTS, 5, dtype=torch.float64)
     exists = torch.ones(BATCH, ELEMENTS, dtype=torch.bool)
     exists[1, 6:] = False
@@ -121,7 +121,7 @@ def test_a_lazy_query_of_informer_reads_the_mean_of_the_values() -> None:
 @pytest.mark.parametrize("lengths", [(0.3, 7.0), (7.0, 0.3)])
 def test_the_query_of_informer_that_singles_out_a_key_is_active(lengths: tuple[float, float]) -> None:
     """A query five times as long has five times the measure, and one place is free."""
-    encoder = encoder_of(ROWS["informer"], active=1, samples=ELEMENTS)
+    encoder = encoder_of(ROWS["informer"], active_queries=1, samples=ELEMENTS)
     k, v = torch.randn(2, 1, HEADS, ELEMENTS, 5, dtype=torch.float64)
     q = torch.zeros_like(k)
     q[:, :, 2], q[:, :, 7] = (length * torch.ones(5, dtype=torch.float64) for length in lengths)
