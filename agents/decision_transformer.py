@@ -458,7 +458,7 @@ class DecisionTransformer(OfflineAgent):
     def _logged_update(
         self, sampler: ContextSampler, log: IntervalLog, log_interval: int, last: bool, callback: BaseCallback
     ) -> bool:
-        """One update and what is told of it; False where a callback wants to stop."""
+        """One update and what is told of it; False where a callback of any process wants to stop."""
         logs = last or (self.num_timesteps + 1) % log_interval == 0
         metrics = self._update(sampler, with_panel=logs)
         self.num_timesteps += 1
@@ -471,7 +471,7 @@ class DecisionTransformer(OfflineAgent):
             log_traffic(self.logger, self.world)
             log.write(self.num_timesteps, self._optimizer.param_groups[0]["lr"])
         callback.update_locals(locals())
-        return callback.on_step()
+        return not self.world.any(not callback.on_step())
 
     def _finish_store(self, sampler: ContextSampler) -> None:
         """Fill the store of a readout that does not learn; training goes on as before, whatever it holds."""

@@ -218,6 +218,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         watch = self._watch(env, values_last=True)
         seen = watch.observation(self._last_obs, self._place)
         leaves = policy.leaves_to_tensors(seen)
+        going_on = True
         for step in range(train_freq.frequency):
             first = self._to_device(self._last_episode_starts)
             raw = raw_observation(normaliser, self._last_obs, self._raw_obs)
@@ -235,20 +236,23 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             if cut:
                 replay_buffer.add_last(cut, raw_last(normaliser, last))
             callback.update_locals(locals())
-            going_on = callback.on_step()
+            going_on &= callback.on_step()
             self._update_info_buffer(infos, dones)
             self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
             self._episode_num += int(np.count_nonzero(dones))
-            if not going_on:
+            if not going_on and self.world.alone:
                 return RolloutReturn((step + 1) * env.num_envs, self._episode_num - episodes, continue_training=False)
             seen = watch.observation(new_obs, self._place)
             leaves = policy.leaves_to_tensors(seen)
         self._share_rollout(before)
         self._episode_num = episodes + int(self.world.total(torch.tensor(self._episode_num - episodes)))
+        played = train_freq.frequency * env.num_envs, self._episode_num - episodes
+        if self.world.any(not going_on):
+            return RolloutReturn(*played, continue_training=False)
         if log_interval is not None and self._episode_num // log_interval > episodes // log_interval:
             self.dump_logs()
         callback.on_rollout_end()
-        return RolloutReturn(train_freq.frequency * env.num_envs, self._episode_num - episodes, continue_training=True)
+        return RolloutReturn(*played, continue_training=True)
 
     def _rates(self) -> Tensor:
         """How often each environment of all processes explores now [E]; always before learning starts."""

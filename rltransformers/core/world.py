@@ -113,6 +113,10 @@ class World:
         self._communicate(lambda: dist.all_reduce(found, dist.ReduceOp.MAX), found)
         return list(found.tolist())
 
+    def any(self, fact: bool) -> bool:
+        """Whether it is so in any process."""
+        return self.largest(float(fact)) != [0.0]
+
     def same(self, value: T) -> T:
         """What process 0 passed in, plain data."""
         if self.alone:

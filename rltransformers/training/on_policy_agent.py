@@ -146,7 +146,11 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
     # Rollout
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
-        """One segment of every environment; False when a callback ends training."""
+        """One segment of every environment; False when a callback ends training.
+
+        Of several processes the one whose callback does so fills its segment first, as the others count on it; then
+        all of them end.
+        """
         buffer: RolloutBuffer = rollout_buffer
         policy, state = self._actor, self._acting
         policy.set_training_mode(False)
@@ -157,6 +161,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         self._segment = None  # until this one is whole: what follows a rollout that was given up follows no segment
         watch = self._watch(env, values_last=False)
         leaves = policy.leaves_to_tensors(watch.observation(self._last_obs, self._place))
+        going_on = True
         while not buffer.full:
             first = self._to_device(self._last_episode_starts)
             noise = self._own_rows(policy.action_head.draw(self.all_envs, self._action_generator))
@@ -164,7 +169,8 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             clipped_actions = policy.environment_actions(actions)
             new_obs, rewards, dones, infos, starts, counts = self._step_environments(env, watch, clipped_actions, state)
             callback.update_locals(locals())
-            if not callback.on_step():
+            going_on &= callback.on_step()
+            if not going_on and self.world.alone:
                 return False
             self._update_info_buffer(infos, dones)
             buffer.add(leaves, actions, rewards, starts, dones, values, log_probs, counts)
@@ -172,6 +178,8 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
                 self._bootstrap(buffer, self._acting, *watch.last_observations(dones, infos, self._place))
             leaves = policy.leaves_to_tensors(watch.observation(new_obs, self._place))
         self._share_rollout(before)
+        if self.world.any(not going_on):
+            return False
         last_values = policy.values(leaves, self._acting, self._to_device(self._last_episode_starts))
         self._segment_before = segment_before
         self._segment = buffer.finish(last_values, self.gamma, self.gae_lambda)

@@ -18,6 +18,19 @@ BACKBONE = {"preset": "gtrxl", "width": 8, "layers": 2, "heads": 2, "memory": 5}
 AGENTS: dict[str, type[OnlineAgent]] = {"ppo": GTrXLPPO, "vmpo": GTrXLVMPO, "dqn": GTrXLDQN}
 
 
+class Ends(Losses):
+    """Ends training in its ninth call, in one process."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+
+    def _on_step(self) -> bool:
+        if "metrics" in self.locals:
+            super()._on_step()
+        return not (self.n_calls == 9 and current_world().rank == self.rank)
+
+
 def environments(task: str, num_envs: int, normalize: bool) -> VecEnv:
     """This process's share of ``num_envs`` environments."""
     share = current_world().share_of(num_envs, "num_envs")
@@ -39,15 +52,16 @@ def online(
     backbone: dict[str, Any] | None = None,
     policy: dict[str, Any] | None = None,
     save: str | None = None,
+    ends_in: int | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Train so many updates; what came out, which ``save`` keeps."""
+    """Train so many updates, or until process ``ends_in`` ends it; what came out, which ``save`` keeps."""
     env = environments(task, num_envs, normalize)
     kwargs = {"backbone": BACKBONE | (backbone or {})} | (policy or {})
     model: Any = AGENTS[agent](next(iter(AGENTS[agent].policy_aliases)), env, seed=3, policy_kwargs=kwargs, **settings)
     start = flat(model)
     steps = model.train_freq.frequency if agent == "dqn" else model.n_steps
-    model.learn(updates * steps * num_envs)
+    model.learn(updates * steps * num_envs, None if ends_in is None else Ends(ends_in))
     if save is not None:
         model.save(save)
     return outcome(model) | {"start": start}
@@ -125,13 +139,16 @@ def flat(model: Any) -> np.ndarray:
     return torch.cat([each.double().flatten() for each in model.policy.state_dict().values()]).numpy()
 
 
-def offline(updates: int, **settings: Any) -> dict[str, Any]:
-    """Train a Decision Transformer so many updates on a few recorded episodes, in double precision."""
+def offline(updates: int, ends_in: int | None = None, **settings: Any) -> dict[str, Any]:
+    """Train a Decision Transformer on a few recorded episodes, in double precision.
+
+    So many updates, unless the callback of process ``ends_in`` ends it.
+    """
     backbone = {"width": 16, "layers": 2, "heads": 2, "dropout": 0.0}
     model = make(record(), learning_rate=1e-2, policy_kwargs={"backbone": backbone}, **settings)
     double(model)
     start = flat(model)
-    losses = Losses()
+    losses = Losses() if ends_in is None else Ends(ends_in)
     model.learn(updates, losses, log_interval=2)
     found = {"start": start, "weights": flat(model), "losses": np.array(losses.values)}
     moments = model._optimizer.state_dict()["state"].values()

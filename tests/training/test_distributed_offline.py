@@ -40,6 +40,11 @@ def test_two_half_batches_are_one_whole(two: Pool, case: dict[str, Any]) -> None
         np.testing.assert_array_equal(found[1][name], value, err_msg=name)
 
 
+def test_all_processes_end_when_the_callback_of_one_ends_training(two: Pool) -> None:
+    for each in two.run(offline, updates=12, ends_in=1):
+        assert len(each["losses"]) == 9
+
+
 def test_all_processes_learn_from_the_episodes_of_the_first(two: Pool) -> None:
     one, (first, second) = played(updates=2), two.run(played, updates=2)
     np.testing.assert_array_equal(first["rewards"], one["rewards"])  # no update has happened before

@@ -124,6 +124,17 @@ def test_a_checkpoint_does_not_depend_on_the_number_of_processes(
         check_same(each, {name: value for name, value in whole.items() if name != "start"})
 
 
+@pytest.mark.parametrize("case", STOPS.values(), ids=STOPS.keys())
+def test_all_processes_end_with_the_rollout_in_which_the_callback_of_one_ends_training(
+    two: Pool, case: dict[str, Any]
+) -> None:
+    place: dict[str, Any] = dict(task="cue", num_envs=4)
+    first, _ = two.run(online, updates=1, **place, **case)
+    for each in two.run(online, updates=4, ends_in=1, **place, **case):  # in the second rollout
+        assert each["steps"] == 2 * 6 * 4
+        np.testing.assert_array_equal(each["weights"], first["weights"])
+
+
 def test_rows_change_hands_and_keep_their_order(two: Pool) -> None:
     owners, takers = [1, 1, 0, 1, 0, 1, 1], [0, 1, 1, 0, 0, 1, 1]
     for rank, found in enumerate(two.run(rows, owners=owners, takers=takers)):
