@@ -24,7 +24,7 @@ from rltransformers.core.ranges import describe
 from rltransformers.core.spec import Spec
 from rltransformers.policies.readouts.catalogue import READOUTS
 from rltransformers.policies.set_encoders.catalogue import ENCODERS
-from rltransformers.training.experiment import AgentName, ExperimentConfig
+from rltransformers.training.experiment import RESTARTING, AgentName, ExperimentConfig
 
 PATH = Path(__file__).resolve().parents[1] / "rltransformers" / "cli" / "catalogue.json"
 REQUIRED = "required"
@@ -60,6 +60,20 @@ OF_DECISION_TRANSFORMER = {
     "tokens_per_step": "3, without a token of the return 2",
 }
 """Defaults of its backbone beside those of the preset."""
+OFFLINE = (AgentName.DECISION_TRANSFORMER,)
+ONLINE = tuple(agent for agent in AgentName if agent not in OFFLINE)
+OF_AGENTS = {
+    "environment.processes": ONLINE,
+    "environment.normalize_observation": ONLINE,
+    "environment.normalize_reward": ONLINE,
+    "train.total_timesteps": ONLINE,
+    "train.gradient_steps": OFFLINE,
+    "train.restart_every": RESTARTING,
+    "dataset.": OFFLINE,
+    "online.": OFFLINE,
+    "evaluation.target_returns": OFFLINE,
+}
+"""Settings, and sections, that ``ExperimentConfig`` refuses for other agents."""
 Setting = dict[str, Any]
 
 
@@ -119,7 +133,13 @@ def settings() -> list[Setting]:
     for entry in _of_record(ExperimentConfig, ""):
         section = {"backbone": _backbone_by_agent, "algorithm": _algorithm, "policy": _policy}.get(entry["key"])
         found += [entry] if section is None else section()
-    return found
+    return [_of_some_agents(entry) for entry in found]
+
+
+def _of_some_agents(entry: Setting) -> Setting:
+    """The entry with the agents that take it, where not all do."""
+    takers = next((agents for key, agents in OF_AGENTS.items() if entry["key"].startswith(key)), ())
+    return entry | {"agents": [agent.value for agent in takers]} if takers else entry
 
 
 def _of_record(record: type, prefix: str) -> Iterator[Setting]:

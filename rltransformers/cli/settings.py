@@ -104,10 +104,12 @@ def refuse_unknown_settings(values: Mapping[Any, Any], source: str = "") -> None
         ConfigError: for the first unknown key, with the full key that was meant.
     """
     agent = values.get("agent")
-    known = {
+    anyone = agent not in catalogue()["agents"]
+    known = {  # of other sections ``ExperimentConfig`` says which agents they are for
         each.key
         for each in all_settings()
-        if not each.of and (not each.agents or agent in each.agents or agent not in catalogue()["agents"])
+        if not each.of
+        and (anyone or not each.agents or agent in each.agents or not each.key.startswith(("algorithm.", "policy.")))
     }
     sections = {key.rpartition(".")[0] for key in known}
     remaining: list[tuple[str, Mapping[Any, Any]]] = [("", values)]

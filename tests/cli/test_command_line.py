@@ -1,5 +1,6 @@
 """The command line as a user meets it: fast without torch, every setting explained and completed, several seeds."""
 
+import copy
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from rltransformers.cli.main import build_parser, main
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.signals import Stopped
 from rltransformers.training.decision_settings import backbone_config
-from rltransformers.training.experiment import AgentName, build_experiment
+from rltransformers.training.experiment import AgentName, build_experiment, set_value
 from rltransformers.training.run_folder import RunFolder
 from tests.cli.test_runs import ONLINE, refused, run, work
 
@@ -117,6 +118,43 @@ def test_the_settings_of_an_agent_are_those_that_it_takes(agent: AgentName) -> N
             check_keywords(agent, {name: object()})
         except ConfigError as error:
             assert ("unknown setting" not in str(error)) == (key in listed), key
+
+
+OTHER_VALUES = {
+    "environment.processes": True,
+    "environment.normalize_observation": True,
+    "environment.normalize_reward": True,
+    "train.total_timesteps": 10,
+    "train.gradient_steps": 10,
+    "train.restart_every": 10,
+    "evaluation.target_returns": [1.0],
+}
+"""Settings that not every agent has, besides whole sections."""
+
+
+@pytest.mark.parametrize("agent", list(AgentName))
+def test_settings_outside_its_own_sections_are_listed_for_the_agents_whose_configs_take_them(agent: AgentName) -> None:
+    offline = agent is AgentName.DECISION_TRANSFORMER
+    plain: dict[str, Any] = {"agent": agent, "environment": {"id": "CartPole-v1"}}
+    plain["train"] = {"gradient_steps": 5} if offline else {"total_timesteps": 5}
+    plain |= {"dataset": {"id": "some"}} if offline else {}
+    listed = {each.key for each in settings.find_settings(agent=agent)}
+    for key, value in OTHER_VALUES.items():
+        values = copy.deepcopy(plain)
+        set_value(values, key, value)
+        try:
+            build_experiment(values, "test")
+        except ConfigError:
+            assert key not in listed, key
+        else:
+            assert key in listed, key
+    for section, value in (("dataset", {"id": "some"}), ("online", {"timesteps": 10})):
+        taken = True
+        try:
+            build_experiment(plain | {section: value}, "test")
+        except ConfigError:
+            taken = False
+        assert any(key.startswith(f"{section}.") for key in listed) == taken, section
 
 
 @pytest.mark.parametrize("agent", [AgentName.GTRXL_PPO, AgentName.DECISION_TRANSFORMER])
