@@ -401,7 +401,7 @@ def _build(kind: type, values: Mapping[str, Any], source: str, place: str) -> An
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with two mends: 3e-4 is a number as in YAML 1.2, and a key given twice is an error. Merges work."""
+    """YAML with three mends: 3e-4 is a number as in YAML 1.2, 1e6 a whole one, and a key given twice an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
@@ -410,7 +410,13 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+        value = super().construct_yaml_float(node)
+        return int(value) if _WHOLE.fullmatch(node.value) and abs(value) < 2**53 else value
 
+
+_WHOLE = re.compile(r"[-+]?\d+[eE]\+?\d+")
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.training.experiment import AgentName, CollectConfig, build_experiment, read_experiment
+from rltransformers.training.experiment import AgentName, CollectConfig, build_experiment, parse_yaml, read_experiment
 
 ONLINE = """
 agent: gtrxl_ppo
@@ -247,3 +247,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_values_from_python_work_like_a_file() -> None:
     config = build_experiment(yaml.safe_load(OFFLINE))
     assert config.steps == 10
+
+
+def test_whole_numbers_may_be_written_as_powers_of_ten(online: Path) -> None:
+    config = read_experiment(online, [("train.total_timesteps", "1e6"), ("algorithm.n_steps", "+2E+1")])
+    assert (config.train.total_timesteps, config.algorithm["n_steps"]) == (1_000_000, 20)
+    with pytest.raises(ConfigError, match=r"whole number.*, got 0\.1"):
+        read_experiment(online, [("train.total_timesteps", "1e-1")])
+    assert parse_yaml("[1.5e3, 1e-2, 1e300]", "test") == [1500.0, 0.01, 1e300]
+    assert [type(each) for each in parse_yaml("[1e3, 1.0e3]", "test")] == [int, float]
