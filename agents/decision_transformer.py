@@ -807,4 +807,5 @@ class DecisionTransformer(OfflineAgent):
             if not isinstance(env, gym.Env | VectorEnv):
                 envs.close()
         name = title or self.summary.environment
-        return [result_of(played[i * episodes : (i + 1) * episodes], name) for i in range(len(targets))]
+        step = self.num_timesteps
+        return [result_of(played[i * episodes : (i + 1) * episodes], name, step) for i in range(len(targets))]

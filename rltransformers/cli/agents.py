@@ -207,7 +207,7 @@ class OnlineRunAgent(RunAgent):
                 progress,
                 evaluation.longest_episode,
             )
-        return [replace(result, step=self.steps_done)]
+        return [result]
 
     @contextmanager
     def _sampling_from(self, seed: int) -> Iterator[None]:
@@ -346,7 +346,7 @@ class OfflineRunAgent(RunAgent):
 
     def evaluate(self, evaluation: EvaluationConfig, progress: bool = False) -> list[EvaluationResult]:
         environment = self.config.evaluation_environment
-        results: list[EvaluationResult] = self.model.evaluate(
+        return self.model.evaluate(
             environment.id,
             target_returns=evaluation.target_returns or None,
             episodes=evaluation.episodes,
@@ -358,7 +358,6 @@ class OfflineRunAgent(RunAgent):
             longest_episode=evaluation.longest_episode,
             progress_bar=progress,
         )
-        return [replace(result, step=self.steps_done) for result in results]
 
     @property
     def backbone(self) -> Backbone:

@@ -148,8 +148,8 @@ def _play(
             state = state[torch.as_tensor(np.flatnonzero(kept))]
 
 
-def result_of(episodes: Sequence[Episode], env_id: str | None) -> EvaluationResult:
-    """The result of episodes that were played with one target return."""
+def result_of(episodes: Sequence[Episode], env_id: str | None, step: int) -> EvaluationResult:
+    """The result of episodes that were played with one target return, by the weights of training step ``step``."""
     discount = episodes[0].discount
     successes = tuple(episode.success for episode in episodes if episode.success is not None)
     return EvaluationResult(
@@ -160,6 +160,7 @@ def result_of(episodes: Sequence[Episode], env_id: str | None) -> EvaluationResu
         successes=successes if len(successes) == len(episodes) else None,
         target_return=episodes[0].target,
         discounted_returns=None if discount == 1.0 else tuple(episode.obtained for episode in episodes),
+        step=step,
     )
 
 

@@ -50,7 +50,7 @@ class EvaluationResult:
         env_id: names the reference scores; None when unknown.
         successes: by ``is_success`` of the last info of each episode; None where the environment has none.
         target_return: what a Decision Transformer was asked for, in reward units; None otherwise.
-        step: training step of the evaluated weights; None when unknown.
+        step: training step of the evaluated weights, ``num_timesteps`` of the model; None when it has none.
         discounted_returns: returns as ``target_return`` counts them, of a Decision Transformer with a ``discount``
             below 1; None where these are ``returns``.
     """
@@ -220,12 +220,14 @@ def evaluate_online(
                 bar.update()
             finished += [episode for episode in wave if episode is not None]
     successes = tuple(episode.success for episode in finished if episode.success is not None)
+    step = getattr(model, "num_timesteps", None)
     return EvaluationResult(
         env_id=env_id,
         returns=tuple(episode.total for episode in finished),
         lengths=tuple(episode.length for episode in finished),
         seeds=tuple(range(seed, seed + episodes)),
         successes=successes if len(successes) == episodes else None,
+        step=None if step is None else int(step),
     )
 
 

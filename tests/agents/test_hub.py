@@ -32,7 +32,8 @@ from rltransformers.cli import runs
 from rltransformers.cli.main import main
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, MissingExtraError
-from rltransformers.training.evaluation import EvaluationResult, read_results
+from rltransformers.envs import make_vec_env
+from rltransformers.training.evaluation import EvaluationResult, evaluate_online, read_results
 from rltransformers.training.experiment import build_experiment
 from rltransformers.training.run_folder import RunFolder
 from tests.agents.masked_envs import Locks
@@ -311,6 +312,14 @@ def test_results_of_another_step_than_the_checkpoint_are_refused(
     run.evaluation.write_text(capsys.readouterr().out)
     assert read_results(run.evaluation)[0].step == steps
     played(package_for_hub(run.path, tmp_path / "again"))
+
+
+def test_an_evaluation_says_which_weights_it_is_of(agent: Any) -> None:
+    if isinstance(agent, DecisionTransformer):
+        (result,) = agent.evaluate("CartPole-v1", episodes=2, target_returns=[9.0])
+    else:
+        result = evaluate_online(agent, make_vec_env("CartPole-v1", 2), "CartPole-v1", episodes=2)
+    assert result.step == agent.num_timesteps > 0
 
 
 def fits(real: Any, method: str | None, **keywords: Any) -> None:
