@@ -537,7 +537,7 @@ class DecisionTransformer(OfflineAgent):
         return self._loss(batch.to(self.device), record or Record(), self._chances(len(batch.valid)), World())[0]
 
     def _chances(self, count: int) -> Tensor:
-        """What the critic draws for ``count`` windows of the next update."""
+        """Random numbers of the critic for ``count`` windows of the next update."""
         generator = torch.Generator().manual_seed(step_seed(self.seed, self.num_timesteps, "shift"))
         return torch.rand(count, generator=generator)
 
@@ -739,7 +739,7 @@ class DecisionTransformer(OfflineAgent):
         return make_vector_env(env, num_envs, env_kwargs=env_kwargs, wrappers=sorted(wrappers, key=callable))
 
     def _spec_of(self, env: Any, envs: VectorEnv[Any, Any, Any]) -> EnvSpec | None:
-        """What Gymnasium knows of the environment of a caller, from which ``envs`` were made."""
+        """Specification of the environment of a caller, from which ``envs`` were made."""
         return find_spec(env) if isinstance(env, str) else envs.spec or getattr(env, "spec", None)
 
     # Evaluation

@@ -30,7 +30,7 @@ if __name__ != "rltransformers.agents.hub":
 
 CARD = "README.md"
 FILES = (CHECKPOINT, CARD, "config.json", "results.json")
-"""What every folder holds; of a run its ``config.yaml`` too."""
+"""Files of every folder; of a run its ``config.yaml`` too."""
 _EPISODE = """(observation, _), reward, ended = env.reset(), None, False
 actor.reset()
 while not ended:

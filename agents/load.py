@@ -35,7 +35,7 @@ def load_agent(path: str | os.PathLike[str], *, device: torch.device | str = "au
 
 
 def agent_checkpoint(file: Path) -> Checkpoint:
-    """What a file holds, which has to be an agent of this package.
+    """Content of a file, which has to be an agent of this package.
 
     Raises:
         CheckpointError: for a file that is missing, corrupt or of no agent of this package.

@@ -106,7 +106,7 @@ def make_vector_env(
 def found_source(
     env: Any, num_envs: int = 1, env_kwargs: Mapping[str, Any] | None = None
 ) -> EnvSpec | Callable[..., Env] | Env:
-    """What environments are made from: an id as its specification, everything else as it is.
+    """Source of environments: an id as its specification, everything else as it is.
 
     Raises:
         ConfigError: for an unknown id, for what makes no environment, and for copies or keywords of one environment.
@@ -252,7 +252,7 @@ def _make_program(spec: EnvSpec, num_envs: int, options: dict[str, Any]) -> Vect
 
 @contextmanager
 def _construction(source: str | EnvSpec | Callable[..., Env], options: dict[str, Any]) -> Iterator[None]:
-    """What a constructor raises, as an error of ours that names the environment."""
+    """Turn exceptions of a constructor into an error of ours that names the environment."""
     try:
         yield
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:

@@ -20,7 +20,7 @@ RIGHT, UP, LEFT, DOWN = range(4)
 
 
 class Outcome(NamedTuple):
-    """What one step led to, per copy [N]; ``success`` counts only where the episode ends.
+    """Outcome of one step, per copy [N]; ``success`` counts only where the episode ends.
 
     ``truncated`` ends an episode that could go on; None where no task of this kind does.
     """

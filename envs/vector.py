@@ -209,7 +209,7 @@ class GymnasiumVecEnv(VecEnv):
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """What a method gives in every sub-environment.
+        """Results of a method in every sub-environment.
 
         Raises:
             ConfigError: for some of the environments, and where there are none to look into.

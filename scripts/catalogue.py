@@ -1,4 +1,4 @@
-"""What the command line knows without importing torch: every mechanism, and every setting of a run.
+"""Catalogue for the command line, which reads it without torch: every mechanism, and every setting of a run.
 
 ``scripts/update_docs.py`` writes it to ``rltransformers/cli/catalogue.json``, which ``list``, ``settings``, suggestions
 and the completion of the shell read. A setting is what an annotation and the entry in a docstring say about it.
@@ -285,7 +285,7 @@ def _names(hint: Any) -> list[Any]:
 
 
 def explanations(described: type) -> dict[str, str]:
-    """What the docstring of a class, or of one it is made from, says of each argument or attribute.
+    """Explanation of each argument or attribute in the docstring of a class, or of one it is made from.
 
     Read is ``name, other: text`` under "Args:" or "Attributes:".
     """

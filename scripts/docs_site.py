@@ -1,4 +1,4 @@
-"""What `mkdocs build` needs besides mkdocs.yml: the site holds everything that a page links to, so no link leaves it.
+"""Hooks of `mkdocs build` besides mkdocs.yml: the site holds everything that a page links to, so no link leaves it.
 
 Pages link to files of the repository that are no documents: a config, an example, CONTRIBUTING.md. They come into
 the site as pages under `repository/`, and the links are changed to lead there. An entry of `nav` that ends in a slash

@@ -160,7 +160,7 @@ def started(*words: str) -> ForkServerProcess:
 
 
 def command(words: Sequence[str]) -> None:
-    """What ``rltransformers`` does with these words."""
+    """Result of ``rltransformers`` with these words."""
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
@@ -175,7 +175,7 @@ def wait_for_training(process: ForkServerProcess, folder: Path) -> None:
 
 
 def compare(whole: Path, killed: Path) -> tuple[str, str]:
-    """What was compared, with counts, and what of it differs."""
+    """Comparisons with counts, and those that differ."""
     one, other = contents(whole), contents(killed)
     compared = f"{len(one['weights'])} tensors, {len(one['rows'])} rows, {len(one['scalars'])} scalars"
     compared += f", {len(one['evaluations'])} evaluations"
@@ -197,7 +197,7 @@ def first_difference(one: Sequence[dict[str, str]], other: Sequence[dict[str, st
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """What has to be equal: final and best weights (and all of the final checkpoint but the clock), logs."""
+    """Contents that have to be equal: final and best weights (and all of the final checkpoint but the clock), logs."""
     last = load_checkpoint(folder / "last.zip").tensors
     episodes = [{key: value for key, value in each.items() if key != "t"} for each in last.pop("episodes", [])]
     return {

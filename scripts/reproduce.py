@@ -143,7 +143,7 @@ class Work:
         return f"{self.suite.text.title}: {len(wanted)} runs, {done} done, {len(missing)} to do"
 
     def _programs(self, missing: Sequence[Cell]) -> list[Program]:
-        """What these cells, and the datasets that have to be recorded for them, run besides this package."""
+        """Programs besides this package that these cells, and the datasets recorded for them, run."""
         found = [program for cell in missing for program in programs(cell.config)]
         for words in self._lacking(missing).values():
             found += collect_programs(shlex.split(words))

@@ -23,7 +23,7 @@ def window_targets(
     bootstrap: Float[Tensor, " B"],
     discount: float,
 ) -> tuple[Float[Tensor, "B K"], Bool[Tensor, "B K"]]:
-    """What critics learn at every step of a window, and the steps at which they do.
+    """Targets of critics at every step of a window, and the steps at which they learn.
 
     With T - 1 the last valid step, y_t = sum_{j=t}^{T-2} discount^(j-t) r_j + discount^(T-1-t) y_{T-1}, where y_{T-1}
     is the reward of a step that terminates its episode, and of any other ``bootstrap``, the value of the policy there.

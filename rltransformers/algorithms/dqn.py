@@ -38,7 +38,7 @@ class DQNLoss:
 
 @dataclass(frozen=True)
 class Steps:
-    """What happened at the steps of segments of T = L + n rows, of which the first L are learned.
+    """Record of the steps of segments of T = L + n rows, of which the first L are learned.
 
     Attributes:
         actions: counted from 0.
@@ -85,7 +85,7 @@ def q_targets(
     n_step: int,
     rescaled: bool = False,
 ) -> Float[Tensor, "B L"]:
-    """What the values of the taken actions should be: h(n-step return of h^-1(values)), L = T - n.
+    """Targets of the values of the taken actions: h(n-step return of h^-1(values)), L = T - n.
 
     Kapturowski et al. 2019 (R2D2, section 2.3); without ``rescaled`` h is the identity.
     """
@@ -97,7 +97,7 @@ def q_targets(
 
 
 def double_q_values(q: Float[Tensor, "*n A"], target_q: Float[Tensor, "*n A"]) -> Float[Tensor, "*n"]:
-    """What the target network says of the action that the learning network prefers (arXiv 1509.06461, eq. 4)."""
+    """Values by the target network of the actions that the learning network prefers (arXiv 1509.06461, eq. 4)."""
     return target_q.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1)
 
 

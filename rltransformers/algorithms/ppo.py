@@ -47,7 +47,7 @@ class PPOWeights:
 
 
 class Estimates(Protocol):
-    """What the policy of now says about the steps.
+    """Evaluation of the steps by the policy of now.
 
     ``log_barrier``, minus the divergence from the uniform policy, is None where actions are not finite many.
     """
@@ -63,7 +63,7 @@ class Estimates(Protocol):
 
 
 class Recording(Protocol):
-    """What the policy that acted said about the steps, what came of them, and which of them count."""
+    """Record of the steps by the policy that acted, their outcome, and which of them count."""
 
     @property
     def log_probs(self) -> Float[Tensor, "B T"]: ...

@@ -48,7 +48,7 @@ class VMPOBounds:
 
 
 class Estimates(Protocol):
-    """What the policy of now says about the steps."""
+    """Evaluation of the steps by the policy of now."""
 
     @property
     def log_probs(self) -> Float[Tensor, "B T"]: ...
@@ -59,7 +59,7 @@ class Estimates(Protocol):
 
 
 class Recording(Protocol):
-    """What came of the steps, and which of them count; the advantages in the units of the returns."""
+    """Outcome of the steps, and which of them count; the advantages in the units of the returns."""
 
     @property
     def advantages(self) -> Float[Tensor, "B T"]: ...

@@ -33,7 +33,7 @@ class CrossAttention(nn.Module):
     def forward(
         self, h: Float[Tensor, "B S D"], rows: Float[Tensor, "B S N D"], exists: Bool[Tensor, "B S N"]
     ) -> Float[Tensor, "B S D"]:
-        """What every token reads; where no element exists the result is finite and means nothing."""
+        """Values that every token reads; where no element exists the result is finite and means nothing."""
         dims, (batch, time, count) = self.dims, exists.shape
         query = linear(self.query, h).view(batch * time, dims.heads, 1, dims.head_dim)
         keys = linear(self.keys, rows).view(batch * time, count, dims.kv_heads, dims.head_dim + dims.value_dim)

@@ -313,7 +313,7 @@ class Attention(RowMixer):
         return heads if repeats == 1 else heads.repeat_interleave(repeats, 1)
 
     def content(self, h: Float[Tensor, "B T D"], rows: Float[Tensor, "B S D"], seen: Tensor) -> Float[Tensor, "B T O"]:
-        """What the queries ``h`` read from ``rows`` where ``seen`` [B, S], by content alone and with frozen weights."""
+        """Values that queries ``h`` read from ``rows`` where ``seen`` [B, S], by content alone, with frozen weights."""
         weight, given, score = self.project.weight.detach(), self.project.bias, self.score
         bias = weight.new_zeros(len(weight)) if given is None else given.detach()
         frozen = {name: value.detach() for name, value in score.named_parameters()}
@@ -349,7 +349,7 @@ class Attention(RowMixer):
             part.constrain_()
 
     def maintain(self) -> None:
-        """What the chooser learns between collecting and learning."""
+        """Let the chooser learn between collecting and learning."""
         if self.chooser is not None:
             self.chooser.maintain()
 

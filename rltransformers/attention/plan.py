@@ -1,4 +1,4 @@
-"""What attention is made of, and which engine computes it.
+"""The plan of attention: its parts, and the engine that computes it.
 
 Axes: B batch, H heads, T tokens, S keys, L distances, K head width.
 """
@@ -15,7 +15,7 @@ from rltransformers.functional.keys import Past
 from rltransformers.positions.interface import Acts, Position
 
 TABLES = "position", "factors", "keys", "parts"
-"""What the position scores queries by, multiplies products by and scores keys by; the sum of what other parts add."""
+"""Tables of the position: scores of queries, factors of products, scores of keys; and the sum of other parts."""
 
 FEW_QUERIES = 8  # up to here the fused kernel is faster: it reads keys where they lie, not moved head by head
 
@@ -62,7 +62,7 @@ class Plan:
 
     @functools.cached_property
     def on_queries(self) -> tuple[Part, ...]:
-        """What scores distances for every query."""
+        """Parts that score distances for every query."""
         return tuple(part for part in self.parts if part.scores_queries)
 
     @functools.cached_property
@@ -121,7 +121,7 @@ class Plan:
         return self.explicit or self.scores_distances or self.turns or self.pattern.sinks > 0 or own
 
     def of_distances(self, distance: Int[Tensor, " L"], like: Tensor) -> dict[str, Tensor]:
-        """What ``TABLES`` hold of distances under today's weights, first axis L, as far as the parts need it."""
+        """Entries of ``TABLES`` under today's weights, first axis L, as far as the parts need it."""
         found = {}
         if Acts.SCORE in self.position.acts:
             found["position"] = self.position.of_distances(distance, like)

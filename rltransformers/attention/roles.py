@@ -39,7 +39,7 @@ class Stage(Flag):
 
 @dataclass(frozen=True)
 class View:
-    """What a stage may know besides the logits.
+    """Facts that a stage may use besides the logits.
 
     Attributes:
         h: normalised inputs of the queries.
@@ -111,20 +111,20 @@ class Part(nn.Module):
     def carry(
         self, below: Tensor | None, state: dict[str, Tensor], call: Call
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """What the rows that the layer below handed on are to a view, [B, T, ...], and the state after the call."""
+        """Rows of a view, made from those of the layer below, [B, T, ...], and the state after the call."""
         raise NotImplementedError("a part that hands on rows defines carry")
 
     def constrain_(self) -> None:
         """Bring parameters back into their range after an optimiser step."""
 
     def narrowed(self, pattern: Pattern) -> Pattern:
-        """What is left of the pattern of the layer; asked once, when the layer is built."""
+        """The part of the layer's pattern that is left; asked once, when the layer is built."""
         return pattern
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What an objective found.
+    """Result of an objective.
 
     Attributes:
         loss: by head, or for all heads together.
@@ -255,7 +255,7 @@ class Score(Part):
     def by_distance(
         self, query: Float[Tensor, "B H T K"], distance: Int[Tensor, " L"]
     ) -> Float[Tensor, "B H T L"] | None:
-        """What a query alone says of the listed distances, or None."""
+        """Scores of the listed distances by the query alone, or None."""
         return None
 
     def forward(
@@ -267,7 +267,7 @@ class Score(Part):
         seen: Bool[Tensor, "B S"],
         prepare: Callable[[Tensor], Tensor],
     ) -> Float[Tensor, "B T X"]:
-        """What queries of ``h`` read from ``rows`` by content alone, heads side by side; ``prepare``: by a chooser."""
+        """Values that queries of ``h`` read from ``rows`` by content, heads side by side; ``prepare``: by a chooser."""
         query, _ = self.rows(F.linear(h, weight, bias), h)
         k, v = self.split(self.key_rows(F.linear(rows, weight[self.own :], bias[self.own :])))
         repeats = [self.dims.heads // part.shape[1] for part in (k, v)]
@@ -368,7 +368,7 @@ class Retriever(nn.Module):
         return keys
 
     def retrieve(self, query: Float[Tensor, "B T Q"], store: Group, call: Call) -> Float[Tensor, "B T H R"]:
-        """What every query finds; ``store`` holds the rows of the window, too."""
+        """Rows that every query finds; ``store`` holds the rows of the window, too."""
         raise NotImplementedError("a retriever defines retrieve")
 
     def join(self, window: Float[Tensor, "B T HV"], found: Float[Tensor, "B T H R"]) -> Float[Tensor, "B T HO"]:

@@ -95,7 +95,7 @@ def plain_choice(axis: str) -> Choice:
 
 
 def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Position) -> Plan:
-    """What is plugged into softmax attention; a memory may decide itself what is visible.
+    """Parts of softmax attention; a memory may decide itself what is visible.
 
     Raises:
         ConfigError: for a memory and a span that exclude each other.

@@ -1,4 +1,4 @@
-"""What a config chose, read once: every name found in its table, every option with its value."""
+"""Choices of a config, read once: every name found in its table, every option with its value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WEIGHT = "weight"
 
 @dataclass(frozen=True)
 class LayerChoices:
-    """What one layer is made of; ``patterns`` holds one for all heads, or one per head."""
+    """Parts of one layer; ``patterns`` holds one for all heads, or one per head."""
 
     mixer: Choice
     patterns: tuple[Choice, ...]
@@ -34,14 +34,14 @@ class LayerChoices:
 
     @property
     def of_keys(self) -> dict[str, Any]:
-        """What decides which keys there are, by axis."""
+        """Choices that decide which keys there are, by axis."""
         span = self.span if Feature.REACH in self.span.spec.offers else None
         return {"mixer": self.mixer, "pattern": self.patterns, "span": span}
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What the layers have in common, and the kinds of layers that take turns."""
+    """Choices that the layers have in common, and the kinds of layers that take turns."""
 
     kinds: tuple[LayerChoices, ...]
     positions: tuple[Choice, ...]
@@ -55,11 +55,11 @@ class Choices:
     topology: Choice
 
     def layer(self, index: int) -> LayerChoices:
-        """What the layer at ``index`` is made of."""
+        """Parts of the layer at ``index``."""
         return self.kinds[index % len(self.kinds)]
 
     def common(self) -> tuple[Choice, ...]:
-        """What holds for all layers."""
+        """Choices that hold for all layers."""
         single = (self.prior, self.head_mixing, self.memory_kind, self.depth, self.residual, self.ff, self.topology)
         return (*self.positions, *single, *self.losses)
 

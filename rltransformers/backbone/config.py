@@ -25,7 +25,7 @@ LossWeight = Annotated[float, Ge(0), Le(1e6)]
 
 @dataclass(frozen=True)
 class BackboneConfig:
-    """What a backbone is made of. A mechanism is written as ``name`` or ``{name: ..., option: value}``.
+    """Config of a backbone. A mechanism is written as ``name`` or ``{name: ..., option: value}``.
 
     The defaults of the fields are the preset gtrxl; ``from_dict`` starts from another one where it is named.
 

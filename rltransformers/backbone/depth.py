@@ -28,7 +28,7 @@ class Depth:
     shared = False
 
     def halt(self, width: int, layers: int) -> nn.Module | None:
-        """What decides from the stream where a token halts; None where no token halts."""
+        """Map from the stream to where a token halts; None where no token halts."""
         return None
 
     def stack(self, layers: Sequence[Layer], embed: Embed, halt: nn.Module | None) -> Plain:
@@ -71,7 +71,7 @@ class ExitDepth(Depth):
     leaving: Callable[[int, int], Leaving]
 
     def halt(self, width: int, layers: int) -> nn.Module:
-        """What decides where a token leaves."""
+        """Module that decides where a token leaves."""
         return self.leaving(width, layers)
 
     def stack(self, layers: Sequence[Layer], embed: Embed, halt: nn.Module | None) -> Plain:
@@ -108,7 +108,7 @@ class ConfidentOptions:
 
 @dataclass(frozen=True)
 class AdaptiveOptions:
-    """What predicts where a token leaves: one choice after the first layer, or one decision after every layer.
+    """Predictor of where a token leaves: one choice after the first layer, or one decision after every layer.
 
     It is learned by the loss exits; where ``losses`` does not name that, tokens leave as the first weights say.
     """

@@ -34,7 +34,7 @@ from rltransformers.stacks.plain import Plain, layer_place
 from rltransformers.stacks.reversible import Reversible
 
 ROWS = ("hidden", "keys", "taps", "second_taps")
-"""What a state holds of single tokens, the newest ones."""
+"""Entries of a state about single tokens, the newest ones."""
 
 
 class Backbone(nn.Module):
@@ -135,7 +135,7 @@ class Backbone(nn.Module):
         return total
 
     def tables(self) -> dict[str, Tensor]:
-        """What every layer makes of distances under today's weights, for the argument ``tables`` of many calls."""
+        """Tables of every layer over distances under today's weights, for the argument ``tables`` of many calls."""
         with torch.no_grad():
             found: dict[str, Tensor] = {}
             for index in range(self.config.layers):
@@ -479,7 +479,7 @@ class Backbone(nn.Module):
             self.layer(index).mixing.mixer.maintain()
 
     def seen(self) -> list[Tensor]:
-        """What ``maintain`` learns from: sums over the tokens since its last call, which several processes add up."""
+        """Statistics for ``maintain``: sums over the tokens since its last call, which several processes add up."""
         return [
             buffer
             for module in self.modules()

@@ -147,7 +147,7 @@ def check_refusals(config: BackboneConfig) -> None:
 
 
 def setting_features(config: BackboneConfig) -> dict[Feature, Origin]:
-    """What the settings that are no choices, and lists of choices, add to the features."""
+    """Features that come from settings that are no choices, and from lists of choices."""
     kinds = config.choices.kinds
     found: dict[Feature, Origin] = {}
     if config.memory == 0:

@@ -1,4 +1,4 @@
-"""What a network computes from its weights and sizes alone, kept for as long as the weights stay the same."""
+"""Tables that a network computes from its weights and sizes alone, kept for as long as the weights stay the same."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""What follows the mixer of a layer: position-wise transforms, and the table of all."""
+"""Transforms behind the mixer of a layer: position-wise transforms, and the table of all."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Halting:
-    """What ACT has decided so far; starts at zero.
+    """Decisions of ACT so far; they start at zero.
 
     Attributes:
         total: sum of halting probabilities of the steps taken.

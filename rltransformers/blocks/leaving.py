@@ -35,11 +35,11 @@ class Leaving(nn.Module):
         raise NotImplementedError("what decides defines forward")
 
     def ahead(self, p: Int[Tensor, "B T"]) -> Float[Tensor, "B T"] | None:
-        """What is the same behind all layers for tokens at positions ``p``."""
+        """Decisions that are the same behind all layers for tokens at positions ``p``."""
         return None
 
     def predictions(self, streams: list[Float[Tensor, "B T D"]]) -> Float[Tensor, "B T E"]:
-        """What is learned of leaving, from the streams after all layers: empty where nothing is.
+        """Losses of leaving, from the streams after all layers: empty where nothing is learned.
 
         Log-probabilities of leaving after each of the N layers, or N - 1 logits of being right already.
         """

@@ -32,7 +32,7 @@ class Sublayer(nn.Module):
         return self.mixer.state_shapes() | ({} if self.memory is None else self.memory.shapes(cached))
 
     def tables(self) -> dict[str, Tensor]:
-        """What depends on weights and sizes alone."""
+        """Tables that depend on weights and sizes alone."""
         if not isinstance(self.mixer, RowMixer) or self.memory is None:
             return {}
         return self.mixer.tables(self.memory.reach - self.mixer.stored)

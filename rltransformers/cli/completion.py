@@ -1,4 +1,4 @@
-"""What the shell completes behind ``rltransformers``: commands, options, settings, their values, configs and runs."""
+"""Completion in the shell behind ``rltransformers``: commands, options, settings, their values, configs and runs."""
 
 import argparse
 from collections.abc import Iterator

@@ -25,7 +25,7 @@ RETRIES = 3
 POLL_SECONDS = 0.1
 """Time between two looks at the processes that run."""
 STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
-"""What asks a command to stop; schedulers of jobs send it to each of its processes."""
+"""Signals that ask a command to stop; schedulers of jobs send it to each of its processes."""
 Key = TypeVar("Key")
 
 

@@ -41,7 +41,7 @@ from rltransformers.training.threads import use_threads
 Overrides = Sequence[tuple[str, str]]
 Evaluated = Callable[[int, Sequence[EvaluationResult]], None]
 PICTURES = {"lookback": "lookback.png", "target": "return_versus_target.png"}
-"""What ``evaluate`` can draw, and the file in the run folder that it becomes."""
+"""Plots of ``evaluate``, and their files in the run folder."""
 _JOB = ".job"
 """File of a run folder that says which job of ``torchrun`` it belongs to."""
 _RESUMABLE = ("train", "evaluation", "threads", "online.timesteps", "algorithm.device")
@@ -90,7 +90,7 @@ def _locked(folder: RunFolder, world: World) -> AbstractContextManager[None]:
 
 
 def job() -> str | None:
-    """What ``torchrun`` calls the job that this process belongs to, before and after restarts; None without it."""
+    """Name that ``torchrun`` has for the job of this process, before and after restarts; None without it."""
     name = os.environ.get("TORCHELASTIC_RUN_ID")
     if name == "none":  # nobody gave --rdzv-id: the process that restarts us stays the same
         return f"{socket.gethostname()} {os.getppid()}"

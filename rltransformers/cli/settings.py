@@ -32,7 +32,7 @@ OTHER_WORDS = {
     "timesteps": ("train.total_timesteps", "train.gradient_steps"),
     "policy.backbone": ("backbone",),
 }
-"""What other programs, or Python, call a setting, and the keys that may be meant."""
+"""Names that other programs, or Python, have for a setting, and the keys that may be meant."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What in a config or a run folder is a program rather than data, and the consent that running it needs.
+"""Programs in a config or a run folder, and the consent that running them needs.
 
 A config, a dataset and a checkpoint of this package are data. They can name programs, though: modules to import and
 files of Stable-Baselines3, which are pickles. What somebody types on the command line is his own word; what stands in
@@ -83,7 +83,7 @@ def behaviour_programs(texts: Sequence[str], place: str) -> list[Program]:
 
 
 def collect_programs(words: Sequence[str]) -> list[Program]:
-    """What the words of ``rltransformers collect`` would execute, for words that a file holds."""
+    """Programs that words of ``rltransformers collect`` would execute, for words that a file holds."""
     given = {"--env": [""], "--behaviour": [""]}
     for option, value in zip(words, (*words[1:], ""), strict=True):
         name, equals, attached = option.partition("=")
@@ -115,5 +115,5 @@ def require_trust(found: Sequence[Program], source: str | os.PathLike[str], trus
 
 
 def trust_flag(found: Sequence[Program]) -> str:
-    """What a printed command needs behind it to run these."""
+    """Flags that a printed command needs to run these."""
     return " --trust" if found else ""

@@ -74,7 +74,7 @@ def tune(
 
 
 def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
-    """What every searched setting may be; each end of a range and each value of a list is one that the setting takes.
+    """Search space of every searched setting; ends of ranges and values of lists are ones that the setting takes.
 
     Raises:
         ConfigError: for an empty search, an unknown setting, and a value outside the range of the setting.
@@ -103,7 +103,7 @@ def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
 
 
 def _programs(base: Mapping[str, Any], key: str, values: Span | OneOf) -> list[Program]:
-    """What the values of one setting would run that the config itself does not ask for."""
+    """Programs that the values of one setting would run and the config itself does not ask for."""
     configs = [build_experiment(_with(base, {key: value}), key) for value in getattr(values, "values", ())]
     known = programs(build_experiment(base, "config"))
     return list(dict.fromkeys(each for config in configs for each in programs(config) if each not in known))
@@ -328,6 +328,6 @@ class _Trials:
 
 
 def _cause(status: int) -> str:
-    """What ended a process with this exit status."""
+    """Reason of the end of a process with this exit status."""
     name = signal_name(status)
     return f"{name}; memory may have run out" if name == "SIGKILL" else name or f"exit code {status}"

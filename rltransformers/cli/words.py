@@ -38,7 +38,7 @@ def command(commands: Parsers, name: str, summary: str, text: str) -> Parser:
 
 
 def flag(annotation: Any) -> Callable[[str], Any]:
-    """What reads the text of a flag as a number of this type and range."""
+    """A function that reads the text of a flag as a number of this type and range."""
 
     def read(text: str) -> Any:
         try:

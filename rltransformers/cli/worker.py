@@ -37,7 +37,7 @@ def order_of(config: ExperimentConfig, name: str) -> Order:
 
 
 class Report:
-    """What a run has told so far.
+    """Messages of a run so far.
 
     Attributes:
         evaluations: step and score of each.

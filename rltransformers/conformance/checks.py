@@ -51,7 +51,7 @@ CLEARLY = 10.0
 
 @dataclass(frozen=True)
 class Result:
-    """What a check found.
+    """Result of a check.
 
     Attributes:
         figure: the largest difference between two outputs that should be equal, infinite where one was refused; None

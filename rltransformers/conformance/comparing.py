@@ -116,7 +116,7 @@ def until_refused(policy: PolicyWithMemory, inputs: Float[Tensor, "B T D"]) -> t
 
 
 def attempted(compute: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
-    """What ``compute`` returns, or None and the exception in a line: whatever a library raises is a refusal."""
+    """Result of ``compute``, or None and the exception in a line: whatever a library raises is a refusal."""
     try:
         return compute(*arguments), ""
     except Exception as error:

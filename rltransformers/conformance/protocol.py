@@ -1,4 +1,4 @@
-"""What a policy with memory has to offer to be checked. Axes: B episodes side by side, T steps, D inputs, A outputs.
+"""Interface of a policy with memory that can be checked. Axes: B episodes side by side, T steps, D inputs, A outputs.
 
 An adapter for a policy is a class with the members of ``PolicyWithMemory``; nothing is inherited. What only some
 policies can do (pad, act on a window, store a state, learn) are protocols of their own: a check whose protocol is not
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Traits:
-    """What kind of memory a policy has.
+    """Kinds of memory of a policy.
 
     Attributes:
         full: steps after which a memory, a window or a table of positions is full; None where nothing fills, as in a

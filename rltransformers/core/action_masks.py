@@ -44,7 +44,7 @@ def choices_of(action_space: Space) -> list[int]:
 
 
 def mask_space(action_space: Space) -> spaces.MultiBinary:
-    """What a mask of such actions is: one entry per value of every component, side by side.
+    """Space of a mask of such actions: one entry per value of every component, side by side.
 
     Raises:
         ConfigError: nothing of the action can be counted.

@@ -44,7 +44,7 @@ _STORAGES = {  # bytes of a number, of types without a storage of their own too:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint file held.
+    """Content of a checkpoint file.
 
     ``settings`` are JSON values (tuples come back as lists); ``tensors`` has the nesting that was saved, with plain
     dictionaries in place of their subclasses.
@@ -57,7 +57,7 @@ class Checkpoint:
 
 
 def file_name(path: File) -> str:
-    """What messages call it."""
+    """Name in messages."""
     return "the open file" if isinstance(path, io.BufferedIOBase) else os.fspath(path)
 
 

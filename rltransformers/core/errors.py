@@ -35,7 +35,7 @@ class WorldError(RuntimeError):
 
 
 OUR_ERRORS = (ConfigError, DataError, CheckpointError, MissingExtraError, CompileError, WorldError)
-"""What the command line prints as one line."""
+"""Errors that the command line prints as one line."""
 
 
 def one_line(value: object) -> str:

@@ -47,7 +47,7 @@ def existing_file(path: str | os.PathLike[str]) -> Path:
 
 
 def read_json(path: str | os.PathLike[str], refusal: type[Exception], way_out: str) -> Any:
-    """What a small JSON file says: a description, never data.
+    """Content of a small JSON file: a description, never data.
 
     Raises:
         refusal: when it is missing, damaged or larger than ``LARGEST_JSON`` bytes; ends with ``way_out``.
@@ -143,7 +143,7 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def refusal(error: OSError) -> str:
-    """What the operating system refused, for which file, and what to do; one line."""
+    """Message about a refusal of the operating system: the file, and what to do; one line."""
     if error.errno is None:
         return str(error)
     place = "standard output or an open file" if error.filename is None else os.fsdecode(error.filename)

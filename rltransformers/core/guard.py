@@ -263,7 +263,7 @@ def raised_in_reset(error: BaseException) -> bool:
 
 
 def attempt(env: VecEnv | VectorEnv[Any, Any, Any], when: str, call: Any, *arguments: Any, **keywords: Any) -> Any:
-    """What ``call``, a method of ``env``, returns.
+    """Result of ``call``, a method of ``env``.
 
     Args:
         when: the step, for messages, as "in step 3".

@@ -32,7 +32,7 @@ UnitInterval = Annotated[float, Ge(0), Le(1)]
 Fraction = Annotated[float, Gt(0), Le(1)]
 DropoutRate = Annotated[float, Ge(0), Lt(1)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]
-"""What numpy's global generator takes, which Stable-Baselines3 seeds too."""
+"""Seeds that numpy's global generator takes, which Stable-Baselines3 seeds too."""
 Steps = Annotated[int, Ge(1), Lt(2**63)]
 Environments = Annotated[int, Ge(1), Le(2**16)]
 Episodes = Annotated[int, Ge(1), Le(10**6)]
@@ -193,7 +193,7 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def describe(annotation: Any) -> str:
-    """What ``annotation`` accepts, for the sentence "... must be <description>"."""
+    """Values that ``annotation`` accepts in words, for the sentence "... must be <description>"."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return f"{describe(parts[0])}{_range(_bounds(parts[1:]))}"
@@ -279,7 +279,7 @@ def _members_fit(value: Mapping[str, Any], record: Any) -> bool:
 
 
 def _without_marks(annotation: Any) -> Any:
-    """What stands inside NotRequired or Required."""
+    """The annotation inside NotRequired or Required."""
     marked = get_origin(annotation) in (typing.NotRequired, typing.Required)
     return get_args(annotation)[0] if marked else annotation
 

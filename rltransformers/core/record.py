@@ -1,4 +1,4 @@
-"""What one call of the backbone can tell besides its output."""
+"""Record of one call of the backbone besides its output."""
 
 from dataclasses import dataclass, field, replace
 

@@ -281,7 +281,7 @@ def normalised_leaves(space: Space) -> list[str]:
 
 
 def space_outline(space: Space) -> dict[str, str]:
-    """What two spaces must share: leaf paths, kinds and sizes, and whether Boxes are floats. Their bounds may differ.
+    """Outline that two spaces must share: leaf paths, kinds, sizes, whether Boxes are floats. Their bounds may differ.
 
     A picture in bytes and one in floats, of the same shape, mean other numbers: 255 is white in one, 1 in the other.
     """

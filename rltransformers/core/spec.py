@@ -1,4 +1,4 @@
-"""What a catalogue entry says about itself: id, source, how to choose it, how to build it, what it can do."""
+"""Entries of catalogues: id, source, how to choose it, how to build it, what it can do."""
 
 import dataclasses
 import typing
@@ -46,7 +46,7 @@ class Traits:
 
 
 class Feature(Enum):
-    """What a mechanism offers to others, or what others have to reckon with; the value is its name in messages."""
+    """Features of a mechanism that others can use or have to reckon with; the value is its name in messages."""
 
     SCORES = "scores of pairs of tokens, by distance"
     LOGITS = "the logits of all pairs of tokens"
@@ -249,7 +249,7 @@ def _annotations(record: type) -> dict[str, Any]:
 
 
 def _described(annotation: Any, axis: str) -> str:
-    """What an option accepts."""
+    """The values that an option accepts, in words."""
     return f"a list of choices of {axis}" if annotation == Sequence[Choice] else describe(annotation)
 
 

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass
 class Traffic:
-    """What was told since ``began``: bytes that this process handed over, seconds until all was told, and messages.
+    """Traffic since ``began``: bytes that this process handed over, seconds until all was told, and messages.
 
     Sums are counted as the numbers that enter them, gathered rows as the own ones.
     """
@@ -118,7 +118,7 @@ class World:
         return self.largest(float(fact)) != [0.0]
 
     def same(self, value: T) -> T:
-        """What process 0 passed in, plain data."""
+        """The argument of process 0, plain data."""
         if self.alone:
             return value
         box = [value]
@@ -126,7 +126,7 @@ class World:
         return box[0]
 
     def all_of(self, value: T) -> list[T]:
-        """What every process passed in, plain data, by rank."""
+        """The arguments of all processes, plain data, by rank."""
         if self.alone:
             return [value]
         found: list[Any] = [None] * self.size

@@ -153,7 +153,7 @@ class FunctionBehaviour:
     name: str = "function"
 
     def act(self, observations: Any, episode_starts: npt.NDArray[np.bool_], generator: np.random.Generator) -> Any:
-        """What the function returns."""
+        """Actions of the function."""
         return self.function(observations, episode_starts, generator)
 
 

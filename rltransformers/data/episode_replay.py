@@ -42,7 +42,7 @@ class EpisodeReplay:
         self.data = joined.select(np.arange(surplus, len(joined))) if surplus else joined
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """Tensors for a checkpoint."""
         arrays = {name: torch.from_numpy(np.array(getattr(self.data, name))) for name in _ARRAYS}
         return arrays | {
             kind: {path: torch.from_numpy(np.array(leaf)) for path, leaf in getattr(self.data, kind).items()}

@@ -164,7 +164,7 @@ def load_trajectories(
 
 
 def _file_reader(dataset: str) -> tuple[Callable[..., Trajectories], list[Path]] | None:
-    """What reads the files that a path or a D4RL id names, and these files; None where Minari has to know the name.
+    """Reader of the files that a path or a D4RL id names, and these files; None where Minari has to know the name.
 
     Raises:
         DataError: for a path that is not there, or that holds nothing that can be read.

@@ -56,7 +56,7 @@ LONGEST_FINISH = 10_000
 
 @dataclass(frozen=True)
 class ObservationView:
-    """What is recorded of an observation: ``function`` maps a batch to the batch of the given space."""
+    """The recorded part of an observation: ``function`` maps a batch to the batch of the given space."""
 
     function: Callable[[Any], Any]
     observation_space: Space
@@ -364,7 +364,7 @@ def _kept_space(path: str, leaf: Space, indices: Sequence[int] | None) -> Space:
 
 @dataclass(frozen=True)
 class _Step:
-    """What one call of step brought.
+    """Outcome of one call of step.
 
     ``observations`` are those to act on next; ``last`` equals them except where an episode ended and the environment
     was reset within the call: there it holds the last observation. ``ignored`` rows are no transition.

@@ -234,7 +234,7 @@ class SegmentReplay:
         self.ended[at] = True
 
     def part(self) -> None:
-        """What is added next does not follow what was added last: wait for episodes to begin."""
+        """Cut the recording: rows that are added next follow none, so wait for episodes to begin."""
         self._end(np.flatnonzero(~self.ended))
         self.joined[:] = False
 
@@ -354,7 +354,7 @@ class SegmentReplay:
         }
 
     def blank_state(self, used: int) -> dict[str, Any]:
-        """What ``state_dict`` gives of a replay whose rings hold so many rows, in shapes and types."""
+        """Shapes and types of the ``state_dict`` of a replay whose rings hold so many rows."""
         rings = {name: getattr(self, name)[:, :used] for name in _RINGS}
         leaves = {
             name: {path: leaf[:, :used] for path, leaf in getattr(self, name).items()}

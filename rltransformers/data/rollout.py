@@ -26,7 +26,7 @@ MemoryT = TypeVar("MemoryT", bound="Memory")
 
 
 class Memory(Protocol):
-    """What the buffer needs of a memory record: rows can be chosen, and it can be copied."""
+    """A memory record as the buffer needs it: rows can be chosen, and it can be copied."""
 
     def __getitem__(self: MemoryT, rows: Tensor) -> MemoryT: ...
 
@@ -78,7 +78,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the policy that acted said about the steps of a segment, and what came of them; as in ``Segment``."""
+    """Record of the steps of a segment by the policy that acted, and their outcome; as in ``Segment``."""
 
     values: Tensor  # [E, T]
     log_probs: Tensor  # [E, T]

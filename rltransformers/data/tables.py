@@ -26,7 +26,7 @@ from rltransformers.data.trajectories import Allocate, Trajectories
 
 EXTRA = "parquet"
 STATE, SPLITS, INFO = "state.json", "dataset_dict.json", "dataset_info.json"
-"""What ``Dataset.save_to_disk`` writes into a folder: its files, its splits, its description."""
+"""Files of ``Dataset.save_to_disk`` in a folder: its files, its splits, its description."""
 MOST_VALUES = 2000
 """Values of a table per byte of its file: more were never recorded, equal ones are stored once."""
 ALWAYS_READ = 2**23
@@ -238,7 +238,7 @@ def _check_entries(array: Any, where: str) -> None:
 
 
 def _member(array: Any, row: int, where: str) -> Any:
-    """What one row of a column holds: arrays of T steps, nested like the structs of the column, or a single number."""
+    """Values of one row of a column: arrays of T steps, nested like the structs of the column, or a single number."""
     _check_entries(array, where)
     if require("pyarrow", EXTRA).types.is_struct(array.type):
         return _fields(array, lambda part, path: _member(part, row, path), where)

@@ -240,7 +240,7 @@ class Trajectories:
         return digest.hexdigest()[:16]
 
     def summary(self) -> dict[str, Any]:
-        """What ``rltransformers inspect`` prints, as JSON values."""
+        """Description for ``rltransformers inspect``, as JSON values."""
         returns, lengths = self.returns, self.lengths
         ends = self.offsets[1:] - 1
         leaves = [
@@ -307,7 +307,7 @@ class Trajectories:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], *, mmap: bool = True) -> "Trajectories":
-        """What ``save`` wrote; memory-mapped, so that nothing is read before it is used. No code is executed.
+        """Read a file of ``save``; memory-mapped, so that nothing is read before it is used. No code is executed.
 
         Changes to memory-mapped arrays stay in memory and never reach the files.
 
@@ -755,7 +755,7 @@ def _check_leaf(data: Trajectories, kind: str, path: str, space: Space, rows: Ar
 
 
 def _fault(space: Space, row: Array) -> str:
-    """What is wrong with a row that is no member, and the way out."""
+    """Message about a row that is no member, with the way out."""
     if row.dtype.kind == "f" and not np.isfinite(row).all():
         return "NaN or infinity; drop that episode or repair the recording"
     if not isinstance(space, spaces.Box):

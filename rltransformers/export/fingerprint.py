@@ -1,4 +1,4 @@
-"""What decides the machine code of a module: shapes of its tensors, its other attributes, its source, the machine."""
+"""Fingerprint of the machine code of a module: shapes of its tensors, its other attributes, its source, the machine."""
 
 import enum
 import functools

@@ -16,7 +16,7 @@ Work = Callable[[], None]
 
 
 def captured(work: Work) -> Work:
-    """What runs the kernels of ``work`` again, on the memory that they had here; ``work`` itself is not executed."""
+    """A function that runs the kernels of ``work`` again, on the memory that they had here, without ``work`` itself."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
@@ -72,7 +72,7 @@ class GraphStep:
         return outputs
 
     def _facts(self, inputs: Tensors, state: Tensors) -> list[object]:
-        """What a graph takes for granted; another list needs another graph."""
+        """Facts that a graph takes for granted; others need another graph."""
         weights = [holder[name] for holder, name in self._places]
         facts: list[object] = [None if weight is None else (weight.data_ptr(), weight.dtype) for weight in weights]
         for tensors, at_home in ((inputs, self.shared), (state, self._in_place)):
@@ -106,7 +106,7 @@ class GraphStep:
         self._known = self._facts(inputs, state)
 
     def _work(self) -> None:
-        """What is captured."""
+        """One call of the module, which is captured."""
         outputs, after = self.module(self._inputs, self._state)
         self._outputs.update(outputs)
         self._after.update({name: after[name] for name in self._state if name not in self._in_place})

@@ -113,7 +113,7 @@ def _prefixed(state: Arrays) -> Arrays:
 
 
 def _about(file: Path, text: str | bytes) -> dict[str, Any]:
-    """What the file says of itself."""
+    """Description in the file."""
     try:
         about: dict[str, Any] = json.loads(text)
         _ = about["inputs"].items(), about["state"].items(), about["metadata"].items()
@@ -123,4 +123,4 @@ def _about(file: Path, text: str | bytes) -> dict[str, Any]:
 
 
 READERS = {".pt2": _read_pt2, ".onnx": _read_onnx}
-"""What reads a file, by its ending."""
+"""Reader of a file, by its ending."""

@@ -1,4 +1,4 @@
-"""What a step is that can be compiled or written to a file, and its programs: whole graphs of fixed shape.
+"""Steps that can be compiled or written to a file, and their programs: whole graphs of fixed shape.
 
 A step is any module ``forward(inputs, state) -> (outputs, new_state)`` over dictionaries of tensors. It changes
 nothing, the new state has the names, shapes and types of the old one, and nothing in it looks at values to decide what
@@ -220,7 +220,7 @@ def tracing() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What torch warns, logs or prints about its own insides in the block is not shown."""
+    """Hide warnings, logs and prints of torch about its own insides in the block."""
     logger = logging.getLogger("torch")
     level = logger.level
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):

@@ -33,7 +33,7 @@ def chosen(x: Shaped[Tensor, "B T *n"], wanted: slice) -> Shaped[Tensor, "B t *n
 
 @dataclass(frozen=True)
 class Call:
-    """What is the same for all layers of one call, and where the call is listened to.
+    """Arguments of one call that all layers share, and the record that listens to it.
 
     Attributes:
         tokens: the place of every token in its episode.
@@ -74,7 +74,7 @@ class Call:
         return replace(self, probe=self.probe.unheard())
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """What ``make`` returns, computed by the first layer that asks for ``key`` and shared by the others."""
+        """Result of ``make``, computed by the first layer that asks for ``key`` and shared by the others."""
         if key not in self.made:
             self.made[key] = make()
         found: Made = self.made[key]

@@ -1,4 +1,4 @@
-"""What tokens may look at outside their stream: the elements of an observation, a set or sequence of its own.
+"""Rows outside the stream that tokens may look at: the elements of an observation, a set or sequence of its own.
 
 Axes: B batch, T tokens of a call, S tokens that have elements, N elements, D model width.
 """

@@ -21,7 +21,7 @@ def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
 
 
 def keep_factor(like: Tensor, rate: float) -> Tensor:
-    """What dropout multiplies with: 0, or 1 / (1 - rate), in the shape of ``like``; from the default generator."""
+    """The factors of dropout: 0, or 1 / (1 - rate), in the shape of ``like``; from the default generator."""
     if like.device.type != "cpu":
         return torch.nn.functional.dropout(torch.ones_like(like), rate)
     count, dropped = like.numel(), round(rate * LEVELS)

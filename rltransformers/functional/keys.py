@@ -1,4 +1,4 @@
-"""What a token may look at: groups of key rows, and where their rows stand.
+"""Keys that a token may look at: groups of rows, and where their rows stand.
 
 Axes: B batch, T tokens, N key rows of a group, E numbers of a key row. Memory, sinks, compressed slots, nodes of a
     tree, neighbours from a store: all are groups, and attention over several groups is one softmax over all of their

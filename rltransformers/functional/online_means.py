@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 
 class OnlineMeans(nn.Module):
-    """What a module with centres of clusters adds up between two moves: their members' sums and how many they are."""
+    """Sums of a module with centres of clusters between two moves: of their members, and how many they are."""
 
     sums: Tensor
     counts: Tensor

@@ -82,7 +82,7 @@ def kernel_attention(
 
 @dataclass(frozen=True)
 class _Left:
-    """What is left of earlier sums after the decay of the tokens in between.
+    """Rest of earlier sums after the decay of the tokens in between.
 
     Attributes:
         of_token: of token b at token a.

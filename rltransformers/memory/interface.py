@@ -1,4 +1,4 @@
-"""What a memory hands to attention, and the row arithmetic that all kinds share.
+"""Interface of memories: their rows for attention, and the row arithmetic that all kinds share.
 
 Axes: B batch, T tokens, R memory rows present, S slots of a ring, N slots, D model width, E key row width, n sinks.
 
@@ -46,7 +46,7 @@ class MemoryOptions:
     """Options of a memory: none, unless it has a record of its own."""
 
     def reach(self, memory: int) -> Reach | None:
-        """What a layer that may see ``memory`` steps back sees of the rows, where patterns have no say in it."""
+        """Visible rows of a layer that may see ``memory`` steps back, where patterns have no say in it."""
         return None
 
     def layer_with_store(self, able: Sequence[int], layers: int) -> int | None:
@@ -54,7 +54,7 @@ class MemoryOptions:
         return None
 
     def retriever(self, dims: Dims) -> Retriever:
-        """What reads the store in that layer."""
+        """Reader of the store in that layer."""
         raise NotImplementedError("a memory with a store defines retriever")
 
 
@@ -75,7 +75,7 @@ class Compressed:
 
 @dataclass(frozen=True)
 class Remembered:
-    """What a memory returns.
+    """Result of a memory.
 
     Attributes:
         past: all that the tokens may look at.
@@ -148,7 +148,7 @@ class Memory(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, keys: Tensor, state: LayerState, call: Call, project: Project) -> Remembered:
-        """What the tokens with inputs ``x`` and key rows ``keys`` see, and the state after them."""
+        """Rows that the tokens with inputs ``x`` and key rows ``keys`` see, and the state after them."""
 
 
 class RowMemory(Memory):

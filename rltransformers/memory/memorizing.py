@@ -91,7 +91,7 @@ class Store(Retriever):
         return k, v
 
     def retrieve(self, query: Float[Tensor, "B T Q"], store: Group, call: Call) -> Float[Tensor, "B T H R"]:
-        """What every head reads, V numbers, and the logarithm of the sum of its exponentials."""
+        """Values that every head reads, V numbers, and the logarithm of the sum of its exponentials."""
         dims, place, rows = self.dims, store.place, store.rows.detach()
         assert not isinstance(place, At)
         p, time, groups = call.tokens.p, query.shape[1], dims.kv_heads
@@ -250,7 +250,7 @@ class Options(MemoryOptions):
         return self.layer
 
     def retriever(self, dims: Dims) -> Store:
-        """What reads the store.
+        """Reader of the store.
 
         Raises:
             ConfigError: a memory of 0, which the store would belie, a search without the bank that it is for, or a bank

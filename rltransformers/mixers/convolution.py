@@ -1,4 +1,4 @@
-"""What convolutions with a kernel per head share: values, taps of the past, the output.
+"""Base of convolutions with a kernel per head: values, taps of the past, the output.
 
 Axes: B batch, T tokens, D width, H heads, K taps.
 """

@@ -14,7 +14,7 @@ class DynamicConv(Convolution):
     """A kernel per head and token, ``softmax(W_k y_t)``."""
 
     def add_kernels(self) -> None:
-        """What predicts the logits of the taps."""
+        """Map that predicts the logits of the taps."""
         self.predict = nn.Linear(self.width, self.heads * self.taps, bias=False)
 
     def kernels(self, values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a sequence mixer receives and returns.
+"""Interface of sequence mixers.
 
 Axes: B batch, T tokens, D model width, E numbers a key row carries, Q numbers of the queries of a token.
 There are two kinds. A *row mixer* reads key rows that a memory keeps for it, and may carry a state beside them; a
@@ -49,7 +49,7 @@ class Dims:
 
 @dataclass(frozen=True)
 class Mixed:
-    """What a mixer returns.
+    """Result of a mixer.
 
     Attributes:
         out: the wanted tokens, mixed [B, t, D].
@@ -63,7 +63,7 @@ class Mixed:
 
 
 class Mixer(nn.Module, ABC):
-    """What both kinds share.
+    """Base of both kinds.
 
     ``state_shapes()`` names the state tensors and their shapes without the batch axis; a fresh state is all zeros.
     State from before the call counts for token t only where ``tokens.live[t]``; of the tokens in the call, a <= t
@@ -131,7 +131,7 @@ class RowMixer(Mixer):
         raise NotImplementedError("a mixer whose rows depend on the position defines placed_keys")
 
     def tables(self, reach: int) -> dict[str, Tensor]:
-        """What the mixer makes of the distances 0 .. reach - 1 under today's weights, by name."""
+        """Tables of the mixer over the distances 0 .. reach - 1 under today's weights, by name."""
         return {}
 
     def table_sources(self) -> list[nn.Module]:

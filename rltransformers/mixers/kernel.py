@@ -1,4 +1,4 @@
-"""What kernel attentions share: projections, and the sums over the episode that stand for its keys and values.
+"""Base of kernel attentions: projections, and the sums over the episode that stand for its keys and values.
 
 Axes: B batch, T tokens, D width, H heads, G key-value heads, m features.
 """
@@ -34,7 +34,7 @@ class HeadsMixer(StateMixer):
         state: dict[str, Tensor],
         call: Call,
     ) -> tuple[Float[Tensor, "B H T Dv"], dict[str, Tensor]]:
-        """What every head reads of the episode up to each token, and the new state."""
+        """Values that every head reads of the episode up to each token, and the new state."""
 
     def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
         """The state holds the new sums."""

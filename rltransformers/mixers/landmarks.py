@@ -1,4 +1,4 @@
-"""What attention through landmarks shares: exact inside the token's own block, landmarks for the completed blocks.
+"""Base of attention through landmarks: exact inside the token's own block, landmarks for the completed blocks.
 
 Axes: B batch, T tokens, S key rows, H heads, n query blocks, L landmarks, b tokens of a block. Blocks are counted from
 the start of the episode, so neither a reset nor the way a stream is cut into calls moves a border.
@@ -116,7 +116,7 @@ class LandmarkAttention(RowMixer):
     def solve(
         self, between: Float[Tensor, "B n H L L"], read: Float[Tensor, "B n H L Dv"]
     ) -> Float[Tensor, "B n H L Dv"]:
-        """What queries read from landmarks; an absent landmark is a row and a column of the identity."""
+        """Values that queries read from landmarks; an absent landmark is a row and a column of the identity."""
 
     def keys(self, h: Float[Tensor, "B S D"]) -> Float[Tensor, "B S E"]:
         """Queries, keys and values side by side: a landmark averages the queries of its block, too."""

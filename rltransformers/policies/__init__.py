@@ -1,4 +1,4 @@
-"""What lies between observations, the backbone and actions: encoders, heads, policies of the agents."""
+"""Between observations, the backbone and actions: encoders, heads, policies of the agents."""
 
 from rltransformers.policies.registered import register_encoder
 

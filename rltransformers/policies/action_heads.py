@@ -597,7 +597,7 @@ class ActionHead(nn.Module):
         return {kind: _total(found[kind]) for kind in self.divergence_kinds()}
 
     def divergence_kinds(self) -> list[str]:
-        """What ``divergences`` names for this space."""
+        """Names of ``divergences`` for this space."""
         boxes = any(isinstance(leaf, GaussianAction) for leaf in self.leaves)
         countable = any(leaf.countable for _, leaf in self.named_leaves())
         return (["classes"] if countable else []) + (["mean", "covariance"] if boxes else [])

@@ -38,7 +38,7 @@ from rltransformers.policies.readouts.catalogue import read_readout
 
 @dataclass
 class Evaluation:
-    """What the policy says about [B, T] steps; ``outputs`` [B, T, A] are those of its action head.
+    """Evaluation of [B, T] steps by the policy; ``outputs`` [B, T, A] are those of its action head.
 
     ``auxiliary_loss`` is the weighted sum of ``losses``, which are named as in the config.
     """
@@ -52,7 +52,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class SegmentEvaluation:
-    """What the policy says about the steps of a whole segment, each [B, T]; ``last`` is the evaluation of its end.
+    """Evaluation of the steps of a whole segment, each [B, T]; ``last`` is the evaluation of its end.
 
     ``outputs`` [B, T, A] are those of the action head. ``last`` holds the memory after the segment and the auxiliary
     loss of all of it.
@@ -165,7 +165,7 @@ class GTrXLPolicy(MemoryPolicy):
 
     @property
     def value_units(self) -> float:
-        """What a squared error of the value is multiplied with, so that it is in the units of the value head."""
+        """Factor of a squared error of the value, so that it is in the units of the value head."""
         return float(self.value_net.scale) ** -2 if isinstance(self.value_net, PopArt) else 1.0
 
     # Forward passes
@@ -265,7 +265,7 @@ class GTrXLPolicy(MemoryPolicy):
         counts: Tensor,
         first: Tensor,
     ) -> None:
-        """What features behind inner layers lose: they clone the policy that acted, and follow its value function.
+        """Losses of features behind inner layers: they clone the policy that acted, and follow its value function.
 
         A surrogate of their own would compare them with probabilities that another layer gave, and be clipped.
         """

@@ -135,7 +135,7 @@ class DecisionPolicy(nn.Module):
         return 2 if self.embed_return is None else 3
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """What learns to act: all but the critics."""
+        """Parameters that learn to act: all but the critics."""
         return [each for name, each in self.named_parameters() if not name.startswith("critics.")]
 
     def statistics(self) -> list[tuple[str, Tensor, Tensor]]:
@@ -158,7 +158,7 @@ class DecisionPolicy(nn.Module):
         return observe(self.encoder, self.elements, self.standardised(observations))
 
     def context(self, seen: Observed, tokens: slice) -> Context | None:
-        """What the layers may look at from the ``tokens`` of observations."""
+        """Context for the layers from the ``tokens`` of observations."""
         return seen.context(tokens) if self.backbone.config.reads_context else None
 
     def scaled(self, return_to_go: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
@@ -186,7 +186,7 @@ class DecisionPolicy(nn.Module):
         return linear(self.return_head, features).squeeze(-1)
 
     def conditioned(self, features: Float[Tensor, "... W"], scaled: Float[Tensor, "..."]) -> Float[Tensor, "... W"]:
-        """What the head reads: the features themselves, unless returns condition them."""
+        """Input of the head: the features themselves, unless returns condition them."""
         if self.condition is None:
             return features
         found: Tensor = self.condition(features, scaled)
@@ -243,7 +243,7 @@ class DecisionPolicy(nn.Module):
         valid: Bool[Tensor, "B K"],
         record: Record | None = None,
     ) -> Float[Tensor, "B K W"]:
-        """What the head reads at every step; arguments as for ``forward``."""
+        """Input of the head at every step; arguments as for ``forward``."""
         return self.read(observations, actions, return_to_go, timestep, valid, record)[0]
 
     def read(
@@ -255,7 +255,7 @@ class DecisionPolicy(nn.Module):
         valid: Bool[Tensor, "B K"],
         record: Record | None = None,
     ) -> tuple[Float[Tensor, "B K W"], Float[Tensor, "B K"] | None]:
-        """What the head reads at every step, and the predicted return-to-go in network units, where a head predicts it.
+        """Input of the head at every step, and the predicted return-to-go in network units, where a head predicts it.
 
         Arguments as for ``forward``.
         """
@@ -292,7 +292,7 @@ class DecisionPolicy(nn.Module):
 
 @dataclass(frozen=True)
 class ActingState:
-    """What acting remembers of B environments; every tensor is batch first, and none ever changes its shape.
+    """State of acting in B environments; every tensor is batch first, and none ever changes its shape.
 
     Attributes:
         memory: acting state of the backbone, whose rows are the streams of the first environment, of the second and so
@@ -498,7 +498,7 @@ class Decider:
         return actions, ActingState(reading.memory, reading.kept(), policy.embed_action(actions), asked, step)
 
     def goals(self, asked: Float[Tensor, " B"], step: Int[Tensor, " B"]) -> Float[Tensor, "B C"]:
-        """What every candidate is asked for: a difference in the first step grows as the rest of the return does."""
+        """Return asked for by candidate: a difference in the first step grows as the rest of the return does."""
         if not self.jitter:
             return asked[:, None]
         more = torch.tensor(self.jitter, dtype=asked.dtype, device=asked.device)
@@ -515,7 +515,7 @@ class Decider:
         tables: dict[str, Tensor],
         overwrites: bool,
     ) -> tuple[Float[Tensor, "R W"], "Reading"]:
-        """What the head reads, for every candidate of every environment, under returns in network units."""
+        """Input of the head, for every candidate of every environment, under returns in network units."""
         policy, count, prefixes = self.policy, goals.shape[1], self.prefixes
         task = None if policy.task is None else policy.task.read(observations)
         reading = Reading(self, state, start, step, task, tables, overwrites)

@@ -1,4 +1,4 @@
-"""What the streams after inner layers are trained on, where a loss asks for them: the same head reads all of them.
+"""Losses of the streams after inner layers, where a config asks for them: the same head reads all of them.
 
 Axes: N layers, B environments or windows, T steps, E numbers of a predictor of exits.
 """
@@ -17,7 +17,7 @@ from rltransformers.backbone.losses import DeepOptions, ExitOptions
 
 @dataclass(frozen=True)
 class Targets:
-    """What the steps of a batch are compared with.
+    """Targets of the steps of a batch.
 
     Attributes:
         now: loss of every step [B, T] from features [B, T, W]: of its action, and whatever else is predicted.
@@ -121,7 +121,7 @@ def oracle(losses: Float[Tensor, "N B T"], targets: Targets, penalty: float, smo
 def deep_loss(
     streams: list[Float[Tensor, "B T D"]], targets: Targets, options: DeepOptions, progress: float
 ) -> Float[Tensor, ""]:
-    """What inner layers lose as long as they count, plus a share of what all lose about the step after.
+    """Losses of inner layers as long as they count, plus a share of those of all about the step after.
 
     Al-Rfou et al. 2018 (arXiv 1808.04444, section 2): what layer l of n loses counts until l / 2n of the training.
     """

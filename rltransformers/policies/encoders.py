@@ -180,7 +180,7 @@ class ImageEncoder(nn.Module):
 
 
 class ImageOptions(TypedDict, total=False):
-    """What a config may say of an image."""
+    """Options of an image encoder."""
 
     channels: Literal["first", "last"]
 

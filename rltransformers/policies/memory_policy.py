@@ -1,4 +1,4 @@
-"""What policies with memory share, whatever they are trained by: what is remembered, how steps and observations go in.
+"""Base of policies with memory, whatever trains them: the state, how steps and observations go in.
 
 Axes: B environments, T steps, W token width, A action numbers. One forward pass serves acting (T = 1, cached memory)
 and training (whole segments), so that both compute the same function.
@@ -58,7 +58,7 @@ from rltransformers.policies.stored_size import check_stored_size
 
 Space = gym.Space[Any]
 GIVEN_FIRST = ("observation_space", "action_space", "lr_schedule")
-"""What a policy is made from besides its keywords, in this order: so Stable-Baselines3 makes them."""
+"""Positional arguments of a policy in the order in which Stable-Baselines3 gives them."""
 NOTHING = slice(0, 0)
 """No step: only the memory after them is asked for."""
 
@@ -78,7 +78,7 @@ class AdamOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class PolicyState:
-    """What the policy remembers of every environment: the memory of its backbones and the step before this one.
+    """State of a policy in every environment: the memory of its backbones and the step before this one.
 
     Rows can be chosen with ``state[index]``. It is passed in and returned, and never changed in place.
     """
@@ -167,13 +167,13 @@ class MemoryPolicy(BasePolicy):
     masks_beside: bool
     """Whether masks are no part of the observation, but join it."""
     seen_leaves: dict[str, Space]
-    """What a step is read from and stored as: the leaves of the observation, and the mask."""
+    """Spaces of a stored step: the leaves of the observation, and the mask."""
     only_learns: ClassVar[tuple[str, ...]] = ()
     """Parts that acting has no use for, and files leave out."""
     popart: float | None = None
     """The step with which the value head follows the scale of its targets, where it does."""
     given: tuple[tuple[Any, ...], dict[str, Any]]
-    """What the policy was made with: positional arguments behind the first three, and keywords."""
+    """Arguments that the policy was made with: positional arguments behind the first three, and keywords."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         policy = super().__new__(cls)
@@ -574,7 +574,7 @@ class TokenBackbone(nn.Module):
         return features, memory
 
     def context(self, seen: Observed) -> Context | None:
-        """What the layers may look at."""
+        """Context for the layers."""
         return seen.context() if self.backbone.config.reads_context else None
 
     def step(

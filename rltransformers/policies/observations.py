@@ -1,4 +1,4 @@
-"""What an agent is given, on its way in: observations as leaves by path, rewards, episode starts; all of it checked.
+"""Input of an agent: observations as leaves by path, rewards, episode starts; all of it checked.
 
 Axis letter: B environments.
 """

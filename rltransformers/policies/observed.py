@@ -26,7 +26,7 @@ from rltransformers.policies.set_encoders.interface import Encoded
 
 
 class ObservationOptions(TypedDict, total=False):
-    """What the setting ``observation`` of a policy may hold."""
+    """Keys of the setting ``observation`` of a policy."""
 
     encoder: str | Mapping[str, Any] | None
     leaves: Mapping[str, str | Mapping[str, Any]] | None
@@ -34,7 +34,7 @@ class ObservationOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Encoding:
-    """What encodes an observation where it is not what the spaces say.
+    """Encoders of an observation that replace those of its spaces.
 
     Attributes:
         elements: of a set or sequence inside the observation; None for no such elements.
@@ -47,7 +47,7 @@ class Encoding:
     extractor: tuple[Extractor, Mapping[str, Any]] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``read_observation`` reads back, but for the extractor."""
+        """The setting that ``read_observation`` reads back, without the extractor."""
         return {
             "encoder": None if self.elements is None else self.elements.to_dict(),
             "leaves": {path: choice.to_dict() for path, choice in self.leaves.items()},
@@ -73,7 +73,7 @@ class Encoding:
 
 
 def read_observation(value: Mapping[str, Any] | None, path: str = "observation") -> Encoding:
-    """What the setting names.
+    """The encoders that the setting names.
 
     Raises:
         ConfigError: an unknown key, encoder or option, or a value that an option does not take.
@@ -104,7 +104,7 @@ class Observed(NamedTuple):
 def observation_parts(
     space: gym.Space[Any], config: BackboneConfig, encoding: Encoding
 ) -> tuple[nn.Module | None, SetEncoder | None]:
-    """What makes the token of all leaves but those of the elements, and what encodes the elements; None for nothing.
+    """Encoder of the token, of all leaves but those of the elements, and encoder of the elements; None for nothing.
 
     Raises:
         ConfigError: the space or the encoder cannot be had, or the backbone reads elements and no encoder gives any.

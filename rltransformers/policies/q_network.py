@@ -251,7 +251,7 @@ class GTrXLQPolicy(MemoryPolicy):
     def add_deep_losses(
         self, now: QEvaluation, window: Window, error: Callable[[Tensor], Float[Tensor, "B L"]], steps: int
     ) -> None:
-        """What features behind inner layers lose: the first ``steps`` rows as the last layer, by ``error`` of values.
+        """Losses of features behind inner layers: the first ``steps`` rows as the last layer, by ``error`` of values.
 
         ``error`` takes values [B, T, A]. Where a loss predicts later steps, that is the action taken next.
         """

@@ -31,12 +31,12 @@ from rltransformers.policies.steps import TABLE, ActorCriticStep, DecisionStep, 
 Space = gym.Space[Any]
 Module = TypeVar("Module", bound=nn.Module)
 WRITERS = {".pt2": write_pt2, ".onnx": write_onnx}
-"""What writes a file, by its ending."""
+"""Writer of a file, by its ending."""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """What ``VecNormalize`` does with a leaf or the reward: (x - mean) / sqrt(variance + epsilon), clipped."""
+    """Scaling of a leaf or the reward by ``VecNormalize``: (x - mean) / sqrt(variance + epsilon), clipped."""
 
     mean: np.ndarray
     variance: np.ndarray
@@ -44,7 +44,7 @@ class Scaling:
     clip: float
 
     def __call__(self, values: Any) -> np.ndarray:
-        """What ``VecNormalize`` passes on in place of ``values``, in float32."""
+        """``values`` as ``VecNormalize`` passes them on, in float32."""
         scaled = (values - self.mean) / np.sqrt(self.variance + self.epsilon)
         return np.clip(scaled, -self.clip, self.clip).astype(np.float32)
 
@@ -97,7 +97,7 @@ class PolicyInFile(nn.Module):
         raise NotImplementedError
 
     def about(self) -> dict[str, Any]:
-        """What a client has to know of this kind of policy and shapes do not say, as JSON values."""
+        """Facts for clients of this kind of policy that shapes do not say, as JSON values."""
         raise NotImplementedError
 
 
@@ -255,7 +255,7 @@ def write_policy(
 
 
 def _row(value: Tensor) -> Any:
-    """What every row of a state begins with: one number where all are equal, else nested lists."""
+    """First value of every row of a state: one number where all are equal, else nested lists."""
     row = value[0]
     return row.flatten()[0].item() if row.numel() and bool((row == row.flatten()[0]).all()) else row.tolist()
 

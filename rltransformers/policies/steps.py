@@ -66,7 +66,7 @@ class ActorCriticStep(nn.Module):
     def inputs(
         self, observations: Mapping[str, Tensor], state: PolicyState, first: Tensor, noise: Tensor | None
     ) -> Tensors:
-        """What ``forward`` takes; without noise the most likely actions."""
+        """Arguments of ``forward``; without noise the most likely actions."""
         found = {leaf_name("observation", path): value for path, value in observations.items()}
         found |= {"first": first, "greedy": torch.full_like(first, noise is None)}
         if noise is None:
@@ -137,7 +137,7 @@ class DecisionStep(nn.Module):
         target_return: Tensor,
         noise: Tensor | None,
     ) -> Tensors:
-        """What ``forward`` takes; without noise the most likely actions."""
+        """Arguments of ``forward``; without noise the most likely actions."""
         found = {leaf_name("observation", path): value for path, value in observations.items()}
         found |= {"start": start, "reward": reward.double(), "target_return": target_return.double()}
         if self.samples:
@@ -165,7 +165,7 @@ class DecisionStep(nn.Module):
 
 
 class LeftBehind:
-    """What a copy of a policy does not get: it belongs to the weights of the original."""
+    """Attributes that a copy of a policy does not get: they belong to the weights of the original."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None

@@ -65,7 +65,7 @@ class Plain:
         return mixed
 
     def into(self, x: Tensor, index: int, call: Call) -> Tensor:
-        """What the layer receives."""
+        """Input of the layer at ``index``."""
         return x
 
 

@@ -1,4 +1,4 @@
-"""What happens beside the updates of a run: evaluations, checkpoints, the learning curve, stopping."""
+"""Callback beside the updates of a run: evaluations, checkpoints, the learning curve, stopping."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -81,7 +81,7 @@ class CriticLearner:
         chances: Float[Tensor, " B"],
         world: World,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """What the loss of the policy gains, and metrics by path.
+        """Loss that is added to that of the policy, and metrics by path.
 
         Args:
             outputs: of the head, for this batch.
@@ -120,7 +120,7 @@ class CriticLearner:
         approach(self.average.state_dict(), policy.state_dict(), 1.0 - self.options.actor_average)
 
     def tensors(self) -> dict[str, Any]:
-        """What a checkpoint holds besides the policy."""
+        """Tensors of a checkpoint besides the policy."""
         return {
             "slow": self.slow.state_dict(),
             "average": self.average.state_dict(),

@@ -1,4 +1,4 @@
-"""What the Decision Transformer makes of a dataset: episodes to train on, their summary, statistics of observations."""
+"""Data of the Decision Transformer from a dataset: episodes to train on, their summary, statistics of observations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from rltransformers.training.decision_settings import Settings
 
 @dataclass(frozen=True)
 class DataSummary:
-    """What a model keeps of its dataset.
+    """Summary of a dataset that a model keeps.
 
     Attributes:
         return_scale: reward units per unit of network input.
@@ -59,7 +59,7 @@ def shaped(episodes: Trajectories, settings: Settings) -> Trajectories:
 
 
 def summary_of(data: Trajectories, settings: Settings, return_scale: float | None) -> DataSummary:
-    """What a model keeps of its data; without ``return_scale`` the root mean square of return-to-go."""
+    """Summary of the data for a model; without ``return_scale`` the root mean square of return-to-go."""
     return_to_go = data.return_to_go(settings.discount)
     if return_scale is None:
         return_scale = float(np.sqrt(np.mean(np.square(return_to_go.astype(np.float64))))) or 1.0

@@ -68,7 +68,7 @@ def decision_loss(
 
 
 def deep_targets(policy: DecisionPolicy, batch: ContextBatch, actions: Mapping[str, Tensor]) -> Targets:
-    """What features behind inner layers predict: the recorded actions, as the policy does, and those after them."""
+    """Predictions of features behind inner layers: the recorded actions, as the policy does, and those after them."""
     head, later_net, later = policy.head, policy.later_net, shifted(actions)
     asked = policy.scaled(torch.where(batch.valid, batch.return_to_go, 0.0))
 

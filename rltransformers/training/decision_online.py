@@ -128,7 +128,7 @@ def play_round(
 
 
 def exploration_target(given: float | None, settings: Settings, summary: DataSummary) -> float:
-    """What episodes are asked for: without ``given`` the best return of the data and as much again as they differ by.
+    """Return that episodes are asked for: without ``given`` the best of the data and as much again as they differ by.
 
     The paper asks for twice the return of the expert; where the worst return is 0, this is twice the best one. NaN: a
     policy that predicts returns is asked for what it predicts.

@@ -38,7 +38,7 @@ Spreads = Annotated[float, Gt(0), Le(100)]
 
 @dataclass(frozen=True)
 class CriticOptions:
-    """What ``critic_kwargs`` may hold.
+    """Keys of ``critic_kwargs``.
 
     Attributes:
         weight: of the value in the loss of the policy: "qt" eta; "qcs" the largest weight, that of the worst episode.
@@ -78,7 +78,7 @@ class CriticOptions:
 
 
 class PolicySettings(TypedDict, total=False):
-    """What ``policy_kwargs`` may hold.
+    """Keys of ``policy_kwargs``.
 
     Attributes:
         backbone: as for ``BackboneConfig.from_dict``, by default the preset "decision_transformer".
@@ -186,13 +186,13 @@ def backbone_config(
 
 
 def encoding_choice(policy_kwargs: Mapping[str, Any] | None) -> Encoding:
-    """What encodes an observation where it is not what the space says."""
+    """The encoder of an observation that replaces the one of its space."""
     options = check(policy_kwargs or {}, PolicySettings, "policy_kwargs")
     return read_observation(options.get("observation"), "policy_kwargs.observation")
 
 
 def readout_choice(policy_kwargs: Mapping[str, Any] | None, settings: Settings) -> Choice | None:
-    """What the head adds of recorded actions, or None.
+    """The readout of recorded actions for the head, or None.
 
     Raises:
         ConfigError: for an unknown readout, and for one beside a critic or a stochastic policy.

@@ -1,4 +1,4 @@
-"""What processes share besides gradients: statistics of ``VecNormalize``, and sums that mixers learn from."""
+"""Sharing between processes besides gradients: statistics of ``VecNormalize``, and sums that mixers learn from."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.world import Traffic, World, current_world
 
 EndedEpisode = tuple[dict[str, Any], bool]
-"""What an info says of an episode, and whether it ended."""
+"""An info about an episode, and whether the episode ended."""
 
 
 class SharedMeanStd(RunningMeanStd):

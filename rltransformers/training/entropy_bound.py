@@ -33,7 +33,7 @@ class EntropyBound:
 
     @property
     def temperature(self) -> Float[Tensor, ""]:
-        """What a nat of entropy is worth now, in nats of likelihood."""
+        """The temperature: worth of a nat of entropy in nats of likelihood."""
         return self.log_temperature.detach().exp()
 
     def step(self, entropy: Float[Tensor, ""]) -> None:
@@ -44,7 +44,7 @@ class EntropyBound:
         self.optimizer.step()
 
     def tensors(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """Tensors for a checkpoint."""
         return {"log_temperature": self.log_temperature.detach(), "optimizer": self.optimizer.state_dict()}
 
     def restore(self, stored: Any) -> None:

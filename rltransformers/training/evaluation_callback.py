@@ -14,7 +14,7 @@ from rltransformers.training.evaluation import EvaluationResult
 
 
 class EvaluationCallback(BaseCallback):
-    """What ``EvalCallback`` is for agents with an environment: evaluates, logs, keeps the best and every result.
+    """The ``EvalCallback`` of this package: evaluates, logs, keeps the best and every result.
 
     The log gets ``eval/mean_reward``, ``eval/mean_ep_length``, where episodes say so ``eval/success_rate``, and
     ``time/total_timesteps`` (updates), so that Decision Transformers, behaviour cloning and online agents share their

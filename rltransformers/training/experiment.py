@@ -33,7 +33,7 @@ MOST_VALUES = 100_000
 
 
 class AgentName(StrEnum):
-    """What learns in a run; a config writes the value."""
+    """Agents that learn in a run; a config writes the value."""
 
     GTRXL_PPO = "gtrxl_ppo"
     GTRXL_VMPO = "gtrxl_vmpo"
@@ -95,7 +95,7 @@ class CollectConfig:
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """What an offline agent learns from: ``id`` or ``collect``, one of the two.
+    """Data of an offline agent: ``id`` or ``collect``, one of the two.
 
     Attributes:
         id: Minari or D4RL id, or path of a file or folder of data, see docs/data.md.
@@ -199,7 +199,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class TuneConfig:
-    """What ``rltransformers tune`` tries.
+    """Search of ``rltransformers tune``.
 
     Attributes:
         search: values to try by dotted key: a range ``low..high`` or ``low..high:log``, whole numbers where both ends
@@ -300,7 +300,7 @@ class ExperimentConfig:
         return self.train.total_timesteps or self.train.gradient_steps or 0
 
     def to_dict(self) -> dict[str, Any]:
-        """What a YAML file of this config holds."""
+        """The values in a YAML file of this config."""
         return asdict(self) | {"agent": self.agent.value}  # YAML writes no members of enumerations
 
 

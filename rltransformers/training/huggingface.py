@@ -47,7 +47,7 @@ _Count = Annotated[int, Ge(1), Le(1_000_000)]
 
 @dataclass(frozen=True)
 class Configuration:
-    """What of ``config.json`` decides what the model computes; names and defaults are theirs.
+    """Entries of ``config.json`` that decide what the model computes; names and defaults are theirs.
 
     Raises:
         ConfigError: for a value outside its range.
@@ -110,7 +110,7 @@ class Configuration:
         return spaces.Box(-bound, bound, (self.act_dim,), np.float32)
 
     def query_scale(self, layer: int) -> float:
-        """What their queries are multiplied by, in units of 1 / sqrt(head width), which ours always are."""
+        """Factor of the queries of the published model, in units of 1 / sqrt(head width), which ours always are."""
         scale = 1.0 if self.scale_attn_weights else math.sqrt(self.hidden_size // self.n_head)
         return scale / (layer + 1) if self.scale_attn_by_inverse_layer_idx else scale
 

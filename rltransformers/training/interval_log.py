@@ -1,4 +1,4 @@
-"""What a run that counts updates tells while it learns: lines of means, and a progress bar."""
+"""Log of a run that counts updates: lines of means, and a progress bar."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""What a run tells about the memory of its agent: where attention looks, and how old what it reads is."""
+"""Metrics of the memory of an agent: where attention looks, and how old what it reads is."""
 
 from collections.abc import Callable
 

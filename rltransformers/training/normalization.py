@@ -125,7 +125,7 @@ def check_normalizable(env: VecEnv) -> None:
 
 
 def checked_normalization(packed: Mapping[str, Any], space: gym.Space[Any]) -> dict[str, Any]:
-    """What ``pack_normalization`` gave for observations of ``space``, for when there is no environment to put it in.
+    """Checked statistics of ``pack_normalization`` for observations of ``space``, where no environment takes them.
 
     Where a wrapper stood between ``VecNormalize`` and the policy, the statistics are of another space, and not read.
 
@@ -145,7 +145,7 @@ def checked_normalization(packed: Mapping[str, Any], space: gym.Space[Any]) -> d
 
 
 def scalings_of(packed: Mapping[str, Any] | None, env: VecEnv | None) -> tuple[dict[str, Scaling], Scaling | None]:
-    """What ``VecNormalize`` does with observation leaves by path, and with the reward; for a policy in a file.
+    """Scalings of ``VecNormalize`` of observation leaves by path, and of the reward; for a policy in a file.
 
     Args:
         packed: what ``pack_normalization`` gave; None where nothing is normalised.

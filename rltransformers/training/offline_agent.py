@@ -123,7 +123,7 @@ class OfflineAgent:
         )
 
     def _attach(self, data: Trajectories | None, tensorboard_log: str | os.PathLike[str] | None, verbose: int) -> None:
-        """What a run needs besides the model: data and logs."""
+        """Prepare a run besides the model: data and logs."""
         if data is not None and self.policy.masks:
             check_masked(data)
         self._sampler = None if data is None else self._sampler_of(data)
@@ -132,7 +132,7 @@ class OfflineAgent:
         self.verbose = verbose if leads else 0
 
     def _data_of(self, dataset: Any) -> Trajectories:
-        """What to go on learning from.
+        """The dataset to go on learning from.
 
         Raises:
             ConfigError: for other spaces than those of the model.
@@ -235,7 +235,7 @@ class OfflineAgent:
         write_policy(step, path, batch, self.observation_space, self.action_space)
 
     def _settings(self) -> dict[str, Any]:
-        """What the agent is made of, as JSON values."""
+        """Settings of the agent as JSON values."""
         return {
             "settings": asdict(self.settings),
             "summary": asdict(self.summary),

@@ -1,4 +1,4 @@
-"""What online agents share that learn from the steps just taken: rollouts and their ends, minibatches, the memory.
+"""Base of online agents that learn from the steps just taken: rollouts and their ends, minibatches, the memory.
 
 Axes: E environments, T steps.
 """
@@ -36,7 +36,7 @@ from rltransformers.training.vec_envs import as_vec_env
 
 LossT = TypeVar("LossT", PPOLoss, VMPOLoss)
 MemoryRefresh = Literal["never", "update", "epoch"]
-"""What happens to memory written by older weights; the agents say what each does."""
+"""Ways to treat memory written by older weights; the agents say what each does."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         return min(self.all_envs, self.batch_size // self.n_steps)
 
     def _recorded(self, segment: Segment) -> Recorded:
-        """What was recorded in the segments of all processes."""
+        """The segments of all processes."""
         own = {each.name: getattr(segment, each.name) for each in fields(Recorded)}
         return Recorded(**self.world.rows_of_all(own))
 
@@ -250,7 +250,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             yield Minibatch(rows.to(device), segment_of(part["segment"]), part["outputs"], who)
 
     def _of_all(self, now: SegmentEvaluation, part: Segment, counts: Tensor, takers: Tensor) -> SegmentEvaluation:
-        """What all processes say about their parts of a minibatch, of which ``counts`` [B, T] are the steps that count.
+        """Evaluation of a minibatch by all processes, each of its part, whose steps that count are ``counts`` [B, T].
 
         The auxiliary losses of the network are means over steps, and weighted by their number.
         """

@@ -1,4 +1,4 @@
-"""What online agents with memory share: environments, checkpoints, random streams, a log that survives a stop.
+"""Base of online agents with memory: environments, checkpoints, random streams, a log that survives a stop.
 
 Stable-Baselines3 looks these up on the class of an algorithm, so they are one class under the agents and not functions.
 """
@@ -91,7 +91,7 @@ NOT_SETTINGS = ("policy", "env", "device", "_init_setup_model")
 
 
 class Outcome(NamedTuple):
-    """What a step of B environments came to: ``starts`` [B] as it began, ``counts`` [B] but for rows of a reset."""
+    """Outcome of a step of B environments: ``starts`` [B] as it began, ``counts`` [B] but for rows of a reset."""
 
     new_obs: Any
     rewards: np.ndarray
@@ -102,7 +102,7 @@ class Outcome(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What a checkpoint says of its agent: policy by name, constructor arguments, (observation, action) spaces."""
+    """Description of an agent in a checkpoint: policy by name, constructor arguments, (observation, action) spaces."""
 
     policy: str
     settings: dict[str, Any]
@@ -214,7 +214,7 @@ class OnlineAgent(BaseAlgorithm):
             self.policy.machine_code = ActorCriticMachine(self.policy)
 
     def _watch(self, env: VecEnv, values_last: bool) -> Watch:
-        """What looks at observations of ``env`` while steps are collected; ``values_last`` as for ``Masks``."""
+        """The watch over observations of ``env`` while steps are collected; ``values_last`` as for ``Masks``."""
         masks = Masks(env, self.action_space, self.policy.masks_beside, values_last) if self.policy.masks else None
         return Watch(env, self._vec_normalize_env, self._leaf_spaces, masks)
 
@@ -553,7 +553,7 @@ class OnlineAgent(BaseAlgorithm):
         return list(self._parts()), []
 
     def _parts(self) -> dict[str, str]:
-        """What ``get_parameters`` names, and where a checkpoint holds it."""
+        """Names of ``get_parameters``, and where a checkpoint holds each."""
         return {"policy": "policy", "policy.optimizer": "optimizer"}
 
     @strict
@@ -722,7 +722,7 @@ class OnlineAgent(BaseAlgorithm):
 
     @classmethod
     def _description(cls, checkpoint: Checkpoint) -> Stored:
-        """What a checkpoint says of its agent, each part checked."""
+        """Description of the agent of a checkpoint, each part checked."""
         values, acting = checkpoint.settings, checkpoint.tensors["acting"]
         settings, spaces, n_envs = cls._stored_settings(values)
         # Checkpoints of earlier releases know one policy.

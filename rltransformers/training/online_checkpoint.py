@@ -1,4 +1,4 @@
-"""What a checkpoint of an online agent holds besides settings, weights and optimiser. Axis letter: E environments."""
+"""Parts of a checkpoint of an online agent besides settings, weights and optimiser. Axis letter: E environments."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ def pack_progress(agent: BaseAlgorithm, world: World) -> dict[str, Any]:
 
 
 def _plain_part(info: Mapping[Any, Any]) -> dict[str, Any]:
-    """What a checkpoint can hold of a reported episode, packed; an environment may report objects of any class."""
+    """A reported episode as a checkpoint can hold it, packed; an environment may report objects of any class."""
     part = {}
     for name, value in info.items():
         try:

@@ -17,7 +17,7 @@ PICKLED_BY_SB3 = (
     *("policy_class", "rollout_buffer_class", "rollout_buffer_kwargs", "replay_buffer_class", "replay_buffer_kwargs"),
     *("_last_obs", "_last_original_obs", "_last_episode_starts", "ep_info_buffer", "ep_success_buffer"),
 )
-"""What ``custom_objects`` of Stable-Baselines3 replaces in its files and files of this package do not hold."""
+"""Names that ``custom_objects`` of Stable-Baselines3 replaces in its files; files of this package do not hold them."""
 
 
 def uncompiled(part: Any) -> Any:

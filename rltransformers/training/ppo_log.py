@@ -1,4 +1,4 @@
-"""What an update of PPO tells."""
+"""Metrics of an update of PPO."""
 
 from collections.abc import Sequence
 

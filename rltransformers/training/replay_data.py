@@ -139,7 +139,7 @@ def _rewards(normaliser: VecNormalize, rewards: Tensor) -> Tensor:
 
 
 def layout_of(replay: SegmentReplay, world: World) -> dict[str, int]:
-    """What a file says of the replays of all processes, so that another one knows whether it can take them over."""
+    """Description of the replays of all processes for a file: whether another run can take them over."""
     return {"n_envs": replay.n_envs * world.size, "segments": replay.segments, "segment_length": replay.length}
 
 
@@ -168,7 +168,7 @@ def rows_of_replay(replay: SegmentReplay, world: World) -> dict[str, Any]:
 
 
 def part_of_replay(state: Any, replay: SegmentReplay, world: World) -> Any:
-    """What ``rows_of_replay`` gave, for the environments of this process, whose ``replay`` takes it over."""
+    """The rows of ``rows_of_replay``, for the environments of this process, whose ``replay`` takes it over."""
     if world.alone:
         return state
     return replay_of_all(state, lambda rows: rows_of(rows, world.block(replay.n_envs)), state["largest_priority"])

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run besides its curves: the config as text, and its settings as hyperparameters."""
+"""A run in TensorBoard besides its curves: the config as text, and its settings as hyperparameters."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import yaml
 from stable_baselines3.common.logger import HParam, Logger, TensorBoardOutputFormat
 
 METRICS = ("eval/mean_reward", "eval/mean_ep_length", "rollout/ep_rew_mean", "rollout/ep_len_mean")
-"""What the table of hyperparameters shows beside the settings."""
+"""Metrics in the table of hyperparameters."""
 
 
 def write_run_card(logger: Logger, config: Mapping[str, Any]) -> None:

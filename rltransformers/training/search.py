@@ -1,4 +1,4 @@
-"""What a search may try for one setting: a range of numbers, or one of a list of values."""
+"""The values that a search may try for one setting: a range of numbers, or one of a list of values."""
 
 import math
 import re
@@ -26,7 +26,7 @@ class OneOf:
 
 
 def read_search(value: Any, name: str) -> Span | OneOf:
-    """What a config (or a flag) says about one setting: ``low..high``, ``low..high:log`` or a list of values.
+    """Search space of one setting in a config (or a flag): ``low..high``, ``low..high:log`` or a list of values.
 
     Raises:
         ConfigError: for anything else, and for a range that holds no numbers.

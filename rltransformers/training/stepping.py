@@ -1,4 +1,4 @@
-"""What an ``Actor`` takes its steps with: the policy of an online agent, a Decision Transformer, an exported file.
+"""Steppers of an ``Actor``: the policy of an online agent, a Decision Transformer, an exported file.
 
 Axis letters: B environments that act at the same time, U numbers of noise.
 """
@@ -81,12 +81,12 @@ class Stepping(Protocol):
 
 Rewards = NDArray[np.float64]
 Scalings = Callable[[], tuple[dict[str, Scaling], Scaling | None]]
-"""What ``VecNormalize`` does, with today's statistics: with observation leaves by path, and with the reward."""
+"""Functions of today's ``VecNormalize``: of observation leaves by path, and of the reward."""
 NO_TARGET = "this policy is asked for no return; leave target_return out"
 
 
 def noise_of(head: ActionHead) -> list[Noise]:
-    """What sampling the leaves of an action takes."""
+    """Random numbers that sampling an action takes, by leaf."""
     return [Noise(leaf.draws, isinstance(leaf, GaussianAction)) for _, leaf in head.named_leaves()]
 
 
@@ -184,7 +184,7 @@ class FileState(NamedTuple):
 
 @dataclass(frozen=True)
 class _Facts:
-    """What a file says of its policy."""
+    """Description of the policy of a file."""
 
     agent: str
     spaces: tuple[Space, Space]

@@ -10,11 +10,11 @@ from rltransformers.core.errors import CheckpointError
 from rltransformers.core.ranges import WholeNumber, check, shown
 
 STORABLE = (bool, int, float, str, np.generic)
-"""What a logger holds that a checkpoint can hold too."""
+"""Values of a logger that a checkpoint can hold."""
 
 
 class UnwrittenMetrics:
-    """What a checkpoint held for the next line of the log: {name: (value, count, excluded)}."""
+    """Metrics of a checkpoint for the next line of the log: {name: (value, count, excluded)}."""
 
     def __init__(self, stored: Mapping[str, Any] | None = None) -> None:
         """``stored``: what ``to_store`` gave.
@@ -30,7 +30,7 @@ class UnwrittenMetrics:
         self._waiting: dict[str, Any] = checked
 
     def to_store(self, logger: Logger | None) -> dict[str, Any]:
-        """What still waits, or what the logger will write next."""
+        """Metrics that still wait, or that the logger will write next."""
         if self._waiting or logger is None:
             return self._waiting
         return {

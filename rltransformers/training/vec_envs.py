@@ -1,4 +1,4 @@
-"""What an online agent is given to learn in, as a ``VecEnv`` of spaces that it can take."""
+"""Environments of an online agent as a ``VecEnv`` of spaces that it can take."""
 
 import warnings
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""What an update of V-MPO tells."""
+"""Metrics of an update of V-MPO."""
 
 from collections.abc import Sequence
 

@@ -92,7 +92,7 @@ def gradients_of(forward: Callable[[], Tensor], wanted: Sequence[Tensor]) -> Tim
 
 
 def inputs(batch: int, time: int) -> Tensor:
-    """What a layer hands to its mixer."""
+    """Arguments of a mixer in a layer."""
     return torch.randn(batch, time, WIDTH, requires_grad=True)
 
 

@@ -1,4 +1,4 @@
-"""What a vector step of online learning costs beside the policy, now and at an earlier commit.
+"""Cost of a vector step of online learning beside the policy, now and at an earlier commit.
 
 ``python -m scripts.benchmarks.bookkeeping COMMIT`` prints microseconds per vector step of 16 environments, the lowest
 of many rollouts in which the two versions take turns. The policy's step is replaced by actions from a table, so that

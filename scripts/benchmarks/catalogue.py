@@ -84,7 +84,7 @@ Forward = tuple[Callable[[], Tensor], Sequence[Tensor]]
 
 @dataclass(frozen=True)
 class Cost:
-    """What one entry costs per layer at one length.
+    """Cost of one entry per layer at one length.
 
     Attributes:
         flops: of the forward pass, counted; fused attention counts every pair of a block, masked or not.

@@ -1,4 +1,4 @@
-"""What a forward pass costs, counted: FLOPs, and bytes kept for the backward pass."""
+"""Cost of a forward pass, counted: FLOPs, and bytes kept for the backward pass."""
 
 import math
 from collections.abc import Callable, Sequence

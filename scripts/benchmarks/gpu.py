@@ -47,7 +47,7 @@ WEIGHTS = PPOWeights(clip_range=0.2, clip_range_vf=None, ent_coef=0.01, vf_coef=
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured; ``FULL`` on a GPU, ``TINY`` where it is only shown that every part can be built."""
+    """Sizes of a measurement; ``FULL`` on a GPU, ``TINY`` where it is only shown that every part can be built."""
 
     laws: str  # which tests, as pytest's -k takes it
     decision: dict[str, Any]

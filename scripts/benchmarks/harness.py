@@ -127,7 +127,7 @@ def meets(value: float, target: str) -> bool | None:
 
 
 def machine(program: str = "python scripts/benchmark.py") -> dict[str, Any]:
-    """What a reader needs to know to judge the figures, which ``program`` made."""
+    """Facts to judge the figures by, which ``program`` made."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.strip()
@@ -144,7 +144,7 @@ def machine(program: str = "python scripts/benchmark.py") -> dict[str, Any]:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """What is installed of ``packages``."""
+    """Versions of the installed ones of ``packages``."""
     found = {}
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

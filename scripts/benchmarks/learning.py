@@ -78,7 +78,7 @@ TASKS = (
 
 @dataclass(frozen=True)
 class Learned:
-    """What one run took until it reached the aim, or in all when it did not."""
+    """Cost of one run until it reached the aim, or in all when it did not."""
 
     seconds: float
     steps: int

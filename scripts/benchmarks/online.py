@@ -336,13 +336,13 @@ def descend(now: Estimates, batch: Segment) -> None:
 
 
 def first_steps(segment: Segment, count: int) -> Segment:
-    """What a loss reads of a segment, of its first steps only."""
+    """Input of a loss from a segment, of its first steps only."""
     names = ("log_probs", "values", "advantages", "returns", "counts")
     return replace(segment, **{name: getattr(segment, name)[:, :count] for name in names})
 
 
 class TwinEstimates(NamedTuple):
-    """What the twin says about the steps, [1, T] each."""
+    """Evaluation of the steps by the twin, [1, T] each."""
 
     log_probs: Tensor
     values: Tensor

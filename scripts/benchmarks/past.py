@@ -49,7 +49,7 @@ class Worker:
         return line
 
     def ask(self) -> str:
-        """What the worker answers to the next line."""
+        """Answer of the worker to the next line."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()

@@ -11,7 +11,7 @@ from scripts.fuzzing.probe import THING, Probe, WrongError, shown
 
 Episodes = list[dict[str, Any]]
 Change = tuple[str, bool | None, Callable[[Episodes, random.Random], Any]]
-"""What it does, whether the result has to be refused (False: has to be read as if nothing had changed), the change."""
+"""The change in words, whether the result has to be refused (False: read as if nothing had changed), the change."""
 NO_EPISODES: tuple[Any, ...] = (
     None, 3, 1.5, "no/such-dataset-v0", "", b"x", [1], ["a"], [None], [[]], {}, {"observations": 1}, THING,
     "no_such_file.hdf5", "/", ".", "a\0b",

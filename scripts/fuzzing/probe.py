@@ -57,7 +57,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What came of a probe: "accepted" and "refused" are right, "unclear", "hang" and "wrong" are faults."""
+    """Outcome of a probe: "accepted" and "refused" are right, "unclear", "hang" and "wrong" are faults."""
 
     outcome: str
     detail: str = ""

@@ -42,7 +42,7 @@ def mechanisms() -> dict[str, list[Spec]]:
 
 
 def decides(axis: str) -> str:
-    """What the answer is about, part of a sentence."""
+    """Subject of the answer, part of a sentence."""
     return AXES[axis].decides if axis in AXES else {"readout": DECIDES, "encoder": ENCODER_DECIDES}[axis]
 
 
@@ -93,7 +93,7 @@ def sentence(spec: Spec) -> str:
 
 
 def entry(spec: Spec) -> Iterator[str]:
-    """What there is to say about one mechanism."""
+    """Paragraphs about one mechanism."""
     yield from [f"{sentence(spec)}.", ""]
     yield f"- computes: `{spec.formula}`"
     if spec.settings:

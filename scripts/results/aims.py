@@ -16,7 +16,7 @@ Runs = Mapping[str, Sequence[Row]]
 """Rows of a task by variant, every variant present."""
 
 WORDS = {True: "yes", False: "no", None: "open"}
-"""What is said of an aim that is met, is not, or waits for runs."""
+"""Words for an aim that is met, is not, or waits for runs."""
 
 
 @dataclass(frozen=True)

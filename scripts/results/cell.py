@@ -45,7 +45,7 @@ PACKAGES = ("torch", "stable-baselines3", "gymnasium", "rltransformers")
 
 
 def order_of(cell: Cell, folder: Path, task: Task, metrics: Sequence[str]) -> str:
-    """What this module reads from standard input: one line of JSON."""
+    """Order that this module reads from standard input: one line of JSON."""
     values = {name: getattr(cell, name) for name in ("task", "variant", "seed", "config_hash", "of_data")}
     values |= {"config": cell.config.to_dict(), "folder": str(folder), "metrics": list(metrics)}
     values |= {"score": task.score, "target": task.target}

@@ -256,7 +256,7 @@ def line(cells: Sequence[str]) -> str:
 
 
 def _by_target(task: Task, runs: Runs) -> Iterator[str]:
-    """What was achieved for every target return, IQM over runs, and how far the returns lie from the targets."""
+    """Table of returns for every target return, IQM over runs, and how far the returns lie from the targets."""
     targets = pictures.targets_of(runs)
     if len(targets) < 2:
         return
@@ -270,7 +270,7 @@ def _by_target(task: Task, runs: Runs) -> Iterator[str]:
 
 
 def _by_transfer(task: Task, runs: Runs) -> Iterator[str]:
-    """What the last weights reach in other environments, IQM over runs, and what a step takes there."""
+    """Table of the last weights in other environments, IQM over runs, and what a step takes there."""
     played = {variant: rows for variant, rows in runs.items() if rows and rows[0].transfers}
     if not played:
         return
@@ -308,7 +308,7 @@ def alignment_of(row: Row) -> float:
 
 
 def _origin(rows: Sequence[Row]) -> Iterator[tuple[str, list[str]]]:
-    """What the runs were made with and where."""
+    """Software and machines of the runs."""
     yield "commit", [row.commit for row in rows]
     yield "machine", [row.machine for row in rows]
     yield "versions", [" ".join(f"{name} {version}" for name, version in row.versions.items()) for row in rows]

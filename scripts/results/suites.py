@@ -29,7 +29,7 @@ Built = TypeVar("Built")
 
 @dataclass(frozen=True)
 class Aim:
-    """What a variant (default: the first of the task) has to reach.
+    """Aim of a variant (default: the first of the task).
 
     Attributes:
         least, most: bounds of the IQM over runs, or, with ``seeds``, of each run.
@@ -144,7 +144,7 @@ class Task:
 
 @dataclass(frozen=True)
 class SuiteText:
-    """What the YAML of a suite holds.
+    """Content of the YAML of a suite.
 
     Attributes:
         seeds: of tasks without their own: number (0, 1, ...) or list.
@@ -183,7 +183,7 @@ class Cell:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What a row is found by."""
+        """Key of a row."""
         return self.task, self.variant, self.seed
 
     @property

@@ -61,7 +61,7 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What a row is found by."""
+        """Key of a row."""
         return self.task, self.variant, self.seed
 
     def metric(self, name: str) -> float | None:

@@ -75,7 +75,7 @@ def dense(
 def contents(
     plan: Plan, query: Float[Tensor, "B H T K"], groups: list[Heads], listed: dict[str, Tensor], columns: Columns
 ) -> list[Float[Tensor, "B H T N"]]:
-    """What keys score by their contents, group by group: products, multiplied by distance, with the group's shifts."""
+    """Scores of keys by their contents, group by group: products, multiplied by distance, with the group's shifts."""
     found = [plan.score.content(query, group) for group in groups]
     if plan.position.scale != 1.0:
         found = [each * plan.position.scale for each in found]

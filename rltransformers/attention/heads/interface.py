@@ -1,4 +1,4 @@
-"""What capsule routings share: the votes of heads for output capsules.
+"""Base of capsule routings: the votes of heads for output capsules.
 
 Axes: B batch, T tokens, H heads, V value width, N capsules, C width of a capsule, D = N C.
 """

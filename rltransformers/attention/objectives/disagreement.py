@@ -60,7 +60,7 @@ class Disagreement(Objective):
         return agreement(values) if self.on == "subspace" else None
 
     def of_outputs(self, outputs: Float[Tensor, "B H T V"]) -> Tensor | None:
-        """What the heads read."""
+        """Agreement of what the heads read."""
         return agreement(outputs) if self.on == "output" else None
 
     def of_weights(self, weights: Float[Tensor, "B H T S"], columns: Columns, tokens: Tokens) -> Judged | None:
@@ -73,7 +73,7 @@ class Disagreement(Objective):
 
 @dataclass(frozen=True)
 class Options:
-    """What should differ: projected values, outputs of heads, or the places they look at."""
+    """Rows of heads that should differ: projected values, outputs of heads, or the places they look at."""
 
     on: On = "output"
 

@@ -23,7 +23,7 @@ from rltransformers.mixers.interface import Dims
 
 @dataclass(frozen=True)
 class Spans:
-    """What tokens look at besides themselves, nearest first: leaves and nodes that tile their past.
+    """Keys of tokens besides themselves, nearest first: leaves and nodes that tile their past.
 
     Attributes:
         level: of the node; 0 for a leaf.

@@ -1,4 +1,4 @@
-"""What several patterns are made of: blocks anchored to the episode, random blocks, unions of reaches.
+"""Parts of several patterns: blocks anchored to the episode, random blocks, unions of reaches.
 
 Axes: B batch, H heads (1 where heads agree), T tokens, N keys. Sizes of blocks are in tokens here; positions count from
 the start of the episode, so neither a reset nor the way a stream is cut into calls moves a block.

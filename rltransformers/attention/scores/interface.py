@@ -1,4 +1,4 @@
-"""What scores without keys share: the values are all that a key row holds.
+"""Base of scores without keys: the values are all that a key row holds.
 
 Axes: B batch, H heads, G value heads, T tokens, N key rows, D model width, E = G V, V value width.
 """
@@ -12,7 +12,7 @@ from rltransformers.core.spec import Feature
 from rltransformers.mixers.interface import Dims
 
 EXPLICIT = (Feature.SCORES, Feature.LOGITS, Feature.OUTPUTS, Feature.PATTERNS, Feature.ROWS)
-"""What every explicit softmax offers, whatever its logits are made of."""
+"""Features of every explicit softmax, whatever its logits are made of."""
 
 
 class ValuesOnly(Score):

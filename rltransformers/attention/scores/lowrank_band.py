@@ -91,7 +91,7 @@ def build(dims: Dims, plan: Plan, options: Options) -> Attention:
 
 
 NOT_OF_NARROW = Feature.SLOTS, Feature.RETRIEVAL, Feature.COMMON_KEYS, Feature.CHANNELS
-"""What heads of different widths cannot offer."""
+"""Features that heads of different widths cannot offer."""
 
 SPEC = Spec(
     id="S14",

@@ -41,7 +41,7 @@ class Writer(nn.Module):
         self.out = nn.Linear(hidden, dims.heads * self.numbers)
 
     def forward(self, h: Float[Tensor, "B T D"]) -> Float[Tensor, "B T HM"]:
-        """What the tokens write."""
+        """Rows that the tokens write."""
         found: Tensor = self.out(self.into(h).relu())
         return found
 
@@ -60,7 +60,7 @@ class DenseSynthesizer(ValuesOnly):
         self.query_width = dims.heads * writer.numbers
 
     def rows(self, made: Tensor, h: Float[Tensor, "B T D"]) -> tuple[Tensor, Tensor]:
-        """What queries write, and values."""
+        """Rows that queries write, and values."""
         return self.writer(h), made
 
     def split_queries(self, query: Float[Tensor, "B T HM"]) -> Float[Tensor, "B H T N"]:

@@ -1,4 +1,4 @@
-"""What selections by classes of tokens share: the newest keys of the query's own class.
+"""Base of selections by classes of tokens: the newest keys of the query's own class.
 
 Axes: B batch, H heads, T tokens, N key rows, w keys of a query. A class is a cluster, a bucket of a hash, or the like.
 """

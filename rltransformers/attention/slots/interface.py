@@ -120,7 +120,7 @@ class SlotAttention(Attention):
         return Mixed(self.combined(mixed), state, logits)
 
     def slots_and_tail(self, rows: Float[Tensor, "B S E"], call: Call, size: int) -> Past:
-        """What chunks of ``size`` tokens see; chunks are further batch rows."""
+        """Visibility in chunks of ``size`` tokens; chunks are further batch rows."""
         time = call.tokens.p.shape[1]
         count = -(-time // size)
         p = F.pad(call.tokens.p, (0, count * size - time))

@@ -125,7 +125,7 @@ class Poolingformer(Attention):
     def second_level(
         self, y: Float[Tensor, "B T D"], state: dict[str, Tensor], tokens: Tokens
     ) -> tuple[Float[Tensor, "B T D"], dict[str, Tensor]]:
-        """What the tokens read from pooled rows, and the state after them."""
+        """Values that the tokens read from pooled rows, and the state after them."""
         query, fresh = self.second(y).split_with_sizes(self.second_widths, -1)
         rows = torch.cat([state["recent"].to(fresh.dtype), fresh], 1) if self.kernel > 1 else fresh
         ends, done = ends_of_slots(tokens.p, tokens.before, self.kernel, self.stride, self.slots)

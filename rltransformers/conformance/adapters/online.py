@@ -36,7 +36,7 @@ CACHE = "keys and values of the memory"
 
 
 class _Agent:
-    """What the online agents share: acting is the same code in all of them."""
+    """Base of the online agents: acting is the same code in all of them."""
 
     inputs = OBSERVATION + 2
     model: Any

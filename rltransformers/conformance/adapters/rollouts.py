@@ -1,4 +1,4 @@
-"""What an algorithm of Stable-Baselines3 saw while it collected, so that its bootstraps can be computed again.
+"""Record of an algorithm of Stable-Baselines3 while it collected, so that its bootstraps can be computed again.
 
 Axes: E environments, T steps of all rollouts together.
 """

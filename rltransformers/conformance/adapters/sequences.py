@@ -1,4 +1,4 @@
-"""What one step tells a Decision Transformer, as numbers: an observation, a return-to-go, and the action then taken.
+"""Input of a Decision Transformer at one step, as numbers: an observation, a return-to-go, and the action then taken.
 
 The training pass holds the action of a step, acting learns of it only after its decision: where both agree, no decision
 saw its own action.
@@ -29,7 +29,7 @@ def observations(inputs: Float[Tensor, "*n D"]) -> Float[Tensor, "*n 3"]:
 
 
 def returns_to_go(inputs: Float[Tensor, "*n D"]) -> Float[Tensor, "*n"]:
-    """What is asked for from this step on."""
+    """The return asked for from this step on."""
     return inputs[..., OBSERVATION]
 
 

@@ -1,1 +1,1 @@
-"""What an action head adds to its own outputs: what was done where features were alike."""
+"""Readouts: an action head adds what was done where features were alike."""

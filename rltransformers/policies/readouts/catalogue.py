@@ -8,7 +8,7 @@ from rltransformers.policies.readouts import knn, spalm
 
 READOUTS = {spec.name: spec for spec in (knn.SPEC, spalm.SPEC)}
 DECIDES = "what the action head adds of recorded actions"
-"""What the answer is about, part of a sentence."""
+"""Subject of the answer, part of a sentence."""
 
 
 def read_readout(value: str | Mapping[str, Any] | Choice | None, path: str = "readout") -> Choice | None:

@@ -1,4 +1,4 @@
-"""What a readout is, and the store of features and actions that it reads.
+"""Interface of readouts, and the store of features and actions that they read.
 
 Axes: W width of features, A outputs of an action head, N rows of a store, C neighbours, R rows that are added.
 """

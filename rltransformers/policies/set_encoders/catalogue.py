@@ -11,7 +11,7 @@ ENCODERS = {
     for spec in (bert.SPEC, set_transformer.SPEC, linformer.SPEC, luna.SPEC, informer.SPEC, nystrom.SPEC)
 }
 DECIDES = "how elements inside one observation read each other"
-"""What the answer is about, part of a sentence."""
+"""Subject of the answer, part of a sentence."""
 
 
 def read_encoder(value: str | Mapping[str, Any] | Choice | None, path: str = "encoder") -> Choice | None:

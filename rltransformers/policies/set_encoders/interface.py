@@ -1,4 +1,4 @@
-"""What encoders of elements share: their options, attention with all elements in sight, layers, and pooling.
+"""Base of encoders of elements: their options, attention with all elements in sight, layers, and pooling.
 
 Axes: B observations, N elements, M rows that read, S rows that are read, H heads, W width, Dh width of a head.
 Nothing here is causal: elements are parts of one observation, which is known whole.
@@ -118,7 +118,7 @@ class Attention(nn.Module):
         self.key = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Float[Tensor, "B N W"], exists: Bool[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
-        """What every element reads of the others and itself."""
+        """Values that every element reads of the others and itself."""
         q, k, v = (split_heads(linear(layer, x), self.heads) for layer in (self.query, self.key, self.value))
         return linear(self.out, joined_heads(self.read(q, k, v, exists)))
 

@@ -37,7 +37,7 @@ class Reading(nn.Module):
     def forward(
         self, x: Float[Tensor, "B M W"], y: Float[Tensor, "B S W"], exists: Bool[Tensor, "B S"] | None = None
     ) -> Float[Tensor, "B M W"]:
-        """What x reads of the rows of y that exist."""
+        """Values that x reads of the rows of y that exist."""
         pairs = ((self.query, x), (self.key or self.value, y), (self.value, y))
         q, k, v = (split_heads(linear(layer, rows), self.heads) for layer, rows in pairs)
         return joined_heads(attend(q, k, v, exists))
