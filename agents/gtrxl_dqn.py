@@ -335,8 +335,8 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         if takers is None or self.world.alone:
             loss, share = dqn_loss(now.q, targets, steps), 1.0
         else:
-            told = self.world.whole({"q": now.q, "targets": targets, **vars(steps)}, takers)
-            q, all_targets, all_steps = told.pop("q"), told.pop("targets"), Steps(**told)
+            whole = self.world.whole({"q": now.q, "targets": targets, **vars(steps)}, takers)
+            q, all_targets, all_steps = whole.pop("q"), whole.pop("targets"), Steps(**whole)
             loss, share = dqn_loss(q, all_targets, all_steps), float(steps.counts.sum() / all_steps.counts.sum())
         if now.auxiliary_loss is None:
             return loss
@@ -449,8 +449,8 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         if replay is not None:
             rows = rows_of_replay(replay, self.world) if self.checkpoint_replay else None
             raw = self._of_all_envs(pack_observation(self._vec_normalize_env, self._last_obs, self._raw_obs))
-            kept = None if rows is None else {"layout": layout_of(replay, self.world), "rows": rows}
-            stored = {"replay": kept, "last_raw_observation": raw}
+            stored_replay = None if rows is None else {"layout": layout_of(replay, self.world), "rows": rows}
+            stored = {"replay": stored_replay, "last_raw_observation": raw}
         return super()._tensors() | stored
 
     def _restore(self, tensors: Mapping[str, Any], n_envs: int) -> None:

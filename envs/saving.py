@@ -100,5 +100,5 @@ def _layers(env: VecEnv) -> dict[str, Any]:
     layers: list[Any] = [env]
     while isinstance(layers[-1], VecEnvWrapper):
         layers.append(layers[-1].venv)
-    kept = [layer for layer in layers if not isinstance(layer, VecNormalize)]
-    return {f"{index} {type(layer).__name__}": layer for index, layer in enumerate(kept)}
+    others = [layer for layer in layers if not isinstance(layer, VecNormalize)]
+    return {f"{index} {type(layer).__name__}": layer for index, layer in enumerate(others)}

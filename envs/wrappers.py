@@ -49,13 +49,13 @@ VELOCITY_INDICES: dict[str, tuple[int, ...]] = {
 class _Select(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
     """The entries of a vector observation at fixed places."""
 
-    def _select(self, kept: list[int]) -> None:
+    def _select(self, indices: list[int]) -> None:
         space = _vector_space(self.env)
-        self._kept = kept
-        self.observation_space = spaces.Box(space.low[kept], space.high[kept], dtype=_dtype(space))
+        self._indices = indices
+        self.observation_space = spaces.Box(space.low[indices], space.high[indices], dtype=_dtype(space))
 
     def observation(self, observation: Any) -> Any:
-        return observation[self._kept]
+        return observation[self._indices]
 
 
 class KeepIndices(_Select):
@@ -87,10 +87,10 @@ class DropIndices(_Select):
         RecordConstructorArgs.__init__(self, indices=indices)
         gymnasium.ObservationWrapper.__init__(self, env)
         dropped = _checked_indices(env, _velocities(env, indices) if isinstance(indices, str) else indices)
-        kept = [index for index in range(_vector_space(env).shape[0]) if index not in dropped]
-        if not kept:
+        remaining = [index for index in range(_vector_space(env).shape[0]) if index not in dropped]
+        if not remaining:
             raise ConfigError(f"indices {dropped} drop the whole observation; leave at least one entry")
-        self._select(kept)
+        self._select(remaining)
 
 
 class History(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
@@ -200,10 +200,10 @@ class DropUnsupported(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstru
     def __init__(self, env: Env) -> None:
         RecordConstructorArgs.__init__(self)
         gymnasium.ObservationWrapper.__init__(self, env)
-        kept = _supported(env.observation_space, env.observation_space)
-        if kept is None:
+        leaves = _supported(env.observation_space, env.observation_space)
+        if leaves is None:
             raise ConfigError(f"no field of the observation is supported: {env.observation_space}")
-        self.observation_space = space_of(kept)
+        self.observation_space = space_of(leaves)
 
     def observation(self, observation: Any) -> Any:
         return _supported(self.env.observation_space, observation)

@@ -143,7 +143,7 @@ def _of_some_agents(entry: Setting) -> Setting:
 
 
 def _of_record(record: type, prefix: str) -> Iterator[Setting]:
-    hints, said = typing.get_type_hints(record, include_extras=True), explanations(record)
+    hints, explained = typing.get_type_hints(record, include_extras=True), explanations(record)
     for each in fields(record):
         key, hint = prefix + each.name, hints[each.name]
         inner = next((part for part in (hint, *get_args(hint)) if isinstance(part, type) and is_dataclass(part)), None)
@@ -151,7 +151,7 @@ def _of_record(record: type, prefix: str) -> Iterator[Setting]:
             yield from _of_record(inner, f"{key}.")
             continue
         default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
-        yield _setting(key, hint, default, said[each.name])
+        yield _setting(key, hint, default, explained[each.name])
 
 
 def _backbone_by_agent() -> Iterator[Setting]:
@@ -176,7 +176,7 @@ def _backbone() -> Iterator[Setting]:
         "gtrxl",
         "The combination of a paper that other settings change; decision_transformer has one of its name",
     ) | {"names": sorted(PRESETS)}
-    said = explanations(BackboneConfig)
+    explained = explanations(BackboneConfig)
     hints = typing.get_type_hints(BackboneConfig, include_extras=True)
     for each in fields(BackboneConfig):
         key, specs = f"backbone.{each.name}", AXES[each.name].table.values() if each.name in AXES else ()
@@ -187,7 +187,7 @@ def _backbone() -> Iterator[Setting]:
                 )
             continue
         if not specs:
-            yield _setting(key, hints[each.name], each.default, said[each.name])
+            yield _setting(key, hints[each.name], each.default, explained[each.name])
             continue
         names = [spec.name for spec in specs if not spec.settings]
         yield _setting(key, Any, each.default, f"{AXES[each.name].decides[0].upper()}{AXES[each.name].decides[1:]}") | {
@@ -208,14 +208,14 @@ def _lists(axis: str) -> str:
 
 
 def _options(key: str, spec: Spec) -> Iterator[Setting]:
-    said, ranges, defaults = explanations(spec.options), spec.ranges(), spec.defaults()
+    explained, ranges, defaults = explanations(spec.options), spec.ranges(), spec.defaults()
     if len(defaults) == 1:  # the record of a single option may say it in its first line
         (name,), (first, *_) = defaults, (inspect.getdoc(spec.options) or "").split("\n\n")
-        said = {name: _explanation(name, first)} | said
+        explained = {name: _explanation(name, first)} | explained
     texts = dict(zip(defaults, spec.options_text(), strict=True))
     for name, default in defaults.items():
         accepts = re.sub(r"^[^(]*\((.*)\)$", r"\1", texts[name].removeprefix(f"{name}={default}"))
-        yield _setting(f"{key}.{name}", ranges[name], default, said.get(name, "")) | {
+        yield _setting(f"{key}.{name}", ranges[name], default, explained.get(name, "")) | {
             "accepts": accepts,
             "of": spec.name,
         }
@@ -238,12 +238,14 @@ def _by_agent(
     for agent in AgentName:
         made = class_of(agent)
         defaults = inspect.signature(made.__init__).parameters  # type: ignore[misc]
-        said = OF_RECURRENT_PPO if agent is AgentName.RECURRENT_PPO else explanations(made)
+        explained = OF_RECURRENT_PPO if agent is AgentName.RECURRENT_PPO else explanations(made)
         for name, hint in hints_of(agent).items():
-            told = said.get(name, "")
-            told = common.get(name, "") if not told or told.startswith("As for GTrXL") else told
+            explanation = explained.get(name, "")
+            explanation = (
+                common.get(name, "") if not explanation or explanation.startswith("As for GTrXL") else explanation
+            )
             default = defaults[name].default if name in defaults else None
-            entry = _setting(prefix + name, hint, default, told)
+            entry = _setting(prefix + name, hint, default, explanation)
             twin = next(
                 (each for each in found.setdefault(name, []) if each | {"agents": 0} == entry | {"agents": 0}), None
             )

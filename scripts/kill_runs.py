@@ -103,9 +103,9 @@ def main(words: Sequence[str] | None = None) -> int:
             compared, differing = compare(root / f"{path.stem}-whole", killed)
             failed |= bool(differing)
             verdict = f"differs: {differing}" if differing else "equal"
-            few = f", too few kills: again with {2 * updates} updates" if len(codes) < arguments.kills else ""
-            print(f"{name:<18}{updates:>8}{len(codes):>6}{furthest:>15}  {compared:<52}{verdict}{few}", flush=True)
-            if not few:
+            shortage = f", too few kills: again with {2 * updates} updates" if len(codes) < arguments.kills else ""
+            print(f"{name:<18}{updates:>8}{len(codes):>6}{furthest:>15}  {compared:<52}{verdict}{shortage}", flush=True)
+            if not shortage:
                 break
             updates *= 2
     if failed:

@@ -26,11 +26,11 @@ MOST_SAMPLES = 4096
 
 
 def sparsity(
-    q: Float[Tensor, "B H T K"], sampled: Float[Tensor, "B H T U K"], kept: torch.dtype
+    q: Float[Tensor, "B H T K"], sampled: Float[Tensor, "B H T U K"], dtype: torch.dtype
 ) -> Float[Tensor, "B H T"]:
     """Largest less mean scaled product with the sampled keys (arXiv 2012.07436, equation 4); 0 where they agree."""
     with torch.autocast(q.device.type, enabled=False):
-        products = (q.to(kept)[..., None, :] * sampled.to(kept)).sum(-1) / math.sqrt(q.shape[-1])
+        products = (q.to(dtype)[..., None, :] * sampled.to(dtype)).sum(-1) / math.sqrt(q.shape[-1])
         return (products.amax(-1, keepdim=True) - products).mean(-1)
 
 

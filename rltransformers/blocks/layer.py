@@ -83,8 +83,8 @@ class Layer(nn.Module):
         if self.join_ff is None:
             return Mixed(x, after, mixed.logits)
         if self.transform_mixes:
-            out, kept = self.transform_over_time(x, state, call)
-            x, after = chosen(x, call.wanted), after | kept
+            out, own = self.transform_over_time(x, state, call)
+            x, after = chosen(x, call.wanted), after | own
         else:
             out = self.transform(x)
         return Mixed(self.join_ff.combine(x, out, call.probe.at("ff")), after, mixed.logits)
@@ -117,5 +117,5 @@ class Layer(nn.Module):
         assert isinstance(self.ff, StateMixer) and self.join_ff is not None
         own = {name: state[f"{TRANSFORM}{name}"] for name in self.ff.state_shapes()}
         mixed: Mixed = self.ff(self.join_ff.prepare(x), own, call)
-        kept = {f"{TRANSFORM}{name}": value for name, value in mixed.state.items()}
-        return dropout(mixed.out, self.dropout, self.training), kept
+        after = {f"{TRANSFORM}{name}": value for name, value in mixed.state.items()}
+        return dropout(mixed.out, self.dropout, self.training), after

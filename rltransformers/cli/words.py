@@ -77,23 +77,23 @@ def split_overrides(words: Sequence[str], parser: argparse.ArgumentParser) -> tu
         ConfigError: for a key without a value.
     """
     options = {option: action.nargs != 0 for action in parser._actions for option in action.option_strings}
-    kept: list[str] = []
+    others: list[str] = []
     overrides: Overrides = []
     remaining = list(words)
     while remaining:
         word = remaining.pop(0)
         key, separator, value = word.partition("=")
         if key in options or not key.startswith("--"):
-            kept.append(word)
+            others.append(word)
             if options.get(key) and not separator and remaining:
-                kept.append(remaining.pop(0))
+                others.append(remaining.pop(0))
             continue
         if not separator:
             if not remaining:
                 raise ConfigError(f"{key} needs a value: {key} VALUE")
             value = remaining.pop(0)
         overrides.append((key[2:], value))
-    return kept, overrides
+    return others, overrides
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

@@ -131,15 +131,15 @@ def padding_does_not_matter(policy: PolicyWithMemory) -> Found:
     if not isinstance(policy, Pads):
         raise Inapplicable("its segments hold no padding")
     steps, findings = steps_of(policy), []
-    kept = max(2, steps // 2)
-    inputs, valid = numbers(policy, kept), torch.zeros(ROWS, steps, dtype=torch.bool)
-    expected = policy.segment(inputs, begins(ROWS, kept), policy.reset(ROWS))
-    real = slice(steps - kept, None) if policy.padding == "left" else slice(0, kept)
+    real_steps = max(2, steps // 2)
+    inputs, valid = numbers(policy, real_steps), torch.zeros(ROWS, steps, dtype=torch.bool)
+    expected = policy.segment(inputs, begins(ROWS, real_steps), policy.reset(ROWS))
+    real = slice(steps - real_steps, None) if policy.padding == "left" else slice(0, real_steps)
     valid[:, real] = True
     for name, size in (("zeros", 0.0), ("numbers", 1.0), ("large numbers", LOUD)):
         filled = size * numbers(policy, steps, seed=1)
         filled[:, real] = inputs
-        place = f"row {{row}}, step {{step}} with {steps - kept} steps of padding that hold {name}"
+        place = f"row {{row}}, step {{step}} with {steps - real_steps} steps of padding that hold {name}"
         findings.append(compared(policy.padded(filled, valid)[:, real], expected, place))
     return worst(findings)
 

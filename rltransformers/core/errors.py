@@ -78,7 +78,7 @@ def require(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except Exception as error:  # a package may raise anything while it is imported
         if isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0]):
-            told = f"{module} is not installed; it comes with: pip install 'rltransformers[{extra}]'"
+            message = f"{module} is not installed; it comes with: pip install 'rltransformers[{extra}]'"
         else:
-            told = f"{module} is installed, but importing it fails: {type(error).__name__}: {one_line(error)}"
-        raise MissingExtraError(told) from error
+            message = f"{module} is installed, but importing it fails: {type(error).__name__}: {one_line(error)}"
+        raise MissingExtraError(message) from error

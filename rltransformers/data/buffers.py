@@ -80,13 +80,13 @@ def trajectories_from_buffer(
     arrays, begun = _replayed(buffer) if replay else _rolled_out(buffer)
     arrays["actions"] = _as_executed(buffer.action_space, arrays["actions"], scaled=replay)
     ends = arrays["terminals"] | arrays["timeouts"]
-    kept = _whole(ends, begun)
-    if not kept.any():
+    whole = _whole(ends, begun)
+    if not whole.any():
         raise DataError(
             f"{name} holds no beginning of an episode: all {ends.size:,} steps lie within episodes that began before; "
             f"use a larger buffer"
         )
-    flat = {key: map_leaves(lambda rows: _flat(rows)[kept.reshape(-1)], rows) for key, rows in arrays.items()}
+    flat = {key: map_leaves(lambda rows: _flat(rows)[whole.reshape(-1)], rows) for key, rows in arrays.items()}
     options: dict[str, Any] = {"observation_space": observation_space, "action_space": action_space}
     source = "stable_baselines3"
     return trajectories_from_d4rl(flat, **options, name=name, time_limit=time_limit, source=source)
@@ -160,8 +160,8 @@ def _rolled_out(buffer: Any) -> tuple[dict[str, Any], Bools]:
 def _whole(ends: Bools, begun: bool | Bools) -> Bools:
     """Which steps [E, R] belong to an episode whose beginning is there."""
     before: Array = np.cumsum(ends, axis=1) - ends  # episodes that ended earlier in the same environment
-    kept: Bools = (before > 0) | np.reshape(begun, (-1, 1))
-    return kept
+    whole: Bools = (before > 0) | np.reshape(begun, (-1, 1))
+    return whole
 
 
 def _restarts(observations: Any, following: Any) -> Bools:

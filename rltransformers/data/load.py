@@ -257,7 +257,7 @@ def _from_minari(
         raise DataError(f"{name}: holds no episode; nothing can be learned from it")
     raw = dataset.storage.read_raw_metadata(dataset.storage.data_path)
     full_space = dataset.observation_space
-    kept = _prune(full_space, leaves)
+    read_space = _prune(full_space, leaves)
     with _damage(name):
         for file in sorted(Path(dataset.storage.data_path).glob("*.hdf5")):
             check_file(file)
@@ -266,7 +266,7 @@ def _from_minari(
             for some in _batches(indices)
             for metadata in dataset.storage.get_episode_metadata(some)
         ]
-    writer = TrajectoryWriter(lengths, kept, dataset.action_space, name=name, allocate=allocate)
+    writer = TrajectoryWriter(lengths, read_space, dataset.action_space, name=name, allocate=allocate)
     read = 0
     for index, length, episode in zip(indices, lengths, _episodes(dataset, indices, name), strict=True):
         if len(episode.rewards) != length:
@@ -276,7 +276,7 @@ def _from_minari(
             )
         observations = leaf_values(full_space, episode.observations)
         writer.add(
-            nest_leaves(kept, observations),
+            nest_leaves(read_space, observations),
             episode.actions,
             episode.rewards,
             episode.terminations,
@@ -367,8 +367,8 @@ def _keep_leaves(data: Trajectories, leaves: Sequence[str] | None) -> Trajectori
     if leaves is None:
         return data
     space = _prune(data.observation_space, leaves)
-    kept = {path: data.observations[path] for path in leaf_spaces(space)}
-    return replace(data, observations=kept, observation_space=space, contents_checked=True)
+    observations = {path: data.observations[path] for path in leaf_spaces(space)}
+    return replace(data, observations=observations, observation_space=space, contents_checked=True)
 
 
 def _checked(data: Trajectories, observation_space: Space | None, action_space: Space | None) -> Trajectories:

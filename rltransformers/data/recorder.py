@@ -139,7 +139,9 @@ def record(
     metadata: dict[str, Any] = {"format": "recorded", "behaviours": described, "seed": seed}
     if isinstance(recorded, Sequence | Mapping):
         chosen = recorded if isinstance(recorded, Mapping) else {"": recorded}
-        metadata["recorded"] = {path: None if kept is None else list(map(int, kept)) for path, kept in chosen.items()}
+        metadata["recorded"] = {
+            path: None if indices is None else list(map(int, indices)) for path, indices in chosen.items()
+        }
     return join_trajectories(results, results[0].name, metadata)
 
 
@@ -183,8 +185,8 @@ class _Recording:
         count, finishing = 0, 0
         self._reserve(min(-(-(steps or 1024 * batch) // batch) + 64, 65_536))
         while live.any() and finishing <= LONGEST_FINISH:
-            told = {"rewards": rewards} if reads_rewards else {}
-            actions = self.behaviour.act(observations, starts, generator, **told)
+            extra = {"rewards": rewards} if reads_rewards else {}
+            actions = self.behaviour.act(observations, starts, generator, **extra)
             self._write_before(seen, actions)
             step = vector.step(actions)
             counted = live & ~step.ignored
@@ -331,13 +333,15 @@ def _view(
     for path in chosen:
         if path not in leaves:
             raise ConfigError(f"recorded names the leaf {path!r}; {did_you_mean(path, leaves)}")
-    kept = {path: _kept_space(path, leaf, chosen[path]) for path, leaf in leaves.items() if path in chosen}
-    recorded_space = space_from_leaves(kept)
+    parts_by_path = {path: _kept_space(path, leaf, chosen[path]) for path, leaf in leaves.items() if path in chosen}
+    recorded_space = space_from_leaves(parts_by_path)
     check_supported(recorded_space, "recorded observation")
 
     def function(observations: Any) -> Any:
         values = leaf_values(space, observations)
-        parts = {path: values[path] if chosen[path] is None else values[path][:, chosen[path]] for path in kept}
+        parts = {
+            path: values[path] if chosen[path] is None else values[path][:, chosen[path]] for path in parts_by_path
+        }
         return nest_leaves(recorded_space, parts)
 
     return ObservationView(function, recorded_space)
@@ -351,12 +355,12 @@ def _kept_space(path: str, leaf: Space, indices: Sequence[int] | None) -> Space:
         raise ConfigError(
             f"recorded keeps the indices {list(indices)} of {path!r}, a {leaf}; give some of 0..{size - 1}"
         )
-    kept = list(indices)
+    chosen = list(indices)
     if isinstance(leaf, spaces.Box):
-        return spaces.Box(leaf.low[kept], leaf.high[kept], dtype=leaf.dtype.type)
+        return spaces.Box(leaf.low[chosen], leaf.high[chosen], dtype=leaf.dtype.type)
     if isinstance(leaf, spaces.MultiDiscrete):
-        return spaces.MultiDiscrete(leaf.nvec[kept], start=leaf.start[kept], dtype=leaf.dtype.type)
-    return spaces.MultiBinary(len(kept))
+        return spaces.MultiDiscrete(leaf.nvec[chosen], start=leaf.start[chosen], dtype=leaf.dtype.type)
+    return spaces.MultiBinary(len(chosen))
 
 
 # Vector environments of both libraries ------------------------------------------------------------

@@ -193,11 +193,11 @@ class SegmentReplay:
         rewards: np.ndarray,
         first: np.ndarray,
         terminal: np.ndarray,
-        kept: np.ndarray,
+        active: np.ndarray,
     ) -> None:
         """Store one step of every environment that is ``kept`` bool [E]; every argument has one row per environment."""
         self.joined |= first
-        rows = np.flatnonzero(kept & self.joined)
+        rows = np.flatnonzero(active & self.joined)
         left = rows[first[rows] & ~self.ended[rows]]
         if len(left):
             self._end(left)

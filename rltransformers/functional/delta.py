@@ -28,10 +28,10 @@ def delta_sums(
     Loan 1987; Yang et al. 2024, arXiv 2406.06484, section 3). Work and saved memory grow linearly in T; float32 at
     least, whatever autocast says.
     """
-    kept = torch.promote_types(torch.promote_types(value.dtype, state.dtype), torch.float32)
+    dtype = torch.promote_types(torch.promote_types(value.dtype, state.dtype), torch.float32)
     count, size = chunk_sizes(value.shape[2], chunk)
     with torch.autocast(value.device.type, enabled=False):
-        q, k, v, beta = (in_chunks(x.to(kept), count, size) for x in (query, key, value, rate[..., None]))
+        q, k, v, beta = (in_chunks(x.to(dtype), count, size) for x in (query, key, value, rate[..., None]))
         borders = Borders.of(tokens, count, size)
         later = torch.ones(size, size, dtype=torch.bool, device=k.device).tril(-1)
         system = (beta * (k @ k.transpose(-1, -2))).masked_fill(~(borders.visible & later), 0.0)
@@ -39,7 +39,7 @@ def delta_sums(
         solved = solve_unit_lower(system, beta * torch.cat([v, read], -1))
         values, reads = solved.split([v.shape[-1], k.shape[-1]], -1)  # u = values - reads @ S_0
         selected = k.masked_fill(~borders.selected, 0.0).transpose(-1, -2)
-        state, starts, corrections = state.to(kept), [], []
+        state, starts, corrections = state.to(dtype), [], []
         for n in range(count):
             starts.append(state)
             corrections.append(values[:, :, n] - reads[:, :, n] @ state)

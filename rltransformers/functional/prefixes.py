@@ -49,5 +49,5 @@ def episode_totals(
 
 def bounded_exp(logits: Float[Tensor, "*n c"]) -> Float[Tensor, "*n c"]:
     """Weights of a softmax that is summed token by token, see ``LARGEST_EXPONENT``; float32 at least."""
-    kept = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return kept.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp()
+    exponents = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return exponents.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp()

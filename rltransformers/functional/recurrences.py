@@ -33,22 +33,22 @@ def causal_sums(
     (Katharopoulos et al. 2020, arXiv 2006.16236, equations 10-12, in chunks as in Hua et al. 2022, arXiv 2202.10447).
     With ``log_decay`` the sum before a token is multiplied by ``exp(log_decay)``, at most 1, before the token is added.
     """
-    kept = torch.promote_types(torch.promote_types(value.dtype, state.dtype), torch.float32)
+    dtype = torch.promote_types(torch.promote_types(value.dtype, state.dtype), torch.float32)
     count, size = chunk_sizes(value.shape[2], chunk)
     with torch.autocast(value.device.type, enabled=False):
-        q, k, v = (in_chunks(each.to(kept), count, size) for each in (query, key, value))
+        q, k, v = (in_chunks(each.to(dtype), count, size) for each in (query, key, value))
         borders = Borders.of(tokens, count, size)
         pairs = (q @ k.transpose(-1, -2)).masked_fill(~borders.visible, 0.0)
         if log_decay is None:
             inside = pairs @ v
             added = k.masked_fill(~borders.selected, 0.0).transpose(-1, -2) @ v
-            starts, state = _carry(state.to(kept), added, borders.keep)
+            starts, state = _carry(state.to(dtype), added, borders.keep)
             before = (q @ starts).masked_fill(~borders.carried, 0.0)
         else:
-            left = _Left.of(in_chunks(log_decay.to(kept)[..., None], count, size).squeeze(-1), borders)
+            left = _Left.of(in_chunks(log_decay.to(dtype)[..., None], count, size).squeeze(-1), borders)
             inside = (pairs * left.of_token) @ v
             added = (k * left.at_end).masked_fill(~borders.selected, 0.0).transpose(-1, -2) @ v
-            starts, state = _carry(state.to(kept), added, borders.keep, left.of_state)
+            starts, state = _carry(state.to(dtype), added, borders.keep, left.of_state)
             before = (q * left.of_start) @ starts
     return (inside + before).flatten(2, 3)[:, :, : value.shape[2]], state
 

@@ -24,8 +24,8 @@ def iqm(scores: ArrayLike, axis: int | None = None) -> Any:
     if not values.size:
         return np.nan
     cut = values.shape[-1] // 4
-    kept = values.shape[-1] - cut
-    return np.mean(np.partition(values, (cut, kept - 1), axis=-1)[..., cut:kept], axis=-1)
+    end = values.shape[-1] - cut
+    return np.mean(np.partition(values, (cut, end - 1), axis=-1)[..., cut:end], axis=-1)
 
 
 def stratified_bootstrap(

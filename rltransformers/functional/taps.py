@@ -69,6 +69,6 @@ def with_past(past: Float[Tensor, "B r D"], rows: Float[Tensor, "B T D"]) -> Flo
 def newest_rows(rows: Float[Tensor, "B R D"], past: Float[Tensor, "B r D"], tokens: Tokens) -> Float[Tensor, "B r D"]:
     """Rows in place of ``past`` after the call: as many valid ones; zeros for those of earlier episodes."""
     count = past.shape[1]
-    kept = last_rows(rows, count, tokens)
+    newest = last_rows(rows, count, tokens)
     age = torch.arange(count - 1, -1, -1, device=rows.device)
-    return kept.masked_fill((age > tokens.last_position()[:, None])[..., None], 0.0).to(past.dtype)
+    return newest.masked_fill((age > tokens.last_position()[:, None])[..., None], 0.0).to(past.dtype)

@@ -100,9 +100,11 @@ def last_rows(rows: Tensor, count: int, tokens: Tokens) -> Tensor:
     if count == 0:
         return rows[:, :0]
     if tokens.length is None:
-        kept = rows[:, -count:]
-        missing = count - kept.shape[1]
-        return torch.cat([kept.new_zeros(kept.shape[0], missing, *kept.shape[2:]), kept], 1) if missing else kept
+        newest = rows[:, -count:]
+        missing = count - newest.shape[1]
+        return (
+            torch.cat([newest.new_zeros(newest.shape[0], missing, *newest.shape[2:]), newest], 1) if missing else newest
+        )
     end = total - time + tokens.length
     index = end[:, None] - count + torch.arange(count, device=rows.device)
     return take_rows(rows, index)

@@ -301,9 +301,9 @@ def joined(past: Tensor, rows: Tensor, tokens: Tokens, keep: int) -> tuple[Tenso
     # Inside the forward pass of a reversible layer the rows must not leave as a view of its input.
     alone = past.shape[1] == 0 and torch.is_grad_enabled()
     whole = rows if alone else torch.cat([past, rows], 1)
-    kept = windows.last_rows(whole, keep, tokens)
+    newest = windows.last_rows(whole, keep, tokens)
     viewed = keep < whole.shape[1] and (keep == 0 or tokens.length is None)
-    return whole, kept.clone() if viewed else kept  # a view would keep the whole segment alive as long as the state
+    return whole, newest.clone() if viewed else newest  # a view would keep the whole segment alive as long as the state
 
 
 # Between the two

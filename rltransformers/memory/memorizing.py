@@ -164,8 +164,8 @@ def mixture(found: list[Found], count: int) -> Float[Tensor, "B G L R"]:
     values, lowest = torch.cat([each.values for each in found], -2), torch.finfo(logits.dtype).min
     if len(found) > 1 and logits.shape[-1] > count:
         index = logits.topk(count, -1).indices
-        kept: Bool[Tensor, "B G L C"] = torch.zeros_like(exists).scatter(-1, index, True)
-        logits, exists = logits.masked_fill(~kept, lowest), exists & kept
+        top: Bool[Tensor, "B G L C"] = torch.zeros_like(exists).scatter(-1, index, True)
+        logits, exists = logits.masked_fill(~top, lowest), exists & top
     weights = logits.softmax(-1) * exists
     total = logits.logsumexp(-1, keepdim=True)
     total = total.masked_fill(~exists.any(-1, keepdim=True), lowest)

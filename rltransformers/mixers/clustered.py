@@ -25,10 +25,10 @@ from rltransformers.mixers.kernel import HeadsMixer
 
 def nearest_word(q: Float[Tensor, "B H T Dh"], words: Float[Tensor, "H C Dh"]) -> Int[Tensor, "B H T"]:
     """The codeword at the smallest distance, in full precision: acting and learning have to find the same one."""
-    kept = torch.promote_types(q.dtype, torch.float32)
+    dtype = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
-        words = words.to(kept)
-        return (q.to(kept) @ words.transpose(-1, -2) - words.square().sum(-1)[:, None] / 2).argmax(-1)
+        words = words.to(dtype)
+        return (q.to(dtype) @ words.transpose(-1, -2) - words.square().sum(-1)[:, None] / 2).argmax(-1)
 
 
 class Clustered(OnlineMeans, HeadsMixer):
@@ -90,15 +90,15 @@ class Clustered(OnlineMeans, HeadsMixer):
 
     def _logits(self, k: Float[Tensor, "B H n Dh"]) -> Float[Tensor, "B H n C"]:
         """Of keys for every codeword, in float32 at least."""
-        kept = torch.promote_types(k.dtype, torch.float32)
+        dtype = torch.promote_types(k.dtype, torch.float32)
         with torch.autocast(k.device.type, enabled=False):
-            return k.to(kept) @ self.codebook.to(kept).transpose(-1, -2) / math.sqrt(self.dims.head_dim)
+            return k.to(dtype) @ self.codebook.to(dtype).transpose(-1, -2) / math.sqrt(self.dims.head_dim)
 
     def _lists(self, k: Tensor, v: Tensor, own: Tensor, held: Tensor, call: Call) -> tuple[Largest, Tensor, Tensor]:
         """The places that the keys of each token have in all rows, the rows, and the new lists."""
         old = held[..., : self.dims.head_dim]
-        kept = torch.promote_types(k.dtype, torch.float32)
-        scores = (old.to(kept) * self.codebook[:, :, None].to(kept)).sum(-1) / math.sqrt(self.dims.head_dim)
+        dtype = torch.promote_types(k.dtype, torch.float32)
+        scores = (old.to(dtype) * self.codebook[:, :, None].to(dtype)).sum(-1) / math.sqrt(self.dims.head_dim)
         place = torch.arange(self.top, device=k.device)
         missing = place > call.tokens.before[:, None, None, None]
         scores = scores.masked_fill(missing, float("-inf"))

@@ -24,12 +24,12 @@ def ridge_solve(
     A row of A is positive and sums to 1, so with a ridge of 1 the diagonal is larger than the rest of its row together:
     the matrix can always be inverted.
     """
-    kept = between.to(torch.promote_types(between.dtype, torch.float32))
-    kept = kept + ridge * torch.eye(between.shape[-1], dtype=kept.dtype, device=kept.device)
+    matrix = between.to(torch.promote_types(between.dtype, torch.float32))
+    matrix = matrix + ridge * torch.eye(between.shape[-1], dtype=matrix.dtype, device=matrix.device)
     if iterations == 0:
         with torch.autocast(between.device.type, enabled=False):
-            return torch.linalg.solve(kept, read.to(kept.dtype)).to(read.dtype)
-    return pseudo_inverse(kept, iterations).to(read.dtype) @ read
+            return torch.linalg.solve(matrix, read.to(matrix.dtype)).to(read.dtype)
+    return pseudo_inverse(matrix, iterations).to(read.dtype) @ read
 
 
 class CompressedSelfAttention(LandmarkAttention):

@@ -51,9 +51,9 @@ def key_features(k: Float[Tensor, "*n Dh"], directions: Float[Tensor, "m Dh"]) -
 
 def _projected(x: Tensor, directions: Tensor) -> Tensor:
     """``w . x'`` with ``x' = x / Dh^(1/4)``, in float32 at least."""
-    kept = torch.promote_types(x.dtype, torch.float32)
+    dtype = torch.promote_types(x.dtype, torch.float32)
     with torch.autocast(x.device.type, enabled=False):
-        return x.to(kept) @ directions.to(kept).T / x.shape[-1] ** 0.25
+        return x.to(dtype) @ directions.to(dtype).T / x.shape[-1] ** 0.25
 
 
 class Performer(KernelAttention):

@@ -25,10 +25,10 @@ def fourier_features(
     x: Float[Tensor, "B G T Dh"], directions: Float[Tensor, "G r Dh"]
 ) -> Float[Tensor, "B G T features"]:
     """``[sin w.u, cos w.u] / sqrt(r)`` with ``u = x / |x|``, in float32 at least (arXiv 2103.02143, theorem 1)."""
-    kept = torch.promote_types(x.dtype, torch.float32)
+    dtype = torch.promote_types(x.dtype, torch.float32)
     with torch.autocast(x.device.type, enabled=False):
-        unit = F.normalize(x.to(kept), dim=-1, eps=SMALLEST_LENGTH)
-        angle = unit @ directions.to(kept).transpose(-1, -2)
+        unit = F.normalize(x.to(dtype), dim=-1, eps=SMALLEST_LENGTH)
+        angle = unit @ directions.to(dtype).transpose(-1, -2)
         return torch.cat([angle.sin(), angle.cos()], -1) / directions.shape[1] ** 0.5
 
 

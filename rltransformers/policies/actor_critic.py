@@ -308,9 +308,9 @@ class GTrXLPolicy(MemoryPolicy):
         steps = (segment.observations, *previous_steps(segment), segment.first)
         features, _ = self.actor(*steps, segment.memory.actor, None)
         actions = self.action_head.recorded(self.action_head.execute(segment.actions))
-        kept = segment.counts & (segment.advantages > 0) if readout.options.better else segment.counts
-        latent, actions, kept = (each.transpose(0, 1) for each in (self.action_hidden(features), actions, kept))
-        readout.store.add(latent[kept], actions[kept], kept.new_zeros(int(kept.sum()), dtype=torch.long))
+        rows = segment.counts & (segment.advantages > 0) if readout.options.better else segment.counts
+        latent, actions, rows = (each.transpose(0, 1) for each in (self.action_hidden(features), actions, rows))
+        readout.store.add(latent[rows], actions[rows], rows.new_zeros(int(rows.sum()), dtype=torch.long))
 
     def _read(
         self, features: Tensor, value_features: Tensor, observations: Mapping[str, Tensor]

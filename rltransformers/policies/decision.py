@@ -495,7 +495,7 @@ class Decider:
         )
         if self.jitter:
             actions = self._best(observations, actions)
-        return actions, ActingState(reading.memory, reading.kept(), policy.embed_action(actions), asked, step)
+        return actions, ActingState(reading.memory, reading.newest(), policy.embed_action(actions), asked, step)
 
     def goals(self, asked: Float[Tensor, " B"], step: Int[Tensor, " B"]) -> Float[Tensor, "B C"]:
         """Return asked for by candidate: a difference in the first step grows as the rest of the return does."""
@@ -593,7 +593,7 @@ class Reading:
         self.opens = False
         return features
 
-    def kept(self) -> Float[Tensor, "B N W"]:
+    def newest(self) -> Float[Tensor, "B N W"]:
         """The newest tokens, in the mode ``recompute``."""
         rows, length, width = self.tokens.shape
         return self.tokens.reshape(rows // self.decider.prefixes, self.decider.prefixes * length, width)

@@ -50,8 +50,8 @@ class Exits(Plain):
             if over:
                 x = chosen(x, call.wanted) if index == last else x
                 continue
-            gone = chosen(left, wanted)
-            before, x = x, torch.where(gone[..., None], chosen(x, wanted), mixed.out)
+            has_left = chosen(left, wanted)
+            before, x = x, torch.where(has_left[..., None], chosen(x, wanted), mixed.out)
             first = x if index == 0 else first
             if index < last:
                 left = left | self.leaving(index, before, x, first, least)

@@ -32,16 +32,16 @@ class Reversible:
             found: list[LayerState] = []
             mix = partial(mix_once, layer, state, call.at(layer_place(index), EVERY), found)
             last = index == len(states) - 1
-            kept: list[LayerState] = []
+            cache: list[LayerState] = []
             transform = layer.transform
             if layer.transform_mixes:
-                transform = partial(transform_once, layer, state, call.at(layer_place(index), EVERY), kept)
+                transform = partial(transform_once, layer, state, call.at(layer_place(index), EVERY), cache)
             if torch.is_grad_enabled():
                 x1, x2 = ReversibleLayer.apply(mix, transform, rebuilt, last, x1, x2, *layer.parameters())
             else:
                 x1 = x1 + mix(x2)
                 x2 = x2 + transform(x1)
-            after.append(found[0] | kept[0] if kept else found[0])
+            after.append(found[0] | cache[0] if cache else found[0])
         return chosen((x1 + x2) / 2, call.wanted), after
 
 
@@ -54,10 +54,10 @@ def mix_once(layer: Layer, state: LayerState, call: Call, found: list[LayerState
     return mixed.out
 
 
-def transform_once(layer: Layer, state: LayerState, call: Call, kept: list[LayerState], x: Tensor) -> Tensor:
+def transform_once(layer: Layer, state: LayerState, call: Call, cache: list[LayerState], x: Tensor) -> Tensor:
     """The same of a transform that reads earlier tokens."""
-    first = not kept
+    first = not cache
     out, after = layer.transform_over_time(x, state, call if first else call.silent())
     if first:
-        kept.append(after)
+        cache.append(after)
     return out

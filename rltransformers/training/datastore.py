@@ -28,11 +28,11 @@ def fill_store(policy: DecisionPolicy, sampler: ContextSampler, seed: int, devic
     store.clear()
     policy.eval()
     for part in order.split(WINDOWS):
-        batch, kept = sampler.window(windows[part]).to(device), wanted[part].to(device)
+        batch, rows = sampler.window(windows[part]).to(device), wanted[part].to(device)
         features = policy.features(batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid)
         actions = policy.head.recorded(batch.actions)
-        store.add(features[kept], actions[kept], batch.episode[:, None].expand(kept.shape)[kept])
-        stored += int(kept.sum())
+        store.add(features[rows], actions[rows], batch.episode[:, None].expand(rows.shape)[rows])
+        stored += int(rows.sum())
         if stored >= store.size:
             break
     policy.train(trains)

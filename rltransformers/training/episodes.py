@@ -141,11 +141,11 @@ def _play(
         bar.update(int(ended[rows].sum()))
         if ended.any():
             observation = _restart(envs, ended, playing, waiting, when)
-        kept = np.array([playing[row] is not None for row in rows])
-        start, reward = ended[rows][kept], np.asarray(rewards)[rows][kept]
-        rows = rows[kept]
-        if not kept.all():
-            state = state[torch.as_tensor(np.flatnonzero(kept))]
+        goes_on = np.array([playing[row] is not None for row in rows])
+        start, reward = ended[rows][goes_on], np.asarray(rewards)[rows][goes_on]
+        rows = rows[goes_on]
+        if not goes_on.all():
+            state = state[torch.as_tensor(np.flatnonzero(goes_on))]
 
 
 def result_of(episodes: Sequence[Episode], env_id: str | None, step: int) -> EvaluationResult:

@@ -25,7 +25,7 @@ def cut_event_files(paths: Sequence[Path], step: int, evaluated: bool) -> None:
     """
     evaluating = False
     for path in paths:
-        kept = []
+        records = []
         for record in _records(path):
             event = Event.FromString(record)
             if event.HasField("summary"):
@@ -33,13 +33,13 @@ def cut_event_files(paths: Sequence[Path], step: int, evaluated: bool) -> None:
                 evaluating |= event.step == step and any(tag.startswith("eval/") for tag in tags)
                 if event.step > step or (event.step == step and evaluating and not evaluated):
                     continue
-            kept.append(record)
-        if not any(event.HasField("summary") for event in map(Event.FromString, kept)):
+            records.append(record)
+        if not any(event.HasField("summary") for event in map(Event.FromString, records)):
             path.unlink()
-        elif sum(len(record) + FRAME for record in kept) != path.stat().st_size:
+        elif sum(len(record) + FRAME for record in records) != path.stat().st_size:
             with replacing(path) as temporary, temporary.open("wb") as file:
                 writer = RecordWriter(file)
-                for record in kept:
+                for record in records:
                     writer.write(record)
 
 

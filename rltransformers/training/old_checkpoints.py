@@ -49,9 +49,9 @@ def in_present_layout(tensors: dict[str, Any], policy: GTrXLPolicy) -> dict[str,
     new["acting"] = _with_actions(tensors["acting"], space, ("previous_action",))
     if tensors.get("segment") is not None:
         segment = _with_actions(tensors["segment"], space, ("previous_action", "actions"))
-        kept = check(segment["observations"], Mapping[str, Tensor], "segment.observations")
+        observations = check(segment["observations"], Mapping[str, Tensor], "segment.observations")
         segment["observations"] = {
-            path: leaf.to(policy.leaf_types.get(path, leaf.dtype)) for path, leaf in kept.items()
+            path: leaf.to(policy.leaf_types.get(path, leaf.dtype)) for path, leaf in observations.items()
         }
         segment["memory"] = _with_actions(segment["memory"], space, ("previous_action",))
         new["segment"] = segment

@@ -124,9 +124,9 @@ class RunFolder:
         stay when the evaluation is complete, which is when ``evaluations.jsonl`` has it. Without ``evaluated`` it goes
         too, to be made again.
         """
-        kept = [(at, line) for at, _, line in self._evaluations() if at < step or (evaluated and at == step)]
-        self._write_evaluations([line for _, line in kept])
-        evaluated = bool(kept) and kept[-1][0] == step
+        earlier = [(at, line) for at, _, line in self._evaluations() if at < step or (evaluated and at == step)]
+        self._write_evaluations([line for _, line in earlier])
+        evaluated = bool(earlier) and earlier[-1][0] == step
         MetricsCSV.cut(self.metrics, step, evaluated)
         cut_event_files(self._event_files(), step, evaluated)
 
@@ -146,9 +146,9 @@ class RunFolder:
 
     def append_evaluation(self, step: int, results: Sequence[EvaluationResult]) -> None:
         """Add one evaluation; a line that a resumed run repeats replaces the old one."""
-        kept = [line for old, _, line in self._evaluations() if old < step]
+        earlier = [line for old, _, line in self._evaluations() if old < step]
         entry = {"step": step, "results": [result.to_dict() for result in results]}
-        self._write_evaluations([*kept, json.dumps(entry)])
+        self._write_evaluations([*earlier, json.dumps(entry)])
 
     def _write_evaluations(self, lines: Sequence[str]) -> None:
         if lines or self.evaluations.exists():
@@ -231,14 +231,14 @@ class MetricsCSV(KVWriter):
         if not path.is_file():
             return
         columns, rows = _read_rows(path)
-        kept = []
+        earlier = []
         for row in rows:
             at, is_evaluation = int(row["step"]), any(row[name] for name in row if name.startswith("eval/"))
             if at < step or (at == step and (evaluated or not is_evaluation)):
-                kept.append(row)
+                earlier.append(row)
         # A column that only lost rows had goes with them: a run that was not stopped has not met its metric yet.
-        present = [name for name in columns if name != "step" and any(row.get(name) for row in kept)]
-        _write_rows(path, ["step", *present], kept)
+        present = [name for name in columns if name != "step" and any(row.get(name) for row in earlier)]
+        _write_rows(path, ["step", *present], earlier)
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         row = {"step": str(step)} | {

@@ -135,8 +135,8 @@ class Masks:
                     "ActionMasks of rltransformers.envs around the environments"
                 )
             all_allowed = np.ones(sum(choices_of(self._space)), np.int8)
-            kept = [all_allowed if mask is None else mask for mask in masks]
-            joined[ACTION_MASK] = fit_masks(np.stack(kept), self._space, len(cut))
+            rows_of_masks = [all_allowed if mask is None else mask for mask in masks]
+            joined[ACTION_MASK] = fit_masks(np.stack(rows_of_masks), self._space, len(cut))
         if self._values_last:
             check_masks(np.asarray(joined[ACTION_MASK]), self._space, lambda row: place(cut[row]))
         return joined

@@ -180,8 +180,10 @@ def measure(
         seconds = timed(works[length])
     rounds = [[timed(work) for work in works.values()] for _ in range(repetitions)]
     return [
-        Cost(name, length, flops / layers, kept / layers, tuple(spent / layers for spent in runs), state_bytes / layers)
-        for (length, (flops, kept)), runs in zip(counted.items(), zip(*rounds, strict=True), strict=True)
+        Cost(
+            name, length, flops / layers, saved / layers, tuple(spent / layers for spent in runs), state_bytes / layers
+        )
+        for (length, (flops, saved)), runs in zip(counted.items(), zip(*rounds, strict=True), strict=True)
     ]
 
 
@@ -214,7 +216,7 @@ def growth_row(costs: Sequence[Cost], declared: str, setting: str, lengths: Sequ
     """
     first, last, largest = costs[max(0, len(costs) - 4)], costs[-2], costs[-1]
     expected = exponent(declared, first.length, largest.length)
-    flops, kept = growth(last.flops, largest.flops), growth(last.saved_bytes, largest.saved_bytes)
+    flops, saved = growth(last.flops, largest.flops), growth(last.saved_bytes, largest.saved_bytes)
     ratio = largest.length / first.length
     exponents = [growth(*pair, ratio) for pair in zip(first.runs, largest.runs, strict=True)]
     skipped = "" if largest.length == lengths[-1] else f"; longer ones exceed {MOST_SECONDS:g} s or 4 GB"
@@ -226,11 +228,11 @@ def growth_row(costs: Sequence[Cost], declared: str, setting: str, lengths: Sequ
         exponents,
         f"<= {expected + 0.3:.3g}",
         note=f"declared {declared}; from {axis} {last.length} on exponents of FLOPs {flops:.2f} and kept bytes "
-        f"{kept:.2f} (bound {expected + 0.15:.3g}); at {axis} {largest.length}: {1e3 * largest.seconds:.1f} ms, "
+        f"{saved:.2f} (bound {expected + 0.15:.3g}); at {axis} {largest.length}: {1e3 * largest.seconds:.1f} ms, "
         f"{largest.flops / 1e9:.3g} GFLOP forward, {largest.saved_bytes / 2**20:.1f} MB kept, "
         f"state {largest.state_bytes / 1024:.1f} kB{skipped}",
     )
-    return replace(row, met=bool(row.met) and max(flops, kept) <= expected + 0.15)
+    return replace(row, met=bool(row.met) and max(flops, saved) <= expected + 0.15)
 
 
 REFERENCE = "dense causal"

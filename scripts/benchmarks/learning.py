@@ -96,11 +96,11 @@ def time_to_learn(*, repetitions: int = 10) -> Iterator[Row]:
         ]
         mine, theirs = [list(column) for column in zip(*runs, strict=True)]
         setting = f"mean return {task.aim:g} over 100 episodes, {repetitions} seeds, at most {ours.steps:,} steps"
-        note = f"ours {told(mine)}; LSTM {told(theirs)}"
+        note = f"ours {note_of(mine)}; LSTM {note_of(theirs)}"
         pair = Pair([each.seconds for each in mine], [each.seconds for each in theirs])
         yield pair.row(f"time to learn: {task.title}", setting, "s", LSTM, "", note=note)
         slowest, name = max(each.seconds if each.reached else np.inf for each in mine), f"{task.title}, slowest seed"
-        yield absolute(f"time to learn: {name}", setting, "s", [slowest], f"<= {task.seconds:g}", note=told(mine))
+        yield absolute(f"time to learn: {name}", setting, "s", [slowest], f"<= {task.seconds:g}", note=note_of(mine))
 
 
 def learned(config: ExperimentConfig, aim: float) -> Learned:
@@ -115,7 +115,7 @@ def learned(config: ExperimentConfig, aim: float) -> Learned:
         agent.close()
 
 
-def told(runs: Sequence[Learned]) -> str:
+def note_of(runs: Sequence[Learned]) -> str:
     """How many runs got there, and after how many steps."""
     steps = [run.steps for run in runs if run.reached]
     span = f" after {min(steps):,} to {max(steps):,} steps (median {statistics.median(steps):,.0f})" if steps else ""

@@ -523,9 +523,9 @@ def dt_load(*, repetitions: int = 5) -> Iterator[Row]:
 def time_of(work: Callable[[], Any]) -> float:
     """Seconds of ``work``, whose result is dropped afterwards."""
     began = time.perf_counter()
-    kept = work()
+    result = work()
     spent = time.perf_counter() - began
-    del kept
+    del result
     return spent
 
 

@@ -122,15 +122,15 @@ def _act(words: list[str]) -> None:
             else:
                 os.environ["MINARI_DATASETS_PATH"] = variable
         outside = [path.name for path in Path(folder).iterdir() if path != place]
-    said = errors.getvalue()
+    message = errors.getvalue()
     if outside:
         raise WrongError(f"it wrote {outside} outside its folder")
     if status not in (0, 2):
-        raise WrongError(f"exit code {status}: {shown(said, 300)}")
-    if "Traceback" in said:
-        raise WrongError(f"a traceback: {shown(said, 300)}")
+        raise WrongError(f"exit code {status}: {shown(message, 300)}")
+    if "Traceback" in message:
+        raise WrongError(f"a traceback: {shown(message, 300)}")
     if status == 2:
-        lines = [line for line in said.splitlines() if line.startswith("rltransformers")]
+        lines = [line for line in message.splitlines() if line.startswith("rltransformers")]
         if len(lines) != 1 or len(lines[0]) < 25:
-            raise WrongError(f"not one line of error: {shown(said, 300)}")
+            raise WrongError(f"not one line of error: {shown(message, 300)}")
         raise ConfigError(lines[0])

@@ -136,10 +136,10 @@ def measured(spec: Spec) -> Iterator[str]:
     """Cost and learning of one mechanism, as far as they were measured."""
     cost = costs().get(f"{spec.id} {spec.axis}:{spec.name}")
     if cost:
-        flops, kept = float(cost["forward_flops"]) / 1e6, float(cost["saved_bytes"]) / 2**20
+        flops, saved = float(cost["forward_flops"]) / 1e6, float(cost["saved_bytes"]) / 2**20
         yield (
             f"cost of a layer at {LENGTH:,} tokens: {float(cost['forward_backward_ms']):.3g} ms forward and backward, "
-            f"{flops:.3g} MFLOP forward, {kept:.3g} MB kept ([how, and other lengths](../benchmarks/README.md))"
+            f"{flops:.3g} MFLOP forward, {saved:.3g} MB kept ([how, and other lengths](../benchmarks/README.md))"
         )
     learned = list(learning(spec.axis, spec.name))
     if learned:

@@ -367,8 +367,8 @@ def _check_budgets(resolved: Mapping[str, tuple[ExperimentConfig, str, bool]], p
         if config.dataset is None and not of_data
     }
     if len(set(budgets.values())) > 1:
-        told = ", ".join(f"{name} {steps}" for name, steps in budgets.items())
-        raise ConfigError(f"{place}: train.total_timesteps differs ({told}); set it in the overrides of the task")
+        listed = ", ".join(f"{name} {steps}" for name, steps in budgets.items())
+        raise ConfigError(f"{place}: train.total_timesteps differs ({listed}); set it in the overrides of the task")
 
 
 def _check_targets(aim: Aim, asked: Sequence[float], place: str) -> None:
@@ -384,13 +384,13 @@ def _not_default(value: Any) -> Any:
     """Fields of a dataclass that are not at their default, recursively, as JSON values."""
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    kept = {}
+    differing = {}
     for each in fields(value):
         default = each.default_factory() if each.default_factory is not MISSING else each.default
         current = getattr(value, each.name)
         if default is MISSING or current != default:
-            kept[each.name] = _not_default(current)
-    return kept
+            differing[each.name] = _not_default(current)
+    return differing
 
 
 def _read(cls: type[Built], values: Any, place: str) -> Built:

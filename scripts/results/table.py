@@ -125,14 +125,14 @@ def read_rows(path: Path) -> list[Row]:
 
 def current(suite: Suite, rows: Sequence[Row]) -> dict[tuple[str, str, int], Row]:
     """Rows whose config is that of the suite today, in the order of the suite, their score by its present rule."""
-    kept = {}
+    newest = {}
     for row in sorted(rows, key=_order(suite)):
         variant = suite.variants.get(row.task, {}).get(row.variant)
         if variant is not None and variant[1] == row.config_hash:
             task = suite.tasks[row.task]
             score = row.score if variant[2] else score_of(row.results, task.score, task.target)
-            kept[row.key] = Row(**{**vars(row), "score": score})
-    return kept
+            newest[row.key] = Row(**{**vars(row), "score": score})
+    return newest
 
 
 def record(path: Path, lock: Path, suite: Suite, row: Row) -> None:

@@ -63,8 +63,8 @@ def union(reaches: tuple[Reach, ...], sinks: int = 0) -> Reach:
     if len(reaches) == 1 and not sinks:
         return reaches[0]
     window = max(reach.window for reach in reaches)
-    kept = max(sinks, *(reach.sinks for reach in reaches))
-    return Reach(window, sinks=kept, tokens_per_step=reaches[0].tokens_per_step, rule=AnyOf(reaches))
+    most = max(sinks, *(reach.sinks for reach in reaches))
+    return Reach(window, sinks=most, tokens_per_step=reaches[0].tokens_per_step, rule=AnyOf(reaches))
 
 
 @dataclass(frozen=True)

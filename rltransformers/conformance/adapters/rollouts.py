@@ -43,15 +43,15 @@ class Recorder(BaseCallback):
         self.observations = self.observations or [np.array(self.model._last_obs)]
 
     def _on_step(self) -> bool:
-        told = self.locals
-        actions = told["actions"]
+        local = self.locals
+        actions = local["actions"]
         self.actions.append(np.asarray(actions[""] if isinstance(actions, dict) else actions).reshape(-1).copy())
-        self.rewards.append(np.array(told["rewards"]))
-        self.dones.append(np.array(told["dones"]))
-        for row, info in enumerate(told["infos"]):
+        self.rewards.append(np.array(local["rewards"]))
+        self.dones.append(np.array(local["dones"]))
+        for row, info in enumerate(local["infos"]):
             if info.get("TimeLimit.truncated", False):
                 self.last[row, len(self.dones) - 1] = np.array(info["terminal_observation"])
-        self.observations.append(np.array(told["new_obs"]))
+        self.observations.append(np.array(local["new_obs"]))
         return True
 
     def beginning(self, row: int, step: int) -> int:

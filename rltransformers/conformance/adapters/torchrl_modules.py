@@ -52,8 +52,8 @@ class TorchRLRecurrentPolicy:
     def step(
         self, inputs: Float[Tensor, "B D"], first: Bool[Tensor, " B"], state: tuple[Tensor, Tensor]
     ) -> tuple[Float[Tensor, "B A"], tuple[Tensor, Tensor]]:
-        told = {"observation": inputs, "is_init": first[:, None], "h": state[0], "c": state[1]}
-        found = self.net(TensorDict(told, batch_size=[len(first)]))
+        entries = {"observation": inputs, "is_init": first[:, None], "h": state[0], "c": state[1]}
+        found = self.net(TensorDict(entries, batch_size=[len(first)]))
         return found["outputs"], (found["next", "h"], found["next", "c"])
 
     def segment(
@@ -65,9 +65,9 @@ class TorchRLRecurrentPolicy:
             every = torch.zeros(rows, steps, *each.shape[1:])
             every[:, 0] = torch.where(first[:, 0, None, None], 0.0, each)
             held.append(every)
-        told = {"observation": inputs, "is_init": first[..., None], "h": held[0], "c": held[1]}
+        entries = {"observation": inputs, "is_init": first[..., None], "h": held[0], "c": held[1]}
         with set_recurrent_mode(True):
-            found: Tensor = self.net(TensorDict(told, batch_size=[rows, steps]))["outputs"]
+            found: Tensor = self.net(TensorDict(entries, batch_size=[rows, steps]))["outputs"]
         return found
 
     def bootstraps(self) -> Sequence[Bootstrap]:
@@ -124,12 +124,12 @@ class TorchRLDecisionTransformer(sequences.Recomputing):
     def _decide(self, steps: Tensor, start: int) -> Tensor:
         # The wrapper takes actions one step late: the newest is that before the observation.
         late = torch.cat([torch.zeros_like(steps[:, :1]), steps[:, :-1]], 1)
-        told = {
+        entries = {
             "observation": sequences.observations(steps),
             "action": torch.where(late.any(-1, keepdim=True), sequences.actions(late), 0.0),
             "return_to_go": sequences.returns_to_go(steps)[..., None],
         }
-        stacked = {name: stack(each) for name, each in told.items()}
+        stacked = {name: stack(each) for name, each in entries.items()}
         found: Tensor = self.wrapper(TensorDict(stacked, batch_size=[len(steps)]))["action"]
         return found
 
