@@ -236,7 +236,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             if cut:
                 replay_buffer.add_last(cut, raw_last(normaliser, last))
             callback.update_locals(locals())
-            going_on &= callback.on_step()
+            going_on = bool(callback.on_step()) and going_on
             self._update_info_buffer(infos, dones)
             self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
             self._episode_num += int(np.count_nonzero(dones))

@@ -169,7 +169,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             clipped_actions = policy.environment_actions(actions)
             new_obs, rewards, dones, infos, starts, counts = self._step_environments(env, watch, clipped_actions, state)
             callback.update_locals(locals())
-            going_on &= callback.on_step()
+            going_on = bool(callback.on_step()) and going_on
             if not going_on and self.world.alone:
                 return False
             self._update_info_buffer(infos, dones)
