@@ -71,7 +71,7 @@ class Answers(BaseCallback):
         return self.answer
 
 
-@pytest.mark.parametrize("answer", [False, np.bool_(False), torch.tensor(False)])
+@pytest.mark.parametrize("answer", [False, None, np.bool_(False), torch.tensor(False)])
 @every_agent
 def test_anything_false_ends_a_run_at_once(kind: Kind, answer: Any) -> None:
     model, callback = agent(kind), Answers(answer)
