@@ -23,6 +23,7 @@ class Pool:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         self.pipes: list[Any] = []
+        self.threads: list[int] = []
         self.processes: list[Any] = []
         for rank in range(size):
             ours, theirs = context.Pipe()
@@ -57,9 +58,12 @@ class Pool:
             process.kill()
 
     def close(self) -> None:
+        """End the processes; ``threads``: how many more each has than before it joined the others."""
+        self.threads = []
         for pipe in self.pipes:
-            with suppress(OSError):
+            with suppress(OSError, EOFError):
                 pipe.send(None)
+                self.threads.append(pipe.recv())
         for process in self.processes:
             process.join(30)
         self.kill()
@@ -81,6 +85,7 @@ def serve(variables: Mapping[str, str], pipe: Any) -> None:
     torch.set_num_threads(1)
     from rltransformers.core.world import join
 
+    before = len(os.listdir("/proc/self/task"))
     with join():
         while (task := pipe.recv()) is not None:
             job, options = task
@@ -88,3 +93,4 @@ def serve(variables: Mapping[str, str], pipe: Any) -> None:
                 pipe.send((True, job(**options)))
             except Exception:
                 pipe.send((False, traceback.format_exc()))
+    pipe.send(len(os.listdir("/proc/self/task")) - before)

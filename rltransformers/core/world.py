@@ -6,6 +6,7 @@ everywhere, while the gradient of each flows through its own part alone; summed 
 which had done all the work. A world of one process does nothing at all.
 """
 
+import importlib
 import math
 import os
 import time
@@ -265,6 +266,9 @@ def join() -> Iterator[World]:
             )
         torch.cuda.set_device(local)
         backend = "cpu:gloo,cuda:nccl"
+    # Its functions have the group of the moment of import as a default (PyTorch 2.13), and making an optimiser imports it:
+    # the group would outlive the block, with threads that sometimes abort at the end of the process.
+    importlib.import_module("torch.distributed.nn")
     try:
         store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
         store = PrefixStore(_start(store, rank, size), store)

@@ -1,5 +1,6 @@
 """What the tests of several processes let them do: small trainings, whose weights come back as numpy arrays."""
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,11 @@ def resumed(path: str, agent: str, task: str, num_envs: int, steps: int, normali
     assert model.stands_in_episodes
     model.learn(steps - model.num_timesteps, reset_num_timesteps=False)
     return outcome(model)
+
+
+def import_late() -> None:
+    """Import what making an optimiser imports."""
+    importlib.import_module("torch.distributed.nn")
 
 
 def rows(owners: list[int], takers: list[int]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.world import World
 from rltransformers.training.distributed import check_shared
-from tests.training.distributed_jobs import online, resumed, rows
+from tests.training.distributed_jobs import import_late, online, resumed, rows
 from tests.worlds import Pool, pool
 
 pytestmark = pytest.mark.xdist_group("two processes")
@@ -149,6 +149,13 @@ def test_rows_change_hands_and_keep_their_order(two: Pool) -> None:
 def test_all_processes_take_equally_many_and_their_own_first() -> None:
     owners = torch.tensor([0, 0, 0, 2, 0, 1, 2, 2])
     assert World(0, 3).takers(owners).tolist() == [0, 0, 0, 2, 1, 1, 2, 1]
+
+
+def test_processes_that_part_have_no_threads_left_that_abort_at_the_end() -> None:
+    """As PyTorch leaves some where an agent has been made, whose optimiser imports ``torch.distributed.nn``."""
+    with pool(2) as both:
+        both.run(import_late)
+    assert both.threads == [0, 0]
 
 
 def test_what_cannot_be_shared_is_refused() -> None:
