@@ -266,8 +266,8 @@ def join() -> Iterator[World]:
             )
         torch.cuda.set_device(local)
         backend = "cpu:gloo,cuda:nccl"
-    # Its functions have the group of the moment of import as a default (PyTorch 2.13), and making an optimiser imports it:
-    # the group would outlive the block, with threads that sometimes abort at the end of the process.
+    # Making an optimiser imports it, and its functions keep the group of that moment as a default (PyTorch 2.13): imported
+    # later, the group would outlive the block, with threads that sometimes abort at the end of the process.
     importlib.import_module("torch.distributed.nn")
     try:
         store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
