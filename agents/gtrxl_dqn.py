@@ -244,10 +244,10 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
                 return RolloutReturn((step + 1) * env.num_envs, self._episode_num - episodes, continue_training=False)
             seen = watch.observation(new_obs, self._place)
             leaves = policy.leaves_to_tensors(seen)
-        self._share_rollout(before)
+        going_on = self._share_rollout(before, going_on)
         self._episode_num = episodes + int(self.world.total(torch.tensor(self._episode_num - episodes)))
         played = train_freq.frequency * env.num_envs, self._episode_num - episodes
-        if self.world.any(not going_on):
+        if not going_on:
             return RolloutReturn(*played, continue_training=False)
         if log_interval is not None and self._episode_num // log_interval > episodes // log_interval:
             self.dump_logs()

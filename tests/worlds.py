@@ -59,7 +59,6 @@ class Pool:
 
     def close(self) -> None:
         """End the processes; ``threads``: how many more each has than before it joined the others."""
-        self.threads = []
         for pipe in self.pipes:
             with suppress(OSError, EOFError):
                 pipe.send(None)

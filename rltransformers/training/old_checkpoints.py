@@ -24,10 +24,8 @@ SETTINGS = {"target_update": "target_update_interval", "context_length": "burn_i
 
 def with_present_names(stored: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Stored settings under the names of today, where ``names`` are those of the agent."""
-    return {
-        new if (new := SETTINGS.get(name, name)) in names and name not in names else name: value
-        for name, value in stored.items()
-    }
+    renamed = {old: new for old, new in SETTINGS.items() if new in names and old not in names}
+    return {renamed.get(name, name): value for name, value in stored.items()}
 
 
 def in_present_layout(tensors: dict[str, Any], policy: GTrXLPolicy) -> dict[str, Any]:

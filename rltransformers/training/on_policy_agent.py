@@ -177,8 +177,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             if np.count_nonzero(dones):
                 self._bootstrap(buffer, self._acting, *watch.last_observations(dones, infos, self._place))
             leaves = policy.leaves_to_tensors(watch.observation(new_obs, self._place))
-        self._share_rollout(before)
-        if self.world.any(not going_on):
+        if not self._share_rollout(before, going_on):
             return False
         last_values = policy.values(leaves, self._acting, self._to_device(self._last_episode_starts))
         self._segment_before = segment_before

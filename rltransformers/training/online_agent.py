@@ -308,15 +308,20 @@ class OnlineAgent(BaseAlgorithm):
         ]
         self._ended.append([(info, bool(end)) for info, end in zip(endings, ended, strict=True) if info or end])
 
-    def _share_rollout(self, before: int) -> None:
-        """Count the steps of all processes since there were ``before``, and their episodes as one process would."""
+    def _share_rollout(self, before: int, going_on: bool) -> bool:
+        """Count the steps of all processes since there were ``before``, and their episodes as one process would.
+
+        Returns whether all of them are ``going_on``.
+        """
         if not self.world.alone:
-            parts = self.world.all_of((self._counted, self._ended))
-            self.num_timesteps = before + sum(counted for counted, _ in parts)
-            for episodes in zip(*(ended for _, ended in parts), strict=True):
+            parts = self.world.all_of((self._counted, self._ended, going_on))
+            going_on = all(each for _, _, each in parts)
+            self.num_timesteps = before + sum(counted for counted, _, _ in parts)
+            for episodes in zip(*(ended for _, ended, _ in parts), strict=True):
                 for info, end in chain(*episodes):
                     super()._update_info_buffer([info], np.array([end]))
         self._counted, self._ended = 0, []
+        return going_on
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         """From 1 to 0, where it stays: rollouts are whole, and the last one may go beyond the end of the run."""
