@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -37,10 +37,12 @@ from rltransformers.core.registry import find_spec
 from rltransformers.core.seeding import generators
 from rltransformers.core.spaces import (
     check_supported,
+    differing_spaces,
     leaf_spaces,
     leaf_values,
     nest_leaves,
     space_from_leaves,
+    space_outline,
     stored_dtype,
 )
 from rltransformers.data.behaviours import Behaviour, Mixture, as_behaviour
@@ -102,7 +104,7 @@ def record(
             step limit of the environment's spec where that is larger; with ``steps`` no bound, for they end anyway.
 
     Raises:
-        ConfigError: neither or both of steps and episodes, or an unsupported space.
+        ConfigError: neither or both of steps and episodes, an unsupported space, or a policy of other spaces.
         DataError: when the environment raises an exception (chained) or returns what its spaces do not hold, NaN or
             infinity, as soon as it does, with environment and step; an episode that does not end.
     """
@@ -121,7 +123,7 @@ def record(
                 if share == 0:
                     continue
                 actor = as_behaviour(part, vector.observation_space, vector.action_space, deterministic=deterministic)
-                _check_raw(actor, vector)
+                _check_fits(actor, vector)
                 done_before = sum(result.steps for result in results)
                 recording = _Recording(vector, actor, view, progress, done_before)
                 if episodes is not None or longest_episode is not None:
@@ -303,13 +305,30 @@ class _Recording:
         )
 
 
-def _check_raw(behaviour: Behaviour, vector: "_Vector") -> None:
-    """Raise ConfigError where both the environment and the behaviour would normalise observations."""
+def _check_fits(behaviour: Behaviour, vector: "_Vector") -> None:
+    """Raise ConfigError for a policy of other spaces, and where it and the environment would both normalise."""
+    if isinstance(behaviour, _Spaced):
+        for role, ours, theirs in differing_spaces(
+            (behaviour.observation_space, behaviour.action_space), (vector.observation_space, vector.action_space)
+        ):
+            raise ConfigError(
+                f"the {role} space of the behaviour {_label(behaviour)} ({space_outline(ours)}) is not that of the "
+                f"environment ({space_outline(theirs)}); give it the environment that it was trained in, with its "
+                "wrappers"
+            )
     if is_vecenv_wrapped(vector.env, VecNormalize) and getattr(behaviour, "normalizes", False):
         raise ConfigError(
             f"the behaviour {_label(behaviour)} normalises observations by itself, and so does this environment, whose "
             "recording would be normalised too; give the environment without VecNormalize, as env.venv or an id"
         )
+
+
+@runtime_checkable
+class _Spaced(Protocol):
+    """A behaviour that knows its spaces, as actors of this library do."""
+
+    observation_space: Space
+    action_space: Space
 
 
 def _label(behaviour: Behaviour) -> str:

@@ -158,6 +158,11 @@ def test_a_loaded_agent_without_environment_uses_the_stored_statistics(agent: Ag
     np.testing.assert_array_equal(stream.play(loaded.actor()), stream.play(agent.actor()))
 
 
+def test_a_recording_in_an_environment_of_other_spaces_is_refused_before_it_starts(agent: Agent) -> None:
+    with pytest.raises(ConfigError, match=r"the observation space of the behaviour .* is not that of the environment"):
+        record("MountainCar-v0", agent.actor(), 5)
+
+
 def test_a_recording_holds_the_actions_of_the_actor(agent: Agent) -> None:
     environment = "Pendulum-v1" if agent.observation_space.shape == (3,) else "CartPole-v1"
     actor = agent.actor()
