@@ -20,7 +20,8 @@ from rltransformers.attention.plan import TABLES, Plan, kernel_of_torch
 from rltransformers.attention.roles import Heads, Judged, Objective, View
 from rltransformers.core.spec import Feature, NoOptions, Spec, Traits
 from rltransformers.functional import windows
-from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
+from rltransformers.functional.call import NOBODY, Call, chosen
+from rltransformers.functional.context import EVERY
 from rltransformers.functional.keys import At, Group, Past, Place, Ring, Rows
 from rltransformers.functional.modules import linear
 from rltransformers.mixers.interface import Dims, Mixed, RowMixer

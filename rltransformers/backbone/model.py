@@ -22,8 +22,8 @@ from rltransformers.blocks.sublayer import detached
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.record import Probe, Record
 from rltransformers.core.spec import Feature
-from rltransformers.functional.call import EVERY, SILENT, Call, chosen
-from rltransformers.functional.context import Context
+from rltransformers.functional.call import SILENT, Call, chosen
+from rltransformers.functional.context import EVERY, Context
 from rltransformers.functional.dropout import dropout
 from rltransformers.functional.modules import normalised
 from rltransformers.functional.windows import Tokens, episode_positions, padded_behind

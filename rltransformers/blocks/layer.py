@@ -12,7 +12,8 @@ from rltransformers.attention.cross import CrossAttention, looked_up
 from rltransformers.blocks.chunks import in_chunks
 from rltransformers.blocks.residual import Residual
 from rltransformers.blocks.sublayer import Sublayer
-from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
+from rltransformers.functional.call import NOBODY, Call, chosen
+from rltransformers.functional.context import EVERY
 from rltransformers.functional.dropout import dropout
 from rltransformers.memory.interface import Cached, LayerState
 from rltransformers.mixers.interface import Mixed, StateMixer

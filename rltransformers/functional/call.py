@@ -11,11 +11,8 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from rltransformers.core.record import Probe
-from rltransformers.functional.context import Context
+from rltransformers.functional.context import EVERY, Context
 from rltransformers.functional.windows import Tokens
-
-EVERY = slice(None)
-"""All tokens."""
 
 NOBODY = slice(0, 0)
 """No token: what is computed for outputs alone is left out, and the state goes on."""

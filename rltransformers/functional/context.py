@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 EVERY = slice(None)
+"""All tokens."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces, normalised_leaves, space_from_leaves
 from rltransformers.core.spec import Choice
-from rltransformers.functional.context import Context
+from rltransformers.functional.context import EVERY, Context
 from rltransformers.functional.modules import linear
 from rltransformers.functional.windows import oldest_first, padded_behind
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
@@ -40,7 +40,6 @@ ActingMode = Literal["refresh", "banded", "recompute"]
 MOST_SCALED = 1e6
 """Largest return-to-go that the network may read; it is made for numbers of order 1."""
 NEWEST = slice(-1, None)
-WHOLE = slice(None)
 
 
 def unbounded(space: gym.Space[Any], paths: Collection[str]) -> gym.Space[Any]:
@@ -277,7 +276,7 @@ class DecisionPolicy(nn.Module):
             timestep=torch.where(valid, timestep, 0).repeat_interleave(group, 1)[:, :-1],
             task=None if self.task is None else self.task.read(observations).repeat_interleave(group, 1)[:, :-1],
             context=self.context(seen, slice(0 if two_places else group - 2, None, group)),
-            wanted=WHOLE if two_places else decides,
+            wanted=EVERY if two_places else decides,
             record=record,
         )
         if self.return_head is None:

@@ -38,8 +38,7 @@ from rltransformers.core.spaces import (
     space_to_json,
 )
 from rltransformers.data.rollout import Leaves, action_layout, observation_layout
-from rltransformers.functional.call import EVERY
-from rltransformers.functional.context import Context
+from rltransformers.functional.context import EVERY, Context
 from rltransformers.memory.interface import Cached
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.encoders import ObservationEncoder

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rltransformers.blocks.layer import Layer
-from rltransformers.functional.call import EVERY, Call, chosen
+from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.context import EVERY
 from rltransformers.functional.sinusoids import sinusoid
 from rltransformers.memory.interface import LayerState
 from rltransformers.mixers.interface import Mixed

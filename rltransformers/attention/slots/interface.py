@@ -21,7 +21,8 @@ from rltransformers.attention.plan import Plan
 from rltransformers.attention.reach import Pattern, Reach
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional import windows
-from rltransformers.functional.call import EVERY, Call, chosen
+from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.context import EVERY
 from rltransformers.functional.keys import At, Group, Past, Rows, in_order
 from rltransformers.mixers.interface import Dims, Mixed
 

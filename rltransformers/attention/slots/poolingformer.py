@@ -21,7 +21,8 @@ from rltransformers.attention.reach import Pattern, Reach
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional import windows
-from rltransformers.functional.call import EVERY, Call, chosen
+from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.context import EVERY
 from rltransformers.functional.keys import Past
 from rltransformers.functional.windows import Tokens
 from rltransformers.mixers.interface import Dims, Mixed
