@@ -95,11 +95,13 @@ class CompiledStep:
 
         found_or_made(self.path, make)
         self._package = _load(self.path)
-        # Constants that are written in the source of the step have no place; they stay as they were compiled.
         constants = set(self._package.get_constant_fqns())
         self._places = {
             constant: place for name, place in named_places(module) if (constant := f"step.{name}") in constants
         }
+        # Tensors that are written in the source of the step have no place; they stay as they were compiled.
+        if lost := sorted(name for name in constants - set(self._places) if name.startswith("step.")):
+            raise CompileError(f"the compiled step has {lost[0]}, which the module lacks; eager mode works")
         self._kinds = {name: _kind(holder[own]) for name, (holder, own) in self._places.items()}
         self._linked: Tensors = {}
         weakref.finalize(self, _let_go, self._linked).atexit = False
@@ -170,7 +172,8 @@ class CompiledStep:
                 raise ConfigError(
                     f"{name} changed its type, shape or device after the step was compiled; compile it again"
                 )
-        self._package.load_constants(weights, False, True, True)  # not the inactive set; all of them; ours, not copies
+        # Not the inactive set; without torch's own count, which prints a line for every literal; ours, not copies.
+        self._package.load_constants(weights, False, False, True)
         self._addresses = [weight.data_ptr() for weight in weights.values()]
         _let_go(self._linked)
         self._linked.update(weights)
