@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rltransformers.functional.context import EVERY
 from rltransformers.functional.modules import linear
 from rltransformers.mixers.interface import Dims
 
@@ -50,7 +51,7 @@ def looked_up(
     x: Float[Tensor, "B T D"], joined: Float[Tensor, "B S D"], exists: Bool[Tensor, "B S N"], at: slice
 ) -> Tensor:
     """The stream with the tokens ``at`` as they are ``joined`` with what they read, where an element exists."""
-    if at == slice(None):
+    if at == EVERY:
         return torch.where(exists.any(-1, keepdim=True), joined, x)
     changed = torch.where(exists.any(-1, keepdim=True), joined, x[:, at])
     return torch.slice_scatter(x, changed, 1, at.start, at.stop, at.step or 1)

@@ -100,7 +100,7 @@ class CompiledStep:
             constant: place for name, place in named_places(module) if (constant := f"step.{name}") in constants
         }
         # Tensors that are written in the source of the step have no place; they stay as they were compiled.
-        if lost := sorted(name for name in constants - set(self._places) if name.startswith("step.")):
+        if lost := sorted(name for name in constants - self._places.keys() if name.startswith("step.")):
             raise CompileError(f"the compiled step has {lost[0]}, which the module lacks; eager mode works")
         self._kinds = {name: _kind(holder[own]) for name, (holder, own) in self._places.items()}
         self._linked: Tensors = {}
