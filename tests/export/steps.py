@@ -90,7 +90,7 @@ class ToyStep(nn.Module):
         logits = self.actor(x) / self.temperature + inputs["bias"]
         action = (logits + inputs["noise"]).argmax(-1)
         log_probability = logits.log_softmax(-1).gather(1, action[:, None])[:, 0]
-        literal = torch.tensor([0.5, -2.0, 3.0])[clock % 3]  # a constant that is no buffer
+        literal = torch.tensor([0.5, -2.0, 3.0]).index_select(0, clock.reshape(1) % 3)  # a constant that is no buffer
         outputs = {"action": action, "log_probability": log_probability, "value": self.critic(x)[:, 0] * literal}
         return outputs | {"position": new["position"]}, new
 
