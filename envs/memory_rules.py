@@ -439,18 +439,22 @@ class DistractorTMaze:
     Actions: Discrete(4), 0 up, 1 down, 2 left, 3 right. In the last cell up and down end the episode, with reward 4 on
     the side of the cue and -1 on the other; left and right do nothing there, up and down nothing elsewhere. Every other
     step costs 0.1. An episode is truncated after ``limit`` steps. The best return is 4 - 0.1 (corridor - 1), the best
-    without memory 1.5 - 0.1 (corridor - 1).
+    without memory 1.5 - 0.1 (corridor - 1). With ``shortest_way`` episodes start in any cell from which the junction is
+    at least that many steps away, n steps as often as 1 / n: a learner meets the junction long before it can walk far.
 
-    Source: the second T-maze of AGaLiTe (Pramanik et al. 2023, arXiv 2310.15719), with the sizes of its configurations.
+    Source: the second T-maze of AGaLiTe (Pramanik et al. 2023, arXiv 2310.15719), with the sizes of its configurations;
+    ``shortest_way`` is ours.
 
     Raises:
         ConfigError: when ``corridor`` is below 2 or above 256, which is what 8 bits can name, ``distractors`` negative,
-            or ``limit`` too short for the way to the junction and a turn, ``corridor`` steps.
+            ``limit`` too short for the way to the junction and a turn, ``corridor`` steps, or ``shortest_way`` none of
+            1..corridor - 1.
     """
 
     corridor: int = 120
     distractors: int = 6
     limit: int = 1000
+    shortest_way: int | None = None
 
     draws: ClassVar[int] = 2
     bits: ClassVar[int] = 8
@@ -464,6 +468,12 @@ class DistractorTMaze:
             )
         _at_least("distractors", self.distractors, 0)
         _at_least("limit", self.limit, self.corridor)
+        if self.shortest_way is not None:
+            _at_least("shortest_way", self.shortest_way, 1)
+            if self.shortest_way >= self.corridor:
+                raise ConfigError(
+                    f"shortest_way must be below the corridor of {self.corridor} cells, got {self.shortest_way}"
+                )
 
     @property
     def horizon(self) -> int:
@@ -478,12 +488,13 @@ class DistractorTMaze:
         return spaces.Discrete(4)
 
     def start(self, uniform: Array) -> State:
-        zero = np.zeros(len(uniform), np.int64)
+        side = _whole(uniform[:, 0], 2)
+        last = self.corridor - 1
         return {
-            "side": _whole(uniform[:, 0], 2),  # the action that wins: 0 is up
+            "side": side,  # the action that wins: 0 is up
             "seed": _whole(uniform[:, 1], 2**53),  # every bit of a uniform number
-            "x": zero,
-            "t": zero,
+            "x": last - _log_uniform(2 * uniform[:, 0] - side, self.shortest_way, last),
+            "t": np.zeros(len(uniform), np.int64),
         }
 
     def observe(self, state: State) -> Array:

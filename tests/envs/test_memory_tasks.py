@@ -37,7 +37,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "KeyToDoor": {"size": 3, "phase_steps": 4},
     "Stitching": {"size": 2, "part_steps": 5, "parts": True},
     "ProofOfMemory": {},
-    "DistractorTMaze": {"corridor": 3, "distractors": 5, "limit": 9},
+    "DistractorTMaze": {"corridor": 3, "distractors": 5, "limit": 9, "shortest_way": 1},
 }
 
 
@@ -519,6 +519,18 @@ def test_the_distractor_t_maze_is_truncated_at_its_limit_unless_a_turn_ends_it()
         assert not (truncated and info["is_success"])
 
 
+@pytest.mark.parametrize("shortest", [1, 3, 9, None])
+def test_ways_of_the_distractor_t_maze_are_log_uniform(shortest: int | None) -> None:
+    draws = np.stack([(np.arange(20_000) + 0.5) / 20_000, np.zeros(20_000)], 1)
+    state = DistractorTMaze(corridor=10, shortest_way=shortest).start(draws)
+    expected = np.arange(shortest or 9, 10)
+    for side in (0, 1):
+        ways, counts = np.unique(9 - state["x"][state["side"] == side], return_counts=True)
+        np.testing.assert_array_equal(ways, expected)
+        np.testing.assert_allclose(counts, 10_000 * log_uniform(expected), atol=2)  # a cell of the grid at either edge
+    np.testing.assert_array_equal(state["side"], DistractorTMaze(corridor=10).start(draws)["side"])
+
+
 def test_distractors_are_fair_coins_that_tell_nothing() -> None:
     """Bits of 2,000 episodes at 40 steps: means, and correlations of any two of the 240 bits and with the cue.
 
@@ -571,6 +583,8 @@ def test_bits_of_distractors_are_those_of_split_mix_64() -> None:
         ("DistractorTMaze", {"corridor": 257}, "corridor must be at most 256, since the cell is shown in 8 bits"),
         ("DistractorTMaze", {"distractors": -1}, "distractors"),
         ("DistractorTMaze", {"corridor": 20, "limit": 19}, "limit must be a whole number of at least 20, got 19"),
+        ("DistractorTMaze", {"shortest_way": 0}, "shortest_way must be a whole number of at least 1"),
+        ("DistractorTMaze", {"corridor": 9, "shortest_way": 9}, "shortest_way must be below the corridor of 9 cells"),
     ],
 )
 def test_impossible_options_are_refused(
