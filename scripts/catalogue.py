@@ -72,6 +72,7 @@ OF_AGENTS = {
     "dataset.": OFFLINE,
     "online.": OFFLINE,
     "evaluation.target_returns": OFFLINE,
+    "backbone.": tuple(agent for agent in AgentName if agent is not AgentName.RECURRENT_PPO),
 }
 """Settings, and sections, that ``ExperimentConfig`` refuses for other agents."""
 Setting = dict[str, Any]
@@ -137,7 +138,9 @@ def settings() -> list[Setting]:
 
 
 def _of_some_agents(entry: Setting) -> Setting:
-    """The entry with the agents that take it, where not all do."""
+    """The entry with the agents that take it, where not all do and it does not say so yet."""
+    if "agents" in entry:
+        return entry
     takers = next((agents for key, agents in OF_AGENTS.items() if entry["key"].startswith(key)), ())
     return entry | {"agents": [agent.value for agent in takers]} if takers else entry
 

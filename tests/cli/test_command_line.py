@@ -128,6 +128,7 @@ OTHER_VALUES = {
     "train.gradient_steps": 10,
     "train.restart_every": 10,
     "evaluation.target_returns": [1.0],
+    "backbone.layers": 3,
 }
 """Settings that not every agent has, besides whole sections."""
 

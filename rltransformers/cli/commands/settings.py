@@ -38,8 +38,10 @@ def run(arguments: argparse.Namespace) -> None:
         print_json([asdict(each) for each in found])
         return
     for each in found:
-        whose = f"  (of {each.of})" if each.of else ""
-        if each.agents and arguments.agent is None and len(each.agents) < len(catalogue()["agents"]):
+        whose = ""
+        if each.of:
+            whose = f"  (of {each.of})"
+        elif each.agents and arguments.agent is None and len(each.agents) < len(catalogue()["agents"]):
             whose = f"  ({', '.join(each.agents)})"
         print(f"{each.key}{whose}")
         default = each.default if each.default == "required" else f"default {each.default}"
