@@ -51,9 +51,12 @@ OF_RECURRENT_PPO = {
     "n_lstm_layers": "Layers of the LSTM",
     "shared_lstm": "Let actor and critic share one LSTM, which learns from the actor alone",
     "enable_critic_lstm": "Give the critic an LSTM of its own",
-    "lstm_kwargs": "Further keywords of torch.nn.LSTM",
+    "lstm_kwargs": "Further keywords of torch.nn.LSTM or GRU",
+    "cell": "What remembers: LSTMs, or GRUs wherever the other settings say LSTM",
 }
 """Keywords of sb3-contrib's agent in words of ours; the others mean what they mean for GTrXLPPO."""
+ADDED = {"cell": "lstm"}
+"""Defaults of keywords that the class of a policy does not have itself; of the others it is null."""
 OF_DECISION_TRANSFORMER = {
     "preset": "decision_transformer",
     "memory": "algorithm.context_length - 1",
@@ -247,7 +250,7 @@ def _by_agent(
             explanation = (
                 common.get(name, "") if not explanation or explanation.startswith("As for GTrXL") else explanation
             )
-            default = defaults[name].default if name in defaults else None
+            default = defaults[name].default if name in defaults else ADDED.get(name)
             entry = _setting(prefix + name, hint, default, explanation)
             twin = next(
                 (each for each in found.setdefault(name, []) if each | {"agents": 0} == entry | {"agents": 0}), None

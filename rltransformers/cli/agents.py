@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+from sb3_contrib.ppo_recurrent.policies import CnnLstmPolicy, MlpLstmPolicy, MultiInputLstmPolicy
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
@@ -30,6 +32,7 @@ from rltransformers.core.registry import find_spec
 from rltransformers.core.spaces import differing_spaces, is_image, leaf_spaces
 from rltransformers.core.world import current_world
 from rltransformers.data import load_trajectories
+from rltransformers.policies.gru import CnnGRUPolicy, GRUPolicy, MultiInputGRUPolicy
 from rltransformers.policies.steps import Acting
 from rltransformers.training.decision_online import check_explores, check_lengths, step_limit
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
@@ -38,7 +41,11 @@ from rltransformers.training.normalization import load_normalization, save_norma
 from rltransformers.training.online_agent import OnlineAgent
 from rltransformers.training.schedules import Line, as_schedule
 
-POLICY_OF_LSTM = {"vector": "MlpLstmPolicy", "image": "CnnLstmPolicy", "dict": "MultiInputLstmPolicy"}
+RECURRENT_POLICIES: dict[str, dict[str, type[RecurrentActorCriticPolicy]]] = {
+    "lstm": {"vector": MlpLstmPolicy, "image": CnnLstmPolicy, "dict": MultiInputLstmPolicy},
+    "gru": {"vector": GRUPolicy, "image": CnnGRUPolicy, "dict": MultiInputGRUPolicy},
+}
+"""Policies of RecurrentPPO by their cell and the kind of observation."""
 
 
 class RunAgent(ABC):
@@ -99,7 +106,7 @@ class RunAgent(ABC):
 
 
 class OnlineRunAgent(RunAgent):
-    """One of ``MEMORY_AGENTS``, or RecurrentPPO as the baseline with an LSTM, and its environments."""
+    """One of ``MEMORY_AGENTS``, or RecurrentPPO as the baseline with an LSTM or a GRU, and its environments."""
 
     steps = "environment steps"
     online = True
@@ -115,7 +122,7 @@ class OnlineRunAgent(RunAgent):
         if config.agent in MEMORY_AGENTS:
             self.model = self._gtrxl(MEMORY_AGENTS[config.agent], env, checkpoint)
         else:
-            self.model = self._lstm(env, checkpoint)
+            self.model = self._recurrent(env, checkpoint)
         self._evaluation_env: VecEnv | None = None
         if training and config.evaluation.kwargs:
             self.evaluation_environment()  # what cannot work should not wait for the first evaluation
@@ -140,28 +147,29 @@ class OnlineRunAgent(RunAgent):
         name = next(iter(kind.policy_aliases))
         return make(name, self._normalized(env), policy_kwargs=policy, seed=config.seed, **config.algorithm)
 
-    def _lstm(self, env: VecEnv, checkpoint: Path | None) -> RecurrentPPO:
+    def _recurrent(self, env: VecEnv, checkpoint: Path | None) -> RecurrentPPO:
         config = self.config
         if self._overrides.get("acting") == "compiled":
             raise ConfigError("recurrent_ppo has no compiled steps; leave --acting out")
         if checkpoint is not None:
-            return self._loaded_lstm(env, checkpoint)
+            return self._loaded_recurrent(env, checkpoint)
         if any(isinstance(leaf, spaces.MultiDiscrete) for leaf in leaf_spaces(env.observation_space).values()):
             raise ConfigError(
                 "RecurrentPPO of sb3-contrib takes no MultiDiscrete observations; add the wrapper FlattenObservation"
             )
-        policy = POLICY_OF_LSTM[_kind(env.observation_space)]
+        policy = dict(config.policy)
+        kind = RECURRENT_POLICIES[policy.pop("cell", "lstm")][_kind(env.observation_space)]
         algorithm: dict[str, Any] = {
             key: as_schedule(cast(Line, value), f"algorithm.{key}") if isinstance(value, Mapping) else value
             for key, value in config.algorithm.items()
         }
         normalized = self._normalized(env)
         try:
-            return RecurrentPPO(policy, normalized, policy_kwargs=dict(config.policy), seed=config.seed, **algorithm)
+            return RecurrentPPO(kind, normalized, policy_kwargs=policy, seed=config.seed, **algorithm)
         except (TypeError, ValueError, AssertionError, RuntimeError) as error:
             raise ConfigError(f"RecurrentPPO of sb3-contrib refuses algorithm or policy: {error}") from error
 
-    def _loaded_lstm(self, env: VecEnv, checkpoint: Path) -> RecurrentPPO:
+    def _loaded_recurrent(self, env: VecEnv, checkpoint: Path) -> RecurrentPPO:
         if not checkpoint.is_file():
             raise CheckpointError(f"checkpoint {checkpoint} does not exist")
         statistics = _normalization_path(checkpoint)

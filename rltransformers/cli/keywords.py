@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from inspect import signature
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from sb3_contrib import RecurrentPPO
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
@@ -31,6 +31,8 @@ AGENT_CLASSES: Mapping[AgentName, type[Any]] = {
     AgentName.DECISION_TRANSFORMER: DecisionTransformer,
     AgentName.RECURRENT_PPO: RecurrentPPO,
 }
+Cell = Literal["lstm", "gru"]
+"""What remembers in ``recurrent_ppo``."""
 
 
 def require_exportable(agent: AgentName) -> None:
@@ -66,6 +68,7 @@ def policy_hints(agent: AgentName) -> dict[str, Any]:
     """
     of_dt = agent is AgentName.DECISION_TRANSFORMER
     hints = get_type_hints(PolicySettings, include_extras=True) if of_dt else annotations(policy_class(agent).__init__)
+    hints |= {"cell": Cell} if agent is AgentName.RECURRENT_PPO else {}
     without = ("observation_space", "action_space", "lr_schedule", "use_sde", "backbone")
     return {name: hint for name, hint in hints.items() if name not in without}
 

@@ -221,8 +221,8 @@ class ExperimentConfig:
     """One run.
 
     Attributes:
-        agent: what learns: gtrxl_ppo, gtrxl_vmpo, gtrxl_dqn, decision_transformer or recurrent_ppo (the LSTM of
-            sb3-contrib, a baseline).
+        agent: what learns: gtrxl_ppo, gtrxl_vmpo, gtrxl_dqn, decision_transformer or recurrent_ppo (the baseline:
+            sb3-contrib's, with an LSTM or a GRU).
         seed: of everything in the run: weights, actions, minibatches and environments.
         backbone: preset and overrides of ``BackboneConfig``.
         policy: other policy keywords of the agent.

@@ -19,6 +19,7 @@ import pytest
 import torch
 import yaml
 from gymnasium import spaces
+from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -576,6 +577,18 @@ class Signs(gym.ObservationWrapper[Any, Any, Any]):
 
     def observation(self, observation: Any) -> Any:
         return (np.asarray(observation) > 0).astype(np.int64)
+
+
+def test_the_cell_of_the_baseline_can_be_a_gru(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Trained, resumed and evaluated as the LSTM is; the weights say which one it is, three gates in place of four."""
+    run(capsys, "train", "lstm.yaml", "--policy.cell", "gru", "--name", "gru")
+    run(capsys, "train", "--resume", "runs/gru", "--train.total_timesteps", "64", "--trust")
+    model = RecurrentPPO.load("runs/gru/last.zip", device="cpu")
+    assert model.num_timesteps == 64 and isinstance(model.policy.lstm_actor, torch.nn.GRU)
+    assert model.policy.lstm_actor.weight_hh_l0.shape == (12, 4)
+    assert len(json.loads(run(capsys, "evaluate", "runs/gru", "--trust", "--json"))[0]["returns"]) == 3
+    message = refused(capsys, "train", "lstm.yaml", "--policy.cell", "rnn")
+    assert "policy.cell must be one of 'lstm', 'gru', got 'rnn'" in message
 
 
 def test_what_the_lstm_cannot_read_is_refused_with_the_way_out(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
