@@ -69,7 +69,7 @@ def _lines(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
     yield f"# {suite.text.title}"
     yield ""
     yield f"`python scripts/reproduce.py {suite.name}` makes this page, its pictures and [the CSV]({suite.name}.csv)"
-    yield f"with one row per run: {len(rows)} runs, {hours:.1f} hours in all."
+    yield f"with one row per run: {len(rows)} {'run' if len(rows) == 1 else 'runs'}, {hours:.1f} hours in all."
     yield from ["", f"{LEGEND} More: [how to read them](README.md#how-to-read-them).", ""]
     for label, values in _origin(rows):
         yield f"- {label}: {', '.join(dict.fromkeys(values))}"
