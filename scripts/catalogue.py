@@ -75,7 +75,6 @@ OF_AGENTS = {
     "dataset.": OFFLINE,
     "online.": OFFLINE,
     "evaluation.target_returns": OFFLINE,
-    "backbone.": tuple(agent for agent in AgentName if agent is not AgentName.RECURRENT_PPO),
 }
 """Settings, and sections, that ``ExperimentConfig`` refuses for other agents."""
 Setting = dict[str, Any]
@@ -141,9 +140,7 @@ def settings() -> list[Setting]:
 
 
 def _of_some_agents(entry: Setting) -> Setting:
-    """The entry with the agents that take it, where not all do and it does not say so yet."""
-    if "agents" in entry:
-        return entry
+    """The entry with the agents that take it, where not all do."""
     takers = next((agents for key, agents in OF_AGENTS.items() if entry["key"].startswith(key)), ())
     return entry | {"agents": [agent.value for agent in takers]} if takers else entry
 
@@ -161,7 +158,7 @@ def _of_record(record: type, prefix: str) -> Iterator[Setting]:
 
 
 def _backbone_by_agent() -> Iterator[Setting]:
-    """A decision_transformer starts from the preset of its name, the other agents from gtrxl."""
+    """A decision_transformer starts from the preset of its name, the others that have a backbone from gtrxl."""
     preset = AgentName.DECISION_TRANSFORMER.value
     others = [agent.value for agent in AgentName if agent not in (preset, AgentName.RECURRENT_PPO)]
     defaults = {**PLAIN, **PRESETS[preset].overrides}
@@ -169,7 +166,7 @@ def _backbone_by_agent() -> Iterator[Setting]:
     for entry in _backbone():
         default = own.get(entry["key"].removeprefix("backbone."), entry["default"])
         if default == entry["default"]:
-            yield entry
+            yield entry | {"agents": [*others, preset]}
         else:
             yield entry | {"agents": others}
             yield entry | {"agents": [preset], "default": default}
