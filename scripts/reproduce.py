@@ -26,7 +26,7 @@ from scripts.results import cell as cells  # noqa: E402
 from scripts.results import report  # noqa: E402
 from scripts.results.aims import number  # noqa: E402
 from scripts.results.suites import Cell, Suite, chosen, read_suite  # noqa: E402
-from scripts.results.table import Row, current, locked, matches, read_rows, record  # noqa: E402
+from scripts.results.table import Row, current, differences, locked, matches, read_rows, record  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 RUNS = ROOT / "runs" / "results"
@@ -75,7 +75,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--only", nargs="+", action="extend", default=[], metavar="TASK[/VARIANT]", help="leave out others"
     )
-    made.add_argument("--results", metavar="DIR", help="for CSV, table and pictures (default: docs/results)")
+    made.add_argument(
+        "--results",
+        metavar="DIR",
+        help="for CSV, table and pictures (default: docs/results); elsewhere runs are compared with published ones",
+    )
     made.add_argument(
         "--runs", metavar="DIR", help="for run folders (default: runs/results; with --results DIR: DIR/runs)"
     )
@@ -206,10 +210,22 @@ class Work:
         seconds = remaining(left, current(self.suite, read_rows(self.csv)).values(), jobs)
         print(
             f"{place} {cell}: {number(row.score)} after {row.wall_seconds / 60:.1f} min; "
-            f"{len(left)} left{about(seconds)}",
+            f"{len(left)} left{about(seconds)}{self._compared(row)}",
             flush=True,
         )
         return True
+
+    def _compared(self, row: Row) -> str:
+        """How a repeated run compares to its published row; empty for what is published here or has no row."""
+        if self.results == RESULTS:
+            return ""
+        published = current(self.suite, read_rows(RESULTS / f"{self.suite.name}.csv")).get(row.key)
+        if published is None:
+            return ""
+        other = differences(row, published)
+        if not other:
+            return f"; to the digit as published (commit {published.commit})"
+        return f"; published at commit {published.commit}: {number(published.score)}, other {', '.join(other)}"
 
     def _make_datasets(self, missing: Sequence[Cell]) -> None:
         """Record the datasets that these cells need and that are not on this machine."""

@@ -163,6 +163,26 @@ def matches(row: Row, cell: Cell) -> bool:
     return row.key == cell.key and row.config_hash == cell.config_hash
 
 
+def differences(row: Row, published: Row) -> list[str]:
+    """Columns in which a repeated run is not its published row to the digit; what a clock measured is left out."""
+    names = ("score", "episodes", "steps", "parameters", "state_bytes", "results", "curve", "transfers", "metrics")
+    ours, theirs = _timeless(_round_trip(row)), _timeless(published)
+    return [name for name in names if ours[name] != theirs[name]]
+
+
+def _timeless(row: Row) -> dict[str, Any]:
+    transfers = {
+        name: {key: value for key, value in result.items() if key != "microseconds"}
+        for name, result in row.transfers.items()
+    }
+    metrics = {name: value for name, value in row.metrics.items() if not name.startswith("time/")}
+    return vars(row) | {"transfers": transfers, "metrics": metrics}
+
+
+def _round_trip(row: Row) -> Row:
+    return _parse({name: str(value) for name, value in _cells(row).items()})
+
+
 def _order(suite: Suite) -> Callable[[Row], tuple[Any, ...]]:
     """Sorting key: as in the YAML, what it does not name (any more) behind."""
     tasks = list(suite.tasks)

@@ -24,7 +24,7 @@ from scripts import reproduce, update_docs
 from scripts.results import cell, pictures, report
 from scripts.results.aims import Verdict, number, verdict
 from scripts.results.suites import Aim, Suite, Task, Transfer, chosen, config_hash, read_suite
-from scripts.results.table import Row, current, read_rows, record, score_of
+from scripts.results.table import Row, current, differences, read_rows, record, score_of
 
 ONLINE: dict[str, Any] = {
     "agent": "gtrxl_ppo",
@@ -603,6 +603,45 @@ def test_a_failing_cell_does_not_stop_the_others_and_runs_again(
     assert "2 runs, 2 done, 0 to do" in capsys.readouterr().out
     assert reproduce.main(words) == 1
     assert "4 runs, 3 done, 1 to do, 2 at a time, about 2 min" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("published", "words"),
+    [
+        ({}, "; to the digit as published (commit abc)"),
+        ({"wall_seconds": 7.0, "steps_per_cpu_second": 3.0, "machine": "another"}, "; to the digit as published"),
+        ({"curve": [[128, 0.5]]}, "; published at commit abc: 0.75, other curve"),
+        ({"episodes": 60, "parameters": 8}, "; published at commit abc: 0.75, other episodes, parameters"),
+        ({"config_hash": "another"}, " left\n"),
+    ],
+)
+@pytest.mark.usefixtures("fake_cells")
+def test_a_repeated_run_is_compared_with_the_published_one(
+    published: dict[str, Any],
+    words: str,
+    write: Write,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write()
+    suite = read_suite(str(path))
+    there = replace(row(suite, "GTrXL", 0, 0.75, commit="abc", parameters=9, state_bytes=None), **published)
+    monkeypatch.setattr(reproduce, "RESULTS", tmp_path / "published")
+    record(tmp_path / "published" / "tiny.csv", tmp_path / "lock", suite, there)
+    order = [str(path), "--only", "cue/GTrXL", "--seeds", "1"]
+    assert reproduce.main([*order, "--results", str(tmp_path / "again")]) == 0
+    assert words in capsys.readouterr().out
+
+
+def test_what_a_clock_measured_is_no_difference(suite: Suite) -> None:
+    one, two, three = (
+        {"10,000": {"success_rate": rate, "microseconds": time}} for rate, time in [(1, 3), (1, 4), (0, 3)]
+    )
+    rows = [row(suite, "GTrXL", 0, 1.0, transfers=each, metrics={"time/fps": 1.0}) for each in (one, two, three)]
+    assert differences(rows[0], replace(rows[1], metrics={"time/fps": 2.0})) == []
+    assert differences(rows[0], rows[2]) == ["transfers"]
+    assert differences(rows[0], replace(rows[0], metrics={"train/loss": 1.0})) == ["metrics"]
 
 
 @pytest.mark.usefixtures("fake_cells")
