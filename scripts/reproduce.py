@@ -225,7 +225,8 @@ class Work:
         other = differences(row, published)
         if not other:
             return f"; to the digit as published (commit {published.commit})"
-        return f"; published at commit {published.commit}: {number(published.score)}, other {', '.join(other)}"
+        where = f"commit {published.commit} on {published.machine}"
+        return f"; published at {where}: {number(published.score)}, other {', '.join(other)}"
 
     def _make_datasets(self, missing: Sequence[Cell]) -> None:
         """Record the datasets that these cells need and that are not on this machine."""

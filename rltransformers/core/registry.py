@@ -13,6 +13,20 @@ SUITES = {
     "MiniGrid-": (("minigrid",), "minigrid"),
     "BabyAI-": (("minigrid",), "minigrid"),
     "ALE/": (("ale_py",), "atari"),
+    **{
+        f"{name}-": (("ogbench",), "ogbench")
+        for name in (
+            "pointmaze",
+            "antmaze",
+            "humanoidmaze",
+            "antsoccer",
+            "cube",
+            "scene",
+            "puzzle",
+            "visual",
+            "powderworld",
+        )
+    },
     "bsuite/": (("bsuite", "shimmy"), "bsuite"),  # shimmy registers it, and says nothing when bsuite is not there
 }
 """Prefix of an id → (modules, of which the last one registers it; extra of this package that installs them)."""

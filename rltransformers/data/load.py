@@ -35,6 +35,7 @@ from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.hdf5 import check_file
 from rltransformers.data.keys import NAMES
 from rltransformers.data.minari import restore_minari
+from rltransformers.data.ogbench import missing_file, ogbench_file, read_ogbench
 from rltransformers.data.tables import is_dataset, is_table, read_table, table_files, trajectories_from_dataset
 from rltransformers.data.trajectories import (
     DESCRIPTION,
@@ -78,7 +79,8 @@ def load_trajectories(
     Args:
         dataset: one of
 
-            - a Minari id ("mujoco/hopper/medium-v0") or a D4RL id ("hopper-medium-v2"), looked up on this machine only;
+            - a Minari id ("mujoco/hopper/medium-v0"), a D4RL id ("hopper-medium-v2") or an OGBench id with a task
+              ("pointmaze-medium-navigate-singletask-task1-v0"), looked up on this machine only;
             - the path of a D4RL file (.hdf5, .h5), of flat arrays (.npz), of a table (.parquet, .arrow), of a folder of
               Minari, of Parquet files, of ``datasets.save_to_disk``, or of one that ``Trajectories.save`` wrote;
             - a ``MinariDataset``, a ``datasets.Dataset``, a ``ReplayBuffer`` or ``RolloutBuffer`` of Stable-Baselines3;
@@ -122,7 +124,11 @@ def load_trajectories(
     if isinstance(dataset, str) and (found := _file_reader(dataset)) is not None:
         read, files = found
         options |= splitting | {"name": name or (dataset if d4rl_file(dataset) else None)}
-        data = _cached(partial(read, **options), cache, list(map(_file_key, files)), options)
+        source: list[Any] = [
+            *map(_file_key, files),
+            *filter(ogbench_file, [dataset]),
+        ]  # one file of OGBench, many tasks
+        data = _cached(partial(read, **options), cache, source, options)
         return _keep_leaves(data, observation_leaves)
     if isinstance(dataset, str) and is_pickle(dataset):
         _refuse(split_on_discontinuity, "split_on_discontinuity", "buffers, whose episodes are marked")
@@ -176,6 +182,10 @@ def _file_reader(dataset: str) -> tuple[Callable[..., Trajectories], list[Path]]
         return partial(reader, path), [existing_file(path)]
     if is_pickle(path) or _holds_minari(path):
         return None
+    if (file := ogbench_file(dataset)) is not None and not _is_local_minari(dataset):
+        if not file.is_file():
+            raise missing_file(dataset, file)
+        return partial(read_ogbench, dataset, file), [file]
     if (file := d4rl_file(dataset)) is not None:
         if file.is_file():
             return partial(read_d4rl_file, file), [file]

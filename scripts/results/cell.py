@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from sb3_contrib import RecurrentPPO
 from torch import Tensor
 
@@ -307,9 +308,9 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> str:
-    """Processor or GPU, and cores."""
+    """Processor or GPU, the vector instructions of the processor, which sums round differently with, and cores."""
     facts = harness.machine()
-    return f"{facts['device']}, {facts['cores']} cores"
+    return f"{facts['device']}, {torch.backends.cpu.get_cpu_capability()}, {facts['cores']} cores"
 
 
 def _end_with_parent() -> None:

@@ -610,8 +610,11 @@ def test_a_failing_cell_does_not_stop_the_others_and_runs_again(
     [
         ({}, "; to the digit as published (commit abc)"),
         ({"wall_seconds": 7.0, "steps_per_cpu_second": 3.0, "machine": "another"}, "; to the digit as published"),
-        ({"curve": [[128, 0.5]]}, "; published at commit abc: 0.75, other curve"),
-        ({"episodes": 60, "parameters": 8}, "; published at commit abc: 0.75, other episodes, parameters"),
+        ({"curve": [[128, 0.5]]}, "; published at commit abc on CPU, 2 cores: 0.75, other curve"),
+        (
+            {"episodes": 60, "parameters": 8},
+            "; published at commit abc on CPU, 2 cores: 0.75, other episodes, parameters",
+        ),
         ({"config_hash": "another"}, " left\n"),
     ],
 )
@@ -626,7 +629,9 @@ def test_a_repeated_run_is_compared_with_the_published_one(
 ) -> None:
     path = write()
     suite = read_suite(str(path))
-    there = replace(row(suite, "GTrXL", 0, 0.75, commit="abc", parameters=9, state_bytes=None), **published)
+    there = replace(
+        row(suite, "GTrXL", 0, 0.75, commit="abc", machine="CPU, 2 cores", parameters=9, state_bytes=None), **published
+    )
     monkeypatch.setattr(reproduce, "RESULTS", tmp_path / "published")
     record(tmp_path / "published" / "tiny.csv", tmp_path / "lock", suite, there)
     order = [str(path), "--only", "cue/GTrXL", "--seeds", "1"]

@@ -1,0 +1,116 @@
+"""Datasets of OGBench for one of their tasks, as trajectories with rewards.
+
+Park et al. 2025, "OGBench: Benchmarking Offline Goal-Conditioned RL", arXiv 2410.20092.
+Axis letter: N rows, one a step.
+"""
+
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+from rltransformers.core.errors import DataError, require
+from rltransformers.data.d4rl import trajectories_from_d4rl
+from rltransformers.data.d4rl_files import D4RL_FILES
+from rltransformers.data.trajectories import Trajectories
+
+Array = npt.NDArray[Any]
+
+FOLDER = Path("~/.ogbench/data")
+"""Where ``ogbench.download_datasets`` puts its files."""
+PREFIXES = ("pointmaze-", "antmaze-", "humanoidmaze-", "antsoccer-", "cube-", "scene-", "puzzle-", "visual-")
+"""Begins of the ids of environments and datasets that have tasks."""
+_TASK = re.compile(r"(?P<env>.+)-(?P<kind>[a-z]+)-singletask(?P<task>-task[1-9])?-(?P<version>v\d+)")
+_NO_TASK = re.compile(r"(?P<env>.+)-(navigate|stitch|explore|play|noisy)-(?P<version>v\d+)")
+
+
+def ogbench_file(name: str) -> Path | None:
+    """The file of an OGBench id with a task ("cube-single-play-singletask-task2-v0"), there or not; None for other ids.
+
+    Raises:
+        DataError: for an OGBench id without a task, whose data have no rewards.
+    """
+    if not name.startswith(PREFIXES):
+        return None
+    if (found := _TASK.fullmatch(name)) is not None:
+        return FOLDER.expanduser() / f"{found['env']}-{found['kind']}-{found['version']}.npz"
+    if _NO_TASK.fullmatch(name) and name not in D4RL_FILES:
+        one = re.sub(r"-(v\d+)$", r"-singletask-task1-\1", name)
+        raise DataError(f"{name}: data of OGBench have no rewards unless a task is named, as in {one!r}")
+    return None
+
+
+def missing_file(name: str, file: Path) -> DataError:
+    """What is said when the file of an OGBench id is not there."""
+    return DataError(
+        f"the OGBench data set {name!r} is not on this machine: there is no file {file}; with network access run "
+        f"`python -c \"import ogbench; ogbench.download_datasets(['{file.stem}'])\"`, or generate it with OGBench's "
+        f"own scripts"
+    )
+
+
+def read_ogbench(dataset: str, file: Path, *, name: str | None = None, **options: Any) -> Trajectories:
+    """Trajectories of an OGBench id with a task; ``options`` are those of ``trajectories_from_d4rl``.
+
+    Rewards and ends are those that OGBench computes for the task, -1 in every step before the goal and 0 in the one
+    that ends an episode there. A recording goes on after the goal: what follows is another episode, from the first step
+    outside of the goal on. Where the recording was cut, the episode is truncated. The environment is that of the task.
+
+    Raises:
+        MissingExtraError: without ogbench.
+        DataError: for a task that the environment does not have, or a file that is no dataset of OGBench.
+    """
+    found = _TASK.fullmatch(dataset)
+    assert found is not None
+    env_id = f"{found['env']}-singletask{found['task'] or ''}-{found['version']}"
+    ogbench = require("ogbench", "ogbench")
+    relabel = require("ogbench.relabel_utils", "ogbench").relabel_dataset
+    if env_id not in gymnasium.registry:
+        raise DataError(f"{dataset}: OGBench has no environment {env_id!r} that would pay rewards")
+    damage = f"{file} is damaged or no data set of OGBench"
+    if not zipfile.is_zipfile(file):
+        raise DataError(f"{damage}; download it again")
+    try:
+        dtype = np.uint8 if dataset.startswith("visual-") else np.float32
+        arrays = ogbench.load_dataset(str(file), ob_dtype=dtype, add_info=True)
+    except Exception as error:  # NumPy, zipfile and zlib each have errors of their own for damaged files
+        raise DataError(f"{damage} ({error}); download it again") from error
+    env = gymnasium.make(env_id, disable_env_checker=True)
+    try:
+        relabel(env_id, env, arrays)
+        spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
+        spec = env.spec.to_json() if env.spec is not None else None
+    finally:
+        env.close()
+    given = {key: value for key, value in options.items() if key in spaces and value is not None}
+    others = {key: value for key, value in options.items() if key not in spaces}
+    return trajectories_from_d4rl(
+        episodes_of_task(arrays), name=name or dataset, source="ogbench", env_id=env_id, env_spec=spec,
+        **spaces | given | others,
+    )  # fmt: skip
+
+
+def episodes_of_task(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Flat arrays of episodes that end at the goal, of recordings that go on there.
+
+    Args:
+        arrays: of OGBench, N rows each: ``masks`` is 0 in steps that begin in the goal, ``terminals`` 1 where a
+            recording was cut.
+    """
+    at_goal = arrays["masks"] == 0
+    cut = arrays["terminals"] > 0
+    starts = np.concatenate([[True], cut[:-1]])
+    rows = ~at_goal | starts | ~np.concatenate([[False], at_goal[:-1]])  # all but further steps in the goal
+    return {
+        "observations": arrays["observations"][rows],
+        "actions": arrays["actions"][rows],
+        "next_observations": arrays["next_observations"][rows],
+        "rewards": arrays["rewards"][rows],
+        "terminals": at_goal[rows],
+        "timeouts": (cut & ~at_goal)[rows],
+    }
