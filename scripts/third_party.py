@@ -31,8 +31,8 @@ HEAD = """# Checks with packages of others
 
 Tests that mostly exercise packages of others carry the mark `third_party` and stand outside `make test`: policies of
 other libraries in the [conformance kit](conformance.md), checkpoints of Hugging Face, presets as ONNX files in ONNX
-Runtime, machine code of rare options, Ray, RL Baselines3 Zoo, MoviePy, bsuite, OGBench. `make test-third-party` installs what
-they need and writes this page; why something is skipped stands in its output.
+Runtime, machine code of rare options, Ray, RL Baselines3 Zoo, MoviePy, bsuite, OGBench. `make test-third-party`
+installs what they need and writes this page; why something is skipped stands in its output.
 """
 
 
