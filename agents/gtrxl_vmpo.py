@@ -43,7 +43,7 @@ from rltransformers.training.parameters import uncompiled
 from rltransformers.training.schedules import Scheduled
 from rltransformers.training.vmpo_log import log_update
 
-LEAST_STEPS = 256
+MIN_STEPS = 256
 """Of a minibatch by default: the median and the soft maximum of fewer advantages are mostly noise."""
 Bound = Annotated[float, Gt(0), Le(1e6)]
 Multiplier = Annotated[float, Ge(1e-8), Le(1e6)]
@@ -257,7 +257,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
     def _rows_per_batch(self) -> int:
         if self.batch_size is not None:
             return super()._rows_per_batch()
-        return min(self.all_envs, max(self.all_envs // 4, -(-LEAST_STEPS // self.n_steps)))
+        return min(self.all_envs, max(self.all_envs // 4, -(-MIN_STEPS // self.n_steps)))
 
     def _loss(
         self, part: Segment, batch: Recorded, target_outputs: Tensor | None, takers: Tensor | None = None

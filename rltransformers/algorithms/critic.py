@@ -12,7 +12,7 @@ from torch import Tensor
 from rltransformers.algorithms.decision import Mean
 from rltransformers.functional.means import masked_mean
 
-LEAST_VALUE = 1e-6
+MIN_VALUE = 1e-6
 """By which values are divided at least."""
 
 
@@ -71,7 +71,7 @@ def value_scale(
     values: Float[Tensor, "B K"], valid: Bool[Tensor, "B K"], mean: Mean = masked_mean
 ) -> Float[Tensor, ""]:
     """Mean of |Q|, a constant: what values are divided by so that a weight means the same in every reward."""
-    return mean(values.detach().abs(), valid).clamp(min=LEAST_VALUE)
+    return mean(values.detach().abs(), valid).clamp(min=MIN_VALUE)
 
 
 def policy_gain(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rltransformers.functional.means import masked_mean
 
-LEAST_MULTIPLIER = 1e-8
+MIN_MULTIPLIER = 1e-8
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ class Multipliers(nn.Module):
 
     @torch.no_grad()
     def constrain_(self) -> None:
-        """Keep every multiplier at ``LEAST_MULTIPLIER`` or above."""
+        """Keep every multiplier at ``MIN_MULTIPLIER`` or above."""
         for parameter in self.parameters():
-            parameter.clamp_(min=math.log(LEAST_MULTIPLIER))
+            parameter.clamp_(min=math.log(MIN_MULTIPLIER))
 
 
 def vmpo_loss(

@@ -22,7 +22,7 @@ from rltransformers.functional.call import Call
 from rltransformers.functional.keys import Group, Past, Ring
 from rltransformers.mixers.interface import Dims, Mixed
 
-MOST_SAMPLES = 4096
+MAX_SAMPLES = 4096
 
 
 def sparsity(
@@ -120,7 +120,7 @@ class Options:
     """
 
     factor: Annotated[int, Ge(1), Le(100)] = 5
-    samples: Annotated[int, Ge(1), Le(MOST_SAMPLES)] | None = None
+    samples: Annotated[int, Ge(1), Le(MAX_SAMPLES)] | None = None
     active_queries: Annotated[int, Ge(0), Le(1_000_000)] | None = None
     candidates: Annotated[int, Ge(2), Le(1_000_000)] | None = None
     seed: DrawSeed = 0
@@ -130,7 +130,7 @@ def build(dims: Dims, plan: Plan, options: Options) -> ProbSparse:
     """S13 for one layer; ``dims.layer`` makes the samples of every layer different."""
     window = plan.pattern.horizon + 1
     candidates = options.candidates or max(2, window)
-    samples = options.samples or max(1, min(MOST_SAMPLES, window, options.factor * math.ceil(math.log(window))))
+    samples = options.samples or max(1, min(MAX_SAMPLES, window, options.factor * math.ceil(math.log(window))))
     active = (
         options.factor * math.ceil(math.log(candidates)) if options.active_queries is None else options.active_queries
     )

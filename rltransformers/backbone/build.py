@@ -28,7 +28,7 @@ from rltransformers.positions.interface import INSIDE_ATTENTION, Acts, Position
 if TYPE_CHECKING:
     from rltransformers.backbone.config import BackboneConfig
 
-MOST_NUMBERS = 1_000_000_000
+MAX_NUMBERS = 1_000_000_000
 """Parameters of a backbone, and numbers of its state per stream: 4 GB each in single precision."""
 
 
@@ -208,14 +208,14 @@ def check_parts(config: BackboneConfig) -> None:
     """Build everything without storage: what parts refuse is refused here, and so are absurd sizes.
 
     Raises:
-        ConfigError: options that do not fit the sizes, or more than ``MOST_NUMBERS`` parameters or numbers of state.
+        ConfigError: options that do not fit the sizes, or more than ``MAX_NUMBERS`` parameters or numbers of state.
     """
     for what, counts in part_numbers(config).items():
         total = sum(counts.values())
-        if total > MOST_NUMBERS:
+        if total > MAX_NUMBERS:
             largest = max(counts, key=lambda name: counts[name])
             raise ConfigError(
-                f"this backbone would have {total:,} {what}, more than {MOST_NUMBERS:,}, most of them in {largest!r}; "
+                f"this backbone would have {total:,} {what}, more than {MAX_NUMBERS:,}, most of them in {largest!r}; "
                 "choose smaller sizes"
             )
 

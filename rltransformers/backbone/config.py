@@ -58,7 +58,7 @@ class BackboneConfig:
 
     Raises:
         ConfigError: values of another type or outside their range, unknown names, sizes that do not divide or would
-            need more than ``build.MOST_NUMBERS`` numbers, impossible combinations, each with its reason.
+            need more than ``build.MAX_NUMBERS`` numbers, impossible combinations, each with its reason.
     """
 
     width: Size = 64

@@ -12,9 +12,9 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import box_bounds
 
 Space = gym.Space[Any]
-LEAST_SIDE = 8
+MIN_SIDE = 8
 """Pixels of a picture that is known by its shape alone; less is a small grid of numbers, or a window of steps."""
-MOST_NUMBERS = 4096
+MAX_NUMBERS = 4096
 """Of a Box of 3 axes and more, beyond which a linear map of all of them is worth a warning."""
 
 
@@ -44,7 +44,7 @@ def picture_of(space: Space, path: str = "") -> Picture | None:
 
     Bytes (uint8) of 2 or 3 axes always are one. Floats of 3 axes, and bytes and floats of 4 axes, of which the first
     counts frames, are one by their shape: the channels, the shorter of the first and the last axis of a frame (of
-    equals the last), are fewer than the pixels of either side, and both sides have at least ``LEAST_SIDE``.
+    equals the last), are fewer than the pixels of either side, and both sides have at least ``MIN_SIDE``.
 
     Warns:
         UserWarning: where only the shape decided, and where many numbers of 3 axes and more are no picture.
@@ -59,12 +59,12 @@ def picture_of(space: Space, path: str = "") -> Picture | None:
     if asked:
         picture = as_picture(space, path, None)
         channels, height, width = picture.channels_height_width(space.shape[-3:])
-        if min(height, width) >= max(LEAST_SIDE, channels + 1):
+        if min(height, width) >= max(MIN_SIDE, channels + 1):
             order = "[C, H, W]" if picture.channels_first else "[H, W, C]"
             stack = f"{space.shape[0]} frames of " if axes == 4 else ""
             _warn(space, path, f"as a picture, {stack}{order}, through a convolution", "image", "vector")
             return picture
-    if axes >= 3 and math.prod(space.shape) > MOST_NUMBERS:
+    if axes >= 3 and math.prod(space.shape) > MAX_NUMBERS:
         _warn(space, path, f"as {math.prod(space.shape):,} numbers, through a linear map", "vector", "image")
     return None
 

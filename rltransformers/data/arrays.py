@@ -18,7 +18,7 @@ from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.keys import NAMES
 from rltransformers.data.trajectories import Trajectories
 
-MOST_INFLATION = 2000
+MAX_INFLATION = 2000
 """Bytes of an array per byte in the file; deflate reaches 1,032."""
 _SUFFIX = ".npy"
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -74,7 +74,7 @@ def _arrays(file: Path) -> dict[str, npt.NDArray[Any]]:
 
 def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> npt.NDArray[Any]:
     """One array; its stated size is compared with the bytes that are there before it is asked for."""
-    if member.file_size > MOST_INFLATION * max(member.compress_size, 1):
+    if member.file_size > MAX_INFLATION * max(member.compress_size, 1):
         raise DataError(f"{where} states {member.file_size:,} bytes and stores {member.compress_size:,}; it is damaged")
     with archive.open(member) as stream:
         read = _HEADERS.get(np.lib.format.read_magic(stream))

@@ -33,7 +33,7 @@ _DATASPACE, _DATATYPE, _FILL_VALUE, _LAYOUT, _ATTRIBUTE, _SYMBOL_TABLE = 0x01, 0
 _DEFAULT_FILL = struct.pack("<BBBBI", 2, 2, 2, 1, 0)  # IV.A.2.f: late allocation, the default value
 
 
-MOST_INFLATION = 2000
+MAX_INFLATION = 2000
 """Bytes of an array per byte in the file; gzip reaches 1,032."""
 ALWAYS_READ = 64 * 2**20
 """Bytes of an array that are read whatever the file stores for them: an array never written to is all zeros."""
@@ -64,7 +64,7 @@ def check_file(path: str | os.PathLike[str]) -> None:
             return f"{name.decode()!r} has its values in other files; only data inside the file are read"
         chunk = math.prod(how.get_chunk()) if how.get_layout() == h5d.CHUNKED else 0
         stated = max(math.prod(found.shape or ()), chunk) * found.get_type().get_size()
-        if stated > ALWAYS_READ + MOST_INFLATION * stored:
+        if stated > ALWAYS_READ + MAX_INFLATION * stored:
             return f"{name.decode()!r} states {stated:,} bytes and stores {stored:,}; it would exhaust memory"
         return None
 

@@ -46,7 +46,7 @@ def ogbench_file(name: str) -> Path | None:
 
 
 def missing_file(name: str, file: Path) -> DataError:
-    """What is said when the file of an OGBench id is not there."""
+    """The error for an OGBench id whose file is not there."""
     return DataError(
         f"the OGBench data set {name!r} is not on this machine: there is no file {file}; with network access run "
         f"`python -c \"import ogbench; ogbench.download_datasets(['{file.stem}'])\"`, or generate it with OGBench's "

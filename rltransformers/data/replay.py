@@ -23,7 +23,7 @@ from rltransformers.data.rollout import Leaves, action_layout, observation_layou
 Space = gym.Space[Any]
 PRIORITY_EXPONENT, IMPORTANCE_EXPONENT = 0.9, 0.6
 """How far priorities and the weights that make up for them count (Kapturowski et al. 2019, R2D2, table 2)."""
-LEAST_PRIORITY = 1e-6
+MIN_PRIORITY = 1e-6
 """So that a segment without errors can still be drawn."""
 _RINGS = ("rewards", "first", "terminal", "counts", "positions")
 
@@ -115,7 +115,7 @@ class Drawable:
         else:
             rows = np.repeat(np.arange(len(counts)), counts)
             numbers = oldest[rows] + np.arange(int(ends[-1])) - (ends - counts)[rows]
-            priorities = self.priorities[rows, numbers % self.priorities.shape[1]].clamp(min=LEAST_PRIORITY)
+            priorities = self.priorities[rows, numbers % self.priorities.shape[1]].clamp(min=MIN_PRIORITY)
             shares = priorities.double() ** PRIORITY_EXPONENT
             picked = torch.multinomial(shares, count, replacement=True, generator=generator)
             weights = (shares[picked] / shares.sum() * len(shares)) ** -IMPORTANCE_EXPONENT

@@ -12,7 +12,7 @@ from rltransformers.core.errors import DataError
 from rltransformers.core.members import check_numeric, numbers
 from rltransformers.core.spaces import map_leaves, space_of
 
-MOST_GUESSED_CLASSES = 65_536  # of one leaf, all its components together
+MAX_GUESSED_CLASSES = 65_536  # of one leaf, all its components together
 CHUNK_ROWS = 32_768  # checks, copies and statistics of a large array touch this many rows at a time
 
 
@@ -26,7 +26,7 @@ def infer_space(values: Any, role: str, name: str) -> gym.Space[Any]:
 
     Raises:
         DataError: for values that are no numbers, and where the space must be given: negative integers, and more than
-            ``MOST_GUESSED_CLASSES`` classes, for each of which a network would get weights.
+            ``MAX_GUESSED_CLASSES`` classes, for each of which a network would get weights.
     """
     return space_of(map_leaves(partial(_leaf_space, role, name), values))
 
@@ -57,10 +57,10 @@ def _leaf_space(role: str, name: str, values: Any) -> gym.Space[Any]:
     if smallest < 0:
         raise DataError(f"{name}: {role} are integers down to {smallest}; pass {role[:-1]}_space, it cannot be guessed")
     classes = sum(int(value) + 1 for value in largest.reshape(-1))
-    if classes > MOST_GUESSED_CLASSES:
+    if classes > MAX_GUESSED_CLASSES:
         raise DataError(
             f"{name}: {role} are integers up to {int(largest.max())}, which would be {classes:,} classes (at most "
-            f"{MOST_GUESSED_CLASSES:,} are guessed); pass {role[:-1]}_space, or repair the value if it is an error"
+            f"{MAX_GUESSED_CLASSES:,} are guessed); pass {role[:-1]}_space, or repair the value if it is an error"
         )
     return spaces.MultiDiscrete(largest.astype(np.int64) + 1) if shape else spaces.Discrete(int(largest) + 1)
 

@@ -27,7 +27,7 @@ from rltransformers.data.trajectories import Allocate, Trajectories
 EXTRA = "parquet"
 STATE, SPLITS, INFO = "state.json", "dataset_dict.json", "dataset_info.json"
 """Files of ``Dataset.save_to_disk`` in a folder: its files, its splits, its description."""
-MOST_VALUES = 2000
+MAX_VALUES = 2000
 """Values of a table per byte of its file: more were never recorded, equal ones are stored once."""
 ALWAYS_READ = 2**23
 """Values that are read whatever the file stores for them."""
@@ -192,7 +192,7 @@ def _arrow(file: Path, pyarrow: Any) -> Iterator[Any]:
 
 def _check_values(values: int, file: Path) -> None:
     stored = file.stat().st_size
-    if values > max(ALWAYS_READ, MOST_VALUES * stored):
+    if values > max(ALWAYS_READ, MAX_VALUES * stored):
         raise DataError(f"{file} states {values:,} values in {stored:,} bytes; it is damaged, or no recording")
 
 

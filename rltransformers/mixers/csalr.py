@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
-from rltransformers.mixers.landmarks import MOST_LANDMARKS, LandmarkAttention, pseudo_inverse, window_of
+from rltransformers.mixers.landmarks import MAX_LANDMARKS, LandmarkAttention, pseudo_inverse, window_of
 
 
 def ridge_solve(
@@ -59,7 +59,7 @@ class Options:
     """
 
     block: Size = 8
-    landmarks: Annotated[int, Ge(1), Le(MOST_LANDMARKS)] | None = None
+    landmarks: Annotated[int, Ge(1), Le(MAX_LANDMARKS)] | None = None
     ridge: Annotated[float, Ge(1e-3), Le(1e3)] = 1.0
     iterations: Annotated[int, Ge(0), Le(100)] = 8
 

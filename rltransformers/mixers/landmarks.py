@@ -162,7 +162,7 @@ class LandmarkAttention(RowMixer):
         return mixed
 
 
-MOST_LANDMARKS = 1000
+MAX_LANDMARKS = 1000
 """Landmarks are compared with each other, and the matrix of every block is inverted."""
 
 
@@ -176,10 +176,10 @@ def window_of(name: str, dims: Dims, block: int, landmarks: int | None, conv: in
     visible = (dims.memory + 1) * dims.tokens_per_step - 1
     if landmarks is None:
         landmarks = max(1, (visible + 1) // block - 1)
-        if landmarks > MOST_LANDMARKS:
+        if landmarks > MAX_LANDMARKS:
             raise ConfigError(
                 f"{name} with block={block} would keep {landmarks} landmarks of a memory of {visible} tokens, "
-                f"at most are {MOST_LANDMARKS}; choose larger blocks or write landmarks"
+                f"at most are {MAX_LANDMARKS}; choose larger blocks or write landmarks"
             )
     horizon = max((landmarks + 1) * block, conv) - 1
     if visible < horizon:

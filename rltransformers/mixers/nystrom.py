@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.mixers.interface import Dims
-from rltransformers.mixers.landmarks import MOST_LANDMARKS, LandmarkAttention, pseudo_inverse, window_of
+from rltransformers.mixers.landmarks import MAX_LANDMARKS, LandmarkAttention, pseudo_inverse, window_of
 
 
 def past_convolution(
@@ -68,7 +68,7 @@ class Options:
     """
 
     block: Size = 8
-    landmarks: Annotated[int, Ge(1), Le(MOST_LANDMARKS)] | None = None
+    landmarks: Annotated[int, Ge(1), Le(MAX_LANDMARKS)] | None = None
     iterations: Annotated[int, Ge(0), Le(100)] = 6
     conv: Annotated[int, Ge(0), Le(4096)] = 0
 

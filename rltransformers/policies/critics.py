@@ -18,7 +18,7 @@ from rltransformers.policies.action_heads import ActionHead, BinaryAction, Categ
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.registered import LeafChoice
 
-MOST_ALTERNATIVES = 64
+MAX_ALTERNATIVES = 64
 """Combinations of discrete actions over which an expected value is still a sum."""
 
 
@@ -99,7 +99,7 @@ def alternatives(
 
 
 def check_alternatives(head: ActionHead) -> None:
-    """Raise ConfigError where a policy has more alternatives than ``MOST_ALTERNATIVES``."""
+    """Raise ConfigError where a policy has more alternatives than ``MAX_ALTERNATIVES``."""
     count = 1
     for _, leaf in head.named_leaves():
         if isinstance(leaf, CategoricalAction):
@@ -107,9 +107,9 @@ def check_alternatives(head: ActionHead) -> None:
                 count *= size
         elif isinstance(leaf, BinaryAction):
             count *= 2**leaf.outputs
-    if count > MOST_ALTERNATIVES:
+    if count > MAX_ALTERNATIVES:
         raise ConfigError(
-            f"critic sums over all combinations of discrete actions, at most {MOST_ALTERNATIVES}, and this action space"
+            f"critic sums over all combinations of discrete actions, at most {MAX_ALTERNATIVES}, and this action space"
             f" has {count:,}; leave critic out"
         )
 

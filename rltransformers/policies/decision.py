@@ -37,7 +37,7 @@ MachineDecision = Callable[..., tuple[dict[str, Tensor], "ActingState"] | None]
 """Takes a ``Decider``'s decision as machine code; None where there is none."""
 
 ActingMode = Literal["refresh", "banded", "recompute"]
-MOST_SCALED = 1e6
+MAX_SCALED = 1e6
 """Largest return-to-go that the network may read; it is made for numbers of order 1."""
 NEWEST = slice(-1, None)
 
@@ -479,7 +479,7 @@ class Decider:
             asked = asked - reward.to(asked)
         if self.discount != 1.0:
             # A deviation from the requested return grows by 1/discount a step, without end.
-            most = MOST_SCALED * policy.return_scale
+            most = MAX_SCALED * policy.return_scale
             asked = (asked / self.discount).clamp(-most, most)
         asked = torch.where(start, target_return.to(asked), asked)
         step = next_step(state, start)
@@ -502,7 +502,7 @@ class Decider:
             return asked[:, None]
         more = torch.tensor(self.jitter, dtype=asked.dtype, device=asked.device)
         growth = (1.0 / self.discount) ** step.to(asked.dtype)
-        return asked[:, None] + more * growth.clamp(max=MOST_SCALED)[:, None]
+        return asked[:, None] + more * growth.clamp(max=MAX_SCALED)[:, None]
 
     def _features(
         self,

@@ -15,7 +15,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import PositiveNumber, check_fields
 from rltransformers.core.spaces import leaf_spaces, normalised_leaves
 from rltransformers.data import Trajectories
-from rltransformers.policies.decision import MOST_SCALED
+from rltransformers.policies.decision import MAX_SCALED
 from rltransformers.training.decision_settings import Settings
 
 
@@ -70,11 +70,11 @@ def summary_of(data: Trajectories, settings: Settings, return_scale: float | Non
 
 
 def check_scale(return_scale: float, largest: float) -> None:
-    """Raise ConfigError unless returns of up to ``largest`` are at most ``MOST_SCALED`` times ``return_scale``."""
-    if largest > MOST_SCALED * return_scale:
+    """Raise ConfigError unless returns of up to ``largest`` are at most ``MAX_SCALED`` times ``return_scale``."""
+    if largest > MAX_SCALED * return_scale:
         raise ConfigError(
             f"return_scale ({return_scale:g}) is too small for returns of up to {largest:g}: the network would read "
-            f"{largest / return_scale:g}, at most {MOST_SCALED:g} makes sense; leave it out for one that fits the data"
+            f"{largest / return_scale:g}, at most {MAX_SCALED:g} makes sense; leave it out for one that fits the data"
         )
 
 

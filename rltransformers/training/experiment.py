@@ -28,7 +28,7 @@ from rltransformers.core.ranges import (
 )
 from rltransformers.training.search import read_search
 
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 """Values in a config with its aliases written out; nine short lines of aliases can stand for thousands of millions."""
 
 
@@ -427,15 +427,15 @@ def parse_yaml(text: str, source: str) -> Any:
 
     Raises:
         ConfigError: for text that is not YAML, for a key that is given twice, and for aliases that stand for more than
-            ``MOST_VALUES`` values.
+            ``MAX_VALUES`` values.
     """
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
-        if _size(node, {}) > MOST_VALUES:
-            raise ConfigError(f"{source} stands for more than {MOST_VALUES:,} values; write fewer aliases (*name)")
+        if _size(node, {}) > MAX_VALUES:
+            raise ConfigError(f"{source} stands for more than {MAX_VALUES:,} values; write fewer aliases (*name)")
         return loader.construct_document(node)
     except RecursionError as error:
         raise ConfigError(f"{source} is nested too deeply") from error

@@ -27,7 +27,7 @@ from scripts.benchmarks.laws import require_green
 ATTENTION = [name for name, axis in AXES.items() if axis.attention]
 LAYERS = 2  # logits that a layer hands to the next one cost something only where there is a next one
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
-MOST_SECONDS, MOST_BYTES = 20.0, 4 * 2**30
+MAX_SECONDS, MAX_BYTES = 20.0, 4 * 2**30
 # Examples of the catalogue are as small as an entry can be; these are the same entries at a memory of 64 steps.
 SCALED: dict[tuple[str, str], dict[str, Any]] = {
     ("position", "shaw"): {"position": {"name": "shaw", "max_distance": 64}},
@@ -172,7 +172,7 @@ def measure(
     works: dict[int, Timed] = {}
     seconds = 0.0
     for length in lengths:
-        if counted and (4 * seconds > MOST_SECONDS or 4 * counted[length // 2][1] > MOST_BYTES):
+        if counted and (4 * seconds > MAX_SECONDS or 4 * counted[length // 2][1] > MAX_BYTES):
             break
         forward, parameters = forward_of(length)
         counted[length] = cost(forward)
@@ -219,7 +219,7 @@ def growth_row(costs: Sequence[Cost], declared: str, setting: str, lengths: Sequ
     flops, saved = growth(last.flops, largest.flops), growth(last.saved_bytes, largest.saved_bytes)
     ratio = largest.length / first.length
     exponents = [growth(*pair, ratio) for pair in zip(first.runs, largest.runs, strict=True)]
-    skipped = "" if largest.length == lengths[-1] else f"; longer ones exceed {MOST_SECONDS:g} s or 4 GB"
+    skipped = "" if largest.length == lengths[-1] else f"; longer ones exceed {MAX_SECONDS:g} s or 4 GB"
     axis = declared[0]
     row = absolute(
         largest.entry,

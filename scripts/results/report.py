@@ -21,7 +21,7 @@ METRIC_NAMES = {
     "curve_mean": "mean of the curve",
     "curve_max": "highest evaluation",
 }
-MOST_NAMED = 5  # variants in a cell of the summary
+MAX_NAMED = 5  # variants in a cell of the summary
 SUMMARY = ("task", "ours", "baseline", "target", "met")
 LEGEND = (
     "Scores are interquartile means over seeds [95 % interval]; baseline: other agents and our "
@@ -114,7 +114,7 @@ def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:
         [*head, "parameters", "steps", "minutes", *(METRIC_NAMES.get(each, each) for each in metrics)]
     )
     for variant, rows in runs.items():
-        if not rows and len(task.variants) > MOST_NAMED:
+        if not rows and len(task.variants) > MAX_NAMED:
             continue  # a long list says below how many are missing
         cells = [variant, estimate([row.score for row in rows]), each_seed(rows)]
         cells += [_improvement(rows, runs[against], variant == against)] if against else []
@@ -124,7 +124,7 @@ def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:
         cells += [number(_median(row.metric(metric) for row in rows)) for metric in metrics]
         yield line(cells)
     missing = sum(not rows for rows in runs.values())
-    if missing and len(task.variants) > MOST_NAMED:
+    if missing and len(task.variants) > MAX_NAMED:
         yield from ["", f"{missing} further variants have no runs yet."]
     yield from _by_target(task, runs)
     yield from _by_transfer(task, runs)
@@ -190,7 +190,7 @@ def _others(runs: Runs, task: Task, seeds: int) -> str:
     Of many only the one that is compared with, and the span of the rest, as the suite's page has them all.
     """
     scores = {variant: float(iqm([row.score for row in rows])) for variant, rows in runs.items()}
-    named = list(scores) if len(scores) <= MOST_NAMED else [each for each in scores if each == task.compared_with]
+    named = list(scores) if len(scores) <= MAX_NAMED else [each for each in scores if each == task.compared_with]
     texts = []
     for variant in named:
         fewer = len(runs[variant]) < seeds and task.variants[variant].get("dataset") != "mean"

@@ -20,7 +20,7 @@ from rltransformers.training.experiment import ExperimentConfig, parse_yaml, rea
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = ROOT / "configs" / "suites"
-LEAST_EPISODES = 50
+MIN_EPISODES = 50
 SCORES = ("return", "success")
 _NOT_IN_HASH = ("seed", "output", "threads", "tune")
 _SET_BY_CELL = ("seed", "output")
@@ -82,11 +82,11 @@ class Transfer:
 
     id: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
-    episodes: int = LEAST_EPISODES
+    episodes: int = MIN_EPISODES
 
     def __post_init__(self) -> None:
-        if self.episodes < LEAST_EPISODES:
-            raise ConfigError(f"episodes is {self.episodes}; results are means over at least {LEAST_EPISODES} episodes")
+        if self.episodes < MIN_EPISODES:
+            raise ConfigError(f"episodes is {self.episodes}; results are means over at least {MIN_EPISODES} episodes")
 
 
 @dataclass(frozen=True)
@@ -350,9 +350,9 @@ def _config(name: str, overrides: Mapping[str, Any]) -> ExperimentConfig:
 
 def _check_evaluation(task: Task, config: ExperimentConfig) -> None:
     evaluation = config.evaluation
-    if evaluation.episodes < LEAST_EPISODES:
+    if evaluation.episodes < MIN_EPISODES:
         raise ConfigError(
-            f"evaluation.episodes is {evaluation.episodes}; results are means over at least {LEAST_EPISODES} episodes"
+            f"evaluation.episodes is {evaluation.episodes}; results are means over at least {MIN_EPISODES} episodes"
         )
     targets = evaluation.target_returns
     if len(targets) > 1 and task.target not in targets:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rltransformers.algorithms.vmpo import (
-    LEAST_MULTIPLIER,
+    MIN_MULTIPLIER,
     Multipliers,
     VMPOBounds,
     VMPOLoss,
@@ -201,4 +201,4 @@ def test_multipliers_start_where_asked_and_never_reach_zero() -> None:
     multipliers.temperature.backward()
     adam.step()
     multipliers.constrain_()
-    assert float(multipliers.temperature.detach()) == pytest.approx(LEAST_MULTIPLIER, rel=1e-5)
+    assert float(multipliers.temperature.detach()) == pytest.approx(MIN_MULTIPLIER, rel=1e-5)

@@ -17,7 +17,7 @@ from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.members import ACTION_ROUNDING
 from rltransformers.data import Trajectories, load_trajectories, write_minari
 from rltransformers.data.keys import NAMES
-from rltransformers.data.spaces import MOST_GUESSED_CLASSES
+from rltransformers.data.spaces import MAX_GUESSED_CLASSES
 from tests.data.coded import LENGTHS, coded_episodes, flat, wrong_pairs
 
 Episodes = list[dict[str, Any]]
@@ -234,10 +234,10 @@ def test_a_guess_of_very_many_classes_is_refused(source: str, tmp_path: Path) ->
             episode[kind] = np.abs(episode[kind])
         message = refusal(source, episodes, tmp_path)
         assert f"{kind} are integers up to 1000000000" in message and f"pass {kind[:-1]}_space" in message
-    episodes = with_fault("actions", MOST_GUESSED_CLASSES - 1, np.int64)
-    assert SOURCES[source](episodes, tmp_path).action_space == spaces.MultiDiscrete([MOST_GUESSED_CLASSES])
-    message = refusal(source, with_fault("actions", MOST_GUESSED_CLASSES, np.int64), tmp_path)
-    assert f"{MOST_GUESSED_CLASSES + 1:,} classes" in message
+    episodes = with_fault("actions", MAX_GUESSED_CLASSES - 1, np.int64)
+    assert SOURCES[source](episodes, tmp_path).action_space == spaces.MultiDiscrete([MAX_GUESSED_CLASSES])
+    message = refusal(source, with_fault("actions", MAX_GUESSED_CLASSES, np.int64), tmp_path)
+    assert f"{MAX_GUESSED_CLASSES + 1:,} classes" in message
 
 
 # Keys ------------------------------------------------------------

@@ -173,7 +173,7 @@ def test_a_file_that_states_far_more_than_it_stores_is_refused(tmp_path: Path, m
     with pytest.raises(DataError, match=r"the keys .* are missing"):
         load_trajectories(tmp_path / "large.parquet")
     monkeypatch.setattr("rltransformers.data.tables.ALWAYS_READ", 1000)
-    monkeypatch.setattr("rltransformers.data.tables.MOST_VALUES", 2)
+    monkeypatch.setattr("rltransformers.data.tables.MAX_VALUES", 2)
     with pytest.raises(DataError, match=r"states 20,000 values in [\d,]+ bytes; it is damaged"):
         load_trajectories(tmp_path / "large.parquet")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.policies.action_heads import ActionHead
-from rltransformers.policies.critics import MOST_ALTERNATIVES, TwinCritics, alternatives, check_alternatives
+from rltransformers.policies.critics import MAX_ALTERNATIVES, TwinCritics, alternatives, check_alternatives
 
 OBSERVATION = spaces.Box(-1, 1, (3,))
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
@@ -75,5 +75,5 @@ def test_the_gradient_raises_what_the_critics_value_most() -> None:
 
 def test_more_combinations_than_can_be_summed_over_are_refused() -> None:
     check_alternatives(ActionHead(spaces.MultiBinary(6), 8))
-    with pytest.raises(ConfigError, match=f"at most {MOST_ALTERNATIVES}, .* has 128; leave critic out"):
+    with pytest.raises(ConfigError, match=f"at most {MAX_ALTERNATIVES}, .* has 128; leave critic out"):
         check_alternatives(ActionHead(spaces.MultiBinary(7), 8))

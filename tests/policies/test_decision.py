@@ -14,7 +14,7 @@ from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.functional.means import masked_mean
 from rltransformers.policies.action_heads import ActionHead, CategoricalAction, ContinuousAction
-from rltransformers.policies.decision import MOST_SCALED, ActingState, Decider, DecisionPolicy
+from rltransformers.policies.decision import MAX_SCALED, ActingState, Decider, DecisionPolicy
 
 OBSERVATION = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTION = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
@@ -313,7 +313,7 @@ def test_what_a_discount_leaves_over_grows_to_a_limit_and_is_never_infinite() ->
         )
         start = torch.tensor([False])
         assert bool(action[""].isfinite().all()), step
-    assert state.return_to_go.item() == MOST_SCALED * policy.return_scale
+    assert state.return_to_go.item() == MAX_SCALED * policy.return_scale
     several = SimpleNamespace(jitter=(-1.0, 0.0, 1.0), discount=0.5)
     assert bool(Decider.goals(several, state.return_to_go, torch.tensor([1100])).isfinite().all())  # type: ignore[arg-type]  # all it reads
 

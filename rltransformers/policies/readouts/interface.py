@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from rltransformers.core.spec import Size
 from rltransformers.functional.nearest import FlatIndex, Search, searches_outside
 
-MOST_ROWS = 2**20
+MAX_ROWS = 2**20
 LARGEST_PRODUCT = 2**22
 """Distances that are computed at once, where nothing is compiled: more of them leave the cache of a processor."""
 FARTHEST = 1e9
-"""In steps of the resolution; times ``MOST_ROWS`` and plus a row it is still a whole number of float64."""
+"""In steps of the resolution; times ``MAX_ROWS`` and plus a row it is still a whole number of float64."""
 
 
 class RecordedLeaf(Protocol):
@@ -50,7 +50,7 @@ class StoreOptions:
     """
 
     neighbours: Size = 32
-    size: Annotated[int, Ge(1), Le(MOST_ROWS)] = 10_000
+    size: Annotated[int, Ge(1), Le(MAX_ROWS)] = 10_000
     search: Search = "exact"
     better: bool = False
     refresh: Size = 1_000

@@ -12,7 +12,7 @@ from annotated_types import Ge, Le
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rltransformers.attention.informer import MOST_SAMPLES, sparsity
+from rltransformers.attention.informer import MAX_SAMPLES, sparsity
 from rltransformers.attention.patterns.interface import PRIME, DrawSeed, mixed
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Size, Spec, Traits
@@ -94,7 +94,7 @@ class Options(EncoderOptions):
 
     position: Position = "sinusoidal"
     factor: Annotated[int, Ge(1), Le(100)] = 5
-    samples: Annotated[int, Ge(1), Le(MOST_SAMPLES)] | None = None
+    samples: Annotated[int, Ge(1), Le(MAX_SAMPLES)] | None = None
     active_queries: Size | None = None
     seed: DrawSeed = 0
 
@@ -115,7 +115,7 @@ def build(elements: int, width: int, options: Options) -> PostNormStack:
     Raises:
         ConfigError: more samples or active queries than elements, or samples that would fill the memory.
     """
-    usual = max(1, min(elements, MOST_SAMPLES, options.factor * math.ceil(math.log(elements))))
+    usual = max(1, min(elements, MAX_SAMPLES, options.factor * math.ceil(math.log(elements))))
     samples, active = options.samples or usual, options.active_queries or usual
     for name, count in (("samples", samples), ("active_queries", active)):
         if count > elements:

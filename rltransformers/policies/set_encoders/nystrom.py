@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Spec, Traits
-from rltransformers.mixers.landmarks import MOST_LANDMARKS, pseudo_inverse
+from rltransformers.mixers.landmarks import MAX_LANDMARKS, pseudo_inverse
 from rltransformers.policies.set_encoders.interface import (
     Attention,
     EncoderOptions,
@@ -87,7 +87,7 @@ class Options(EncoderOptions):
         conv: taps of the convolution over values, odd, 0 for none; those farther away than any element are left out.
     """
 
-    landmarks: Annotated[int, Ge(1), Le(MOST_LANDMARKS)] | None = None
+    landmarks: Annotated[int, Ge(1), Le(MAX_LANDMARKS)] | None = None
     iterations: Annotated[int, Ge(0), Le(100)] = 6
     conv: Annotated[int, Ge(0), Le(4095)] = 33
 
@@ -106,7 +106,7 @@ def build(elements: int, width: int, options: Options) -> PostNormStack:
     Raises:
         ConfigError: more landmarks than elements, an even number of taps, or segments that would fill the memory.
     """
-    landmarks = options.landmarks or max(1, min(64, MOST_LANDMARKS, elements // 4))
+    landmarks = options.landmarks or max(1, min(64, MAX_LANDMARKS, elements // 4))
     if landmarks > elements:
         raise ConfigError(f"encoder 'nystrom': landmarks ({landmarks}) are means of elements; set at most {elements}")
     if options.conv and options.conv % 2 == 0:
