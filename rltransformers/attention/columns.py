@@ -115,7 +115,7 @@ def _columns(pattern: Pattern, places: tuple[Place, ...], counts: tuple[int, ...
             distance = window_distance(place, time, count, p.device)
             masks.append(window_mask(pattern, distance, p))
         index.append(length - 1 - distance.clamp(0, length - 1))
-    listed = windows.oldest_first(length, p.device)
+    listed = windows.descending(length, p.device)
     return Columns(beside(masks), listed, tuple(index), counts[0] if alone else 0)
 
 
@@ -123,7 +123,7 @@ def window_distance(place: Rows | Ring, time: int, count: int, device: torch.dev
     """Tokens from every query back to every row; negative for the future."""
     if isinstance(place, Rows):
         return windows.distances(time, count, device)
-    return place.age - windows.oldest_first(time, device)[:, None]
+    return place.age - windows.descending(time, device)[:, None]
 
 
 def by_distance(
@@ -131,7 +131,7 @@ def by_distance(
 ) -> Float[Tensor, "B T H L"]:
     """Values of the rows of a window at the distances 0 .. length - 1, 0 where there is no visible row."""
     time, count = values.shape[2:]
-    back = torch.arange(length, device=values.device) + windows.oldest_first(time, values.device)[:, None]
+    back = torch.arange(length, device=values.device) + windows.descending(time, values.device)[:, None]
     row = count - 1 - back if isinstance(place, Rows) else (place.newest - back) % count
     index = row.clamp(min=0).expand(*values.shape[:2], -1, -1)
     found = values.masked_fill(~visible, 0.0).gather(-1, index).masked_fill(row < 0, 0.0)

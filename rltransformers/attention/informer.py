@@ -42,7 +42,7 @@ def most_active(
     Rows are contiguous in time, end with the tokens of the call and begin ``candidates`` - 1 tokens earlier.
     """
     rivals = measures.unfold(1, candidates, 1)  # B T H R, the query itself at the end
-    age = windows.oldest_first(candidates, p.device)
+    age = windows.descending(candidates, p.device)
     larger = (rivals > rivals[..., -1:]) & (age <= p[..., None])[:, :, None]
     return (larger.sum(-1) < active).transpose(1, 2)
 
@@ -80,7 +80,7 @@ class ProbSparse(Attention):
             measures = torch.cat([before, found], 1)
             active = most_active(measures, tokens.p, self.candidates, self.active)
             after = windows.last_rows(measures, self.candidates - 1, tokens)
-            age = windows.oldest_first(self.candidates - 1, h.device)
+            age = windows.descending(self.candidates - 1, h.device)
             after = after.masked_fill((age > tokens.last_position()[:, None])[..., None], 0.0)
         heads = query.unflatten(-1, (self.dims.heads, -1)).masked_fill(~active.transpose(1, 2)[..., None], 0.0)
         own = {name: value for name, value in state.items() if name != "measures"}

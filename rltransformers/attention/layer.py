@@ -291,7 +291,7 @@ class Attention(RowMixer):
         """Queries and keys turned by their places, where the position does so."""
         if not self.plan.turns:
             return query, groups
-        position, behind = self.position, windows.oldest_first(query.shape[2], query.device)
+        position, behind = self.position, windows.descending(query.shape[2], query.device)
         turned = [
             replace(group, k=position.turn(group.k, self.circle(back(group, behind, self.horizon + 1), query, call)))
             for group in groups
@@ -429,7 +429,7 @@ def back(group: Heads, behind: Int[Tensor, " T"], edge: int) -> Int[Tensor, "...
     if isinstance(place, Ring):
         return place.age
     if isinstance(place, Rows):
-        return windows.oldest_first(group.k.shape[2], group.k.device)
+        return windows.descending(group.k.shape[2], group.k.device)
     if group.per_token:
         return (behind[:, None] + place.distance.clamp(max=place.farthest or edge))[:, None]
     return place.distance[:, None, -1]

@@ -125,7 +125,7 @@ def distances(time: int, rows: int, device: torch.device) -> Int[Tensor, "T S"]:
     return rows - time + t[:, None] - s
 
 
-def oldest_first(length: int, device: torch.device) -> Int[Tensor, " L"]:
+def descending(length: int, device: torch.device) -> Int[Tensor, " L"]:
     """The distances L - 1 .. 0."""
     return torch.arange(length - 1, -1, -1, device=device)
 

@@ -25,7 +25,7 @@ from rltransformers.core.spaces import leaf_spaces, normalised_leaves, space_fro
 from rltransformers.core.spec import Choice
 from rltransformers.functional.context import EVERY, Context
 from rltransformers.functional.modules import linear
-from rltransformers.functional.windows import oldest_first, padded_behind
+from rltransformers.functional.windows import descending, padded_behind
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.critics import TwinCritics, check_alternatives
 from rltransformers.policies.deep_losses import predicts_later
@@ -640,7 +640,7 @@ class Reading:
         length = self.tokens.shape[1]
         first = count + 1 - group * self.decider.window(self.step)
         index = torch.arange(length, device=new.device)
-        steps_ago = oldest_first(count + 1, new.device)[:length] // group
+        steps_ago = descending(count + 1, new.device)[:length] // group
         timestep = (self.step[:, None] - steps_ago).clamp(min=0)
         tasks = None if self.task is None else self.task[:, None].expand(-1, length)
         reset = index == first[:, None]

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from rltransformers.backbone import Backbone, Record
 from rltransformers.backbone.losses import DeepOptions, ExitOptions
+from rltransformers.functional.means import masked_means
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,6 @@ def tell_deep_losses(backbone: Backbone, record: Record, targets: Targets, progr
             record.add_loss(choice.name, deep_loss(streams, targets, choice.options, progress))
 
 
-def mean_over(x: Float[Tensor, "*n B T"], counts: Bool[Tensor, "B T"]) -> Float[Tensor, "*n"]:
-    """The mean of what counts, whatever stands elsewhere; 0 when nothing does."""
-    return torch.where(counts, x, 0.0).sum((-2, -1)) / counts.sum().clamp(min=1)
-
-
 def exits_loss(
     losses: Float[Tensor, "N B T"],
     predictions: Float[Tensor, "B T E"] | None,
@@ -87,9 +83,9 @@ def exits_loss(
     weights = torch.ones(layers) if options.weights == "uniform" else torch.arange(1.0, layers + 1)
     weights = weights.to(losses)
     if mixed is None:
-        total = (weights * mean_over(losses, targets.counts)).sum() / weights.sum()
+        total = (weights * masked_means(losses, targets.counts)).sum() / weights.sum()
     else:
-        total = mean_over(mixed, targets.counts)
+        total = masked_means(mixed, targets.counts)
     if predictions is None or predictions.shape[-1] == 0:
         return total
     found = losses.detach()
@@ -99,7 +95,7 @@ def exits_loss(
     else:
         right = (found[:-1] <= found[-1] + options.slack).movedim(0, -1).to(predictions.dtype)
         missed = F.binary_cross_entropy_with_logits(predictions, right, reduction="none").mean(-1)
-    return total + mean_over(missed, targets.counts)
+    return total + masked_means(missed, targets.counts)
 
 
 def oracle(losses: Float[Tensor, "N B T"], targets: Targets, penalty: float, smoothing: float) -> Int[Tensor, "B T"]:
@@ -129,12 +125,12 @@ def deep_loss(
     counted = [
         stream for number, stream in enumerate(streams, 1) if number == layers or active(number, layers, progress)
     ]
-    found = [mean_over(targets.now(stream), targets.counts) for stream in counted[:-1]]
+    found = [masked_means(targets.now(stream), targets.counts) for stream in counted[:-1]]
     if options.future > 0 and targets.later is not None:
         begins = torch.cat([targets.first[:, 1:], torch.ones_like(targets.first[:, :1])], 1)
         follows = torch.cat([targets.counts[:, 1:], torch.zeros_like(targets.counts[:, :1])], 1)
         counts = targets.counts & follows & ~begins
-        found += [options.future * mean_over(targets.later(stream), counts) for stream in counted]
+        found += [options.future * masked_means(targets.later(stream), counts) for stream in counted]
     return torch.stack(found).sum() if found else streams[0].new_zeros(())
 
 

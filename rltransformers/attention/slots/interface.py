@@ -145,7 +145,7 @@ class SlotAttention(Attention):
 
     def compressed(self, rows: Float[Tensor, "B S E"], ends: Int[Tensor, "B N"]) -> Float[Tensor, "B N c E"]:
         """The slots of blocks whose last tokens are given; of blocks that are not in the rows, anything."""
-        index = ends[..., None] - windows.oldest_first(self.block, rows.device)
+        index = ends[..., None] - windows.descending(self.block, rows.device)
         blocks = windows.take_rows(rows, index.clamp(max=rows.shape[1] - 1).flatten(1)).unflatten(1, index.shape[1:])
         groups = self.dims.kv_heads
         k, v = blocks.split_with_sizes([groups * self.dims.head_dim, groups * self.dims.value_dim], -1)
@@ -160,7 +160,7 @@ class SlotAttention(Attention):
         visible = (distance >= 0) & (distance <= edge[..., None])
         farthest = self.block * self.blocks - 1 + compression.span * (compression.slots - 1)
         if compression.slots > 1:
-            older = compression.span * windows.oldest_first(compression.slots, p.device)
+            older = compression.span * windows.descending(compression.slots, p.device)
             distance = (distance[..., None] + older).flatten(2)
             visible = visible.repeat_interleave(compression.slots, 2)
         return At(distance, visible, farthest, shift=self.mass)
@@ -181,7 +181,7 @@ def ends_of_blocks(
     """
     time = p.shape[1]
     place = torch.arange(time, device=p.device)
-    old = -1 - (before[:, None] + 1) % block - block * windows.oldest_first(blocks, p.device)
+    old = -1 - (before[:, None] + 1) % block - block * windows.descending(blocks, p.device)
     complete = (p + 1) % block == 0
     done = complete.cumsum(1)
     most = -(-time // block)  # a block of an episode takes as many tokens as it has, but the first one began earlier

@@ -54,7 +54,7 @@ def ends_of_slots(
     time = p.shape[1]
     place = torch.arange(time, device=p.device)
     behind = before[:, None] - (kernel - 1)
-    old = -1 - behind % stride - stride * windows.oldest_first(slots, p.device)
+    old = -1 - behind % stride - stride * windows.descending(slots, p.device)
     complete = (p >= kernel - 1) & ((p - (kernel - 1)) % stride == 0)
     done = complete.cumsum(1)
     most = -(-time // stride)
@@ -131,7 +131,7 @@ class Poolingformer(Attention):
         rows = torch.cat([state["recent"].to(fresh.dtype), fresh], 1) if self.kernel > 1 else fresh
         ends, done = ends_of_slots(tokens.p, tokens.before, self.kernel, self.stride, self.slots)
         made = ends[:, self.slots :]
-        index = self.kernel - 1 + made[..., None] - windows.oldest_first(self.kernel, y.device)
+        index = self.kernel - 1 + made[..., None] - windows.descending(self.kernel, y.device)
         gathered = windows.take_rows(rows, index.clamp(max=rows.shape[1] - 1).flatten(1)).unflatten(1, index.shape[1:])
         slots = torch.cat([state["pooled"].to(fresh.dtype), self.pool(gathered).to(fresh.dtype)], 1)
         z = self.second_output(self.read(query, slots, ends, done, tokens).flatten(2))
@@ -173,7 +173,7 @@ class Poolingformer(Attention):
         pooled = windows.take_rows(slots, order).masked_fill((age + self.kernel - 1 > p)[..., None], 0.0)
         if self.kernel == 1:
             return {"pooled": pooled}
-        back = windows.oldest_first(self.kernel - 1, rows.device)
+        back = windows.descending(self.kernel - 1, rows.device)
         recent = windows.last_rows(rows, self.kernel - 1, tokens).masked_fill((back > p)[..., None], 0.0)
         return {"pooled": pooled, "recent": recent}
 
