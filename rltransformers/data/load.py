@@ -163,7 +163,7 @@ def load_trajectories(
         episodes = [_pick(episode, observation_leaves) for episode in dataset]
         return trajectories_from_episodes(episodes, **options | {"name": name or "episodes"})
     raise DataError(
-        f"cannot read a dataset from {type(dataset).__name__}; pass a Minari or D4RL id, a path "
+        f"cannot read a dataset from {type(dataset).__name__}; pass a Minari, D4RL or OGBench id, a path "
         f"({', '.join(_FORMATS)}, or a folder), a MinariDataset, a datasets.Dataset, a buffer of Stable-Baselines3, a "
         f"D4RL-style dict, or a list of episode dicts"
     )

@@ -98,7 +98,7 @@ class DatasetConfig:
     """Data of an offline agent: ``id`` or ``collect``, one of the two.
 
     Attributes:
-        id: Minari or D4RL id, or path of a file or folder of data, see docs/data.md.
+        id: Minari, D4RL or OGBench id, or path of a file or folder of data, see docs/data.md.
         collect: episodes that are recorded before training.
         time_limit: step limit of the environment, for data at ``id`` that do not tell limits from ends.
         split_on_discontinuity: also end an episode of ``id`` where observations do not follow each other, as AntMaze

@@ -15,9 +15,9 @@ def add(commands: Parsers) -> None:
         "inspect",
         "Check a dataset and describe it.",
         """
-DATASET is a Minari or D4RL id (installed on this machine), a file (.hdf5, .npz, .parquet, .arrow), or a folder of saved
-trajectories, of Parquet files or of Hugging Face datasets. It is read and checked as training would: shapes, NaN,
-lengths, flags. Printed are spaces, episodes, lengths, returns, and target returns worth asking for.
+DATASET is a Minari, D4RL or OGBench id (installed on this machine), a file (.hdf5, .npz, .parquet, .arrow), or a folder
+of saved trajectories, of Parquet files or of Hugging Face datasets. It is read and checked as training would: shapes,
+NaN, lengths, flags. Printed are spaces, episodes, lengths, returns, and target returns worth asking for.
 
   rltransformers inspect hopper/mixture-v0
   rltransformers inspect hopper_medium-v2.hdf5 --json
