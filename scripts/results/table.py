@@ -166,7 +166,7 @@ def matches(row: Row, cell: Cell) -> bool:
 def differences(row: Row, published: Row) -> list[str]:
     """Columns in which a repeated run is not its published row to the digit; what a clock measured is left out."""
     names = ("score", "episodes", "steps", "parameters", "state_bytes", "results", "curve", "transfers", "metrics")
-    ours, theirs = _timeless(_round_trip(row)), _timeless(published)
+    ours, theirs = (_timeless(_round_trip(each)) for each in (row, published))
     return [name for name in names if ours[name] != theirs[name]]
 
 
@@ -180,6 +180,7 @@ def _timeless(row: Row) -> dict[str, Any]:
 
 
 def _round_trip(row: Row) -> Row:
+    """The row with the digits that the CSV stores."""
     return _parse({name: str(value) for name, value in _cells(row).items()})
 
 

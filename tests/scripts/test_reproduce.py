@@ -639,13 +639,15 @@ def test_a_repeated_run_is_compared_with_the_published_one(
     assert words in capsys.readouterr().out
 
 
-def test_what_a_clock_measured_is_no_difference(suite: Suite) -> None:
+def test_neither_what_a_clock_measured_nor_digits_that_are_not_stored_differ(suite: Suite) -> None:
     one, two, three = (
         {"10,000": {"success_rate": rate, "microseconds": time}} for rate, time in [(1, 3), (1, 4), (0, 3)]
     )
     rows = [row(suite, "GTrXL", 0, 1.0, transfers=each, metrics={"time/fps": 1.0}) for each in (one, two, three)]
     assert differences(rows[0], replace(rows[1], metrics={"time/fps": 2.0})) == []
     assert differences(rows[0], rows[2]) == ["transfers"]
+    assert differences(replace(rows[0], score=0.99), replace(rows[0], score=0.98999998)) == []  # six digits are stored
+    assert differences(replace(rows[0], score=0.99), replace(rows[0], score=0.98999)) == ["score"]
     assert differences(rows[0], replace(rows[0], metrics={"train/loss": 1.0})) == ["metrics"]
 
 
