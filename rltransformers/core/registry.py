@@ -8,26 +8,18 @@ from gymnasium.envs.registration import EnvSpec
 from rltransformers.core.errors import ConfigError, one_line, require
 from rltransformers.core.modules import import_module
 
+OGBENCH = (
+    *("pointmaze-", "antmaze-", "humanoidmaze-", "antsoccer-"),
+    *("cube-", "scene-", "puzzle-", "visual-", "powderworld-"),
+)
+"""Begins of the ids of OGBench's environments and datasets."""
 SUITES = {
     "popgym-": (("popgym",), "popgym"),
     "MiniGrid-": (("minigrid",), "minigrid"),
     "BabyAI-": (("minigrid",), "minigrid"),
     "ALE/": (("ale_py",), "atari"),
-    **{
-        f"{name}-": (("ogbench",), "ogbench")
-        for name in (
-            "pointmaze",
-            "antmaze",
-            "humanoidmaze",
-            "antsoccer",
-            "cube",
-            "scene",
-            "puzzle",
-            "visual",
-            "powderworld",
-        )
-    },
     "bsuite/": (("bsuite", "shimmy"), "bsuite"),  # shimmy registers it, and says nothing when bsuite is not there
+    **{prefix: (("ogbench",), "ogbench") for prefix in OGBENCH},
 }
 """Prefix of an id → (modules, of which the last one registers it; extra of this package that installs them)."""
 

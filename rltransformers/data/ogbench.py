@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rltransformers.core.errors import DataError, require
+from rltransformers.core.registry import OGBENCH
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.d4rl_files import D4RL_FILES
 from rltransformers.data.trajectories import Trajectories
@@ -23,8 +24,6 @@ Array = npt.NDArray[Any]
 
 FOLDER = Path("~/.ogbench/data")
 """Where ``ogbench.download_datasets`` puts its files."""
-PREFIXES = ("pointmaze-", "antmaze-", "humanoidmaze-", "antsoccer-", "cube-", "scene-", "puzzle-", "visual-")
-"""Begins of the ids of environments and datasets that have tasks."""
 _TASK = re.compile(r"(?P<env>.+)-(?P<kind>[a-z]+)-singletask(?P<task>-task[1-9])?-(?P<version>v\d+)")
 _NO_TASK = re.compile(r"(?P<env>.+)-(navigate|stitch|explore|play|noisy)-(?P<version>v\d+)")
 
@@ -35,7 +34,7 @@ def ogbench_file(name: str) -> Path | None:
     Raises:
         DataError: for an OGBench id without a task, whose data have no rewards.
     """
-    if not name.startswith(PREFIXES):
+    if not name.startswith(OGBENCH):
         return None
     if (found := _TASK.fullmatch(name)) is not None:
         return FOLDER.expanduser() / f"{found['env']}-{found['kind']}-{found['version']}.npz"
