@@ -228,6 +228,7 @@ def test_an_unknown_id_is_refused_with_the_closest_ones(env_id: str, words: str)
         ("BabyAI-GoToObj-v0", "minigrid", "minigrid"),
         ("ALE/Pong-v5", "ale_py", "atari"),
         ("bsuite/memory_len-v0", "bsuite", "bsuite"),
+        ("pointmaze-medium-singletask-task1-v0", "ogbench", "ogbench"),
     ],
 )
 def test_a_missing_suite_names_its_extra(env_id: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
