@@ -161,8 +161,6 @@ def trajectories_from_d4rl(
     split_on_discontinuity: bool = False,
     allocate: Allocate | None = None,
     source: str = "d4rl",
-    env_id: str | None = None,
-    env_spec: str | None = None,
 ) -> Trajectories:
     """Trajectories of what D4RL's ``env.get_dataset()`` returns: flat arrays of N rows, without an episode index.
 
@@ -175,7 +173,6 @@ def trajectories_from_d4rl(
         split_on_discontinuity: also end an episode where a stored next observation differs from the observation of the
             following row by more than 1e-6; AntMaze files need it, their ``timeouts`` do not mark all resets.
         source: the format that the arrays were stored in, kept in the metadata.
-        env_id, env_spec: the Gymnasium id and the spec as JSON, where they are known.
 
     Raises:
         DataError: missing, doubled or unknown keys (see ``key_names``), arrays of different lengths, no rows, flags or
@@ -236,9 +233,7 @@ def trajectories_from_d4rl(
         at_limit = last[np.diff(bounds) == time_limit]
         writer.terminations[at_limit] = False
     writer.truncations[last] = ~writer.terminations[last] | (timeouts[last] if timeouts is not None else False)
-    return writer.finish(
-        final_observations=following is not None, metadata={"format": source}, env_id=env_id, env_spec=env_spec
-    )
+    return writer.finish(final_observations=following is not None, metadata={"format": source})
 
 
 def _leaves(space: gym.Space[Any], values: Any, where: str) -> dict[str, Any]:

@@ -122,12 +122,8 @@ def load_trajectories(
         dataset = _truncated_at(dataset, time_limit)
         return _checked(_keep_leaves(dataset, observation_leaves), observation_space, action_space)
     if isinstance(dataset, str) and (found := _file_reader(dataset)) is not None:
-        read, files = found
+        read, source = found
         options |= splitting | {"name": name or (dataset if d4rl_file(dataset) else None)}
-        source: list[Any] = [
-            *map(_file_key, files),
-            *filter(ogbench_file, [dataset]),
-        ]  # one file of OGBench, many tasks
         data = _cached(partial(read, **options), cache, source, options)
         return _keep_leaves(data, observation_leaves)
     if isinstance(dataset, str) and is_pickle(dataset):
@@ -169,26 +165,26 @@ def load_trajectories(
     )
 
 
-def _file_reader(dataset: str) -> tuple[Callable[..., Trajectories], list[Path]] | None:
-    """Reader of the files that a path or a D4RL id names, and these files; None where Minari has to know the name.
+def _file_reader(dataset: str) -> tuple[Callable[..., Trajectories], list[Any]] | None:
+    """Reader of the files that a path or an id names, and what a cache knows them by; None for what Minari may know.
 
     Raises:
         DataError: for a path that is not there, or that holds nothing that can be read.
     """
     path = Path(dataset).expanduser()
     if is_table(path):
-        return partial(read_table, path), table_files(path)
+        return partial(read_table, path), list(map(_file_key, table_files(path)))
     if (reader := _FORMATS.get(path.suffix.lower())) is not None:
-        return partial(reader, path), [existing_file(path)]
+        return partial(reader, path), [_file_key(existing_file(path))]
     if is_pickle(path) or _holds_minari(path):
         return None
     if (file := ogbench_file(dataset)) is not None and not _is_local_minari(dataset):
         if not file.is_file():
             raise missing_file(dataset, file)
-        return partial(read_ogbench, dataset, file), [file]
+        return partial(read_ogbench, dataset, file), [_file_key(file), dataset]  # a file has several tasks
     if (file := d4rl_file(dataset)) is not None:
         if file.is_file():
-            return partial(read_d4rl_file, file), [file]
+            return partial(read_d4rl_file, file), [_file_key(file)]
         if not _is_local_minari(dataset):
             raise DataError(
                 f"the D4RL data set {dataset!r} is not on this machine: there is no file {file}; download it there, "

@@ -7,6 +7,7 @@ Axis letter: N rows, one a step.
 import re
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,16 +83,13 @@ def read_ogbench(dataset: str, file: Path, *, name: str | None = None, **options
     env = gymnasium.make(env_id, disable_env_checker=True)
     try:
         relabel(env_id, env, arrays)
-        spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
+        options["observation_space"] = options.get("observation_space") or env.observation_space
+        options["action_space"] = options.get("action_space") or env.action_space
         spec = env.spec.to_json() if env.spec is not None else None
     finally:
         env.close()
-    given = {key: value for key, value in options.items() if key in spaces and value is not None}
-    others = {key: value for key, value in options.items() if key not in spaces}
-    return trajectories_from_d4rl(
-        episodes_of_task(arrays), name=name or dataset, source="ogbench", env_id=env_id, env_spec=spec,
-        **spaces | given | others,
-    )  # fmt: skip
+    data = trajectories_from_d4rl(episodes_of_task(arrays), name=name or dataset, source="ogbench", **options)
+    return replace(data, env_id=env_id, env_spec=spec, contents_checked=True)
 
 
 def episodes_of_task(arrays: Mapping[str, Array]) -> dict[str, Array]:

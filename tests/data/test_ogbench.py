@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -108,7 +109,6 @@ def recording(env: Any, steps: int) -> dict[str, Any]:
 
 @pytest.mark.third_party
 def test_rewards_are_those_of_the_environment_of_the_task(folder: Path, tmp_path: Path) -> None:
-    gymnasium = pytest.importorskip("gymnasium")
     pytest.importorskip("ogbench")
     env = gymnasium.make("pointmaze-medium-v0", terminate_at_goal=False, max_episode_steps=1001)
     arrays = recording(env, 60)
@@ -117,7 +117,7 @@ def test_rewards_are_those_of_the_environment_of_the_task(folder: Path, tmp_path
     assert (near.env_id, far.env_id) == tuple(f"pointmaze-medium-singletask-task{task}-v0" for task in (1, 2))
     assert near.lengths[0] == 1 and near.returns[0] == 0 and near.terminations[0]  # it begins in the goal of task 1
     assert far.lengths.tolist() == [59] and far.returns.tolist() == [-59] and far.truncations[-1]
-    task = gymnasium.make(near.env_id)
+    task: Any = gymnasium.make(str(near.env_id))
     task.reset(seed=0)
     for start, stop in zip(near.offsets, near.offsets[1:], strict=False):
         for row in range(start, stop):
