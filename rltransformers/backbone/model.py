@@ -26,7 +26,7 @@ from rltransformers.functional.call import SILENT, Call, chosen
 from rltransformers.functional.context import EVERY, Context
 from rltransformers.functional.dropout import dropout
 from rltransformers.functional.modules import normalised
-from rltransformers.functional.windows import Tokens, episode_positions, padded_behind
+from rltransformers.functional.windows import Tokens, descending, episode_positions, padded_behind
 from rltransformers.memory.interface import Cached, LayerState
 from rltransformers.positions.interface import Position
 from rltransformers.stacks.exits import Exits
@@ -463,7 +463,7 @@ class Backbone(nn.Module):
             mixer = self.layer(index).mixing.mixer
             if isinstance(mixer, Attention) and mixer.retriever is not None:
                 rows = self.without_cache(state).layer(layer_place(index))["keys"].detach()
-                age = torch.arange(rows.shape[1] - 1, -1, -1, device=rows.device)
+                age = descending(rows.shape[1], rows.device)
                 found: tuple[Tensor, Tensor] = mixer.retriever.split(rows[age <= state.tensors["position"][:, None]])
                 return found
         raise ConfigError("no layer has a store; set memory_kind to 'memorizing'")

@@ -86,7 +86,7 @@ def episode_positions(before: Int[Tensor, " B"], reset: Bool[Tensor, "B T"]) -> 
 
 def positions_behind(before: Int[Tensor, " B"], rows: int) -> Int[Tensor, "B M"]:
     """Episode positions of the newest ``rows`` rows up to position ``before``; negative in other episodes."""
-    return before[:, None] - torch.arange(rows - 1, -1, -1, device=before.device)
+    return before[:, None] - descending(rows, before.device)
 
 
 def padded_behind(valid: Bool[Tensor, "B T"]) -> bool:

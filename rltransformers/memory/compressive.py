@@ -118,7 +118,7 @@ class CompressiveMemory(Memory):
         inputs = torch.cat([state["hidden"], x], 1).detach()
         memory = inputs.shape[1] - x.shape[1]
         end, number = self.new_blocks(tokens, memory)
-        rows = end[..., None] - torch.arange(self.rate - 1, -1, -1, device=x.device)
+        rows = end[..., None] - windows.descending(self.rate, x.device)
         blocks = windows.take_rows(inputs, rows.flatten(1)).unflatten(1, rows.shape[1:])
         compressed = self.compress(blocks)
         made = Compressed(blocks, compressed, number >= 0) if self.encode is not None else None
@@ -170,9 +170,7 @@ class CompressiveMemory(Memory):
 
     def new_blocks(self, tokens: Tokens, memory: int) -> tuple[Int[Tensor, "B N"], Int[Tensor, "B N"]]:
         """Last row and number of every block that is complete in the rows and not yet a slot; number -1 fills up."""
-        device = tokens.p.device
-        older = tokens.before[:, None] - torch.arange(memory - 1, -1, -1, device=device)
-        p = torch.cat([older, tokens.p], 1)
+        p = torch.cat([windows.positions_behind(tokens.before, memory), tokens.p], 1)
         number = (p + 1) // self.rate - 1
         fresh = number >= compressed_blocks(tokens.before, self.recent, self.rate)[:, None]
         fresh[:, memory:] = (fresh[:, memory:] | ~tokens.live) & tokens.valid()

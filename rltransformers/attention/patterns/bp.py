@@ -17,7 +17,7 @@ from rltransformers.attention.roles import Chooser, Heads, Selected
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import At, oldest_first, slots_of
-from rltransformers.functional.windows import Tokens
+from rltransformers.functional.windows import Tokens, descending
 from rltransformers.mixers.interface import Dims
 
 
@@ -100,7 +100,7 @@ def node_means(
     leaves: Float[Tensor, "B H S X"], query: Float[Tensor, "H K"], last: Int[Tensor, "B n"], level: int
 ) -> Float[Tensor, "B H n X"]:
     """Means of the keys and values (side by side) of the leaves, weighted by what a query gives to their keys."""
-    back = torch.arange(2**level - 1, -1, -1, device=last.device)
+    back = descending(2**level, last.device)
     own = fetch(leaves, (last[..., None] - back).clamp(min=0)[:, None])
     width = query.shape[-1]
     logits = own[..., :width] @ (query * width**-0.5)[:, None, :, None]
