@@ -17,11 +17,11 @@ from rltransformers.core.errors import ConfigError, MissingExtraError, did_you_m
 from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv
 from rltransformers.core.modules import import_module
 from rltransformers.core.ranges import Environments, Processes, check, shown
-from rltransformers.core.registry import find_spec
+from rltransformers.core.registry import GLOBAL_RANDOMNESS, find_spec
 from rltransformers.core.spaces import check_supported, is_nested
 from rltransformers.envs.pool import EnvPoolVector
 from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv
-from rltransformers.envs.wrappers import WRAPPERS, CopyObservation, FlatDict, check_observation_space
+from rltransformers.envs.wrappers import WRAPPERS, CopyObservation, FlatDict, GlobalSeed, check_observation_space
 
 Env = gymnasium.Env[Any, Any]
 WrapperConfig = str | Mapping[str, Any]
@@ -212,11 +212,13 @@ def make_env(
 ) -> Env:
     """One environment with its wrappers and, where observations are nested, ``FlatDict`` (unless ``flat`` is False).
 
-    Other arguments and errors are those of ``make_vec_env``. Observations are copied first (``CopyObservation``).
-    Gymnasium's passive checker is off: some suites do not pass it.
+    Other arguments and errors are those of ``make_vec_env``. Observations are copied first (``CopyObservation``), and
+    ids in ``GLOBAL_RANDOMNESS`` get ``GlobalSeed``. Gymnasium's passive checker is off: some suites do not pass it.
     """
     source = found_source(env, 1, env_kwargs)
     made: Env = CopyObservation(_make(source, dict(env_kwargs or {})))
+    if isinstance(source, EnvSpec) and source.id.startswith(GLOBAL_RANDOMNESS):
+        made = GlobalSeed(made)
     for wrapper in wrappers:
         made = wrapper(made) if callable(wrapper) else _wrap(made, wrapper)
     _check_spaces(_name(source), made)

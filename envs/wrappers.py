@@ -4,7 +4,9 @@ All record their constructor arguments, so a dataset or a spec can store them. T
 observations.
 """
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium
@@ -296,6 +298,46 @@ class Flicker(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs
         return nest_leaves(self.env.observation_space, zeros)
 
 
+class GlobalSeed(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """An environment that draws from the global generators, of NumPy and of Python, as if they were its own.
+
+    The seed of ``reset`` reaches what such an environment draws, in the reset and in the steps behind it; a reset
+    without a seed goes on, and the first one without takes a seed of the system. Copies do not draw from each other,
+    and nothing outside of the environment finds the generators changed. ``make_vec_env`` puts it around environments
+    that are known to need it (``rltransformers.core.registry.GLOBAL_RANDOMNESS``).
+    """
+
+    def __init__(self, env: Env) -> None:
+        RecordConstructorArgs.__init__(self)
+        gymnasium.Wrapper.__init__(self, env)
+        self._states: tuple[Any, Any] | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None or self._states is None:
+            # another branch of the seed than that of the environment's own generator, whose draws it would repeat
+            words = np.random.SeedSequence(seed, spawn_key=(2,)).generate_state(2)
+            self._states = np.random.RandomState(words[0]).get_state(), random.Random(int(words[1])).getstate()
+        with self._generators():
+            return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        with self._generators():
+            return self.env.step(action)
+
+    @contextmanager
+    def _generators(self) -> Iterator[None]:
+        """The global generators where this environment left them."""
+        if self._states is None:
+            raise ResetNeeded("call reset before the first step")
+        outside = np.random.get_state(), random.getstate()
+        _set_generators(self._states)
+        try:
+            yield
+        finally:
+            self._states = np.random.get_state(), random.getstate()
+            _set_generators(outside)
+
+
 class FlatDict(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
     """A nested Dict or Tuple observation as one flat Dict, keyed by path: "camera/left", "0", "1/position".
 
@@ -325,6 +367,7 @@ WRAPPERS: dict[str, type[gymnasium.Wrapper[Any, Any, Any, Any]]] = {
         GridSymbols,
         CopyObservation,
         Flicker,
+        GlobalSeed,
         FlatDict,
     )
 }
@@ -416,6 +459,12 @@ def _action_or_none(space: Space, action: Any) -> Any:
         return np.clip(np.zeros(space.shape) if action is None else action, space.low, space.high).astype(space.dtype)
     assert isinstance(space, spaces.MultiBinary)
     return np.zeros(space.shape, space.dtype) if action is None else np.array(action, space.dtype)
+
+
+def _set_generators(states: tuple[Any, Any]) -> None:
+    """Set the global generators of NumPy and of Python."""
+    np.random.set_state(states[0])
+    random.setstate(states[1])
 
 
 def _copy(leaf: Any) -> Any:

@@ -13,6 +13,8 @@ OGBENCH = (
     *("cube-", "scene-", "puzzle-", "visual-", "powderworld-"),
 )
 """Begins of the ids of OGBench's environments and datasets."""
+GLOBAL_RANDOMNESS = (*OGBENCH, "popgym-CountRecall", "popgym-Labyrinth")
+"""Begins of the ids of environments that draw from global generators, which no seed of ``reset`` reaches."""
 SUITES = {
     "popgym-": (("popgym",), "popgym"),
     "MiniGrid-": (("minigrid",), "minigrid"),

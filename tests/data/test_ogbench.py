@@ -11,6 +11,7 @@ from rltransformers.core.errors import DataError
 from rltransformers.data import load_trajectories, ogbench, write_minari
 from rltransformers.data.d4rl_files import D4RL_FILES
 from rltransformers.data.ogbench import episodes_of_task, ogbench_file
+from rltransformers.envs import make_vec_env
 from tests.data.coded import coded_episodes
 
 TASK = "pointmaze-medium-navigate-singletask-task{}-v0"
@@ -136,3 +137,14 @@ def test_damaged_files_and_tasks_that_are_none_are_named(folder: Path) -> None:
             load_trajectories(TASK.format(1))
     with pytest.raises(DataError, match="no environment 'pointmaze-medium-singletask-task9-v0'"):
         load_trajectories(TASK.format(9))
+
+
+@pytest.mark.third_party
+@pytest.mark.parametrize("kind", ["medium", "teleport"])
+def test_seeds_repeat_episodes_of_ogbench(kind: str) -> None:
+    pytest.importorskip("ogbench")
+    actions = np.random.default_rng(0).uniform(-1, 1, (200, 4, 2)).astype(np.float32)
+    envs = [make_vec_env(f"pointmaze-{kind}-singletask-task1-v0", 4, seed=seed) for seed in (0, 0, 4)]
+    first, again, other = ([env.reset(), *(env.step(action)[0] for action in actions)] for env in envs)
+    np.testing.assert_array_equal(first, again)
+    assert len(np.unique([*first[0], *other[0]], axis=0)) == 8

@@ -1,6 +1,7 @@
 """Observation wrappers: what they show, what they refuse, and that a spec can store and rebuild them."""
 
 import pickle
+import random
 from copy import deepcopy
 from typing import Any
 
@@ -20,6 +21,7 @@ from rltransformers.envs import (
     DropUnsupported,
     FlatDict,
     Flicker,
+    GlobalSeed,
     GridSymbols,
     History,
     KeepIndices,
@@ -233,6 +235,7 @@ def test_copied_observations_survive_later_steps() -> None:
         (History, {"previous_reward": False}),
         (CopyObservation, {}),
         (Flicker, {"probability": 0.4}),
+        (GlobalSeed, {}),
     ],
 )
 def test_a_spec_stores_and_rebuilds_the_wrapped_environment(wrapper: Any, options: dict[str, Any]) -> None:
@@ -343,3 +346,82 @@ def test_flickering_copies_fail_apart_and_have_no_state_to_save() -> None:
     dark = (seen["observation"] == 0).all(1)
     assert 2 < dark.sum() < 14 and (seen["first_step"] == 1).all()
     assert environment_state(env) is None
+
+
+class GlobalDraws(gymnasium.Env[Any, Any]):
+    """Shows a number of NumPy's global generator and one of Python's; seeds the former anew, as Labyrinths do."""
+
+    observation_space = spaces.Box(0, 1, (2,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.t = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.t = 0
+        if options is not None:
+            np.random.seed(options["numpy"])
+        return self._drawn(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        if action:
+            raise RuntimeError("broken")
+        return self._drawn(), 0.0, self.t == 4, False, {}
+
+    def _drawn(self) -> Any:
+        return np.array([np.random.random(), random.random()])
+
+
+def test_seeds_reach_what_is_drawn_from_global_generators() -> None:
+    first, other, again = (episodes(GlobalSeed(GlobalDraws()), 3, seed) for seed in (3, 4, 3))
+    np.testing.assert_array_equal(first, again)
+    assert len(np.unique([first, other])) == 2 * np.size(first)  # nothing is drawn twice, of the next episode neither
+    env = GlobalSeed(GlobalDraws())
+    anew = [
+        episodes(env, 3, 3),
+        episodes(env, 3, None),
+        episodes(env, 3, 3),
+        episodes(GlobalSeed(GlobalDraws()), 1, None),
+    ]
+    np.testing.assert_array_equal(anew[0], anew[2])
+    assert not np.isin(anew[1], first).any() and not np.isin(anew[3], [*first, *anew[1]]).any()
+
+
+def test_copies_and_everybody_else_keep_their_own_draws() -> None:
+    alone = [episodes(GlobalSeed(GlobalDraws()), 1, seed) for seed in (3, 4)]
+    np.random.seed(7)
+    random.seed(7)
+    left, right = GlobalSeed(GlobalDraws()), GlobalSeed(GlobalDraws())
+    seen = [[env.reset(seed=seed)[0] for env, seed in ((left, 3), (right, 4))]]
+    seen += [[env.step(0)[0] for env in (left, right)] for _ in range(4)]
+    with pytest.raises(RuntimeError, match="broken"):
+        left.step(1)
+    right.reset(options={"numpy": 0})
+    np.testing.assert_array_equal(np.swapaxes(seen, 0, 1), alone)
+    assert (np.random.random(), random.random()) == (
+        np.random.RandomState(7).random_sample(),
+        random.Random(7).random(),
+    )
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_a_copy_goes_on_with_the_same_draws(copied: Any) -> None:
+    env = GlobalSeed(GlobalDraws())
+    episodes(env, 2)
+    other = copied(env)
+    np.testing.assert_array_equal(episodes(env, 2, None), episodes(other, 2, None))
+
+
+def test_draws_before_the_first_reset_are_refused() -> None:
+    with pytest.raises(ResetNeeded, match="reset before the first step"):
+        GlobalSeed(GlobalDraws()).step(0)
+
+
+@pytest.mark.parametrize("env_id", ["pointmaze-tests-v0", "popgym-CountRecallTests-v0", "tests/GlobalDraws-v0"])
+def test_environments_that_are_known_to_need_it_get_global_seeds(env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = EnvSpec(env_id, entry_point=GlobalDraws)
+    monkeypatch.setitem(gymnasium.registry, env_id, spec)
+    seen = [make_vec_env(env_id, 2, seed=3).reset() for _ in range(2)]
+    assert np.array_equal(*seen) == (not env_id.startswith("tests/"))
+    assert len(np.unique(seen[0])) == 4
