@@ -1,4 +1,4 @@
-"""How long an agent takes to learn a small memory task: ours and the LSTM of sb3-contrib in turn, seed by seed.
+"""How long an agent takes to learn a small memory task: ours and the LSTM of recurrent_ppo in turn, seed by seed.
 
 Settings were chosen on seeds 100 and 101, from five tries each.
 """
@@ -17,7 +17,7 @@ from rltransformers.training.callback import score
 from rltransformers.training.experiment import EvaluationConfig, ExperimentConfig
 from scripts.benchmarks.harness import Pair, Row, absolute
 
-LSTM = "RecurrentPPO of sb3-contrib"
+LSTM = "recurrent_ppo (LSTM)"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The GRU baseline: sb3-contrib's policies with the other cell."""
+"""The recurrent baselines: sb3-contrib's policies with whole sequences, and with the other cell."""
 
 from typing import Any
 
@@ -7,18 +7,34 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from sb3_contrib import RecurrentPPO
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from torch import nn
 
-from rltransformers.policies.gru import CnnGRUPolicy, GRUPolicy, MultiInputGRUPolicy, PairedGRU
+from rltransformers.envs import make_vec_env
+from rltransformers.policies.recurrent import (
+    CnnGRUPolicy,
+    CnnLSTMPolicy,
+    GRUPolicy,
+    LSTMPolicy,
+    MultiInputGRUPolicy,
+    MultiInputLSTMPolicy,
+    PairedGRU,
+)
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)
-KINDS: list[tuple[type[RecurrentActorCriticPolicy], gymnasium.Space[Any]]] = [
+DICT = spaces.Dict({"a": VECTOR})
+GRUS: list[tuple[type[RecurrentActorCriticPolicy], gymnasium.Space[Any]]] = [
     (GRUPolicy, VECTOR),
     (CnnGRUPolicy, IMAGE),
-    (MultiInputGRUPolicy, spaces.Dict({"a": VECTOR})),
+    (MultiInputGRUPolicy, DICT),
+]
+LSTMS: list[tuple[type[RecurrentActorCriticPolicy], gymnasium.Space[Any]]] = [
+    (LSTMPolicy, VECTOR),
+    (CnnLSTMPolicy, IMAGE),
+    (MultiInputLSTMPolicy, DICT),
 ]
 CRITICS = [{}, {"shared_lstm": True, "enable_critic_lstm": False}, {"enable_critic_lstm": False}]
 
@@ -35,7 +51,7 @@ def observations(space: gymnasium.Space[Any], steps: int) -> Any:
     return torch.as_tensor(np.stack(rows))
 
 
-@pytest.mark.parametrize(("kind", "space"), KINDS)
+@pytest.mark.parametrize(("kind", "space"), GRUS + LSTMS)
 @pytest.mark.parametrize("critic", CRITICS)
 def test_acting_step_by_step_equals_the_segment_with_episodes_that_start_inside(
     kind: type[RecurrentActorCriticPolicy], space: gymnasium.Space[Any], critic: dict[str, Any]
@@ -58,7 +74,7 @@ def test_acting_step_by_step_equals_the_segment_with_episodes_that_start_inside(
     assert states.pi[0].abs().sum() > 0
 
 
-@pytest.mark.parametrize(("kind", "space"), KINDS)
+@pytest.mark.parametrize(("kind", "space"), GRUS)
 @pytest.mark.parametrize("critic", CRITICS)
 def test_every_lstm_is_a_gru_and_every_weight_is_trained(
     kind: type[RecurrentActorCriticPolicy], space: gymnasium.Space[Any], critic: dict[str, Any]
@@ -69,6 +85,62 @@ def test_every_lstm_is_a_gru_and_every_weight_is_trained(
     assert all((cell.hidden_size, cell.num_layers) == (5, 2) for cell in cells)
     trained = {id(parameter) for group in policy.optimizer.param_groups for parameter in group["params"]}
     assert trained == {id(parameter) for parameter in policy.parameters()}
+
+
+class Calls:
+    """Counts the calls of a network."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.count = 0
+        network.register_forward_hook(self._count)
+
+    def _count(self, *_: Any) -> None:
+        self.count += 1
+
+
+@pytest.mark.parametrize("network", [nn.LSTM, PairedGRU])
+@pytest.mark.parametrize(
+    ("starts", "calls"),
+    [
+        ([[1, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]], 1),
+        ([[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]], 1),
+        ([[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]], 4),
+    ],
+)
+def test_whole_sequences_are_one_call_and_learn_as_steps_do(
+    network: type[nn.LSTM], starts: list[list[int]], calls: int
+) -> None:
+    """Gradients add up in another order: float64 to 1e-12."""
+    torch.manual_seed(0)
+    cell = network(3, 5, num_layers=2).double()
+    begins = torch.tensor(starts, dtype=torch.float64).flatten()
+    found = []
+    for policy in (LSTMPolicy, RecurrentActorCriticPolicy):
+        generator = torch.Generator().manual_seed(1)
+        features, hidden, memory, weights = (
+            torch.randn(*shape, generator=generator, dtype=torch.float64, requires_grad=True)
+            for shape in ((12, 3), (2, 3, 5), (2, 3, 5), (12, 5))
+        )
+        cell.zero_grad(set_to_none=True)
+        counter = Calls(cell)
+        outputs, last = policy._process_sequence(features, (hidden, memory), begins, cell)
+        ((outputs * weights).sum() + last[0].sum()).backward()
+        assert counter.count == (calls if policy is LSTMPolicy or not begins.any() else 4)
+        gradients = [features.grad, hidden.grad, *(parameter.grad for parameter in cell.parameters())]
+        found.append([outputs, *last, *gradients])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_minibatches_of_training_are_whole_sequences() -> None:
+    """Also those of episodes that end inside of a rollout, and of a rollout that goes on with an episode."""
+    env = make_vec_env("rltransformers/CueRecall-v0", 4, seed=0, env_kwargs={"delay": 5})
+    model = RecurrentPPO(LSTMPolicy, env, n_steps=16, batch_size=32, n_epochs=1, seed=0)
+    policy: Any = model.policy
+    calls = Calls(policy.lstm_actor)
+    model.learn(4 * 32)
+    acting, minibatches = 2 * 16, 2 * 2
+    assert calls.count == acting + minibatches
 
 
 def test_the_cell_is_that_of_torch() -> None:
