@@ -18,6 +18,7 @@ import numpy.typing as npt
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
 from rltransformers.core.files import existing_file, is_pickle, replacing_folder
 from rltransformers.core.ranges import Count, check
+from rltransformers.core.registry import OGBENCH
 from rltransformers.core.spaces import (
     leaf_spaces,
     leaf_values,
@@ -178,7 +179,9 @@ def _file_reader(dataset: str) -> tuple[Callable[..., Trajectories], list[Any]] 
         return partial(reader, path), [_file_key(existing_file(path))]
     if is_pickle(path) or _holds_minari(path):
         return None
-    if (file := ogbench_file(dataset)) is not None and not _is_local_minari(dataset):
+    # Minari, slow to import, is asked only where it matters, and before an id is refused
+    ogbench = dataset.startswith(OGBENCH) and not _is_local_minari(dataset)
+    if ogbench and (file := ogbench_file(dataset)) is not None:
         if not file.is_file():
             raise missing_file(dataset, file)
         return partial(read_ogbench, dataset, file), [_file_key(file), dataset]  # a file has several tasks

@@ -56,10 +56,11 @@ def test_a_missing_file_is_named_with_the_command_that_fetches_it() -> None:
         load_trajectories(TASK.format(1))
 
 
-def test_a_minari_set_of_that_name_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [TASK.format(1), "pointmaze-medium-navigate-v0"])
+def test_a_minari_set_of_that_name_is_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    write_minari(load_trajectories(coded_episodes()), TASK.format(1))
-    assert load_trajectories(TASK.format(1)).metadata["format"] == "minari"
+    write_minari(load_trajectories(coded_episodes()), name)
+    assert load_trajectories(name).metadata["format"] == "minari"
 
 
 def test_episodes_end_at_the_goal_and_begin_outside_of_it() -> None:
