@@ -83,24 +83,39 @@ def _lines(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
-    """Mean over seeds of one metric: a line per task with runs, a column per variant, and the mean over the tasks that
-    all variants have.
+    """Mean over seeds of one metric: a line per task with runs, a column per variant and per published figure, and the
+    means over the tasks that all variants with runs have, and over those that the published figures have too.
     """
     variants = list(dict.fromkeys(variant for task in suite.tasks.values() for variant in task.variants))
+    published = list(dict.fromkeys(name for task in suite.tasks.values() for name in task.published))
     means: dict[str, list[float | None]] = {}
     for name, task in suite.tasks.items():
         runs = runs_of(suite, name, rows)
         values = [[row.metric(metric) for row in runs.get(variant, [])] for variant in variants]
         if any(values):
             known = [[value for value in each if value is not None] for each in values]
-            means[task.title] = [statistics.fmean(each) if each else None for each in known]
+            own = [statistics.fmean(each) if each else None for each in known]
+            means[task.title] = [*own, *(task.published.get(each) for each in published)]
     yield from ["", f"## All tasks: {METRIC_NAMES.get(metric, metric)}, mean over seeds", ""]
-    yield from table_head(["task", *variants])
+    yield from table_head(["task", *variants, *published])
     yield from (line([title, *map(number, each)]) for title, each in means.items())
-    complete = [[value for value in each if value is not None] for each in means.values() if None not in each]
+    table = list(means.values())
+    run = [column for column in range(len(variants)) if any(cells[column] is not None for cells in table)]
+    cited = [len(variants) + column for column in range(len(published))]
+    for columns in [run, run + cited][: 2 if cited else 1]:
+        yield from _mean(table, columns)
+    if suite.text.overview_note:
+        yield from ["", suite.text.overview_note]
+
+
+def _mean(table: Sequence[Sequence[float | None]], columns: Sequence[int]) -> Iterator[str]:
+    """A line with the means of ``columns`` over the lines that have them all, where there are some."""
+    complete = [cells for cells in table if all(cells[column] is not None for column in columns)]
     if complete:
-        columns = [statistics.fmean(column) for column in zip(*complete, strict=True)]
-        yield line([f"mean of {count(complete, 'task')}", *map(number, columns)])
+        means = {column: statistics.fmean([cells[column] or 0.0 for cells in complete]) for column in columns}
+        yield line(
+            [f"mean of {count(complete, 'task')}", *(number(means.get(each)) for each in range(len(complete[0])))]
+        )
 
 
 def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:

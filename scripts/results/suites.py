@@ -104,6 +104,7 @@ class Task:
         transfers: name -> environment that the last weights of every run are evaluated in beside that of training.
         baseline: variant that the probability of improvement is against; default: the second.
         note: a sentence on the figures, under the table.
+        published: name -> figure of others on this task, a column of the overview.
     """
 
     title: str
@@ -117,6 +118,7 @@ class Task:
     baseline: str | None = None
     aims: list[Aim] = field(default_factory=list)
     note: str = ""
+    published: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.score not in SCORES:
@@ -154,6 +156,7 @@ class SuiteText:
             names of metrics that runs log, of which the last value counts; ``curve_mean`` is the mean score over all
             evaluations, ``curve_max`` the highest.
         overview: one of these, or score, of which the page begins with a table: a line per task, a column per variant.
+        overview_note: a sentence under that table.
     """
 
     title: str
@@ -162,12 +165,15 @@ class SuiteText:
     datasets: dict[str, str] = field(default_factory=dict)
     metrics: list[str] = field(default_factory=list)
     overview: str | None = None
+    overview_note: str = ""
 
     def __post_init__(self) -> None:
         known = ("score", *self.metrics)
         if self.overview is not None and self.overview not in known:
             hint = did_you_mean(self.overview, known)
             raise ConfigError(f"overview {self.overview!r} is neither score nor in metrics; {hint}")
+        if self.overview is None and (cited := [name for name, task in self.tasks.items() if task.published]):
+            raise ConfigError(f"tasks.{cited[0]}: published figures are shown in an overview; give the suite one")
 
 
 @dataclass(frozen=True, eq=False)

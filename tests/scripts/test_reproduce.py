@@ -463,13 +463,13 @@ def test_an_overview_has_a_line_per_task_and_the_mean_of_those_that_all_variants
 ) -> None:
     write()
     values = {"config": str(tmp_path / "online.yaml"), "score": "success", "variants": VARIANTS}
-    tasks = {name: values | {"title": f"Cue {name}"} for name in ("a", "b", "c")}
+    tasks = {name: values | {"title": f"Cue {name}"} for name in ("a", "b", "c", "d")}
     path = write({"metrics": ["curve_max"], "overview": "curve_max", "tasks": tasks})
     suite = read_suite(str(path))
     rows = []
     for task, variant, seed, scores in (
         ("a", "GTrXL", 0, (0.5, 0.75)), ("a", "GTrXL", 1, (0.25, 0.1)), ("a", "no memory", 0, (0.5, 0.5)),
-        ("b", "GTrXL", 0, (1.0, 0.0)),
+        ("b", "GTrXL", 0, (1.0, 0.0)), ("c", "GTrXL", 0, (0.25, 0.0)), ("c", "no memory", 0, (0.0, 0.125)),
     ):  # fmt: skip
         curve = [[float(step), score] for step, score in enumerate(scores)]
         result = {"target_return": None, "return_mean": scores[-1], "return_std": 0.0, "success_rate": scores[-1]}
@@ -477,8 +477,21 @@ def test_an_overview_has_a_line_per_task_and_the_mean_of_those_that_all_variants
     text = report.page(suite, rows)
     assert (
         "## All tasks: highest evaluation, mean over seeds\n\n| task | GTrXL | no memory |\n|---|---|---|\n"
-        "| Cue a | 0.5 | 0.5 |\n| Cue b | 1 | - |\n| mean of 1 task | 0.5 | 0.5 |\n" in text
+        "| Cue a | 0.5 | 0.5 |\n| Cue b | 1 | - |\n| Cue c | 0.25 | 0.125 |\n| mean of 2 tasks | 0.375 | 0.312 |\n"
+        in text
     )
+    alone = report.page(suite, rows[3:4])
+    assert "| task | GTrXL | no memory |\n|---|---|---|\n| Cue b | 1 | - |\n| mean of 1 task | 1 | - |\n" in alone
+    for name, figure in (("a", 0.9), ("b", 0.0), ("d", 0.8)):
+        tasks[name]["published"] = {"theirs": figure}
+    path = write({"metrics": ["curve_max"], "overview": "curve_max", "overview_note": "From them.", "tasks": tasks})
+    text = report.page(read_suite(str(path)), rows)
+    assert (
+        "| Cue a | 0.5 | 0.5 | 0.9 |\n| Cue b | 1 | - | 0 |\n| Cue c | 0.25 | 0.125 | - |\n"
+        "| mean of 2 tasks | 0.375 | 0.312 | - |\n| mean of 1 task | 0.5 | 0.5 | 0.9 |\n\nFrom them.\n" in text
+    )
+    with pytest.raises(ConfigError, match=r"tasks\.a: published figures are shown in an overview; give the suite one"):
+        read_suite(str(write({"tasks": tasks})))
     with pytest.raises(
         ConfigError, match="overview 'curve_min' is neither score nor in metrics; did you mean 'curve_max'"
     ):
