@@ -48,7 +48,7 @@ COMMANDS = {
     "gtrxl-update": Command("online", "gtrxl_update", "GTrXL: segment updates, against one call per step", laws=GTRXL),
     "startup": Command("startup", "startup", "seconds until the package is imported and the command line answers"),
     "time-to-learn": Command(
-        "learning", "time_to_learn", "seconds to learn two small tasks, beside RecurrentPPO", laws=GTRXL
+        "learning", "time_to_learn", "seconds to learn two small tasks, beside recurrent_ppo", laws=GTRXL
     ),
     "memory": Command("online", "memory", "GTrXL: bytes of memory per environment and of stored rollouts"),
     "dt-update": Command(

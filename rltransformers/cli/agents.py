@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
-from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
@@ -31,14 +30,7 @@ from rltransformers.core.registry import find_spec
 from rltransformers.core.spaces import differing_spaces, is_image, leaf_spaces
 from rltransformers.core.world import current_world
 from rltransformers.data import load_trajectories
-from rltransformers.policies.recurrent import (
-    CnnGRUPolicy,
-    CnnLSTMPolicy,
-    GRUPolicy,
-    LSTMPolicy,
-    MultiInputGRUPolicy,
-    MultiInputLSTMPolicy,
-)
+from rltransformers.policies.recurrent import RECURRENT_POLICIES
 from rltransformers.policies.steps import Acting
 from rltransformers.training.decision_online import check_explores, check_lengths, step_limit
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
@@ -46,12 +38,6 @@ from rltransformers.training.experiment import AgentName, EnvironmentConfig, Eva
 from rltransformers.training.normalization import load_normalization, save_normalization
 from rltransformers.training.online_agent import OnlineAgent
 from rltransformers.training.schedules import Line, as_schedule
-
-RECURRENT_POLICIES: dict[str, dict[str, type[RecurrentActorCriticPolicy]]] = {
-    "lstm": {"vector": LSTMPolicy, "image": CnnLSTMPolicy, "dict": MultiInputLSTMPolicy},
-    "gru": {"vector": GRUPolicy, "image": CnnGRUPolicy, "dict": MultiInputGRUPolicy},
-}
-"""Policies of RecurrentPPO by their cell and the kind of observation."""
 
 
 class RunAgent(ABC):

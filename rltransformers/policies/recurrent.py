@@ -77,3 +77,10 @@ class CnnGRUPolicy(GRUPolicy, RecurrentActorCriticCnnPolicy):
 
 class MultiInputGRUPolicy(GRUPolicy, RecurrentMultiInputActorCriticPolicy):
     """For Dict observations."""
+
+
+RECURRENT_POLICIES: dict[str, dict[str, type[RecurrentActorCriticPolicy]]] = {
+    "lstm": {"vector": LSTMPolicy, "image": CnnLSTMPolicy, "dict": MultiInputLSTMPolicy},
+    "gru": {"vector": GRUPolicy, "image": CnnGRUPolicy, "dict": MultiInputGRUPolicy},
+}
+"""Policies by their cell and the kind of observation."""

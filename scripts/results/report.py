@@ -102,7 +102,7 @@ def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
     table = list(means.values())
     run = [column for column in range(len(variants)) if any(cells[column] is not None for cells in table)]
     cited = [len(variants) + column for column in range(len(published))]
-    for columns in [run, run + cited][: 2 if cited else 1]:
+    for columns in dict.fromkeys([(*run,), (*run, *cited)]):
         yield from _mean(table, columns)
     if suite.text.overview_note:
         yield from ["", suite.text.overview_note]
@@ -110,12 +110,11 @@ def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
 
 def _mean(table: Sequence[Sequence[float | None]], columns: Sequence[int]) -> Iterator[str]:
     """A line with the means of ``columns`` over the lines that have them all, where there are some."""
-    complete = [cells for cells in table if all(cells[column] is not None for column in columns)]
+    lines = [[cells[column] for column in columns] for cells in table]
+    complete = [[value for value in each if value is not None] for each in lines if None not in each]
     if complete:
-        means = {column: statistics.fmean([cells[column] or 0.0 for cells in complete]) for column in columns}
-        yield line(
-            [f"mean of {count(complete, 'task')}", *(number(means.get(each)) for each in range(len(complete[0])))]
-        )
+        means = dict(zip(columns, map(statistics.fmean, zip(*complete, strict=True)), strict=True))
+        yield line([f"mean of {count(complete, 'task')}", *(number(means.get(each)) for each in range(len(table[0])))])
 
 
 def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:

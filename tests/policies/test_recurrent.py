@@ -13,29 +13,11 @@ from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from torch import nn
 
 from rltransformers.envs import make_vec_env
-from rltransformers.policies.recurrent import (
-    CnnGRUPolicy,
-    CnnLSTMPolicy,
-    GRUPolicy,
-    LSTMPolicy,
-    MultiInputGRUPolicy,
-    MultiInputLSTMPolicy,
-    PairedGRU,
-)
+from rltransformers.policies.recurrent import RECURRENT_POLICIES, LSTMPolicy, PairedGRU
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
-IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)
-DICT = spaces.Dict({"a": VECTOR})
-GRUS: list[tuple[type[RecurrentActorCriticPolicy], gymnasium.Space[Any]]] = [
-    (GRUPolicy, VECTOR),
-    (CnnGRUPolicy, IMAGE),
-    (MultiInputGRUPolicy, DICT),
-]
-LSTMS: list[tuple[type[RecurrentActorCriticPolicy], gymnasium.Space[Any]]] = [
-    (LSTMPolicy, VECTOR),
-    (CnnLSTMPolicy, IMAGE),
-    (MultiInputLSTMPolicy, DICT),
-]
+SPACES = {"vector": VECTOR, "image": spaces.Box(0, 255, (3, 36, 36), np.uint8), "dict": spaces.Dict({"a": VECTOR})}
+LSTMS, GRUS = ([(RECURRENT_POLICIES[cell][name], space) for name, space in SPACES.items()] for cell in ("lstm", "gru"))
 CRITICS = [{}, {"shared_lstm": True, "enable_critic_lstm": False}, {"enable_critic_lstm": False}]
 
 
