@@ -6,6 +6,7 @@ Beside the run folder lie NAME.log, NAME.clock (seconds so far) and NAME.lock; t
 
 import csv
 import json
+import math
 import os
 import platform
 import shutil
@@ -42,6 +43,8 @@ from scripts.results.table import COLUMNS, Result, Row, locked, score_of
 
 CODE = ("rltransformers", "agents", "envs", "scripts/results", "scripts/reproduce.py")
 RECORDED = "recorded.json"
+TRAINING_MAX = "training_max"
+TRAINING_RETURN = "rollout/ep_rew_mean"  # of the last 100 training episodes
 PACKAGES = ("torch", "stable-baselines3", "gymnasium", "rltransformers")
 
 
@@ -148,7 +151,7 @@ def _run_row(
         steps_per_cpu_second=steps / processor if before is None else None,
         results=shortened(results),
         curve=curve,
-        metrics=last_metrics(folder.metrics, metrics),
+        metrics=logged_metrics(folder.metrics, metrics),
     )
 
 
@@ -191,8 +194,8 @@ def shortened(results: Sequence[EvaluationResult]) -> list[Result]:
     ]
 
 
-def last_metrics(path: Path, names: Sequence[str]) -> dict[str, float]:
-    """Last logged value of each metric; those that a run does not log are left out."""
+def logged_metrics(path: Path, names: Sequence[str]) -> dict[str, float]:
+    """Last logged value of each metric, of ``training_max`` the highest; those that a run does not log are left out."""
     wanted = [name for name in names if name not in COLUMNS]
     if not wanted or not path.is_file():
         return {}
@@ -200,6 +203,8 @@ def last_metrics(path: Path, names: Sequence[str]) -> dict[str, float]:
     with path.open(newline="") as file:
         for line in csv.DictReader(file):
             found |= {name: float(line[name]) for name in wanted if line.get(name)}
+            if TRAINING_MAX in wanted and (value := line.get(TRAINING_RETURN)):
+                found[TRAINING_MAX] = max(float(value), found.get(TRAINING_MAX, -math.inf))
     return found
 
 

@@ -20,6 +20,7 @@ METRIC_NAMES = {
     "wall_seconds": "seconds",
     "curve_mean": "mean of the curve",
     "curve_max": "highest evaluation",
+    "training_max": "highest mean return in training",
 }
 MAX_NAMED = 5  # variants in a cell of the summary
 SUMMARY = ("task", "ours", "baseline", "target", "met")

@@ -154,7 +154,7 @@ class SuiteText:
             ``{behaviours}`` stands for the folder given as --behaviours.
         metrics: shown beside the score: columns of the CSV such as ``steps_per_cpu_second`` and ``state_bytes``, or
             names of metrics that runs log, of which the last value counts; ``curve_mean`` is the mean score over all
-            evaluations, ``curve_max`` the highest.
+            evaluations, ``curve_max`` the highest; ``training_max`` the highest mean return of 100 training episodes.
         overview: one of these, or score, of which the page begins with a table: a line per task, a column per variant.
         overview_note: a sentence under that table.
     """

@@ -746,10 +746,11 @@ def test_the_clock_counts_what_the_last_checkpoint_kept(tmp_path: Path) -> None:
     assert cell._begin(clock, path, config) == pytest.approx(42, abs=0.1)
 
 
-def test_the_last_value_of_a_metric_counts(tmp_path: Path) -> None:
+def test_the_last_value_of_a_metric_counts_and_the_highest_return_in_training(tmp_path: Path) -> None:
     path = tmp_path / "progress.csv"
-    path.write_text("memory/staleness,eval/x,steps\n0.5,,1\n0.25,,2\n,7.0,2\n")
-    assert cell.last_metrics(path, ["memory/staleness", "state_bytes", "unknown"]) == {"memory/staleness": 0.25}
+    path.write_text("memory/staleness,eval/x,rollout/ep_rew_mean\n0.5,,-3\n0.25,,-1.5\n,7.0,\n,,-2\n")
+    assert cell.logged_metrics(path, ["memory/staleness", "state_bytes", "unknown"]) == {"memory/staleness": 0.25}
+    assert cell.logged_metrics(path, ["training_max"]) == {"training_max": -1.5}
 
 
 @pytest.mark.slow
