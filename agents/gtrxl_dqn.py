@@ -227,12 +227,14 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             noise = self._own_rows(policy.exploration(self._rates(), self._action_generator))
             actions, _, _, state = policy.step(leaves, self._acting, first, noise, overwrites=True)
             executed = policy.environment_actions(actions)
-            new_obs, rewards, dones, infos, starts, counts = self._step_environments(env, watch, executed, state)
+            new_obs, rewards, dones, infos, episode_starts, counts = self._step_environments(
+                env, watch, executed, state
+            )
             cut, last = watch.last_observations(dones, infos, self._place)
             terminal = dones.copy()
             terminal[cut] = False
             earned = rewards if normaliser is None else normaliser.get_original_reward()
-            replay_buffer.add(raw, actions, earned, starts, terminal, counts)
+            replay_buffer.add(raw, actions, earned, episode_starts, terminal, counts)
             if cut:
                 replay_buffer.add_last(cut, raw_last(normaliser, last))
             callback.update_locals(locals())

@@ -20,8 +20,8 @@ from rltransformers.conformance.comparing import (
     Found,
     Inapplicable,
     attempted,
-    begins,
     compared,
+    first_steps,
     numbers,
     stepped,
     steps_of,
@@ -77,9 +77,9 @@ class Result:
 
 def step_equals_segment(policy: PolicyWithMemory) -> Found:
     """Acting one step at a time computes what the training pass computes on the whole segment."""
-    steps, first = steps_of(policy), begins(ROWS, steps_of(policy))
+    steps, first = steps_of(policy), first_steps(ROWS, steps_of(policy))
     if policy.traits.resets_inside:
-        first = begins(ROWS, steps, (5,), (2, 9)) if steps > 9 else begins(ROWS, steps, (steps // 2,))
+        first = first_steps(ROWS, steps, (5,), (2, 9)) if steps > 9 else first_steps(ROWS, steps, (steps // 2,))
     inputs = numbers(policy, steps)
     found, _ = stepped(policy, inputs, first)
     findings = [compared(found, policy.segment(inputs, first, policy.reset(ROWS)))]
@@ -98,7 +98,7 @@ def reset_leaks_nothing(policy: PolicyWithMemory) -> Found:
     steps = max(2, steps_of(policy) - BEFORE)
     inputs, findings = numbers(policy, steps), []
     expected, _ = stepped(policy, inputs)
-    first = begins(ROWS, BEFORE + steps)
+    first = first_steps(ROWS, BEFORE + steps)
     first[:, BEFORE] = True
     for name, seed, size in (("a quiet", 1, 1.0), ("a loud", 2, LOUD)):
         both = torch.cat([size * numbers(policy, BEFORE, seed), inputs], 1)
@@ -106,7 +106,7 @@ def reset_leaks_nothing(policy: PolicyWithMemory) -> Found:
         place = f"row {{row}}, step {{step}} of an episode after {name} one"
         findings.append(compared(found[:, BEFORE:], expected, f"acting: {place}"))
         if policy.traits.resets_inside:
-            alone = policy.segment(inputs, begins(ROWS, steps), policy.reset(ROWS))
+            alone = policy.segment(inputs, first_steps(ROWS, steps), policy.reset(ROWS))
             together = policy.segment(both, first, policy.reset(ROWS))[:, BEFORE:]
             findings.append(compared(together, alone, f"training: {place}"))
     return worst(findings)
@@ -115,7 +115,7 @@ def reset_leaks_nothing(policy: PolicyWithMemory) -> Found:
 def no_look_ahead(policy: PolicyWithMemory) -> Found:
     """The training pass sees nothing of later steps: changing them changes no output before."""
     steps, findings = steps_of(policy), []
-    inputs, first = numbers(policy, steps), begins(ROWS, steps)
+    inputs, first = numbers(policy, steps), first_steps(ROWS, steps)
     expected = policy.segment(inputs, first, policy.reset(ROWS))
     for cut in sorted({1, steps // 2, steps - 1}):
         other = inputs.clone()
@@ -133,7 +133,7 @@ def padding_does_not_matter(policy: PolicyWithMemory) -> Found:
     steps, findings = steps_of(policy), []
     real_steps = max(2, steps // 2)
     inputs, valid = numbers(policy, real_steps), torch.zeros(ROWS, steps, dtype=torch.bool)
-    expected = policy.segment(inputs, begins(ROWS, real_steps), policy.reset(ROWS))
+    expected = policy.segment(inputs, first_steps(ROWS, real_steps), policy.reset(ROWS))
     real = slice(steps - real_steps, None) if policy.padding == "left" else slice(0, real_steps)
     valid[:, real] = True
     for name, size in (("zeros", 0.0), ("numbers", 1.0), ("large numbers", LOUD)):
@@ -163,7 +163,7 @@ def changed_weights_take_effect(policy: PolicyWithMemory) -> Found:
         if traits.continues:
             expected = policy.segment(inputs[:, steps:], no[:, None], remembered)[:, 0]
         else:
-            expected = policy.segment(inputs, begins(ROWS, steps + 1), policy.reset(ROWS))[:, steps]
+            expected = policy.segment(inputs, first_steps(ROWS, steps + 1), policy.reset(ROWS))[:, steps]
     result = compared(found[:, None], expected[:, None], "row {row}, the first step with new weights")
     if float((expected - before).abs().max()) <= CLEARLY * result.tolerance:
         raise Inapplicable("its outputs do not depend on its weights")
@@ -201,7 +201,7 @@ def positions_are_contiguous(policy: PolicyWithMemory) -> Found:
         found = against_windows(policy, inputs, acted)
     else:
         taken = acted.shape[1]
-        expected, reason = attempted(policy.segment, inputs[:, :taken], begins(ROWS, taken), policy.reset(ROWS))
+        expected, reason = attempted(policy.segment, inputs[:, :taken], first_steps(ROWS, taken), policy.reset(ROWS))
         if expected is None:
             return Found(float("inf"), 0.0, f"acting takes {taken} steps, which the training pass refuses: {reason}")
         found = compared(acted, expected, f"row {{row}}, step {{step}} of {taken}, full after {full}")
@@ -261,9 +261,9 @@ def bootstraps_from_the_right_memory(policy: PolicyWithMemory) -> Found:
     findings, forgotten = [], 0.0
     for cut in policy.bootstraps():
         steps = len(cut.inputs)
-        value = policy.segment(cut.inputs[None], begins(1, steps), policy.reset(1))[:, -1:, -1]
+        value = policy.segment(cut.inputs[None], first_steps(1, steps), policy.reset(1))[:, -1:, -1]
         findings.append(compared(torch.full_like(value, cut.value), value, f"{cut.where}, after {steps - 1} steps"))
-        alone = policy.segment(cut.inputs[None, -1:], begins(1, 1), policy.reset(1))[:, -1:, -1]
+        alone = policy.segment(cut.inputs[None, -1:], first_steps(1, 1), policy.reset(1))[:, -1:, -1]
         forgotten = max(forgotten, compared(alone, value).difference)
     if not findings:
         raise Inapplicable("no episode was cut")

@@ -65,7 +65,7 @@ def numbers(policy: PolicyWithMemory, steps: int, seed: int = 0, rows: int = ROW
     return torch.randn(rows, steps, policy.inputs, generator=generator).to(dtype)
 
 
-def begins(rows: int, steps: int, *at: tuple[int, ...]) -> Bool[Tensor, "B T"]:
+def first_steps(rows: int, steps: int, *at: tuple[int, ...]) -> Bool[Tensor, "B T"]:
     """Where episodes begin: at step 0 of every row, and at the steps ``at[i]`` of row i."""
     first = torch.zeros(rows, steps, dtype=torch.bool)
     first[:, 0] = True
@@ -82,7 +82,7 @@ def stepped(
 ) -> tuple[Float[Tensor, "B T A"], Any]:
     """Outputs of all steps, taken one at a time, and the state after them; without a state episodes begin."""
     if first is None:
-        first = begins(*inputs.shape[:2]) if state is None else torch.zeros(inputs.shape[:2], dtype=torch.bool)
+        first = first_steps(*inputs.shape[:2]) if state is None else torch.zeros(inputs.shape[:2], dtype=torch.bool)
     state, outputs = policy.reset(inputs.shape[0]) if state is None else state, []
     for t in range(inputs.shape[1]):
         output, state = policy.step(inputs[:, t], first[:, t], state)
@@ -103,7 +103,7 @@ def until_refused(policy: PolicyWithMemory, inputs: Float[Tensor, "B T D"]) -> t
         ValueError: when it is the first step that raises.
     """
     state, outputs, refusal = policy.reset(inputs.shape[0]), [], ""
-    first = begins(*inputs.shape[:2])
+    first = first_steps(*inputs.shape[:2])
     for t in range(inputs.shape[1]):
         taken, refusal = attempted(policy.step, inputs[:, t], first[:, t], state)
         if taken is None:

@@ -101,8 +101,8 @@ def episodes_of_task(arrays: Mapping[str, Array]) -> dict[str, Array]:
     """
     at_goal = arrays["masks"] == 0
     cut = arrays["terminals"] > 0
-    starts = np.concatenate([[True], cut[:-1]])
-    rows = ~at_goal | starts | ~np.concatenate([[False], at_goal[:-1]])  # all but further steps in the goal
+    first = np.concatenate([[True], cut[:-1]])
+    rows = ~at_goal | first | ~np.concatenate([[False], at_goal[:-1]])  # all but further steps in the goal
     return {
         "observations": arrays["observations"][rows],
         "actions": arrays["actions"][rows],

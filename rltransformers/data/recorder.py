@@ -180,7 +180,7 @@ class _Recording:
         vector, batch = self.vector, self.vector.num_envs
         observations = vector.reset(seed)
         seen = self._seen(observations)
-        starts, rewards = np.ones(batch, bool), np.zeros(batch)
+        first, rewards = np.ones(batch, bool), np.zeros(batch)
         reads_rewards = "rewards" in inspect.signature(self.behaviour.act).parameters
         live = np.ones(batch, bool) if quota is None else quota > 0
         finished, age = np.zeros(batch, np.int64), np.zeros(batch, np.int64)
@@ -188,13 +188,13 @@ class _Recording:
         self._reserve(min(-(-(steps or 1024 * batch) // batch) + 64, 65_536))
         while live.any() and finishing <= LONGEST_FINISH:
             extra = {"rewards": rewards} if reads_rewards else {}
-            actions = self.behaviour.act(observations, starts, generator, **extra)
+            actions = self.behaviour.act(observations, first, generator, **extra)
             self._write_before(seen, actions)
             step = vector.step(actions)
             counted = live & ~step.ignored
             ended = (step.terminated | step.truncated) & counted
             self._write_after(step, counted)
-            observations, starts, rewards = step.observations, step.starts, step.rewards
+            observations, first, rewards = step.observations, step.first, step.rewards
             seen = self._seen(observations)
             if ended.any():
                 self._keep_last(ended, seen if step.last is observations else self._seen(step.last))
@@ -399,7 +399,7 @@ class _Step:
     terminated: Bools
     truncated: Bools
     ignored: Bools
-    starts: Bools
+    first: Bools
 
 
 class _Vector(Protocol):
@@ -441,8 +441,8 @@ class _GymnasiumVector:
 
     def step(self, actions: Any) -> _Step:
         result = self._step(actions)
-        self._episode += result.starts
-        self._age[result.starts] = 0
+        self._episode += result.first
+        self._age[result.first] = 0
         return result
 
     def _step(self, actions: Any) -> _Step:
@@ -456,7 +456,7 @@ class _GymnasiumVector:
         ended = terminated | truncated
         if self.mode is AutoresetMode.NEXT_STEP:  # the step after an end ignores the action and returns the reset
             ignored, self._ended = self._ended, ended
-            return _Step(observations, observations, rewards, terminated, truncated, ignored, starts=ignored)
+            return _Step(observations, observations, rewards, terminated, truncated, ignored, first=ignored)
         last = observations
         if ended.any() and self.mode is AutoresetMode.SAME_STEP:
             last = _replaced(self.observation_space, observations, ended, infos["final_obs"])
@@ -465,7 +465,7 @@ class _GymnasiumVector:
             last = copy.deepcopy(observations)
             observations = attempt(self.env, when, self.env.reset, options={"reset_mask": ended})[0]
             self._check(observations)
-        return _Step(observations, last, rewards, terminated, truncated, self._none, starts=ended)
+        return _Step(observations, last, rewards, terminated, truncated, self._none, first=ended)
 
     def close(self) -> None:
         self.env.close()
@@ -492,7 +492,7 @@ class _SB3Vector:
             last = _replaced(self.observation_space, observations, ended, finals)
         # Of a vector environment that resets in a step of its own: that step leads to the first observation.
         ignored = np.array([bool(info.get("reset_row", False)) for info in infos])
-        return _Step(observations, last, rewards, ended & ~truncated, truncated, ignored, starts=ended | ignored)
+        return _Step(observations, last, rewards, ended & ~truncated, truncated, ignored, first=ended | ignored)
 
     def close(self) -> None:
         self.env.close()

@@ -127,9 +127,9 @@ def deep_loss(
     ]
     found = [masked_means(targets.now(stream), targets.counts) for stream in counted[:-1]]
     if options.future > 0 and targets.later is not None:
-        begins = torch.cat([targets.first[:, 1:], torch.ones_like(targets.first[:, :1])], 1)
+        next_first = torch.cat([targets.first[:, 1:], torch.ones_like(targets.first[:, :1])], 1)
         follows = torch.cat([targets.counts[:, 1:], torch.zeros_like(targets.counts[:, :1])], 1)
-        counts = targets.counts & follows & ~begins
+        counts = targets.counts & follows & ~next_first
         found += [options.future * masked_means(targets.later(stream), counts) for stream in counted]
     return torch.stack(found).sum() if found else streams[0].new_zeros(())
 

@@ -167,13 +167,15 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             noise = self._own_rows(policy.action_head.draw(self.all_envs, self._action_generator))
             actions, values, log_probs, state = policy.step(leaves, self._acting, first, noise, overwrites=True)
             clipped_actions = policy.environment_actions(actions)
-            new_obs, rewards, dones, infos, starts, counts = self._step_environments(env, watch, clipped_actions, state)
+            new_obs, rewards, dones, infos, episode_starts, counts = self._step_environments(
+                env, watch, clipped_actions, state
+            )
             callback.update_locals(locals())
             going_on = bool(callback.on_step()) and going_on
             if not going_on and self.world.alone:
                 return False
             self._update_info_buffer(infos, dones)
-            buffer.add(leaves, actions, rewards, starts, dones, values, log_probs, counts)
+            buffer.add(leaves, actions, rewards, episode_starts, dones, values, log_probs, counts)
             if np.count_nonzero(dones):
                 self._bootstrap(buffer, self._acting, *watch.last_observations(dones, infos, self._place))
             leaves = policy.leaves_to_tensors(watch.observation(new_obs, self._place))

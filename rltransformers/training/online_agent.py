@@ -91,13 +91,13 @@ NOT_SETTINGS = ("policy", "env", "device", "_init_setup_model")
 
 
 class Outcome(NamedTuple):
-    """Outcome of a step of B environments: ``starts`` [B] as it began, ``counts`` [B] but for rows of a reset."""
+    """Outcome of a step of B environments: ``counts`` [B] is False for rows of a reset, the rest as SB3 names it."""
 
     new_obs: Any
     rewards: np.ndarray
     dones: np.ndarray
     infos: list[dict[str, Any]]
-    starts: np.ndarray
+    episode_starts: np.ndarray
     counts: np.ndarray
 
 
@@ -254,8 +254,8 @@ class OnlineAgent(BaseAlgorithm):
         self._acting = with_reward(state, rewards)
         self._last_obs = new_obs
         # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
-        self._last_episode_starts, starts = dones | resets, cast(np.ndarray, self._last_episode_starts)
-        return Outcome(new_obs, rewards, dones, infos, starts, ~resets)
+        self._last_episode_starts, episode_starts = dones | resets, cast(np.ndarray, self._last_episode_starts)
+        return Outcome(new_obs, rewards, dones, infos, episode_starts, ~resets)
 
     # Update
 
