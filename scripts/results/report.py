@@ -73,7 +73,7 @@ def _lines(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
     yield f"with one row per run: {len(rows)} {'run' if len(rows) == 1 else 'runs'}, {hours:.1f} hours in all."
     yield from ["", f"{LEGEND} More: [how to read them](README.md#how-to-read-them).", ""]
     for label, values in _origin(rows):
-        yield f"- {label}: {', '.join(dict.fromkeys(values))}"
+        yield f"- {label}: {'; '.join(dict.fromkeys(values))}"
     if suite.text.overview is not None:
         yield from _overview(suite, suite.text.overview, rows)
     for name, task in suite.tasks.items():
