@@ -85,7 +85,8 @@ def _lines(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
 
 def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
     """Mean over seeds of one metric: a line per task with runs, a column per variant and per published figure, and the
-    means over the tasks that all variants with runs have, and over those that the published figures have too.
+    means over the tasks that the method and its baseline have, that all variants with runs have, and that the published
+    figures have too.
     """
     variants = list(dict.fromkeys(variant for task in suite.tasks.values() for variant in task.variants))
     published = list(dict.fromkeys(name for task in suite.tasks.values() for name in task.published))
@@ -103,19 +104,27 @@ def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
     table = list(means.values())
     run = [column for column in range(len(variants)) if any(cells[column] is not None for cells in table)]
     cited = [len(variants) + column for column in range(len(published))]
-    for columns in dict.fromkeys([(*run,), (*run, *cited)]):
-        yield from _mean(table, columns)
+    first = next(iter(suite.tasks.values()))
+    pair = [column for column in run if variants[column] in (first.method, first.compared_with)]
+    yield from _means(table, [pair, run, [*run, *cited]])
     if suite.text.overview_note:
         yield from ["", suite.text.overview_note]
 
 
-def _mean(table: Sequence[Sequence[float | None]], columns: Sequence[int]) -> Iterator[str]:
-    """A line with the means of ``columns`` over the lines that have them all, where there are some."""
-    lines = [[cells[column] for column in columns] for cells in table]
-    complete = [[value for value in each if value is not None] for each in lines if None not in each]
-    if complete:
-        means = dict(zip(columns, map(statistics.fmean, zip(*complete, strict=True)), strict=True))
-        yield line([f"mean of {count(complete, 'task')}", *(number(means.get(each)) for each in range(len(table[0])))])
+def _means(table: Sequence[Sequence[float | None]], selections: Sequence[Sequence[int]]) -> Iterator[str]:
+    """A line per selection of columns, each wider than the one before: means over the lines of ``table`` that have them
+    all, unless there are none, or the next selection has as many.
+    """
+    lines = []
+    for columns in selections:
+        picked = ([cells[column] for column in columns] for cells in table)
+        lines.append([[value for value in each if value is not None] for each in picked if None not in each])
+    for columns, complete, wider in zip(selections, lines, [*lines[1:], []], strict=True):
+        if len(complete) > len(wider):
+            means = dict(zip(columns, map(statistics.fmean, zip(*complete, strict=True)), strict=True))
+            yield line(
+                [f"mean of {count(complete, 'task')}", *(number(means.get(each)) for each in range(len(table[0])))]
+            )
 
 
 def section(suite: Suite, name: str, runs: Runs) -> Iterator[str]:

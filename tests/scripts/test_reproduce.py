@@ -407,7 +407,7 @@ def test_the_page_of_a_suite_shows_scores_aims_and_metrics(write: Write, tmp_pat
         record(tmp_path / "tiny.csv", tmp_path / "lock", suite, each)
     assert report.write(suite, tmp_path) == [tmp_path / "tiny-cue.png", tmp_path / "tiny.md"]
     text = (tmp_path / "tiny.md").read_text()
-    assert "- commit: abc, abd" in text
+    assert "- commit: abc; abd" in text
     assert "| GTrXL | 0.95 [0.9, 1] | 1 / 0.9 | 0.75 | 1,000 | 256 | 1.0 | 0.375 | 0.75 |" in text
     assert "| no memory | 0.725 [0.5, 0.95] | 0.5 / 0.95 | - | 1,000 | 256 | 1.0 | - | - |" in text
     assert "| ≥ 0.95 in 2 of 2 seeds | 1 of 2 | **no** |" in text and "\nOne seed is lost.\n" in text
@@ -482,6 +482,12 @@ def test_an_overview_has_a_line_per_task_and_the_mean_of_those_that_all_variants
     )
     alone = report.page(suite, rows[3:4])
     assert "| task | GTrXL | no memory |\n|---|---|---|\n| Cue b | 1 | - |\n| mean of 1 task | 1 | - |\n" in alone
+    wider = {
+        name: each | {"variants": VARIANTS | {"third": {}}, "baseline": "no memory"} for name, each in tasks.items()
+    }
+    path = write({"metrics": ["curve_max"], "overview": "curve_max", "tasks": wider})
+    text = report.page(read_suite(str(path)), [*rows, replace(rows[0], variant="third")])
+    assert "| mean of 2 tasks | 0.375 | 0.312 | - |\n| mean of 1 task | 0.5 | 0.5 | 0.75 |\n" in text
     for name, figure in (("a", 0.9), ("b", 0.0), ("d", 0.8)):
         tasks[name]["published"] = {"theirs": figure}
     path = write({"metrics": ["curve_max"], "overview": "curve_max", "overview_note": "From them.", "tasks": tasks})
