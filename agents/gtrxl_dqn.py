@@ -220,16 +220,15 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         leaves = policy.leaves_to_tensors(seen)
         going_on = True
         for step in range(train_freq.frequency):
-            first = self._to_device(self._last_episode_starts)
+            episode_starts = cast(np.ndarray, self._last_episode_starts)
+            first = self._to_device(episode_starts)
             raw = raw_observation(normaliser, self._last_obs, self._raw_obs)
             if policy.masks_beside:
                 raw[ACTION_MASK] = seen[ACTION_MASK]
             noise = self._own_rows(policy.exploration(self._rates(), self._action_generator))
             actions, _, _, state = policy.step(leaves, self._acting, first, noise, overwrites=True)
             executed = policy.environment_actions(actions)
-            new_obs, rewards, dones, infos, episode_starts, counts = self._step_environments(
-                env, watch, executed, state
-            )
+            new_obs, rewards, dones, infos, counts = self._step_environments(env, watch, executed, state)
             cut, last = watch.last_observations(dones, infos, self._place)
             terminal = dones.copy()
             terminal[cut] = False

@@ -6,7 +6,7 @@ Axes: E environments, T steps.
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -163,13 +163,12 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         leaves = policy.leaves_to_tensors(watch.observation(self._last_obs, self._place))
         going_on = True
         while not buffer.full:
-            first = self._to_device(self._last_episode_starts)
+            episode_starts = cast(np.ndarray, self._last_episode_starts)
+            first = self._to_device(episode_starts)
             noise = self._own_rows(policy.action_head.draw(self.all_envs, self._action_generator))
             actions, values, log_probs, state = policy.step(leaves, self._acting, first, noise, overwrites=True)
             clipped_actions = policy.environment_actions(actions)
-            new_obs, rewards, dones, infos, episode_starts, counts = self._step_environments(
-                env, watch, clipped_actions, state
-            )
+            new_obs, rewards, dones, infos, counts = self._step_environments(env, watch, clipped_actions, state)
             callback.update_locals(locals())
             going_on = bool(callback.on_step()) and going_on
             if not going_on and self.world.alone:

@@ -97,7 +97,6 @@ class Outcome(NamedTuple):
     rewards: np.ndarray
     dones: np.ndarray
     infos: list[dict[str, Any]]
-    episode_starts: np.ndarray
     counts: np.ndarray
 
 
@@ -254,8 +253,8 @@ class OnlineAgent(BaseAlgorithm):
         self._acting = with_reward(state, rewards)
         self._last_obs = new_obs
         # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
-        self._last_episode_starts, episode_starts = dones | resets, cast(np.ndarray, self._last_episode_starts)
-        return Outcome(new_obs, rewards, dones, infos, episode_starts, ~resets)
+        self._last_episode_starts = dones | resets
+        return Outcome(new_obs, rewards, dones, infos, ~resets)
 
     # Update
 
