@@ -383,7 +383,8 @@ def test_popgym_runs_when_installed() -> None:
     """Seeds repeat the rows, also of CountRecall, which draws from the global generator of NumPy."""
     pytest.importorskip("popgym")
     for task in ("RepeatFirstEasy", "AutoencodeEasy", "CountRecallEasy"):
-        np.testing.assert_equal(*(rows(make_vec_env(f"popgym-{task}-v0", 2, seed=0)) for _ in range(2)))
+        once, again = (rows(make_vec_env(f"popgym-{task}-v0", 2, seed=0)) for _ in range(2))
+        np.testing.assert_equal(once, again)
 
 
 def test_minigrid_runs_when_installed() -> None:
