@@ -414,7 +414,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         """
         if self.replay_buffer is None:
             raise ConfigError("this agent has no environment and so no replay to save")
-        save_replay(path, self.replay_buffer, self.world)
+        save_replay(path, self.replay_buffer, self.action_space, self.world)
 
     @strict
     def load_replay_buffer(self, path: File, truncate_last_traj: bool = True) -> None:
@@ -431,7 +431,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
                 "a replay file cannot go on with its running episodes: GTrXLDQN.save and GTrXLDQN.load can, or leave "
                 "truncate_last_traj=True"
             )
-        load_replay(path, self.replay_buffer, self.world)
+        load_replay(path, self.replay_buffer, self.action_space, self.world)
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
         """Replace the environment as ``GTrXLPPO`` does; a replay that waits for one, after ``load``, is taken over."""

@@ -13,10 +13,10 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecMonitor
 
-from rltransformers.core.errors import ConfigError, MissingExtraError, did_you_mean, one_line
+from rltransformers.core.errors import ConfigError, MissingExtraError, did_you_mean, one_line, refuse_unknown
 from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv
 from rltransformers.core.modules import import_module
-from rltransformers.core.ranges import Environments, Processes, check, shown
+from rltransformers.core.ranges import Environments, Processes, Seed, annotations, check, shown
 from rltransformers.core.registry import GLOBAL_RANDOMNESS, find_spec
 from rltransformers.core.spaces import check_supported, is_nested
 from rltransformers.envs.pool import EnvPoolVector
@@ -63,8 +63,10 @@ def make_vec_env(
         ConfigError: for an unknown id, wrapper or option, and for spaces that no encoder or head takes.
         MissingExtraError: when the package behind the id, or EnvPool, is not installed.
     """
-    options = dict(env_kwargs or {})
+    options = _checked(env_kwargs, wrappers)
+    check(seed, Seed | None, "seed")
     check(processes, Processes, "processes")
+    check(monitor, bool, "monitor")
     venv: VecEnv
     if processes == "envpool":
         venv = GymnasiumVecEnv(_make_pool(env_id, num_envs, options, wrappers))
@@ -96,7 +98,8 @@ def make_vector_env(
     Raises:
         ConfigError, MissingExtraError: as ``make_vec_env``.
     """
-    spec, options = found_source(env_id, num_envs, env_kwargs), dict(env_kwargs or {})
+    options = _checked(env_kwargs, wrappers)
+    spec = found_source(env_id, num_envs, options)
     if isinstance(spec, EnvSpec) and _is_program(spec, wrappers):
         return _make_program(spec, num_envs, options | {"autoreset_mode": AutoresetMode.DISABLED.value})
     copies = _copies(spec, num_envs, options, wrappers, flat=False)
@@ -215,14 +218,25 @@ def make_env(
     Other arguments and errors are those of ``make_vec_env``. Observations are copied first (``CopyObservation``), and
     ids in ``GLOBAL_RANDOMNESS`` get ``GlobalSeed``. Gymnasium's passive checker is off: some suites do not pass it.
     """
-    source = found_source(env, 1, env_kwargs)
-    made: Env = CopyObservation(_make(source, dict(env_kwargs or {})))
+    options = _checked(env_kwargs, wrappers)
+    source = found_source(env, 1, options)
+    made: Env = CopyObservation(_make(source, options))
     if isinstance(source, EnvSpec) and source.id.startswith(GLOBAL_RANDOMNESS):
         made = GlobalSeed(made)
     for wrapper in wrappers:
         made = wrapper(made) if callable(wrapper) else _wrap(made, wrapper)
+        if not isinstance(made, gymnasium.Env):
+            raise ConfigError(f"the wrapper {shown(wrapper)} makes {shown(made)}, which is no environment of Gymnasium")
     _check_spaces(_name(source), made)
     return FlatDict(made) if flat and is_nested(made.observation_space) else made
+
+
+def _checked(env_kwargs: Any, wrappers: Any) -> dict[str, Any]:
+    """``env_kwargs`` as a dictionary of its own, where they and the list of wrappers are what they have to be."""
+    if isinstance(wrappers, str | Mapping):
+        raise ConfigError(f"wrappers is a list, also of a single one: write [{wrappers!r}]")
+    check(wrappers, Sequence[Any], "wrappers")
+    return dict(check(env_kwargs, Mapping[str, Any] | None, "env_kwargs") or {})
 
 
 def _make(source: EnvSpec | Callable[..., Env] | Env, options: dict[str, Any]) -> Env:
@@ -280,6 +294,8 @@ def _wrap(env: Env, wrapper: WrapperConfig) -> Env:
     if not isinstance(name, str) or not all(isinstance(option, str) for option in options):
         raise ConfigError(f"a wrapper is a name or {{'name': ..., option: ...}}, got {wrapper!r}")
     wrapper_type = _wrapper_type(name)
+    if WRAPPERS.get(name) is wrapper_type:  # of others, some hand keywords on that they do not name
+        refuse_unknown(options, [each for each in annotations(wrapper_type.__init__) if each != "env"], f"{name}.")
     try:
         return wrapper_type(env, **options)
     except ENVIRONMENT_ERRORS:

@@ -110,9 +110,10 @@ class History(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     def __init__(
         self, env: Env, previous_action: bool = True, previous_reward: bool = True, first_step: bool = True
     ) -> None:
-        RecordConstructorArgs.__init__(
-            self, previous_action=previous_action, previous_reward=previous_reward, first_step=first_step
-        )
+        switches = {"previous_action": previous_action, "previous_reward": previous_reward, "first_step": first_step}
+        for name, switch in switches.items():
+            check(switch, bool, name)
+        RecordConstructorArgs.__init__(self, **switches)
         gymnasium.Wrapper.__init__(self, env)
         if not (previous_action or previous_reward or first_step):
             raise ConfigError("History adds nothing; switch on previous_action, previous_reward or first_step")
@@ -378,9 +379,12 @@ def check_observation_space(space: Space) -> None:
     """Raise unless every leaf has an encoder.
 
     Raises:
-        ConfigError: names the first leaf that has none, and the way out.
+        ConfigError: names the first leaf that has none, and the way out, or says that the space has no leaf.
     """
-    for path, leaf in observation_leaves(space).items():
+    leaves = observation_leaves(space)
+    if not leaves:
+        raise ConfigError(f"the observation space {space} holds nothing; give it at least one member")
+    for path, leaf in leaves.items():
         try:
             check_supported(leaf, f"observation {path!r}" if path else "observation")
         except ConfigError as error:
@@ -419,7 +423,7 @@ def _dtype(space: spaces.Box) -> Any:
 
 def _checked_indices(env: Env, indices: Sequence[int]) -> list[int]:
     size = _vector_space(env).shape[0]
-    chosen = [int(index) for index in indices]
+    chosen = [check(index, int, "an entry of indices") for index in indices]
     if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= index < size for index in chosen):
         raise ConfigError(f"indices must be different numbers in 0..{size - 1}, at least one; got {list(indices)}")
     return chosen

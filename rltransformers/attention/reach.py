@@ -5,6 +5,7 @@ Axes: B batch, H heads (1 where heads agree), T tokens, N keys, L distances.
 
 import functools
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -153,6 +154,22 @@ class Pattern:
         if self.ruled:
             beyond = beyond | ~self.by_rule(distance[:, None], p)
         return beyond & owned[:, None]
+
+
+def in_turn(name: str, values: Sequence[int], heads: int) -> tuple[int, ...]:
+    """One of ``values`` per head: the heads take them in turn.
+
+    Raises:
+        ConfigError: no value, or more than there are heads.
+    """
+    if not values:
+        raise ConfigError(f"{name} is empty; give at least one number")
+    if len(values) > heads:
+        raise ConfigError(
+            f"{name} has {len(values)} numbers for heads to take in turn, but heads is {heads}; "
+            f"set heads to at least {len(values)} or give fewer numbers"
+        )
+    return tuple(values[head % len(values)] for head in range(heads))
 
 
 def check_window(name: str, window: int, memory: int) -> None:

@@ -230,9 +230,12 @@ def part_numbers(config: BackboneConfig, cached: bool = True) -> dict[str, dict[
         ConfigError: options that do not fit the sizes.
     """
     turns, store = math.lcm(len(config.choices.kinds), layers_of_group(config)), layer_with_store(config)
-    firsts: dict[tuple[int, bool], int] = {}
-    kinds = Counter(firsts.setdefault((layer % turns, layer == store), layer) for layer in range(config.layers))
-    universal = config.choices.depth.build().shared
+    firsts: dict[tuple[int, bool, bool], int] = {}
+    universal = shares_layers(config)
+    kinds = Counter(
+        0 if universal else firsts.setdefault((layer % turns, layer == store, layer == 0), layer)
+        for layer in range(config.layers)
+    )
     parameters: dict[str, int] = {}
     state: dict[str, int] = {}
     with torch.device("meta"), _Unfilled():
@@ -241,7 +244,9 @@ def part_numbers(config: BackboneConfig, cached: bool = True) -> dict[str, dict[
         counted: list[nn.Parameter] = []
         layers = build_layers(config, kinds, [at_scores[kind] for kind in kinds])
         for (kind, count), layer in zip(kinds.items(), layers, strict=True):
+            own = list(layer.parameters())
             common = [*at_score.common_parameters(), *layer.mixing.mixer.shared_parameters()]
+            common = [value for value in common if any(value is each for each in own)]
             for name, value in layer.named_parameters():
                 if not any(value is each for each in counted):
                     once = universal or any(value is each for each in common)

@@ -35,6 +35,9 @@ from rltransformers.stacks.reversible import Reversible
 
 ROWS = ("hidden", "keys", "taps", "second_taps")
 """Entries of a state about single tokens, the newest ones."""
+FLAGS = ("reset", "valid")
+"""Arguments of a call that say yes or no of every token; the others count something."""
+INTEGERS = (torch.int64, torch.int32)
 
 
 class Backbone(nn.Module):
@@ -179,7 +182,7 @@ class Backbone(nn.Module):
         Raises:
             ConfigError: x is not [B, T, width], what stands beside it has another shape than [B, T], state belongs to
                 another batch size or backbone, task or context is missing, or the context does not fit x.
-            DataError: an episode is longer than a position table, or, in a segment, a task is none of those there are.
+            DataError: an episode is longer than a position table, or a task is none of those there are.
         """
         self.check_sizes(x, state, reset=reset, valid=valid, timestep=timestep, task=task)
         self.check_context(x, context)
@@ -191,6 +194,7 @@ class Backbone(nn.Module):
         if state is not None and state.acts:
             if x.shape[1] <= self.config.tokens_per_step and valid is None and record is None:
                 self.check_places(*self.places(state.tensors["position"], reset, timestep, x.shape[1]))
+                self.check_tasks(task)
                 return self.step(x, state, reset, timestep=timestep, task=task, context=context, wanted=wanted)
             y, after = self.segment(x, self.in_order(state), reset, valid, timestep, task, context, wanted, record)
             return y, self.in_rings(after)
@@ -212,7 +216,8 @@ class Backbone(nn.Module):
     ) -> tuple[Float[Tensor, "B t D"], State]:
         """The tokens of at most one environment step, in fixed shapes and without a look at data.
 
-        Before it, ``check_places`` says whether position tables reach to these tokens.
+        Before it, ``check_places`` says whether position tables reach to these tokens, ``check_tasks`` whether there
+        are such tasks.
 
         Args:
             state: in the form for acting.
@@ -220,7 +225,19 @@ class Backbone(nn.Module):
             tables: ``tables()``, computed anew whenever weights change; None computes what is needed of them here.
             overwrites: whether the rings of ``state`` may be written in place; the returned state holds the same rings.
             record: collects metrics.
+
+        Raises:
+            ConfigError: more tokens than one environment step has, or a state in the form for training.
         """
+        if x.shape[1] > self.config.tokens_per_step:
+            raise ConfigError(
+                f"a step has at most {self.config.tokens_per_step} tokens (tokens_per_step), got {x.shape[1]}; "
+                "call the backbone itself, which takes any number"
+            )
+        if not state.acts:
+            raise ConfigError(
+                "a step needs a state for acting; pass initial_state(..., cached=True) or with_cache(state)"
+            )
         tokens = self.locate(x, state, reset, timestep, None, task)
         clock = state.tensors["clock"]
         call = Call(
@@ -325,10 +342,12 @@ class Backbone(nn.Module):
     def check_sizes(self, x: Tensor, state: State | None, **beside: Tensor | None) -> None:
         """Raise ConfigError unless x is [B, T, width], what is ``beside`` it [B, T], and the state for both.
 
-        Looks at shapes alone, once per call.
+        Looks at shapes and types alone, once per call.
         """
         if x.dim() != 3 or x.shape[-1] != self.width:
             raise ConfigError(f"the backbone takes [batch, time, width {self.width}], got {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise ConfigError(f"the backbone takes fractions, got {x.dtype}; embed or convert them first")
         if 0 in x.shape[:2]:
             raise ConfigError(f"the backbone takes at least one stream and one token, got {tuple(x.shape)}")
         for name, value in beside.items():
@@ -337,6 +356,10 @@ class Backbone(nn.Module):
                     f"{name} has shape {tuple(value.shape)}, the tokens have {tuple(x.shape[:2])}: pass one value per "
                     "stream and token"
                 )
+            if value is not None and name in FLAGS and value.dtype != torch.bool:
+                raise ConfigError(f"{name} is of {value.dtype}, expected torch.bool: pass {name}.bool()")
+            if value is not None and name not in FLAGS and value.dtype not in INTEGERS:
+                raise ConfigError(f"{name} is of {value.dtype}, expected whole numbers: pass {name}.long()")
         if state is not None and state.batch_size != x.shape[0]:
             raise ConfigError(
                 f"state is for {state.batch_size} streams, x has {len(x)}; pass initial_state({len(x)}) or None"
@@ -396,7 +419,7 @@ class Backbone(nn.Module):
             position.check_places(p, p // self.config.tokens_per_step if timestep is None else timestep)
 
     def check_tasks(self, task: Int[Tensor, "B T"] | None) -> None:
-        """Raise DataError unless every task is one of those that there are; looks at data, so no step asks."""
+        """Raise DataError unless every task is one of those that there are; looks at data, so ``step`` does not ask."""
         if task is None or self.config.tasks is None:
             return
         for each in (int(end) for end in task.aminmax()):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rltransformers.core.errors import ConfigError
 from rltransformers.memory.interface import RING
 
 
@@ -57,7 +58,17 @@ class State:
         )
 
     def where(self, mask: Tensor, other: "State") -> "State":
-        """Rows of ``other`` where ``mask`` [B] is True."""
+        """Rows of ``other`` where ``mask`` [B] is True.
+
+        Raises:
+            ConfigError: the two have different forms, or another number of streams than the mask.
+        """
+        check_alike([self, other])
+        if not tuple(mask.shape) == (self.batch_size,) == (other.batch_size,):
+            raise ConfigError(
+                f"the mask has shape {tuple(mask.shape)}, the states have {self.batch_size} and {other.batch_size} "
+                "streams; pass one flag per stream"
+            )
         other = other.at_clock_of(self)
         return State(
             {
@@ -68,7 +79,14 @@ class State:
 
     @staticmethod
     def cat(states: Sequence["State"]) -> "State":
-        """Batch rows of all states, in order."""
+        """Batch rows of all states, in order.
+
+        Raises:
+            ConfigError: there is no state, or they have different forms.
+        """
+        if not states:
+            raise ConfigError("there is no state to join; pass at least one")
+        check_alike(states)
         alike = [state.at_clock_of(states[0]) for state in states]
         return State({name: torch.cat([state.tensors[name] for state in alike]) for name in states[0].tensors})
 
@@ -88,6 +106,16 @@ class State:
     def layer(self, name: str) -> dict[str, Tensor]:
         """Tensors of one layer."""
         return part_of(name, self.tensors)
+
+
+def check_alike(states: Sequence[State]) -> None:
+    """Raise unless all states have entries of the same names."""
+    for state in states[1:]:
+        if different := sorted(state.tensors.keys() ^ states[0].tensors.keys()):
+            raise ConfigError(
+                f"states of two forms cannot be joined: only one of them has {different[0]}; bring both to one form "
+                "with with_cache or without_cache of the backbone"
+            )
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

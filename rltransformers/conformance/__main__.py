@@ -30,7 +30,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Print the results; 1 when a policy of this package failed a check."""
-    chosen = parser().parse_args(words)
+    arguments = parser()
+    chosen = arguments.parse_args(words)
+    if chosen.write is not None and not chosen.write.is_file():
+        arguments.error(f"argument --write: there is no page {chosen.write} to put the table into")
     torch.set_num_threads(1)  # the policies are tiny
     rows, failed = [], False
     for subject in SUBJECTS:

@@ -8,7 +8,7 @@
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -107,7 +107,8 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             if truncated is not True and truncated is not False:
                 self._check_flag("truncated", truncated)
             if truncated and not terminated and self._masks():
-                info[LAST_MASK] = np.array(self.env.get_wrapper_attr(MASK_METHOD)())  # which the reset may write into
+                with suppress(Exception):  # who reads masks asks in every step, and is told there what is wrong
+                    info[LAST_MASK] = np.array(self.env.get_wrapper_attr(MASK_METHOD)())  # the reset may write into it
         except DataError as error:
             if not self._relay:
                 raise
@@ -123,6 +124,11 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _raised(self, error: Exception) -> Exception:
         if isinstance(error, ENVIRONMENT_ERRORS):
             return error
+        if self._episode < 0 and self._t:
+            return DataError(
+                f"environment {self._index} is to take a step and was never reset ({one_line(error)}); reset it, or "
+                "leave out force_reset=False, which is for environments that stand where a run stopped"
+            )
         return DataError(f"environment {self._index} raised {type(error).__name__} {self._when()}: {one_line(error)}")
 
     def _check_observation(self, observation: Any) -> None:

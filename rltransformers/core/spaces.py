@@ -198,9 +198,13 @@ def check_supported(space: Space, role: str) -> None:
         role: how the message calls the space, e.g. "observation" or "action".
 
     Raises:
-        ConfigError: names role, path and type of the first leaf that no encoder or head can take.
+        ConfigError: names role, path and type of the first leaf that no encoder or head can take, or says that the
+            space has none.
     """
-    for path, leaf in leaf_spaces(space).items():
+    leaves = leaf_spaces(space)
+    if not leaves:
+        raise ConfigError(f"the {role} space {space} holds nothing; give it at least one member")
+    for path, leaf in leaves.items():
         where = f"{role} space" + (f" at {path!r}" if path else "")
         if not isinstance(leaf, SUPPORTED_LEAVES):
             raise ConfigError(

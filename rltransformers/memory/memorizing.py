@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -185,7 +186,7 @@ def save_bank(
     Raises:
         ConfigError: for arrays of other shapes, and without a single step.
     """
-    if len(keys) != len(values) or keys.ndim != 3 or values.ndim != 3 or not len(keys):
+    if keys.ndim != 3 or values.ndim != 3 or len(keys) != len(values) or not len(keys):
         raise ConfigError(f"a bank has keys [M, G, K] and values [M, G, V], got {keys.shape} and {values.shape}")
     file = Path(path)
     with replacing(file if file.suffix == ".npz" else file.with_name(f"{file.name}.npz")) as temporary:
@@ -201,12 +202,16 @@ def load_bank(path: str, dims: Dims) -> tuple[Tensor, Tensor]:
     if not Path(path).is_file():
         raise ConfigError(f"memory_kind 'memorizing': bank {path!r} is not there; write it with save_bank")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            keys, values = (torch.from_numpy(np.asarray(file[name], np.float32)) for name in ("keys", "values"))
-    except (OSError, ValueError, KeyError, EOFError) as error:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
+            found = [file[name] for name in ("keys", "values")]
+    except (OSError, ValueError, KeyError, EOFError, TypeError, BadZipFile) as error:  # TypeError: a single array
         raise ConfigError(
             f"memory_kind 'memorizing': {path!r} is no bank ({error}); write it with save_bank"
         ) from error
+    for name, values in zip(("keys", "values"), found, strict=True):
+        if values.dtype.kind not in "fiu" or not np.isfinite(values).all():
+            raise ConfigError(f"memory_kind 'memorizing': {name} of the bank {path!r} are not all finite numbers")
+    keys, values = (torch.from_numpy(values.astype(np.float32)) for values in found)
     wanted = (dims.kv_heads, dims.head_dim), (dims.kv_heads, dims.value_dim)
     if keys.dim() != 3 or (keys.shape[1:], values.shape[1:]) != wanted or len(keys) != len(values) or not len(keys):
         raise ConfigError(
@@ -253,13 +258,18 @@ class Options(MemoryOptions):
         """Reader of the store.
 
         Raises:
-            ConfigError: a memory of 0, which the store would belie, a search without the bank that it is for, or a bank
-                that cannot be read.
+            ConfigError: a memory of 0, which the store would belie, keys of one number, a search without the bank that
+                it is for, or a bank that cannot be read.
         """
         if dims.memory == 0:
             raise ConfigError(
                 "memory_kind 'memorizing' keeps a store, so memory 0 does not make it memoryless; "
                 "set memory to at least 1 or memory_kind to 'cache'"
+            )
+        if dims.head_dim == 1:
+            raise ConfigError(
+                "memory_kind 'memorizing' compares keys of length 1, which all are 1 or -1 where head_dim is 1; "
+                "set head_dim to at least 2"
             )
         if self.search != "exact" and self.bank is None:
             raise ConfigError(

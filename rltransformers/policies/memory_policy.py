@@ -438,6 +438,14 @@ class MemoryPolicy(BasePolicy):
         self, state: Any, n: int, episode_start: np.ndarray | None, reward: np.ndarray | float | None
     ) -> tuple[PolicyState, Tensor]:
         check_state(state, PolicyState, n)
+        self.actor.backbone.check_state(state.actor)
+        if (self.critic is None) is not (state.critic is None):
+            raise ConfigError(
+                "the state is of a policy whose value has its own backbone where this one's has none, or the other way "
+                "round; pass what this one returned, or None"
+            )
+        if self.critic is not None:
+            self.critic.backbone.check_state(state.critic)
         start = fit_starts(episode_start, n)
         rewards = np.zeros(n) if reward is None else fit_rewards(reward, start)
         if self.uses_previous_reward:

@@ -80,6 +80,8 @@ def fit_observation(space: Space, observation: Any) -> tuple[dict[str, np.ndarra
         raise DataError("some leaves of the observation have a batch axis and some have none")
     if len({len(array) for array in arrays.values()}) > 1:
         raise DataError(f"leaves of the observation have {sorted({len(array) for array in arrays.values()})} rows")
+    if not all(len(array) for array in arrays.values()):
+        raise DataError("the batch of observations has no row; give at least one")
     check_observations(leaf_spaces(space), arrays)
     return arrays, batched.pop()
 

@@ -108,8 +108,12 @@ def _normalised(settings: Mapping[str, Any]) -> str:
 
 
 def check_normalizable(env: VecEnv) -> None:
-    """Raise ConfigError when a ``VecNormalize`` makes fractions of observations that are integers of their space."""
+    """Raise ConfigError for two ``VecNormalize``, and for one that makes fractions of integer observations."""
     wrapper = unwrap_vec_normalize(env)
+    if wrapper is not None and unwrap_vec_normalize(wrapper.venv) is not None:
+        raise ConfigError(
+            "the environment stands in two VecNormalize, of whose statistics a checkpoint holds one; leave one out"
+        )
     if wrapper is None or not wrapper.norm_obs:
         return
     space: Any = wrapper.observation_space

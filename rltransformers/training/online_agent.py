@@ -471,7 +471,7 @@ class OnlineAgent(BaseAlgorithm):
     def predicting_from(self, seed: int) -> Iterator[None]:
         """Within the block, sampled actions of ``predict`` follow from ``seed``; afterwards its stream goes on."""
         before = self._predict_generator.get_state()
-        self._predict_generator.manual_seed(seed)
+        self._predict_generator.manual_seed(check(seed, Seed, "seed"))
         try:
             yield
         finally:

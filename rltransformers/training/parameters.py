@@ -11,6 +11,7 @@ from torch import nn
 from rltransformers import __version__
 from rltransformers.core.checkpoint import check_optimizer, check_same
 from rltransformers.core.errors import ConfigError, one_line, refuse_unknown
+from rltransformers.core.ranges import check
 
 PICKLED_BY_SB3 = (
     *("lr_schedule", "clip_range", "clip_range_vf", "exploration_schedule", "observation_space", "action_space"),
@@ -37,6 +38,8 @@ def take_parameters(
         ConfigError: for an unknown part, a missing one, or another shape.
     """
     refuse_unknown(given, parts, source="parameters")
+    for name, value in given.items():
+        check(value, Mapping[str, Any], f"parameters.{name}")
     if exact and (missing := [name for name in parts if name not in given]):
         raise ConfigError(f"parameters lack {', '.join(missing)}; give all of them, or exact_match=False")
     changed = {name: part for name, part in parts.items() if name in given}

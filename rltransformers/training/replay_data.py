@@ -23,7 +23,7 @@ from rltransformers.core.checkpoint import (
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.guard import check_observations
 from rltransformers.core.ranges import NonNegativeNumber, check
-from rltransformers.core.spaces import leaf_spaces, nested_leaves
+from rltransformers.core.spaces import leaf_spaces, nested_leaves, space_to_json
 from rltransformers.core.world import World, rows_of
 from rltransformers.data.replay import SegmentReplay, Window
 from rltransformers.data.rollout import observation_layout
@@ -143,6 +143,12 @@ def layout_of(replay: SegmentReplay, world: World) -> dict[str, int]:
     return {"n_envs": replay.n_envs * world.size, "segments": replay.segments, "segment_length": replay.length}
 
 
+def contents_of_replay(replay: SegmentReplay, action_space: Space) -> dict[str, Any]:
+    """Description of what the rows of a replay are for a file: whether another agent can learn from them."""
+    leaves = {path: [list(leaf.shape[2:]), str(leaf.dtype)] for path, leaf in replay.observations.items()}
+    return {"observations": leaves, "action_space": space_to_json(action_space)}
+
+
 def restore_replay(replay: SegmentReplay, stored: Any) -> None:
     """Take over a stored replay.
 
@@ -181,27 +187,36 @@ def replay_of_all(state: Mapping[str, Any], change: Callable[[Any], Any], larges
     }
 
 
-def save_replay(path: File, replay: SegmentReplay, world: World) -> None:
+def save_replay(path: File, replay: SegmentReplay, action_space: Space, world: World) -> None:
     """Write a replay to one file; a crash at any moment leaves the old file or the new one, whole."""
     rows = rows_of_replay(replay, world)
     if world.leads:
-        save_checkpoint(path, KIND, layout_of(replay, world), {"replay": rows})
+        settings = layout_of(replay, world) | contents_of_replay(replay, action_space)
+        save_checkpoint(path, KIND, settings, {"replay": rows})
 
 
-def load_replay(path: File, replay: SegmentReplay, world: World) -> None:
+def load_replay(path: File, replay: SegmentReplay, action_space: Space, world: World) -> None:
     """Take over the replay in a file, behind which new episodes begin.
 
     Raises:
         CheckpointError: when the file is missing, corrupt or something else.
-        ConfigError: for a replay of another number of environments, segments or steps in a segment.
+        ConfigError: for a replay of another number of environments, segments or steps in a segment, or of other
+            observations or actions.
     """
     checkpoint = load_checkpoint(path, KIND)
-    wanted = layout_of(replay, world)
-    if checkpoint.settings != wanted:
+    wanted, contents = layout_of(replay, world), contents_of_replay(replay, action_space)
+    stored = {name: value for name, value in checkpoint.settings.items() if name not in contents}
+    if stored != wanted:
         raise ConfigError(
-            f"{file_name(path)} is a replay of {checkpoint.settings}, this agent's is {wanted}: make the agent with "
+            f"{file_name(path)} is a replay of {stored}, this agent's is {wanted}: make the agent with "
             "the same environments, buffer_size and segment_length"
         )
+    for name, value in contents.items():
+        if checkpoint.settings.get(name, value) != value:  # files of earlier releases do not say
+            raise ConfigError(
+                f"{file_name(path)} is a replay of another environment: its {name} {checkpoint.settings[name]}, this "
+                f"agent's {value}"
+            )
     with contents_of(path, KIND):
         restore_replay(replay, part_of_replay(checkpoint.tensors["replay"], replay, world))
     replay.part()

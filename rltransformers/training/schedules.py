@@ -22,28 +22,49 @@ Scheduled = Weight | Callable[[float], float] | Line
 """A number, a line, or a function of the remaining progress (1 to 0)."""
 
 
+class CheckedSchedule:
+    """A function of a user, whose values are checked whenever it is asked for one."""
+
+    def __init__(self, function: Callable[[float], Any], name: str) -> None:
+        self.function, self.name = function, name
+
+    def __call__(self, progress: float) -> float:
+        """The value at the remaining progress.
+
+        Raises:
+            ConfigError: it is negative, not finite, or no number.
+        """
+        value = self.function(progress)
+        value = float(value) if isinstance(value, Tensor) else value
+        return float(check(value, Weight, f"{self.name} at progress {progress:.4g}"))
+
+
 def as_schedule(value: Scheduled, name: str) -> FloatSchedule:
     """A number, ``{"start", "end", "fraction"}`` or a function as a function of the remaining progress.
 
     Raises:
-        ConfigError: for anything else, and for numbers that are negative or not finite, also where a function gives
-            them at the start of a run.
+        ConfigError: for anything else, and for numbers that are negative or not finite; where a function gives them, at
+            once for the start of a run, later when they come.
     """
     value = check(value, Scheduled, name)
+    if isinstance(value, FloatSchedule):
+        return value
     if isinstance(value, Mapping):
         return FloatSchedule(LinearSchedule(value["start"], value["end"], value.get("fraction", 1.0)))
     if callable(value):
+        value = CheckedSchedule(value, name)
         try:
-            first = value(1.0)
+            value(1.0)
         except TypeError as error:
             raise ConfigError(f"{name} must be a function of the remaining progress (1 to 0): {error}") from error
-        check(float(first) if isinstance(first, Tensor) else first, Weight, f"{name} at progress 1")
     return FloatSchedule(value)
 
 
 def plain_schedule(schedule: Any, progress: float) -> float | dict[str, float]:
     """A schedule as JSON values; functions that are not constant or linear become their present value."""
     inner = schedule.value_schedule if isinstance(schedule, FloatSchedule) else schedule
+    if isinstance(inner, CheckedSchedule):
+        inner = inner.function  # perhaps a line or a constant of Stable-Baselines3
     if isinstance(inner, LinearSchedule):
         return {"start": inner.start, "end": inner.end, "fraction": inner.end_fraction}
     if isinstance(inner, ConstantSchedule):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
 from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_masked
 from sb3_contrib.common.wrappers import ActionMasker
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -281,6 +282,21 @@ def test_masks_can_be_left_alone() -> None:
         model.learn(36)
     with pytest.raises(ConfigError, match="learned without"):
         model.predict(np.zeros(3, np.float32), action_masks=np.ones(4))
+
+
+class OtherMasks(AnySpace):
+    """Its method has the name of the one that says which actions are allowed, and is another one."""
+
+    def action_masks(self, player: int) -> None:
+        raise AssertionError("nobody asks")
+
+
+def test_a_method_of_the_same_name_can_be_left_alone_in_cut_episodes_too() -> None:
+    env = TimeLimit(OtherMasks(spaces.Box(-1, 1, (2,)), spaces.Discrete(3)), 2)
+    model = GTrXLPPO(
+        "GTrXLPolicy", env, n_steps=16, policy_kwargs={"backbone": TINY, "action_masks": False}, device="cpu"
+    )
+    assert model.learn(32).num_timesteps == 32
 
 
 @pytest.mark.parametrize("source", ["method", "observation"])

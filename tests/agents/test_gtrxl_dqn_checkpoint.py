@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.callbacks import CheckpointCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 from rltransformers.agents import GTrXLDQN, GTrXLPPO
 from rltransformers.agents.gtrxl_dqn import MemoryRefresh
@@ -132,6 +132,37 @@ def test_a_replay_can_be_saved_and_loaded_by_itself(tmp_path: Path) -> None:
         other.load_replay_buffer(tmp_path / "model")
     with pytest.raises(ConfigError, match="no environment"):
         GTrXLDQN.load(tmp_path / "model").save_replay_buffer(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "words"),
+    [
+        (spaces.Box(-1, 1, (3,)), spaces.Discrete(3), "its action_space"),
+        (spaces.Box(-1, 1, (3,)), spaces.Discrete(2, start=1), "its action_space"),
+        (spaces.Box(-1, 1, (4,)), spaces.Discrete(2), "its observations"),
+        (spaces.Box(0, 9, (3,), np.int16), spaces.Discrete(2), "its observations"),
+    ],
+)
+def test_a_replay_of_another_environment_is_refused(
+    observations: spaces.Space[Any], actions: spaces.Space[Any], words: str, tmp_path: Path
+) -> None:
+    def made(observed: spaces.Space[Any], acting: spaces.Space[Any]) -> GTrXLDQN:
+        return agent(DummyVecEnv([lambda: AnySpace(observed, acting)] * 4))
+
+    made(spaces.Box(-1, 1, (3,)), spaces.Discrete(2)).learn(STEPS).save_replay_buffer(tmp_path / "replay")
+    made(spaces.Box(-1, 1, (3,)), spaces.Discrete(2)).load_replay_buffer(tmp_path / "replay")
+    with pytest.raises(ConfigError, match=f"is a replay of another environment: {words}"):
+        made(observations, actions).load_replay_buffer(tmp_path / "replay")
+
+
+def test_a_replay_of_a_release_that_did_not_name_its_spaces_is_taken_over(tmp_path: Path) -> None:
+    agent().learn(STEPS).save_replay_buffer(tmp_path / "replay")
+    file = load_checkpoint(tmp_path / "replay")
+    settings = {name: file.settings[name] for name in ("n_envs", "segments", "segment_length")}
+    save_checkpoint(tmp_path / "replay", file.kind, settings, file.tensors)
+    other = agent(seed=5)
+    other.load_replay_buffer(tmp_path / "replay")
+    assert replay_of(other).size
 
 
 def test_a_damaged_replay_is_named(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 from rltransformers.agents import GTrXLPPO
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import leaf_values
-from rltransformers.envs import FlatDict, GymnasiumVecEnv
+from rltransformers.envs import FlatDict, GymnasiumVecEnv, make_vec_env
 from rltransformers.policies.observations import fit_observation
 from tests.agents.rollouts import rollout
 from tests.agents.tiny_envs import AnySpace, PixelCue, Poisoned, Walk
@@ -532,3 +532,20 @@ def test_monitored_environments_are_not_monitored_twice() -> None:
     assert [info["l"] for info in model.ep_info_buffer or ()] == [4] * 4
     model = agent(VecMonitor(DummyVecEnv([partial(Walk, (4,))])), n_steps=8).learn(16)
     assert [info["l"] for info in model.ep_info_buffer or ()] == [4] * 4
+
+
+def test_two_vec_normalize_are_refused() -> None:
+    """A checkpoint holds the statistics of one."""
+    env = VecNormalize(VecMonitor(VecNormalize(DummyVecEnv([partial(Walk, (5,))] * 2))))
+    with pytest.raises(ConfigError, match="stands in two VecNormalize"):
+        GTrXLPPO("GTrXLPolicy", env, n_steps=8)
+
+
+def test_an_environment_that_was_never_reset_is_named() -> None:
+    model = GTrXLPPO(
+        "GTrXLPolicy", make_vec_env("CartPole-v1", 2), n_steps=8, policy_kwargs={"backbone": {"width": 8, "heads": 2}}
+    )
+    model.learn(16)
+    model.set_env(make_vec_env("CartPole-v1", 2), force_reset=False)
+    with pytest.raises(DataError, match=r"environment 0 is to take a step and was never reset .*force_reset=False"):
+        model.learn(16, reset_num_timesteps=False)

@@ -487,6 +487,16 @@ def test_a_schedule_is_asked_from_one_to_zero(kind: type[Any]) -> None:
     assert model.policy.optimizer.param_groups[0]["lr"] == 0.0 and model.policy.progress == 1.0
 
 
+@pytest.mark.parametrize("kind", ON_POLICY)
+@pytest.mark.parametrize("later", [-1e-3, float("nan"), None], ids=str)
+def test_a_schedule_that_leaves_its_range_later_stops_the_run_there(kind: type[Any], later: Any) -> None:
+    for name in kind.scheduled:
+        scheduled: dict[str, Any] = {name: lambda left: 1e-3 if left == 1.0 else later}
+        model = agent(choices(3), kind=kind, **scheduled)
+        with pytest.raises(ConfigError, match=rf"{name} at progress 0\.\d+ must be"):
+            model.learn(100)
+
+
 @pytest.mark.parametrize(("setting", "part"), [("ent_coef", "entropy"), ("barrier_coef", "log_barrier")])
 def test_a_bonus_follows_its_schedule_and_gives_way_to_a_number(setting: str, part: str) -> None:
     line: dict[str, Any] = {setting: {"start": 0.0, "end": 0.4}}

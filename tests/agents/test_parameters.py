@@ -153,3 +153,16 @@ def test_first_values_of_what_a_file_holds_cannot_be_replaced(setting: str, tmp_
     MAKERS["vmpo"]().save(tmp_path / "model")
     with pytest.raises(ConfigError, match=f"{setting}: the first value of what the file holds"):
         GTrXLVMPO.load(tmp_path / "model", custom_objects={setting: 7.0})
+
+
+@pytest.mark.parametrize("given", [{"policy": 5}, {"policy.optimizer": [1]}])
+def test_parameters_that_are_no_mapping_are_refused(given: dict[str, Any]) -> None:
+    model = MAKERS["ppo"]()
+    with pytest.raises(ConfigError, match=f"parameters.{next(iter(given))} must be a mapping"):
+        model.set_parameters(given, exact_match=False)
+
+
+def test_a_stream_of_actions_begins_at_a_seed() -> None:
+    model: Any = MAKERS["ppo"]()
+    with pytest.raises(ConfigError, match="seed must be"), model.predicting_from("a"):
+        pass

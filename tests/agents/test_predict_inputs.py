@@ -17,9 +17,9 @@ TINY = {"width": 8, "heads": 2, "layers": 1}
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (2,), np.float64)
 
 
-def online() -> Any:
+def online(shared_backbone: bool = True, **backbone: Any) -> Any:
     env = DummyVecEnv([lambda: AnySpace(OBSERVATIONS, spaces.Discrete(3))] * 3)
-    policy = {"backbone": TINY | {"memory": 4}, "previous_reward": True}
+    policy = {"backbone": TINY | {"memory": 4} | backbone, "previous_reward": True, "shared_backbone": shared_backbone}
     return GTrXLPPO("GTrXLPolicy", env, n_steps=8, policy_kwargs=policy, seed=0)
 
 
@@ -109,3 +109,23 @@ def test_sampled_actions_do_not_depend_on_refused_calls() -> None:
     with pytest.raises(DataError):
         second.predict(many * np.nan)
     np.testing.assert_array_equal(second.predict(many)[0], expected)
+
+
+@pytest.mark.parametrize("other", [{"memory": 3}, {"memory": 9}, {"layers": 2}, {"width": 16}], ids=str)
+def test_a_state_of_another_network_is_refused(other: dict[str, Any]) -> None:
+    _, state = online(**other).predict(observation())
+    with pytest.raises(ConfigError, match="state is of another backbone"):
+        online().predict(observation(0.25), state, **NEVER)
+
+
+def test_a_state_with_the_memory_of_a_critic_is_for_a_policy_that_has_one() -> None:
+    one, two = online(), online(shared_backbone=False)
+    for model, other in ((one, two), (two, one)):
+        _, state = other.predict(observation())
+        with pytest.raises(ConfigError, match="a policy whose value has its own backbone"):
+            model.predict(observation(0.25), state, **NEVER)
+
+
+def test_a_batch_of_no_observation_is_refused(agent: Any) -> None:
+    with pytest.raises(DataError, match="the batch of observations has no row"):
+        agent.predict(observation()[:0])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.reach import Pattern
-from rltransformers.backbone import Backbone
+from rltransformers.backbone import Backbone, BackboneConfig
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import Group, Rows
@@ -254,7 +254,7 @@ def test_big_bird_has_all_three_kinds_of_keys() -> None:
     ("sparse_fixed", {"block": 8}, "looks 7 steps back"),
     ("sparse_fixed", {"block": 5, "summary": 2, "offset": 2}, "set block to at least 6"),
     ("blockwise", {"block": 2, "shifts": [0, 3]}, "looks 7 steps back"),
-    ("blockwise", {"block": 2, "shifts": []}, "leave shifts out"),
+    ("blockwise", {"block": 2, "shifts": []}, "shifts is empty; give at least one number"),
     ("random", {"count": 1, "block": 4}, "set memory to at least 7"),
     ("bigbird", {"window": 8}, "set memory to at least 7"),
     ("adjacency", {"offsets": [7]}, "set memory to at least 7"),
@@ -268,3 +268,21 @@ def test_a_memory_that_is_too_short_is_refused(name: str, options: dict[str, Any
         words = "looks 7 steps back"
     with pytest.raises(ConfigError, match=words):
         config_of({"memory": 6, "pattern": {"name": name, **options}})
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"pattern": {"name": "blockwise", "block": 2, "shifts": [0, 1, 0, 1]}}, "'blockwise': shifts has 4 numbers"),
+        ({"span": {"name": "multi_scale", "windows": [1, 2, 3, 4]}}, "'multi_scale': windows has 4 numbers"),
+    ],
+)
+def test_numbers_that_no_head_takes_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{words} .* but heads is 3; set heads to at least 4"):
+        config_of(values)
+
+
+@pytest.mark.parametrize("preset", ["blockwise", "multi_scale"])
+def test_presets_of_four_kinds_of_heads_need_four_heads(preset: str) -> None:
+    with pytest.raises(ConfigError, match="heads is 2; set heads to at least 4"):
+        BackboneConfig.preset(preset, heads=2)

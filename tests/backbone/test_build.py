@@ -3,6 +3,7 @@
 import ast
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,6 +66,29 @@ def test_layers_of_one_choice_have_in_common_what_their_mixer_shares(monkeypatch
     assert [outputs.index(each) for each in outputs] == [0, 1, 0, 0, 4, 0]
     counted, _ = backbone.config.numbers()
     assert counted == sum(value.numel() for value in backbone.parameters())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"depth": "universal", "pattern": ["full", "full"]},
+        {"depth": "universal", "mixer": ["softmax", "softmax"], "span": ["full", "full"]},
+        {"prior": "predictive"},
+        {"position": "t5", "mixer": ["set_transformer", "lowrank_band"]},
+        {"memory_kind": {"name": "memorizing", "store": 3}, "layers": 4},
+    ],
+    ids=str,
+)
+def test_numbers_of_a_config_are_those_of_its_backbone(values: dict[str, Any]) -> None:
+    config = BackboneConfig(**{**PLAIN, "width": 12, "heads": 2, "memory": 30, "layers": 3, **values})
+    backbone = Backbone(config)
+    norms = (backbone.final_norm, backbone.input_norm)
+    of_norms = sum(value.numel() for norm in norms if norm is not None for value in norm.parameters())
+    state = backbone.initial_state(1).tensors
+    assert config.numbers() == (
+        sum(value.numel() for value in backbone.parameters()) - of_norms,
+        sum(value.numel() for name, value in state.items() if name != "position"),
+    )
 
 
 @pytest.mark.parametrize("module", [build, rules, choices])

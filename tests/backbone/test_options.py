@@ -85,11 +85,11 @@ def edge(bound: Any) -> Any:
 
 
 LISTS: dict[str, list[Any]] = {
-    "pattern.blockwise.shifts": [[0], [2, 0], [1, 1, 0, 2]],
+    "pattern.blockwise.shifts": [[0], [2, 0], [1, 0, 2]],
     "pattern.union.patterns": [["full"], ("full", {"name": "band", "window": 2})],
     "pattern.adjacency.offsets": [[], [0], [1, 6, 6]],
     "pattern.adjacency.edges": [[], [[0, 0]], [[6, 0], [8, 7], (3, 2)]],
-    "span.multi_scale.windows": [[1], [7, 1], [2, 3, 4, 5]],
+    "span.multi_scale.windows": [[1], [7, 1], [2, 4, 5]],
 }
 """Values of options that are lists."""
 

@@ -145,3 +145,65 @@ def test_timesteps_are_read_by_the_timestep_position_only() -> None:
     assert not torch.equal(usual, backbone(x, timestep=torch.tensor([[7, 7, 7, 8, 8, 8]]))[0])
     other = Backbone(config_of({}))
     assert torch.equal(other(x, timestep=torch.full((1, 6), 9))[0], other(x)[0])
+
+
+@pytest.mark.parametrize(
+    ("beside", "words"),
+    [
+        ({"reset": torch.zeros(3, 4)}, r"reset is of torch.float32, expected torch.bool: pass reset.bool\(\)"),
+        ({"valid": torch.ones(3, 4, dtype=torch.int8)}, r"valid is of torch.int8, expected torch.bool"),
+        ({"timestep": torch.zeros(3, 4)}, r"timestep is of torch.float32, expected whole numbers: pass timestep.long"),
+        ({"task": torch.zeros(3, 4, dtype=torch.bool)}, r"task is of torch.bool, expected whole numbers"),
+    ],
+    ids=["reset", "valid", "timestep", "task"],
+)
+def test_what_stands_beside_the_tokens_has_a_type_of_its_own(beside: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Backbone(config_of({}))(torch.randn(3, 4, 15), **beside)
+
+
+def test_tokens_are_fractions() -> None:
+    with pytest.raises(ConfigError, match=r"takes fractions, got torch\.int64"):
+        Backbone(config_of({}))(torch.zeros(3, 4, 15, dtype=torch.long))
+
+
+def test_a_step_takes_the_tokens_of_one_step_and_a_state_for_acting() -> None:
+    backbone = Backbone(config_of({"tokens_per_step": 3})).eval()
+    acting, x = backbone.initial_state(2, cached=True), torch.randn(2, 4, 15)
+    with pytest.raises(ConfigError, match=r"a step has at most 3 tokens \(tokens_per_step\), got 4"):
+        backbone.step(x, acting)
+    with pytest.raises(ConfigError, match="a step needs a state for acting"):
+        backbone.step(x[:, :3], backbone.initial_state(2))
+    assert torch.equal(backbone.step(x[:, :3], acting)[0], backbone(x[:, :3], acting)[0])
+
+
+def test_a_task_that_does_not_exist_is_refused_while_acting() -> None:
+    backbone = Backbone(config_of({"prior": {"name": "camtl", "tasks": 5}}))
+    state, x = backbone.initial_state(2, cached=True), torch.randn(2, 1, 15)
+    for task in (-1, 5):
+        with pytest.raises(DataError, match=f"task {task} is none of the 5 tasks"):
+            backbone(x, state, task=torch.tensor([[0], [task]]))
+
+
+def test_states_of_two_forms_are_not_joined() -> None:
+    backbone = Backbone(config_of({}))
+    forms = [backbone.initial_state(2, cached=cached) for cached in (False, True, "only")]
+    for one in forms:
+        for other in forms:
+            if one is other:
+                assert State.cat([one, other]).batch_size == 4
+                continue
+            for join in (lambda a, b: State.cat([a, b]), lambda a, b: a.where(torch.tensor([True, False]), b)):
+                with pytest.raises(ConfigError, match="states of two forms cannot be joined: only one of them has"):
+                    join(one, other)
+    with pytest.raises(ConfigError, match="there is no state to join"):
+        State.cat([])
+
+
+@pytest.mark.parametrize("mask", [torch.tensor([True]), torch.ones(3, dtype=torch.bool), torch.ones(2, 1) > 0])
+def test_a_mask_of_rows_has_one_flag_per_stream(mask: torch.Tensor) -> None:
+    state = Backbone(config_of({})).initial_state(2)
+    with pytest.raises(ConfigError, match=r"the mask has shape .* pass one flag per stream"):
+        state.where(mask, state)
+    with pytest.raises(ConfigError, match="the states have 2 and 1 streams"):
+        state.where(torch.tensor([True, False]), state[:1])

@@ -87,6 +87,15 @@ def test_the_command_prints_and_writes_what_it_found(
     assert "`RecurrentPPO` | **0.5** | 1e-07" in text
 
 
+def test_a_page_that_is_not_there_is_refused_before_anything_is_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rltransformers.conformance.__main__.check_policy", lambda policy: pytest.fail("computed"))
+    with pytest.raises(SystemExit):
+        main(["--write", str(tmp_path / "missing.md")])
+    assert "there is no page" in capsys.readouterr().err
+
+
 def test_a_page_without_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="no place for the table"):
         in_page("text", as_markdown([Checked("name", "library 1", [])]))

@@ -28,8 +28,9 @@ class Reuser(gymnasium.Env[Any, Any]):
 
     def __init__(self, field: str = "box", **none: Any) -> None:
         inner = spaces.Text(3) if field == "text" else spaces.Box(-9, 9, (2,), np.float32)
-        self.observation_space = spaces.Dict({"deep": spaces.Dict({"t": inner})})
-        self.action_space = spaces.Tuple([spaces.Text(2)]) if field == "text action" else spaces.Discrete(2)
+        self.observation_space = spaces.Dict({} if field == "nothing" else {"deep": spaces.Dict({"t": inner})})
+        actions = {"text action": spaces.Tuple([spaces.Text(2)]), "no action": spaces.Dict({})}
+        self.action_space = actions.get(field, spaces.Discrete(2))
         self.t = np.zeros(2, np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -296,7 +297,15 @@ def test_a_missing_simulator_names_its_extra(error: Exception, monkeypatch: pyte
         ({"wrappers": ["math:pi"]}, "unknown wrapper"),
         ({"wrappers": ["vector"]}, "unknown wrapper 'vector'; (known|did you mean '(?!vector'))"),
         ({"wrappers": [{"indices": [1]}]}, "a wrapper is a name or"),
-        ({"wrappers": [{"name": "History", "rewards": True}]}, "does not take the options"),
+        ({"wrappers": [{"name": "History", "previous_actions": True}]}, "did you mean 'previous_action'"),
+        ({"wrappers": [{"name": "ClipReward", "low": 0}]}, "does not take the options"),
+        ({"wrappers": "History"}, r"wrappers is a list, also of a single one: write \['History'\]"),
+        ({"wrappers": {"name": "History"}}, "wrappers is a list, also of a single one"),
+        ({"wrappers": None}, "wrappers must be a list"),
+        ({"wrappers": [lambda env: 5]}, "makes 5, which is no environment of Gymnasium"),
+        ({"env_kwargs": 5}, "env_kwargs must be a mapping"),
+        ({"env_id": "tests/Reuser-v0", "env_kwargs": {"field": "nothing"}}, "observation space Dict.* holds nothing"),
+        ({"env_id": "tests/Reuser-v0", "env_kwargs": {"field": "no action"}}, "action space Dict.* holds nothing"),
         ({"env_kwargs": {"gravity": 3}}, "cannot be made with env_kwargs {'gravity': 3}.*unexpected keyword"),
         ({"env_id": "tests/Reuser-v0", "env_kwargs": {"field": "text"}}, "'deep/t' space is Text.*DropUnsupported"),
         ({"env_id": "tests/Reuser-v0", "env_kwargs": {"field": "text"}, "processes": True}, "is Text"),
@@ -312,6 +321,14 @@ def test_what_cannot_be_built_is_refused_with_the_reason(arguments: dict[str, An
     if given.pop("processes", None) is None:
         with pytest.raises(ConfigError, match=words):
             make_vector_env(**given)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("seed", "a"), ("seed", 1.5), ("seed", -1), ("seed", True), ("monitor", "x")]
+)
+def test_an_argument_of_another_type_is_refused_at_once(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be"):
+        make_vec_env("CartPole-v1", **{name: value})
 
 
 def gymnasium_rows(env: VectorEnv[Any, Any, Any], steps: int = 30) -> list[Any]:

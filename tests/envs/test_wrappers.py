@@ -91,6 +91,21 @@ def test_dropped_indices_leave_the_rest() -> None:
     run(wrapped)
 
 
+@pytest.mark.parametrize("indices", [[1.7], [False, True], [0.0, 2], ["1"], np.array([0.5])], ids=str)
+def test_indices_are_whole_numbers(indices: Any) -> None:
+    for wrapper in (KeepIndices, DropIndices):
+        with pytest.raises(ConfigError, match="an entry of indices must be a whole number"):
+            wrapper(Shown(VECTOR), indices)
+    assert KeepIndices(Shown(VECTOR), cast(Any, np.array([3, 0]))).observation_space.shape == (2,)
+
+
+@pytest.mark.parametrize("switch", ["previous_action", "previous_reward", "first_step"])
+def test_what_history_shows_is_switched_on_or_off(switch: str) -> None:
+    for value in ("no", 0, None):
+        with pytest.raises(ConfigError, match=f"{switch} must be true or false"):
+            History(Shown(VECTOR), **cast(Any, {switch: value}))
+
+
 def test_velocities_of_known_environments_can_be_dropped_by_name() -> None:
     full = gymnasium.make("CartPole-v1")
     masked = DropIndices(gymnasium.make("CartPole-v1"), "velocities")

@@ -180,3 +180,25 @@ def test_a_span_that_hides_what_was_weighed_is_refused() -> None:
 def test_a_pattern_that_leaves_a_gap_before_the_store_is_refused() -> None:
     with pytest.raises(ConfigError, match="nobody would read what lies in between"):
         config(pattern={"name": "band", "window": 2})
+
+
+def test_keys_of_one_number_cannot_be_compared() -> None:
+    with pytest.raises(ConfigError, match="set head_dim to at least 2"):
+        config(head_dim=1)
+
+
+def test_a_damaged_bank_is_refused(bank: str, tmp_path: Path) -> None:
+    whole = Path(bank).read_bytes()
+    Path(bank).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match="is no bank"):
+        Backbone(config({"bank": bank}))
+    np.save(tmp_path / "array.npy", np.zeros((2, 3, 5)))
+    with pytest.raises(ConfigError, match="is no bank"):
+        Backbone(config({"bank": str(tmp_path / "array.npy")}))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1j, "text"])
+def test_a_bank_holds_finite_numbers(bank: str, value: Any) -> None:
+    np.savez(bank, keys=np.ones((2, 3, 5)), values=np.full((2, 3, 5), value))
+    with pytest.raises(ConfigError, match=r"values of the bank .* are not all finite numbers"):
+        Backbone(config({"bank": bank}))

@@ -10,8 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rltransformers.attention.patterns.interface import check_memory
-from rltransformers.attention.reach import Reach, Rule
-from rltransformers.core.errors import ConfigError
+from rltransformers.attention.reach import Reach, Rule, in_turn
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
@@ -58,13 +57,11 @@ def build(dims: Dims, options: Options) -> Reach:
     """One block per head.
 
     Raises:
-        ConfigError: no shift, or a memory that is shorter than the largest one.
+        ConfigError: no shift, more of them than heads, or a memory that is shorter than the largest one.
     """
-    if not options.shifts:
-        raise ConfigError("pattern 'blockwise' needs at least one number of blocks in shifts: leave shifts out")
+    shifts = in_turn("pattern 'blockwise': shifts", options.shifts, dims.heads)
     window = (max(options.shifts) + 1) * options.block
     check_memory("blockwise", window - 1, dims.memory)
-    shifts = tuple(options.shifts[head % len(options.shifts)] for head in range(dims.heads))
     rule = Shifted(options.block * dims.tokens_per_step, shifts, options.own)
     return Reach(window, tokens_per_step=dims.tokens_per_step, rule=rule)
 

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rltransformers.attention.reach import Pattern, check_window
+from rltransformers.attention.reach import Pattern, check_window, in_turn
 from rltransformers.attention.roles import Part
-from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
@@ -35,12 +34,11 @@ def build(dims: Dims, options: Options) -> Part:
     """SP3; a list of spans gives every layer its scales.
 
     Raises:
-        ConfigError: no window, or one that is longer than the memory.
+        ConfigError: no window, more of them than heads, or one that is longer than the memory.
     """
-    if not options.windows:
-        raise ConfigError("span 'multi_scale' needs at least one window; set span to 'full'")
-    check_window("multi_scale", max(options.windows), dims.memory)
-    return MultiScale(tuple(options.windows[head % len(options.windows)] for head in range(dims.heads)))
+    windows = in_turn("span 'multi_scale': windows", options.windows, dims.heads)
+    check_window("multi_scale", max(windows), dims.memory)
+    return MultiScale(windows)
 
 
 SPEC = Spec(

@@ -478,10 +478,10 @@ VARIANTS: dict[str, Row] = {
 PRESET_ROWS: dict[str, Row] = {
     "image_transformer": Row(pattern("image_1d", block=3, before=2)),
     "sparse_transformer": Row(pattern("sparse_fixed", block=3, summary=1)),
-    "blockwise": Row(pattern("blockwise", block=2, shifts=[0, 0, 1])),
+    "blockwise": Row(pattern("blockwise", block=2, shifts=[0, 1])),
     "longformer": Row({"pattern": [{"name": "band", "window": window} for window in (2, 3, 6)], "layers": 3}),
     "bigbird": Row(pattern("bigbird", window=2, random=1, block=2, sinks=2)),
     "bp": Row({**pattern("bp", neighbours=2), "memory": 9}),
     "gpt3_alternating": Row({"pattern": ["full", {"name": "band", "window": 3}]}),
-    "multi_scale": Row({"span": [{"name": "multi_scale", "windows": windows} for windows in ([1, 3, 2], [2, 7, 5])]}),
+    "multi_scale": Row({"span": [{"name": "multi_scale", "windows": windows} for windows in ([1, 3], [2, 7])]}),
 }
