@@ -1,5 +1,6 @@
 """From an environment id to environments, single and vectorised, with clear errors for ids, packages and spaces."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -168,11 +169,19 @@ def _in_processes(
     copies: list[Callable[[], Env]] = [
         partial(_in_worker, copy, here) for copy in _copies(spec, num_envs, options, wrappers, relay=True)
     ]
-    if not shared:
-        return SubprocVecEnv(copies)
-    # Threads of torch do not survive a fork: the same way to begin a process as SubprocVecEnv's.
-    begin = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    return GymnasiumVecEnv(AsyncVectorEnv(copies, context=begin, autoreset_mode=AutoresetMode.SAME_STEP))
+    try:
+        if not shared:
+            return SubprocVecEnv(copies)
+        # Threads of torch do not survive a fork: the same way to begin a process as SubprocVecEnv's.
+        begin = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        return GymnasiumVecEnv(AsyncVectorEnv(copies, context=begin, autoreset_mode=AutoresetMode.SAME_STEP))
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise ConfigError(
+            f"num_envs {num_envs} with a process each (processes) needs more open files than the system allows; take "
+            "fewer, or processes false, or raise the limit (ulimit -n)"
+        ) from error
 
 
 def _make_pool(
@@ -288,11 +297,24 @@ def error_line(error: Exception) -> str:
     return f"{type(error).__name__}: {one_line(error)}"
 
 
-def _wrap(env: Env, wrapper: WrapperConfig) -> Env:
+def check_wrapper(wrapper: WrapperConfig) -> None:
+    """Raise ConfigError for what names no wrapper; of "module:Class" no module is imported to see that."""
+    name, _ = _read_wrapper(wrapper)
+    if ":" not in name:
+        _wrapper_type(name)
+
+
+def _read_wrapper(wrapper: WrapperConfig) -> tuple[str, dict[str, Any]]:
+    """Name and options."""
     options = {"name": wrapper} if isinstance(wrapper, str) else dict(wrapper) if isinstance(wrapper, Mapping) else {}
     name = options.pop("name", None)
     if not isinstance(name, str) or not all(isinstance(option, str) for option in options):
         raise ConfigError(f"a wrapper is a name or {{'name': ..., option: ...}}, got {wrapper!r}")
+    return name, options
+
+
+def _wrap(env: Env, wrapper: WrapperConfig) -> Env:
+    name, options = _read_wrapper(wrapper)
     wrapper_type = _wrapper_type(name)
     if WRAPPERS.get(name) is wrapper_type:  # of others, some hand keywords on that they do not name
         refuse_unknown(options, [each for each in annotations(wrapper_type.__init__) if each != "env"], f"{name}.")

@@ -90,6 +90,9 @@ def read_config(arguments: argparse.Namespace) -> tuple[str, ExperimentConfig, O
     if arguments.config is not None:
         return *find_config(arguments.config, arguments.overrides), arguments.overrides
     typed = [("environment.id", json.dumps(arguments.env)), *arguments.overrides]
+    for key, _ in arguments.overrides:
+        if key in ("environment", "environment.id"):
+            raise ConfigError(f"--{key} would replace --env; name the environment once, as --env or in a CONFIG")
     return *config_of_env(arguments.env, typed), typed
 
 

@@ -16,9 +16,14 @@ from rltransformers.cli.settings import SET_ELSEWHERE
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import annotations, check, check_settings
+from rltransformers.envs.make import check_wrapper
+from rltransformers.policies.memory_policy import check_dropout
+from rltransformers.policies.observed import read_observation
+from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.training.decision_settings import PolicySettings, backbone_config
 from rltransformers.training.experiment import AgentName, ExperimentConfig
 from rltransformers.training.online_agent import OnlineAgent
+from rltransformers.training.rollout_settings import check_batch_size
 
 MEMORY_AGENTS: Mapping[AgentName, type[OnlineAgent]] = {
     AgentName.GTRXL_PPO: GTrXLPPO,
@@ -87,11 +92,18 @@ def check_config(config: ExperimentConfig, new: bool = True) -> None:
         raise ConfigError("algorithm.mode bc has no target return: set evaluation.target_returns to []")
     if not new:
         return
+    for wrapper in config.environment.wrappers:
+        check_wrapper(wrapper)
+    read_observation(config.policy.get("observation"), "policy.observation")
+    read_readout(config.policy.get("readout"), "policy.readout")
+    defaults = {name: each.default for name, each in signature(AGENT_CLASSES[config.agent].__init__).parameters.items()}
+    algorithm = defaults | config.algorithm
     if config.agent in MEMORY_AGENTS:
-        BackboneConfig.from_dict(config.backbone or {})
+        check_dropout(BackboneConfig.from_dict(config.backbone or {}))
+        if "n_steps" in algorithm:
+            check_batch_size(algorithm["batch_size"], algorithm["n_steps"])
     elif config.agent is AgentName.DECISION_TRANSFORMER:
-        defaults = {name: each.default for name, each in signature(DecisionTransformer.__init__).parameters.items()}
-        given = [(defaults | config.algorithm)[name] for name in ("mode", "context_length", "return_in")]
+        given = [algorithm[name] for name in ("mode", "context_length", "return_in")]
         backbone_config(offline_policy(config), *given)
 
 

@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             complete(parser)
         if words and words[0] in WITH_SETTINGS:
-            words, overrides = split_overrides(words, parser.commands[words[0]])
+            siblings = {name: parser.commands[name] for name in WITH_SETTINGS}
+            words, overrides = split_overrides(words, siblings[words[0]], siblings)
         arguments = parser.parse_args(words)
         arguments.overrides = overrides
         arguments.run(arguments)

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -168,7 +169,7 @@ def _edited(folder: RunFolder, config: ExperimentConfig, overrides: Overrides) -
         raise ConfigError(
             f"{folder.config} is not what the run began with: {', '.join(wrong)} cannot change when a run is resumed "
             f"(these can: {', '.join(_RESUMABLE)}); take the values of {folder.begun}, or begin a new run: "
-            f"rltransformers train {folder.config}"
+            f"rltransformers train {shlex.quote(str(folder.config))}"
         )
     return edited
 
@@ -229,7 +230,8 @@ def _run(
                 folder.write_final(results)
     except KeyboardInterrupt as interruption:
         flag = trust_flag(programs(config, folder.last))
-        say(f"stopped{_by(interruption)}; go on with: rltransformers train --resume {folder.path}{flag}")
+        path = shlex.quote(str(folder.path))
+        say(f"stopped{_by(interruption)}; go on with: rltransformers train --resume {path}{flag}")
         raise
     finally:
         logger.close()
@@ -261,8 +263,8 @@ def evaluate(
 
     Returns results, and the paths of pictures and videos.
 
-    ``env_id`` names another environment with the same spaces. ``env_kwargs`` change keywords of the environment for
-    this evaluation, as a longer delay than in training.
+    ``env_kwargs`` change keywords of the environment for this evaluation, as a longer delay than in training.
+    ``env_id`` names another environment with the same spaces, which gets ``env_kwargs`` alone.
     ``acting`` takes the place of the setting in the checkpoint.
     ``video`` is a folder for videos of the first ``videos`` episodes, of each target return; episodes are then played
     one after another.
@@ -291,10 +293,12 @@ def evaluate(
         changes["longest_episode"] = longest_episode
     if target_returns:
         changes["target_returns"] = list(target_returns)
-    if env_kwargs:
-        changes["kwargs"] = config.evaluation.kwargs | dict(env_kwargs)
+    environment, changes["kwargs"] = config.environment, dict(env_kwargs or {})
+    if env_id is None:
+        changes["kwargs"] = config.evaluation.kwargs | changes["kwargs"]
+    else:
+        environment = replace(environment, id=env_id, kwargs={})
     evaluation = replace(config.evaluation, **changes)
-    environment = config.environment if env_id is None else replace(config.environment, id=env_id)
     config = replace(config, environment=environment, evaluation=evaluation)  # checks target returns against the agent
     pictures = {plot: folder.path / PICTURES[plot] for plot in plots}
     for picture in pictures.values():  # before hours of episodes

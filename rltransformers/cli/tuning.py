@@ -77,7 +77,8 @@ def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
     """Search space of every searched setting; ends of ranges and values of lists are ones that the setting takes.
 
     Raises:
-        ConfigError: for an empty search, an unknown setting, and a value outside the range of the setting.
+        ConfigError: for an empty search, an unknown setting, one inside another that is searched, one that is the same
+            in all trials, and a value outside the range of the setting.
     """
     if not space:
         raise ConfigError(
@@ -86,14 +87,21 @@ def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
         )
     search = {key: read_search(values, f"search of {key}") for key, values in space.items()}
     for key, values in search.items():
+        if outer := [other for other in search if key.startswith(f"{other}.")]:
+            raise ConfigError(
+                f"search of {key}: it is a part of {outer[0]}, which is searched too; search one of the two, and write "
+                f"the values of {key} into those of {outer[0]}"
+            )
         for value in values.values if isinstance(values, OneOf) else (values.low, values.high):
             if key == "seed":
                 raise ConfigError(
                     "seed is no setting to search: the best of several seeds is luck; `rltransformers train --seeds N` "
                     "says how far they lie apart"
                 )
-            if key in ("output", "tune", "agent") or key.startswith("tune."):
-                raise ConfigError(f"{key} is no setting to search: it is the same in all trials of a study")
+            if key.partition(".")[0] in ("output", "tune", "agent", "threads", "evaluation"):
+                raise ConfigError(
+                    f"{key} is no setting to search: it is the same in all trials of a study, whose scores are compared"
+                )
             candidate = _with(base, {key: value})
             refuse_unknown_settings(candidate, "search: ")
             config = build_experiment(candidate, f"search of {key}")

@@ -3,7 +3,7 @@
 import argparse
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from rltransformers.core.errors import ConfigError
@@ -14,8 +14,26 @@ Overrides = list[tuple[str, str]]
 """Pairs (dotted key, text of its value)."""
 
 
+class Once(argparse._StoreAction):
+    """An option with a value that is given once: argparse lets a second one take the place of the first."""
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        if option_string is not None:  # a positional argument has none
+            given: set[str] = vars(namespace).setdefault("given", set())
+            if option_string in given:
+                raise ConfigError(f"{option_string} is given twice; give it once")
+            given.add(option_string)
+        super().__call__(parser, namespace, values, option_string)
+
+
 class Parser(argparse.ArgumentParser):
-    """argparse with our errors: one line, without the usage in front."""
+    """argparse with our errors: one line, without the usage in front; an option that does not repeat is given once."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register("action", None, Once)
 
     def error(self, message: str) -> NoReturn:
         """Raise in place of printing and leaving."""
@@ -59,10 +77,17 @@ def mapping(text: str, name: str) -> dict[str, Any]:
     """The JSON object that the flag ``name`` was given.
 
     Raises:
-        ConfigError: for text that is none.
+        ConfigError: for text that is none, and for a key that is given twice.
     """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise ConfigError(f"{name}: the key {twice[0]!r} is given twice in {text!r}; give it once")
+        return dict(pairs)
+
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         raise ConfigError(f'{name} must be JSON such as {{"delay": 16}}, got {text!r} ({error})') from error
     if not isinstance(value, dict):
@@ -70,11 +95,14 @@ def mapping(text: str, name: str) -> dict[str, Any]:
     return value
 
 
-def split_overrides(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], Overrides]:
+def split_overrides(
+    words: Sequence[str], parser: argparse.ArgumentParser, siblings: Mapping[str, argparse.ArgumentParser] | None = None
+) -> tuple[list[str], Overrides]:
     """The words that ``parser`` knows, and pairs (dotted key, text) from all other ``--key value``, ``--key=value``.
 
     Raises:
-        ConfigError: for a key without a value.
+        ConfigError: for a key without a value or without a name, for an option of one of the ``siblings``, commands by
+            name, and as ``refuse_replaced``.
     """
     options = {option: action.nargs != 0 for action in parser._actions for option in action.option_strings}
     others: list[str] = []
@@ -88,12 +116,31 @@ def split_overrides(words: Sequence[str], parser: argparse.ArgumentParser) -> tu
             if options.get(key) and not separator and remaining:
                 others.append(remaining.pop(0))
             continue
+        if key == "--":
+            raise ConfigError(f"{word} names no setting; write --key value")
+        if theirs := [name for name, each in (siblings or {}).items() if key in each._option_string_actions]:
+            raise ConfigError(f"{key} is an option of {' and '.join(theirs)}, not a setting; leave it out here")
         if not separator:
             if not remaining:
                 raise ConfigError(f"{key} needs a value: {key} VALUE")
             value = remaining.pop(0)
         overrides.append((key[2:], value))
+    refuse_replaced([key for key, _ in overrides])
     return others, overrides
+
+
+def refuse_replaced(keys: Sequence[str]) -> None:
+    """Raise where a setting takes the place of what was typed in front of it.
+
+    Raises:
+        ConfigError: for a key given twice, and for a section behind one of its settings.
+    """
+    for place, key in enumerate(keys):
+        for later in keys[place + 1 :]:
+            if key == later:
+                raise ConfigError(f"--{key} is given twice; give it once")
+            if key.startswith(f"{later}."):
+                raise ConfigError(f"--{later} would replace --{key} in front of it; give the section first")
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

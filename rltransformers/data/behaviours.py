@@ -6,6 +6,7 @@ Stable-Baselines3 files hold pickled objects: loading one runs code from it. Loa
 """
 
 import importlib
+import inspect
 import os
 import pickle
 import sys
@@ -171,7 +172,7 @@ def as_behaviour(
     functions. A model of Stable-Baselines3 brings the statistics of its ``VecNormalize``; a policy alone has none.
 
     Raises:
-        ConfigError: for anything else, and a model of another action space.
+        ConfigError: for anything else, a function of other arguments, and a model of another action space.
     """
     if isinstance(behaviour, str):
         return load_behaviour(behaviour, observation_space, action_space, deterministic=deterministic)
@@ -183,11 +184,27 @@ def as_behaviour(
     if isinstance(behaviour, Behaviour):
         return behaviour
     if callable(behaviour):
-        return FunctionBehaviour(behaviour, getattr(behaviour, "__qualname__", "function"))
+        name = getattr(behaviour, "__qualname__", "function")
+        _check_called(behaviour, name, ("observations", "episode_starts", "generator"))
+        return FunctionBehaviour(behaviour, name)
     raise ConfigError(
         "a behaviour is a text, a function, an object with act(), an agent, or a model or policy of Stable-Baselines3; "
         f"got {type(behaviour).__name__}"
     )
+
+
+def _check_called(called: Callable[..., Any], name: str, arguments: Sequence[str]) -> None:
+    """Raise ConfigError where ``called`` says that it cannot be called with these arguments, by their positions."""
+    try:
+        signature = inspect.signature(called)
+    except ValueError:  # of a builtin nothing is known
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise ConfigError(
+            f"the behaviour {name} is called with ({', '.join(arguments)}), but it takes {signature}: {error}"
+        ) from error
 
 
 def _load_named(module_name: str, name: str, observation_space: Space, action_space: Space) -> Behaviour:
@@ -201,6 +218,7 @@ def _load_named(module_name: str, name: str, observation_space: Space, action_sp
         )
     found = getattr(module, name)
     if isinstance(found, type):
+        _check_called(found, name, ("observation_space", "action_space"))
         found = found(observation_space, action_space)
     behaviour = as_behaviour(found, observation_space, action_space)
     if isinstance(behaviour, FunctionBehaviour):

@@ -126,6 +126,15 @@ class PolicyState:
         )
 
 
+def check_dropout(config: BackboneConfig) -> None:
+    """Raise ConfigError for a backbone with dropout, which no online agent can learn with."""
+    if config.dropout > 0:
+        raise ConfigError(
+            f"dropout is {config.dropout}, but must be 0 online: with it the action probabilities of "
+            "rollout and update differ; set policy_kwargs backbone dropout to 0"
+        )
+
+
 MachineStep = Callable[
     [Mapping[str, Tensor], PolicyState, Tensor, Tensor | None, dict[str, Tensor], bool],
     tuple[dict[str, Tensor], Tensor, Tensor, PolicyState] | None,
@@ -209,11 +218,7 @@ class MemoryPolicy(BasePolicy):
             self.masks, self.seen_leaves[ACTION_MASK] = True, mask_space(action_space)
         self.leaf_types = {path: dtype for path, (_, dtype) in observation_layout(self.seen_leaves).items()}
         self.config = BackboneConfig.from_dict({} if backbone is None else backbone)
-        if self.config.dropout > 0:
-            raise ConfigError(
-                f"dropout is {self.config.dropout}, but must be 0 online: with it the action probabilities of "
-                "rollout and update differ; set policy_kwargs backbone dropout to 0"
-            )
+        check_dropout(self.config)
         check_width(action_space, "action", max(self.config.width, head_width))
         self.uses_previous_reward, self.uses_previous_action = previous_reward, previous_action
         self.encoding = read_observation(observation)

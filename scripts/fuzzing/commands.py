@@ -63,11 +63,13 @@ def _train(chance: random.Random) -> list[str]:
     config, tiny = chance.choice((("gtrxl_cue_recall", TINY), ("dt_cue_recall", TINY_OFFLINE)))
     if chance.random() < 0.1:
         config = chance.choice(WORDS)
-    words = ["train", config, *tiny]
+    words: list[str] = []
     for _ in range(chance.choice((1, 1, 1, 2))):
         key, value = chance.choice(KEYS), chance.choice(WORDS)
         words += chance.choice(([f"--{key}", value], [f"--{key}={value}"], [f"--{key}"]))
-    return words
+        pairs = zip(tiny[::2], tiny[1::2], strict=True)
+        tiny = [word for pair in pairs if not f"{pair[0]}.".startswith(f"--{key}.") for word in pair]
+    return ["train", config, *tiny, *words]
 
 
 def _with_options(command: str, chance: random.Random) -> list[str]:

@@ -185,6 +185,12 @@ def test_the_defaults_of_a_backbone_are_those_that_the_agent_builds(agent: Agent
         (["--algorithm.critic", "qt"],
          "unknown setting algorithm.critic of agent gtrxl_ppo; agents that have it: decision_transformer"),
         (["--policy.qqq", "8"], "unknown setting policy.qqq; known: action_masks, features_extractor_class"),
+        (["--name", "x"], "--name is an option of train and tune, not a setting; leave it out here"),
+        (["--json"], "--json is an option of train and tune, not a setting"),
+        (["--verbose", "--seed", "1"], "--verbose is an option of train, not a setting"),
+        (["--trials=3"], "--trials is an option of tune, not a setting"),
+        (["--", "3"], "-- names no setting; write --key value"),
+        (["--=3"], "--=3 names no setting"),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_is_refused_with_the_full_name_of_the_right_one(
@@ -192,6 +198,41 @@ def test_a_wrong_setting_is_refused_with_the_full_name_of_the_right_one(
 ) -> None:
     told = refused(capsys, "show", "gtrxl_cue_recall", *words)
     assert told.startswith(f"rltransformers: {message}")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["show", "online.yaml", "--seed", "1", "--seed=2"], "--seed is given twice"),
+        (["train", "online.yaml", "--backbone.memory", "3", "--backbone", "{width: 8}"],
+         "--backbone would replace --backbone.memory in front of it; give the section first"),
+        (["show", "--env", "CartPole-v1", "--environment.id", "Acrobot-v1"], "--environment.id would replace --env"),
+        (["show", "--env", "CartPole-v1", "--environment", "{num_envs: 2}"], "--environment would replace --env"),
+        (["show", "--env", "CartPole-v1", "--env", "Acrobot-v1"], "--env is given twice"),
+        (["train", "online.yaml", "--seeds", "2", "--seeds=2"], "--seeds is given twice"),
+        (["evaluate", "runs/x", "--seed", "1", "--seed", "1"], "--seed is given twice"),
+        (["evaluate", "runs/x", "--checkpoint", "best", "--checkpoint", "last"], "--checkpoint is given twice"),
+        (["evaluate", "runs/x", "--env-kwargs", '{"a": {"delay": 1, "delay": 2}}'],
+         "--env-kwargs: the key 'delay' is given twice"),
+        (["collect", "--keep-indices", "0", "--keep-indices", "1"], "--keep-indices is given twice"),
+        (["collect", "--steps", "1", "--steps", "2"], "--steps is given twice"),
+        (["tune", "online.yaml", "--search", "seed=[1, 2]", "--trials", "2", "--trials", "3"],
+         "--trials is given twice"),
+    ],
+)  # fmt: skip
+def test_what_would_be_replaced_by_a_later_word_is_refused(
+    work: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert refused(capsys, *words).startswith(f"rltransformers: {message}")
+
+
+def test_options_that_repeat_and_a_section_before_its_setting_are_taken(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["evaluate", "x", "--target-return", "1", "--target-return", "2", "--plot", "target", "--plot", "target"]
+    assert build_parser().parse_args(words).target_return == [1, 2]
+    shown = yaml.safe_load(run(capsys, "show", "online.yaml", "--backbone", "{width: 8}", "--backbone.memory", "3"))
+    assert shown["backbone"] == {"width": 8, "memory": 3}
 
 
 def test_a_wrong_setting_in_a_file_is_refused_with_the_file(work: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """Runs from the command line, in process: train, evaluate, resume, compare; and everything that must be refused."""
 
+import inspect
 import json
 import os
 import re
@@ -34,6 +35,8 @@ from rltransformers.cli.words import split_overrides
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.signals import signals_to
 from rltransformers.data import load_trajectories
+from rltransformers.envs import DropIndices
+from rltransformers.envs.memory_rules import CueRecall
 from rltransformers.policies import steps
 from rltransformers.training import callback
 from rltransformers.training.evaluation import read_results
@@ -237,6 +240,22 @@ def test_a_run_is_evaluated_in_another_environment(work: Path, capsys: pytest.Ca
     assert "LongerCueRecal-v0" in refused(capsys, *words, longer.replace("Recall", "Recal"))
 
 
+def test_another_environment_gets_none_of_the_keywords_of_training(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """KeyToDoor has no keyword ``delay``; episodes of CueRecall have two steps more than its delay."""
+    config: dict[str, Any] = yaml.safe_load(Path("online.yaml").read_text())
+    config["evaluation"]["kwargs"] = {"delay": 3}
+    Path("short.yaml").write_text(yaml.safe_dump(config))
+    folder = json.loads(run(capsys, "train", "short.yaml", "--json"))["run"]
+    cue = ("evaluate", folder, "--json", "--env", "rltransformers/CueRecall-v0")
+    assert "observation space" in refused(capsys, *cue[:-1], "rltransformers/KeyToDoor-v0")
+    default = inspect.signature(CueRecall).parameters["delay"].default
+    for words, delay in (((), default), (("--env-kwargs", '{"delay": 5}'), 5)):
+        (result,) = json.loads(run(capsys, *cue, *words))
+        assert set(result["lengths"]) == {delay + 2}
+
+
 def test_evaluation_in_other_spaces_is_refused_before_training(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(capsys, "train", "online.yaml", "--evaluation.kwargs", "{cues: 3}")
     assert "evaluation.kwargs {'cues': 3} change the observation space" in message
@@ -362,6 +381,12 @@ def test_show_prints_the_config_that_train_would_take(work: Path, capsys: pytest
         (["--backbone", "{preset: gtrxl, memory: -5}"], "backbone.memory must be a whole number"),
         (["--algorithm.gamma", "5"], "algorithm.gamma must be a finite number in [0, 1], got 5"),
         (["--policy.head_width", "x"], "policy.head_width must be"),
+        (["--policy.readout", "knm"], "policy.readout: unknown readout 'knm'"),
+        (["--policy.observation.encoder", "brt"], "policy.observation.encoder: unknown encoder 'brt'"),
+        (["--environment.wrappers", "[DropIndex]"], "unknown wrapper 'DropIndex'; did you mean 'DropIndices'"),
+        (["--environment.wrappers", "[{indices: velocities}]"], "a wrapper is a name or"),
+        (["--backbone.dropout", "0.1"], "dropout is 0.1, but must be 0 online"),
+        (["--algorithm.batch_size", "65"], "batch_size (65) must be a multiple of n_steps"),
     ],
 )
 def test_show_refuses_what_train_would_refuse_before_it_builds_anything(
@@ -371,6 +396,10 @@ def test_show_refuses_what_train_would_refuse_before_it_builds_anything(
         assert message in refused(capsys, "show", config, *words)
     assert "has no target return" in refused(capsys, "show", "offline.yaml", "--algorithm.mode", "bc")
     assert "backbone.memory must be" in refused(capsys, "show", "offline.yaml", "--backbone.memory", "-5")
+    assert "unknown encoder 'brt'" in refused(capsys, "show", "offline.yaml", "--policy.observation.encoder", "brt")
+    assert "no_such_module" in run(
+        capsys, "show", "online.yaml", "--environment.wrappers", "['no_such_module:Wrapper']"
+    )
 
 
 def test_a_packaged_config_is_taken_by_its_name_and_never_in_place_of_another_file(
@@ -407,6 +436,24 @@ def test_an_edited_config_is_refused_when_its_run_goes_on(
     folder.config.write_text(yaml.safe_dump(allowed))
     run(capsys, "train", "--resume", str(folder.path), "--trust")
     assert yaml.safe_load(folder.config.read_text()) == allowed
+
+
+def test_printed_commands_are_quoted_for_the_shell(
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = run(capsys, "train", "online.yaml", "--output", "my runs")
+    assert "evaluate again  rltransformers evaluate 'my runs/online-seed0' --episodes 100\n" in out
+    folder = RunFolder("my runs/online-seed0")
+    folder.config.write_text(folder.config.read_text().replace("n_steps: 8", "n_steps: 9"))
+    message = refused(capsys, "train", "--resume", str(folder.path))
+    assert "begin a new run: rltransformers train 'my runs/online-seed0/config.yaml'" in message
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(callback.RunCallback, "_on_rollout_end", interrupted)
+    assert main(["train", "online.yaml", "--output", "my runs"]) == 130
+    assert "go on with: rltransformers train --resume 'my runs/online-seed0-2'\n" in capsys.readouterr().err
 
 
 def test_a_run_of_an_older_version_goes_on(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -687,6 +734,28 @@ def test_trained_agents_are_behaviours(work: Path, capsys: pytest.CaptureFixture
     assert collected["episodes"] == 1 and again == episode.actions[""].tolist()
 
 
+def test_a_run_of_the_baseline_is_a_behaviour_by_the_way_that_its_refusal_names(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = ("--environment.normalize_observation", "false", "--train.total_timesteps", "16")
+    run(capsys, "train", "lstm.yaml", *plain, "--policy.cell", "gru", "--name", "plain")
+    run(capsys, "train", "lstm.yaml", "--train.total_timesteps", "16", "--name", "normalised")
+    wrapped = "tests.cli.test_runs:masked_cart_pole"
+    gym.register("rltransformers-tests/Masked-v0", wrapped)
+    words = ["collect", "--env", "rltransformers-tests/Masked-v0", "--steps", "4", "--dataset", "cart/lstm-v0"]
+    message = refused(capsys, *words, "--behaviour", "checkpoint:runs/plain")
+    assert "runs of recurrent_ppo write it; write sb3:recurrentppo:runs/plain/last.zip\n" in message
+    message = refused(capsys, *words, "--behaviour", "checkpoint:runs/normalised/last.zip")
+    assert "unless environment.normalize_observation was on: sb3 cannot read these statistics" in message
+    run(capsys, *words, "--behaviour", "sb3:recurrentppo:runs/plain/last.zip")
+    assert len(load_trajectories("cart/lstm-v0"))
+
+
+def masked_cart_pole() -> gym.Env[Any, Any]:
+    """The environment of ``LSTM``."""
+    return DropIndices(gym.make("CartPole-v1"), "velocities")
+
+
 def test_agents_that_act_on_rewards_get_them_while_they_are_recorded(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -764,6 +833,9 @@ def test_a_part_of_the_observation_is_recorded(work: Path, capsys: pytest.Captur
     kept = json.loads(run(capsys, *words, "cart/kept-v0", "--keep-indices", "0", "2"))
     assert dropped["observations"] == kept["observations"] and "(2,)" in dropped["observations"][""]
     assert "0..3" in refused(capsys, *words, "cart/x-v0", "--drop-indices", "4")
+    assert "--keep-indices must name every entry once, got [0, 2, 0]" in refused(
+        capsys, *words, "cart/x-v0", "--keep-indices", "0", "2", "0"
+    )
     assert "vector observation" in refused(
         capsys, *words[:2], "FrozenLake-v1", *words[3:], "frozen/x-v0", "--drop-indices", "0"
     )
@@ -820,12 +892,18 @@ def test_a_run_goes_on_on_another_device(name: str, work: Path, capsys: pytest.C
         (["evaluate", "runs/none"], "not a run folder"),
         (["evaluate", "runs/none", "--target-return", "high"], "must be a finite number, got 'high'"),
         (["evaluate", "runs/none", "--target-return", "nan"], "must be a finite number, got 'nan'"),
+        (["evaluate", "runs/none", "--longest-episode", "abc"],
+         "--longest-episode must be a whole number of at least 1, got 'abc'"),
+        (["evaluate", "runs/none", "--longest-episode", "0"],
+         "--longest-episode must be a whole number of at least 1, got '0'"),
+        (["train", "online.yaml", "--seed", "4294967295", "--seeds", "2"],
+         "the last of 2 seeds from 4294967295 on must be a whole number in [0, 4294967296), got 4294967296"),
         (["inspect", "nobody/nothing-v0"], "nobody/nothing-v0"),
         (["collect", "--env", "Nope-v0", "--behaviour", "random", "--steps", "9", "--dataset", "a-v0"], "Nope-v0"),
         (["collect", "--env", "CartPole-v1", "--behaviour", "random=x", "--steps", "9", "--dataset", "a-v0"], "weight"),
         (["collect", "--env", "CartPole-v1", "--behaviour", "rndm", "--steps", "9", "--dataset", "a-v0"], "'rndm' is"),
         (["collect", "--env", "CartPole-v1", "--behaviour", "random", "--steps", "1000000000", "--dataset", "a"],
-         "'a' is no Minari id"),  # before hours of recording
+         "'a' is no Minari id (it has no version); write"),  # before hours of recording
         (["collect", "--env", "CartPole-v1", "--behaviour", "random", "--steps", "9", "--dataset", "a-v0",
           "--threads", "-1"], "--threads must be a whole number in [1, 1024], got '-1'"),
         (["collect", "--env", "CartPole-v1", "--env-kwargs", "{", "--behaviour", "random", "--steps", "9",

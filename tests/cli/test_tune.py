@@ -139,6 +139,8 @@ def test_a_study_finds_the_best_config_and_goes_on_where_it_stopped(
     best = yaml.safe_load(Path("runs/online-tune/best.yaml").read_text())
     assert best["algorithm"]["learning_rate"] == whole["best"]["settings"]["algorithm.learning_rate"] == nearest
     assert best["output"] == "runs" and best["tune"] is None
+    told = run(capsys, "tune", "online.yaml", *RATES, "--trials", "1", "--output", "my runs")
+    assert told.endswith("rltransformers train 'my runs/online-tune/best.yaml' --seeds 5\n")
     original = yaml.safe_load(run(capsys, "show", "online.yaml", "--evaluation.every", "0"))
     original["algorithm"]["learning_rate"] = nearest
     assert best == original
@@ -315,6 +317,15 @@ def test_so_many_trials_run_at_a_time_and_none_is_proposed_twice(
         (["--search", "algorithm.gamma=high"], "search of algorithm.gamma must be a range"),
         (["--search", "output=[a, b]"], "output is no setting to search"),
         (["--search", "seed=[1, 2]"], "seed is no setting to search: the best of several seeds is luck"),
+        (["--search", "threads=1..4"], "threads is no setting to search: it is the same in all trials of a study"),
+        (["--search", "evaluation.episodes=1..40"], "evaluation.episodes is no setting to search"),
+        (["--search", "evaluation=[{episodes: 1}, {episodes: 2}]"], "evaluation is no setting to search"),
+        (["--search", "backbone.memory=2..8", "--search", "backbone=[{width: 8}, {width: 16}]"],
+         "search of backbone.memory: it is a part of backbone, which is searched too"),
+        (["--tune.search", "{backbone.position: [trxl, rope]}", "--search", "backbone.position.base=10..20"],
+         "search of backbone.position.base: it is a part of backbone.position"),
+        (["--search", "algorithm.gamma=0.5..0.6", "--search", "algorithm.gamma=0.7..0.8"],
+         "--search algorithm.gamma is given twice, as 0.5..0.6 and as 0.7..0.8"),
         (["--search", "algorithm.gamma=0.5..1", "--name", "../x"], "../x"),
         (["--tune.search", "{algorithm.gamma: 3}"], "tune.search.algorithm.gamma must be a range"),
         (["--tune.trials", "0", *RATES], "tune.trials must be"),

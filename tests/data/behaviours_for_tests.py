@@ -21,4 +21,15 @@ class Constant:
         return np.full(len(episode_starts), self.action)
 
 
+def of_observations(observations: Any) -> np.ndarray:
+    """A function that cannot act: it takes one argument."""
+    return np.zeros(len(observations), np.int64)
+
+
+class WithoutSpaces:
+    """A class that cannot be made from the two spaces."""
+
+    act = Constant.act
+
+
 not_a_behaviour = 3

@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import leaf_spaces, leaf_values
 from rltransformers.data import load_behaviour, mixture, record, register_behaviour
-from rltransformers.data.behaviours import Random
+from rltransformers.data.behaviours import Random, as_behaviour
 
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 STARTS = np.ones(3, bool)
@@ -206,11 +206,22 @@ def test_functions_classes_and_registered_kinds_are_found_by_name() -> None:
         ("tests.data.behaviours_for_tests:zero", "did you mean 'zeros'"),
         ("tests.data.behaviours_for_tests:not_a_behaviour", "got int"),
         ("no_such_module:thing", "cannot import 'no_such_module'"),
+        ("tests.data.behaviours_for_tests:of_observations",
+         r"of_observations is called with \(observations, episode_starts, generator\), but it takes \(observations"),
+        ("tests.data.behaviours_for_tests:WithoutSpaces",
+         r"WithoutSpaces is called with \(observation_space, action_space\), but it takes \(\): too many"),
     ],
-)
+)  # fmt: skip
 def test_texts_that_name_nothing_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         cart_pole(text)
+
+
+def test_a_function_of_other_arguments_is_no_behaviour_and_one_that_takes_them_is() -> None:
+    with pytest.raises(ConfigError, match=r"<lambda> is called with \(observations, episode_starts, generator\)"):
+        record("CartPole-v1", lambda observations: observations, 5)
+    made = as_behaviour(lambda *given: given[1] * 0, OBSERVATIONS, spaces.Discrete(2))
+    assert list(made.act(BATCH, STARTS, rng())) == [0, 0, 0]
 
 
 def test_files_that_cannot_be_used_are_named(ppo_zip: Path, tmp_path: Path) -> None:

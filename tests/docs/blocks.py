@@ -173,12 +173,19 @@ def run_shell(source: str, prefixes: Sequence[Sequence[str]]) -> None:
         for index, prefix in enumerate(prefixes):
             beginning = [word for word in prefix[: _options(prefix)]]
             if words[0] == "rltransformers" and words[1 : 1 + len(beginning)] == beginning:
-                words = [*words, *prefix[len(beginning) :]]
+                words = with_options(words, prefix[len(beginning) :])
                 fitting.add(index)
         run_command(words)
     for index, prefix in enumerate(prefixes):
         if index not in fitting:
             raise ValueError(f"no command of the block begins with {shlex.join(prefix)}")
+
+
+def with_options(words: Sequence[str], options: Sequence[str]) -> list[str]:
+    """``words`` with pairs of ``--name value`` behind them, in place of those of the same names."""
+    names = options[::2]
+    kept = [word for word, before in zip(words, ("", *words), strict=False) if not {word, before} & set(names)]
+    return [*kept, *options]
 
 
 def _options(words: Sequence[str]) -> int:

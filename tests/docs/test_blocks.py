@@ -96,3 +96,5 @@ def test_comments_above_a_block_change_how_it_runs() -> None:
     )
     run_page(replaced, "page.md")
     run_page("<!-- test: list --json -->\n```sh\nrltransformers list\n```", "page.md")
+    show = "rltransformers show gtrxl_cue_recall --seed -1 --backbone.memory 3"  # there is no seed -1
+    run_page(f"<!-- test: show gtrxl_cue_recall --seed 1 -->\n```sh\n{show}\n```", "page.md")

@@ -1,5 +1,6 @@
 """``make_vec_env`` and ``make_vector_env``: what they build from an id, and how they refuse what they cannot build."""
 
+import errno
 import importlib
 import os
 import signal
@@ -329,6 +330,18 @@ def test_what_cannot_be_built_is_refused_with_the_reason(arguments: dict[str, An
 def test_an_argument_of_another_type_is_refused_at_once(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be"):
         make_vec_env("CartPole-v1", **{name: value})
+
+
+@pytest.mark.parametrize(("processes", "name"), [(True, "SubprocVecEnv"), ("async", "AsyncVectorEnv")])
+def test_more_processes_than_open_files_are_refused_with_the_setting(
+    monkeypatch: pytest.MonkeyPatch, processes: Processes, name: str
+) -> None:
+    def without_files(*args: Any, **options: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(f"rltransformers.envs.make.{name}", without_files)
+    with pytest.raises(ConfigError, match=r"num_envs 9 .*processes.* more open files .* or processes false"):
+        make_vec_env("CartPole-v1", 9, processes=processes)
 
 
 def gymnasium_rows(env: VectorEnv[Any, Any, Any], steps: int = 30) -> list[Any]:

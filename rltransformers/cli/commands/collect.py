@@ -21,9 +21,11 @@ Runs behaviours in an environment and writes their episodes as a Minari dataset,
   random                                uniform actions
   sb3:ALGORITHM:ZIP[:VECNORMALIZE.pkl]  a Stable-Baselines3 or sb3-contrib policy (ppo, a2c, sac, td3, dqn, tqc, ...);
                                         such files are pickles and can run code: use only ones you trust
-  checkpoint:RUN                        an agent trained with this package: a run folder or a checkpoint in it
+  checkpoint:RUN                        an agent trained with this package: a run folder or a checkpoint in it; of
+                                        recurrent_ppo write sb3:recurrentppo:RUN/last.zip
   export:FILE                           a policy in a file of `rltransformers export`; .pt2 files can run code
-  MODULE:NAME                           a function or class of yours
+  MODULE:NAME                           your function with the arguments (observations, episode_starts, generator), or
+                                        a class that is made from the two spaces and has such a method act
 
 Several behaviours make a mixture; =WEIGHT behind one sets its share of the steps or episodes. With --keep-indices or
 --drop-indices only a part of a vector observation is recorded, while the behaviour sees all of it.

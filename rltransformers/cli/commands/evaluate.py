@@ -6,7 +6,7 @@ import sys
 from rltransformers.cli.printing import print_json, print_results
 from rltransformers.cli.words import Parsers, add_threads, add_trust, command, flag, mapping
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.ranges import Episodes, Seed
+from rltransformers.core.ranges import Count, Episodes, Seed
 
 
 def add(commands: Parsers) -> None:
@@ -46,14 +46,18 @@ interval over episodes, episode length, and success rate and normalised score wh
     parser.add_argument(
         "--env",
         metavar="ID",
-        help="another environment with the same observations and actions (default: that of training)",
+        help="another environment with the same observations and actions, with the keywords of --env-kwargs alone "
+        "(default: that of training)",
     )
     parser.add_argument(
-        "--env-kwargs", default="{}", metavar="JSON", help="keywords of the environment to change for this evaluation"
+        "--env-kwargs",
+        default="{}",
+        metavar="JSON",
+        help="keywords of the environment to change for this evaluation; with --env all of them",
     )
     parser.add_argument(
         "--longest-episode",
-        type=int,
+        type=flag(Count),
         metavar="N",
         help="steps after which an episode that goes on is an error (default: of the config, else 200000)",
     )

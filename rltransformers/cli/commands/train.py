@@ -1,13 +1,14 @@
 """``rltransformers train``: train an agent, once or with several seeds."""
 
 import argparse
+import shlex
 from contextlib import closing
 
 from rltransformers.cli.printing import print_json, print_results
 from rltransformers.cli.words import Parsers, add_config, add_engine, add_trust, command, flag, jobs_of
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import check_name
-from rltransformers.core.ranges import Count
+from rltransformers.core.ranges import Count, Seed, check
 from rltransformers.training.experiment import ExperimentConfig
 
 
@@ -103,7 +104,7 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"learning curve  {folder.learning_curve}")
     print(f"evaluation      {folder.evaluation}")
     flag = trust.trust_flag(trust.programs(read_experiment(folder.config), folder.last, training=False))
-    print(f"evaluate again  rltransformers evaluate {folder.path} --episodes 100{flag}")
+    print(f"evaluate again  rltransformers evaluate {shlex.quote(str(folder.path))} --episodes 100{flag}")
 
 
 def _check(arguments: argparse.Namespace, names: list[str]) -> None:
@@ -132,6 +133,7 @@ def _train_seeds(arguments: argparse.Namespace, name: str, config: ExperimentCon
     from rltransformers.cli.seeds import print_seeds, seeds_summary, train_seeds
 
     seeds = range(config.seed, config.seed + arguments.seeds)
+    check(seeds[-1], Seed, f"the last of {len(seeds)} seeds from {config.seed} on")  # before the first one is trained
     with closing(engine_of(arguments.engine, arguments.address)) as engine:
         runs = train_seeds(config, arguments.name or name, seeds, engine, jobs_of(arguments, engine))
     if arguments.json:

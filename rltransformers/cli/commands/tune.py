@@ -1,6 +1,7 @@
 """``rltransformers tune``: search settings with Optuna."""
 
 import argparse
+import shlex
 from contextlib import closing
 
 from rltransformers.cli.printing import cell, print_json
@@ -19,7 +20,8 @@ def add(commands: Parsers) -> None:
         """
 CONFIG, --env and all settings are those of `rltransformers train`. What is searched stands in the config under
 tune.search, or is given with --search, once per setting: a range low..high, a range low..high:log on a log scale (whole
-numbers where both ends are), or a list of values:
+numbers where both ends are), or a list of values. What is the same in all trials cannot be searched: agent, seed,
+output, threads and evaluation.*.
 
   rltransformers tune gtrxl_cue_recall --trials 20 --search algorithm.learning_rate=1e-5..1e-2:log \\
       --search backbone.memory=16..64 --search "backbone.position=[trxl, rope]"
@@ -51,10 +53,14 @@ def run(arguments: argparse.Namespace) -> None:
     from rltransformers.cli import trust
     from rltransformers.cli.configs import read_config
 
+    searched: dict[str, str] = {}
     for text in arguments.search:
-        key, equals, _ = text.partition("=")
+        key, equals, values = text.partition("=")
         if not equals or not key:
             raise ConfigError(f"--search takes KEY=VALUES, as algorithm.learning_rate=1e-5..1e-2:log; got {text!r}")
+        if key in searched:
+            raise ConfigError(f"--search {key} is given twice, as {searched[key]} and as {values}; give it once")
+        searched[key] = values
     if arguments.name is not None:
         check_name(arguments.name)
     name, config, typed = read_config(arguments)
@@ -62,11 +68,16 @@ def run(arguments: argparse.Namespace) -> None:
     from rltransformers.cli.engines import engine_of
     from rltransformers.cli.tuning import as_text, tune
 
-    searched = [tuple(text.split("=", 1)) for text in arguments.search]
     with closing(engine_of(arguments.engine, arguments.address)) as engine:
         jobs = jobs_of(arguments, engine)
         summary = tune(
-            arguments.name or f"{name}-tune", config, engine, jobs, searched, arguments.trials, arguments.trust
+            arguments.name or f"{name}-tune",
+            config,
+            engine,
+            jobs,
+            list(searched.items()),
+            arguments.trials,
+            arguments.trust,
         )
     if arguments.json:
         print_json(summary)
@@ -77,4 +88,4 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{trial['number']:>6}  {trial['state']:<9} {score:>10}  {as_text(trial['settings'])}")
     print(f"\nbest trial   {summary['best']['number']}, score {cell(summary['best']['score'])}")
     print(f"its config   {summary['config']}")
-    print(f"train again  rltransformers train {summary['config']} --seeds 5")
+    print(f"train again  rltransformers train {shlex.quote(summary['config'])} --seeds 5")
