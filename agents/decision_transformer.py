@@ -410,7 +410,8 @@ class DecisionTransformer(OfflineAgent):
         bar = tqdm(total=timesteps, unit="step", disable=not progress_bar)
         try:
             check_spaces(envs, self.observation_space, self.action_space)
-            check_lengths(settings, longest_episode or step_limit(self._spec_of(env, envs), env_kwargs))
+            limits = (longest_episode, step_limit(self._spec_of(env, envs), env_kwargs))
+            check_lengths(settings, min((limit for limit in limits if limit is not None), default=None))
             replay, online, last = self._replay, self._online, self._online.timesteps + timesteps
             if replay is None:
                 assert self._sampler is not None
@@ -452,7 +453,8 @@ class DecisionTransformer(OfflineAgent):
         if not self.world.leads:
             return self.world.same(cast(Trajectories, None))
         decider, spaces = self.decider(), (self.observation_space, self.action_space)
-        behaviour = Exploring(partial(self._act, decider, overwrites=True), decider, target, noise, spaces)
+        act = partial(self._act, decider, overwrites=True)
+        behaviour = Exploring(act, decider, target, noise, spaces, envs.single_action_space)
         return self.world.same(play_round(envs, behaviour, self.seed, self._online.episodes, longest))
 
     def _logged_update(
@@ -662,21 +664,25 @@ class DecisionTransformer(OfflineAgent):
                 a mask in the observation gives way to it.
 
         Raises:
-            ConfigError: for a target return that is not a finite number, a missing reward, or a state that is not of
-                this model.
+            ConfigError: for a target return that is not a finite number or of behaviour cloning, a missing reward, or
+                a state that is not of this model.
             DataError: for observations that do not fit the space, or observations and rewards that are not finite. The
                 state that was passed in stays as it was.
         """
         deterministic = check(deterministic, bool, "deterministic")
+        if target_return is not None and self.settings.mode == "bc":
+            raise ConfigError(NO_TARGET)
         leaves, batched = fit_observation(self.observation_space, observation)
         rows = len(next(iter(leaves.values())))
         if action_masks is not None or self.policy.masks:
             leaves[ACTION_MASK] = self._fit_masks(leaves, action_masks)
         needs_reward = self.settings.mode == "dt" and not self.settings.delayed_reward
+        decider = self.decider()
         if state is None:
-            state, start = self.decider().initial_state(rows), np.ones(rows, bool)
+            state, start = decider.initial_state(rows), np.ones(rows, bool)
         else:
             check_state(state, ActingState, rows)
+            decider.check_state(state)
             start = fit_starts(episode_start, rows)
             running = ~start & ~state.return_to_go.isnan().cpu().numpy()
             if needs_reward and reward is None and running.any():
@@ -691,7 +697,7 @@ class DecisionTransformer(OfflineAgent):
             target = self.summary.best_return if target_return is None else target_return
             asked = finite_targets(target, rows, self.summary.return_scale)
         noise = None if deterministic else self._action_noise.random((rows, self.policy.head.draws))
-        actions, state = self._act(self.decider(), leaves, state, start, rewards, asked, noise)
+        actions, state = self._act(decider, leaves, state, start, rewards, asked, noise)
         if not batched:
             actions = {path: value[0] for path, value in actions.items()}
         return nest_leaves(self.action_space, actions), state
@@ -763,7 +769,7 @@ class DecisionTransformer(OfflineAgent):
 
         Targets and episodes share one batch of environments. Every started episode runs to its end and is counted, so
         neither the number of environments nor their order changes a result. Actions are clipped to the Boxes of the
-        environment, whose bounds may be narrower than those of the data.
+        environment, whose bounds may be narrower than those of the data, and remembered so.
 
         Args:
             env: Gymnasium id, a function that makes an environment, one environment (episodes are then played one after
@@ -802,7 +808,7 @@ class DecisionTransformer(OfflineAgent):
             longest = longest_allowed(longest_episode, spec)
             title = None if spec is None else spec.id
             act = partial(self._act, decider, overwrites=True)
-            play(envs, played, act, decider.initial_state, draws, longest, title, progress_bar)
+            play(envs, played, act, decider, draws, longest, title, progress_bar)
         finally:
             if not isinstance(env, gym.Env | VectorEnv):
                 envs.close()

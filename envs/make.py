@@ -4,8 +4,7 @@ import errno
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,8 +13,8 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecMonitor
 
-from rltransformers.core.errors import ConfigError, MissingExtraError, did_you_mean, one_line, refuse_unknown
-from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv
+from rltransformers.core.errors import ConfigError, did_you_mean, one_line, refuse_unknown
+from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv, construction, source_name
 from rltransformers.core.modules import import_module
 from rltransformers.core.ranges import Environments, Processes, Seed, annotations, check, shown
 from rltransformers.core.registry import GLOBAL_RANDOMNESS, find_spec
@@ -195,7 +194,7 @@ def _make_pool(
             "take processes 'async'"
         )
     count = check(num_envs, Environments, "num_envs")
-    with _construction(env_id, options):
+    with construction(env_id, options):
         return EnvPoolVector(env_id, count, options)
 
 
@@ -236,7 +235,7 @@ def make_env(
         made = wrapper(made) if callable(wrapper) else _wrap(made, wrapper)
         if not isinstance(made, gymnasium.Env):
             raise ConfigError(f"the wrapper {shown(wrapper)} makes {shown(made)}, which is no environment of Gymnasium")
-    _check_spaces(_name(source), made)
+    _check_spaces(source_name(source), made)
     return FlatDict(made) if flat and is_nested(made.observation_space) else made
 
 
@@ -251,45 +250,19 @@ def _checked(env_kwargs: Any, wrappers: Any) -> dict[str, Any]:
 def _make(source: EnvSpec | Callable[..., Env] | Env, options: dict[str, Any]) -> Env:
     if isinstance(source, gymnasium.Env):
         return source
-    with _construction(source, options):
+    with construction(source, options):
         if isinstance(source, EnvSpec):
             return gymnasium.make(source, disable_env_checker=True, **options)
         made = source(**options)
     if not isinstance(made, gymnasium.Env):
-        raise ConfigError(f"{_name(source)} makes {shown(made)}, which is no environment of Gymnasium")
+        raise ConfigError(f"{source_name(source)} makes {shown(made)}, which is no environment of Gymnasium")
     return made
-
-
-def _name(source: str | EnvSpec | Callable[..., Env] | Env) -> str:
-    """How messages call an environment."""
-    if isinstance(source, EnvSpec):
-        return source.id
-    if isinstance(source, gymnasium.Env):
-        return source.spec.id if source.spec is not None else type(source.unwrapped).__name__
-    return str(getattr(source, "__qualname__", source))
 
 
 def _make_program(spec: EnvSpec, num_envs: int, options: dict[str, Any]) -> VectorEnv[Any, Any, Any]:
     count = check(num_envs, Environments, "num_envs")
-    with _construction(spec, options):
+    with construction(spec, options):
         return gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **options)
-
-
-@contextmanager
-def _construction(source: str | EnvSpec | Callable[..., Env], options: dict[str, Any]) -> Iterator[None]:
-    """Turn exceptions of a constructor into an error of ours that names the environment."""
-    try:
-        yield
-    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        mujoco = ".mujoco." in str(getattr(source, "entry_point", ""))
-        extra = ": pip install 'rltransformers[mujoco]'" if mujoco else ""
-        raise MissingExtraError(f"{_name(source)} needs a package that is not installed{extra} ({error})") from error
-    except ConfigError as error:
-        raise ConfigError(f"env_kwargs of {_name(source)}: {error}") from error
-    except ENVIRONMENT_ERRORS:
-        raise
-    except Exception as error:  # whatever a constructor raises for keywords that it was not made for
-        raise ConfigError(f"{_name(source)} cannot be made with env_kwargs {options}: {error_line(error)}") from error
 
 
 def error_line(error: Exception) -> str:

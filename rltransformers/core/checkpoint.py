@@ -389,9 +389,12 @@ def _plain(value: Any, key: str) -> Any:
 
 
 def _existing(path: Path) -> Path:
-    for candidate in (path, checkpoint_path(path), path.with_name(path.name + ".zip")):
-        if candidate.is_file():
-            return candidate
+    try:
+        for candidate in (path, checkpoint_path(path), path.with_name(path.name + ".zip")):
+            if candidate.is_file():
+                return candidate
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        raise CheckpointError(f"cannot read checkpoint {refusal(error)}") from error
     what = "is a folder, not a checkpoint file" if path.is_dir() else "does not exist"
     raise CheckpointError(f"checkpoint {path} {what}")
 

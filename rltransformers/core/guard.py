@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper, VecMonitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
@@ -30,6 +31,37 @@ _FAULT = "rltransformers_fault"
 _WAY_OUT = "repair the environment or its wrappers"
 ENVIRONMENT_ERRORS = (ConfigError, DataError, MissingExtraError, WorldError)
 """Errors of ours that an environment or a wrapper may raise: they say enough by themselves."""
+
+
+def source_name(source: str | EnvSpec | Callable[..., Any] | gymnasium.Env[Any, Any]) -> str:
+    """How messages call an environment."""
+    if isinstance(source, EnvSpec):
+        return source.id
+    if isinstance(source, gymnasium.Env):
+        return source.spec.id if source.spec is not None else type(source.unwrapped).__name__
+    return str(getattr(source, "__qualname__", source))
+
+
+@contextmanager
+def construction(source: str | EnvSpec | Callable[..., Any], options: Mapping[str, Any]) -> Iterator[None]:
+    """Turn exceptions of a constructor into an error of ours that names the environment."""
+    try:
+        yield
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        mujoco = ".mujoco." in str(getattr(source, "entry_point", ""))
+        extra = ": pip install 'rltransformers[mujoco]'" if mujoco else ""
+        raise MissingExtraError(
+            f"{source_name(source)} needs a package that is not installed{extra} ({error})"
+        ) from error
+    except ConfigError as error:
+        raise ConfigError(f"env_kwargs of {source_name(source)}: {error}") from error
+    except ENVIRONMENT_ERRORS:
+        raise
+    except Exception as error:  # whatever a constructor raises for keywords that it was not made for
+        raise ConfigError(
+            f"{source_name(source)} cannot be made with env_kwargs {dict(options)}: {type(error).__name__}: "
+            f"{one_line(error)}"
+        ) from error
 
 
 class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):

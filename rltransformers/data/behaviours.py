@@ -28,6 +28,7 @@ from stable_baselines3.common.policies import BasePolicy
 
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
 from rltransformers.core.modules import import_module
+from rltransformers.core.ranges import fits, shown
 from rltransformers.core.spaces import check_supported, leaf_spaces, nest_leaves
 
 Array = npt.NDArray[Any]
@@ -249,14 +250,23 @@ def mixture(parts: Sequence[tuple[float, Any]]) -> Mixture:
     """A mixture of (weight, behaviour) pairs; weights need not sum to 1.
 
     Raises:
-        ConfigError: for no part, or a weight that is not positive and finite.
+        ConfigError: for no part, for one that is no pair, or a weight that is not positive and finite.
     """
-    if not parts:
+    pairs = list(parts)
+    if not pairs:
         raise ConfigError("a mixture needs at least one (weight, behaviour) pair")
-    for weight, behaviour in parts:
-        if not (np.isfinite(weight) and weight > 0):
-            raise ConfigError(f"the weight of {behaviour!r} must be positive, got {weight}; leave the part out instead")
-    return Mixture(tuple((float(weight), behaviour) for weight, behaviour in parts))
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ConfigError(
+                f"a mixture is made of (weight, behaviour) pairs, such as (0.5, 'random'); got {shown(pair)}"
+            )
+        weight, behaviour = pair
+        if not (fits(weight, float) or isinstance(weight, np.floating | np.integer)) or not 0 < weight < np.inf:
+            raise ConfigError(
+                f"the weight of {shown(behaviour)} must be a positive number, got {shown(weight)}; leave the part out "
+                "instead"
+            )
+    return Mixture(tuple((float(weight), behaviour) for weight, behaviour in pairs))
 
 
 # Stable-Baselines3 ------------------------------------------------------------

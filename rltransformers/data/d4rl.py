@@ -140,8 +140,21 @@ def _tree(group: Any) -> dict[str, Any]:
     return {key: walk(group[key]) for key in group if key not in (*IGNORED, "virtual")}
 
 
+def _is_part(key: str, node: Any) -> bool:
+    import h5py
+
+    return key.isdecimal() and isinstance(node, h5py.Group)
+
+
 def _virtual_parts(file: Any) -> dict[str, Any]:
-    parts = [_tree(file["virtual"][key]) for key in sorted(file["virtual"], key=int)]
+    import h5py
+
+    group = file["virtual"]
+    wrong = not isinstance(group, h5py.Group) or [key for key in group if not _is_part(key, group[key])]
+    if wrong:
+        which = "no group" if wrong is True else f"a group with {wrong[0]!r}"
+        raise DataError(f"{file.filename}: 'virtual' is {which}; it should hold groups of arrays numbered 0, 1, ...")
+    parts = [_tree(group[key]) for key in sorted(group, key=int)]
     if not parts:
         raise DataError(f"{file.filename}: the group 'virtual' is empty")
     names = key_names(parts[0], f"{file.filename}: virtual")

@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
 from rltransformers.core.files import existing_file, is_pickle, replacing_folder
-from rltransformers.core.ranges import Count, check
+from rltransformers.core.ranges import Count, check, shown
 from rltransformers.core.registry import OGBENCH
 from rltransformers.core.spaces import (
     leaf_spaces,
@@ -44,6 +44,7 @@ from rltransformers.data.trajectories import (
     Trajectories,
     TrajectoryWriter,
     check_actions,
+    in_spaces,
 )
 
 Space = gym.Space[Any]
@@ -90,9 +91,9 @@ def load_trajectories(
               truncations, next_observations; nested leaves are dicts or tuples of arrays. Usual other names of these
               are understood (``rltransformers.data.keys.NAMES``), infos are not read, and other keys are an error;
             - ``Trajectories``.
-        observation_space, action_space: checked against the data (of a Box of observations not the bounds, which real
-            ones exceed); where the format stores none they are otherwise guessed (see
-            ``rltransformers.data.spaces.infer_space``).
+        observation_space, action_space: those of the result, checked against the data (of a Box of observations not
+            the bounds, which real ones exceed). Without them those that the source stores, or where the format stores
+            none guessed ones (see ``rltransformers.data.spaces.infer_space``).
         observation_leaves: keep only these leaves ("image", "arm/joints") of nested observations, e.g. no text.
         name: how messages and tables call the data.
         time_limit: the environment's step limit, for sources that do not mark it: episodes of exactly that length count
@@ -113,7 +114,7 @@ def load_trajectories(
     options |= {"observation_space": observation_space, "action_space": action_space}
     splitting: dict[str, Any] = {"split_on_discontinuity": split_on_discontinuity}
 
-    if isinstance(dataset, str) and (Path(dataset).expanduser() / DESCRIPTION).is_file():
+    if isinstance(dataset, str) and _holds_trajectories(dataset):
         dataset = Trajectories.open(Path(dataset).expanduser())
     if isinstance(dataset, Trajectories):
         _refuse(split_on_discontinuity, "split_on_discontinuity", "trajectories, which are split into episodes")
@@ -164,6 +165,18 @@ def load_trajectories(
         f"({', '.join(_FORMATS)}, or a folder), a MinariDataset, a datasets.Dataset, a buffer of Stable-Baselines3, a "
         f"D4RL-style dict, or a list of episode dicts"
     )
+
+
+def _holds_trajectories(dataset: str) -> bool:
+    """Whether a path names a folder that ``Trajectories.save`` wrote.
+
+    Raises:
+        DataError: for a path that the system refuses to look at: its names are too long, a folder may not be read.
+    """
+    try:
+        return (Path(dataset).expanduser() / DESCRIPTION).is_file()
+    except OSError as error:
+        raise DataError(f"{shown(dataset)} is no path that can be read: {error.strerror}; check it") from error
 
 
 def _file_reader(dataset: str) -> tuple[Callable[..., Trajectories], list[Any]] | None:
@@ -389,24 +402,34 @@ def _checked(data: Trajectories, observation_space: Space | None, action_space: 
             raise DataError(
                 f"{data.name}: the {role} space of the data is {stored}, expected {given}; use matching data"
             )
+    if observation_space is None and action_space is None:
+        return data
     if action_space is not None and action_space != data.action_space:
         check_actions(data, action_space)
-    return data
+    return in_spaces(
+        data,
+        data.observation_space if observation_space is None else observation_space,
+        data.action_space if action_space is None else action_space,
+    )
 
 
-def _same_layout(one: Space, other: Space) -> bool:
-    """Equal up to the bounds and float width of Boxes."""
-    left, right = leaf_spaces(one), leaf_spaces(other)
-    if list(left) != list(right):
-        return False
-    for path, leaf in left.items():
-        twin = right[path]
-        if isinstance(leaf, gym.spaces.Box) and isinstance(twin, gym.spaces.Box):
-            if leaf.shape != twin.shape or np.dtype(leaf.dtype).kind != np.dtype(twin.dtype).kind:
-                return False
-        elif leaf != twin:
-            return False
-    return True
+def _same_layout(given: Space, stored: Space) -> bool:
+    """Equal up to the bounds and float width of Boxes, and classes that are given beside those stored."""
+    left, right = leaf_spaces(given), leaf_spaces(stored)
+    return list(left) == list(right) and all(_same_leaf(leaf, right[path]) for path, leaf in left.items())
+
+
+def _same_leaf(given: Space, stored: Space) -> bool:
+    match given, stored:
+        case gym.spaces.Box(), gym.spaces.Box():
+            return given.shape == stored.shape and np.dtype(given.dtype).kind == np.dtype(stored.dtype).kind
+        case gym.spaces.Discrete(), gym.spaces.Discrete():
+            return bool(given.start <= stored.start and stored.start + stored.n <= given.start + given.n)
+        case gym.spaces.MultiDiscrete(), gym.spaces.MultiDiscrete():
+            return given.shape == stored.shape and bool(
+                (given.start <= stored.start).all() and (stored.start + stored.nvec <= given.start + given.nvec).all()
+            )
+    return given == stored
 
 
 def _refuse(condition: bool, option: str, why: str) -> None:
@@ -436,13 +459,18 @@ def _cached(
     source: list[Any],
     options: Mapping[str, Any],
 ) -> Trajectories:
-    """``read()``, or the memory-mapped copy in the cache, written first when it is not there yet."""
+    """``read()``, or the memory-mapped copy in the cache, written first when it is not there yet or damaged."""
+    check(cache, str | os.PathLike[str] | None, "cache")
     if cache is None:
         return read()
+    folder = Path(cache)
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise ConfigError(f"cache={os.fspath(cache)!r}: {there} is a file, and copies need a folder; choose another")
     key = json.dumps([source, dict(options)], sort_keys=True, default=_in_key)
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    target = Path(cache) / f"trajectories-{digest}"
-    if (target / DESCRIPTION).is_file():
+    target = folder / f"trajectories-{digest}"
+    with suppress(DataError):  # there is no copy yet, or a damaged one, which is written anew
         return Trajectories.open(target)
     try:
         with replacing_folder(target) as temporary:
@@ -457,6 +485,7 @@ def _cached(
             filled._describe(temporary)
             del filled
     except OSError:
-        if not (target / DESCRIPTION).is_file():  # else another process finished the same copy first
-            raise
+        with suppress(DataError):  # another process finished the same copy first
+            return Trajectories.open(target)
+        raise
     return Trajectories.open(target)

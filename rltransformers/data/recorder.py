@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -29,10 +29,11 @@ from rltransformers.core.guard import (
     check_observations,
     check_outcome,
     checked_copies,
+    construction,
     read_leaves,
 )
-from rltransformers.core.members import members
-from rltransformers.core.ranges import Environments, check
+from rltransformers.core.members import members, numbers
+from rltransformers.core.ranges import Environments, Episodes, Steps, WholeNumber, check, shown
 from rltransformers.core.registry import find_spec
 from rltransformers.core.seeding import generators
 from rltransformers.core.spaces import (
@@ -51,6 +52,10 @@ from rltransformers.data.trajectories import Leaves, Trajectories, join_trajecto
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Space = gym.Space[Any]
+
+VectorMode = Literal["sync", "async", "vector_entry_point"]
+"""How copies of an environment are stepped, see ``gymnasium.make_vec``."""
+Recorded = Sequence[int] | Mapping[str, Sequence[int] | None]
 
 LONGEST_FINISH = 10_000
 """Steps per environment for which an episode that runs when enough was recorded is carried on to its end."""
@@ -73,8 +78,8 @@ def record(
     num_envs: int = 1,
     seed: int | None = 0,
     env_kwargs: Mapping[str, Any] | None = None,
-    vectorization_mode: str | None = None,
-    recorded: Sequence[int] | Mapping[str, Sequence[int] | None] | ObservationView | None = None,
+    vectorization_mode: VectorMode | None = None,
+    recorded: Recorded | ObservationView | None = None,
     deterministic: bool = False,
     name: str | None = None,
     progress: Callable[[int], None] | None = None,
@@ -104,18 +109,26 @@ def record(
             step limit of the environment's spec where that is larger; with ``steps`` no bound, for they end anyway.
 
     Raises:
-        ConfigError: neither or both of steps and episodes, an unsupported space, or a policy of other spaces.
+        ConfigError: neither or both of steps and episodes, an argument of another type or range, an unsupported space,
+            a policy of other spaces, or keywords that the environment does not take.
         DataError: when the environment raises an exception (chained) or returns what its spaces do not hold, NaN or
             infinity, as soon as it does, with environment and step; an episode that does not end.
     """
-    if (steps is None) == (episodes is None) or (steps or episodes or 0) < 1:
-        raise ConfigError(f"give steps or episodes, at least 1: got steps={steps}, episodes={episodes}")
+    if (steps is None) == (episodes is None):
+        raise ConfigError(f"give steps or episodes, and not both: got steps={steps}, episodes={episodes}")
+    steps, episodes = check(steps, Steps | None, "steps"), check(episodes, Episodes | None, "episodes")
+    seed = check(seed, WholeNumber | None, "seed")
+    deterministic = check(deterministic, bool, "deterministic")
+    check(name, str | None, "name")
+    check(progress, Callable[..., Any] | None, "progress")
+    check(env_kwargs, Mapping[str, Any] | None, "env_kwargs")
+    chosen = recorded if recorded is None or isinstance(recorded, ObservationView) else _chosen(recorded)
     vector, owned = _vector_env(env, num_envs, dict(env_kwargs or {}), vectorization_mode)
     try:
         with checked_copies(vector.env):
             parts = behaviour.parts if isinstance(behaviour, Mixture) else ((1.0, behaviour),)
             shares = Mixture(tuple(parts)).shares(steps or episodes or 0)
-            view = _view(recorded, vector.observation_space)
+            view = _view(chosen, vector.observation_space)
             streams, spec = generators(seed), _single_spec(vector.spec)
             results: list[Trajectories] = []
             described: list[dict[str, Any]] = []
@@ -139,11 +152,8 @@ def record(
         if owned:
             vector.close()
     metadata: dict[str, Any] = {"format": "recorded", "behaviours": described, "seed": seed}
-    if isinstance(recorded, Sequence | Mapping):
-        chosen = recorded if isinstance(recorded, Mapping) else {"": recorded}
-        metadata["recorded"] = {
-            path: None if indices is None else list(map(int, indices)) for path, indices in chosen.items()
-        }
+    if isinstance(chosen, dict):
+        metadata["recorded"] = chosen
     return join_trajectories(results, results[0].name, metadata)
 
 
@@ -188,7 +198,7 @@ class _Recording:
         self._reserve(min(-(-(steps or 1024 * batch) // batch) + 64, 65_536))
         while live.any() and finishing <= LONGEST_FINISH:
             extra = {"rewards": rewards} if reads_rewards else {}
-            actions = self.behaviour.act(observations, first, generator, **extra)
+            actions = self._arrays(self.behaviour.act(observations, first, generator, **extra))
             self._write_before(seen, actions)
             step = vector.step(actions)
             counted = live & ~step.ignored
@@ -234,6 +244,17 @@ class _Recording:
     def _seen(self, observations: Any) -> dict[str, Any]:
         return leaf_values(self.view.observation_space, self.view.function(observations))
 
+    def _arrays(self, actions: Any) -> Any:
+        """Actions of the behaviour, nested as the action space is, as arrays of numbers."""
+        space, leaves = self.vector.action_space, {}
+        for path, values in leaf_values(space, actions).items():
+            try:
+                leaves[path] = numbers(values)
+            except DataError as error:
+                which = f" {path!r}" if path else ""
+                raise DataError(f"the action{which} of the behaviour {_label(self.behaviour)} {error}") from error
+        return nest_leaves(space, leaves)
+
     def _write_before(self, seen: Mapping[str, Any], actions: Any) -> None:
         if self.rows == self.capacity:
             self._reserve(2 * self.capacity)
@@ -246,12 +267,13 @@ class _Recording:
                     f"the behaviour {_label(self.behaviour)} returned actions of shape {np.shape(taken[path])} for "
                     f"{self.vector.num_envs} environments with action space {leaf}"
                 )
-            self.arrays[f"actions {path}"][self.rows] = taken[path]
-            good = members(leaf, self.arrays[f"actions {path}"][self.rows], bounded=True)
-            if not good.all():
+            good = members(leaf, taken[path], bounded=True)
+            if good.all():
+                self.arrays[f"actions {path}"][self.rows] = taken[path]
+            else:
                 worst = int(np.argmin(good))
                 raise DataError(
-                    f"the behaviour {_label(self.behaviour)} returned the action {np.asarray(taken[path])[worst]} for "
+                    f"the behaviour {_label(self.behaviour)} returned the action {taken[path][worst]} for "
                     f"environment {worst}, outside {leaf}; clip it, or wrap the environment in what does"
                 )
 
@@ -338,16 +360,37 @@ def _label(behaviour: Behaviour) -> str:
 # What is recorded of an observation ------------------------------------------------------------
 
 
-def _view(
-    recorded: Sequence[int] | Mapping[str, Sequence[int] | None] | ObservationView | None, space: Space
-) -> ObservationView:
-    if isinstance(recorded, ObservationView):
-        check_supported(recorded.observation_space, "recorded observation")
-        return recorded
-    if recorded is None:
+def _chosen(recorded: Recorded) -> dict[str, list[int] | None]:
+    """What to record as indices by leaf, None for a whole leaf.
+
+    Raises:
+        ConfigError: for what is none, or nothing.
+    """
+    by_leaf = recorded if isinstance(recorded, Mapping) else {"": recorded}
+    if not by_leaf:
+        raise ConfigError("recorded names no leaf, so nothing would be recorded; leave it out to record everything")
+    return {path: None if indices is None else _indices(path, indices) for path, indices in by_leaf.items()}
+
+
+def _indices(path: str, given: Sequence[int]) -> list[int]:
+    try:
+        found = np.asarray(given)
+    except ValueError:  # rows of different lengths
+        found = np.array(None)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        where = f" of {path!r}" if path else ""
+        raise ConfigError(f"recorded{where} must be a list of indices, which are whole numbers; got {shown(given)}")
+    indices: list[int] = found.tolist()
+    return indices
+
+
+def _view(chosen: dict[str, list[int] | None] | ObservationView | None, space: Space) -> ObservationView:
+    if isinstance(chosen, ObservationView):
+        check_supported(chosen.observation_space, "recorded observation")
+        return chosen
+    if chosen is None:
         check_supported(space, "observation")
         return ObservationView(lambda observations: observations, space)
-    chosen = recorded if isinstance(recorded, Mapping) else {"": recorded}
     leaves = leaf_spaces(space)
     for path in chosen:
         if path not in leaves:
@@ -366,7 +409,7 @@ def _view(
     return ObservationView(function, recorded_space)
 
 
-def _kept_space(path: str, leaf: Space, indices: Sequence[int] | None) -> Space:
+def _kept_space(path: str, leaf: Space, indices: list[int] | None) -> Space:
     if indices is None:
         return leaf
     size = leaf.shape[0] if leaf.shape is not None and len(leaf.shape) == 1 else 0
@@ -509,6 +552,7 @@ def _replaced(space: Space, observations: Any, envs: Bools, finals: Sequence[Any
 
 def _vector_env(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str | None) -> tuple[_Vector, bool]:
     """The environment behind one interface, and whether it was made here."""
+    check(mode, VectorMode | None, "vectorization_mode")
     made = isinstance(env, str | EnvSpec)
     if (env_kwargs and not (made or callable(env))) or (mode is not None and not made):
         raise ConfigError(
@@ -523,9 +567,11 @@ def _vector_env(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str |
     count = check(num_envs, Environments, "num_envs")
     if made:
         spec = find_spec(env) if isinstance(env, str) else env
-        return _GymnasiumVector(gym.make_vec(spec, count, mode, **env_kwargs)), True
+        with construction(spec, env_kwargs):
+            return _GymnasiumVector(gym.make_vec(spec, count, mode, **env_kwargs)), True
     if callable(env):
-        return _GymnasiumVector(SyncVectorEnv([partial(env, **env_kwargs)] * count)), True
+        with construction(env, env_kwargs):
+            return _GymnasiumVector(SyncVectorEnv([partial(env, **env_kwargs)] * count)), True
     raise ConfigError(
         f"cannot record in {type(env).__name__}; pass an id, a function, an environment or a vector of them"
     )

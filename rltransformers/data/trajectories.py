@@ -22,7 +22,7 @@ from gymnasium import spaces
 from rltransformers.core.errors import DataError, did_you_mean
 from rltransformers.core.files import replacing_folder
 from rltransformers.core.members import action_bounds, check_numeric, flags, members, numbers
-from rltransformers.core.ranges import Fraction, UnitInterval, check
+from rltransformers.core.ranges import Fraction, UnitInterval, check, shown
 from rltransformers.core.spaces import (
     check_supported,
     leaf_spaces,
@@ -42,6 +42,11 @@ Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
 FORMAT = "rltransformers-trajectories"
 FORMAT_VERSION = 1
 DESCRIPTION = "trajectories.json"
+DESCRIBED = (
+    *("observation_space", "action_space", "name", "env_id", "env_spec"),
+    *("final_observations", "metadata"),
+)
+"""Keys of the description beside format and version."""
 REWARD = spaces.Box(-np.inf, np.inf, (), np.float32)
 
 
@@ -152,13 +157,27 @@ class Trajectories:
             self.truncations[start:end],
         )
 
-    def select(self, episodes: Sequence[int] | Array) -> "Trajectories":
+    def select(self, episodes: Sequence[int] | Sequence[bool] | Array) -> "Trajectories":
         """Copies of the given episodes, in the given order.
 
+        Args:
+            episodes: their numbers, or one boolean for each episode, such as ``data.returns > 100``.
+
         Raises:
-            DataError: when no episode is given, or an index does not exist.
+            DataError: when no episode is given, one does not exist, or for what is neither numbers nor booleans.
         """
-        indices = np.asarray(episodes, np.int64).reshape(-1)
+        try:
+            given = np.asarray(episodes)
+        except ValueError:  # rows of different lengths
+            given = np.array(None)
+        if given.dtype == bool and given.shape == (len(self),):
+            given = np.flatnonzero(given)
+        if given.size and given.dtype.kind not in "iu":
+            raise DataError(
+                f"{self.name}: episodes are selected by whole numbers, or by one boolean for each of the {len(self)}; "
+                f"got {shown(episodes)}"
+            )
+        indices = given.reshape(-1).astype(np.int64)
         if indices.size == 0:
             raise DataError(f"{self.name}: no episode is left after the selection; loosen it")
         if indices.min() < 0 or indices.max() >= len(self):
@@ -334,6 +353,8 @@ class Trajectories:
             except (OSError, ValueError, EOFError, TypeError, ArithmeticError, MemoryError, RuntimeError) as error:
                 raise DataError(f"{path / file} is missing or damaged ({error}); load the source again") from error
 
+        if missing := [key for key in DESCRIBED if key not in description]:
+            raise DataError(f"{path / DESCRIPTION} lacks {missing[0]!r}: it is damaged; load the source again")
         observation_space = space_from_json(description["observation_space"])
         action_space = space_from_json(description["action_space"])
         return cls(
@@ -368,6 +389,11 @@ class Trajectories:
         listed = list(parts)
         if not listed:
             raise DataError("there is nothing to concatenate; pass at least one Trajectories")
+        for part in listed:
+            if not isinstance(part, Trajectories):
+                raise DataError(
+                    f"only Trajectories are concatenated, got {shown(part)}; load_trajectories makes them of a source"
+                )
         names = list(dict.fromkeys(part.name for part in listed))
         joined = join_trajectories(listed, name or " + ".join(names), {"format": "concatenated", "parts": names})
         return joined if len({part.env_id for part in listed}) == 1 else replace(joined, env_id=None, env_spec=None)
@@ -567,7 +593,7 @@ def join_trajectories(
 
 
 def in_spaces(data: Trajectories, observation_space: Space, action_space: Space) -> Trajectories:
-    """The same episodes as data of spaces that differ in bounds and in the width of numbers alone.
+    """The same episodes as data of spaces that differ in bounds, in the width of numbers, and in further classes alone.
 
     Raises:
         DataError: a number is beyond the type that the spaces store.
@@ -676,6 +702,8 @@ def _spread(values: Array) -> dict[str, float]:
 
 def _check_layout(data: Trajectories) -> None:
     name, offsets = data.name, data.offsets
+    if offsets.ndim != 1 or offsets.dtype.kind not in "iu":
+        raise DataError(f"{name}: offsets are {offsets.dtype} {offsets.shape}, expected int64 (episodes + 1,)")
     if len(offsets) < 2:
         raise DataError(f"{name}: holds no episode; nothing can be learned from it")
     lengths = np.diff(offsets)

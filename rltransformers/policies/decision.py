@@ -383,6 +383,17 @@ class Decider:
         """Candidates whose pasts differ: all, or one where returns are no part of the sequence."""
         return len(self.jitter) if self.jitter and self.policy.condition is None else 1
 
+    def check_state(self, state: ActingState) -> None:
+        """Raise ConfigError unless a state has the tensors, and these the shapes, of states of this policy and mode."""
+        found, one = shapes_of(state), shapes_of(self.initial_state(1))
+        expected = {name: (first * state.batch_size, *rest) for name, (first, *rest) in one.items()}
+        for name in [*expected, *found]:
+            if found.get(name) != expected.get(name):
+                raise ConfigError(
+                    f"the state is of another model or another acting_mode: {name} has shape {found.get(name)}, here "
+                    f"{expected.get(name)}; pass what predict of this one returned, or None to begin anew"
+                )
+
     def window(self, step: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
         """Steps that the decision at ``step`` looks back on, itself included; ``banded`` looks back on all of them."""
         if self.mode == "banded":
@@ -646,6 +657,13 @@ class Reading:
         reset = index == first[:, None]
         features, _ = self.backbone(self.tokens, reset=reset, timestep=timestep, task=tasks, wanted=NEWEST)
         return features[:, -1]
+
+
+def shapes_of(state: ActingState) -> dict[str, tuple[int, ...]]:
+    """Shapes of all tensors of a state by name."""
+    tensors = {name: getattr(state, name) for name in ("tokens", "action", "return_to_go", "step")}
+    memory = {} if state.memory is None else state.memory.tensors
+    return {name: tuple(value.shape) for name, value in (tensors | memory).items()}
 
 
 def next_step(state: ActingState, start: Bool[Tensor, " B"]) -> Int[Tensor, " B"]:

@@ -18,6 +18,9 @@ from rltransformers.data import Trajectories
 from rltransformers.policies.decision import MAX_SCALED
 from rltransformers.training.decision_settings import Settings
 
+ROUNDING = 1e-6
+"""Deviation by the size of numbers up to which it is rounding: some steps of float32, which are 1.2e-7 wide."""
+
 
 @dataclass(frozen=True)
 class DataSummary:
@@ -93,12 +96,16 @@ def statistics_of(data: Trajectories) -> dict[str, tuple[Tensor, Tensor]]:
     """Mean and standard deviation of the leaves that are standardised; 1 where a number never changes."""
     means, deviations = data.observation_statistics()
     return {
-        path: (
-            torch.as_tensor(means[path]),
-            torch.as_tensor(np.where(deviations[path] > 1e-6, deviations[path], 1.0).astype(np.float32)),
-        )
+        path: (torch.as_tensor(means[path]), torch.as_tensor(_units(means[path], deviations[path])))
         for path in normalised_leaves(data.observation_space)
     }
+
+
+def _units(mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """Deviations, and 1 where a number never changes but for rounding: its own, or that of larger ones beside it."""
+    size = np.hypot(mean.astype(np.float64), deviation)
+    changes = deviation > ROUNDING * np.maximum(size, min(float(size.max()), 1.0))
+    return np.where(changes, deviation, 1.0).astype(np.float32)
 
 
 def stored_statistics(space: gym.Space[Any], weights: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:

@@ -21,7 +21,7 @@ from rltransformers.policies.action_heads import ActionHead, ContinuousAction, N
 from rltransformers.policies.decision import ActingState, Decider
 from rltransformers.training.decision_data import DataSummary
 from rltransformers.training.decision_settings import Settings
-from rltransformers.training.episodes import Act
+from rltransformers.training.episodes import Act, executed
 
 
 @dataclass
@@ -51,6 +51,7 @@ class Exploring:
         target: the return to ask for, NaN for what the policy predicts.
         noise: deviation of what is added to the one action of a Box, in units where its bounds are -1 and 1.
         spaces: of the observations and of the actions that the policy learned from.
+        action_space: of the environment, whose Boxes may be narrower.
     """
 
     name = "exploring"
@@ -62,9 +63,10 @@ class Exploring:
         target: float,
         noise: float,
         spaces: tuple[gym.Space[Any], gym.Space[Any]],
+        action_space: gym.Space[Any],
     ) -> None:
         self._act, self._decider, self._target, self._noise = act, decider, target, noise
-        self.spaces = spaces
+        self.spaces, self._action_space = spaces, action_space
         self._state: ActingState | None = None
 
     def act(
@@ -84,7 +86,7 @@ class Exploring:
         actions, state = self._act(leaves, state, episode_starts, received, targets, noise)
         if self._noise > 0:
             actions, state = self._disturbed(actions, state, generator)
-        self._state = state
+        actions, self._state = executed(self._decider.policy, actions, state, self._action_space)
         return nest_leaves(self.spaces[1], actions)
 
     def _disturbed(
@@ -168,8 +170,9 @@ def check_explores(head: ActionHead, settings: Settings, noise: float) -> None:
 
 
 def step_limit(spec: EnvSpec | None, env_kwargs: Mapping[str, Any] | None) -> int | None:
-    """Steps after which the environment cuts an episode; None where nothing says so."""
-    return (env_kwargs or {}).get("max_episode_steps", None if spec is None else spec.max_episode_steps)
+    """Steps after which the environment cuts an episode; None where nothing says so, or -1 says that nothing does."""
+    limit = (env_kwargs or {}).get("max_episode_steps", None if spec is None else spec.max_episode_steps)
+    return None if limit == -1 else limit
 
 
 def check_lengths(settings: Settings, longest: int | None) -> None:

@@ -5,7 +5,7 @@ N environments, R of them running an episode that counts.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
@@ -19,7 +19,7 @@ from rltransformers.core.episodes import LONGEST_EPISODE, endless_episode
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import attempt, check_observations, check_outcome, checked_copies
 from rltransformers.core.spaces import differing_spaces, leaf_spaces, leaf_values, nest_leaves, space_outline
-from rltransformers.policies.decision import ActingState
+from rltransformers.policies.decision import ActingState, Decider, DecisionPolicy
 from rltransformers.training.evaluation import EvaluationResult
 
 Leaves = dict[str, np.ndarray]
@@ -70,7 +70,7 @@ def play(
     envs: VectorEnv[Any, Any, Any],
     episodes: Sequence[Episode],
     act: Act,
-    begin: Callable[[int], ActingState],
+    decider: Decider,
     draws: int | None = None,
     longest: int = LONGEST_EPISODE,
     name: str | None = None,
@@ -80,7 +80,7 @@ def play(
 
     Args:
         envs: of ``make_vector_env`` or ``check_vector_env``.
-        begin: number of environments to the state of as many fresh episodes.
+        decider: that ``act`` decides by.
         draws: random numbers per action; None for deterministic actions.
         longest: steps after which an episode that goes on is an error.
         name: of the environment, for messages.
@@ -92,14 +92,14 @@ def play(
     """
     bar = tqdm(total=len(episodes), desc="evaluating", unit="episode", disable=not progress, leave=False)
     with checked_copies(envs), bar:
-        _play(envs, episodes, act, begin, draws, longest, name, bar)
+        _play(envs, episodes, act, decider, draws, longest, name, bar)
 
 
 def _play(
     envs: VectorEnv[Any, Any, Any],
     episodes: Sequence[Episode],
     act: Act,
-    begin: Callable[[int], ActingState],
+    decider: Decider,
     draws: int | None,
     longest: int,
     name: str | None,
@@ -110,23 +110,21 @@ def _play(
     steps = 0
     observation = _reset(envs, [None if episode is None else episode.seed for episode in playing], "in step 0")
     rows = np.array([row for row, episode in enumerate(playing) if episode is not None])
-    state, start = begin(len(rows)), np.ones(len(rows), bool)
+    state, start = decider.initial_state(len(rows)), np.ones(len(rows), bool)
     reward = np.zeros(len(rows))
     actions = {
         path: np.broadcast_to(value, (count, *np.shape(value))).copy()
         for path, value in leaf_values(envs.single_action_space, envs.single_action_space.sample()).items()
     }
-    boxes = [(path, leaf) for path, leaf in leaf_spaces(envs.single_action_space).items() if isinstance(leaf, Box)]
     while len(rows):
         running = [episode for episode in playing if episode is not None]
         leaves = _running_leaves(envs, observation, rows, running)
         noise = None if draws is None else np.stack([episode.noise.random(draws) for episode in running])
         targets = [math.nan if episode.target is None else episode.target for episode in running]
         chosen, state = act(leaves, state, start, reward, targets, noise)
+        chosen, state = executed(decider.policy, chosen, state, envs.single_action_space)
         for path, value in chosen.items():
             actions[path][rows] = value
-        for path, box in boxes:  # bounds of data that were guessed may be wider
-            np.clip(actions[path], box.low, box.high, out=actions[path])
         steps += 1
         when = f"in step {steps} of this evaluation"
         # Copies: an environment may keep its action, a view of them, for its next step.
@@ -146,6 +144,29 @@ def _play(
         rows = rows[goes_on]
         if not goes_on.all():
             state = state[torch.as_tensor(np.flatnonzero(goes_on))]
+
+
+def executed(
+    policy: DecisionPolicy, actions: Leaves, state: ActingState, action_space: gym.Space[Any]
+) -> tuple[Leaves, ActingState]:
+    """Actions clipped to the Boxes of an environment, and the state after them, which remembers them clipped.
+
+    The bounds of data that were guessed may be wider than those of the environment.
+    """
+    clipped, moved = dict(actions), np.zeros(state.batch_size, bool)
+    for path, box in leaf_spaces(action_space).items():
+        if isinstance(box, Box):
+            clipped[path] = np.clip(actions[path], box.low, box.high).astype(box.dtype)
+            # In the type of the policy: what only the environment's type can tell apart was remembered already.
+            differs = clipped[path].astype(actions[path].dtype) != actions[path]
+            moved |= differs.reshape(len(moved), -1).any(axis=1)
+    if not moved.any():
+        return clipped, state
+    device = state.action.device
+    with torch.inference_mode():
+        token = policy.embed_action({path: torch.as_tensor(value, device=device) for path, value in clipped.items()})
+        action = torch.where(torch.as_tensor(moved, device=device)[:, None], token, state.action)
+    return clipped, replace(state, action=action)
 
 
 def result_of(episodes: Sequence[Episode], env_id: str | None, step: int) -> EvaluationResult:

@@ -1,7 +1,7 @@
 """The habits of Stable-Baselines3 for an agent that learns from a dataset: logger, callbacks, checkpoints."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self, cast
@@ -11,7 +11,13 @@ import numpy as np
 import torch
 from annotated_types import Ge, Lt
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EvalCallback
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    ConvertCallback,
+    EvalCallback,
+    EventCallback,
+)
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import configure_logger
@@ -29,7 +35,7 @@ from rltransformers.core.checkpoint import (
     save_checkpoint,
 )
 from rltransformers.core.device import find_device
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import Count, PositiveNumber, Seed, WholeNumber, check, strict
 from rltransformers.core.spaces import differing_spaces, space_from_json, space_to_json
 from rltransformers.core.spec import Choice
@@ -124,12 +130,23 @@ class OfflineAgent:
 
     def _attach(self, data: Trajectories | None, tensorboard_log: str | os.PathLike[str] | None, verbose: int) -> None:
         """Prepare a run besides the model: data and logs."""
-        if data is not None and self.policy.masks:
-            check_masked(data)
+        if data is not None:
+            self._check_longest(data)
+            if self.policy.masks:
+                check_masked(data)
         self._sampler = None if data is None else self._sampler_of(data)
         leads = self.world.leads
         self.tensorboard_log = None if tensorboard_log is None or not leads else os.fspath(tensorboard_log)
         self.verbose = verbose if leads else 0
+
+    def _check_longest(self, data: Trajectories) -> None:
+        """Raise DataError where the longest episode has more steps than a position table, before windows meet it."""
+        episode = int(data.lengths.argmax())
+        steps = int(data.lengths[episode])
+        try:
+            self.policy.backbone.check_places(torch.zeros(1, dtype=torch.long), torch.tensor([steps - 1]))
+        except DataError as error:
+            raise DataError(f"{data.name}: episode {episode} has {steps:,} steps: {error}") from error
 
     def _data_of(self, dataset: Any) -> Trajectories:
         """The dataset to go on learning from.
@@ -170,7 +187,7 @@ class OfflineAgent:
             self._logger = self._own_logger(tb_log_name)
         callbacks = callback if isinstance(callback, list) else [callback]
         parts = [part if isinstance(part, BaseCallback) else ConvertCallback(part) for part in callbacks]
-        if any(isinstance(part, EvalCallback) for part in parts):
+        if any(isinstance(part, EvalCallback) for part in with_inner(parts)):
             raise ConfigError(
                 "EvalCallback compares its environment with that of training, which there is none of; take "
                 "EvaluationCallback of rltransformers.training.evaluation_callback"
@@ -457,3 +474,13 @@ class OfflineAgent:
             data = self._data_of(dataset)
         self._attach(data, tensorboard_log, verbose)
         return self
+
+
+def with_inner(callbacks: Iterable[BaseCallback]) -> Iterator[BaseCallback]:
+    """The callbacks, and those that they call in turn."""
+    for callback in callbacks:
+        yield callback
+        if isinstance(callback, CallbackList):
+            yield from with_inner(callback.callbacks)
+        elif isinstance(callback, EventCallback) and callback.callback is not None:
+            yield from with_inner([callback.callback])

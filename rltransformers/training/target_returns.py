@@ -28,7 +28,10 @@ def target_list(target_returns: Iterable[float] | float | None, best: float | No
         return [None]
     if target_returns is None:
         return [best]
-    listed: list[Any] = list(target_returns) if isinstance(target_returns, Iterable) else [target_returns]
+    if isinstance(target_returns, np.ndarray):
+        target_returns = target_returns.tolist()
+    given = target_returns if isinstance(target_returns, Iterable) else [target_returns]
+    listed: list[Any] = [each.item() if isinstance(each, np.generic) else each for each in given]
     for target in listed:
         number = isinstance(target, Real) and not isinstance(target, bool | np.bool_) and fits(target, float)
         if not number or not finite(np.array([target, float(target) / return_scale])).all():

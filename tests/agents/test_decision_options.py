@@ -349,7 +349,7 @@ def test_a_file_acts_as_predict_does(data: Trajectories, kind: str) -> None:
     model = make(data, learning_rate=1e-2, **OPTIONS[kind]).learn(20)
     step = DecisionInFile(model.decider(), model.summary.best_return).eval()
     inputs, state = step.examples(2)
-    head = model.settings.return_head is not None
+    head, cloning = model.settings.return_head is not None, model.settings.mode == "bc"
     assert step.about()["predicts_return"] == head
     assert (step.step.policy.critics is not None) == ("candidates" in (OPTIONS[kind].get("critic_kwargs") or {}))
     targets = torch.full((2,), torch.nan if head else 1.5, dtype=torch.float64)
@@ -358,7 +358,7 @@ def test_a_file_acts_as_predict_does(data: Trajectories, kind: str) -> None:
         observation, reward = generator.normal(size=(2, 2)).astype(np.float32), generator.normal(size=2)
         start = np.array([time == 0, time in (0, 4)])
         actions, memory = model.predict(
-            observation, memory, start, True, target_return=None if head else [1.5, 1.5], reward=reward
+            observation, memory, start, True, target_return=None if head or cloning else [1.5, 1.5], reward=reward
         )
         given = {
             "observation": torch.tensor(observation), "start": torch.tensor(start), "reward": torch.tensor(reward),

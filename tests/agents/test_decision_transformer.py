@@ -12,7 +12,14 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, ConvertCallback, EvalCallback
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    CheckpointCallback,
+    ConvertCallback,
+    EvalCallback,
+    EveryNTimesteps,
+)
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
@@ -258,6 +265,10 @@ def test_callbacks_of_stable_baselines3_work(data: Trajectories, tmp_path: Path)
     assert DecisionTransformer.load(tmp_path / "dt_6_steps", device="cpu").num_timesteps == 6
     with pytest.raises(ConfigError, match="take EvaluationCallback of rltransformers"):
         make(data).learn(2, callback=EvalCallback(DummyVecEnv([Drift])))
+    inner = EvalCallback(DummyVecEnv([Drift]))
+    for outer in (CallbackList([inner]), EveryNTimesteps(1, inner), EveryNTimesteps(1, CallbackList([inner]))):
+        with pytest.raises(ConfigError, match="take EvaluationCallback of rltransformers"):
+            make(data).learn(2, callback=[outer])
 
 
 def test_tensorboard_counts_updates_on_its_x_axis(data: Trajectories, tmp_path: Path) -> None:
@@ -326,6 +337,26 @@ def test_statistics_of_observations_are_saved_and_numbers_that_never_change_stay
     loaded = DecisionTransformer.load(tmp_path / "m", device="cpu")
     torch.testing.assert_close(loaded.policy.get_buffer("observation_mean_0"), mean)
     assert not make(data, normalize_observations=False).policy.normalised
+
+
+def test_observations_are_standardised_whatever_their_scale() -> None:
+    """A number counts as one that never changes where it moves by rounding alone: by that of numbers of its size."""
+    changes = np.random.default_rng(0).normal(size=(400, 1))
+
+    def deviations(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        observations = np.concatenate(columns, 1).astype(np.float32)
+        episode = {"observations": observations, "actions": changes[:-1], "rewards": np.zeros(399)}
+        ((_, _, used),) = make([episode]).policy.statistics()
+        return used.numpy(), observations[:-1].std(axis=0, dtype=np.float64)
+
+    for scale in (1e-12, 5e-7, 1e-3, 1.0, 1e6):
+        used, true = deviations(scale * changes, 2 * scale * changes + scale)
+        np.testing.assert_allclose(used, true, rtol=1e-4)
+    for size in (1e-6, 0.1, 1.0, 1e5):  # the smallest changes that float32 knows
+        used, true = deviations(size * (1 + 1.2e-7 * (changes > 0)))
+        assert true > 0 and used == 1.0
+    used, true = deviations(changes, 1e-16 * changes, 1e-4 * changes, 0 * changes)
+    np.testing.assert_allclose(used, [true[0], 1.0, true[2], 1.0], rtol=1e-4)
 
 
 def test_whole_episodes_can_be_the_windows(data: Trajectories) -> None:
@@ -449,7 +480,21 @@ def test_scores_are_those_of_the_environment_that_is_played(data: Trajectories) 
     assert unnamed.env_id == "Walker2d-v5" and unnamed.normalized_scores is not None, "the data name what has no id"
 
 
-@pytest.mark.parametrize("targets", [["high"], "high", [float("nan")], [float("inf")], [None], [True], []])
+@pytest.mark.parametrize(
+    "targets",
+    [np.array([5, 7]), np.array([5.0, 7.0], np.float32), [np.float32(5.0), np.int64(7)], (5, np.float64(7.0))],
+)
+def test_target_returns_may_be_numbers_of_numpy(trained: DecisionTransformer, targets: Any) -> None:
+    results = trained.evaluate("test/Drift-v0", targets, episodes=1)
+    assert [result.target_return for result in results] == [5.0, 7.0]
+    for alone in (np.array(5.0), np.float32(5.0)):
+        assert trained.evaluate("test/Drift-v0", alone, episodes=1)[0].target_return == 5.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [["high"], "high", [float("nan")], [float("inf")], [None], [True], [], np.array(np.nan), np.array([True]), [[1.0]]],
+)
 def test_a_target_return_that_is_not_a_number_is_refused(trained: DecisionTransformer, targets: Any) -> None:
     with pytest.raises(ConfigError, match="target"):
         trained.evaluate("test/Drift-v0", targets)
@@ -459,6 +504,8 @@ def test_behaviour_cloning_takes_no_target(data: Trajectories) -> None:
     model = make(data, mode="bc")
     with pytest.raises(ConfigError, match="no target"):
         model.evaluate("test/Drift-v0", [1.0])
+    with pytest.raises(ConfigError, match="asked for no return; leave target_return out"):
+        model.predict(np.zeros(2, np.float32), target_return=5.0)
     assert model.evaluate("test/Drift-v0", episodes=3)[0].target_return is None
 
 
@@ -501,6 +548,28 @@ def test_predict_asks_for_what_it_needs(trained: DecisionTransformer) -> None:
         trained.predict(np.zeros((2, 3), np.float32))
     with pytest.raises(DataError, match=r"^observation of environment 1 is nan at entry \[0\], not finite"):
         trained.predict(np.array([[0.0, 0.0], [np.nan, 0.0]], np.float32))
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "wider": {"policy_kwargs": {"backbone": {**TINY["backbone"], "width": 32}}},
+    "deeper": {"policy_kwargs": {"backbone": {**TINY["backbone"], "layers": 3}}},
+    "longer": {"context_length": 9},
+    "banded": {"acting_mode": "banded"},
+    "recompute": {"acting_mode": "recompute"},
+    "candidates": {"critic": "qt", "critic_kwargs": {"candidates": 2, "width": 16}},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_predict_refuses_the_state_of_another_model(
+    data: Trajectories, trained: DecisionTransformer, other: str
+) -> None:
+    observation, model = np.zeros((2, 2), np.float32), make(data, **OTHERS[other])
+    for one, two in ((model, trained), (trained, model)):
+        _, state = one.predict(observation, deterministic=True)
+        with pytest.raises(ConfigError, match=r"of another model or another acting_mode: .* has shape .*; pass what"):
+            two.predict(observation, state, deterministic=True, reward=np.zeros(2))
+        one.predict(observation, state, deterministic=True, reward=np.zeros(2))
 
 
 @pytest.mark.parametrize(("broken", "message"), [("observation", "at step 2"), ("reward", "in step 4 of its episode")])
@@ -604,10 +673,20 @@ def test_mixers_learn_after_every_step_of_the_optimiser(data: Trajectories, monk
     assert events == ["step", "maintain"] * 3
 
 
-def test_data_with_more_steps_than_the_timestep_table_are_refused(data: Trajectories) -> None:
+def test_data_with_more_steps_than_the_timestep_table_are_refused(data: Trajectories, tmp_path: Path) -> None:
     backbone = {**TINY["backbone"], "position": {"name": "timestep", "max_len": 8}}
-    with pytest.raises(DataError, match="max_len"):
-        make(data, batch_size=64, policy_kwargs={"backbone": backbone}).learn(3)
+    longest = int(data.lengths.argmax())
+    message = (
+        rf"drift: episode {longest} has {data.lengths.max()} steps: environment step .* table of 8 rows; raise max_len"
+    )
+    with pytest.raises(DataError, match=message):
+        make(data, policy_kwargs={"backbone": backbone})
+    short = data.select(data.lengths <= 8)
+    model = make(short, policy_kwargs={"backbone": backbone})
+    model.save(tmp_path / "model")
+    with pytest.raises(DataError, match=message):
+        DecisionTransformer.load(tmp_path / "model", dataset=data)
+    assert DecisionTransformer.load(tmp_path / "model", dataset=short).learn(1).num_timesteps == 1
 
 
 # -------------------------------------------------------------------------------------------------- checkpoints
@@ -755,14 +834,53 @@ def test_with_a_discount_a_target_is_compared_with_the_discounted_return(data: T
         assert obtained == pytest.approx(float(weights @ rewards[1:]), abs=1e-4)
 
 
-def test_actions_are_clipped_to_a_box_that_is_narrower_than_that_of_the_data() -> None:
-    episodes = [
+def wide_data() -> list[dict[str, Any]]:
+    """Episodes of one action, 3, which is outside the Box of ``Narrow``."""
+    return [
         {"observations": np.ones((6, 2), np.float32), "actions": np.full((5, 2), 3.0, np.float32), "rewards": [1.0] * 5}
         for _ in range(4)
     ]
-    model = DecisionTransformer(
-        "DTPolicy", episodes, context_length=3, policy_kwargs=TINY, mode="bc", learning_rate=1e-2,
-        warmup_steps=0, seed=0, device="cpu",
-    ).learn(60)  # fmt: skip
-    assert float(model.predict(np.ones(2, np.float32))[0].min()) > 1.0
-    model.evaluate(lambda: AnySpace(spaces.Box(1.0, 1.0, (2,)), spaces.Box(-1.0, 1.0, (2,))), episodes=2)
+
+
+class Narrow(AnySpace):
+    """One observation; takes actions in [-1, 1] and keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Box(1.0, 1.0, (2,)), spaces.Box(-1.0, 1.0, (2,), np.float64))
+        self.taken: list[Any] = []
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.taken.append(action.copy())
+        return super().step(action)
+
+
+def looking_back(model: DecisionTransformer, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The last action that each decision of ``model`` looks back on, one environment at a time: a token."""
+    act, seen = model._act, list[np.ndarray]()
+
+    def watching(decider: Any, leaves: Any, state: Any, start: Any, *rest: Any, **options: Any) -> Any:
+        if not start[0]:
+            seen.append(state.action[0].numpy().copy())
+        return act(decider, leaves, state, start, *rest, **options)
+
+    monkeypatch.setattr(model, "_act", watching)
+    return seen
+
+
+def tokens_of(model: DecisionTransformer, actions: list[Any]) -> np.ndarray:
+    with torch.inference_mode():
+        return model.policy.embed_action({"": torch.tensor(np.array(actions), dtype=torch.float32)}).numpy()
+
+
+@pytest.mark.parametrize("mode", ["dt", "bc"])
+def test_actions_are_clipped_to_a_box_that_is_narrower_than_that_of_the_data(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make(wide_data(), context_length=3, mode=mode, learning_rate=1e-2, warmup_steps=0).learn(60)
+    assert float(model.predict(np.ones(2, np.float32), deterministic=True)[0].min()) > 1.0
+    env = Narrow()
+    seen = looking_back(model, monkeypatch)
+    model.evaluate(env, episodes=2)
+    assert np.array(env.taken).max() == 1.0 and len(env.taken) == 8
+    # Every decision but the first of an episode looks back on the action that was executed before it.
+    np.testing.assert_allclose(seen, tokens_of(model, env.taken[0:3] + env.taken[4:7]), atol=1e-6)

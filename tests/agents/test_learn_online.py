@@ -22,7 +22,18 @@ from rltransformers.data import Trajectories
 from rltransformers.data import record as record_episodes
 from rltransformers.training.entropy_bound import EntropyBound
 from tests.agents.test_decision_options import _tensors
-from tests.agents.test_decision_transformer import TINY, Drift, Losses, make, record, weights
+from tests.agents.test_decision_transformer import (
+    TINY,
+    Drift,
+    Losses,
+    Narrow,
+    looking_back,
+    make,
+    record,
+    tokens_of,
+    weights,
+    wide_data,
+)
 
 DRIFT = "test/Drift-v0"
 
@@ -357,6 +368,23 @@ def test_data_with_guessed_spaces_are_joined_by_what_is_played(data: Trajectorie
     assert model._replay.data.observation_space == model.observation_space
 
 
+@pytest.mark.parametrize("options", [{"exploration_noise": 0.3}, {}], ids=["noise", "stochastic"])
+def test_an_environment_with_narrower_bounds_gets_and_the_policy_remembers_clipped_actions(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make(wide_data(), stochastic=not options, learning_rate=1e-2, warmup_steps=0).learn(60)
+    env, seen = Narrow(), looking_back(model, monkeypatch)
+    model.learn_online(env, 8, updates_per_episode=1, **options)
+    assert model._replay is not None
+    played = model._replay.data.select([len(wide_data()), len(wide_data()) + 1])
+    taken = env.taken
+    assert np.abs(taken).max() == 1.0
+    np.testing.assert_array_equal(played.actions[""], np.array(taken, np.float32))
+    # The weights changed between the two episodes: the second one is of those that stand now.
+    assert len(seen) == 6 and len(taken) == 8
+    np.testing.assert_allclose(seen[3:], tokens_of(model, taken[4:7]), atol=0.02)
+
+
 def test_whole_episodes_need_an_environment_that_plays_none_that_is_longer(data: Trajectories) -> None:
     model = stochastic(data, whole_episodes=True, context_length=14)
     with pytest.raises(ConfigError, match=r"at most context_length = 14 steps, .* plays without a limit; give longest"):
@@ -367,3 +395,9 @@ def test_whole_episodes_need_an_environment_that_plays_none_that_is_longer(data:
     limited = {"max_episode_steps": 15}
     with pytest.raises(ConfigError, match="plays up to 15"):
         model.learn_online(DRIFT, 5, updates_per_episode=1, env_kwargs=limited)
+    with pytest.raises(ConfigError, match="plays up to 15"):
+        model.learn_online(DRIFT, 5, updates_per_episode=1, env_kwargs=limited, longest_episode=20)
+    with pytest.raises(ConfigError, match="plays without a limit"):
+        model.learn_online(DRIFT, 5, updates_per_episode=1, env_kwargs={"max_episode_steps": -1})
+    # The smaller of the two counts: the environment cuts its episodes before they are an error.
+    model.learn_online(DRIFT, 5, updates_per_episode=1, env_kwargs={"max_episode_steps": 14}, longest_episode=200)

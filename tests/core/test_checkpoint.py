@@ -93,6 +93,14 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("length", [253, 300])
+def test_a_name_longer_than_file_systems_take_is_refused(tmp_path: Path, length: int) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"cannot read checkpoint .*xx(\.zip)?: File name too long; choose a shorter name"
+    ):
+        load_checkpoint(tmp_path / ("x" * length))
+
+
 def test_a_folder_is_not_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is a folder"):
         load_checkpoint(tmp_path)

@@ -240,6 +240,12 @@ def test_files_that_cannot_be_used_are_named(ppo_zip: Path, tmp_path: Path) -> N
 def test_mixtures_need_positive_weights() -> None:
     with pytest.raises(ConfigError, match="at least one"):
         mixture([])
-    for weight in (0.0, -1.0, float("nan")):
-        with pytest.raises(ConfigError, match="must be positive"):
+    weights: list[Any] = [0.0, -1.0, float("nan"), float("inf"), "0.5", True, None]
+    for weight in weights:
+        with pytest.raises(ConfigError, match="the weight of 'random' must be a positive number, got"):
             mixture([(1.0, "random"), (weight, "random")])
+    assert mixture([(np.float32(1.0), "random"), (2, "random")]).shares(3) == [1, 2]  # type: ignore[list-item]
+    wrong: list[Any] = [["random"], "random", [(1.0,)], [1.0], [(1.0, "random", 2)]]
+    for parts in wrong:
+        with pytest.raises(ConfigError, match=r"made of \(weight, behaviour\) pairs"):
+            mixture(parts)

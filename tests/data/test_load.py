@@ -77,6 +77,21 @@ def test_no_pair_of_a_minari_set_is_wrong() -> None:
     assert wrong_pairs(load_trajectories(Path(written.spec.data_path).parent)) == 0
 
 
+@pytest.mark.parametrize("path", ["virtual/x/rewards", "virtual/0", "virtual"])
+def test_parts_of_a_d4rl_file_that_are_none_are_named(tmp_path: Path, path: str) -> None:
+    file = write_hdf5(tmp_path / "virtual.hdf5", {path: np.zeros(3)})
+    with pytest.raises(
+        DataError, match=r"virtual.hdf5: 'virtual' is .*; it should hold groups of arrays numbered 0, 1"
+    ):
+        load_trajectories(file)
+
+
+def test_a_name_longer_than_file_systems_take_is_refused() -> None:
+    for name in ("x" * 300, "x" * 300 + ".npz", "a" * 5000 + "-v0"):
+        with pytest.raises(DataError, match="is no path that can be read: File name too long"):
+            load_trajectories(name)
+
+
 def test_a_filtered_minari_set_keeps_its_own_episodes() -> None:
     written = write_minari(load_trajectories(coded_episodes()), "coded/filter-v0")
     kept = load_trajectories(written.filter_episodes(lambda episode: len(episode.rewards) > 4))
@@ -206,6 +221,45 @@ def test_given_spaces_are_checked_against_the_data() -> None:
         load_trajectories(flat(coded_episodes()), action_space=spaces.Discrete(3))
     with pytest.raises(DataError, match="action space of the data"):
         load_trajectories(load_trajectories(coded_episodes()), action_space=spaces.Discrete(3))
+
+
+def with_actions(value: float) -> list[dict[str, Any]]:
+    return [episode | {"actions": np.full((len(episode["rewards"]), 1), value)} for episode in coded_episodes()]
+
+
+def test_given_spaces_are_those_of_the_result_whatever_the_source(tmp_path: Path) -> None:
+    """So that data whose spaces were guessed can be joined, as the error of joining advises."""
+    given: dict[str, Any] = {
+        "observation_space": spaces.Box(-9, 9, (2,), np.float64),
+        "action_space": spaces.Box(-2, 2, (1,)),
+    }
+    parts = [load_trajectories(with_actions(value)) for value in (0.5, 1.5)]
+    with pytest.raises(DataError, match="load both with the same observation_space and action_space"):
+        Trajectories.concatenate(parts)
+    assert len(Trajectories.concatenate(load_trajectories(part, **given) for part in parts)) == 2 * len(LENGTHS)
+    for source in (parts[0], parts[0].save(tmp_path / "own"), write_minari(parts[0], "coded/given-v0")):
+        data = load_trajectories(source, **given)
+        assert data.observation_space == given["observation_space"] and data.action_space == given["action_space"]
+        assert data.fingerprint() == parts[0].fingerprint()
+    with pytest.raises(DataError, match=r"is \[1.5\], outside the bounds -1.0..1.0"):
+        load_trajectories(parts[1], action_space=spaces.Box(-1, 1, (1,)))
+
+
+def test_classes_that_the_data_do_not_hold_may_be_given() -> None:
+    episodes = [episode | {"actions": np.arange(len(episode["rewards"])) % 2} for episode in coded_episodes()]
+    guessed = load_trajectories(episodes)
+    assert guessed.action_space == spaces.Discrete(2)
+    for wider in (spaces.Discrete(3), spaces.Discrete(4, start=-1)):
+        data = load_trajectories(guessed, action_space=wider)
+        assert data.action_space == wider and data.fingerprint() == guessed.fingerprint()
+        with pytest.raises(DataError, match="action space of the data is"):
+            load_trajectories(data, action_space=spaces.Discrete(2))
+    pairs = [episode | {"actions": np.zeros((len(episode["rewards"]), 2), int)} for episode in coded_episodes()]
+    assert load_trajectories(pairs).action_space == spaces.MultiDiscrete([1, 1])
+    wide = spaces.MultiDiscrete([2, 3])
+    assert load_trajectories(load_trajectories(pairs), action_space=wide).action_space == wide
+    with pytest.raises(DataError, match="action space of the data is"):
+        load_trajectories(load_trajectories(pairs, action_space=wide), action_space=spaces.MultiDiscrete([2, 2]))
 
 
 def test_actions_outside_a_discrete_space_are_named() -> None:
@@ -518,6 +572,34 @@ def test_the_cache_is_memory_mapped_and_follows_the_source(tmp_path: Path) -> No
     for _ in range(2):
         assert wrong_pairs(load_trajectories("coded/cached-v0", cache=tmp_path / "cache")) == 0
     assert len(list((tmp_path / "cache").iterdir())) == 3
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "description", "flat offsets"])
+def test_a_damaged_copy_in_the_cache_is_written_anew(tmp_path: Path, damage: str) -> None:
+    path, cache = write_hdf5(tmp_path / "a.hdf5", flat(coded_episodes())), tmp_path / "cache"
+    load_trajectories(path, cache=cache)
+    (copy,) = cache.iterdir()
+    match damage:
+        case "truncated":
+            (copy / "rewards.npy").write_bytes((copy / "rewards.npy").read_bytes()[:100])
+        case "missing":
+            (copy / "rewards.npy").unlink()
+        case "description":
+            (copy / "trajectories.json").write_text("{")
+        case _:
+            np.save(copy / "offsets.npy", 3)
+    for _ in range(2):
+        assert wrong_pairs(load_trajectories(path, cache=cache)) == 0
+    assert list(cache.iterdir()) == [copy]
+
+
+def test_a_cache_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    path = write_hdf5(tmp_path / "a.hdf5", flat(coded_episodes()))
+    for cache in (path, path / "below"):
+        with pytest.raises(ConfigError, match=r"^cache='.*': .*a\.hdf5 is a file, and copies need a folder"):
+            load_trajectories(path, cache=cache)
+    with pytest.raises(ConfigError, match="cache must be a text, a path or None"):
+        load_trajectories(path, cache=3)  # type: ignore[arg-type]
 
 
 def test_the_cache_tells_spaces_apart_that_print_alike(tmp_path: Path) -> None:

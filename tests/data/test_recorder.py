@@ -255,7 +255,7 @@ def test_a_reward_that_is_not_a_number_is_named() -> None:
 
 
 def test_wrong_requests_are_refused() -> None:
-    requests: list[dict[str, Any]] = [{}, {"steps": 5, "episodes": 5}, {"steps": 0}]
+    requests: list[dict[str, Any]] = [{}, {"steps": 5, "episodes": 5}]
     for request in requests:
         with pytest.raises(ConfigError, match="give steps or episodes"):
             record("CartPole-v1", "random", **request)
@@ -269,3 +269,74 @@ def test_wrong_requests_are_refused() -> None:
     assert len(steps) == 1, "nothing was played with it"
     with pytest.raises(ConfigError, match="cannot record in int"):
         record(3, "random", 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"steps": 0}, "steps must be a whole number"),
+        ({"steps": True}, "steps must be a whole number"),
+        ({"steps": 5.0}, "steps must be a whole number"),
+        ({"steps": "5"}, "steps must be a whole number"),
+        ({"episodes": 1.5}, r"episodes must be a whole number in \[1, 1000000\] or None"),
+        ({"seed": -1}, "seed must be a whole number of at least 0"),
+        ({"seed": "a"}, "seed must be a whole number of at least 0"),
+        ({"seed": 1.0}, "seed must be a whole number of at least 0"),
+        ({"deterministic": "yes"}, "deterministic must be true or false"),
+        ({"name": 3}, "name must be a text or None"),
+        ({"progress": 3}, "progress must be a function or None"),
+        ({"vectorization_mode": "foo"}, "vectorization_mode must be one of 'sync', 'async', 'vector_entry_point'"),
+        ({"env_kwargs": "foo"}, "env_kwargs must be a mapping or None"),
+        ({"env_kwargs": {"foo": 1}}, "CartPole-v1 cannot be made with env_kwargs {'foo': 1}: TypeError"),
+        ({"recorded": [True, False, True, False]}, "recorded must be a list of indices, which are whole numbers"),
+        ({"recorded": [0.5]}, "recorded must be a list of indices"),
+        ({"recorded": "02"}, "recorded must be a list of indices"),
+        ({"recorded": 2}, "recorded must be a list of indices"),
+        ({"recorded": [[0], [1, 2]]}, "recorded must be a list of indices"),
+        ({"recorded": {"": ["a"]}}, "recorded must be a list of indices"),
+        ({"recorded": {}}, "recorded names no leaf"),
+        ({"recorded": []}, "recorded keeps the indices"),
+    ],
+)
+def test_arguments_of_other_types_are_refused(request_: dict[str, Any], message: str) -> None:
+    if not {"steps", "episodes"} & set(request_):
+        request_ = {"steps": 5} | request_
+    with pytest.raises(ConfigError, match=message):
+        record("CartPole-v1", "random", **request_)
+
+
+def test_a_function_that_makes_no_environment_of_these_keywords_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"Coded cannot be made with env_kwargs \{'foo': 1\}: TypeError"):
+        record(Coded, act, 5, env_kwargs={"foo": 1})
+
+
+def test_indices_and_numbers_of_numpy_are_taken() -> None:
+    data = record("CartPole-v1", "random", np.int64(50), seed=np.uint32(3), recorded=np.array([0, 2]))  # type: ignore[arg-type]
+    assert data.metadata["recorded"] == {"": [0, 2]} and data.metadata["seed"] == 3
+    assert record("CartPole-v1", "random", 50, seed=3, recorded=[0, 2]).fingerprint() == data.fingerprint()
+
+
+def test_actions_reach_the_environment_as_arrays() -> None:
+    class Typed(Coded):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            assert isinstance(action, np.integer), type(action)
+            return super().step(action)
+
+    def as_list(observations: Any, starts: np.ndarray, generator: np.random.Generator) -> list[int]:
+        return [int(action) for action in act(observations, starts, generator)]
+
+    listed, arrays = (record(Typed, behaviour, 20, num_envs=2) for behaviour in (as_list, act))
+    assert listed.fingerprint() == arrays.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        (["left", "right"], "the action of the behaviour .*lambda> has dtype <U5: text"),
+        ([None, 1], "the action of the behaviour .*lambda> has dtype object"),
+        ([0.5, 1.0], "returned the action 0.5 for environment 0"),
+    ],
+)
+def test_actions_that_are_none_are_named_before_the_environment_gets_them(actions: list[Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        record("CartPole-v1", lambda *_: actions, 5, num_envs=2)

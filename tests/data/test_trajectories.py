@@ -68,6 +68,20 @@ def test_selected_episodes_keep_their_pairs_and_order(data: Trajectories) -> Non
         data.select([5])
 
 
+def test_a_mask_selects_the_episodes_where_it_is_true(data: Trajectories) -> None:
+    mask = np.isin(np.arange(len(data)), [1, 3])
+    for given in (mask, mask.tolist()):
+        assert data.select(given).fingerprint() == data.select([1, 3]).fingerprint()
+    with pytest.raises(DataError, match="no episode is left"):
+        data.select(data.returns > np.inf)
+
+
+@pytest.mark.parametrize("given", [[True, False], [0.7, 1.2], [1.0], ["a"], [[0], [0, 1]], [None], "1", True, [2**70]])
+def test_episodes_are_selected_by_whole_numbers_or_a_mask(data: Trajectories, given: object) -> None:
+    with pytest.raises(DataError, match=r"selected by whole numbers, or by one boolean for each of the 5; got .+"):
+        data.select(given)  # type: ignore[arg-type]
+
+
 def test_the_top_fraction_holds_the_best_episodes_up_to_that_share_of_the_steps(data: Trajectories) -> None:
     assert list(data.returns) == [15.0, 11.0, 225.0, 96.0, 558.0]
     assert list(data.lengths) == [5, 1, 9, 3, 12]  # best first: 12, 21, 24, 29, 30 of 30 steps
@@ -164,7 +178,20 @@ def test_an_interrupted_save_leaves_the_old_folder(
     assert wrong_pairs(Trajectories.open(tmp_path / "folder")) == 0
 
 
-@pytest.mark.parametrize("damage", ["truncated", "missing", "pickled", "foreign", "newer", "no description"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "truncated",
+        "missing",
+        "pickled",
+        "foreign",
+        "newer",
+        "a key",
+        "flat offsets",
+        "broken offsets",
+        "no description",
+    ],
+)
 def test_a_damaged_folder_is_named(data: Trajectories, tmp_path: Path, damage: str) -> None:
     folder = data.save(tmp_path / "folder")
     array, description = folder / "observations.0.npy", folder / "trajectories.json"
@@ -178,10 +205,16 @@ def test_a_damaged_folder_is_named(data: Trajectories, tmp_path: Path, damage: s
         description.write_text("{}")
     elif damage == "newer":
         description.write_text(description.read_text().replace('"version": 1', '"version": 99'))
+    elif damage == "a key":
+        description.write_text(description.read_text().replace('"env_id"', '"environment"'))
+    elif damage == "flat offsets":
+        np.save(folder / "offsets.npy", 3)
+    elif damage == "broken offsets":
+        np.save(folder / "offsets.npy", data.offsets.astype(np.float64))
     else:
         description.unlink()
     for mmap in (True, False):
-        with pytest.raises(DataError, match=r"observations\.0\.npy|trajectories|version 99"):
+        with pytest.raises(DataError, match=r"observations\.0\.npy|trajectories|version 99|lacks 'env_id'|offsets are"):
             Trajectories.open(folder, mmap=mmap)
 
 
@@ -247,6 +280,8 @@ def test_concatenated_trajectories_hold_the_episodes_of_all() -> None:
     assert Trajectories.concatenate([named, whole]).env_id is None
     with pytest.raises(DataError, match="nothing to concatenate"):
         Trajectories.concatenate([])
+    with pytest.raises(DataError, match="only Trajectories are concatenated, got 'a'; load_trajectories makes them"):
+        Trajectories.concatenate([whole, "a"])  # type: ignore[list-item]
     wide = load_trajectories(coded_episodes(), action_space=spaces.Box(-9, 9, (1,)))
     with pytest.raises(DataError, match=r"different spaces and cannot be joined: .*load both with the same"):
         Trajectories.concatenate([whole, wide])
