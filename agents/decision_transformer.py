@@ -332,10 +332,11 @@ class DecisionTransformer(OfflineAgent):
 
         Raises:
             ConfigError: when the model was loaded without a dataset, and for an ``EvalCallback``.
-            DataError: when the loss is no longer finite.
+            DataError: for an episode that is longer than a position table, and when the loss is no longer finite.
         """
         if self._sampler is None:
             raise ConfigError(f"this model has no dataset to learn from; give one to {KIND}.load(path, dataset=...)")
+        self._check_longest(self._sampler.trajectories)
         total_timesteps = self.num_timesteps + gradient_steps
         callback = self._start_learning(callback, tb_log_name, progress_bar, total_timesteps)
         callback.on_training_start(locals(), globals())

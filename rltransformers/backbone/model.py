@@ -467,9 +467,10 @@ class Backbone(nn.Module):
         return self.clocked(self.map_layers(state, lambda layer, part: layer.mixing.in_rings(part)))
 
     def clocked(self, state: State) -> State:
-        """The state with a clock that stands at 0."""
+        """The state with a clock that stands at 0, contiguous as machine code writes it."""
         position = state.tensors["position"].clone()
-        return State({**state.tensors, "position": position, "clock": torch.zeros_like(position)})
+        tensors = {name: value.contiguous() for name, value in state.tensors.items()}
+        return State({**tensors, "position": position, "clock": torch.zeros_like(position)})
 
     def map_layers(self, state: State, function: Callable[[Layer, LayerState], LayerState]) -> State:
         """A state of whose layers a function was taken; it has no clock."""

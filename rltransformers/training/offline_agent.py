@@ -130,17 +130,15 @@ class OfflineAgent:
 
     def _attach(self, data: Trajectories | None, tensorboard_log: str | os.PathLike[str] | None, verbose: int) -> None:
         """Prepare a run besides the model: data and logs."""
-        if data is not None:
-            self._check_longest(data)
-            if self.policy.masks:
-                check_masked(data)
+        if data is not None and self.policy.masks:
+            check_masked(data)
         self._sampler = None if data is None else self._sampler_of(data)
         leads = self.world.leads
         self.tensorboard_log = None if tensorboard_log is None or not leads else os.fspath(tensorboard_log)
         self.verbose = verbose if leads else 0
 
     def _check_longest(self, data: Trajectories) -> None:
-        """Raise DataError where the longest episode has more steps than a position table, before windows meet it."""
+        """Raise DataError where the longest episode has more steps than a position table, before a window meets it."""
         episode = int(data.lengths.argmax())
         steps = int(data.lengths[episode])
         try:

@@ -35,7 +35,9 @@ def target_list(target_returns: Iterable[float] | float | None, best: float | No
     for target in listed:
         number = isinstance(target, Real) and not isinstance(target, bool | np.bool_) and fits(target, float)
         if not number or not finite(np.array([target, float(target) / return_scale])).all():
-            raise ConfigError(f"target_returns holds {shown(target)}, which is not a finite number; pass e.g. [100.0]")
+            raise ConfigError(
+                f"target_returns holds {shown(target)}, which is not a finite number in float32; pass e.g. [100.0]"
+            )
     if not listed:
         raise ConfigError("target_returns is empty; pass at least one number, or None for the best of the dataset")
     return [float(target) for target in listed]

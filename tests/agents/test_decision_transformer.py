@@ -680,12 +680,12 @@ def test_data_with_more_steps_than_the_timestep_table_are_refused(data: Trajecto
         rf"drift: episode {longest} has {data.lengths.max()} steps: environment step .* table of 8 rows; raise max_len"
     )
     with pytest.raises(DataError, match=message):
-        make(data, policy_kwargs={"backbone": backbone})
+        make(data, policy_kwargs={"backbone": backbone}).learn(1)
     short = data.select(data.lengths <= 8)
     model = make(short, policy_kwargs={"backbone": backbone})
     model.save(tmp_path / "model")
     with pytest.raises(DataError, match=message):
-        DecisionTransformer.load(tmp_path / "model", dataset=data)
+        DecisionTransformer.load(tmp_path / "model", dataset=data).learn(1)
     assert DecisionTransformer.load(tmp_path / "model", dataset=short).learn(1).num_timesteps == 1
 
 

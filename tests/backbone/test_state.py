@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from rltransformers.backbone import Backbone, State
+from rltransformers.backbone import AXES, Backbone, State
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.memory.interface import Cached
 from tests.attention.rows import config_of
@@ -207,3 +207,13 @@ def test_a_mask_of_rows_has_one_flag_per_stream(mask: torch.Tensor) -> None:
         state.where(mask, state)
     with pytest.raises(ConfigError, match="the states have 2 and 1 streams"):
         state.where(torch.tensor([True, False]), state[:1])
+
+
+@pytest.mark.parametrize("name", sorted(AXES["mixer"].table))
+def test_a_state_for_acting_is_contiguous(name: str) -> None:
+    """Machine code writes into it."""
+    example = {"memory": 20, "position": "none", **AXES["mixer"].table[name].example}
+    backbone = Backbone(config_of(example)).eval()
+    _, state = backbone(torch.randn(3, 5, 15))
+    for each in (backbone.with_cache(state), backbone(torch.randn(3, 5, 15), backbone.with_cache(state))[1]):
+        assert all(value.is_contiguous() for value in each.tensors.values())
