@@ -17,11 +17,10 @@ from rltransformers.agents.gtrxl_dqn import GTrXLDQN
 from rltransformers.agents.load import CHECKPOINT, Agent, agent_checkpoint, load_agent, steps_of
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.checkpoint import Checkpoint, save_checkpoint
-from rltransformers.core.errors import CheckpointError, ConfigError, MissingExtraError, require
+from rltransformers.core.errors import CheckpointError, ConfigError, MissingExtraError, error_line, require
 from rltransformers.core.files import replacing_folder
 from rltransformers.core.ranges import strict
 from rltransformers.core.spaces import leaf_spaces, space_from_json
-from rltransformers.envs.make import error_line
 from rltransformers.training.evaluation import EvaluationResult, read_results
 from rltransformers.training.experiment import ExperimentConfig, read_experiment
 

@@ -13,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecMonitor
 
-from rltransformers.core.errors import ConfigError, did_you_mean, one_line, refuse_unknown
+from rltransformers.core.errors import ConfigError, did_you_mean, error_line, refuse_unknown
 from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv, construction, source_name
 from rltransformers.core.modules import import_module
 from rltransformers.core.ranges import Environments, Processes, Seed, annotations, check, shown
@@ -265,11 +265,6 @@ def _make_program(spec: EnvSpec, num_envs: int, options: dict[str, Any]) -> Vect
         return gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **options)
 
 
-def error_line(error: Exception) -> str:
-    """An error of somebody else's code in one line."""
-    return f"{type(error).__name__}: {one_line(error)}"
-
-
 def check_wrapper(wrapper: WrapperConfig) -> None:
     """Raise ConfigError for what names no wrapper; of "module:Class" no module is imported to see that."""
     name, _ = _read_wrapper(wrapper)
@@ -289,7 +284,7 @@ def _read_wrapper(wrapper: WrapperConfig) -> tuple[str, dict[str, Any]]:
 def _wrap(env: Env, wrapper: WrapperConfig) -> Env:
     name, options = _read_wrapper(wrapper)
     wrapper_type = _wrapper_type(name)
-    if WRAPPERS.get(name) is wrapper_type:  # of others, some hand keywords on that they do not name
+    if name in WRAPPERS:  # of others, some hand keywords on that they do not name
         refuse_unknown(options, [each for each in annotations(wrapper_type.__init__) if each != "env"], f"{name}.")
     try:
         return wrapper_type(env, **options)

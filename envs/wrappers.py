@@ -20,6 +20,7 @@ from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.ranges import UnitInterval, check
 from rltransformers.core.spaces import (
     SUPPORTED_LEAVES,
+    check_not_empty,
     check_supported,
     leaf_values,
     map_leaves,
@@ -382,8 +383,7 @@ def check_observation_space(space: Space) -> None:
         ConfigError: names the first leaf that has none, and the way out, or says that the space has no leaf.
     """
     leaves = observation_leaves(space)
-    if not leaves:
-        raise ConfigError(f"the observation space {space} holds nothing; give it at least one member")
+    check_not_empty(leaves, space, "observation")
     for path, leaf in leaves.items():
         try:
             check_supported(leaf, f"observation {path!r}" if path else "observation")

@@ -244,14 +244,13 @@ def part_numbers(config: BackboneConfig, cached: bool = True) -> dict[str, dict[
         counted: list[nn.Parameter] = []
         layers = build_layers(config, kinds, [at_scores[kind] for kind in kinds])
         for (kind, count), layer in zip(kinds.items(), layers, strict=True):
-            own = list(layer.parameters())
             common = [*at_score.common_parameters(), *layer.mixing.mixer.shared_parameters()]
-            common = [value for value in common if any(value is each for each in own)]
             for name, value in layer.named_parameters():
-                if not any(value is each for each in counted):
-                    once = universal or any(value is each for each in common)
-                    parameters[f"layers.{kind}.{name}"] = value.numel() * (1 if once else count)
-            counted += common
+                if any(value is each for each in counted):
+                    continue
+                in_common = any(value is each for each in common)
+                parameters[f"layers.{kind}.{name}"] = value.numel() * (1 if universal or in_common else count)
+                counted += [value] if in_common else []
             for name, shape in layer.shapes(cached).items():
                 state[f"layers.{kind}.{name}"] = math.prod(shape) * count
     parameters |= {f"input_positions.{name}": value.numel() for name, value in inputs.named_parameters()}

@@ -65,8 +65,8 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(build_layers(self.config, range(count), at_score[:count]))
         self.input_norm = nn.LayerNorm(self.width) if self.config.input_norm else None
         self.final_norm = nn.LayerNorm(self.width) if self.config.final_norm else None
-        acting: tuple[Cached, ...] = (True, "only")
-        self.state_forms = {True: [self.state_shapes(each) for each in acting], False: [self.state_shapes(False)]}
+        forms: tuple[Cached, ...] = (False, True, "only")
+        self.state_forms = {cached: self.state_shapes(cached) for cached in forms}
         self.hands_out = any(Feature.STREAMS in each.spec.offers for each in self.config.choices.losses)
         self.halt = depth.halt(self.width, self.config.layers)
         self.stack = self.way(depth)
@@ -110,7 +110,7 @@ class Backbone(nn.Module):
                 name: torch.full((batch_size,), counts[name], dtype=torch.long, device=device)
                 if name in counts
                 else torch.zeros(batch_size, *shape, device=device, dtype=dtype)
-                for name, shape in self.state_shapes(cached).items()
+                for name, shape in self.state_forms[cached].items()
             }
         )
 
@@ -351,14 +351,16 @@ class Backbone(nn.Module):
         if 0 in x.shape[:2]:
             raise ConfigError(f"the backbone takes at least one stream and one token, got {tuple(x.shape)}")
         for name, value in beside.items():
-            if value is not None and value.shape != x.shape[:2]:
+            if value is None:
+                continue
+            if value.shape != x.shape[:2]:
                 raise ConfigError(
                     f"{name} has shape {tuple(value.shape)}, the tokens have {tuple(x.shape[:2])}: pass one value per "
                     "stream and token"
                 )
-            if value is not None and name in FLAGS and value.dtype != torch.bool:
+            if name in FLAGS and value.dtype != torch.bool:
                 raise ConfigError(f"{name} is of {value.dtype}, expected torch.bool: pass {name}.bool()")
-            if value is not None and name not in FLAGS and value.dtype not in INTEGERS:
+            if name not in FLAGS and value.dtype not in INTEGERS:
                 raise ConfigError(f"{name} is of {value.dtype}, expected whole numbers: pass {name}.long()")
         if state is not None and state.batch_size != x.shape[0]:
             raise ConfigError(
@@ -370,7 +372,7 @@ class Backbone(nn.Module):
     def check_state(self, state: State) -> None:
         """Raise ConfigError unless the tensors of a state have the names and shapes that this backbone gives them."""
         shapes = {name: value.shape[1:] for name, value in state.tensors.items()}
-        forms = self.state_forms[state.acts]
+        forms = [self.state_forms[True], self.state_forms["only"]] if state.acts else [self.state_forms[False]]
         if shapes in forms:
             return
         expected = min(forms, key=lambda each: len(each.keys() ^ shapes.keys()))

@@ -43,6 +43,11 @@ def one_line(value: object) -> str:
     return " ".join(str(value).split())
 
 
+def error_line(error: Exception) -> str:
+    """An error of somebody else's code in one line, with its type."""
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
 def did_you_mean(name: object, known: Iterable[object]) -> str:
     """A sentence with the closest known names, or with all of them when none is close."""
     names = sorted(str(known_name) for known_name in known)
@@ -80,5 +85,5 @@ def require(module: str, extra: str) -> ModuleType:
         if isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0]):
             message = f"{module} is not installed; it comes with: pip install 'rltransformers[{extra}]'"
         else:
-            message = f"{module} is installed, but importing it fails: {type(error).__name__}: {one_line(error)}"
+            message = f"{module} is installed, but importing it fails: {error_line(error)}"
         raise MissingExtraError(message) from error

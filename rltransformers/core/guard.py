@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from rltransformers.core.action_masks import LAST_MASK, MASK_METHOD
-from rltransformers.core.errors import ConfigError, DataError, MissingExtraError, WorldError, one_line
+from rltransformers.core.errors import ConfigError, DataError, MissingExtraError, WorldError, error_line, one_line
 from rltransformers.core.members import all_finite, all_members, finite, flags, members, numbers
 from rltransformers.core.spaces import SUPPORTED_LEAVES, Space, is_nested, leaf_values, observation_leaves
 
@@ -59,8 +59,7 @@ def construction(source: str | EnvSpec | Callable[..., Any], options: Mapping[st
         raise
     except Exception as error:  # whatever a constructor raises for keywords that it was not made for
         raise ConfigError(
-            f"{source_name(source)} cannot be made with env_kwargs {dict(options)}: {type(error).__name__}: "
-            f"{one_line(error)}"
+            f"{source_name(source)} cannot be made with env_kwargs {dict(options)}: {error_line(error)}"
         ) from error
 
 

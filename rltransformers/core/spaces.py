@@ -191,6 +191,12 @@ def _kind(value: Any) -> str:
     return f"{type(value).__name__} of shape {np.shape(value)}" if hasattr(value, "shape") else type(value).__name__
 
 
+def check_not_empty(leaves: Mapping[str, Space], space: Space, role: str) -> None:
+    """Raise ConfigError where a space has no leaf."""
+    if not leaves:
+        raise ConfigError(f"the {role} space {space} holds nothing; give it at least one member")
+
+
 def check_supported(space: Space, role: str) -> None:
     """Raise unless every leaf is a Box, Discrete, MultiDiscrete or MultiBinary.
 
@@ -202,8 +208,7 @@ def check_supported(space: Space, role: str) -> None:
             space has none.
     """
     leaves = leaf_spaces(space)
-    if not leaves:
-        raise ConfigError(f"the {role} space {space} holds nothing; give it at least one member")
+    check_not_empty(leaves, space, role)
     for path, leaf in leaves.items():
         where = f"{role} space" + (f" at {path!r}" if path else "")
         if not isinstance(leaf, SUPPORTED_LEAVES):

@@ -198,9 +198,9 @@ class _Recording:
         self._reserve(min(-(-(steps or 1024 * batch) // batch) + 64, 65_536))
         while live.any() and finishing <= LONGEST_FINISH:
             extra = {"rewards": rewards} if reads_rewards else {}
-            actions = self._arrays(self.behaviour.act(observations, first, generator, **extra))
-            self._write_before(seen, actions)
-            step = vector.step(actions)
+            taken = self._taken(self.behaviour.act(observations, first, generator, **extra))
+            self._write_before(seen, taken)
+            step = vector.step(nest_leaves(vector.action_space, taken))
             counted = live & ~step.ignored
             ended = (step.terminated | step.truncated) & counted
             self._write_after(step, counted)
@@ -244,23 +244,22 @@ class _Recording:
     def _seen(self, observations: Any) -> dict[str, Any]:
         return leaf_values(self.view.observation_space, self.view.function(observations))
 
-    def _arrays(self, actions: Any) -> Any:
-        """Actions of the behaviour, nested as the action space is, as arrays of numbers."""
-        space, leaves = self.vector.action_space, {}
-        for path, values in leaf_values(space, actions).items():
+    def _taken(self, actions: Any) -> dict[str, Array]:
+        """Actions of the behaviour by leaf path, as arrays of numbers."""
+        leaves = {}
+        for path, values in leaf_values(self.vector.action_space, actions).items():
             try:
                 leaves[path] = numbers(values)
             except DataError as error:
                 which = f" {path!r}" if path else ""
                 raise DataError(f"the action{which} of the behaviour {_label(self.behaviour)} {error}") from error
-        return nest_leaves(space, leaves)
+        return leaves
 
-    def _write_before(self, seen: Mapping[str, Any], actions: Any) -> None:
+    def _write_before(self, seen: Mapping[str, Any], taken: Mapping[str, Array]) -> None:
         if self.rows == self.capacity:
             self._reserve(2 * self.capacity)
         for path in self.observation_leaves:
             self.arrays[f"observations {path}"][self.rows] = seen[path]
-        taken = leaf_values(self.vector.action_space, actions)
         for path, leaf in self.action_leaves.items():
             if np.shape(taken[path]) != (self.vector.num_envs, *(leaf.shape or ())):
                 raise ConfigError(

@@ -385,8 +385,7 @@ class Decider:
 
     def check_state(self, state: ActingState) -> None:
         """Raise ConfigError unless a state has the tensors, and these the shapes, of states of this policy and mode."""
-        found, one = shapes_of(state), shapes_of(self.initial_state(1))
-        expected = {name: (first * state.batch_size, *rest) for name, (first, *rest) in one.items()}
+        found, expected = shapes_of(state), self.state_shapes(state.batch_size)
         for name in [*expected, *found]:
             if found.get(name) != expected.get(name):
                 raise ConfigError(
@@ -408,16 +407,28 @@ class Decider:
 
     def initial_state(self, batch_size: int) -> ActingState:
         """A state before any step; the first call of ``act`` must say that every episode starts."""
-        policy, weight = self.policy, self.policy.head.linear.weight
-        count = self.context_length * policy.tokens_per_step - 1 if self.mode == "recompute" else 0
+        weight, shapes = self.policy.head.linear.weight, self.state_shapes(batch_size)
         rows = batch_size * self.prefixes * self.streams
         return ActingState(
-            policy.backbone.initial_state(rows, cached="only") if rows else None,
-            weight.new_zeros(batch_size, self.prefixes * count, policy.width),
-            weight.new_zeros(batch_size, policy.width),
-            torch.zeros(batch_size, dtype=torch.float64, device=weight.device),
-            torch.zeros(batch_size, dtype=torch.long, device=weight.device),
+            self.policy.backbone.initial_state(rows, cached="only") if rows else None,
+            weight.new_zeros(shapes["tokens"]),
+            weight.new_zeros(shapes["action"]),
+            torch.zeros(shapes["return_to_go"], dtype=torch.float64, device=weight.device),
+            torch.zeros(shapes["step"], dtype=torch.long, device=weight.device),
         )
+
+    def state_shapes(self, batch_size: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors of a state by name."""
+        policy = self.policy
+        count = self.context_length * policy.tokens_per_step - 1 if self.mode == "recompute" else 0
+        rows = batch_size * self.prefixes * self.streams
+        memory = policy.backbone.state_forms["only"] if rows else {}
+        return {
+            "tokens": (batch_size, self.prefixes * count, policy.width),
+            "action": (batch_size, policy.width),
+            "return_to_go": (batch_size,),
+            "step": (batch_size,),
+        } | {name: (rows, *shape) for name, shape in memory.items()}
 
     @torch.inference_mode()
     def act(

@@ -50,8 +50,6 @@ class ObservationEncoder(nn.Module):
         super().__init__()
         check_supported(space, "observation")
         leaves, chosen = leaf_spaces(space), chosen or {}
-        if not leaves:
-            raise ConfigError(f"the observation space {space} holds nothing to observe")
         self.paths = tuple(leaves)
         self.width = width
         self.leaf_encoders = nn.ModuleList(

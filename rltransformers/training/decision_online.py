@@ -21,7 +21,7 @@ from rltransformers.policies.action_heads import ActionHead, ContinuousAction, N
 from rltransformers.policies.decision import ActingState, Decider
 from rltransformers.training.decision_data import DataSummary
 from rltransformers.training.decision_settings import Settings
-from rltransformers.training.episodes import Act, executed
+from rltransformers.training.episodes import Act, action_token, executed
 
 
 @dataclass
@@ -99,9 +99,7 @@ class Exploring:
             added = torch.as_tensor(self._noise * generator.standard_normal(actions[path].shape), device=device)
             moved = leaf.disturbed(torch.as_tensor(actions[path], device=device), added)
             disturbed[path] = moved.cpu().numpy().astype(actions[path].dtype)
-        taken = {path: torch.as_tensor(value, device=device) for path, value in disturbed.items()}
-        with torch.inference_mode():
-            return disturbed, replace(state, action=self._decider.policy.embed_action(taken))
+        return disturbed, replace(state, action=action_token(self._decider.policy, disturbed))
 
 
 def play_round(

@@ -162,11 +162,16 @@ def executed(
             moved |= differs.reshape(len(moved), -1).any(axis=1)
     if not moved.any():
         return clipped, state
-    device = state.action.device
     with torch.inference_mode():
-        token = policy.embed_action({path: torch.as_tensor(value, device=device) for path, value in clipped.items()})
-        action = torch.where(torch.as_tensor(moved, device=device)[:, None], token, state.action)
-    return clipped, replace(state, action=action)
+        rows = torch.as_tensor(moved, device=state.action.device)[:, None]
+        return clipped, replace(state, action=torch.where(rows, action_token(policy, clipped), state.action))
+
+
+@torch.inference_mode()
+def action_token(policy: DecisionPolicy, actions: Leaves) -> torch.Tensor:
+    """What a policy remembers of actions: their token [N, width]."""
+    device = policy.head.linear.weight.device
+    return policy.embed_action({path: torch.as_tensor(value, device=device) for path, value in actions.items()})
 
 
 def result_of(episodes: Sequence[Episode], env_id: str | None, step: int) -> EvaluationResult:

@@ -145,7 +145,7 @@ def layout_of(replay: SegmentReplay, world: World) -> dict[str, int]:
 
 def contents_of_replay(replay: SegmentReplay, action_space: Space) -> dict[str, Any]:
     """Description of what the rows of a replay are for a file: whether another agent can learn from them."""
-    leaves = {path: [list(leaf.shape[2:]), str(leaf.dtype)] for path, leaf in replay.observations.items()}
+    leaves = {path: [list(shape), str(dtype)] for path, (shape, dtype) in replay.observation_leaves.items()}
     return {"observations": leaves, "action_space": space_to_json(action_space)}
 
 
