@@ -16,7 +16,7 @@ from rltransformers.attention.engines.gathered import fetch
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.patterns.interface import PRIME, DrawSeed, mixed
 from rltransformers.attention.plan import Plan
-from rltransformers.core.spec import Feature, Spec, Traits
+from rltransformers.core.spec import Feature, Spec, Traits, Unread
 from rltransformers.functional import windows
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import Group, Past, Ring
@@ -107,19 +107,25 @@ class ProbSparse(Attention):
         return draws % (limit + 1)[:, None, :, None]
 
 
+NO_DEFAULTS = Unread(
+    "samples and active_queries of their own",
+    lambda options: options.samples is not None and options.active_queries is not None,
+)
+
+
 @dataclass(frozen=True)
 class Options:
     """Options of ProbSparse attention.
 
     Attributes:
-        factor: c in the defaults of ``samples`` and ``active_queries``.
+        factor: c in the defaults of ``samples`` and ``active_queries``; not read where both are given.
         samples: keys that the measure of a query looks at; default: c ln(keys in the window).
         active_queries: queries among the candidates that read by their scores; default: c ln(candidates).
         candidates: the newest queries of the episode, with the one in question; default: as many as the window has.
         seed: of the samples.
     """
 
-    factor: Annotated[int, Ge(1), Le(100)] = 5
+    factor: Annotated[int, Ge(1), Le(100), NO_DEFAULTS] = 5
     samples: Annotated[int, Ge(1), Le(MAX_SAMPLES)] | None = None
     active_queries: Annotated[int, Ge(0), Le(1_000_000)] | None = None
     candidates: Annotated[int, Ge(2), Le(1_000_000)] | None = None

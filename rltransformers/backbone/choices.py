@@ -63,6 +63,10 @@ class Choices:
         single = (self.prior, self.head_mixing, self.memory_kind, self.depth, self.residual, self.ff, self.topology)
         return (*self.positions, *single, *self.losses)
 
+    def chosen(self) -> list[Choice]:
+        """All of them."""
+        return [*self.common(), *(choice for layer in self.kinds for choice in layer)]
+
 
 def read(config: BackboneConfig) -> Choices:
     """Find every choice of ``config`` in the catalogue.

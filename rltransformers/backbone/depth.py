@@ -1,6 +1,6 @@
 """How often the layers of a stack are applied, and whether they share their weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from rltransformers.blocks.layer import Layer
 from rltransformers.blocks.leaving import Classified, Geometric, Leaving, Multinomial, Saturated
-from rltransformers.core.spec import Feature, Loss, NoOptions, Refusal, Size, Spec, Traits
+from rltransformers.core.spec import Feature, Loss, NoOptions, Refusal, Size, Spec, Traits, Unread
 from rltransformers.stacks.exits import Exits
 from rltransformers.stacks.halting import AdaptiveTime
 from rltransformers.stacks.plain import Embed, Plain, Universal
@@ -97,13 +97,13 @@ class ConfidentOptions:
             drawn where ``losses`` does not name that.
         threshold: confidence lambda at which a token leaves.
         decay: early tokens of an episode have to be surer, by 0.1 exp(-decay p / horizon); None: all alike.
-        horizon: tokens over which the higher threshold of early tokens fades.
+        horizon: tokens over which the higher threshold of early tokens fades; not read without a decay.
     """
 
     confidence: Confidence = "saturation"
     threshold: Annotated[float, Ge(-1), Le(2)] = 0.9
     decay: Annotated[float, Ge(0), Le(1e6)] | None = 4.0
-    horizon: Size = 512
+    horizon: Annotated[Size, Unread("no decay", lambda options: not options.decay)] = 512
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,12 @@ def build_calm(options: ConfidentOptions) -> Depth:
     if options.confidence == "classifier":
         return ExitDepth(lambda width, layers: Classified(width, *rest))
     return ExitDepth(lambda width, layers: Saturated(*rest))
+
+
+def unread_by_calm(options: ConfidentOptions) -> Collection[str]:
+    """Options of the loss exits that do not act: nothing but a classifier is trained, and only by ``slack``."""
+    oracle = "penalty", "smoothing"
+    return oracle if options.confidence == "classifier" else (*oracle, "slack")
 
 
 def build_adaptive(options: AdaptiveOptions) -> Depth:
@@ -182,7 +188,7 @@ DEPTHS = {
             "Each token leaves after a layer that is predicted for it, as the loss exits teaches, and stays as it was.",
             build_adaptive, AdaptiveOptions, example={"depth": "depth_adaptive"},
             traits=Traits(causality="C*", causal_form=_DEPTH_ADAPTIVE), offers=(Feature.HALTING,),
-            produces=(Loss("exits"),),
+            produces=(Loss("exits", unread=lambda options: ("slack",)),),
             formula="n_t = argmax_n softmax(W h^1_t + b), or the first n with sigmoid(w_n h^n_t + b_n) > 1/2; h^m_t = "
             "h^(n_t)_t for m > n_t",
         ),
@@ -191,7 +197,7 @@ DEPTHS = {
             "Each token leaves after the first layer that it is sure of, and stays for the others as it was then.",
             build_calm, ConfidentOptions, example={"depth": {"name": "calm", "threshold": 0.6}},
             traits=Traits(causal_form=_CALM),
-            offers=(Feature.HALTING,), produces=(Loss("exits"),),
+            offers=(Feature.HALTING,), produces=(Loss("exits", unread=unread_by_calm),),
             formula="n_t = min{n: c^n_t >= clip(0.9 lam + 0.1 exp(-decay p_t / horizon), 0, 1)}, c = cos(h^n, h^(n-1)) "
             "or sigmoid(w h^n + b); h^m_t = h^(n_t)_t for m > n_t",
         ),

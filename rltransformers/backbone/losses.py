@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from rltransformers.attention.objectives import disagreement, guidance
-from rltransformers.core.spec import Feature, Spec, Traits
+from rltransformers.core.spec import Feature, Spec, Traits, Unread
 
 Training = Literal["aligned", "mixed"]
 LayerWeights = Literal["uniform", "growing"]
@@ -19,14 +19,17 @@ class ExitOptions:
     Attributes:
         training: "aligned": all tokens leave after the same layer, and all layers count; "mixed": every token leaves
             after a layer that is drawn for it.
-        weights: of the layers n in aligned training: all alike, or n.
-        penalty: of the oracle, loss that one layer more has to save.
-        smoothing: of the oracle, sums losses of the steps around with exp(-distance^2 / smoothing); 0 does not.
-        slack: of a classifier, loss more than that of the last layer that is right still.
+        weights: of the layers n: all alike, or n. Only in aligned training.
+        penalty: loss that one layer more has to save. Only of depth_adaptive.
+        smoothing: sums losses of the steps around with exp(-distance^2 / smoothing); 0 does not. Only of
+            depth_adaptive.
+        slack: loss more than that of the last layer that is right still. Only of the classifier of calm.
     """
 
     training: Training = "aligned"
-    weights: LayerWeights = "growing"
+    weights: Annotated[LayerWeights, Unread("training 'mixed'", lambda options: options.training == "mixed")] = (
+        "growing"
+    )
     penalty: Annotated[float, Ge(0), Le(1e6)] = 0.01
     smoothing: Annotated[float, Ge(0), Le(1e6)] = 0.0
     slack: Annotated[float, Ge(0), Le(1e6)] = 0.1

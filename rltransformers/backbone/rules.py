@@ -177,14 +177,28 @@ def setting_features(config: BackboneConfig) -> dict[Feature, Origin]:
 
 def check_losses(config: BackboneConfig) -> None:
     """Raise unless every loss has a mechanism that produces it."""
-    chosen = [*config.choices.common(), *(choice for layer in config.choices.kinds for choice in layer)]
-    for name in config.losses:
-        if AXES["losses"].table[name].build is None and not any(
-            produced(choice, loss) for choice in chosen for loss in choice.spec.produces if loss.name == name
+    chosen = config.choices.chosen()
+    for choice in config.choices.losses:
+        name, defaults = choice.name, choice.spec.defaults()
+        if choice.spec.build is None and not any(
+            produced(each, loss) for each in chosen for loss in each.spec.produces if loss.name == name
         ):
             raise ConfigError(
                 f"loss {name!r} has nothing to act on; it needs {' or '.join(producers(name))}, or leave losses out"
             )
+        for option, origin in unread_of_loss(name, chosen).items():
+            value = getattr(choice.options, option)
+            if value != defaults[option]:
+                raise ConfigError(
+                    f"backbone.losses.{name}.{option} {value!r} has no effect: nothing reads it beside "
+                    f"{title(origin)} with its options; leave {option} out"
+                )
+
+
+def unread_of_loss(name: str, chosen: Iterable[Choice]) -> dict[str, Choice]:
+    """Options of a loss that nothing reads, each with the choice that produces the loss."""
+    producing = ((choice, loss) for choice in chosen for loss in choice.spec.produces if loss.name == name)
+    return {option: choice for choice, loss in producing for option in loss.unread(choice.options)}
 
 
 def produced(choice: Choice, loss: Loss) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 from annotated_types import Ge, Le
 
@@ -15,6 +15,19 @@ from rltransformers.core.ranges import check, describe, shown
 
 Size = Annotated[int, Ge(1), Le(1_000_000)]
 """Rows, units, tokens: large enough for every use, small enough that products of three sizes fit 64 bits."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Marks an option, in its annotation, that nothing reads beside certain values of the others.
+
+    Attributes:
+        beside: those values in words, as in "has no effect with ...".
+        holds: whether a record of all options has them.
+    """
+
+    beside: str
+    holds: Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
@@ -95,10 +108,16 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Loss:
-    """An auxiliary loss that a mechanism produces, by name; only with these values of its options."""
+    """An auxiliary loss that a mechanism produces, by name.
+
+    Attributes:
+        options: those of the mechanism with which alone it does.
+        unread: options of the loss that nothing reads then, by those of the mechanism.
+    """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    unread: Callable[[Any], Collection[str]] = field(default=lambda options: ())
 
 
 @dataclass(frozen=True)
@@ -150,6 +169,11 @@ class Spec:
         """Option names with the annotations of their types and ranges."""
         return _annotations(self.options)
 
+    def unread(self, options: Any) -> dict[str, str]:
+        """Names of the options that nothing reads beside the values of the others, each with those in words."""
+        marks = ((name, mark) for name, hint in self.ranges().items() for mark in _marks(hint))
+        return {name: mark.beside for name, mark in marks if mark.holds(options)}
+
     def options_text(self) -> list[str]:
         """Options for people: ``name=default``, or the bare name of a required one, with what it accepts."""
         ranges = self.ranges()
@@ -194,7 +218,8 @@ class Choice:
 
         Raises:
             ConfigError: unknown name or option (with the closest known ones), a missing required option, an option of
-                another type or outside its range, or an entry that other settings select.
+                another type or outside its range, one that nothing reads beside the others, or an entry that other
+                settings select.
         """
         path = path or axis
         if isinstance(value, Choice):
@@ -223,7 +248,11 @@ class Choice:
             else _option(option, ranges[key], f"{path}.{key}")
             for key, option in given.items()
         }
-        return Choice(spec, spec.options(**options))
+        found = Choice(spec, spec.options(**options))
+        for key, beside in spec.unread(found.options).items():
+            if key in given:
+                raise ConfigError(f"{path}.{key} {shown(given[key])} has no effect with {beside}; leave {key} out")
+        return found
 
     def unfolded(self) -> "tuple[Choice, ...]":
         """The choice, and those that its options hold."""
@@ -237,6 +266,22 @@ class Choice:
         return {"name": self.name, **changed} if changed else self.name
 
 
+def without_unread(value: Any, table: Mapping[str, Spec]) -> Any:
+    """A choice as it is written, or a list of them, without the options that nothing reads beside the others."""
+    if is_list(value):
+        return [without_unread(each, table) for each in value]
+    if not isinstance(value, Mapping) or value.get("name") not in table:
+        return value
+    spec = table[value["name"]]
+    given = {
+        key: without_unread(option, table) if spec.ranges().get(key) == Sequence[Choice] else option
+        for key, option in value.items()
+    }
+    options = {**spec.defaults(), **given}
+    unread = spec.unread(spec.options(**{name: options[name] for name in spec.defaults()}))
+    return {key: option for key, option in given.items() if key not in unread}
+
+
 def is_list(value: Any) -> bool:
     """True for YAML lists and tuples."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
@@ -246,6 +291,12 @@ def is_list(value: Any) -> bool:
 def _annotations(record: type) -> dict[str, Any]:
     hints = typing.get_type_hints(record, include_extras=True)
     return {each.name: hints[each.name] for each in dataclasses.fields(record)}
+
+
+def _marks(annotation: Any) -> list[Unread]:
+    """Those in an annotation."""
+    metadata = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    return [each for each in metadata if isinstance(each, Unread)]
 
 
 def _described(annotation: Any, axis: str) -> str:

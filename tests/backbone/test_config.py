@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rltransformers.backbone import PLAIN, PRESETS, Backbone, BackboneConfig, catalogue
+from rltransformers.backbone.config import without_idle
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Choice
 from rltransformers.memory import compressive
@@ -167,6 +168,42 @@ REFUSED_OPTIONS: list[tuple[dict[str, Any], str]] = [
         {"memory_kind": {**COMPRESSIVE, "function": "max", "objective": "attention"}},
         "objective 'attention' trains a compression that learns, but function 'max' does not; set function to 'conv'",
     ),
+    (
+        {"pattern": {"name": "sparse_fixed", "block": 3, "part": "block", "offset": 1}},
+        r"backbone\.pattern\.offset 1 has no effect with part 'block'; leave offset out",
+    ),
+    (
+        {"pattern": {"name": "bigbird", "window": 2, "random": 0, "seed": 0}},
+        r"backbone\.pattern\.seed 0 has no effect with random 0",
+    ),
+    (
+        {"mixer": ["softmax", {"name": "linformer", "projection": "max", "sharing": "kv"}]},
+        r"backbone\.mixer\[1\]\.sharing 'kv' has no effect with projection 'mean' or 'max'",
+    ),
+    (
+        {"mixer": {"name": "informer", "samples": 2, "active_queries": 2, "factor": 3}},
+        "factor 3 has no effect with samples and active_queries of their own",
+    ),
+    (
+        {"depth": {"name": "calm", "decay": None, "horizon": 9}},
+        r"backbone\.depth\.horizon 9 has no effect with no decay; leave horizon out",
+    ),
+    (
+        {"depth": "depth_adaptive", "losses": {"exits": {"weight": 1.0, "training": "mixed", "weights": "uniform"}}},
+        r"backbone\.losses\.exits\.weights 'uniform' has no effect with training 'mixed'",
+    ),
+    (
+        {"depth": "depth_adaptive", "losses": {"exits": {"weight": 1.0, "slack": 0.3}}},
+        r"losses\.exits\.slack 0\.3 has no effect: nothing reads it beside depth 'depth_adaptive' .*leave slack out",
+    ),
+    (
+        {"depth": {"name": "calm", "confidence": "classifier"}, "losses": {"exits": {"weight": 1.0, "penalty": 0.3}}},
+        r"losses\.exits\.penalty 0\.3 has no effect.*depth 'calm'",
+    ),
+    (
+        {"depth": "calm", "losses": {"exits": {"weight": 1.0, "slack": 0.3}}},
+        r"losses\.exits\.slack 0\.3 has no effect",
+    ),
     ({"ff": {"name": "ffn", "activation": "swish"}}, "backbone.ff.activation must be one of 'relu', 'gelu'"),
 ]
 
@@ -181,6 +218,31 @@ def test_a_config_that_cannot_work_is_refused(values: dict[str, Any], message: s
 def test_options_that_do_not_fit_each_other_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BackboneConfig(**{**PLAIN, **values})
+
+
+def test_files_with_settings_of_no_effect_are_read_without_them() -> None:
+    banded = {"name": "sparse_fixed", "block": 3, "part": "block"}
+    exits = {"weight": 1.0, "training": "mixed"}
+    stored: dict[str, Any] = {
+        "heads": 4,
+        "ff": "none",
+        "ff_width": 9,
+        "pattern": [["full", {"name": "union", "patterns": [{**banded, "summary": 2}, "full"]}, "full", banded]],
+        "depth": {"name": "calm", "decay": None, "horizon": 9},
+        "losses": {"exits": {**exits, "weights": "uniform", "slack": 0.3, "penalty": 1}},
+    }
+    assert without_idle(stored) == {
+        "heads": 4,
+        "ff": "none",
+        "pattern": [["full", {"name": "union", "patterns": [banded, "full"]}, "full", banded]],
+        "depth": {"name": "calm", "decay": None},
+        "losses": {"exits": exits},
+    }
+    with pytest.raises(ConfigError, match="has no effect"):
+        BackboneConfig.from_dict(stored)
+    BackboneConfig.from_dict(without_idle(stored))
+    adaptive = {"depth": "depth_adaptive", "losses": {"exits": {"weight": 1.0, "penalty": 1.0}, "al_rfou": 1.0}}
+    assert without_idle(adaptive) == adaptive
 
 
 def test_unknown_settings_and_presets_are_refused_with_the_closest_name() -> None:

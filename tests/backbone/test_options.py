@@ -1,5 +1,7 @@
 """Every option of every catalogue entry and every field: wrong values are refused, accepted ones work at their ends."""
 
+import contextlib
+import hashlib
 import math
 import subprocess
 import sys
@@ -209,6 +211,94 @@ def runs(values: dict[str, Any]) -> None:
         for t in range(14):
             y, acting = backbone(x[:, t : t + 1], acting, reset[:, t : t + 1])
             assert y.isfinite().all(), values
+
+
+SEVERAL = [spec for specs in catalogue().values() for spec in specs if spec.axis != "losses" and len(spec.ranges()) > 1]
+# Beside which an option cannot differ in a test this small, or is required and cannot be left out.
+ALIKE: dict[str, dict[str, Any]] = {
+    "pattern.etc.block": {"globals": 0},
+    "mixer.linformer.blocks": {"block": None},
+}
+# Thresholds among the confidences of these tokens: near 1 by saturation, around a half by a classifier as it was drawn.
+TELLING = {"depth.calm": [{"threshold": each} for each in (0.99, 0.96, 0.6)]}
+
+
+@pytest.mark.parametrize("spec", SEVERAL, ids=lambda spec: f"{spec.axis}.{spec.name}")
+def test_an_option_changes_something_or_is_refused_beside_every_value_of_the_others(spec: Spec) -> None:
+    for name, hint in spec.ranges().items():
+        key = f"{spec.axis}.{spec.name}.{name}"
+        for other, other_hint in spec.ranges().items():
+            if other == name:
+                continue
+            for value in switch_values(other_hint):
+                if value == ALIKE.get(key, {}).get(other, NAN):
+                    continue
+                found = []
+                for tried in distinct(key, hint):
+                    values = beside(key, config_with(key, tried))
+                    wanted = {name: tried, other: value}
+                    telling = TELLING.get(f"{spec.axis}.{spec.name}", [{}])
+                    with contextlib.suppress(ConfigError):
+                        written = [{**values[spec.axis], **each, **wanted} for each in telling]
+                        configs = [BackboneConfig(**{**values, spec.axis: each}) for each in written]
+                        found.append("".join(map(behaviour, configs)))
+                assert len(found) < 2 or len(set(found)) > 1, f"{key} changes nothing beside {other} {value!r}"
+
+
+def switch_values(annotation: Any) -> list[Any]:
+    """Values of an option that can turn others off: modes, None, 0."""
+    base, limits = bounds(annotation)
+    found = [*get_args(base)] if get_origin(base) is Literal else [True, False] if base is bool else []
+    found += [None] if type(None) in get_args(annotation) else []
+    return found + [0 for limit in limits if base in (int, float) and isinstance(limit, Ge) and limit.ge == 0]
+
+
+def distinct(key: str, annotation: Any) -> list[Any]:
+    """Values of an option that can be told apart where it acts."""
+    values: list[Any] = [None] if type(None) in get_args(annotation) else []
+    values += ends(key, annotation)
+    base, _ = bounds(annotation)
+    if base in (int, float):
+        values = [value for value in values if value is None or value == 0 or 1e-6 < abs(value) < 1e6]
+        values.append(3 if base is int else 0.3)
+    return values
+
+
+def behaviour(config: BackboneConfig) -> str:
+    """A digest of the first weights, and of outputs, losses, gradients and states of two updates and 20 steps."""
+    torch.manual_seed(0)
+    backbone = Backbone(config)
+    x, reset = torch.randn(2, 20, backbone.width), torch.zeros(2, 20, dtype=torch.bool)
+    reset[0, 7] = True
+    digest = hashlib.sha1()
+
+    def add(tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            digest.update(name.encode() + tensor.detach().double().numpy().tobytes())
+
+    add(backbone.state_dict())
+    _, state = backbone(x[:, :9], None, reset[:, :9])
+    for _ in range(2):
+        record = Record()
+        y, after = backbone(x[:, 9:], state, reset[:, 9:], record=record)
+        learned = [each for each in backbone.parameters() if each.requires_grad]
+        gradients = torch.autograd.grad(
+            y.square().mean() + sum(record.losses.values()), learned, allow_unused=True, materialize_grads=True
+        )
+        add({**record.losses, "outputs": y, **after.tensors} | {str(i): each for i, each in enumerate(gradients)})
+        with torch.no_grad():
+            for weight, gradient in zip(learned, gradients, strict=True):
+                weight.sub_(0.01 * gradient)
+        backbone.constrain_()
+        backbone.maintain()
+    backbone.eval()
+    acting = backbone.initial_state(2, cached=True)
+    with torch.inference_mode():
+        for t in range(20):
+            y, acting = backbone(x[:, t : t + 1], acting, reset[:, t : t + 1])
+            add({"outputs": y})
+    add(acting.tensors | backbone.state_dict())
+    return digest.hexdigest()
 
 
 FIELDS = {"width", "layers", "heads", "kv_heads", "head_dim", "value_dim", "memory", "tokens_per_step", "ff_width",

@@ -7,8 +7,10 @@ from annotated_types import Ge, Le
 
 from rltransformers.attention.patterns.interface import Draws, DrawSeed, random_blocks, union
 from rltransformers.attention.reach import Reach, check_window
-from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.core.spec import Feature, Size, Spec, Traits, Unread
 from rltransformers.mixers.interface import Dims
+
+NO_DRAWS = Unread("random 0", lambda options: options.random == 0)
 
 
 @dataclass(frozen=True)
@@ -19,15 +21,15 @@ class Options:
         window: steps, the token's own included.
         random: earlier blocks that are drawn for every block and head.
         sinks: tokens at the start of the episode that stay visible.
-        block: steps of a block of the draws.
-        seed: of the draws.
+        block: steps of a block of the draws; not read where there are none.
+        seed: of the draws; not read where there are none.
     """
 
     window: Size
     random: Draws = 1
     sinks: Annotated[int, Ge(0), Le(4096)] = 1
-    block: Size = 1
-    seed: DrawSeed = 0
+    block: Annotated[Size, NO_DRAWS] = 1
+    seed: Annotated[DrawSeed, NO_DRAWS] = 0
 
 
 def build(dims: Dims, options: Options) -> Reach:

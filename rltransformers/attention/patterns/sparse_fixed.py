@@ -10,7 +10,7 @@ from torch import Tensor
 from rltransformers.attention.patterns.interface import blocks, union
 from rltransformers.attention.reach import Reach, Rule
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.core.spec import Feature, Size, Spec, Traits, Unread
 from rltransformers.mixers.interface import Dims
 
 
@@ -31,21 +31,25 @@ class Summaries(Rule):
         return summary | (i // self.tokens_per_step == j // self.tokens_per_step)
 
 
+BLOCK_ALONE = Unread("part 'block'", lambda options: options.part == "block")
+
+
 @dataclass(frozen=True)
 class Options:
     """Blocks, and what of them is seen from afar.
 
     Attributes:
         block: steps of a block.
-        summary: steps at the end of every block that all later tokens see.
+        summary: steps at the end of every block that all later tokens see; not read by part "block".
         part: which of the two sets of keys; "both" is their union in one softmax.
         offset: 0 for the last ``summary`` steps of a block, 1 for those before them, and so on; heads may differ.
+            Not read by part "block".
     """
 
     block: Size
-    summary: Size = 1
+    summary: Annotated[Size, BLOCK_ALONE] = 1
     part: Literal["both", "block", "summary"] = "both"
-    offset: Annotated[int, Ge(0), Le(1_000_000)] = 0
+    offset: Annotated[int, Ge(0), Le(1_000_000), BLOCK_ALONE] = 0
 
 
 def build(dims: Dims, options: Options) -> Reach:

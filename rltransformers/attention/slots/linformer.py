@@ -4,7 +4,7 @@ Axes: B batch, N blocks, b tokens of a block, c slots of a block, G key-value he
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
@@ -19,7 +19,7 @@ from rltransformers.attention.slots.interface import (
     visible_tokens,
 )
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.core.spec import Feature, Size, Spec, Traits, Unread
 from rltransformers.mixers.interface import Dims
 
 Sharing = Literal["none", "heads", "kv", "layers"]
@@ -104,6 +104,9 @@ class Linformer(SlotAttention):
         self.shared = ("compression",) if sharing == "layers" else ()
 
 
+NOTHING_LEARNED = Unread("projection 'mean' or 'max'", lambda options: options.projection in ("mean", "max"))
+
+
 @dataclass(frozen=True)
 class Options:
     """Options of Linformer.
@@ -115,14 +118,14 @@ class Options:
         projection: what makes slots of tokens: learned mixtures of all of them, or the mean, the maximum or a
             convolution of as many parts.
         sharing: of what is learned: none, by the heads of a layer, by keys and values, too (E = F), or by all layers
-            with the same options.
+            with the same options; not read by the mean and the maximum, which learn nothing.
     """
 
     block: Size | None = None
     slots: Size | None = None
     blocks: Size | None = None
     projection: Literal["learned", "mean", "max", "conv"] = "learned"
-    sharing: Sharing = "heads"
+    sharing: Annotated[Sharing, NOTHING_LEARNED] = "heads"
 
 
 def build(dims: Dims, plan: Plan, options: Options) -> Linformer:
