@@ -76,7 +76,7 @@ def test_heads_look_at_blocks_of_their_own() -> None:
 
 @pytest.mark.parametrize(("name", "parts", "options"), [
     ("sparse_strided", ("local", "strided"), {"stride": 5}),
-    ("sparse_fixed", ("block", "summary"), {"block": 5, "summary": 1}),
+    ("sparse_fixed", ("block", "summary"), {"block": 5}),
 ])  # fmt: skip
 def test_two_layers_with_one_part_each_connect_all_tokens(
     name: str, parts: tuple[str, str], options: dict[str, Any]
