@@ -12,7 +12,7 @@ from annotated_types import Ge, Le
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rltransformers.attention.informer import MAX_SAMPLES, sparsity
+from rltransformers.attention.informer import MAX_SAMPLES, NO_DEFAULTS, sparsity
 from rltransformers.attention.patterns.interface import PRIME, DrawSeed, mixed
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Size, Spec, Traits
@@ -86,14 +86,14 @@ class Options(EncoderOptions):
     """Options of Informer.
 
     Attributes:
-        factor: c in the defaults of ``samples`` and ``active_queries``.
+        factor: c in the defaults of ``samples`` and ``active_queries``; not read where both are given.
         samples: keys that the measure of a query looks at; default: c ceil(ln N), at most N.
         active_queries: queries that read by their products; default: c ceil(ln N), at most N.
         seed: of the samples.
     """
 
     position: Position = "sinusoidal"
-    factor: Annotated[int, Ge(1), Le(100)] = 5
+    factor: Annotated[int, Ge(1), Le(100), NO_DEFAULTS] = 5
     samples: Annotated[int, Ge(1), Le(MAX_SAMPLES)] | None = None
     active_queries: Size | None = None
     seed: DrawSeed = 0

@@ -164,6 +164,10 @@ def test_the_only_leaf_that_can_is_taken() -> None:
         ({"leaf": "units", "name": "nystrom", "conv": 4}, ["conv (4)", "odd", "set 5"]),
         ({"leaf": "units", "name": "informer", "samples": 8}, ["samples (8)", "at most 7"]),
         ({"leaf": "units", "name": "informer", "active_queries": 8}, ["active_queries (8)", "at most 7"]),
+        (
+            {"leaf": "units", "name": "informer", "samples": 3, "active_queries": 3, "factor": 4},
+            ["encoder.factor 4", "has no effect with samples"],
+        ),
         ({"leaf": "units", "name": "set_transformer", "points": 10**6, "heads": 1}, ["points", "MiB"]),
         ({"leaf": "units", "name": "luna", "slots": 10**6}, ["slots", "MiB"]),
         ({"leaf": "units", "ff_width": 10**6}, ["ff_width", "MiB"]),
