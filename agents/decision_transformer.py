@@ -52,7 +52,7 @@ from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load
 from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.envs.make import EnvironmentSource, WrapperConfig, WrapperFunction, make_vector_env
 from rltransformers.policies.decision import ActingMode, ActingState, Decider, DecisionPolicy
-from rltransformers.policies.observations import check_state, fit_observation, fit_rewards, fit_starts
+from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.observed import Encoding
 from rltransformers.policies.returns import ReturnIn
 from rltransformers.policies.steps import Acting, DecisionMachine
@@ -682,8 +682,7 @@ class DecisionTransformer(OfflineAgent):
         if state is None:
             state, start = decider.initial_state(rows), np.ones(rows, bool)
         else:
-            check_state(state, ActingState, rows)
-            decider.check_state(state)
+            decider.check_state(state, rows)
             start = fit_starts(episode_start, rows)
             running = ~start & ~state.return_to_go.isnan().cpu().numpy()
             if needs_reward and reward is None and running.any():

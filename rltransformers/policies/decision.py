@@ -29,7 +29,7 @@ from rltransformers.functional.windows import descending, padded_behind
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.critics import TwinCritics, check_alternatives
 from rltransformers.policies.deep_losses import predicts_later
-from rltransformers.policies.observations import task_leaf
+from rltransformers.policies.observations import check_state, task_leaf
 from rltransformers.policies.observed import Encoding, Observed, observation_parts, observe
 from rltransformers.policies.returns import ReturnCondition, ReturnIn
 
@@ -383,8 +383,9 @@ class Decider:
         """Candidates whose pasts differ: all, or one where returns are no part of the sequence."""
         return len(self.jitter) if self.jitter and self.policy.condition is None else 1
 
-    def check_state(self, state: ActingState) -> None:
+    def check_state(self, state: Any, rows: int) -> None:
         """Raise ConfigError unless a state has the tensors, and these the shapes, of states of this policy and mode."""
+        check_state(state, ActingState, rows)
         found, expected = shapes_of(state), self.state_shapes(state.batch_size)
         for name in [*expected, *found]:
             if found.get(name) != expected.get(name):

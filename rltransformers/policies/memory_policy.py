@@ -429,6 +429,18 @@ class MemoryPolicy(BasePolicy):
         environment_actions = self.environment_actions(actions)
         return (environment_actions if batched else environment_actions[0]), state
 
+    def check_state(self, state: Any, rows: int) -> None:
+        """Raise ConfigError unless ``state`` is one of this policy, of ``rows`` environments."""
+        check_state(state, PolicyState, rows)
+        self.actor.backbone.check_state(state.actor)
+        if (self.critic is None) is not (state.critic is None):
+            raise ConfigError(
+                "the state is of a policy whose value has its own backbone where this one's has none, or the other way "
+                "round; pass what this one returned, or None"
+            )
+        if self.critic is not None:
+            self.critic.backbone.check_state(state.critic)
+
     def _fit_masks(self, arrays: Mapping[str, np.ndarray], action_masks: Any) -> np.ndarray:
         if not self.masks:
             raise ConfigError(
@@ -442,15 +454,7 @@ class MemoryPolicy(BasePolicy):
     def _continue(
         self, state: Any, n: int, episode_start: np.ndarray | None, reward: np.ndarray | float | None
     ) -> tuple[PolicyState, Tensor]:
-        check_state(state, PolicyState, n)
-        self.actor.backbone.check_state(state.actor)
-        if (self.critic is None) is not (state.critic is None):
-            raise ConfigError(
-                "the state is of a policy whose value has its own backbone where this one's has none, or the other way "
-                "round; pass what this one returned, or None"
-            )
-        if self.critic is not None:
-            self.critic.backbone.check_state(state.critic)
+        self.check_state(state, n)
         start = fit_starts(episode_start, n)
         rewards = np.zeros(n) if reward is None else fit_rewards(reward, start)
         if self.uses_previous_reward:

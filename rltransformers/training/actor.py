@@ -168,14 +168,11 @@ class Actor:
             ConfigError: for a missing reward or mask, or a state that ``predict`` did not return.
             DataError: for an observation, a reward or a mask that is none, or that allows nothing.
         """
-        if state is not None and not hasattr(state, "batch_size"):
-            raise ConfigError(f"state must be what predict returned, or None; got {type(state).__name__}")
-        way_out = "pass state=None to begin with another number of environments"
         start = True if state is None else episode_start
         greedy = self.deterministic if deterministic is None else check(deterministic, bool, "deterministic")
         last_reward = self._heard if reward is None else reward
         actions, batched, state = self._decide(
-            observation, state, start, last_reward, action_masks, greedy, self._generator, way_out
+            observation, state, start, last_reward, action_masks, greedy, self._generator
         )
         if batched and "" in actions:
             return actions[""], state
@@ -203,15 +200,21 @@ class Actor:
         action_masks: Any,
         deterministic: bool,
         generator: np.random.Generator,
-        way_out: str,
+        way_out: str | None = None,
     ) -> tuple[Leaves, bool, Any]:
-        """Actions by path [B, ...], whether the observation was a batch, and the state after them."""
+        """Actions by path [B, ...], whether the observation was a batch, and the state after them.
+
+        Args:
+            way_out: of another number of environments, where the state is the actor's own; None where it was passed in.
+        """
         found, batched = fit_observation(self.observation_space, observation)
         spaces = leaf_spaces(self.observation_space)
         leaves = {path: np.asarray(leaf, spaces[path].dtype) for path, leaf in found.items()}
         rows = len(next(iter(leaves.values())))
         if state is None:
             state = self._policy.begin(rows)
+        elif way_out is None:
+            self._policy.check_state(state, rows)
         elif state.batch_size != rows:
             raise ConfigError(f"the actor is in episodes of {state.batch_size} environments, got {rows}; {way_out}")
         starts = fit_starts(start, rows)

@@ -23,6 +23,7 @@ from rltransformers.export.reading import Arrays, read_step
 from rltransformers.policies.action_heads import ActionHead, GaussianAction
 from rltransformers.policies.decision import ActingState, Decider
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, with_reward
+from rltransformers.policies.observations import check_state
 from rltransformers.policies.shipping import Scaling
 from rltransformers.policies.steps import leaf_name
 from rltransformers.training.target_returns import finite_targets
@@ -62,6 +63,9 @@ class Stepping(Protocol):
 
     def begin(self, rows: int) -> Any:
         """The state before the first step of ``rows`` episodes."""
+
+    def check_state(self, state: Any, rows: int) -> None:
+        """Raise ConfigError unless ``state`` is one of this policy, of ``rows`` environments."""
 
     def needs_reward(self, state: Any, start: Bools) -> bool:
         """Whether this step reads the reward of the last one."""
@@ -106,6 +110,9 @@ class PolicySteps(Stepping):
 
     def begin(self, rows: int) -> PolicyState:
         return self._policy.initial_state(rows)
+
+    def check_state(self, state: Any, rows: int) -> None:
+        self._policy.check_state(state, rows)
 
     def needs_reward(self, state: PolicyState, start: Bools) -> bool:
         return self._policy.uses_previous_reward and not start.all()
@@ -158,6 +165,9 @@ class DecisionSteps(Stepping):
     def begin(self, rows: int) -> ActingState:
         self._targets(rows)
         return self._decider.initial_state(rows)
+
+    def check_state(self, state: Any, rows: int) -> None:
+        self._decider.check_state(state, rows)
 
     def needs_reward(self, state: ActingState, start: Bools) -> bool:
         if not self._decider.policy.return_conditioned or self._decider.delayed_reward:
@@ -243,6 +253,17 @@ class FileSteps(Stepping):
             name: self._file.filled(kind, rows, self._facts.initial[name]) for name, kind in self._file.state.items()
         }
         return FileState(tensors, np.zeros(rows, np.int64))
+
+    def check_state(self, state: Any, rows: int) -> None:
+        check_state(state, FileState, rows)
+        found = {name: value.shape for name, value in state.tensors.items()}
+        expected = {name: (rows, *kind["shape"][1:]) for name, kind in self._file.state.items()}
+        for name in [*expected, *found]:
+            if found.get(name) != expected.get(name):
+                raise ConfigError(
+                    f"the state is of another file: {name} has shape {found.get(name)}, here {expected.get(name)}; "
+                    "pass what predict of this one returned, or None to begin anew"
+                )
 
     def needs_reward(self, state: FileState, start: Bools) -> bool:
         if "reward" not in self._file.inputs:

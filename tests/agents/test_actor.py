@@ -16,15 +16,18 @@ from rltransformers.data import record
 from rltransformers.data.behaviours import Behaviour
 from rltransformers.envs import make_vec_env
 from rltransformers.training.evaluation import evaluate_online
+from rltransformers.training.stepping import FileState
 
 SMALL = {"width": 8, "layers": 1, "heads": 2}
 Agent = GTrXLPPO | GTrXLVMPO | GTrXLDQN | DecisionTransformer
 
 
-def online(kind: type[Any] = GTrXLPPO, environment: str = "CartPole-v1", reads: bool = True, steps: int = 64) -> Any:
+def online(
+    kind: type[Any] = GTrXLPPO, environment: str = "CartPole-v1", reads: bool = True, steps: int = 64, memory: int = 6
+) -> Any:
     """On normalised observations and rewards, with statistics that are not the initial ones."""
     env = VecNormalize(DummyVecEnv([lambda: gym.make(environment)] * 2))
-    policy = {"backbone": {"memory": 6, **SMALL}, "previous_action": True, "previous_reward": reads}
+    policy = {"backbone": {"memory": memory, **SMALL}, "previous_action": True, "previous_reward": reads}
     settings = {"learning_starts": 40} if kind is GTrXLDQN else {"n_steps": 16, "n_epochs": 1}
     model = kind(*kind.policy_aliases, env, policy_kwargs=policy, seed=0, device="cpu", learning_rate=3e-2, **settings)
     return model.learn(steps)
@@ -244,6 +247,24 @@ def test_wrong_use_names_the_way_out() -> None:
         actor.predict(one, state=(1, 2))
 
 
+def test_predict_refuses_the_state_of_another_policy() -> None:
+    actor, narrow, other = online().actor(), online(steps=0, memory=9).actor(), offline().actor()
+    one = np.zeros(4, np.float32)
+    states = [each.predict(one)[1] for each in (actor, narrow, other)]
+    actor.predict(one, states[0], reward=1.0)
+    with pytest.raises(ConfigError, match=r"state is of another backbone: .* has shape"):
+        actor.predict(one, states[1])
+    with pytest.raises(ConfigError, match="state must be what predict returned, or None; got ActingState"):
+        actor.predict(one, states[2])
+    with pytest.raises(ConfigError, match="belongs to 1 environments, the observation to 2; pass state=None"):
+        actor.predict(np.zeros((2, 4), np.float32), states[0])
+    other.predict(one, states[2], reward=1.0)
+    with pytest.raises(ConfigError, match="got PolicyState"):
+        other.predict(one, states[0], reward=1.0)
+    with pytest.raises(ConfigError, match="of another model or another acting_mode"):
+        other.predict(one, offline(context_length=7).actor().predict(one)[1], reward=1.0)
+
+
 def test_a_faulty_step_leaves_what_is_remembered() -> None:
     model, stream = online(), None
     stream = Stream(model, 3)
@@ -276,6 +297,12 @@ def test_a_file_for_one_environment_says_so_and_long_episodes_are_refused(tmp_pa
     model = offline(mode="bc", policy_kwargs={"backbone": {**SMALL, "position": {"name": "timestep", "max_len": 200}}})
     model.export(tmp_path / "one.pt2", batch=1)
     actor = Actor.from_export(tmp_path / "one.pt2")
+    _, state = actor.predict(np.zeros(4), None)
+    _, state = actor.predict(np.zeros(4), state)
+    with pytest.raises(ConfigError, match=r"the state is of another file: .* has shape None"):
+        actor.predict(np.zeros(4), FileState({}, state.age))
+    with pytest.raises(ConfigError, match="state must be what predict returned, or None; got PolicyState"):
+        actor.predict(np.zeros(4), online(steps=0).actor().predict(np.zeros(4))[1])
     actor.reset()
     with pytest.raises(ConfigError, match=r"for 1 environments, got 2; export\(path, batch=None\)"):
         actor(np.zeros((2, 4)))
