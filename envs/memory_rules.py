@@ -13,10 +13,13 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.ranges import shown
 
 Array = NDArray[Any]
 State = dict[str, Array]
 RIGHT, UP, LEFT, DOWN = range(4)
+NUMBERS = 10**6
+"""Of an observation at most."""
 
 
 class Outcome(NamedTuple):
@@ -67,7 +70,8 @@ class CueRecall:
     With ``shortest_delay`` every episode draws a delay of its own from shortest_delay..delay, log-uniformly.
 
     Raises:
-        ConfigError: when ``delay`` is negative, ``shortest_delay`` below 1 or above ``delay``, or ``cues`` below 2.
+        ConfigError: when ``delay`` is negative, ``shortest_delay`` below 1 or above ``delay``, ``cues`` below 2 or
+            above a million.
     """
 
     delay: int = 16
@@ -78,7 +82,7 @@ class CueRecall:
 
     def __post_init__(self) -> None:
         _at_least("delay", self.delay, 0)
-        _at_least("cues", self.cues, 2)
+        _at_least("cues", self.cues, 2, NUMBERS)
         _check_shortest("delay", self.delay, self.shortest_delay)
 
     @property
@@ -238,7 +242,7 @@ class KeyToDoor:
     draws: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
-        _at_least("size", self.size, 2)
+        _at_least("size", self.size, 2, 10_000)
         _at_least("phase_steps", self.phase_steps, 1)
 
     @property
@@ -332,7 +336,7 @@ class Stitching:
     draws: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        _at_least("size", self.size, 2)
+        _at_least("size", self.size, 2, 10_000)
         _at_least("part_steps", self.part_steps, 1)
         _at_least("overlap", self.overlap, 1)
         if not isinstance(self.parts, bool):
@@ -466,7 +470,7 @@ class DistractorTMaze:
                 f"corridor must be at most {2**self.bits}, since the cell is shown in {self.bits} bits, "
                 f"got {self.corridor}"
             )
-        _at_least("distractors", self.distractors, 0)
+        _at_least("distractors", self.distractors, 0, NUMBERS)
         _at_least("limit", self.limit, self.corridor)
         if self.shortest_way is not None:
             _at_least("shortest_way", self.shortest_way, 1)
@@ -558,6 +562,8 @@ def _check_shortest(name: str, longest: int, shortest: int | None) -> None:
         _at_least(name, longest, shortest)
 
 
-def _at_least(name: str, value: int, least: int) -> None:
+def _at_least(name: str, value: int, least: int, most: int = 10**9) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {shown(value)}")
+    if value > most:
+        raise ConfigError(f"{name} must be at most {most:,}, got {shown(value)}")

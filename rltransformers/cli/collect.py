@@ -69,8 +69,6 @@ def collect_dataset(
     """
     parts = parse_behaviours(behaviours)
     check_dataset_id(dataset)
-    if keep is not None and len(set(keep)) < len(keep):
-        raise ConfigError(f"--keep-indices must name every entry once, got {list(keep)}")
     with writing_minari(dataset):
         _refuse_existing(dataset, overwrite)
         env = make_environment(environment, seed, monitor=False)  # the recording holds returns and lengths itself

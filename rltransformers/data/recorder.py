@@ -100,8 +100,8 @@ def record(
             observations.
         num_envs: copies made of an id or a function.
         vectorization_mode: for ids, as in ``gymnasium.make_vec``.
-        recorded: the part of the observation to record: indices into a vector observation, {leaf: indices or None for
-            the whole leaf} (other leaves are left out), or an ``ObservationView``.
+        recorded: the part of the observation to record: different indices into a vector observation, {leaf: indices or
+            None for the whole leaf} (other leaves are left out), or an ``ObservationView``.
         deterministic: take the mode of agents, models and policies, not a sample.
         name: of the result; the environment's id by default.
         progress: called with the number of steps so far.
@@ -416,6 +416,8 @@ def _kept_space(path: str, leaf: Space, indices: list[int] | None) -> Space:
         raise ConfigError(
             f"recorded keeps the indices {list(indices)} of {path!r}, a {leaf}; give some of 0..{size - 1}"
         )
+    if len(set(indices)) < len(indices):
+        raise ConfigError(f"recorded must name every entry{f' of {path!r}' if path else ''} once, got {indices}")
     chosen = list(indices)
     if isinstance(leaf, spaces.Box):
         return spaces.Box(leaf.low[chosen], leaf.high[chosen], dtype=leaf.dtype.type)

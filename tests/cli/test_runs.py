@@ -833,7 +833,7 @@ def test_a_part_of_the_observation_is_recorded(work: Path, capsys: pytest.Captur
     kept = json.loads(run(capsys, *words, "cart/kept-v0", "--keep-indices", "0", "2"))
     assert dropped["observations"] == kept["observations"] and "(2,)" in dropped["observations"][""]
     assert "0..3" in refused(capsys, *words, "cart/x-v0", "--drop-indices", "4")
-    assert "--keep-indices must name every entry once, got [0, 2, 0]" in refused(
+    assert "recorded must name every entry once, got [0, 2, 0]" in refused(
         capsys, *words, "cart/x-v0", "--keep-indices", "0", "2", "0"
     )
     assert "vector observation" in refused(

@@ -296,6 +296,7 @@ def test_wrong_requests_are_refused() -> None:
         ({"recorded": {"": ["a"]}}, "recorded must be a list of indices"),
         ({"recorded": {}}, "recorded names no leaf"),
         ({"recorded": []}, "recorded keeps the indices"),
+        ({"recorded": [0, 2, 0]}, r"recorded must name every entry once, got \[0, 2, 0\]"),
     ],
 )
 def test_arguments_of_other_types_are_refused(request_: dict[str, Any], message: str) -> None:
