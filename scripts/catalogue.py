@@ -18,16 +18,20 @@ from typing import Any, Literal, get_args, get_origin
 import gymnasium
 
 from rltransformers.backbone import AXES, PLAIN, PRESETS, BackboneConfig, catalogue
+from rltransformers.backbone.choices import WEIGHT
 from rltransformers.backbone.config import LossWeight
 from rltransformers.cli.keywords import AGENT_CLASSES, keyword_hints, policy_class, policy_hints
 from rltransformers.core.ranges import describe
 from rltransformers.core.spec import Spec
+from rltransformers.policies.observed import ObservationOptions
 from rltransformers.policies.readouts.catalogue import READOUTS
 from rltransformers.policies.set_encoders.catalogue import ENCODERS
+from rltransformers.training.decision_settings import CriticOptions
 from rltransformers.training.experiment import RESTARTING, AgentName, ExperimentConfig
 
 PATH = Path(__file__).resolve().parents[1] / "rltransformers" / "cli" / "catalogue.json"
 REQUIRED = "required"
+OF_MECHANISM = {"accepts": "a name, or {name: ..., option: value}"}
 OF_RECURRENT_PPO = {
     "n_steps": "Steps per environment between two updates",
     "batch_size": "Steps per minibatch",
@@ -136,7 +140,33 @@ def settings() -> list[Setting]:
     for entry in _of_record(ExperimentConfig, ""):
         section = {"backbone": _backbone_by_agent, "algorithm": _algorithm, "policy": _policy}.get(entry["key"])
         found += [entry] if section is None else section()
-    return [_of_some_agents(entry) for entry in found]
+    return [_of_some_agents(each) for entry in found for each in (entry, *_below(entry))]
+
+
+def _below(entry: Setting) -> Iterator[Setting]:
+    """The keys of a keyword of an agent that is a mapping."""
+    inner: list[Setting] = []
+    match key := entry["key"]:
+        case "algorithm.critic_kwargs":
+            inner = list(_of_record(CriticOptions, f"{key}."))
+        case "policy.readout":
+            inner = list(_of_choice(key, READOUTS))
+        case "policy.observation":
+            explained = explanations(ObservationOptions)
+            choice = _setting(f"{key}.encoder", Any, None, explained["encoder"])
+            leaves = _setting(f"{key}.leaves", ObservationOptions.__annotations__["leaves"], None, explained["leaves"])
+            choice |= OF_MECHANISM | {"names": list(ENCODERS)}
+            inner = [choice, *_of_choice(f"{key}.encoder", ENCODERS), leaves]
+    yield from (each | {"agents": entry["agents"]} for each in inner)
+
+
+def _of_choice(key: str, specs: Mapping[str, Spec]) -> Iterator[Setting]:
+    """The keys of a mechanism that is written with its options."""
+    yield _setting(f"{key}.name", str, dataclasses.MISSING, "The mechanism, where its options are set too") | {
+        "names": [name for name, spec in specs.items() if not spec.settings]
+    }
+    for spec in specs.values():
+        yield from _options(key, spec)
 
 
 def _of_some_agents(entry: Setting) -> Setting:
@@ -188,20 +218,20 @@ def _backbone() -> Iterator[Setting]:
                 yield _setting(
                     f"{key}.{spec.name}", LossWeight, 0.0, f"Weight of the auxiliary loss: {spec.summary.rstrip('.')}"
                 )
+                if spec.ranges():
+                    weight = "Weight of the auxiliary loss, where its options are set too"
+                    yield _setting(f"{key}.{spec.name}.{WEIGHT}", LossWeight, dataclasses.MISSING, weight)
+                    yield from _options(f"{key}.{spec.name}", spec)
             continue
         if not specs:
             yield _setting(key, hints[each.name], each.default, explained[each.name])
             continue
         names = [spec.name for spec in specs if not spec.settings]
         yield _setting(key, Any, each.default, f"{AXES[each.name].decides[0].upper()}{AXES[each.name].decides[1:]}") | {
-            "accepts": "a name, or {name: ..., option: value}" + _lists(each.name),
+            "accepts": OF_MECHANISM["accepts"] + _lists(each.name),
             "names": names,
         }
-        yield _setting(f"{key}.name", str, dataclasses.MISSING, "The mechanism, where its options are set too") | {
-            "names": names
-        }
-        for spec in specs:
-            yield from _options(key, spec)
+        yield from _of_choice(key, {spec.name: spec for spec in specs})
 
 
 def _lists(axis: str) -> str:

@@ -123,7 +123,8 @@ def refuse_unknown_settings(values: Mapping[Any, Any], source: str = "") -> None
                     key = f"{key}.{name}"
                 way_out = _of_others(key, agent) or f"; {suggestion(key, known)}"
                 raise ConfigError(f"{source}unknown setting {key}{way_out}")
-            if key in sections and isinstance(value, Mapping) and not key.startswith("backbone."):
+            mechanism = key.startswith("backbone.") or f"{key}.name" in known
+            if key in sections and isinstance(value, Mapping) and not mechanism:
                 remaining.append((f"{key}.", value))
 
 

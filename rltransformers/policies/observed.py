@@ -26,7 +26,12 @@ from rltransformers.policies.set_encoders.interface import Encoded
 
 
 class ObservationOptions(TypedDict, total=False):
-    """Keys of the setting ``observation`` of a policy."""
+    """Keys of the setting ``observation`` of a policy.
+
+    Attributes:
+        encoder: what reads the elements of a set or sequence inside the observation; None for no such elements.
+        leaves: encoders of other leaves of the observation by path: a name, or {name: ..., option: value}.
+    """
 
     encoder: str | Mapping[str, Any] | None
     leaves: Mapping[str, str | Mapping[str, Any]] | None

@@ -25,7 +25,7 @@ from rltransformers.cli.keywords import check_keywords
 from rltransformers.cli.main import build_parser, main
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.signals import Stopped
-from rltransformers.training.decision_settings import backbone_config
+from rltransformers.training.decision_settings import CriticOptions, backbone_config
 from rltransformers.training.experiment import AgentName, build_experiment, set_value
 from rltransformers.training.run_folder import RunFolder
 from tests.cli.test_runs import ONLINE, refused, run, work
@@ -113,11 +113,33 @@ def test_the_settings_of_an_agent_are_those_that_it_takes(agent: AgentName) -> N
     listed = {each.key for each in settings.find_settings("algorithm.", agent)}
     every = {each.key for each in settings.find_settings("algorithm.")}
     for key in every:
-        name = key.removeprefix("algorithm.")
+        name, _, inside = key.removeprefix("algorithm.").partition(".")
         try:
-            check_keywords(agent, {name: object()})
+            check_keywords(agent, {name: {inside: object()} if inside else object()})
         except ConfigError as error:
             assert ("unknown setting" not in str(error)) == (key in listed), key
+
+
+def test_keys_of_mappings_are_listed_and_wrong_ones_are_named_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = {(each.key, each.of) for each in settings.all_settings()}
+    assert {
+        ("algorithm.critic_kwargs.alignment", ""),
+        ("policy.readout.name", ""),
+        ("policy.readout.temperature", "knn"),
+        ("policy.observation.encoder", ""),
+        ("policy.observation.encoder.points", "set_transformer"),
+        ("policy.observation.leaves", ""),
+        ("backbone.losses.exits.weight", ""),
+        ("backbone.losses.exits.slack", "exits"),
+    } <= listed
+    of_critic = {key.rpartition(".")[2] for key, _ in listed if key.startswith("algorithm.critic_kwargs.")}
+    assert of_critic == {each.name for each in fields(CriticOptions)}
+    for config, key, meant in (
+        ("dt_key_to_door", "algorithm.critic_kwargs.alignmnt", "'algorithm.critic_kwargs.alignment'"),
+        ("gtrxl_cue_recall", "policy.observation.encodr", "'policy.observation.encoder'"),
+    ):
+        message = refused(capsys, "show", config, f"--{key}", "1")
+        assert f"unknown setting {key}" in message and f"did you mean {meant}" in message
 
 
 OTHER_VALUES = {
