@@ -240,9 +240,12 @@ def load_from_hub(repo_id: str, *, revision: str | None = None, device: torch.de
     Raises:
         CheckpointError: the checkpoint is missing, corrupt, or of no agent of this package, or the Hub refuses it or
             cannot be reached.
+        ConfigError: a revision of a folder.
         MissingExtraError: ``huggingface_hub`` is not installed; it comes with the extra ``hub``.
     """
     if Path(repo_id).is_dir():
+        if revision is not None:
+            raise ConfigError(f"revision {revision!r} is one of a repository, and {repo_id} is a folder; leave it out")
         return load_agent(repo_id, device=device)
     try:
         hub = require("huggingface_hub", "hub")

@@ -4,11 +4,12 @@ Axis letters: B environments that act at the same time, U numbers of noise.
 """
 
 import os
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
 
 from rltransformers.core.action_masks import ACTION_MASK, masks_of_step
 from rltransformers.core.errors import ConfigError
@@ -43,7 +44,7 @@ class Actor:
         self._generator = np.random.default_rng(check(seed, Seed | None, "seed"))
         self._state: Any = None
         self._start: Bools | None = None  # where the next observation begins an episode; None before the first reset
-        self._heard: NDArray[Any] | None = None  # rewards of a watched environment
+        self._heard: tuple[Any, NDArray[Any]] | None = None  # last observations and rewards of a watched environment
 
     @property
     def normalizes(self) -> bool:
@@ -160,7 +161,8 @@ class Actor:
             state: what the last call returned; None at the start of all episodes.
             episode_start: where a new episode begins [B]; None for nowhere unless ``state`` is None.
             deterministic: None for that of the actor.
-            reward: of the last step; without it that of the environment of ``watch``.
+            reward: of the last step; None for that of the environment of ``watch``, where these are the observations
+                that it gave last.
             action_masks: which actions are allowed, [M] or one row per environment, as ``evaluate_policy`` of
                 sb3-contrib passes them.
 
@@ -170,10 +172,9 @@ class Actor:
         """
         start = True if state is None else episode_start
         greedy = self.deterministic if deterministic is None else check(deterministic, bool, "deterministic")
-        last_reward = self._heard if reward is None else reward
-        actions, batched, state = self._decide(
-            observation, state, start, last_reward, action_masks, greedy, self._generator
-        )
+        if reward is None and self._heard is not None and _same(self._heard[0], observation):
+            reward = self._heard[1]
+        actions, batched, state = self._decide(observation, state, start, reward, action_masks, greedy, self._generator)
         if batched and "" in actions:
             return actions[""], state
         rows = [
@@ -188,8 +189,17 @@ class Actor:
         Args:
             env: what agents take: an id, a function, an environment, a vector environment. It is not normalised:
                 the actor does that.
+
+        Raises:
+            ConfigError: for an environment that normalises observations, where the actor does so by itself.
         """
-        return _Watched(as_vec_env(env), self)
+        vec_env = as_vec_env(env)
+        if self.normalizes and unwrap_vec_normalize(vec_env) is not None:
+            raise ConfigError(
+                "the actor normalises observations by itself, and so does this environment; give the environment "
+                "without VecNormalize, as env.venv or an id"
+            )
+        return _Watched(vec_env, self)
 
     def _decide(
         self,
@@ -260,10 +270,21 @@ class _Watched(VecEnvWrapper):
         self._actor = actor
 
     def reset(self) -> Any:
-        self._actor._heard = np.zeros(self.num_envs)
-        return self.venv.reset()
+        observations = self.venv.reset()
+        self._actor._heard = observations, np.zeros(self.num_envs)
+        return observations
 
     def step_wait(self) -> Any:
         result = self.venv.step_wait()
-        self._actor._heard = np.asarray(result[1])
+        self._actor._heard = result[0], np.asarray(result[1])
         return result
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two observations, nested as Stable-Baselines3 has them, are the same."""
+    if isinstance(one, Mapping | tuple) or isinstance(other, Mapping | tuple):
+        alike = type(one) is type(other) and len(one) == len(other)
+        if isinstance(one, Mapping):
+            return alike and all(key in other and _same(value, other[key]) for key, value in one.items())
+        return alike and all(map(_same, one, other))
+    return one is other or np.array_equal(one, other)

@@ -3,13 +3,21 @@
 import math
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from rltransformers.core.errors import DataError
+from rltransformers.core.errors import ConfigError, DataError
+
+
+def check_callback(callback: Any) -> None:
+    """Raise ConfigError for a class in place of a callback, which would be called as a function in every step."""
+    if isinstance(callback, type):
+        name = callback.__name__
+        raise ConfigError(f"callback {name} is a class; give an instance of it: {name}(...)")
 
 
 class IntervalLog:

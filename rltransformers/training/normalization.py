@@ -88,7 +88,10 @@ def set_statistics(wrapper: VecNormalize, packed: Mapping[str, Any], world: Worl
 
 
 def check_same_observations(env: VecEnv, packed: Mapping[str, Any]) -> None:
-    """Raise ConfigError where ``env`` normalises other observations than the environment of the packed statistics."""
+    """Raise ConfigError where ``env`` normalises other observations than the environment of the packed statistics.
+
+    Other ones are those of another choice, and those behind another wrapper.
+    """
     wrapper = unwrap_vec_normalize(env)
     if wrapper is None:
         return
@@ -97,6 +100,16 @@ def check_same_observations(env: VecEnv, packed: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"the agent was trained with VecNormalize({ours}), the environment has VecNormalize({theirs}): it would "
             "see other numbers than it learned from; give the environment with the same settings, or without a wrapper"
+        )
+    if "between" not in packed:  # files of earlier versions
+        return
+    outside, here = packed["between"], wrapper_between(env)
+    if outside != here:
+        where = {None: "nothing"} | {name: str(name) for name in (outside, here) if name is not None}
+        raise ConfigError(
+            f"the agent was trained with {where[outside]} around VecNormalize, here it is {where[here]}: it would see "
+            "other numbers than it learned from; give the environment with its wrappers, VecNormalize among them, in "
+            "the same order"
         )
 
 

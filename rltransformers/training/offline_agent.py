@@ -60,7 +60,7 @@ from rltransformers.training.huggingface import (
     read_huggingface,
     statistics_given,
 )
-from rltransformers.training.interval_log import ProgressBar
+from rltransformers.training.interval_log import ProgressBar, check_callback
 from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
 from rltransformers.training.run_card import write_run_card
 
@@ -181,6 +181,7 @@ class OfflineAgent:
     def _start_learning(
         self, callback: MaybeCallback, tb_log_name: str, progress_bar: bool, total_timesteps: int
     ) -> BaseCallback:
+        check_callback(callback)
         if self._logger is None:
             self._logger = self._own_logger(tb_log_name)
         callbacks = callback if isinstance(callback, list) else [callback]

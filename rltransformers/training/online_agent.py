@@ -57,6 +57,7 @@ from rltransformers.policies.steps import ActorCriticMachine
 from rltransformers.policies.stored_size import check_stored_size
 from rltransformers.training.actor import Actor
 from rltransformers.training.distributed import EndedEpisode, share_seen, share_statistics
+from rltransformers.training.interval_log import check_callback
 from rltransformers.training.normalization import (
     check_same_observations,
     checked_normalization,
@@ -198,6 +199,21 @@ class OnlineAgent(BaseAlgorithm):
         if found:
             self.policy_kwargs = self.policy_kwargs | {"action_masks": True}
 
+    def _check_masks(self, env: VecEnv) -> None:
+        """Raise ConfigError unless ``env`` has masks of actions beside its observation where the policy reads such."""
+        if self.policy.masks_beside and not env.has_attr(MASK_METHOD):
+            raise ConfigError(
+                f"the policy masks actions by the method {MASK_METHOD}() of its environment, and this one has none; "
+                "wrap it in ActionMasker of sb3-contrib"
+            )
+        unread = not self.policy.masks and self.policy_kwargs.get("action_masks") is not False
+        if unread and env.has_attr(MASK_METHOD):
+            raise ConfigError(
+                f"the environment has a method {MASK_METHOD}(), and the policy was made without masks: "
+                f"{self.kind}.load(path, env=env) makes one with them, "
+                "load(path, policy_kwargs={..., 'action_masks': False}) one that leaves them alone"
+            )
+
     def _make_policy(self, popart: float | None = None) -> None:
         """Random streams, and the network on its device, with a value head that follows the returns at ``popart``."""
         self._setup_lr_schedule()
@@ -336,6 +352,7 @@ class OnlineAgent(BaseAlgorithm):
     def _setup_learn(
         self, total_timesteps: int, callback: MaybeCallback = None, reset_num_timesteps: bool = True, *rest: Any
     ) -> tuple[int, BaseCallback]:
+        check_callback(callback)
         if reset_num_timesteps:
             self._metrics = UnwrittenMetrics()
         self._counted, self._ended = 0, []
@@ -416,7 +433,8 @@ class OnlineAgent(BaseAlgorithm):
             force_reset: reset it before training goes on.
 
         Raises:
-            ConfigError: when it has other spaces, or another number of copies.
+            ConfigError: when it has other spaces, or another number of copies, or has masks of actions where that of
+                the policy had none, or the other way round.
         """
         env = self._wrap_env(env, self.verbose)
         packed = self._loaded_normalization if self.env is None else None
@@ -429,6 +447,7 @@ class OnlineAgent(BaseAlgorithm):
                 f"the environment has {env.num_envs} copies, this agent learns from {self.n_envs}; give as many, or "
                 f"load it with {self.kind}.load(path, env=env), which takes any number"
             )
+        self._check_masks(env)
         self.observation_space = env.observation_space  # that of a file is nested where the environment's is flat
         super().set_env(env, force_reset)
         if packed is not None:

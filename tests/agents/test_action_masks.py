@@ -274,6 +274,22 @@ def test_a_loaded_agent_without_environment_asks_for_masks(tmp_path: Path) -> No
         GTrXLPPO.load(tmp_path / "model", env=plain, device="cpu")
 
 
+def test_an_environment_given_later_has_the_masks_of_the_policy(tmp_path: Path) -> None:
+    def plain() -> AnySpace:
+        return AnySpace(spaces.Box(-np.inf, np.inf, (3,)), spaces.Discrete(4, start=3))
+
+    masked = DummyVecEnv([locks()] * 3)
+    with_masks = on_policy(GTrXLPPO, locks())
+    with pytest.raises(ConfigError, match=r"masks actions by the method action_masks\(\) .* this one has none"):
+        with_masks.set_env(DummyVecEnv([plain] * 3))
+    with_masks.set_env(masked)
+    on_policy(GTrXLPPO, plain).save(tmp_path / "plain")
+    with pytest.raises(ConfigError, match=r"policy was made without masks: GTrXLPPO\.load\(path, env=env\)"):
+        GTrXLPPO.load(tmp_path / "plain", device="cpu").set_env(masked)
+    assert GTrXLPPO.load(tmp_path / "plain", env=masked, device="cpu").policy.masks
+    on_policy(GTrXLPPO, plain, policy={"action_masks": False}).set_env(masked)
+
+
 def test_masks_can_be_left_alone() -> None:
     """The environment then refuses actions, which the agent does not know of."""
     model = on_policy(GTrXLPPO, locks(), policy={"action_masks": False})

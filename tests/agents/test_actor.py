@@ -207,8 +207,17 @@ def test_a_watched_environment_tells_the_actor_its_rewards() -> None:
     returns, _ = evaluate_policy(actor, env, n_eval_episodes=1, return_episode_rewards=True)
     (expected,) = model.evaluate("Pendulum-v1", -900.0, episodes=1, seed=5)
     np.testing.assert_allclose(returns, expected.returns, rtol=1e-4)  # float32 sums of 200 steps
-    with pytest.raises(ConfigError, match=r"actor\.watch\(env\)"):
-        evaluate_policy(model.actor(), make_vec_env("Pendulum-v1"), n_eval_episodes=1)
+    for unheard in (model.actor(), actor):  # of the second the watched environment is another one
+        with pytest.raises(ConfigError, match=r"actor\.watch\(env\)"):
+            evaluate_policy(unheard, make_vec_env("Pendulum-v1", 2), n_eval_episodes=1)
+
+
+def test_what_the_actor_normalises_is_not_normalised_before() -> None:
+    model = online()
+    with pytest.raises(ConfigError, match="normalises observations by itself, and so does this environment"):
+        model.actor().watch(model.get_env())
+    actor = model.actor()
+    evaluate_policy(actor, actor.watch("CartPole-v1"), n_eval_episodes=1)
 
 
 def test_wrong_use_names_the_way_out() -> None:

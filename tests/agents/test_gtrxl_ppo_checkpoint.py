@@ -11,11 +11,18 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    VecEnv,
+    VecEnvWrapper,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+)
 
 from rltransformers.agents import GTrXLPPO, GTrXLVMPO
 from rltransformers.backbone import BackboneConfig
@@ -519,6 +526,33 @@ def test_an_environment_that_normalises_other_observations_is_refused(tmp_path: 
             GTrXLPPO.load(tmp_path / "model", device="cpu").set_env(wrapped)
     rewards_as_they_are = VecNormalize(named(), norm_obs_keys=["a"], norm_reward=False)
     GTrXLPPO.load(tmp_path / "model", env=rewards_as_they_are, device="cpu")
+
+
+class Mirror(VecEnvWrapper):
+    """Turns observations around."""
+
+    def reset(self) -> Any:
+        return -np.asarray(self.venv.reset())
+
+    def step_wait(self) -> Any:
+        seen, *rest = self.venv.step_wait()
+        return -np.asarray(seen), *rest
+
+
+def test_vec_normalize_on_another_side_of_a_wrapper_is_refused(tmp_path: Path) -> None:
+    agent(Mirror(VecNormalize(walks()))).learn(STEPS).save(tmp_path / "model")
+    for env, here in ((Mirror(walks()), "nothing"), (VecFrameStack(VecNormalize(walks()), 1), "VecFrameStack")):
+        message = f"trained with Mirror around VecNormalize, here it is {here}"
+        with pytest.raises(ConfigError, match=message):
+            GTrXLPPO.load(tmp_path / "model", env=env, device="cpu")
+        with pytest.raises(ConfigError, match=message):
+            GTrXLPPO.load(tmp_path / "model", device="cpu").set_env(env)
+    GTrXLPPO.load(tmp_path / "model", env=Mirror(VecNormalize(walks())), device="cpu").learn(STEPS)
+
+
+def test_a_class_is_no_callback() -> None:
+    with pytest.raises(ConfigError, match="callback StopTrainingOnMaxEpisodes is a class; give an instance of it"):
+        agent(walks()).learn(STEPS, callback=StopTrainingOnMaxEpisodes)
 
 
 def test_a_file_without_a_place_does_not_go_on_in_an_episode(tmp_path: Path) -> None:

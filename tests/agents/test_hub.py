@@ -92,6 +92,8 @@ def test_an_agent_comes_back_from_its_folder_and_the_card_tells_its_best_result(
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.json", "last.zip", "results.json"]
     stream = Stream(agent, 3)
     expected = stream.play(agent.actor())
+    with pytest.raises(ConfigError, match=r"revision 'main' is one of a repository, and .* is a folder"):
+        load_from_hub(str(folder), revision="main")
     for loaded in (load_from_hub(str(folder), device="cpu"), load_agent(folder, device="cpu")):
         assert (stream.play(loaded.actor()) == expected).all()
     matter = front_matter(folder)

@@ -94,6 +94,17 @@ def test_a_page_that_is_not_there_is_refused_before_anything_is_computed(
     with pytest.raises(SystemExit):
         main(["--write", str(tmp_path / "missing.md")])
     assert "there is no page" in capsys.readouterr().err
+    page = tmp_path / "page.md"
+    page.write_text("text without marks")
+    with pytest.raises(SystemExit):
+        main(["--write", str(page)])
+    assert "the page has no place for the table" in capsys.readouterr().err
+    page.write_text(f"{START}\nold\n{END}\n")
+    monkeypatch.setattr(Subject, "installed", property(lambda subject: subject.library == OURS))
+    with pytest.raises(SystemExit):
+        main(["--library", "d3rlpy", "--write", str(page)])
+    assert "would lack the rows of d3rlpy, not installed here" in capsys.readouterr().err
+    assert page.read_text() == f"{START}\nold\n{END}\n"
 
 
 def test_a_page_without_marks_is_refused() -> None:
