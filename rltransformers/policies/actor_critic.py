@@ -34,6 +34,7 @@ from rltransformers.policies.observed import ObservationOptions
 from rltransformers.policies.own_policies import over
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.readouts.catalogue import read_readout
+from rltransformers.policies.registered import check_alike
 
 
 @dataclass
@@ -152,7 +153,12 @@ class GTrXLPolicy(MemoryPolicy):
         self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), **options)
 
     def complete(self) -> None:
-        """Let the optimiser learn what a subclass put in place after it was made; agents call it once, at the start."""
+        """Let the optimiser learn what a subclass put in place after it was made; agents call it once, at the start.
+
+        Raises:
+            ConfigError: a part computes something else in training than in acting.
+        """
+        check_alike(self, f"policy {type(self).__name__}")
         self.optimizer = over(self.optimizer, self.parameters())
 
     def normalise_values(self, step: float) -> PopArt:

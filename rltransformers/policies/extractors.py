@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rltransformers.core.errors import ConfigError, did_you_mean, one_line
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.functional.modules import linear
-from rltransformers.policies.registered import check_alike, check_rows
+from rltransformers.policies.registered import check_alike, check_modes, check_rows
 
 Space = gym.Space[Any]
 Extractor = str | type[BaseFeaturesExtractor]
@@ -52,7 +52,8 @@ class FeaturesExtractor(nn.Module):
         check_alike(self.extractor, what)
         features = self.extractor.features_dim
         example = {path: torch.zeros(2, *(leaf.shape or ())) for path, leaf in given.items()}
-        check_rows(lambda rows: self.extractor(self.ready(rows)), example, features, what)
+        check_rows(self.features, example, features, what)
+        check_modes(self.extractor, self.features, example, what)
         self.linear = nn.Linear(features, width)
 
     def forward(self, leaves: Tensor | Mapping[str, Tensor]) -> Tensor:
@@ -61,7 +62,12 @@ class FeaturesExtractor(nn.Module):
         first = values[self.paths[0]]
         lead = first.shape[: first.dim() - self.axes]
         rows = {path: each(values[path]) for path, each in zip(self.paths, self.inputs, strict=True)}
-        return linear(self.linear, self.extractor(self.ready(rows))).reshape(*lead, -1)
+        return linear(self.linear, self.features(rows)).reshape(*lead, -1)
+
+    def features(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """What the extractor makes of rows [N, ...] by path: [N, F]."""
+        found: Tensor = self.extractor(self.ready(rows))
+        return found
 
     def ready(self, rows: Mapping[str, Tensor]) -> Any:
         """Rows [N, ...] by path as Stable-Baselines3 preprocesses them."""

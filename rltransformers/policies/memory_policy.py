@@ -488,8 +488,9 @@ class MemoryPolicy(BasePolicy):
         ``VecNormalize`` does, are in the files of agents.
 
         Raises:
-            CheckpointError: for a keyword of a subclass that is no JSON value, and when the file cannot be written.
-            ConfigError: the policy was made with more than three positional arguments.
+            CheckpointError: when the file cannot be written.
+            ConfigError: a keyword of a subclass is nothing that a file can hold, or the policy was made with more than
+                three positional arguments.
         """
         settings = {
             "policy_kwargs": stored_kwargs(self._get_constructor_parameters()),

@@ -4,8 +4,10 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+import numpy as np
 import torch
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
 from rltransformers.backbone import BackboneConfig
@@ -31,7 +33,7 @@ def policy_settings(kind: type[BasePolicy], settings: Mapping[str, Any], prefix:
     A subclass that hands ``**kwargs`` on has the keywords of its parents too.
 
     Raises:
-        ConfigError: for a value outside its type or range, and for an unknown keyword.
+        ConfigError: for a value outside its type or range, one that a file cannot hold, and for an unknown keyword.
     """
     hints: dict[str, Any] = {}
     for each in kind.__mro__:
@@ -41,7 +43,30 @@ def policy_settings(kind: type[BasePolicy], settings: Mapping[str, Any], prefix:
             if all(part.kind is not part.VAR_KEYWORD for part in inspect.signature(make).parameters.values()):
                 break
     without = ("observation_space", "action_space", "lr_schedule")
-    return check_settings({name: hint for name, hint in hints.items() if name not in without}, settings, prefix)
+    hints = {name: hint for name, hint in hints.items() if name not in without}
+    checked = check_settings(hints, settings, prefix)
+    return {name: storable(value, prefix + name) for name, value in checked.items()}
+
+
+def storable(value: Any, name: str) -> Any:
+    """``value`` if the file of a policy can hold it, with Python's numbers in place of numpy's.
+
+    Raises:
+        ConfigError: it cannot: a class that is no feature extractor, a function, an array.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {key: storable(each, f"{name}.{key}") for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(storable(each, f"{name}[{index}]") for index, each in enumerate(value))
+    held = value is None or isinstance(value, bool | int | float | str | BackboneConfig)
+    if held or (isinstance(value, type) and issubclass(value, BaseFeaturesExtractor)):
+        return value
+    raise ConfigError(
+        f"{name} must be what a file can hold, so that the agent can be saved: a number, a text, a list or a mapping "
+        f"of such; got {shown(value)}; give the name of a class or function, and find it by that where it is used"
+    )
 
 
 def restored_kwargs(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,14 +75,18 @@ def restored_kwargs(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored_kwargs(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of a policy as files hold them: a ``BackboneConfig`` as its dictionary, classes by their names."""
+    """The keywords of a policy as files hold them: a ``BackboneConfig`` as its dictionary, classes by their names.
+
+    Raises:
+        ConfigError: for a value that a file cannot hold.
+    """
 
     def plain(value: Any) -> Any:
         if isinstance(value, BackboneConfig):
             return value.to_dict()
         return value.__name__ if isinstance(value, type) else value
 
-    return {name: plain(value) for name, value in settings.items()}
+    return {name: plain(storable(value, name)) for name, value in settings.items()}
 
 
 def named_policy(policy: str | type, aliases: Mapping[str, type]) -> type:

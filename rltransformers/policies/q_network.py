@@ -36,6 +36,7 @@ from rltransformers.policies.memory_policy import (
 )
 from rltransformers.policies.observed import ObservationOptions
 from rltransformers.policies.own_policies import over
+from rltransformers.policies.registered import check_alike
 
 
 class EpsilonGreedyAction(CategoricalAction):
@@ -174,7 +175,11 @@ class GTrXLQPolicy(MemoryPolicy):
         """Let optimiser and target network have what a subclass put in place after they were made.
 
         Agents call it once, at the start. The target network copies ``actor``, ``action_hidden`` and ``action_head``.
+
+        Raises:
+            ConfigError: a part computes something else in training than in acting.
         """
+        check_alike(self, f"policy {type(self).__name__}")
         self.learned = [each for name, each in self.named_parameters() if not name.startswith("target.")]
         self.optimizer = over(self.optimizer, self.learned)
         self.target = self._slow_copy()

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from rltransformers.core.errors import ConfigError, did_you_mean, one_line
@@ -78,7 +78,8 @@ class OwnEncoder(nn.Module):
     """A registered encoder of one leaf: [..., *leaf shape] to [..., W], whatever axes lead.
 
     Raises:
-        ConfigError: it refuses its options, is no module, or gives something else than W finite numbers per row.
+        ConfigError: it refuses its options, is no module, gives something else than W numbers of float32 per row,
+            or computes something else in training than in acting.
     """
 
     def __init__(self, space: gym.Space[Any], width: int, choice: LeafChoice, example: Tensor) -> None:
@@ -93,6 +94,7 @@ class OwnEncoder(nn.Module):
             raise ConfigError(f"{what} must make a module of torch, got {shown(self.inside)}")
         check_alike(self.inside, what)
         check_rows(self.inside, example, width, what)
+        check_modes(self.inside, self.inside, example, what)
 
     def forward(self, x: Tensor) -> Tensor:
         lead = x.shape[: x.dim() - len(self.shape)]
@@ -106,21 +108,51 @@ def check_alike(module: nn.Module, what: str) -> None:
     The probabilities of the rollout and of the update would differ, on whose ratio the update relies.
     """
     for name, part in module.named_modules():
-        dropped = isinstance(part, _DropoutNd) and part.p > 0
-        if dropped or isinstance(part, _BatchNorm):
+        drops = isinstance(part, _DropoutNd) and part.p > 0
+        drops |= isinstance(part, nn.MultiheadAttention | nn.RNNBase) and part.dropout > 0
+        follows = isinstance(part, _BatchNorm) or (isinstance(part, _NormBase) and part.track_running_stats)
+        if drops or follows or isinstance(part, nn.RReLU):
             raise ConfigError(
                 f"{what} has {type(part).__name__} at {name!r}, with which acting and training compute different "
-                "numbers; take it out (LayerNorm and GroupNorm are the same in both)"
+                "numbers; take it out, or its dropout (LayerNorm and GroupNorm are the same in both)"
             )
 
 
 @torch.no_grad()
+def check_modes(module: nn.Module, compute: Callable[[Any], Tensor], example: Any, what: str) -> None:
+    """Raise ConfigError unless ``compute`` gives the same of rows like ``example`` in both modes of ``module``.
+
+    For what ``check_alike`` cannot see: functions that read the mode. Weights and statistics stay as they are.
+    """
+    example = {path: _varied(leaf) for path, leaf in example.items()} if isinstance(example, dict) else _varied(example)
+    training, state = module.training, {name: value.clone() for name, value in module.state_dict().items()}
+    with torch.random.fork_rng(devices=[]):
+        module.train()
+        found = [compute(example) for _ in range(3)]  # chance may spare all numbers of one call
+        module.eval()
+        expected = compute(example)
+    module.train(training)
+    module.load_state_dict(state)
+    if not all(torch.allclose(each, expected, rtol=1e-4, atol=1e-5, equal_nan=True) for each in found):
+        raise ConfigError(
+            f"{what} computes other numbers in training than in evaluation mode; acting and training would differ: "
+            "leave out dropout and statistics that follow the data"
+        )
+
+
+def _varied(leaf: Tensor) -> Tensor:
+    """Rows that differ, for numbers; classes and pixels as they are."""
+    return leaf + torch.linspace(0.1, 1.0, leaf.numel()).view_as(leaf) if leaf.is_floating_point() else leaf
+
+
+@torch.no_grad()
 def check_rows(module: Callable[[Any], Any], example: Any, width: int, what: str) -> None:
-    """Raise ConfigError unless two rows of ``example`` become [2, W] of floating-point numbers."""
+    """Raise ConfigError unless two rows of ``example`` become [2, W] of torch's usual type, float32."""
     try:
         found = module(example)
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         raise ConfigError(f"{what} fails on two rows of zeros: {one_line(error)}") from error
-    if not isinstance(found, Tensor) or found.shape != (2, width) or not found.is_floating_point():
-        result = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise ConfigError(f"{what} must give floating-point rows [N, {width}]; of two rows it made {result}")
+    usual = torch.get_default_dtype()
+    if not isinstance(found, Tensor) or found.shape != (2, width) or found.dtype != usual:
+        result = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(f"{what} must give rows [N, {width}] of {usual}; of two rows it made {result}")

@@ -167,6 +167,54 @@ def test_keywords_without_effect_are_refused() -> None:
             GTrXLPPO("GTrXLPolicy", env, n_steps=8, policy_kwargs={"backbone": TINY, **policy}, device="cpu")
 
 
+class Dropping(GTrXLPolicy):
+    """Forgets half of what its action head reads."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.action_hidden = nn.Sequential(nn.Linear(self.config.width, self.config.width), nn.Dropout())
+
+
+class DroppingQ(GTrXLQPolicy):
+    """The same of values."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.action_hidden = nn.Sequential(nn.Linear(self.config.width, self.config.width), nn.Dropout())
+
+
+def test_policies_that_act_otherwise_than_they_learn_are_refused() -> None:
+    env, kwargs = DummyVecEnv([Stroll]), {"backbone": TINY}
+    with pytest.raises(ConfigError, match=r"policy Dropping has Dropout at 'action_hidden\.1'"):
+        GTrXLPPO(Dropping, env, policy_kwargs=kwargs, n_steps=8, device="cpu")
+    with pytest.raises(ConfigError, match=r"policy DroppingQ has Dropout at 'action_hidden\.1'"):
+        GTrXLDQN(DroppingQ, env, policy_kwargs=kwargs, device="cpu")
+
+
+class Activated(GTrXLPolicy):
+    """Takes the class of an activation, as policies of Stable-Baselines3 do."""
+
+    def __init__(self, *args: Any, activation: Any = nn.Tanh, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.value_hidden = nn.Sequential(nn.Linear(self.config.width, self.config.width), activation())
+
+
+def test_keywords_that_no_file_can_hold_are_refused_at_once(tmp_path: Path) -> None:
+    env = DummyVecEnv([Stroll])
+    for policy, name in (
+        ({"activation": nn.ReLU}, r"policy_kwargs\.activation"),
+        ({"activation": lambda: nn.ReLU()}, r"policy_kwargs\.activation"),
+        ({"observation": {"leaves": {"": {"name": "cubes of a test", "power": np.ones(2)}}}}, r"leaves\.\.power"),
+    ):
+        with pytest.raises(ConfigError, match=f"{name} must be what a file can hold"):
+            GTrXLPPO(Activated, env, n_steps=8, policy_kwargs={"backbone": TINY, **policy}, device="cpu")
+    numbers = {"observation": {"leaves": {"": {"name": "cubes of a test", "power": np.int64(2)}}}}
+    backbone = {**TINY, "width": np.int64(16)}
+    model = GTrXLPPO("GTrXLPolicy", env, n_steps=8, policy_kwargs={"backbone": backbone, **numbers}, device="cpu")
+    model.save(tmp_path / "model")
+    assert GTrXLPPO.load(tmp_path / "model", device="cpu").policy_kwargs == model.policy_kwargs
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["extractor", "policy"])
 def test_own_parts_are_exported(part: str, tmp_path: Path) -> None:

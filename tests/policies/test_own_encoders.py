@@ -61,15 +61,46 @@ def test_a_registered_encoder_reads_its_leaf_whatever_axes_lead() -> None:
     assert read_leaves({path: each.to_dict() for path, each in chosen.items()}) == chosen
 
 
+class Forgetful(nn.Module):
+    """Drops by a function, which is no part that could be seen."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(self.linear(x.flatten(1)), 0.2, self.training)
+
+
+class To(nn.Module):
+    """Of another type."""
+
+    def __init__(self, kind: torch.dtype) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self.kind)
+
+
 def test_what_does_not_fit_is_refused_with_the_reason() -> None:
     def bad(make: Any, reason: str) -> None:
         register_encoder("bad one of a test", make)
         with pytest.raises(ConfigError, match=reason):
             ObservationEncoder(SPACE, WIDTH, read_leaves({"grid": "bad one of a test"}))
 
-    bad(lambda space, width: nn.Sequential(nn.Flatten(), nn.Linear(6, width + 1)), r"\[N, 5\]; of two rows .* \(2, 6\)")
+    bad(
+        lambda space, width: nn.Sequential(nn.Flatten(), nn.Linear(6, width + 1)),
+        r"\[N, 5\] .*; of two rows .* \(2, 6\)",
+    )
     bad(lambda space, width: nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(6, width)), "Dropout at '1'")
     bad(lambda space, width: nn.Sequential(nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(6, width)), "BatchNorm1d")
+    for part in (nn.LSTM(3, 5, 2, dropout=0.5), nn.MultiheadAttention(5, 1, 0.5), nn.RReLU()):
+        bad(lambda space, width, part=part: nn.Sequential(nn.Flatten(), part), f"{type(part).__name__} at '1'")
+    bad(lambda space, width: nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True)), "InstanceNorm1d at '0'")
+    bad(lambda space, width: Forgetful(width), "computes other numbers in training than in evaluation mode")
+    for kind in (torch.float64, torch.float16):
+        bad(lambda space, width, kind=kind: nn.Sequential(nn.Flatten(), nn.Linear(6, width), To(kind)), f"of {kind}")
     bad(lambda space, width: nn.Linear(7, width), "fails on two rows of zeros")
     bad(lambda space: nn.Identity(), "was refused by what makes it")
     bad(lambda space, width: 3, "must make a module")
