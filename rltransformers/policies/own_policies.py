@@ -74,6 +74,32 @@ def restored_kwargs(stored: Mapping[str, Any]) -> dict[str, Any]:
     return {name: without_idle(value) if name == "backbone" else value for name, value in stored.items()}
 
 
+WITHOUT_CHANGE = ("losses", "checkpoint", "compute_dtype", "ff_chunks")
+"""Settings of a backbone that can be others on load: outputs stay the same, but for rounding."""
+
+
+def check_same_network(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise ConfigError where the keywords ``given`` make another function of the weights than the ``stored`` ones.
+
+    Shapes tell most of them apart; these are settings that shapes cannot tell.
+    """
+    parts = []
+    for keywords in (stored, given):
+        backbone = keywords.get("backbone") or {}
+        config = backbone if isinstance(backbone, BackboneConfig) else BackboneConfig.from_dict(backbone)
+        fields = {f"backbone.{name}": value for name, value in config.to_dict().items() if name not in WITHOUT_CHANGE}
+        rest = {name: keywords.get(name) for name in ("observation", "log_std_init")}
+        parts.append(fields | rest)
+    ours, theirs = parts
+    changed = [name for name in ours if ours[name] != theirs[name]]
+    if changed:
+        name = changed[0]
+        raise ConfigError(
+            f"policy_kwargs.{name} is {shown(theirs[name])} and was {shown(ours[name])} when the weights were learned; "
+            "they would compute something else, so leave it as it was"
+        )
+
+
 def stored_kwargs(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords of a policy as files hold them: a ``BackboneConfig`` as its dictionary, classes by their names.
 

@@ -51,7 +51,13 @@ from rltransformers.envs.saving import part_of_state, restore_environment, takes
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, with_reward
 from rltransformers.policies.observations import tree_space
-from rltransformers.policies.own_policies import named_policy, policy_settings, restored_kwargs, stored_kwargs
+from rltransformers.policies.own_policies import (
+    check_same_network,
+    named_policy,
+    policy_settings,
+    restored_kwargs,
+    stored_kwargs,
+)
 from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_policy
 from rltransformers.policies.steps import ActorCriticMachine
 from rltransformers.policies.stored_size import check_stored_size
@@ -701,6 +707,8 @@ class OnlineAgent(BaseAlgorithm):
                 f"{', '.join(outdated)}: the first value of what the file holds as it is by now, so another one has no "
                 "effect; leave it out"
             )
+        if overrides.get("policy_kwargs") is not None:
+            check_same_network(stored.settings.get("policy_kwargs") or {}, overrides["policy_kwargs"])
         packed, vec_env = tensors.get("normalisation"), None if env is None else cls._wrap_env(env)
         if vec_env is not None:
             if packed is not None:

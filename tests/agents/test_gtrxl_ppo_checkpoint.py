@@ -309,7 +309,22 @@ def test_a_damaged_or_foreign_file_is_named_as_such(tmp_path: Path) -> None:
 def test_a_size_that_is_not_that_of_the_checkpoint_is_named_as_such(tmp_path: Path) -> None:
     agent().save(tmp_path / "model")
     with pytest.raises(ConfigError, match="does not fit with policy_kwargs replaced"):
-        GTrXLPPO.load(tmp_path / "model", policy_kwargs={"backbone": {**BACKBONE, "width": 16}})
+        GTrXLPPO.load(tmp_path / "model", policy_kwargs={"backbone": BACKBONE, "head_width": 7})
+
+
+def test_keywords_that_make_another_function_of_the_same_weights_are_refused(tmp_path: Path) -> None:
+    agent().save(tmp_path / "model")
+    for changed, name in (
+        ({"width": 16}, "width is 16"),
+        ({"residual": "pre_ln_relu"}, "residual is 'pre_ln_relu' and was"),
+        ({"ff": {"name": "ffn", "activation": "gelu"}}, "ff is"),
+    ):
+        with pytest.raises(ConfigError, match=rf"policy_kwargs\.backbone\.{name}.* when the weights were learned"):
+            GTrXLPPO.load(tmp_path / "model", policy_kwargs={"backbone": {**BACKBONE, **changed}})
+    with pytest.raises(ConfigError, match=r"log_std_init is -3\.0 and was None"):
+        GTrXLPPO.load(tmp_path / "model", policy_kwargs={"backbone": BACKBONE, "log_std_init": -3.0})
+    same = BackboneConfig.from_dict({**BACKBONE, "ff_chunks": 2})
+    assert GTrXLPPO.load(tmp_path / "model", policy_kwargs={"backbone": same}).policy.config.ff_chunks == 2
 
 
 def test_a_checkpoint_holds_data_only(tmp_path: Path) -> None:
