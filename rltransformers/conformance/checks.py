@@ -37,9 +37,11 @@ from rltransformers.conformance.protocol import (
     Renews,
     Resumes,
     Saves,
+    Traits,
     Windows,
 )
 from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.ranges import Count, check, shown
 
 Status = Literal["passed", "failed", "does not apply"]
 Check = Callable[[PolicyWithMemory], Found]
@@ -130,6 +132,8 @@ def padding_does_not_matter(policy: PolicyWithMemory) -> Found:
     """Neither the amount of padding nor what stands in it changes an output."""
     if not isinstance(policy, Pads):
         raise Inapplicable("its segments hold no padding")
+    if policy.padding not in ("left", "right"):
+        raise ConfigError(f"padding must be 'left' or 'right', got {shown(policy.padding)}")
     steps, findings = steps_of(policy), []
     real_steps = max(2, steps // 2)
     inputs, valid = numbers(policy, real_steps), torch.zeros(ROWS, steps, dtype=torch.bool)
@@ -291,7 +295,7 @@ def check_policy(policy: PolicyWithMemory) -> list[Result]:
     """All checks, in their order; a policy whose outputs depend on no earlier step has nothing to check.
 
     Raises:
-        ConfigError: for an unknown check in ``traits.exempt``.
+        ConfigError: for an unknown check in ``traits.exempt``, and members that are none of ``PolicyWithMemory``.
     """
     return [check_one(policy, name) for name in CHECKS]
 
@@ -300,8 +304,9 @@ def check_one(policy: PolicyWithMemory, name: str) -> Result:
     """The result of the check with this name.
 
     Raises:
-        ConfigError: for an unknown check, here or in ``traits.exempt``.
+        ConfigError: as ``check_policy``.
     """
+    check_members(policy)
     exempt = policy.traits.exempt
     for known in (name, *exempt):
         if known not in CHECKS:
@@ -318,9 +323,23 @@ def check_one(policy: PolicyWithMemory, name: str) -> Result:
     return Result(name, "passed" if found.passes else "failed", found.difference, found.tolerance, note)
 
 
+def check_members(policy: PolicyWithMemory) -> None:
+    """Raise ConfigError for a member that is missing or of another kind, before a check stumbles over it."""
+    if isinstance(policy, type):
+        raise ConfigError(f"{policy.__name__} is a class; give an instance of it: {policy.__name__}()")
+    missing = [name for name in ("reset", "step", "segment", "weights") if not callable(getattr(policy, name, None))]
+    missing += [name for name in ("inputs", "traits") if not hasattr(policy, name)]
+    if missing:
+        raise ConfigError(f"{type(policy).__name__} lacks {', '.join(missing)}; see PolicyWithMemory for its members")
+    check(policy.inputs, Count, "inputs")
+    check(policy.traits, Traits, "traits")
+    if not list(policy.weights()):
+        raise ConfigError("weights() is empty; it gives all tensors that learning changes")
+
+
 def refuse_memoryless(policy: PolicyWithMemory) -> None:
     """Raise Inapplicable unless outputs of later steps change with the inputs of the first."""
-    inputs = numbers(policy, min(BEFORE, steps_of(policy)))
+    inputs = numbers(policy, steps_of(policy))
     other = inputs.clone()
     other[:, 0] += 1.0
     expected, found = stepped(policy, inputs)[0][:, 1:], stepped(policy, other)[0][:, 1:]

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rltransformers.conformance.protocol import PolicyWithMemory
+from rltransformers.core.errors import ConfigError
 
 ROWS = 3
 SHORT, BEFORE = 13, 6
@@ -38,7 +39,13 @@ class Inapplicable(Exception):  # noqa: N818  # it is no error
 
 
 def tolerance_of(outputs: Tensor) -> float:
-    """Of ``outputs``: absolute, and in the units of the largest of them where that is above 1."""
+    """Of ``outputs``: absolute, and in the units of the largest of them where that is above 1.
+
+    Raises:
+        ConfigError: for numbers of a type whose rounding would hide what is looked for.
+    """
+    if outputs.dtype not in TOLERANCES:
+        raise ConfigError(f"outputs must be float32 or float64, got {outputs.dtype}; compute in float32")
     return TOLERANCES[outputs.dtype] * max(1.0, float(outputs.abs().max()))
 
 
@@ -46,11 +53,12 @@ def compared(found: Tensor, expected: Tensor, place: str = "row {row}, step {ste
     """The largest difference of outputs [B, T, A] or [B, T], and the ``place`` of it; NaN is infinitely far."""
     if found.shape != expected.shape:
         return Found(float("inf"), 0.0, f"shapes {tuple(found.shape)} and {tuple(expected.shape)}")
+    tolerance = tolerance_of(expected.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
     difference = (found - expected).abs().nan_to_num(nan=float("inf"))
+    difference = difference.masked_fill(found == expected, 0.0)  # masked logits are minus infinity on both sides
     difference = difference if difference.ndim == 2 else difference.amax(-1)
     row, step = divmod(int(difference.argmax()), difference.shape[1])
-    finite = expected.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    return Found(float(difference[row, step]), tolerance_of(finite), place.format(row=row, step=step))
+    return Found(float(difference[row, step]), tolerance, place.format(row=row, step=step))
 
 
 def worst(findings: Sequence[Found]) -> Found:

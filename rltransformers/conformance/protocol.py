@@ -8,10 +8,13 @@ offered does not apply.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
+from annotated_types import Ge
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from rltransformers.core.ranges import WholeNumber, check_fields
 
 
 @dataclass(frozen=True)
@@ -30,15 +33,21 @@ class Traits:
         caller_holds_cache: the cache is an argument of a function and lives as long as its caller wants, so that no
             code of the library could know that weights have changed since.
         exempt: reasons for which checks do not apply, by the name of the check.
+
+    Raises:
+        ConfigError: for numbers outside their ranges, and segments of one step, in which there is nothing to compare.
     """
 
-    full: int | None
-    longest: int | None = None
+    full: WholeNumber | None
+    longest: Annotated[int, Ge(2)] | None = None
     resets_inside: bool = True
     continues: bool = True
     cache: str = ""
     caller_holds_cache: bool = False
     exempt: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "traits.")
 
 
 class PolicyWithMemory(Protocol):

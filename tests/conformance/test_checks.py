@@ -54,6 +54,73 @@ def test_a_policy_without_memory_has_nothing_to_check() -> None:
     assert all("there is no memory" in result.note for result in results)
 
 
+class Delayed(Conforming):
+    """Acts on the input of 8 steps ago, learns on that of 7 steps ago; what lies before the episode is 0."""
+
+    traits = Traits(full=8, resets_inside=False)
+
+    def __init__(self, values: Any = None, dtype: torch.dtype = torch.float32) -> None:
+        self.out, self.values, self.dtype = torch.ones(1), values or (lambda x: x), dtype
+        self.lag = 7
+
+    def weights(self) -> list[Tensor]:
+        return [self.out]
+
+    def reset(self, batch: int) -> Any:
+        return torch.zeros(batch, 8, 2)
+
+    def step(self, inputs: Tensor, first: Tensor, state: Any) -> Any:
+        state = state * ~first[:, None, None]
+        return self.values(state[:, 0]).to(self.dtype), torch.cat([state[:, 1:], inputs[:, None]], 1)
+
+    def segment(self, inputs: Tensor, first: Tensor, state: Any) -> Tensor:
+        both = torch.cat([state, inputs], 1)
+        seen = both[:, 8 - self.lag : both.shape[1] - self.lag]
+        return self.values(seen).to(self.dtype)
+
+
+def test_a_memory_that_reaches_far_is_found() -> None:
+    assert check_one(Delayed(), "step = segment").failed
+    exact = Delayed()
+    exact.lag = 8
+    assert check_one(exact, "step = segment").status == "passed"
+
+
+def test_masked_logits_are_compared_and_rounded_numbers_refused() -> None:
+    for lag, status in ((8, "passed"), (7, "failed")):
+        policy = Delayed(lambda x: torch.where(x > 0, x, -torch.inf))
+        policy.lag = lag
+        assert check_one(policy, "step = segment").status == status
+    with pytest.raises(ConfigError, match=r"outputs must be float32 or float64, got torch\.bfloat16"):
+        check_one(Delayed(dtype=torch.bfloat16), "step = segment")
+
+
+def test_what_is_no_policy_is_refused_by_name() -> None:
+    class Weightless(Conforming):
+        def weights(self) -> list[Tensor]:
+            return []
+
+    class Middle(Conforming):
+        padding = "middle"
+
+    class Wide(Conforming):
+        inputs: Any = "4"
+
+    for policy, message in (
+        (Conforming, "Conforming is a class; give an instance"),
+        (object(), "object lacks reset, step, segment, weights, inputs, traits"),
+        (Weightless(), r"weights\(\) is empty"),
+        (Middle(), "padding must be 'left' or 'right', got 'middle'"),
+        (Wide(), "inputs must be a whole number"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_policy(policy)  # type: ignore[arg-type]  # as mistaken users do
+    numbers: list[dict[str, Any]] = [{"full": -3}, {"full": 4, "longest": 1}, {"full": 4, "longest": 0}]
+    for wrong in numbers:
+        with pytest.raises(ConfigError, match=r"traits\.(full|longest) must be"):
+            Traits(**wrong)
+
+
 def test_windows_are_compared_step_by_step_until_both_sides_refuse() -> None:
     result = check_one(Windowed(), "positions are contiguous")
     assert result.status == "passed"
