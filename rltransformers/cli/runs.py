@@ -140,6 +140,8 @@ def resume(
             if world.leads:
                 folder.write_config(config.to_dict())
             say(threads)
+            if not begun and (folder.best.is_file() or folder.evaluations.is_file()):
+                say(f"{folder.last} is not there: the run begins at step 0, and what it had logged is taken back")
             goes_on = agent.steps_done < config.steps
             if begun and agent.inexact and goes_on:
                 say(agent.inexact)
@@ -231,7 +233,11 @@ def _run(
     except KeyboardInterrupt as interruption:
         flag = trust_flag(programs(config, folder.last))
         path = shlex.quote(str(folder.path))
-        say(f"stopped{_by(interruption)}; go on with: rltransformers train --resume {path}{flag}")
+        kept = ""
+        if config.train.restart_every is not None:
+            step = checkpoint_step(folder.last) if folder.last.is_file() else 0
+            kept = f" at step {agent.steps_done:,}; train.restart_every goes on from its last restart, step {step:,}"
+        say(f"stopped{_by(interruption)}{kept}; go on with: rltransformers train --resume {path}{flag}")
         raise
     finally:
         logger.close()

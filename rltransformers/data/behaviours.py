@@ -237,12 +237,22 @@ class Mixture:
     parts: tuple[tuple[float, Any], ...]
 
     def shares(self, total: int) -> list[int]:
-        """``total`` split in proportion to the weights by largest remainders; the shares sum to ``total``."""
+        """``total`` split in proportion to the weights by largest remainders; the shares sum to ``total``.
+
+        Raises:
+            ConfigError: a part would get nothing.
+        """
         weights = np.array([weight for weight, _ in self.parts])
         exact = total * weights / weights.sum()
         shares = np.floor(exact).astype(int)
         for index in np.argsort(-(exact - shares), kind="stable")[: total - int(shares.sum())]:
             shares[index] += 1
+        if not shares.all():
+            left_out = self.parts[int(shares.argmin())]
+            raise ConfigError(
+                f"of {total} a mixture gives {shown(left_out[1])} nothing, whose weight is {left_out[0]:g}; record "
+                "more, or leave it out"
+            )
         return [int(share) for share in shares]
 
 

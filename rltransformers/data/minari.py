@@ -129,7 +129,8 @@ def check_dataset_id(dataset_id: str) -> None:
     except (ValueError, TypeError) as error:  # a missing version is a TypeError in Minari
         reason = "it has no version" if isinstance(error, TypeError) else one_line(error)
         raise ConfigError(
-            f"{dataset_id!r} is no Minari id ({reason}); write (namespace/)name-v<number>, like 'hopper/mixture-v0'"
+            f"{dataset_id!r} is no Minari id ({reason}); write (namespace/)name-v<number>, like 'hopper/mixture-v0', "
+            "the namespace of two letters and more"
         ) from error
 
 

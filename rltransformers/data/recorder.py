@@ -133,8 +133,6 @@ def record(
             results: list[Trajectories] = []
             described: list[dict[str, Any]] = []
             for (weight, part), share in zip(parts, shares, strict=True):
-                if share == 0:
-                    continue
                 actor = as_behaviour(part, vector.observation_space, vector.action_space, deterministic=deterministic)
                 _check_fits(actor, vector)
                 done_before = sum(result.steps for result in results)

@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from datetime import date
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -176,7 +177,8 @@ class EvaluationConfig:
 
     Attributes:
         episodes: episodes per evaluation, and per target return.
-        every: environment steps online, gradient steps offline.
+        every: steps from one evaluation to the next, of the environment online, of the gradient offline; 0: only at the
+            end.
         target_returns: commanded returns of a Decision Transformer.
         seed: episode k starts from ``seed + k``; far from the seeds of training.
         deterministic: the most likely action instead of a sampled one.
@@ -279,6 +281,11 @@ class ExperimentConfig:
             raise ConfigError(
                 f"train.restart_every is for agents {', '.join(RESTARTING)}: leave it out; agent {self.agent} "
                 + ("resumes exactly without it" if offline else "cannot resume exactly")
+            )
+        if (self.train.restart_every or 0) >= (self.train.total_timesteps or inf):
+            raise ConfigError(
+                f"train.restart_every ({self.train.restart_every:,}) must be below train.total_timesteps "
+                f"({self.train.total_timesteps:,}): there would be no restart, and no checkpoint before the end"
             )
         lengths = {
             name: steps
@@ -404,10 +411,12 @@ class _Loader(yaml.SafeLoader):
     """YAML with three mends: 3e-4 is a number as in YAML 1.2, 1e6 a whole one, and a key given twice an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
+        nodes = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        keys = [self.construct_object(key, deep=True) for key in nodes]
+        for index, key in enumerate(keys):
+            if key in keys[:index]:
+                mark = nodes[index].start_mark
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", mark)
         return super().construct_mapping(node, deep)
 
     def construct_yaml_float(self, node: yaml.ScalarNode) -> float:

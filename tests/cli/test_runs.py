@@ -319,7 +319,9 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
     with monkeypatch.context() as patched:
         interrupt_at(patched, at)
         assert main(["train", f"{name}.yaml", "--name", "stopped", *words]) == 130
-        assert "--resume runs/stopped" in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert "--resume runs/stopped" in told
+        assert (f"goes on from its last restart, step {saved}" in told) == (words[: len(RESTARTS)] == RESTARTS)
     assert checkpoint_step(Path("runs/stopped/last.zip")) == saved
     assert main(["train", "--resume", "runs/stopped"]) == 0
     assert "new episodes" not in capsys.readouterr().err
@@ -499,6 +501,20 @@ def test_what_a_resumed_run_cannot_keep_is_said_once_with_the_way_out(
     assert "must be a whole number of at least 1" in refused(
         capsys, "train", "online.yaml", "--train.restart_every", "0"
     )
+
+
+def test_a_run_without_its_checkpoint_says_that_it_begins_anew(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "train", "offline.yaml", "--name", "a", "--train.gradient_steps", "2")
+    Path("runs/a/last.zip").unlink()
+    assert main(["train", "--resume", "runs/a"]) == 0
+    assert "runs/a/last.zip is not there: the run begins at step 0" in capsys.readouterr().err
+
+
+def test_restarts_that_would_never_come_are_refused(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "online.yaml", "--train.total_timesteps", "96", "--train.restart_every"]
+    for distance in ("96", "1000"):
+        message = refused(capsys, *words, distance)
+        assert f"train.restart_every ({int(distance):,}) must be below train.total_timesteps (96)" in message
 
 
 def test_best_weights_of_a_lost_branch_go_with_it(work: Path, capsys: pytest.CaptureFixture[str]) -> None:

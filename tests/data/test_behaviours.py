@@ -245,6 +245,8 @@ def test_mixtures_need_positive_weights() -> None:
         with pytest.raises(ConfigError, match="the weight of 'random' must be a positive number, got"):
             mixture([(1.0, "random"), (weight, "random")])
     assert mixture([(np.float32(1.0), "random"), (2, "random")]).shares(3) == [1, 2]  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match=r"of 1 a mixture gives 'random' nothing, whose weight is 2; record more"):
+        mixture([(3.0, "zero"), (2.0, "random")]).shares(1)
     wrong: list[Any] = [["random"], "random", [(1.0,)], [1.0], [(1.0, "random", 2)]]
     for parts in wrong:
         with pytest.raises(ConfigError, match=r"made of \(weight, behaviour\) pairs"):
