@@ -148,7 +148,7 @@ OTHER_VALUES = {
     "environment.normalize_reward": True,
     "train.total_timesteps": 10,
     "train.gradient_steps": 10,
-    "train.restart_every": 5,
+    "train.restart_every": 4,
     "evaluation.target_returns": [1.0],
     "backbone.layers": 3,
 }
