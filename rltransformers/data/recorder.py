@@ -265,6 +265,11 @@ class _Recording:
                     f"{self.vector.num_envs} environments with action space {leaf}"
                 )
             good = members(leaf, taken[path], bounded=True)
+            if good.all() and taken[path].dtype.kind == "f" and not isinstance(leaf, spaces.Box):
+                raise DataError(
+                    f"the behaviour {_label(self.behaviour)} returned numbers of {taken[path].dtype} for {leaf}; "
+                    "return whole numbers, as actions.astype(int)"
+                )
             if good.all():
                 self.arrays[f"actions {path}"][self.rows] = taken[path]
             else:

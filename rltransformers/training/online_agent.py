@@ -694,6 +694,7 @@ class OnlineAgent(BaseAlgorithm):
             CheckpointError: when the file is missing, corrupt, or of another agent.
             ConfigError: when ``env`` has other spaces, or an override is unknown or changes the network.
         """
+        device = find_device(device)
         checkpoint = load_checkpoint(path, cls.kind)
         if print_system_info:
             print_system(checkpoint.code_version)

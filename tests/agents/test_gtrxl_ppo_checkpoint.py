@@ -565,6 +565,12 @@ def test_vec_normalize_on_another_side_of_a_wrapper_is_refused(tmp_path: Path) -
     GTrXLPPO.load(tmp_path / "model", env=Mirror(VecNormalize(walks())), device="cpu").learn(STEPS)
 
 
+def test_a_device_that_is_not_there_is_no_fault_of_the_file(tmp_path: Path) -> None:
+    agent(walks()).save(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"device must be .* got 'foo'"):
+        GTrXLPPO.load(tmp_path / "model", device="foo")
+
+
 def test_a_class_is_no_callback() -> None:
     with pytest.raises(ConfigError, match="callback StopTrainingOnMaxEpisodes is a class; give an instance of it"):
         agent(walks()).learn(STEPS, callback=StopTrainingOnMaxEpisodes)

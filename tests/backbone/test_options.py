@@ -169,11 +169,15 @@ BESIDE: dict[str, dict[str, Any]] = {
     "mixer.memory_compressed.blocks": {"block": 2},
     "mixer.linformer.blocks": {"block": 2},
     "mixer.linformer.block": {"slots": 1},
+    "mixer.informer.factor": {"samples": None},
 }
 
 
 # Ends that need other fields of the config.
-FIELDS_BESIDE: dict[str, dict[str, Any]] = {"memory_kind.memorizing.layer": {"layers": 3}}
+FIELDS_BESIDE: dict[str, dict[str, Any]] = {
+    "memory_kind.memorizing.layer": {"layers": 3},
+    "losses.exits.slack": {"depth": {"name": "calm", "confidence": "classifier"}},
+}
 
 
 def beside(key: str, values: dict[str, Any]) -> dict[str, Any]:

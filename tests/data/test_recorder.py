@@ -264,6 +264,8 @@ def test_wrong_requests_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"returned actions of shape \(1,\) for 2 environments"):
         record("CartPole-v1", lambda observations, starts, generator: np.zeros(1, np.int64), 5, num_envs=2)
     steps = []
+    with pytest.raises(DataError, match=r"returned numbers of float64 for Discrete\(2\); return whole numbers, as"):
+        record("CartPole-v1", lambda o, s, g: np.zeros(len(s)), episodes=1)
     with pytest.raises(DataError, match=r"returned the action 2 for environment 1, outside Discrete\(2\); clip it"):
         record("CartPole-v1", lambda *_: steps.append(0) or np.array([1, 2]), 50, num_envs=2)  # type: ignore[func-returns-value]
     assert len(steps) == 1, "nothing was played with it"
