@@ -297,7 +297,8 @@ def check_policy(policy: PolicyWithMemory) -> list[Result]:
     Raises:
         ConfigError: for an unknown check in ``traits.exempt``, and members that are none of ``PolicyWithMemory``.
     """
-    return [check_one(policy, name) for name in CHECKS]
+    check_members(policy)
+    return [_result(policy, name) for name in CHECKS]
 
 
 def check_one(policy: PolicyWithMemory, name: str) -> Result:
@@ -307,6 +308,10 @@ def check_one(policy: PolicyWithMemory, name: str) -> Result:
         ConfigError: as ``check_policy``.
     """
     check_members(policy)
+    return _result(policy, name)
+
+
+def _result(policy: PolicyWithMemory, name: str) -> Result:
     exempt = policy.traits.exempt
     for known in (name, *exempt):
         if known not in CHECKS:

@@ -85,8 +85,7 @@ def check_same_network(stored: Mapping[str, Any], given: Mapping[str, Any]) -> N
     """
     parts = []
     for keywords in (stored, given):
-        backbone = keywords.get("backbone") or {}
-        config = backbone if isinstance(backbone, BackboneConfig) else BackboneConfig.from_dict(backbone)
+        config = BackboneConfig.from_dict(keywords.get("backbone") or {})
         fields = {f"backbone.{name}": value for name, value in config.to_dict().items() if name not in WITHOUT_CHANGE}
         rest = {name: keywords.get(name) for name in ("observation", "log_std_init")}
         parts.append(fields | rest)
