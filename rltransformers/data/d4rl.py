@@ -26,15 +26,16 @@ from rltransformers.data.trajectories import (
     Allocate,
     Trajectories,
     TrajectoryWriter,
+    check_time_limit,
     column,
     fit_leaf,
+    jumps,
     leaf_name,
 )
 
 Array = npt.NDArray[Any]
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
-_JUMP = 1e-6  # largest difference between a next observation and the observation stored after it, within an episode
 _CACHE_BYTES = 0  # HDF5's 8 MiB per array stay full of chunks that are read once
 
 # Returns of a random and of an expert policy: D4RL's normalised score is 0 at the first and 100 at the second.
@@ -182,7 +183,8 @@ def trajectories_from_d4rl(
     observation after the last action is known only where ``next_observations`` are stored.
 
     Args:
-        time_limit: the step limit of the environment; episodes of exactly that length count as truncated.
+        time_limit: the step limit of the environment; episodes of exactly that length count as truncated, longer ones
+            are refused.
         split_on_discontinuity: also end an episode where a stored next observation differs from the observation of the
             following row by more than 1e-6; AntMaze files need it, their ``timeouts`` do not mark all resets.
         source: the format that the arrays were stored in, kept in the metadata.
@@ -223,10 +225,11 @@ def trajectories_from_d4rl(
             )
 
     ends = terminals if timeouts is None else terminals | timeouts
+    resets = np.zeros(rows, bool) if following is None else _discontinuities(observations, following)
     if split_on_discontinuity:
         if following is None:
             raise DataError(f"{name}: split_on_discontinuity compares 'next_observations', which the data lack")
-        ends = ends | _discontinuities(observations, following)
+        ends = ends | resets
     if timeouts is None and time_limit is not None:
         ends = _cut_at(ends, time_limit)
     if timeouts is None and time_limit is None and not ends[-1]:
@@ -236,7 +239,16 @@ def trajectories_from_d4rl(
             UserWarning,
             stacklevel=2,
         )
+    elif (inside := np.flatnonzero(resets & ~ends)).size:
+        warnings.warn(
+            f"{name}: within episodes {inside.size:,} next_observations differ from the observations of the following "
+            f"row, first in row {inside[0]:,}; pass split_on_discontinuity=True where these are resets that nothing "
+            f"marks; as it is, observations count and next_observations do not",
+            UserWarning,
+            stacklevel=2,
+        )
     bounds = np.concatenate([[0], np.flatnonzero(ends) + 1, [] if ends[-1] else [rows]]).astype(np.int64)
+    check_time_limit(np.diff(bounds), time_limit, name)
     writer = TrajectoryWriter(np.diff(bounds), observation_space, action_space, name=name, allocate=allocate)
     _fill(writer, observations, actions, following, rewards)
     last = bounds[1:] - 1
@@ -330,13 +342,11 @@ def _flags(values: Any, where: str) -> npt.NDArray[np.bool_]:
 
 def _discontinuities(observations: Mapping[str, Any], following: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
     rows = len(next(iter(observations.values())))
-    jumps = np.zeros(rows, bool)
+    found = np.zeros(rows, bool)
     for path, leaf in observations.items():
         for chunk in _chunks(leaf, rows - 1):
-            after = np.asarray(leaf[chunk.start + 1 : chunk.stop + 1], np.float64)
-            difference = np.abs(np.asarray(following[path][chunk], np.float64) - after)
-            jumps[chunk] |= difference.reshape(len(difference), -1).max(axis=1) > _JUMP
-    return jumps
+            found[chunk] |= jumps(following[path][chunk], leaf[chunk.start + 1 : chunk.stop + 1])
+    return found
 
 
 def _cut_at(ends: npt.NDArray[np.bool_], limit: int) -> npt.NDArray[np.bool_]:

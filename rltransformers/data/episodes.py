@@ -11,7 +11,7 @@ from rltransformers.core.members import numbers
 from rltransformers.core.spaces import leaf_values, map_leaves, nest_leaves
 from rltransformers.data.keys import key_names
 from rltransformers.data.spaces import infer_space
-from rltransformers.data.trajectories import Allocate, Trajectories, TrajectoryWriter, column
+from rltransformers.data.trajectories import Allocate, Trajectories, TrajectoryWriter, column, jumps
 
 Space = gym.Space[Any]
 
@@ -44,11 +44,11 @@ def trajectories_from_episodes(
     observation_space = observation_space or infer_space(_stack(listed, "observations", name), "observations", name)
     action_space = action_space or infer_space(_stack(listed, "actions", name), "actions", name)
     writer = TrajectoryWriter(lengths, observation_space, action_space, name=name, allocate=allocate)
-    for episode in listed:
+    for index, episode in enumerate(listed):
         observations = episode["observations"]
         if "next_observations" in episode:
-            steps = len(episode["rewards"])
-            observations = _append_last(observation_space, observations, episode["next_observations"], steps, writer)
+            steps, where = len(episode["rewards"]), f"{name}: next_observations of episode {index}"
+            observations = _append_last(observation_space, observations, episode["next_observations"], steps, where)
         writer.add(
             observations,
             episode["actions"],
@@ -89,13 +89,15 @@ def _stack(episodes: Sequence[Mapping[str, Any]], key: str, name: str) -> Any:
         raise DataError(f"{name}: the {key} of the episodes do not fit together ({error})") from error
 
 
-def _append_last(space: Space, observations: Any, following: Any, steps: int, writer: TrajectoryWriter) -> Any:
+def _append_last(space: Space, observations: Any, following: Any, steps: int, where: str) -> Any:
     """Observations with the last row of ``next_observations`` behind them, nested like the space."""
 
     def join(rows: Any, after: Any) -> Any:
         rows, after = np.asarray(rows), np.asarray(after)
         if len(after) != steps:
             raise ValueError(f"{len(after)} rows for {steps} steps")
+        if (wrong := np.flatnonzero(jumps(after[: len(rows) - 1], rows[1 : steps + 1]))).size:
+            raise ValueError(f"they differ about what follows step {wrong[0]}; leave out one of the two")
         return np.concatenate([rows, after[-1:]]) if len(rows) == steps else rows
 
     try:
@@ -104,4 +106,4 @@ def _append_last(space: Space, observations: Any, following: Any, steps: int, wr
             space, {path: join(rows, last[path]) for path, rows in leaf_values(space, observations).items()}
         )
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise DataError(f"{writer.name}: next_observations do not fit the observations ({error})") from error
+        raise DataError(f"{where} do not fit the observations ({error})") from error

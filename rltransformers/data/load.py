@@ -44,6 +44,7 @@ from rltransformers.data.trajectories import (
     Trajectories,
     TrajectoryWriter,
     check_actions,
+    check_time_limit,
     in_spaces,
 )
 
@@ -97,7 +98,7 @@ def load_trajectories(
         observation_leaves: keep only these leaves ("image", "arm/joints") of nested observations, e.g. no text.
         name: how messages and tables call the data.
         time_limit: the environment's step limit, for sources that do not mark it: episodes of exactly that length count
-            as truncated, and flat data without ``timeouts`` are cut there.
+            as truncated, longer ones are refused, and flat data without ``timeouts`` are cut there.
         split_on_discontinuity: see ``trajectories_from_d4rl``; AntMaze files need it.
         cache: a folder that keeps a memory-mapped copy of a file or Minari data set, under a name that changes with
             the source and the options; opening it again reads nothing. Sets larger than memory need it.
@@ -379,6 +380,7 @@ def _truncated_at(data: Trajectories, time_limit: int | None) -> Trajectories:
     """The same data, where an episode of ``time_limit`` steps counts as truncated."""
     if time_limit is None:
         return data
+    check_time_limit(data.lengths, time_limit, data.name)
     ends = data.offsets[1:][data.lengths == time_limit] - 1
     terminations, truncations = np.array(data.terminations), np.array(data.truncations)
     terminations[ends], truncations[ends] = False, True

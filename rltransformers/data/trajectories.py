@@ -478,7 +478,8 @@ class TrajectoryWriter:
         """Writes the next episode: observations of T + 1 rows, or T when the last one is unknown; the others of T.
 
         A last step without any flag is marked truncated. With ``time_limit``, an episode of exactly that length that
-        claims to have terminated counts as truncated: many exporters do not tell the two apart.
+        claims to have terminated counts as truncated: many exporters do not tell the two apart. A longer one is
+        refused.
         """
         e = self._next
         start, end = int(self.offsets[e]), int(self.offsets[e + 1])
@@ -502,7 +503,8 @@ class TrajectoryWriter:
                 raise self._error("rewards", "", f"has {len(rows)} rows, {length} were announced")
             self.rewards[start:end] = rows
         terminated, truncated = self._flags("terminations", terminations), self._flags("truncations", truncations)
-        if time_limit is not None and length == time_limit:
+        check_time_limit(np.array([length]), time_limit, self.name, e)
+        if length == time_limit:
             terminated[-1], truncated[-1] = False, True
         if not terminated[-1]:
             truncated[-1] = True
@@ -659,6 +661,26 @@ def column(values: Array) -> Array:
     if values.ndim > 1:
         raise DataError(f"has shape {values.shape}, one number per step is needed")
     return values
+
+
+def jumps(next_observations: Array, following: Array) -> npt.NDArray[np.bool_]:
+    """Where next observations [T, ...] are not the observations [T, ...] of the following rows, to 1e-6."""
+    difference = np.abs(np.asarray(next_observations, np.float64) - np.asarray(following, np.float64))
+    return np.asarray((difference > 1e-6).any(axis=tuple(range(1, difference.ndim))))
+
+
+def check_time_limit(lengths: Array, time_limit: int | None, name: str, first: int = 0) -> None:
+    """Refuses episodes [E] that are longer than the step limit of their environment, of which ``first`` is the number.
+
+    Raises:
+        DataError: an episode has more than ``time_limit`` steps.
+    """
+    if time_limit is not None and (longer := np.flatnonzero(lengths > time_limit)).size:
+        e = int(longer[0])
+        raise DataError(
+            f"{name}: episode {first + e} has {int(lengths[e]):,} steps, more than time_limit={time_limit:,}, the step "
+            f"limit of the environment; correct the limit, or where resets are not marked, the ends of episodes"
+        )
 
 
 def leaf_name(kind: str, path: str) -> str:

@@ -146,10 +146,10 @@ def test_ends_that_a_replay_buffer_does_not_tell_apart_need_the_limit(optimized:
     model.learn(40)
     with pytest.raises(DataError, match=r"handle_timeout_termination=False, so it does not tell .* pass time_limit="):
         load_trajectories(model.replay_buffer)
-    data = load_trajectories(model.replay_buffer, time_limit=3)
+    data = load_trajectories(model.replay_buffer, time_limit=8)
     assert wrong(data, whole(env), final=not optimized, kinds=False) == []
     ends = data.offsets[1:] - 1
-    np.testing.assert_array_equal(data.truncations[ends], (data.lengths == 3) | (np.arange(len(data)) == len(data) - 1))
+    np.testing.assert_array_equal(data.truncations[ends], (data.lengths == 8) | (np.arange(len(data)) == len(data) - 1))
     assert data.final_observations != optimized
     if optimized:  # the ring overwrites the last observation of an episode with the first of the next
         assert wrong(data, whole(env), final=True, kinds=False) != []

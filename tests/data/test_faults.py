@@ -158,8 +158,9 @@ def test_zeros_and_ones_of_any_type_are_flags(source: str, dtype: Any, tmp_path:
             episode[kind] = episode[kind].astype(dtype)
     before = [{kind: np.array(value) for kind, value in episode.items()} for episode in episodes]
     assert wrong_pairs(SOURCES[source](episodes, tmp_path)) == 0
-    limited = SOURCES[source](episodes, tmp_path, time_limit=1)  # the second episode now counts as truncated
-    assert limited.truncations[limited.offsets[2] - 1]
+    (tmp_path / "limited").mkdir()
+    limited = SOURCES[source](episodes[1:2], tmp_path / "limited", time_limit=1)  # terminated, and as long as the limit
+    assert limited.truncations[-1] and not limited.terminations[-1]
     for old, new in zip(before, episodes, strict=True):
         np.testing.assert_equal(new, old)
 

@@ -116,6 +116,8 @@ def test_options_apply_to_trajectories_and_their_folder_or_are_refused(tmp_path:
         assert data.name == "cut" and list(data.lengths) == [4, 2, 4]
         assert list(data.terminations[ends]) == [False, True, False]
         assert list(data.truncations[ends]) == [True, False, True]
+        with pytest.raises(DataError, match="episode 0 has 4 steps, more than time_limit=3, the step limit"):
+            load_trajectories(source, time_limit=3)
         for options in ({"split_on_discontinuity": True}, {"cache": tmp_path / "cache"}):
             with pytest.raises(ConfigError, match="does not apply to trajectories"):
                 load_trajectories(source, **options)
@@ -136,6 +138,8 @@ def test_without_timeouts_a_time_limit_cuts_every_episode_at_its_own_age() -> No
     arrays["terminals"][9] = True  # the third episode terminates early; counters start anew behind it
     data = load_trajectories(arrays, time_limit=4)
     assert list(data.lengths) == [4, 4, 2, 4, 3]
+    with pytest.raises(DataError, match="episode 0 has 4 steps, more than time_limit=3, the step limit"):
+        load_trajectories(flat(coded_episodes((4, 2))), time_limit=3)
     assert list(data.terminations[data.offsets[1:] - 1]) == [False, False, True, False, False]
 
 
@@ -158,7 +162,10 @@ def test_jumps_between_rows_can_end_episodes() -> None:
     arrays = flat(coded_episodes())
     arrays["timeouts"] = np.zeros(sum(LENGTHS), bool)
     arrays["terminals"] = np.zeros(sum(LENGTHS), bool)
-    assert len(load_trajectories(arrays)) == 1
+    with pytest.warns(
+        UserWarning, match=r"within episodes 4 next_observations differ .* first in row 4; pass split_on"
+    ):
+        assert len(load_trajectories(arrays)) == 1
     assert tuple(load_trajectories(arrays, split_on_discontinuity=True).lengths) == LENGTHS
     with pytest.raises(DataError, match="next_observations"):
         load_trajectories(flat(coded_episodes(), next_observations=False), split_on_discontinuity=True)
@@ -168,6 +175,8 @@ def test_a_stated_time_limit_turns_false_terminations_into_truncations() -> None
     episodes = coded_episodes((4, 2, 4))
     for episode in episodes:
         episode["terminations"][-1], episode["truncations"][-1] = True, False
+    with pytest.raises(DataError, match="episode 2 has 4 steps, more than time_limit=2, the step limit"):
+        load_trajectories(episodes[1:2] * 2 + episodes[:1], time_limit=2)
     data = load_trajectories(episodes, time_limit=4)
     assert list(data.terminations[data.offsets[1:] - 1]) == [False, True, False]
     assert list(data.truncations[data.offsets[1:] - 1]) == [True, False, True]
@@ -187,8 +196,15 @@ def test_next_observations_of_episode_dicts_give_the_last_observation() -> None:
         episode["observations"] = episode["observations"][:-1]
     data = load_trajectories(episodes)
     assert data.final_observations and wrong_pairs(data) == 0
+    following = episodes[0]["next_observations"]
+    episodes[0]["next_observations"] = following + 2e-6 * (np.arange(len(following)) == 2)[:, None]
+    with pytest.raises(
+        DataError, match=r"next_observations of episode 0 .*differ about what follows step 2; leave out"
+    ):
+        load_trajectories(episodes)
+    episodes[0]["next_observations"] = following
     episodes[1]["next_observations"] = episodes[1]["next_observations"][:-1]
-    with pytest.raises(DataError, match=r"next_observations do not fit.*\(0 rows for 1 steps\)"):
+    with pytest.raises(DataError, match=r"next_observations of episode 1 do not fit.*\(0 rows for 1 steps\)"):
         load_trajectories(episodes)
 
 

@@ -72,7 +72,7 @@ def test_episodes_end_at_the_goal_and_begin_outside_of_it() -> None:
         episodes_of_task(
             {
                 "observations": rows[:, None],
-                "next_observations": rows[:, None] + 0.5,
+                "next_observations": rows[:, None] + 1,
                 "actions": rows[:, None],
                 "rewards": at_goal - np.float32(1),
                 "masks": 1.0 - at_goal,

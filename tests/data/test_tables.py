@@ -44,8 +44,13 @@ def test_dones_end_episodes_as_d4rls_terminals_do(tmp_path: Path) -> None:
     """Without one the episode was cut; ``time_limit`` tells of exporters that mark those too."""
     path = file_of(tmp_path, replay_rows())
     assert load_trajectories(path).terminations[np.cumsum(LENGTHS) - 1].tolist() == [False, True, False, True, False]
-    limited = load_trajectories(path, time_limit=3)
-    assert limited.terminations[np.cumsum(LENGTHS) - 1].tolist() == [False, True, False, False, False]
+    limited = load_trajectories(file_of(tmp_path, replay_rows()[1::2], "odd.parquet"), time_limit=3)
+    assert limited.lengths.tolist() == [1, 3] and limited.terminations[limited.offsets[1:] - 1].tolist() == [
+        True,
+        False,
+    ]
+    with pytest.raises(DataError, match="episode 2 has 9 steps, more than time_limit=5, the step limit"):
+        load_trajectories(path, time_limit=5)
     rows = [row | {"truncations": row["dones"]} for row in replay_rows()]
     with pytest.raises(DataError, match="'dones', which does not tell"):
         load_trajectories(file_of(tmp_path, rows, "both.parquet"))
