@@ -55,14 +55,15 @@ def package_for_hub(
 
     Args:
         source: an agent, or a run folder, whose ``last.zip`` is taken. The card of a run makes the environment with the
-            keywords and wrappers of the config, that of an agent alone with ``gym.make`` of the id.
+            keywords and wrappers of the config (where the results are of another one, with the wrappers), that of an
+            agent alone with ``gym.make`` of the id.
         folder: one that does not exist yet.
         results: of evaluations, see ``evaluate_online``; of several the one of the highest mean is on the card. None
             takes the final evaluation of a run.
 
     Raises:
-        ConfigError: the folder exists, there are no results, they name no environment, or they are of another training
-            step than the checkpoint; the config of the run cannot be read.
+        ConfigError: the folder exists, there are no results, they name no environment or several, or they are of
+            another training step than the checkpoint; the config of the run cannot be read.
         CheckpointError: the run has no checkpoint, or one that is not of this package.
     """
     from rltransformers.training.run_folder import RunFolder  # brings matplotlib, which agents start without
@@ -79,6 +80,7 @@ def package_for_hub(
     best = max(results, key=lambda result: result.mean)
     if best.env_id is None:
         raise ConfigError("the results name no environment; give them an env_id, the card is about it")
+    _check_environments(results)
     with replacing_folder(folder) as place:
         if run is not None:
             if not run.last.is_file():
@@ -99,6 +101,14 @@ def package_for_hub(
         snippet = _snippet(best, experiment, _masks_beside(checkpoint.settings))
         (place / CARD).write_text(_card(checkpoint.kind, best, snippet))
     return folder
+
+
+def _check_environments(results: Sequence[EvaluationResult]) -> None:
+    """Raise ConfigError for results of several environments."""
+    if len(names := {str(result.env_id).rpartition(":")[2] for result in results}) > 1:
+        raise ConfigError(
+            f"the results are of {', '.join(sorted(names))}, and a card is about one environment; give those of one"
+        )
 
 
 def _check_steps(results: Sequence[EvaluationResult], checkpoint: Checkpoint, command: str) -> None:
@@ -151,11 +161,13 @@ def _environment(env_id: str, config: ExperimentConfig | None) -> tuple[str, str
     """Imports, and the call that makes the environment: with keywords and wrappers of a config, else by its id."""
     load = "from rltransformers.agents import load_from_hub"
     if config is None:
-        return f"import gymnasium as gym\n\n{load}", f"gym.make({env_id!r})"
+        return f"import gymnasium as gym\n\n{load}", f"gym.make({env_id!r})  # and the wrappers it learned with, if any"
     environment = config.evaluation_environment
+    keywords: dict[str, Any] = {"env_kwargs": environment.kwargs, "wrappers": environment.wrappers}
     if env_id.rpartition(":")[2] == environment.id.rpartition(":")[2]:
         env_id = environment.id  # with the module that registers it
-    keywords: dict[str, Any] = {"env_kwargs": environment.kwargs, "wrappers": environment.wrappers}
+    else:
+        del keywords["env_kwargs"]  # which are for that of the config, as `rltransformers evaluate --env` has it
     function = "make_env"
     if environment.processes == "envpool":  # which has no single environments
         function, keywords["processes"] = "make_vec_env", "envpool"

@@ -98,7 +98,7 @@ def load_behaviour(
     if not argument:
         known = ["random", "sb3:<algorithm>:<zip>", "checkpoint:<path>", "export:<path>", "<module>:<name>"]
         raise ConfigError(f"the behaviour {spec!r} is none of: {', '.join(known)}")
-    return _load_named(kind, argument, observation_space, action_space)
+    return _load_named(kind, argument, observation_space, action_space, deterministic)
 
 
 def register_behaviour(kind: str, loader: BehaviourLoader) -> None:
@@ -208,7 +208,16 @@ def _check_called(called: Callable[..., Any], name: str, arguments: Sequence[str
         ) from error
 
 
-def _load_named(module_name: str, name: str, observation_space: Space, action_space: Space) -> Behaviour:
+def decides_by_itself(behaviour: Any) -> bool:
+    """Whether ``deterministic`` changes nothing about a behaviour that ``as_behaviour`` takes."""
+    if isinstance(behaviour, str):
+        return behaviour == "random"
+    return not (callable(getattr(type(behaviour), "actor", None)) or isinstance(behaviour, BaseAlgorithm | BasePolicy))
+
+
+def _load_named(
+    module_name: str, name: str, observation_space: Space, action_space: Space, deterministic: bool
+) -> Behaviour:
     try:
         module = import_module(module_name)
     except ImportError as error:
@@ -221,7 +230,7 @@ def _load_named(module_name: str, name: str, observation_space: Space, action_sp
     if isinstance(found, type):
         _check_called(found, name, ("observation_space", "action_space"))
         found = found(observation_space, action_space)
-    behaviour = as_behaviour(found, observation_space, action_space)
+    behaviour = as_behaviour(found, observation_space, action_space, deterministic=deterministic)
     if isinstance(behaviour, FunctionBehaviour):
         behaviour.name = f"{module_name}:{name}"
     return behaviour

@@ -46,7 +46,7 @@ from rltransformers.core.spaces import (
     space_outline,
     stored_dtype,
 )
-from rltransformers.data.behaviours import Behaviour, Mixture, as_behaviour
+from rltransformers.data.behaviours import Behaviour, Mixture, as_behaviour, decides_by_itself
 from rltransformers.data.trajectories import Leaves, Trajectories, join_trajectories
 
 Array = npt.NDArray[Any]
@@ -127,6 +127,11 @@ def record(
     try:
         with checked_copies(vector.env):
             parts = behaviour.parts if isinstance(behaviour, Mixture) else ((1.0, behaviour),)
+            if deterministic and all(decides_by_itself(part) for _, part in parts):
+                raise ConfigError(
+                    "deterministic=True is for agents, models and policies; random actions have no mode, and other "
+                    "behaviours decide by themselves; leave it out"
+                )
             shares = Mixture(tuple(parts)).shares(steps or episodes or 0)
             view = _view(chosen, vector.observation_space)
             streams, spec = generators(seed), _single_spec(vector.spec)

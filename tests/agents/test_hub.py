@@ -247,9 +247,17 @@ def test_results_of_another_environment_make_a_card_about_that(
 ) -> None:
     monkeypatch.delitem(gym.registry, "hub/Other-v0", raising=False)
     gym.register("hub/Other-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=3)
-    run = run_of(agent, tmp_path, config_of(agent))
+    limit = {"name": "TimeLimit", "max_episode_steps": 2}
+    run = run_of(agent, tmp_path, config_of(agent, {"wrappers": [limit]}, kwargs={"max_episode_steps": 4}))
     result = replace(RESULT, env_id="hub/Other-v0")
-    assert played(package_for_hub(run.path, tmp_path / "hub", [result]))["env"].spec.id == "hub/Other-v0"
+    env = played(package_for_hub(run.path, tmp_path / "hub", [result]))["env"]
+    limits = []
+    while isinstance(env, gym.Wrapper):
+        limits += [env._max_episode_steps] if isinstance(env, gym.wrappers.TimeLimit) else []
+        env = env.env
+    assert limits == [2, 3]  # the wrapper and the environment's own, not the keyword of the run's environment
+    with pytest.raises(ConfigError, match=r"results are of CartPole-v1, hub/Other-v0, and a card is about one env"):
+        package_for_hub(run.path, tmp_path / "both", [RESULT, result])
 
 
 def test_the_card_gives_masks_that_stand_beside_the_observation(tmp_path: Path) -> None:

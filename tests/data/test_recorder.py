@@ -12,6 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rltransformers.core.errors import ConfigError, DataError
@@ -147,6 +148,19 @@ def test_returns_equal_stepping_by_hand() -> None:
         observation, _ = env.reset()
         clock += 1  # next-step autoreset asks for an action that it ignores
     assert data.env_id == "CartPole-v1"
+
+
+def test_deterministic_is_refused_where_nothing_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = PPO("MlpPolicy", "CartPole-v1", device="cpu", seed=0)
+    for parts in ("random", act, mixture([(1, "random"), (1, act)])):
+        with pytest.raises(ConfigError, match="random actions have no mode"):
+            record("CartPole-v1", parts, 20, deterministic=True)
+    record("CartPole-v1", mixture([(1, "random"), (1, model)]), 20, deterministic=True)
+    monkeypatch.setattr("tests.data.coded.model", model, raising=False)
+    named = record("CartPole-v1", "tests.data.coded:model", 100, deterministic=True, seed=0)
+    np.testing.assert_array_equal(
+        named.actions[""], record("CartPole-v1", model, 100, deterministic=True, seed=0).actions[""]
+    )
 
 
 def test_the_same_seed_gives_the_same_data() -> None:
