@@ -679,11 +679,11 @@ class DecisionTransformer(OfflineAgent):
             leaves[ACTION_MASK] = self._fit_masks(leaves, action_masks)
         needs_reward = self.settings.mode == "dt" and not self.settings.delayed_reward
         decider = self.decider()
+        start = fit_starts(episode_start, rows, all_begin=state is None)
         if state is None:
-            state, start = decider.initial_state(rows), np.ones(rows, bool)
+            state = decider.initial_state(rows)
         else:
             decider.check_state(state, rows)
-            start = fit_starts(episode_start, rows)
             running = ~start & ~state.return_to_go.isnan().cpu().numpy()
             if needs_reward and reward is None and running.any():
                 raise ConfigError(

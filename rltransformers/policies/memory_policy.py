@@ -419,11 +419,10 @@ class MemoryPolicy(BasePolicy):
             arrays[ACTION_MASK] = self._fit_masks(arrays, action_masks)
         leaves = self.leaves_to_tensors(arrays)
         n = int(next(iter(leaves.values())).shape[0])
-        if state is None:
-            state = self.initial_state(n)
-            first = torch.ones(n, dtype=torch.bool, device=self.device)
-        else:
-            state, first = self._continue(state, n, episode_start, reward)
+        start = fit_starts(episode_start, n, all_begin=state is None)
+        rewards = None if reward is None else fit_rewards(reward, start)
+        state = self.initial_state(n) if state is None else self._continue(state, start, rewards)
+        first = torch.as_tensor(start, device=self.device)
         noise = None if deterministic else self.action_head.draw(n, generator)
         actions, _, _, state = self.step(leaves, state, first, noise)
         environment_actions = self.environment_actions(actions)
@@ -451,21 +450,18 @@ class MemoryPolicy(BasePolicy):
             raise ConfigError(f"this policy learned with masks of actions and acts only with them: {WAY_OUT}")
         return masks_of_step(arrays, action_masks, self.action_space)
 
-    def _continue(
-        self, state: Any, n: int, episode_start: np.ndarray | None, reward: np.ndarray | float | None
-    ) -> tuple[PolicyState, Tensor]:
-        self.check_state(state, n)
-        start = fit_starts(episode_start, n)
-        rewards = np.zeros(n) if reward is None else fit_rewards(reward, start)
+    def _continue(self, state: Any, start: np.ndarray, rewards: np.ndarray | None) -> PolicyState:
+        """A checked state with the last rewards [B] in it, where the policy reads them."""
+        self.check_state(state, len(start))
         if self.uses_previous_reward:
-            if reward is None and not start.all():
+            if rewards is None and not start.all():
                 raise ConfigError(
                     "this policy was built with previous_reward=True and needs predict(..., reward=...) from the "
                     "second step on; loops that cannot pass it (evaluate_policy, EvalCallback) need the reward in the "
                     "observation: train with the wrapper History of rltransformers.envs and previous_reward=False"
                 )
-            state = with_reward(state, rewards)
-        return state, torch.as_tensor(start, device=self.device)
+            state = with_reward(state, np.zeros(len(start)) if rewards is None else rewards)
+        return cast(PolicyState, state)
 
     # Files
 

@@ -115,21 +115,21 @@ def fit_vector(values: Any, rows: int, what: str) -> np.ndarray:
     return np.broadcast_to(array.reshape(-1), (rows,)).astype(np.float64)
 
 
-def fit_starts(episode_start: Any, rows: int) -> np.ndarray:
-    """Episode starts as booleans [B]; None means nowhere.
+def fit_starts(episode_start: Any, rows: int, *, all_begin: bool = False) -> np.ndarray:
+    """Episode starts as booleans [B]; None means nowhere. With ``all_begin`` they are checked, and True everywhere.
 
     Raises:
         DataError: for what is neither True nor False (0 or 1), or not one per environment.
     """
     if episode_start is None:
-        return np.zeros(rows, bool)
+        return np.full(rows, all_begin)
     try:
         start = flags(episode_start).reshape(-1)
     except DataError as error:
         raise DataError(f"episode_start {error}") from error
     if len(start) != rows and np.ndim(episode_start):
         raise DataError(f"episode_start has {len(start)} entries for {rows} environments; give one boolean for each")
-    return np.broadcast_to(start, (rows,)).copy()
+    return np.broadcast_to(start | all_begin, (rows,)).copy()
 
 
 def check_state(state: Any, kind: type, rows: int) -> None:

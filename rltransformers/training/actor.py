@@ -93,12 +93,13 @@ class Actor:
             DataError: for another number of environments.
         """
         if isinstance(ended, bool | np.bool_) and ended:
-            self._state, self._start = None, np.ones(1, bool)
+            self._state, self._start = None, np.ones((), bool)  # for any number of environments
             return
         if self._start is None:
             raise ConfigError("an actor begins with all environments: call actor.reset() before the first observation")
+        starts = fit_starts(ended, np.size(ended) if self._state is None else self._state.batch_size)
         if self._state is not None:
-            self._start = self._start | fit_starts(ended, self._state.batch_size)
+            self._start = self._start | starts
 
     def __call__(self, observation: Any, reward: Any = None, action_masks: Any = None) -> Any:
         """The next action of one environment, or of B of them, nested as the action space (of a vector environment).
@@ -120,10 +121,9 @@ class Actor:
                 "actor.reset() comes first: call it wherever an episode begins, as env.reset(), and then "
                 "actor(observation, reward) once per step"
             )
-        start = self._start if self._state is not None else True
         way_out = "call actor.reset() to begin with another number of environments"
         actions, batched, self._state = self._decide(
-            observation, self._state, start, reward, action_masks, self.deterministic, self._generator, way_out
+            observation, self._state, self._start, reward, action_masks, self.deterministic, self._generator, way_out
         )
         self._start = np.zeros(self._state.batch_size, bool)
         return nest_leaves(self.action_space, actions if batched else {path: leaf[0] for path, leaf in actions.items()})
@@ -170,11 +170,12 @@ class Actor:
             ConfigError: for a missing reward or mask, or a state that ``predict`` did not return.
             DataError: for an observation, a reward or a mask that is none, or that allows nothing.
         """
-        start = True if state is None else episode_start
         greedy = self.deterministic if deterministic is None else check(deterministic, bool, "deterministic")
         if reward is None and self._heard is not None and _same(self._heard[0], observation):
             reward = self._heard[1]
-        actions, batched, state = self._decide(observation, state, start, reward, action_masks, greedy, self._generator)
+        actions, batched, state = self._decide(
+            observation, state, episode_start, reward, action_masks, greedy, self._generator
+        )
         if batched and "" in actions:
             return actions[""], state
         rows = [
@@ -221,13 +222,14 @@ class Actor:
         spaces = leaf_spaces(self.observation_space)
         leaves = {path: np.asarray(leaf, spaces[path].dtype) for path, leaf in found.items()}
         rows = len(next(iter(leaves.values())))
-        if state is None:
+        begins = state is None
+        if begins:
             state = self._policy.begin(rows)
         elif way_out is None:
             self._policy.check_state(state, rows)
         elif state.batch_size != rows:
             raise ConfigError(f"the actor is in episodes of {state.batch_size} environments, got {rows}; {way_out}")
-        starts = fit_starts(start, rows)
+        starts = fit_starts(start, rows, all_begin=begins)
         if reward is None and self._policy.needs_reward(state, starts):
             raise ConfigError(
                 "this policy reads the reward of the last step: actor(observation, reward), or predict(..., reward="

@@ -237,6 +237,11 @@ def test_wrong_use_names_the_way_out() -> None:
         actor.reset([True, False, True])
     many = model.actor()
     many.reset()
+    many.reset([False, True, False])  # all begin anyway
+    with pytest.raises(DataError, match="episode_start is 2 at step 1"):
+        many.reset([0, 2, 0])
+    with pytest.raises(DataError, match="episode_start has 2 entries for 3"):
+        many.predict(np.zeros((3, 4)), episode_start=[True, True])
     many(np.zeros((3, 4), np.float32))
     for ended in ([1], [True], [0, 2]):  # indices are no booleans, one is none for each
         with pytest.raises(DataError, match=r"for 3 environments; give one boolean for each|episode_start"):

@@ -72,6 +72,17 @@ def test_a_refused_call_leaves_the_episode_as_it_was(agent: Any, name: str, valu
     np.testing.assert_array_equal(again, expected)
 
 
+@pytest.mark.parametrize("value", [value for name, value in FAULTS if name == "episode_start"], ids=str)
+def test_the_first_call_checks_where_episodes_start(agent: Any, value: Any) -> None:
+    with pytest.raises(DataError, match="episode_start"):
+        agent.predict(observation(), episode_start=value)
+    expected, _ = agent.predict(observation(), deterministic=True)
+    for starts in (True, [True] * 3, [False] * 3):  # with state=None all begin
+        np.testing.assert_array_equal(
+            agent.predict(observation(), episode_start=starts, deterministic=True)[0], expected
+        )
+
+
 @pytest.mark.parametrize("target", [np.nan, np.inf, 1e39, True, [True] * 3, "7", 1j, [1.0, 2.0], [1.0, np.nan, 1.0]])
 def test_a_target_return_is_a_finite_number(target: Any) -> None:
     model = offline()
