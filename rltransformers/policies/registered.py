@@ -120,28 +120,42 @@ def check_alike(module: nn.Module, what: str) -> None:
 
 @torch.no_grad()
 def check_modes(module: nn.Module, compute: Callable[[Any], Tensor], example: Any, what: str) -> None:
-    """Raise ConfigError unless ``compute`` gives the same of rows like ``example`` in both modes of ``module``.
+    """Raise ConfigError unless ``compute`` gives the same of two rows in both modes of ``module``, and of each alone.
 
-    For what ``check_alike`` cannot see: functions that read the mode. Weights and statistics stay as they are.
+    For what ``check_alike`` cannot see: functions that read the mode, draw noise, or mix the rows of a batch, which are
+    other ones in acting than in training. Weights and statistics stay as they are.
     """
-    example = {path: _varied(leaf) for path, leaf in example.items()} if isinstance(example, dict) else _varied(example)
+    leaves = {path: _varied(leaf) for path, leaf in (example if isinstance(example, dict) else {"": example}).items()}
+
+    def rows(indices: slice) -> Tensor:
+        chosen = {path: leaf[indices] for path, leaf in leaves.items()}
+        return compute(chosen if isinstance(example, dict) else chosen[""])
+
     training, state = module.training, {name: value.clone() for name, value in module.state_dict().items()}
     with torch.random.fork_rng(devices=[]):
         module.train()
-        found = [compute(example) for _ in range(3)]  # chance may spare all numbers of one call
+        found = [rows(slice(2)) for _ in range(3)]  # chance may spare all numbers of one call
         module.eval()
-        expected = compute(example)
+        expected = rows(slice(2))
+        alone = torch.cat([rows(slice(i, i + 1)) for i in range(2)])
     module.train(training)
     module.load_state_dict(state)
     if not all(torch.allclose(each, expected, rtol=1e-4, atol=1e-5, equal_nan=True) for each in found):
         raise ConfigError(
             f"{what} computes other numbers in training than in evaluation mode; acting and training would differ: "
-            "leave out dropout and statistics that follow the data"
+            "leave out noise, dropout and statistics that follow the data"
+        )
+    if not torch.allclose(alone, expected, rtol=1e-4, atol=1e-5, equal_nan=True):
+        raise ConfigError(
+            f"{what} computes other numbers of a row alone than beside another one; acting and training would differ, "
+            "whose batches hold other rows: compute each row by itself"
         )
 
 
 def _varied(leaf: Tensor) -> Tensor:
-    """Rows that differ, for numbers; classes and pixels as they are."""
+    """Rows that differ, of numbers and pixels; classes as they are."""
+    if leaf.dtype == torch.uint8:
+        return (leaf + torch.arange(leaf.numel()).view_as(leaf)).to(torch.uint8)
     return leaf + torch.linspace(0.1, 1.0, leaf.numel()).view_as(leaf) if leaf.is_floating_point() else leaf
 
 

@@ -1,6 +1,7 @@
 """Encoders that users bring: registered ones per leaf, feature extractors of Stable-Baselines3, chosen pictures."""
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -61,6 +62,17 @@ def test_a_registered_encoder_reads_its_leaf_whatever_axes_lead() -> None:
     assert read_leaves({path: each.to_dict() for path, each in chosen.items()}) == chosen
 
 
+class Flat(nn.Module):
+    """A linear layer over all numbers, and a function of rows behind it."""
+
+    def __init__(self, width: int, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(6, width), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.linear(x.flatten(1)))
+
+
 class Forgetful(nn.Module):
     """Drops by a function, which is no part that could be seen."""
 
@@ -99,6 +111,15 @@ def test_what_does_not_fit_is_refused_with_the_reason() -> None:
         bad(lambda space, width, part=part: nn.Sequential(nn.Flatten(), part), f"{type(part).__name__} at '1'")
     bad(lambda space, width: nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True)), "InstanceNorm1d at '0'")
     bad(lambda space, width: Forgetful(width), "computes other numbers in training than in evaluation mode")
+    for function, reason in (
+        (
+            lambda x: x + 1e-2 * torch.randn_like(x),
+            "other numbers in training than in evaluation mode.*leave out noise",
+        ),
+        (lambda x: x - x.mean(0), "of a row alone than beside another one.*compute each row by itself"),
+        (lambda x: x / x.norm(), "of a row alone than beside another one"),
+    ):
+        bad(lambda space, width, function=function: Flat(width, function), reason)
     for kind in (torch.float64, torch.float16):
         bad(lambda space, width, kind=kind: nn.Sequential(nn.Flatten(), nn.Linear(6, width), To(kind)), f"of {kind}")
     bad(lambda space, width: nn.Linear(7, width), "fails on two rows of zeros")
