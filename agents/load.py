@@ -11,6 +11,7 @@ from rltransformers.agents.gtrxl_ppo import GTrXLPPO
 from rltransformers.agents.gtrxl_vmpo import GTrXLVMPO
 from rltransformers.core.checkpoint import Checkpoint, load_checkpoint
 from rltransformers.core.errors import CheckpointError
+from rltransformers.core.ranges import check
 
 if __name__ != "rltransformers.agents.load":
     raise ImportError("import this file as rltransformers.agents.load")
@@ -30,7 +31,7 @@ def load_agent(path: str | os.PathLike[str], *, device: torch.device | str = "au
     Raises:
         CheckpointError: for a file that is missing, corrupt or of no agent of this package.
     """
-    file = checkpoint_in(path)
+    file = checkpoint_in(check(path, str | os.PathLike[str], "path"))
     return KINDS[agent_checkpoint(file).kind].load(file, device=device)
 
 

@@ -64,6 +64,8 @@ def file_name(path: File) -> str:
 def checkpoint_path(path: str | os.PathLike[str]) -> Path:
     """The file a checkpoint called ``path`` is written to: ``.zip`` is added to a name without extension, as in SB3."""
     path = Path(path)
+    if not path.name:
+        raise CheckpointError(f"{os.fspath(path)!r} is no name of a file; give one, such as model.zip")
     return path if path.suffix else path.with_name(path.name + ".zip")
 
 
@@ -346,8 +348,9 @@ class _Outline(pickle._Unpickler):  # in C it allocates what an index asks for
         self.tensor((count * unit // width, width), offset, size, stride)
 
 
-def _check_start(archive: zipfile.ZipFile) -> None:
-    if archive.comment or min((entry.header_offset for entry in archive.infolist()), default=0) > 0:
+def _check_start(archive: zipfile.ZipFile, start: int = 0) -> None:
+    """Raise unless the archive begins with the file, or at ``start``, behind what else was written there."""
+    if archive.comment or min((entry.header_offset for entry in archive.infolist()), default=0) not in (0, start):
         # A file cut behind its tensors ends in the directory of the inner zip, which is what was found here.
         raise zipfile.BadZipFile("it does not start where its directory says")
 
@@ -403,8 +406,9 @@ def _read(path: Path | io.BufferedIOBase) -> tuple[dict[str, Any], bytes]:
     """Header and tensor bytes of a checkpoint file, checksums verified."""
     name = file_name(path)
     try:
+        start = path.tell() if isinstance(path, io.BufferedIOBase) else 0
         with zipfile.ZipFile(path) as archive:
-            _check_start(archive)
+            _check_start(archive, start)
             if _HEADER not in archive.namelist() or _TENSORS not in archive.namelist():
                 raise CheckpointError(
                     f"{name} is not an rltransformers checkpoint: a zip without {_HEADER} and {_TENSORS}"

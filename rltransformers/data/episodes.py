@@ -15,6 +15,8 @@ from rltransformers.data.trajectories import Allocate, Trajectories, TrajectoryW
 
 Space = gym.Space[Any]
 
+_MISFITS = (ValueError, KeyError, IndexError, TypeError)
+
 
 def trajectories_from_episodes(
     episodes: Iterable[Mapping[str, Any]],
@@ -83,10 +85,24 @@ def _stack(episodes: Sequence[Mapping[str, Any]], key: str, name: str) -> Any:
     def join(*leaves: Any) -> Any:
         return np.concatenate([numbers(leaf) for leaf in leaves])
 
+    values = [episode[key] for episode in episodes]
     try:
-        return map_leaves(join, *(episode[key] for episode in episodes))
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise DataError(f"{name}: the {key} of the episodes do not fit together ({error})") from error
+        return map_leaves(join, *values)
+    except _MISFITS:
+        for index, value in enumerate(values):
+            try:
+                map_leaves(join, values[0], value)
+            except _MISFITS as error:
+                what = f"{key} of episode {index}" + (" do not fit those of episode 0" if index else " are unfit")
+                raise DataError(f"{name}: {what}: {_shapes(values[0], value, error)}") from error
+        raise
+
+
+def _shapes(first: Any, other: Any, error: Exception) -> str:
+    """The shapes of rows of two arrays that differ in them, or else the error."""
+    if isinstance(first, np.ndarray) and isinstance(other, np.ndarray) and first.shape[1:] != other.shape[1:]:
+        return f"rows of shape {first.shape[1:]}, then of {other.shape[1:]}"
+    return str(error)
 
 
 def _append_last(space: Space, observations: Any, following: Any, steps: int, where: str) -> Any:

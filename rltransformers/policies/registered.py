@@ -34,7 +34,7 @@ def register_encoder(name: str, make: Maker) -> None:
     Raises:
         ConfigError: for a name of an encoder of ours, or what cannot be called.
     """
-    if name in BUILT_IN:
+    if check(name, str, "name") in BUILT_IN:
         raise ConfigError(f"{name!r} is an encoder of this package; register another name")
     if not callable(make):
         raise ConfigError(f"encoder {name!r} must be a class or a function that makes a module, got {shown(make)}")

@@ -238,6 +238,8 @@ def write_policy(
     write = WRITERS.get(Path(path).suffix)
     if write is None:
         raise ConfigError(f"{Path(path).name!r} must end in .pt2 (for torch) or .onnx (for any ONNX runtime)")
+    if Path(path).is_dir():
+        raise ConfigError(f"{path} is a folder; give the name of a file in it")
     inputs, state = step.examples(2)
     metadata = {
         "agent": step.kind,

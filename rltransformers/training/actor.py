@@ -77,7 +77,7 @@ class Actor:
             ConfigError: for another ending, and a target return that is none or that nobody reads.
             MissingExtraError: for an ``.onnx`` file without onnxruntime.
         """
-        policy = FileSteps(path, target_return)
+        policy = FileSteps(check(path, str | os.PathLike[str], "path"), target_return)
         return cls(policy, deterministic=deterministic, seed=seed, name=f"export:{os.fspath(path)}")
 
     def reset(self, ended: Any = True) -> None:

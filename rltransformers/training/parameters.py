@@ -35,7 +35,7 @@ def take_parameters(
         exact: every part is there, with every parameter.
 
     Raises:
-        ConfigError: for an unknown part, a missing one, or another shape.
+        ConfigError: for an unknown part, a missing one, another shape, or a weight that is not finite.
     """
     refuse_unknown(given, parts, source="parameters")
     for name, value in given.items():
@@ -48,6 +48,9 @@ def take_parameters(
             if isinstance(part, nn.Module):
                 own = part.state_dict()
                 check_same(given[name], own if exact else {key: own[key] for key in own if key in given[name]}, name)
+                for key, _ in part.named_parameters():
+                    if key in given[name] and not torch.isfinite(given[name][key]).all():
+                        raise ValueError(f"{key} is not finite")
             else:
                 check_optimizer(part, given[name], name)
     for name, part in changed.items():

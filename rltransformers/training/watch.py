@@ -9,7 +9,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from rltransformers.core.action_masks import ACTION_MASK, LAST_MASK, MASK_METHOD, check_masks, choices_of, fit_masks
 from rltransformers.core.errors import DataError
-from rltransformers.core.guard import check_observations, check_outcome, guarded, surely_good
+from rltransformers.core.guard import attempt, check_observations, check_outcome, guarded, surely_good
 from rltransformers.core.spaces import leaf_spaces, nested_leaves
 from rltransformers.policies.observations import tree_space
 
@@ -109,7 +109,8 @@ class Masks:
         """
         rows, joined = self._env.num_envs, dict(leaves)
         if self._beside:
-            joined[ACTION_MASK] = fit_masks(self._env.env_method(MASK_METHOD), self._space, rows)
+            masks = attempt(self._env, f"in {MASK_METHOD}()", self._env.env_method, MASK_METHOD)
+            joined[ACTION_MASK] = fit_masks(masks, self._space, rows)
         # What an environment that resets in its next step ignores need not be allowed.
         idle = getattr(self._env.unwrapped, "resets_next", None)
         acting = np.arange(rows) if idle is None else np.flatnonzero(~idle)

@@ -158,6 +158,15 @@ def test_a_mask_that_allows_nothing_names_the_environment(kind: str, source: str
         model.learn(40)
 
 
+@pytest.mark.parametrize("found", [np.ones(3, bool), lambda: 1 / 0])
+def test_masks_that_cannot_be_asked_for_are_a_fault_of_the_environment(found: Any) -> None:
+    env = Locks()
+    env.action_masks = found
+    model = GTrXLPPO("GTrXLPolicy", env, n_steps=8, policy_kwargs={"backbone": TINY}, device="cpu")
+    with pytest.raises(DataError, match=r"environment 0 raised \w+Error in action_masks\(\): "):
+        model.learn(8)
+
+
 def test_environments_that_reset_in_their_next_step_may_allow_nothing_there() -> None:
     class Over(Locks):
         def _observe(self) -> Any:

@@ -330,6 +330,9 @@ def test_a_file_for_one_environment_says_so_and_long_episodes_are_refused(tmp_pa
 def test_what_is_no_file_of_a_policy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no file"):
         Actor.from_export(tmp_path / "none.onnx")
+    for wrong in (None, 3):
+        with pytest.raises(ConfigError, match="path must be a text or a path"):
+            Actor.from_export(wrong)
     with pytest.raises(ConfigError, match=r"must end in \.pt2 or \.onnx"):
         Actor.from_export(tmp_path / "agent.zip")
     for name in ("noise.onnx", "noise.pt2"):

@@ -59,12 +59,13 @@ def test_parameters_that_do_not_fit_change_nothing(name: str, tmp_path: Path) ->
     whole = model.get_parameters()
     before = [tensor.clone() for tensor in tensors_of(model)]
     weights = {key: value + 1.0 for key, value in whole["policy"].items()}
-    key = next(iter(weights))
+    key = next(name for name, _ in model.policy.named_parameters())
     cases: list[tuple[Any, str]] = [
         ({"policy": weights}, "exact_match=False"),
         (whole | {"polcy": weights}, "did you mean 'policy'"),
         (whole | {"policy": {k: v for k, v in weights.items() if k != key}}, f"policy lacks {key}"),
         (whole | {"policy": weights | {key: torch.zeros(99)}}, f"policy.{key}"),
+        (whole | {"policy": weights | {key: weights[key] / 0}}, f"policy: {key} is not finite"),
     ]
     for given, words in cases:
         with pytest.raises(ConfigError, match=words):

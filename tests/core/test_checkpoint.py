@@ -223,6 +223,23 @@ def test_sizes_that_a_file_states_are_checked_before_they_are_believed(saved: Pa
         load_checkpoint(saved)
 
 
+def test_a_checkpoint_in_an_open_file_may_stand_behind_other_bytes(tmp_path: Path) -> None:
+    with (tmp_path / "several").open("w+b") as file:
+        file.write(b"before it")
+        save_checkpoint(file, "Agent", {"width": 3}, {"x": torch.arange(3)})
+        file.seek(9)
+        assert load_checkpoint(file).settings == {"width": 3}
+        file.seek(3)
+        with pytest.raises(CheckpointError, match="does not start where its directory says"):
+            load_checkpoint(file)
+
+
+@pytest.mark.parametrize("name", ["", ".", "/"])
+def test_a_checkpoint_needs_a_name(name: str) -> None:
+    with pytest.raises(CheckpointError, match=r"is no name of a file; give one"):
+        save_checkpoint(name, "Agent", {}, {})
+
+
 def test_objects_that_torch_would_build_and_we_never_save_are_refused(saved: Path) -> None:
     class Room:
         def __reduce__(self) -> tuple[Any, tuple[int]]:

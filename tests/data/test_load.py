@@ -208,6 +208,16 @@ def test_next_observations_of_episode_dicts_give_the_last_observation() -> None:
         load_trajectories(episodes)
 
 
+@pytest.mark.parametrize("rows", [np.zeros((9, 3)), [[0, 1], [2]], {"a": np.zeros((9, 2))}])
+def test_an_episode_that_does_not_fit_the_others_is_named(rows: Any) -> None:
+    episodes = coded_episodes()
+    episodes[2]["observations"] = rows
+    with pytest.raises(DataError, match="observations of episode 2 do not fit those of episode 0"):
+        load_trajectories(episodes)
+    with pytest.raises(DataError, match="observations of episode 0 are unfit"):
+        load_trajectories([episodes[0] | {"observations": [[0, 1], [2]]}])
+
+
 # Spaces ---------------------------------------------------------------
 
 
@@ -500,9 +510,9 @@ def test_an_end_inside_an_episode_is_named() -> None:
 
 def test_ragged_and_textual_leaves_are_refused() -> None:
     episode = {"actions": [0, 1], "rewards": [0.0, 1.0]}
-    with pytest.raises(DataError, match=r"not rows of numbers|do not fit"):
+    with pytest.raises(DataError, match=r"are unfit: (has dtype|is no array)"):
         load_trajectories([episode | {"observations": ["a", "b"]}])
-    with pytest.raises(DataError, match="do not fit"):
+    with pytest.raises(DataError, match="are unfit"):
         load_trajectories([episode | {"observations": [[1.0], [1.0, 2.0]]}])
 
 

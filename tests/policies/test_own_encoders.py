@@ -110,6 +110,8 @@ def test_what_does_not_fit_is_refused_with_the_reason() -> None:
     for part in (nn.LSTM(3, 5, 2, dropout=0.5), nn.MultiheadAttention(5, 1, 0.5), nn.RReLU()):
         bad(lambda space, width, part=part: nn.Sequential(nn.Flatten(), part), f"{type(part).__name__} at '1'")
     bad(lambda space, width: nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True)), "InstanceNorm1d at '0'")
+    with pytest.raises(ConfigError, match=r"name must be a text, got \[\]"):
+        register_encoder([], Forgetful)  # type: ignore[arg-type]
     bad(lambda space, width: Forgetful(width), "computes other numbers in training than in evaluation mode")
     for function, reason in (
         (

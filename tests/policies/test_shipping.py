@@ -218,6 +218,9 @@ def test_a_wrapper_between_the_statistics_and_the_policy_is_refused(tmp_path: An
 @pytest.mark.parametrize("name", ["policy.tflite", "policy"])
 def test_another_ending_is_refused_with_both_names(name: str, tmp_path: Any) -> None:
     for model in (online(VECTOR, SMALL), offline(VECTOR, SMALL)):
+        (tmp_path / "folder.pt2").mkdir(exist_ok=True)
+        with pytest.raises(ConfigError, match=r"folder\.pt2 is a folder; give the name of a file"):
+            model.export(tmp_path / "folder.pt2")
         with pytest.raises(ConfigError, match=rf"'{name}' must end in \.pt2 .* or \.onnx"):
             model.export(tmp_path / name)
 
