@@ -58,6 +58,10 @@ def find_config(name: str, overrides: Sequence[tuple[str, str]]) -> tuple[str, E
         return stem, _read(text, f"packaged config {stem}", overrides)
     if path.stem in packaged_configs():
         raise ConfigError(f"config {name}: there is no such file; for the packaged config name it alone: {path.stem}")
+    if (path / "config.yaml").is_file():
+        raise ConfigError(
+            f"{name} is a run folder: go on with `train --resume {name}`, or begin anew with `train {name}/config.yaml`"
+        )
     raise ConfigError(
         f"config {name!r} is neither a file nor a packaged config; {did_you_mean(stem, packaged_configs())}"
     )

@@ -17,20 +17,23 @@ from typing import Any
 from rltransformers.cli.engines import Lines, Order
 from rltransformers.cli.printing import short_warning
 from rltransformers.core.errors import OUR_ERRORS, one_line
-from rltransformers.core.files import check_name
+from rltransformers.core.files import check_name, numbered
 from rltransformers.training.experiment import ExperimentConfig, build_experiment
 
 PROCESS = ("-m", "rltransformers.cli.worker")
 
 
 def order_of(config: ExperimentConfig, name: str) -> Order:
-    """The process that trains ``config`` in a new run folder ``name``; log and report stand beside it.
+    """The process that trains ``config`` in a new run folder; log and report stand beside it.
+
+    It is called ``name``, or ``name-2``, ``-3``, ... where a folder or a log of an earlier run has that name.
 
     Raises:
         ConfigError: for a name that no folder can have.
     """
     check_name(name)
     output = Path(config.output).absolute()
+    name = next(each for each in numbered(name) if not ((output / each).exists() or (output / f"{each}.log").exists()))
     report = output / f"{name}.report"
     text = json.dumps({"config": config.to_dict(), "name": name, "report": str(report)})
     return Order(PROCESS, f"{text}\n", output / f"{name}.log", (report,))

@@ -1,6 +1,7 @@
 """Files and folders that are whole or absent, whenever the process that writes them is killed."""
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -74,6 +75,11 @@ def check_name(name: str) -> None:
     else:
         return
     raise ConfigError(f"the name of a run {fault}, got {name[:60]!r}; --output chooses the folder that it is made in")
+
+
+def numbered(name: str) -> Iterator[str]:
+    """``name``, ``name-2``, ``name-3`` and so on."""
+    return (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
 
 
 @contextmanager

@@ -337,7 +337,9 @@ def _plural(annotation: Any) -> str:
 
 
 def _suggestion(value: Any, annotation: Any) -> str:
-    """The closest name where a text is one of several names, mistyped."""
+    """The closest name where a text is one of several names, mistyped; of a mapping the key that is no text."""
+    if isinstance(value, Mapping) and (keys := [key for key in value if not isinstance(key, str)]):
+        return f"; the key {keys[0]!r} is no text"
     parts = get_args(annotation) if _is_union(annotation) else (annotation,)
     names = [name for part in parts if get_origin(part) is Literal for name in get_args(part)]
     names += [each.value for part in parts if _is_enumeration(part) for each in part]

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from stable_baselines3.common.logger import (
 )
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.files import check_name, file_lock, naming, remove_left_overs, replacing
+from rltransformers.core.files import check_name, file_lock, naming, numbered, remove_left_overs, replacing
 from rltransformers.training.evaluation import EvaluationResult, write_results
 from rltransformers.training.event_files import cut_event_files
 from rltransformers.training.plots import plot_learning_curve
@@ -70,15 +70,11 @@ class RunFolder:
             Path(root).mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise ConfigError(f"output {root} cannot be a folder: it, or what should hold it, is a file") from error
-        number = 1
-        while True:
-            path = Path(root) / (name if number == 1 else f"{name}-{number}")
-            try:
-                path.mkdir()
-            except FileExistsError:
-                number += 1
-            else:
-                return cls(path)
+        for each in numbered(name):
+            with suppress(FileExistsError):
+                (Path(root) / each).mkdir()
+                break
+        return cls(Path(root) / each)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "RunFolder":

@@ -211,6 +211,10 @@ def test_seeds_train_on_either_engine(engine: Engine, tmp_path: Path, monkeypatc
     monkeypatch.setattr(worker, "PROCESS", ("-c", FAKE_RUN))
     runs = train_seeds(build_experiment(ONLINE | {"output": str(tmp_path)}), "x", range(4, 7), engine, 2)
     assert runs == [{"seed": seed, "run": f"x-seed{seed}", "results": [seed]} for seed in (4, 5, 6)]
+    first = (tmp_path / "x-seed4.log").read_bytes()
+    again = train_seeds(build_experiment(ONLINE | {"output": str(tmp_path)}), "x", [4], engine, 1)
+    assert again[0]["run"] == "x-seed4-2" and (tmp_path / "x-seed4-2.log").is_file()  # a log of its own
+    assert (tmp_path / "x-seed4.log").read_bytes() == first
 
 
 def test_files_come_from_machines_without_a_common_file_system(tmp_path: Path) -> None:

@@ -151,6 +151,8 @@ def test_a_run_leaves_everything_it_promises_and_evaluates_again_to_the_same_epi
     }[name]
     other = json.loads(run(capsys, "evaluate", str(folder.path), "--json", "--episodes", "2", "--seed", "9", *trust))
     assert other[0]["seeds"] == [9, 10]
+    words = "is a run folder: go on with `train --resume runs/"
+    assert words in refused(capsys, "train", os.path.relpath(folder.path))
 
 
 def test_sampled_actions_differ_from_the_most_likely_ones(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -905,6 +907,8 @@ def test_a_run_goes_on_on_another_device(name: str, work: Path, capsys: pytest.C
         (["train", "offline.yaml", "--dataset.collect.behaviours", "[rando]"], "'rando' is none of"),
         (["train", "offline.yaml", "--environment.processes", "true"], "leave out processes"),
         (["train", "--resume", "runs/none"], "not a run folder"),
+        (["train", "online.yaml", "--environment.kwargs", "{1: 2}"],
+         "environment.kwargs must be a mapping, got {1: 2}; the key 1 is no text"),
         (["evaluate", "runs/none"], "not a run folder"),
         (["evaluate", "runs/none", "--target-return", "high"], "must be a finite number, got 'high'"),
         (["evaluate", "runs/none", "--target-return", "nan"], "must be a finite number, got 'nan'"),
