@@ -81,8 +81,8 @@ class CueRecall:
     draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        _at_least("delay", self.delay, 0)
-        _at_least("cues", self.cues, 2, NUMBERS)
+        _check_number("delay", self.delay, 0)
+        _check_number("cues", self.cues, 2, NUMBERS)
         _check_shortest("delay", self.delay, self.shortest_delay)
 
     @property
@@ -132,7 +132,7 @@ class _TMaze:
     detour: ClassVar[int]
 
     def __post_init__(self) -> None:
-        _at_least("corridor", self.corridor, 1)
+        _check_number("corridor", self.corridor, 1)
         _check_shortest("corridor", self.corridor, self.shortest_corridor)
 
     @property
@@ -242,8 +242,8 @@ class KeyToDoor:
     draws: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
-        _at_least("size", self.size, 2, 10_000)
-        _at_least("phase_steps", self.phase_steps, 1)
+        _check_number("size", self.size, 2, 10_000)
+        _check_number("phase_steps", self.phase_steps, 1)
 
     @property
     def horizon(self) -> int:
@@ -336,9 +336,9 @@ class Stitching:
     draws: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        _at_least("size", self.size, 2, 10_000)
-        _at_least("part_steps", self.part_steps, 1)
-        _at_least("overlap", self.overlap, 1)
+        _check_number("size", self.size, 2, 10_000)
+        _check_number("part_steps", self.part_steps, 1)
+        _check_number("overlap", self.overlap, 1)
         if not isinstance(self.parts, bool):
             raise ConfigError(f"parts must be true or false, got {self.parts!r}")
 
@@ -464,16 +464,16 @@ class DistractorTMaze:
     bits: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
-        _at_least("corridor", self.corridor, 2)
+        _check_number("corridor", self.corridor, 2)
         if self.corridor > 2**self.bits:
             raise ConfigError(
                 f"corridor must be at most {2**self.bits}, since the cell is shown in {self.bits} bits, "
                 f"got {self.corridor}"
             )
-        _at_least("distractors", self.distractors, 0, NUMBERS)
-        _at_least("limit", self.limit, self.corridor)
+        _check_number("distractors", self.distractors, 0, NUMBERS)
+        _check_number("limit", self.limit, self.corridor)
         if self.shortest_way is not None:
-            _at_least("shortest_way", self.shortest_way, 1)
+            _check_number("shortest_way", self.shortest_way, 1)
             if self.shortest_way >= self.corridor:
                 raise ConfigError(
                     f"shortest_way must be below the corridor of {self.corridor} cells, got {self.shortest_way}"
@@ -558,11 +558,11 @@ def _mixed(words: Array) -> Array:
 
 def _check_shortest(name: str, longest: int, shortest: int | None) -> None:
     if shortest is not None:
-        _at_least(f"shortest_{name}", shortest, 1)
-        _at_least(name, longest, shortest)
+        _check_number(f"shortest_{name}", shortest, 1)
+        _check_number(name, longest, shortest)
 
 
-def _at_least(name: str, value: int, least: int, most: int = 10**9) -> None:
+def _check_number(name: str, value: int, least: int, most: int = 10**9) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ConfigError(f"{name} must be a whole number of at least {least}, got {shown(value)}")
     if value > most:
