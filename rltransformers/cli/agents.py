@@ -48,6 +48,7 @@ class RunAgent(ABC):
 
     steps: ClassVar[str]
     online: ClassVar[bool]
+    config: ExperimentConfig
     model: Any
 
     @abstractmethod
@@ -72,6 +73,19 @@ class RunAgent(ABC):
     def steps_done(self) -> int:
         """Training steps so far."""
         return int(self.model.num_timesteps)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether training is to be done, by the config and what the checkpoint has behind it."""
+        return self.steps_done < self.config.steps
+
+    def check_lengths(self, before: ExperimentConfig, run: str) -> None:
+        """Raise ConfigError where the config asks a ``run`` to end before what it did; ``before`` is its last one."""
+        if self.config.steps < min(self.steps_done, before.steps):
+            raise ConfigError(
+                f"run {run} is at step {self.steps_done}, so it cannot end at {self.config.steps}; name more steps, or "
+                "none, to go on with it"
+            )
 
     def set_logger(self, logger: Logger) -> None:
         """Log there from now on."""
@@ -164,8 +178,13 @@ class OnlineRunAgent(RunAgent):
     def _loaded_recurrent(self, env: VecEnv, checkpoint: Path) -> RecurrentPPO:
         if not checkpoint.is_file():
             raise CheckpointError(f"checkpoint {checkpoint} does not exist")
-        statistics = _normalization_path(checkpoint)
-        if statistics.is_file():
+        statistics, settings = _normalization_path(checkpoint), self.config.environment
+        if settings.normalize_observation or settings.normalize_reward:
+            if not statistics.is_file():
+                raise CheckpointError(
+                    f"{statistics} is not there, which holds the statistics that {checkpoint} is normalised by; put it "
+                    "back, or train anew"
+                )
             env = load_normalization(statistics, env, training=True)
         try:
             return RecurrentPPO.load(checkpoint, env=env, device=self._device)
@@ -278,10 +297,10 @@ class OnlineRunAgent(RunAgent):
     def save(self, path: str | os.PathLike[str]) -> None:
         statistics = self.model.get_vec_normalize_env()
         if isinstance(self.model, RecurrentPPO):
+            if statistics is not None:  # first: a checkpoint without them cannot be used
+                save_normalization(_normalization_path(Path(path)), statistics)
             with replacing(path) as temporary:
                 self.model.save(temporary)
-            if statistics is not None:
-                save_normalization(_normalization_path(Path(path)), statistics)
         else:
             self.model.save(path)  # holds the statistics itself
 
@@ -323,12 +342,40 @@ class OfflineRunAgent(RunAgent):
             return load_trajectories(dataset.id, **dataset.reading(), trust=True)
         return collect_episodes(self.config.environment, dataset.collect, self.config.seed)
 
+    @property
+    def goes_on(self) -> bool:
+        return self._learns_offline or self._learns_online
+
+    @property
+    def _learns_offline(self) -> bool:
+        """Whether gradient steps from the data are to come; those of online episodes count on behind them."""
+        return super().goes_on and not self.model.online_timesteps
+
+    @property
+    def _learns_online(self) -> bool:
+        online = self.config.online
+        return online is not None and (self.model.online_timesteps < online.timesteps or self.model.online_updates > 0)
+
+    def check_lengths(self, before: ExperimentConfig, run: str) -> None:
+        super().check_lengths(before, run)
+        done, online = self.model.online_timesteps, self.config.online
+        if done and self.config.steps != before.steps:
+            raise ConfigError(
+                f"run {run} has begun to learn online, behind {before.steps} gradient steps, of which there cannot be "
+                f"{self.config.steps} any more; name more online.timesteps to go on with it"
+            )
+        least = done if before.online is None else min(done, before.online.timesteps)
+        if online is not None and online.timesteps < least:
+            raise ConfigError(
+                f"run {run} has learned from {done} steps online, so it cannot end at {online.timesteps}; name more "
+                "or none, to go on with it"
+            )
+
     def learn(self, total: int, callback: BaseCallback, progress: bool) -> None:
-        remaining = total - self.steps_done
-        if remaining > 0:
-            self.model.learn(gradient_steps=remaining, callback=callback, progress_bar=progress)
+        if self._learns_offline:
+            self.model.learn(gradient_steps=total - self.steps_done, callback=callback, progress_bar=progress)
         online, environment = self.config.online, self.config.environment
-        if online is not None and (self.model.online_timesteps < online.timesteps or self.model.online_updates):
+        if online is not None and self._learns_online:
             self.model.learn_online(
                 environment.id,
                 max(online.timesteps - self.model.online_timesteps, 0),

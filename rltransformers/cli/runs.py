@@ -132,22 +132,17 @@ def resume(
         begun = folder.last.is_file()
         agent = build_agent(config, folder.last if begun else None)
         try:
-            if config.steps < min(agent.steps_done, read_experiment(folder.config).steps):
-                raise ConfigError(
-                    f"run {path} is at step {agent.steps_done}, so it cannot end at {config.steps}; name more steps, "
-                    "or none, to go on with it"
-                )
+            agent.check_lengths(read_experiment(folder.config), path)
             if world.leads:
                 folder.write_config(config.to_dict())
             say(threads)
             if not begun and (folder.best.is_file() or folder.evaluations.is_file()):
                 say(f"{folder.last} is not there: the run begins at step 0, and what it had logged is taken back")
-            goes_on = agent.steps_done < config.steps
-            if begun and agent.inexact and goes_on:
+            if begun and agent.inexact and agent.goes_on:
                 say(agent.inexact)
             if world.leads:
                 evaluated = not any(key.startswith("evaluation") for key in edited)
-                _take_back(folder, agent.steps_done if begun else 0, evaluated, goes_on)
+                _take_back(folder, agent.steps_done if begun else 0, evaluated, agent.goes_on)
             world.same(None)  # nobody goes on before
             return folder, _run(agent, config, folder, verbose)
         finally:

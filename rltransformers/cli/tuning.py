@@ -98,7 +98,7 @@ def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
                     "seed is no setting to search: the best of several seeds is luck; `rltransformers train --seeds N` "
                     "says how far they lie apart"
                 )
-            if key.partition(".")[0] in ("output", "tune", "agent", "threads", "evaluation"):
+            if key == "environment.id" or key.partition(".")[0] in ("output", "tune", "agent", "threads", "evaluation"):
                 raise ConfigError(
                     f"{key} is no setting to search: it is the same in all trials of a study, whose scores are compared"
                 )
@@ -173,6 +173,7 @@ class _Attempt:
 
     trial: Any
     report: Report
+    log: Path
     evaluations_seen: int = 0
     pruned: bool = False
 
@@ -233,7 +234,7 @@ class _Trials:
             except OUR_ERRORS as error:
                 self._refuse(trial, one_line(error))
                 continue
-            self.attempts[trial.number] = _Attempt(trial, Report(order))
+            self.attempts[trial.number] = _Attempt(trial, Report(order), order.log)
             yield trial.number, order
 
     def _repeat(self, trial: Any, settings: Mapping[str, Any]) -> bool:
@@ -265,7 +266,7 @@ class _Trials:
         attempt = self.attempts.pop(number)
         trial, outcome = attempt.trial, attempt.report.close()
         if not (attempt.pruned or outcome):  # the same settings would end the same way: it is not repeated
-            outcome = {"refused": f"its process failed ({_cause(status)}); see {self.folder / f'trial-{number}.log'}"}
+            outcome = {"refused": f"its process failed ({_cause(status)}); see {self.folder / attempt.log.name}"}
         if "run" in outcome:
             trial.set_user_attr("run", outcome["run"])
         if attempt.pruned:

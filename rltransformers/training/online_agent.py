@@ -3,6 +3,7 @@
 Stable-Baselines3 looks these up on the class of an algorithm, so they are one class under the agents and not functions.
 """
 
+import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,7 +43,7 @@ from rltransformers.core.checkpoint import (
 from rltransformers.core.device import find_device, to_tensor
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, one_line, refuse_unknown
 from rltransformers.core.guard import attempt, named_fault, raised_in_reset
-from rltransformers.core.ranges import Count, Seed, annotations, check, check_arguments, strict
+from rltransformers.core.ranges import Count, Seed, annotations, check, check_settings, strict
 from rltransformers.core.seeding import generators
 from rltransformers.core.spaces import leaf_spaces, space_from_json, space_to_json
 from rltransformers.core.world import World, current_world, rows_of
@@ -143,7 +144,20 @@ class OnlineAgent(BaseAlgorithm):
     @classmethod
     def setting_names(cls) -> list[str]:
         """Constructor arguments that a checkpoint stores and ``load`` may override."""
-        return [name for name in annotations(cls.__init__) if name not in NOT_SETTINGS]
+        return list(cls._setting_hints())
+
+    @classmethod
+    def _setting_hints(cls) -> dict[str, Any]:
+        """Annotations of the settings, those too that a constructor hands on to the next one as ``**kwargs``."""
+        hints: dict[str, Any] = {}
+        for each in cls.__mro__:
+            if "__init__" in vars(each):
+                constructor = vars(each)["__init__"]
+                hints = annotations(constructor) | hints
+                parameters = inspect.signature(constructor).parameters.values()
+                if not any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters):
+                    break
+        return {name: hint for name, hint in hints.items() if name not in NOT_SETTINGS}
 
     @classmethod
     def check_policy(cls, settings: Mapping[str, Any], prefix: str, policy: str | type | None = None) -> dict[str, Any]:
@@ -359,6 +373,7 @@ class OnlineAgent(BaseAlgorithm):
         self, total_timesteps: int, callback: MaybeCallback = None, reset_num_timesteps: bool = True, *rest: Any
     ) -> tuple[int, BaseCallback]:
         check_callback(callback)
+        self._settings()  # an agent that cannot be saved is refused before it has learned
         if reset_num_timesteps:
             self._metrics = UnwrittenMetrics()
         self._counted, self._ended = 0, []
@@ -621,7 +636,22 @@ class OnlineAgent(BaseAlgorithm):
         return cast(MemoryPolicy, self.policy)
 
     def _settings(self) -> dict[str, Any]:
-        """Constructor arguments as JSON values."""
+        """Constructor arguments as JSON values.
+
+        Raises:
+            ConfigError: for a subclass whose constructor would not get them back, or does not keep one.
+        """
+        names, agent = self.setting_names(), next(each for each in type(self).__mro__ if "kind" in vars(each))
+        if lost := [name for name in agent.setting_names() if name not in names]:  # type: ignore[attr-defined]
+            raise ConfigError(
+                f"a {type(self).__name__} cannot be saved: its constructor takes no {', '.join(lost)}; let it take "
+                "**kwargs, and pass them to super().__init__"
+            )
+        if absent := [name for name in names if name != "stats_window_size" and not hasattr(self, name)]:
+            raise ConfigError(
+                f"a {type(self).__name__} cannot be saved: it does not keep the argument {absent[0]!r} of its "
+                f"constructor; set self.{absent[0]}"
+            )
         return {name: self._setting(name) for name in self.setting_names() if name != "tensorboard_log"}
 
     def _setting(self, name: str) -> Any:
@@ -832,7 +862,7 @@ class OnlineAgent(BaseAlgorithm):
         held = {name: stored[name] for name in known}
         # Earlier releases asked functions of a user beyond the end of a run, where they may fall below 0.
         held |= {name: 0.0 for name in cls.scheduled if isinstance(held.get(name), float) and held[name] < 0.0}
-        settings = check_arguments(cls.__init__, held, "settings.")
+        settings = check_settings(cls._setting_hints(), held, "settings.")
         given = restored_kwargs(settings["policy_kwargs"] or {})
         settings["policy_kwargs"] = cls.check_policy(given, "settings.policy_kwargs.", stored.get("policy"))
         both = space_from_json(stored["observation_space"]), space_from_json(stored["action_space"])

@@ -327,6 +327,53 @@ def test_keywords_that_make_another_function_of_the_same_weights_are_refused(tmp
     assert GTrXLPPO.load(tmp_path / "model", policy_kwargs={"backbone": same}).policy.config.ff_chunks == 2
 
 
+class Handed(GTrXLPPO):
+    """Hands everything on."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
+class Named(GTrXLPPO):
+    """Has an argument of its own."""
+
+    def __init__(self, policy: Any, env: Any, bonus: float = 0.5, **kwargs: Any) -> None:
+        super().__init__(policy, env, **kwargs)
+        self.bonus = bonus
+
+
+def test_a_subclass_gets_back_what_its_constructor_hands_on(tmp_path: Path) -> None:
+    env = make_vec_env("CartPole-v1", 2)
+    settings: dict[str, Any] = {"n_steps": 6, "gamma": 0.5, "policy_kwargs": {"backbone": BACKBONE}, "device": "cpu"}
+    for kind, more in ((Handed, {}), (Named, {"bonus": 3.0})):
+        model = kind("GTrXLPolicy", env, **settings, **more)
+        model.learn(24).save(tmp_path / "model")
+        loaded = kind.load(tmp_path / "model", env=env, device="cpu")
+        assert (loaded.n_steps, loaded.gamma, getattr(loaded, "bonus", None)) == (6, 0.5, more.get("bonus"))
+        assert all(
+            torch.equal(*each) for each in zip(model.policy.parameters(), loaded.policy.parameters(), strict=True)
+        )
+        with pytest.raises(ConfigError, match="gama"):
+            kind.load(tmp_path / "model", gama=0.1)
+
+
+def test_a_subclass_that_no_file_brings_back_is_refused_before_it_learns() -> None:
+    class Fixed(GTrXLPPO):
+        def __init__(self, env: Any) -> None:
+            super().__init__("GTrXLPolicy", env, n_steps=6, policy_kwargs={"backbone": BACKBONE}, device="cpu")
+
+    class Forgetful(GTrXLPPO):
+        def __init__(self, policy: Any, env: Any, bonus: float = 0.5, **kwargs: Any) -> None:
+            super().__init__(policy, env, **kwargs)
+
+    env = make_vec_env("CartPole-v1", 2)
+    with pytest.raises(ConfigError, match=r"a Fixed cannot be saved: its constructor takes no .*policy_kwargs.*kwargs"):
+        Fixed(env).learn(24)
+    model = Forgetful("GTrXLPolicy", env, n_steps=6, policy_kwargs={"backbone": BACKBONE}, device="cpu")
+    with pytest.raises(ConfigError, match=r"does not keep the argument 'bonus' .*; set self\.bonus"):
+        model.learn(24)
+
+
 def test_a_checkpoint_holds_data_only(tmp_path: Path) -> None:
     agent(learning_rate=lambda left: 1e-3 * left).save(tmp_path / "model")
     checkpoint = load_checkpoint(tmp_path / "model", "GTrXLPPO")  # reads JSON and tensors, refuses everything else

@@ -333,6 +333,33 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
     assert compare(Path("runs/whole"), Path("runs/stopped")) == (compared, "")
 
 
+def test_a_run_that_learns_online_goes_on_there(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "train", "offline.yaml", "--name", "on", "--online", "{timesteps: 30, updates_per_episode: 1}")
+    folder, resume = RunFolder.open("runs/on"), ("train", "--resume", "runs/on")
+    assert read_results(folder.evaluation)[0].step == checkpoint_step(folder.last) > 4
+    message = refused(capsys, *resume, "--train.gradient_steps", "400")
+    assert "has begun to learn online, behind 4 gradient steps, of which there cannot be 400 any more" in message
+    assert "steps online, so it cannot end at 5; name more" in refused(capsys, *resume, "--online.timesteps", "5")
+    run(capsys, *resume, "--online.timesteps", "100")
+    assert read_results(folder.evaluation)[0].step == checkpoint_step(folder.last) > 6
+
+
+def test_the_evaluation_of_a_run_that_goes_on_online_is_not_its_final_one(
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(capsys, "train", "offline.yaml", "--name", "on", "--online", "{timesteps: 30, updates_per_episode: 1}")
+    interrupt_at(monkeypatch, checkpoint_step(Path("runs/on/last.zip")) + 1)
+    assert main(["train", "--resume", "runs/on", "--online.timesteps", "300"]) == 130
+    assert not Path("runs/on/evaluation.json").exists()
+
+
+def test_a_recurrent_run_without_its_statistics_is_refused(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "train", "lstm.yaml", "--name", "scaled", "--environment.normalize_observation", "true")
+    Path("runs/scaled/last.normalization.zip").unlink()
+    for words in (["evaluate", "runs/scaled"], ["train", "--resume", "runs/scaled", "--train.total_timesteps", "64"]):
+        assert "last.normalization.zip is not there, which holds the statistics" in refused(capsys, *words, "--trust")
+
+
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
 @pytest.mark.usefixtures("default_signals")
 def test_a_signal_ends_a_run_behind_its_update_and_a_checkpoint(

@@ -316,6 +316,7 @@ def test_so_many_trials_run_at_a_time_and_none_is_proposed_twice(
         (["--search", "train.total_timesteps=[8, x]"], "train.total_timesteps must be"),
         (["--search", "algorithm.gamma=high"], "search of algorithm.gamma must be a range"),
         (["--search", "output=[a, b]"], "output is no setting to search"),
+        (["--search", "environment.id=[CartPole-v1, Acrobot-v1]"], "environment.id is no setting to search"),
         (["--search", "seed=[1, 2]"], "seed is no setting to search: the best of several seeds is luck"),
         (["--search", "threads=1..4"], "threads is no setting to search: it is the same in all trials of a study"),
         (["--search", "evaluation.episodes=1..40"], "evaluation.episodes is no setting to search"),
