@@ -85,8 +85,8 @@ def _lines(suite: Suite, rows: Sequence[Row]) -> Iterator[str]:
 
 def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
     """Mean over seeds of one metric: a line per task with runs, a column per variant and per published figure, and the
-    means over the tasks that the method and its baseline have, that all variants with runs have, and that the published
-    figures have too.
+    means over the tasks that the method and its baseline have, that all variants with runs have, but those of single
+    tasks, and that the published figures have too.
     """
     variants = list(dict.fromkeys(variant for task in suite.tasks.values() for variant in task.variants))
     published = list(dict.fromkeys(name for task in suite.tasks.values() for name in task.published))
@@ -102,7 +102,8 @@ def _overview(suite: Suite, metric: str, rows: Sequence[Row]) -> Iterator[str]:
     yield from table_head(["task", *variants, *published])
     yield from (line([title, *map(number, each)]) for title, each in means.items())
     table = list(means.values())
-    run = [column for column in range(len(variants)) if any(cells[column] is not None for cells in table)]
+    common = [all(variant in task.variants for task in suite.tasks.values()) for variant in variants]
+    run = [column for column, each in enumerate(common) if each and any(cells[column] is not None for cells in table)]
     cited = [len(variants) + column for column in range(len(published))]
     first = next(iter(suite.tasks.values()))
     pair = [column for column in run if variants[column] in (first.method, first.compared_with)]

@@ -488,6 +488,10 @@ def test_an_overview_has_a_line_per_task_and_the_mean_of_those_that_all_variants
     path = write({"metrics": ["curve_max"], "overview": "curve_max", "tasks": wider})
     text = report.page(read_suite(str(path)), [*rows, replace(rows[0], variant="third")])
     assert "| mean of 2 tasks | 0.375 | 0.312 | - |\n| mean of 1 task | 0.5 | 0.5 | 0.75 |\n" in text
+    single = tasks | {"a": wider["a"]}  # a variant of one task leaves the means as they are
+    path = write({"metrics": ["curve_max"], "overview": "curve_max", "tasks": single})
+    text = report.page(read_suite(str(path)), [*rows, replace(rows[0], variant="third")])
+    assert "| Cue a | 0.5 | 0.5 | 0.75 |\n" in text and "| mean of 2 tasks | 0.375 | 0.312 | - |\n\n" in text
     for name, figure in (("a", 0.9), ("b", 0.0), ("d", 0.8)):
         tasks[name]["published"] = {"theirs": figure}
     path = write({"metrics": ["curve_max"], "overview": "curve_max", "overview_note": "From them.", "tasks": tasks})
