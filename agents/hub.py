@@ -105,10 +105,15 @@ def package_for_hub(
 
 def _check_environments(results: Sequence[EvaluationResult]) -> None:
     """Raise ConfigError for results of several environments."""
-    if len(names := {str(result.env_id).rpartition(":")[2] for result in results}) > 1:
+    if len(names := {_plain(str(result.env_id)) for result in results}) > 1:
         raise ConfigError(
             f"the results are of {', '.join(sorted(names))}, and a card is about one environment; give those of one"
         )
+
+
+def _plain(env_id: str) -> str:
+    """An id without the module that registers it."""
+    return env_id.rpartition(":")[2]
 
 
 def _check_steps(results: Sequence[EvaluationResult], checkpoint: Checkpoint, command: str) -> None:
@@ -163,11 +168,10 @@ def _environment(env_id: str, config: ExperimentConfig | None) -> tuple[str, str
     if config is None:
         return f"import gymnasium as gym\n\n{load}", f"gym.make({env_id!r})  # and the wrappers it learned with, if any"
     environment = config.evaluation_environment
-    keywords: dict[str, Any] = {"env_kwargs": environment.kwargs, "wrappers": environment.wrappers}
-    if env_id.rpartition(":")[2] == environment.id.rpartition(":")[2]:
+    keywords: dict[str, Any] = {"wrappers": environment.wrappers}
+    if _plain(env_id) == _plain(environment.id):
         env_id = environment.id  # with the module that registers it
-    else:
-        del keywords["env_kwargs"]  # which are for that of the config, as `rltransformers evaluate --env` has it
+        keywords = {"env_kwargs": environment.kwargs} | keywords  # for no other one, as in `rltransformers evaluate`
     function = "make_env"
     if environment.processes == "envpool":  # which has no single environments
         function, keywords["processes"] = "make_vec_env", "envpool"

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from rltransformers.core.files import numbered
 from rltransformers.training.evaluation import read_results
 
 
@@ -74,10 +75,7 @@ def main() -> int:
 
 def new_folder(path: Path) -> Path:
     """``path``, or with a number behind it when an earlier demo is there."""
-    number, chosen = 1, path
-    while chosen.exists():
-        number += 1
-        chosen = path.with_name(f"{path.name}-{number}")
+    chosen = next(each for each in map(path.with_name, numbered(path.name)) if not each.exists())
     chosen.mkdir(parents=True)
     return chosen
 

@@ -178,8 +178,8 @@ class OnlineRunAgent(RunAgent):
     def _loaded_recurrent(self, env: VecEnv, checkpoint: Path) -> RecurrentPPO:
         if not checkpoint.is_file():
             raise CheckpointError(f"checkpoint {checkpoint} does not exist")
-        statistics, settings = _normalization_path(checkpoint), self.config.environment
-        if settings.normalize_observation or settings.normalize_reward:
+        statistics = _normalization_path(checkpoint)
+        if self.config.environment.normalizes:
             if not statistics.is_file():
                 raise CheckpointError(
                     f"{statistics} is not there, which holds the statistics that {checkpoint} is normalised by; put it "
@@ -197,7 +197,7 @@ class OnlineRunAgent(RunAgent):
 
     def _normalized(self, env: VecEnv) -> VecEnv:
         settings = self.config.environment
-        if not (settings.normalize_observation or settings.normalize_reward):
+        if not settings.normalizes:
             return env
         gamma = self.config.algorithm.get("gamma", 0.99)
         return VecNormalize(

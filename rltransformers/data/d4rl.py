@@ -243,7 +243,7 @@ def trajectories_from_d4rl(
         warnings.warn(
             f"{name}: within episodes {inside.size:,} next_observations differ from the observations of the following "
             f"row, first in row {inside[0]:,}; pass split_on_discontinuity=True where these are resets that nothing "
-            f"marks; as it is, observations count and next_observations do not",
+            "marks; as it is, observations count and next_observations do not",
             UserWarning,
             stacklevel=2,
         )

@@ -121,5 +121,5 @@ def _append_last(space: Space, observations: Any, following: Any, steps: int, wh
         return nest_leaves(
             space, {path: join(rows, last[path]) for path, rows in leaf_values(space, observations).items()}
         )
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except _MISFITS as error:
         raise DataError(f"{where} do not fit the observations ({error})") from error

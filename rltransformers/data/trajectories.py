@@ -679,7 +679,7 @@ def check_time_limit(lengths: Array, time_limit: int | None, name: str, first: i
         e = int(longer[0])
         raise DataError(
             f"{name}: episode {first + e} has {int(lengths[e]):,} steps, more than time_limit={time_limit:,}, the step "
-            f"limit of the environment; correct the limit, or where resets are not marked, the ends of episodes"
+            "limit of the environment; correct the limit, or where resets are not marked, the ends of episodes"
         )
 
 

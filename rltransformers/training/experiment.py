@@ -74,6 +74,11 @@ class EnvironmentConfig:
     def __post_init__(self) -> None:
         check_fields(self, "environment.")
 
+    @property
+    def normalizes(self) -> bool:
+        """Whether ``VecNormalize`` stands around the environment."""
+        return self.normalize_observation or self.normalize_reward
+
 
 @dataclass(frozen=True)
 class CollectConfig:
@@ -263,7 +268,7 @@ class ExperimentConfig:
         if not offline and self.dataset is not None:
             raise ConfigError(f"agent {self.agent} learns from its environment: leave dataset out")
         environment = self.environment
-        if offline and (environment.processes or environment.normalize_observation or environment.normalize_reward):
+        if offline and (environment.processes or environment.normalizes):
             raise ConfigError(
                 "agent decision_transformer only evaluates in its environment: leave out processes, "
                 "normalize_observation and normalize_reward (algorithm.normalize_observations standardises the data)"

@@ -652,7 +652,7 @@ class OnlineAgent(BaseAlgorithm):
                 f"a {type(self).__name__} cannot be saved: it does not keep the argument {absent[0]!r} of its "
                 f"constructor; set self.{absent[0]}"
             )
-        return {name: self._setting(name) for name in self.setting_names() if name != "tensorboard_log"}
+        return {name: self._setting(name) for name in names if name != "tensorboard_log"}
 
     def _setting(self, name: str) -> Any:
         if name == "stats_window_size":
