@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,7 @@ def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
             "`rltransformers settings` names the keys"
         )
     search = {key: read_search(values, f"search of {key}") for key, values in space.items()}
+    original = build_experiment(base, "config")
     for key, values in search.items():
         if outer := [other for other in search if key.startswith(f"{other}.")]:
             raise ConfigError(
@@ -105,9 +106,19 @@ def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
             candidate = _with(base, {key: value})
             refuse_unknown_settings(candidate, "search: ")
             config = build_experiment(candidate, f"search of {key}")
+            if _evaluated_in(config) != _evaluated_in(original):
+                raise ConfigError(
+                    f"search of {key}: trials would be evaluated in different environments, and their scores are "
+                    f"compared; write the keywords that differ into evaluation.kwargs, where they are the same for all"
+                )
             check_keywords(config.agent, config.algorithm, config.policy)
             BackboneConfig.check_each(config.backbone)
     return search
+
+
+def _evaluated_in(config: ExperimentConfig) -> tuple[str, dict[str, Any]]:
+    """Id and keywords of the environment that gives a trial its score."""
+    return config.evaluation_environment.id, config.evaluation_environment.kwargs
 
 
 def _programs(base: Mapping[str, Any], key: str, values: Span | OneOf) -> list[Program]:
@@ -169,13 +180,18 @@ def as_text(settings: Mapping[str, Any]) -> str:
 
 @dataclass
 class _Attempt:
-    """A trial that a process trains now; the evaluations seen so far say whether it is ``pruned``."""
+    """A trial that a process trains now; the evaluations seen so far say whether it is ``pruned``.
+
+    Attributes:
+        twins: trials with the same settings that were suggested meanwhile; they share its outcome.
+    """
 
     trial: Any
     report: Report
     log: Path
     evaluations_seen: int = 0
     pruned: bool = False
+    twins: list[Any] = field(default_factory=list)
 
 
 class _Trials:
@@ -215,14 +231,18 @@ class _Trials:
         try:
             carry_out(engine, self._orders(trials), jobs, self._end, self._listen)
         except BaseException:
-            for each in self.attempts.values():
-                self.study.tell(each.trial, state=self.states.FAIL)
-                self.study.enqueue_trial(each.trial.params)
+            for trial in self._begun():
+                self.study.tell(trial, state=self.states.FAIL)
+                self.study.enqueue_trial(trial.params)
             runs.say("the same command goes on with the study")
             raise
 
+    def _begun(self) -> list[Any]:
+        """Trials without an outcome yet."""
+        return [trial for each in self.attempts.values() for trial in (each.trial, *each.twins)]
+
     def _orders(self, trials: int) -> Iterator[tuple[int, Order]]:
-        while (count := len(self.past_trials()) + len(self.attempts)) < trials:
+        while (count := len(self.past_trials()) + len(self._begun())) < trials:
             trial = self.study.ask()
             settings = self._suggestion(trial)
             if self._repeat(trial, settings):
@@ -238,15 +258,25 @@ class _Trials:
             yield trial.number, order
 
     def _repeat(self, trial: Any, settings: Mapping[str, Any]) -> bool:
-        """Give a trial the outcome of an earlier one with the same settings (and seed), where there is one."""
+        """Give a trial the outcome of an earlier one with the same settings (and seed), where there is one.
+
+        It waits for the outcome where the earlier one runs.
+        """
+        for attempt in self.attempts.values():
+            if attempt.trial.user_attrs["settings"] == settings:
+                attempt.twins.append(trial)
+                return True
         twin = next((each for each in self.past_trials() if each.user_attrs["settings"] == settings), None)
-        if twin is None:
-            return False
-        runs.say(f"trial {trial.number} has the settings of trial {twin.number}, and its outcome")
-        for name, value in twin.user_attrs.items():
+        if twin is not None:
+            self._copy_outcome(twin, trial)
+        return twin is not None
+
+    def _copy_outcome(self, source: Any, trial: Any) -> None:
+        """Give a trial the outcome of one that has ended."""
+        runs.say(f"trial {trial.number} has the settings of trial {source.number}, and its outcome")
+        for name, value in source.user_attrs.items():
             trial.set_user_attr(name, value)
-        self.study.tell(trial, twin.value if twin.state is self.states.COMPLETE else None, state=twin.state)
-        return True
+        self.study.tell(trial, source.value if source.state is self.states.COMPLETE else None, state=source.state)
 
     def _listen(self, number: int, job: Job) -> None:
         """Stop a trial early when its evaluations say so, also where it came to its end before anybody looked."""
@@ -277,6 +307,8 @@ class _Trials:
         else:
             self.study.tell(trial, score([EvaluationResult.from_dict(values) for values in outcome["results"]]))
             self.write_best()
+        for twin in attempt.twins:
+            self._copy_outcome(self.study.get_trials(deepcopy=False)[number], twin)
 
     def _refuse(self, trial: Any, reason: str) -> None:
         trial.set_user_attr("refused", reason)

@@ -179,6 +179,25 @@ def test_a_trial_below_the_median_is_stopped_early(
     assert len(ended) < len(scores)
 
 
+def test_an_environment_to_train_in_may_be_searched_where_evaluation_has_its_own(
+    work: Path, capsys: pytest.CaptureFixture[str], planted: Planted
+) -> None:
+    words = ("--evaluation.kwargs.delay", "2", "--search", "environment.kwargs.delay=[1, 2, 3]")
+    run(capsys, "tune", "online.yaml", *words, "--trials", "3", "--algorithm.learning_rate", "0.01")
+    assert {config.evaluation_environment.kwargs["delay"] for config in planted.ran} == {2}
+
+
+@pytest.mark.parametrize(("epochs", "state"), [(1, "complete"), (7, "refused")])
+def test_trials_with_the_same_settings_share_one_run_also_at_the_same_time(
+    work: Path, capsys: pytest.CaptureFixture[str], planted: Planted, epochs: int, state: str
+) -> None:
+    words = ("--search", f"algorithm.n_epochs=[{epochs}, 2]", "--algorithm.learning_rate", "0.01", "--jobs", "4")
+    told = json.loads(run(capsys, "tune", "online.yaml", *words, "--trials", "8", "--json"))
+    assert len(told["trials"]) == 8 and len(planted.ran) == 2
+    states = {(trial["settings"]["algorithm.n_epochs"], trial["state"]) for trial in told["trials"]}
+    assert states == {(epochs, state), (2, "complete")}
+
+
 def test_a_trial_that_is_refused_is_told_and_the_study_goes_on(
     work: Path, capsys: pytest.CaptureFixture[str], planted: Planted
 ) -> None:
@@ -310,13 +329,17 @@ def test_so_many_trials_run_at_a_time_and_none_is_proposed_twice(
          "backbone.pattern.window must be a whole number"),
         (["--search", "backbone.losses.span=-1..1"], "backbone.losses.span must be a finite number"),
         (["--search", "algorithm.gamma=[0.9, 2020-01-01]"], "algorithm.gamma is a date (2020-01-01)"),
-        (["--search", "environment.kwargs.delay=[1, 2020-01-01]"], "environment.kwargs.delay is a date"),
+        (["--search", "environment.kwargs.delay=[2020-01-01, 1]"], "environment.kwargs.delay is a date"),
         (["--tune.search", "{environment.kwargs.delay: [1, 2020-01-01]}"],
          "tune.search.environment.kwargs.delay[1] is a date"),
         (["--search", "train.total_timesteps=[8, x]"], "train.total_timesteps must be"),
         (["--search", "algorithm.gamma=high"], "search of algorithm.gamma must be a range"),
         (["--search", "output=[a, b]"], "output is no setting to search"),
         (["--search", "environment.id=[CartPole-v1, Acrobot-v1]"], "environment.id is no setting to search"),
+        (["--search", "environment.kwargs.delay=[1, 2]"],
+         "search of environment.kwargs.delay: trials would be evaluated in different environments"),
+        (["--search", "environment=[{id: CartPole-v1}, {id: Acrobot-v1}]"],
+         "search of environment: trials would be evaluated in different environments"),
         (["--search", "seed=[1, 2]"], "seed is no setting to search: the best of several seeds is luck"),
         (["--search", "threads=1..4"], "threads is no setting to search: it is the same in all trials of a study"),
         (["--search", "evaluation.episodes=1..40"], "evaluation.episodes is no setting to search"),
