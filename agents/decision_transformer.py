@@ -133,7 +133,8 @@ class DecisionTransformer(OfflineAgent):
         return_scale: return-to-go is divided by it before the network sees it; None takes the root mean square of
             return-to-go over the dataset, which makes the input of order 1 for any reward. Saved with the model.
         discount: of the return-to-go; the paper uses 1. Acting divides the remaining return by it at every step, so
-            a deviation from the requested return grows as discount^-t: with 0.99 a hundredfold in 460 steps.
+            a deviation from the requested return grows as discount^-t, up to the range of the data: beyond it what
+            is asked for never moves further away.
         delayed_reward: train as if every episode paid its whole return in its last step, and act accordingly.
         normalize_observations: standardise floating-point observation leaves by statistics of the dataset, saved with
             the model.
@@ -636,6 +637,7 @@ class DecisionTransformer(OfflineAgent):
             settings.discount,
             settings.delayed_reward,
             jitter_of(settings.critic_options, self.summary.spread),
+            self.summary.range_to_go,
         )
 
     def predict(

@@ -340,6 +340,8 @@ class Decider:
         delayed_reward: rewards are held back until the episode ends, so the return-to-go is not reduced by them.
         jitter: of C candidates, how much more return each is asked for than the target, in reward units; the action
             that the more pessimistic critic values most is taken (QT, arXiv 2405.17098). Empty for one action.
+        range_to_go: lowest and highest return-to-go in the data; with a discount what is asked for leaves it only as
+            far as the target does.
 
     In the mode ``refresh`` two streams of every environment read the same tokens. Stream s begins anew at the steps n h
     with n even (s = 0) or odd (s = 1), and decides from its K - h-th step to its K-th, the first one from its first: by
@@ -352,6 +354,7 @@ class Decider:
     discount: float = 1.0
     delayed_reward: bool = False
     jitter: tuple[float, ...] = ()
+    range_to_go: tuple[float, float] = (-MAX_SCALED, MAX_SCALED)
 
     def __post_init__(self) -> None:
         check(self.mode, ActingMode, "acting_mode")
@@ -501,9 +504,7 @@ class Decider:
         if not self.delayed_reward:
             asked = asked - reward.to(asked)
         if self.discount != 1.0:
-            # A deviation from the requested return grows by 1/discount a step, without end.
-            most = MAX_SCALED * policy.return_scale
-            asked = (asked / self.discount).clamp(-most, most)
+            asked = self.within_range(asked / self.discount, state.return_to_go)
         asked = torch.where(start, target_return.to(asked), asked)
         step = next_step(state, start)
         goals = policy.scaled(self.goals(asked, step))
@@ -524,8 +525,19 @@ class Decider:
         if not self.jitter:
             return asked[:, None]
         more = torch.tensor(self.jitter, dtype=asked.dtype, device=asked.device)
-        growth = (1.0 / self.discount) ** step.to(asked.dtype)
-        return asked[:, None] + more * growth.clamp(max=MAX_SCALED)[:, None]
+        if self.discount == 1.0:
+            return asked[:, None] + more
+        growth = ((1.0 / self.discount) ** step.to(asked.dtype)).clamp(max=MAX_SCALED)
+        return self.within_range(asked[:, None] + more * growth[:, None], asked[:, None] + more)
+
+    def within_range(self, returns: Float[Tensor, "*n"], unbounded: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        """Returns that division by the discount made larger, at most as far outside the data as ``unbounded`` ones.
+
+        What an episode lacks of the return it was asked for grows by 1/discount in every step, soon beyond all that
+        the network has seen.
+        """
+        lowest, highest = self.range_to_go
+        return torch.minimum(torch.maximum(returns, unbounded.clamp(max=lowest)), unbounded.clamp(min=highest))
 
     def _features(
         self,

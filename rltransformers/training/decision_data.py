@@ -31,12 +31,15 @@ class DataSummary:
         best_return: highest episode return, the target of ``predict`` and ``evaluate`` when none is given.
         environment: Gymnasium id the data came from, if known; names the reference scores.
         worst_return: lowest episode return; None in files of the first releases.
+        lowest_to_go, highest_to_go: of all steps; None in files of earlier releases and of others.
     """
 
     return_scale: PositiveNumber
     best_return: float
     environment: str | None
     worst_return: float | None = None
+    lowest_to_go: float | None = None
+    highest_to_go: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "summary.")
@@ -47,6 +50,13 @@ class DataSummary:
         """The best minus the worst return, the unit of differences; where all returns are alike, the scale."""
         difference = self.best_return - (self.best_return if self.worst_return is None else self.worst_return)
         return difference if difference > 0 else self.return_scale
+
+    @property
+    def range_to_go(self) -> tuple[float, float]:
+        """Lowest and highest return-to-go of a step; of data that nobody knows what a network can read."""
+        if self.lowest_to_go is None or self.highest_to_go is None:
+            return -MAX_SCALED * self.return_scale, MAX_SCALED * self.return_scale
+        return self.lowest_to_go, self.highest_to_go
 
 
 def training_data(data: Trajectories, settings: Settings) -> Trajectories:
@@ -69,7 +79,14 @@ def summary_of(data: Trajectories, settings: Settings, return_scale: float | Non
     else:
         check_scale(return_scale, float(np.abs(return_to_go).max()))
     first_steps = return_to_go[data.offsets[:-1]]
-    return DataSummary(return_scale, float(first_steps.max()), data.env_id, float(first_steps.min()))
+    return DataSummary(
+        return_scale,
+        best_return=float(first_steps.max()),
+        environment=data.env_id,
+        worst_return=float(first_steps.min()),
+        lowest_to_go=float(return_to_go.min()),
+        highest_to_go=float(return_to_go.max()),
+    )
 
 
 def check_scale(return_scale: float, largest: float) -> None:

@@ -1,6 +1,5 @@
 """Laws of the Decision Transformer module and of its acting. B rows, K steps, W width."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -302,7 +301,33 @@ def test_return_to_go_falls_by_the_reward_and_restarts_with_the_target() -> None
             torch.testing.assert_close(state.return_to_go, expected, **EXACT)
 
 
-def test_what_a_discount_leaves_over_grows_to_a_limit_and_is_never_infinite() -> None:
+def test_what_a_discount_leaves_over_grows_to_the_end_of_the_data_or_not_at_all() -> None:
+    policy = build()
+    actor = Decider(policy, 6, "refresh", discount=0.9, range_to_go=(-2.0, 5.0))
+    asked = torch.tensor([3.0, 7.0, -1.0, -4.0, 7.0, float("nan")], dtype=torch.float64)
+    reward = torch.tensor([0.0, 0.0, 0.0, 0.0, 4.0, 0.0], dtype=torch.float64)
+    limits = torch.tensor([5.0, 7.0, -2.0, -4.0, -2.0, float("nan")], dtype=torch.float64)
+    state, start = actor.initial_state(6), torch.ones(6, dtype=torch.bool)
+    for step in range(40):
+        _, state = actor.act(
+            {"": torch.zeros(6, 3, dtype=torch.float64)}, state, start=start, reward=reward, target_return=asked
+        )
+        start = torch.zeros(6, dtype=torch.bool)
+        if step == 1:
+            after = torch.tensor([3.0 / 0.9, 7.0, -1.0 / 0.9, -4.0, 3.0 / 0.9, float("nan")], dtype=torch.float64)
+            torch.testing.assert_close(state.return_to_go, after, equal_nan=True, **EXACT)
+    torch.testing.assert_close(state.return_to_go, limits, equal_nan=True, **EXACT)
+
+
+def test_goals_of_candidates_leave_the_data_only_as_far_as_they_do_in_the_first_step() -> None:
+    several = Decider(build(), 6, discount=0.9, range_to_go=(-2.0, 5.0))
+    object.__setattr__(several, "jitter", (-3.0, 0.0, 3.0))  # past the rule that critics choose
+    asked, steps = torch.tensor([4.0, 4.0, 4.0, 0.0]), torch.tensor([0, 2, 100, 100])
+    expected = torch.tensor([[1.0, 4.0, 7.0], [4 - 3 / 0.81, 4, 7], [-2, 4, 7], [-3, 0, 5]])
+    torch.testing.assert_close(several.goals(asked, steps), expected)
+
+
+def test_a_discount_never_asks_for_infinity() -> None:
     policy = build()
     actor = Decider(policy, 6, "refresh", discount=0.5)
     state = actor.initial_state(1)
@@ -313,9 +338,9 @@ def test_what_a_discount_leaves_over_grows_to_a_limit_and_is_never_infinite() ->
         )
         start = torch.tensor([False])
         assert bool(action[""].isfinite().all()), step
-    assert state.return_to_go.item() == MAX_SCALED * policy.return_scale
-    several = SimpleNamespace(jitter=(-1.0, 0.0, 1.0), discount=0.5)
-    assert bool(Decider.goals(several, state.return_to_go, torch.tensor([1100])).isfinite().all())  # type: ignore[arg-type]  # all it reads
+    assert state.return_to_go.item() == MAX_SCALED
+    object.__setattr__(actor, "jitter", (-1.0, 0.0, 1.0))
+    assert bool(actor.goals(state.return_to_go, torch.tensor([1100])).isfinite().all())
 
 
 def test_rows_do_not_depend_on_the_rows_beside_them() -> None:
