@@ -30,6 +30,7 @@ from rltransformers.core.action_masks import ACTION_MASK, masks_of_step, observe
 from rltransformers.core.device import find_device
 from rltransformers.core.episodes import longest_allowed
 from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.guard import check_actions
 from rltransformers.core.ranges import (
     Count,
     Environments,
@@ -720,7 +721,11 @@ class DecisionTransformer(OfflineAgent):
         noise: np.ndarray | None,
         overwrites: bool = False,
     ) -> tuple[dict[str, np.ndarray], ActingState]:
-        """``Decider.act`` on numpy arrays; one copy to the device per leaf, one back."""
+        """``Decider.act`` on numpy arrays; one copy to the device per leaf, one back.
+
+        Raises:
+            DataError: for actions of a Box that are not finite.
+        """
         actions, state = decider.act(
             {path: torch.as_tensor(value, device=self.device) for path, value in leaves.items()},
             state,
@@ -730,8 +735,9 @@ class DecisionTransformer(OfflineAgent):
             noise=None if noise is None else torch.tensor(noise, device=self.device),
             overwrites=overwrites,
         )
-        spaces = leaf_spaces(self.action_space)
-        return {path: value.cpu().numpy().astype(spaces[path].dtype) for path, value in actions.items()}, state
+        spaces, found = leaf_spaces(self.action_space), {path: value.cpu().numpy() for path, value in actions.items()}
+        check_actions(found)
+        return {path: rows.astype(spaces[path].dtype) for path, rows in found.items()}, state
 
     def _vector_env(
         self,

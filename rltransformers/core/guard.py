@@ -490,6 +490,23 @@ def _wrong_value(what: str, value: Any, space: Space) -> DataError:
     )
 
 
+def check_actions(actions: Mapping[str, np.ndarray]) -> None:
+    """Raise DataError for a Box of a policy's actions [N, ...], by leaf path, that holds no finite numbers."""
+    for path, rows in actions.items():
+        if rows.dtype.kind == "f" and not all_finite(rows):
+            row = int(np.argmin(finite(rows).reshape(len(rows), -1).all(1)))
+            raise DataError(
+                f"the policy's {named('action', path)} for environment {row} is {_short(rows[row].tolist())}; "
+                f"{NOT_FINITE}"
+            )
+
+
+NOT_FINITE = (
+    "look whether its weights are finite, and scale observations that are too large for float32 inside the network "
+    "(VecNormalize does)"
+)
+
+
 def surely_good(leaves: Mapping[str, Space], observations: Sequence[Mapping[str, Any]]) -> bool:
     """Whether all observations pass ``check_observations``, seen at once; False also where that takes a look at each.
 

@@ -25,7 +25,8 @@ from rltransformers.backbone.tables import Tables
 from rltransformers.core.action_masks import ACTION_MASK, WAY_OUT, mask_space, masks_of_step, observes_mask
 from rltransformers.core.checkpoint import contents_of, load_checkpoint, restore_weights, save_checkpoint
 from rltransformers.core.device import find_device, to_tensor
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.guard import NOT_FINITE, check_actions
 from rltransformers.core.ranges import Fraction, Weight, check, strict
 from rltransformers.core.spaces import (
     box_bounds,
@@ -367,11 +368,14 @@ class MemoryPolicy(BasePolicy):
             self.set_training_mode(False)
 
     def executed(self, actions: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-        """Leaves of actions [B, ...] as the environments take them: copies, Boxes clipped."""
-        return {
-            path: leaf.execute(actions[path]).cpu().numpy().astype(self.action_leaves[path].dtype)
-            for path, leaf in self.action_head.named_leaves()
-        }
+        """Leaves of actions [B, ...] as the environments take them: copies, Boxes clipped.
+
+        Raises:
+            DataError: for a Box that holds no finite numbers.
+        """
+        found = {path: leaf.execute(actions[path]).cpu().numpy() for path, leaf in self.action_head.named_leaves()}
+        check_actions(found)
+        return {path: rows.astype(self.action_leaves[path].dtype) for path, rows in found.items()}
 
     def environment_actions(self, actions: Mapping[str, Tensor]) -> Any:
         """Actions as the environments take them: an array [B, ...], or a list of B nested actions; Boxes clipped."""
@@ -408,7 +412,8 @@ class MemoryPolicy(BasePolicy):
 
         Raises:
             DataError: for an observation that does not fit the observation space or is not finite, a mask that allows
-                nothing, or a reward that is not finite. The state that was passed in stays as it was.
+                nothing, a reward that is not finite, or outputs of the network that are not. The state that was passed
+                in stays as it was.
             ConfigError: when the policy needs rewards or masks and none are given, ``deterministic`` is no boolean, or
                 ``state`` is none that ``predict`` returned for as many environments.
         """
@@ -424,7 +429,9 @@ class MemoryPolicy(BasePolicy):
         state = self.initial_state(n) if state is None else self._continue(state, start, rewards)
         first = torch.as_tensor(start, device=self.device)
         noise = None if deterministic else self.action_head.draw(n, generator)
-        actions, _, _, state = self.step(leaves, state, first, noise)
+        actions, values, log_probs, state = self.step(leaves, state, first, noise)
+        if not math.isfinite(float((values + log_probs).sum())):
+            raise DataError(f"the policy's values or log-probabilities are not finite; {NOT_FINITE}")
         environment_actions = self.environment_actions(actions)
         return (environment_actions if batched else environment_actions[0]), state
 

@@ -26,7 +26,8 @@ from rltransformers.core.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import CheckpointError, ConfigError
+from rltransformers.core.guard import FiniteVecEnv, guarded
 from rltransformers.core.ranges import LARGEST, NonNegativeNumber, UnitInterval, check, check_settings
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.core.world import World
@@ -66,7 +67,18 @@ def with_normalizer(env: VecEnv, packed: Mapping[str, Any]) -> VecEnv:
     if unwrap_vec_normalize(env) is None:
         with suppress(ValueError, KeyError):  # what it cannot normalise is not what the agent was trained on
             env = VecNormalize(env, **settings)
+    guard_normalizer(env)
     return env
+
+
+def guard_normalizer(env: VecEnv) -> None:
+    """Puts a ``FiniteVecEnv`` inside the ``VecNormalize`` of ``env``, where there is one without.
+
+    One NaN that it took into its statistics would spoil all observations from then on.
+    """
+    wrapper = unwrap_vec_normalize(env)
+    if wrapper is not None and not guarded(wrapper.venv):
+        wrapper.venv = FiniteVecEnv(wrapper.venv)
 
 
 def set_statistics(wrapper: VecNormalize, packed: Mapping[str, Any], world: World | None = None) -> None:
@@ -158,6 +170,7 @@ def checked_normalization(packed: Mapping[str, Any], space: gym.Space[Any]) -> d
     for name, values, shape in [*moments, ("returns", packed["returns"], ())]:
         for moment in ("mean", "var"):
             check_tensor(values[moment], f"normalisation.{name}.{moment}", shape, torch.float64)
+            _check_finite(values[moment], f"normalisation.{name}.{moment}")
     return {**packed, "settings": _settings(packed["settings"], "normalisation.")}
 
 
@@ -239,6 +252,13 @@ def _settings(values: Any, prefix: str = "") -> dict[str, Any]:
     return check_settings(_SETTINGS, bounded, prefix)
 
 
+def _check_finite(values: Tensor, name: str) -> None:
+    if not bool(torch.isfinite(values).all()):
+        raise CheckpointError(
+            f"{name} is not finite: the environment returned what was no number while these statistics were collected"
+        )
+
+
 def _moments(rms: RunningMeanStd) -> dict[str, Any]:
     return {"mean": torch.as_tensor(rms.mean), "var": torch.as_tensor(rms.var), "count": float(rms.count)}
 
@@ -247,4 +267,6 @@ def _set_moments(rms: RunningMeanStd, moments: Mapping[str, Any], name: str) -> 
     count = check(moments, Mapping[str, Any], name).get("count")
     check_same(moments, _moments(rms) | {"count": count}, name)
     check(count, NonNegativeNumber, f"{name}.count")
+    for moment in ("mean", "var"):
+        _check_finite(moments[moment], f"{name}.{moment}")
     rms.mean, rms.var, rms.count = moments["mean"].numpy().copy(), moments["var"].numpy().copy(), moments["count"]

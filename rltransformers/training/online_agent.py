@@ -251,7 +251,7 @@ class OnlineAgent(BaseAlgorithm):
     def _watch(self, env: VecEnv, values_last: bool) -> Watch:
         """The watch over observations of ``env`` while steps are collected; ``values_last`` as for ``Masks``."""
         masks = Masks(env, self.action_space, self.policy.masks_beside, values_last) if self.policy.masks else None
-        return Watch(env, self._vec_normalize_env, self._leaf_spaces, masks)
+        return Watch(env, self._leaf_spaces, masks)
 
     def _begin_run(self) -> None:
         """Nothing remembered yet, of episodes, of rollouts and of metrics."""

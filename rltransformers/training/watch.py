@@ -5,13 +5,12 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv
 
 from rltransformers.core.action_masks import ACTION_MASK, LAST_MASK, MASK_METHOD, check_masks, choices_of, fit_masks
 from rltransformers.core.errors import DataError
 from rltransformers.core.guard import attempt, check_observations, check_outcome, guarded, surely_good
-from rltransformers.core.spaces import leaf_spaces, nested_leaves
-from rltransformers.policies.observations import tree_space
+from rltransformers.core.spaces import nested_leaves
 
 Place = Callable[[int], str]
 """Number of an environment to what a message says of it: "2 at step 7 of this run"."""
@@ -22,8 +21,6 @@ class Watch:
 
     Args:
         env: what the agent steps. A ``VecNormalize`` behind a ``FiniteVecEnv`` makes new numbers, which are looked at.
-        normaliser: the ``VecNormalize`` of ``env``, if there is one. What it was given is looked at too, for inside it
-            one NaN spreads to all environments.
         leaves: of the observation space, by path.
         masks: of actions, which join the observations; None where all actions are allowed.
     """
@@ -31,14 +28,10 @@ class Watch:
     def __init__(
         self,
         env: VecEnv,
-        normaliser: VecNormalize | None,
         leaves: Mapping[str, gym.Space[Any]],
         masks: "Masks | None" = None,
     ) -> None:
         self._idle = guarded(env)
-        self._raw = None if normaliser is None or guarded(normaliser.venv) else normaliser
-        # Wrappers around the VecNormalize, such as a stack of frames, may change the space.
-        self._raw_leaves = {} if self._raw is None else leaf_spaces(tree_space(self._raw.venv.observation_space))
         self._count, self._leaves, self._masks = env.num_envs, leaves, masks
 
     def observation(self, observation: Any, place: Place) -> dict[str, Any]:
@@ -49,19 +42,13 @@ class Watch:
         """
         leaves = nested_leaves(observation)
         if not self._idle:
-            seen = {} if self._raw is None else vars(self._raw).get("old_obs", {})  # none before a loaded run's step
-            if len(seen):
-                check_observations(self._raw_leaves, nested_leaves(seen), place=place)
             check_observations(self._leaves, leaves, place=place)
         return leaves if self._masks is None else self._masks.joined(leaves, place)
 
     def outcome(self, rewards: Any, dones: Any, when: str) -> None:
         """Raise DataError unless rewards and ends of episodes [E] are numbers and flags."""
-        if self._idle:
-            return
-        if self._raw is not None:
-            check_outcome(self._count, self._raw.old_reward, {}, when)
-        check_outcome(self._count, rewards, {"done": dones}, when)
+        if not self._idle:
+            check_outcome(self._count, rewards, {"done": dones}, when)
 
     def last_observations(
         self, dones: np.ndarray, infos: Sequence[Mapping[str, Any]], place: Place

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -16,7 +16,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor, VecNormalize
 
 from rltransformers.agents import GTrXLPPO
-from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.core.spaces import leaf_values
 from rltransformers.envs import FlatDict, GymnasiumVecEnv, make_vec_env
 from rltransformers.policies.observations import fit_observation
@@ -414,6 +414,37 @@ def test_a_number_that_is_not_finite_names_environment_and_step(reward: bool, no
     what = "reward" if reward else "observation"
     with pytest.raises(DataError, match=rf"{what} of environment 1 .*(not finite.* step 6|step 6.*not finite)"):
         agent(env).learn(100)
+
+
+@pytest.mark.parametrize("at", [1, 6])
+def test_a_number_that_is_not_finite_never_enters_the_statistics_of_a_normaliser(at: int) -> None:
+    env = VecNormalize(DummyVecEnv([Poisoned, partial(Poisoned, at)]))
+    with pytest.raises(DataError, match="observation of environment 1"):
+        agent(env).learn(100)
+    statistics: Any = env.obs_rms
+    assert np.isfinite(statistics.mean).all() and np.isfinite(statistics.var).all()
+
+
+def test_statistics_that_are_not_finite_are_refused_with_the_file_that_holds_them(tmp_path: Path) -> None:
+    env = VecNormalize(DummyVecEnv([Poisoned]))
+    model, statistics = agent(env), cast(Any, env.obs_rms)
+    statistics.mean[0] = np.nan
+    model.save(tmp_path / "spoiled")
+    for given in (None, DummyVecEnv([Poisoned])):
+        with pytest.raises(CheckpointError, match=r"spoiled.*normalisation.observations.*mean is not finite"):
+            GTrXLPPO.load(tmp_path / "spoiled", env=given)
+
+
+@pytest.mark.parametrize("action", [VECTOR, CHOICE, spaces.Box(0, 9, (1,), np.int64)], ids=str)
+def test_a_network_that_is_not_finite_is_to_blame_and_not_the_environment(action: gym.Space[Any]) -> None:
+    model = agent(AnySpace(VECTOR, action))
+    with torch.no_grad():
+        model.policy.action_head.linear.weight.fill_(torch.nan)
+    with pytest.raises(DataError, match="log-probabilities are not finite; look whether its weights"):
+        model.predict(np.zeros(3, np.float32))
+    if not isinstance(action, spaces.Discrete):
+        with pytest.raises(DataError, match=r"policy's action for environment 0 is .*nan.*; look whether its weights"):
+            model.learn(8)
 
 
 def poisoned_end(at: int | None) -> gym.Env[Any, Any]:
