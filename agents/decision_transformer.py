@@ -52,6 +52,7 @@ from rltransformers.core.world import World
 from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.envs.make import EnvironmentSource, WrapperConfig, WrapperFunction, make_vector_env
+from rltransformers.policies.action_heads import as_leaf
 from rltransformers.policies.decision import ActingMode, ActingState, Decider, DecisionPolicy
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.observed import Encoding
@@ -301,6 +302,7 @@ class DecisionTransformer(OfflineAgent):
                 predicts_return=settings.return_head is not None,
                 critic_width=None if settings.critic_options is None else settings.critic_options.width,
                 stochastic=settings.stochastic,
+                action_units=summary.action_units,
             ).to(self.device)
         self.policy.eval()
         self._online, self._replay = OnlineCounts(), None
@@ -737,7 +739,7 @@ class DecisionTransformer(OfflineAgent):
         )
         spaces, found = leaf_spaces(self.action_space), {path: value.cpu().numpy() for path, value in actions.items()}
         check_actions(found)
-        return {path: rows.astype(spaces[path].dtype) for path, rows in found.items()}, state
+        return {path: as_leaf(rows, spaces[path]) for path, rows in found.items()}, state
 
     def _vector_env(
         self,

@@ -56,20 +56,20 @@ def expectile_loss(
     no mean |R| to divide by.
     """
     u = target - prediction
-    weight = torch.where(u < 0, 1.0 - expectile, expectile)
+    weight = torch.where(u < 0, u.new_tensor(1.0 - expectile), u.new_tensor(expectile))
     return mean(weight * u.square(), valid)
 
 
 def difference(head: ActionHead, one: Float[Tensor, "B K A"], other: Float[Tensor, "B K A"]) -> Float[Tensor, "B K"]:
     """How far decisions lie apart, in [0, 1]: 1 for another class or bit, a Box by the width of its bounds.
 
-    The largest difference of all leaves.
+    The largest difference of all leaves. Without bounds, two deviations of the recorded actions or more count as 1.
     """
     mine, others = head.split(one), head.split(other)
     found = []
     for path, leaf in head.named_leaves():
         if isinstance(leaf, ContinuousAction):
-            found.append((leaf.squash(mine[path]) - leaf.squash(others[path])).abs().amax(-1) / 2)
+            found.append((leaf.squash(mine[path]) - leaf.squash(others[path])).abs().amax(-1).clamp(max=2.0) / 2)
         else:
             same = leaf.decode(mine[path]) == leaf.decode(others[path])
             found.append((~same).flatten(2).any(-1).to(one.dtype) if same.dim() > 2 else (~same).to(one.dtype))

@@ -1,5 +1,6 @@
 """The loss of Proximal Policy Optimisation (arXiv 1707.06347) on recorded segments. Axes: B environments, T steps."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -141,7 +142,10 @@ def standard_scores(
     """
     mean = masked_mean(advantages, counts)
     centred = torch.where(counts, advantages - mean, torch.zeros_like(advantages))
-    return centred / (deviation_over(advantages, counts) + 1e-8).clamp(min=least_std)
+    scores = centred / (deviation_over(advantages, counts) + 1e-8).clamp(min=least_std)
+    # Of equal numbers the mean is another one by rounding, and so would be all the scores.
+    alike = (advantages == advantages.masked_fill(~counts, -math.inf).amax()) | ~counts
+    return scores.masked_fill(alike.all(), 0.0)
 
 
 def deviation_over(x: Float[Tensor, "B T"], counts: Bool[Tensor, "B T"]) -> Tensor:

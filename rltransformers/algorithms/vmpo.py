@@ -171,8 +171,10 @@ def temperature_loss(
 
     Its gradient is eps - KL(psi || uniform on the chosen steps).
     """
-    logits = (advantages.detach() / temperature).masked_fill(~chosen, -math.inf)
-    return temperature * (bound + logits.flatten().logsumexp(0) - chosen.sum().to(logits.dtype).log())
+    # From the highest one down: what all have in common would drown the differences in rounding.
+    highest = advantages.detach().masked_fill(~chosen, -math.inf).amax()
+    logits = ((advantages.detach() - highest) / temperature).masked_fill(~chosen, -math.inf)
+    return highest + temperature * (bound + logits.flatten().logsumexp(0) - chosen.sum().to(logits.dtype).log())
 
 
 def bound_loss(divergence: Float[Tensor, "B T"], counts: Bool[Tensor, "B T"], penalty: Tensor, bound: float) -> Tensor:

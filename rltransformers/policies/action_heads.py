@@ -7,7 +7,7 @@ N the classes of its largest, M the entries of a mask.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -36,12 +36,18 @@ MASKED = -1e30
 """Output of a class that must not be taken: its probability is exactly 0, its logarithm finite."""
 LOG_STD_RANGE = (-5.0, 2.0)
 """Of deviations that a network predicts, as in the published code of the Online Decision Transformer."""
+Units = Sequence[Sequence[float]]
+"""Centres and scales of the components of a Box."""
 
 
 class ContinuousAction(nn.Module):
-    """A Box leaf: seen and predicted in units where the bounds are -1 and 1; components with an open side stay raw.
+    """A Box leaf: seen and predicted in units where the bounds are -1 and 1.
 
     What is predicted for a Box of integers is rounded to the nearest.
+
+    Args:
+        width: of the tokens; None for no tokens.
+        units: centre and scale of every component, for those with an open side; None leaves these as they are.
     """
 
     centre: Tensor
@@ -52,13 +58,16 @@ class ContinuousAction(nn.Module):
     countable = tied = False
     choices = 0
 
-    def __init__(self, space: spaces.Box, width: int | None) -> None:
+    def __init__(self, space: spaces.Box, width: int | None, units: Units | None = None) -> None:
         super().__init__()
         low, high = (bound.reshape(-1) for bound in box_bounds(space))
-        bounded = np.isfinite(low) & np.isfinite(high) & (high > low)
+        closed = np.isfinite(low) & np.isfinite(high)
+        bounded = closed & (high > low)
         centre, scale = np.zeros_like(low), np.ones_like(low)
-        centre[bounded] = (low[bounded] + high[bounded]) / 2
-        scale[bounded] = (high[bounded] - low[bounded]) / 2
+        if units is not None:
+            centre[~closed], scale[~closed] = (np.asarray(each)[~closed] for each in units)
+        centre[closed] = low[closed] / 2 + high[closed] / 2
+        scale[bounded] = high[bounded] / 2 - low[bounded] / 2
         self.shape, self.outputs, self.draws = space.shape, len(low), 0
         self.all_bounded, self.whole = bool(bounded.all()), holds_integers(space)
         low, high = (bound.reshape(-1) for bound in inner_bounds(space))  # what is executed lies in the Box
@@ -84,7 +93,7 @@ class ContinuousAction(nn.Module):
         return output
 
     def squash(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "... A"]:
-        """The predicted action in head units: tanh where both bounds are finite, the output itself elsewhere."""
+        """The predicted action in head units: tanh between two bounds, the output itself elsewhere."""
         return output.tanh() if self.all_bounded else torch.where(self.bounded, output.tanh(), output)
 
     def embed(self, action: Tensor) -> Float[Tensor, "... W"]:
@@ -117,8 +126,8 @@ class NormalAction(ContinuousAction):
     bounds; that paper bends them by tanh, which has no closed entropy and no density for actions at the bounds.
     """
 
-    def __init__(self, space: spaces.Box, width: int | None) -> None:
-        super().__init__(space, width)
+    def __init__(self, space: spaces.Box, width: int | None, units: Units | None = None) -> None:
+        super().__init__(space, width, units)
         self.components = self.outputs
         self.outputs, self.draws = 2 * self.components, 2 * self.components
 
@@ -437,6 +446,7 @@ class ActionHead(nn.Module):
         embeds: whether actions are turned into tokens.
         readout: what is added of recorded actions; None for nothing.
         predicts_deviation: without ``log_std``, Box leaves are normal, with deviations that depend on the features.
+        units: without ``log_std``, of Box leaves by path; as for ``ContinuousAction``.
 
     Raises:
         ConfigError: for an action space with an unsupported leaf, or one that the readout cannot serve.
@@ -451,6 +461,7 @@ class ActionHead(nn.Module):
         embeds: bool = True,
         readout: Choice | None = None,
         predicts_deviation: bool = False,
+        units: Mapping[str, Units] | None = None,
     ) -> None:
         super().__init__()
         check_supported(space, "action")
@@ -458,7 +469,10 @@ class ActionHead(nn.Module):
         leaves = leaf_spaces(space)
         self.paths, self.spaces = list(leaves), list(leaves.values())
         token_width = width if embeds else None
-        parts = [_leaf(leaf, token_width, log_std, predicts_deviation) for leaf in leaves.values()]
+        parts = [
+            _leaf(leaf, token_width, log_std, predicts_deviation, (units or {}).get(path))
+            for path, leaf in leaves.items()
+        ]
         self.leaves = nn.ModuleList(parts)
         self._named: list[tuple[str, ActionLeaf]] = list(zip(self.paths, parts, strict=True))
         self._of_actors = not any(isinstance(leaf, ContinuousAction) for leaf in parts)
@@ -634,6 +648,14 @@ def inner_bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     return low, high
 
 
+def as_leaf(rows: np.ndarray, space: gym.Space[Any]) -> np.ndarray:
+    """Actions [N, ...] of a policy in the type of their leaf; inside its Box, whose bounds float32 may not have."""
+    found = rows.astype(space.dtype)
+    if isinstance(space, spaces.Box) and rows.dtype != found.dtype and not holds_integers(space):
+        np.clip(found, space.low, space.high, out=found)
+    return found
+
+
 def blank_invalid(
     spaces_: Mapping[str, gym.Space[Any]], values: Mapping[str, Tensor], valid: Bool[Tensor, "..."]
 ) -> dict[str, Tensor]:
@@ -648,11 +670,13 @@ def blank_invalid(
     return blanked
 
 
-def _leaf(space: gym.Space[Any], width: int | None, log_std: float | None, predicts_deviation: bool) -> ActionLeaf:
+def _leaf(
+    space: gym.Space[Any], width: int | None, log_std: float | None, predicts_deviation: bool, units: Units | None
+) -> ActionLeaf:
     if isinstance(space, spaces.Box):
         if log_std is not None:
             return GaussianAction(space, log_std)
-        return (NormalAction if predicts_deviation else ContinuousAction)(space, width)
+        return (NormalAction if predicts_deviation else ContinuousAction)(space, width, units)
     if isinstance(space, spaces.MultiBinary):
         return BinaryAction(space, width)
     assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)  # check_supported has refused the rest

@@ -26,7 +26,7 @@ from rltransformers.core.spec import Choice
 from rltransformers.functional.context import EVERY, Context
 from rltransformers.functional.modules import linear
 from rltransformers.functional.windows import descending, padded_behind
-from rltransformers.policies.action_heads import ActionHead, blank_invalid
+from rltransformers.policies.action_heads import ActionHead, Units, blank_invalid
 from rltransformers.policies.critics import TwinCritics, check_alternatives
 from rltransformers.policies.deep_losses import predicts_later
 from rltransformers.policies.observations import check_state, task_leaf
@@ -64,6 +64,8 @@ class DecisionPolicy(nn.Module):
         critic_width: of twin critics that stand beside the policy and judge its actions; None for no critics.
         stochastic: whether the actions of Boxes are normal, with a predicted deviation (Zheng et al. 2022, arXiv
             2202.05607, section 4.1).
+        action_units: mean and standard deviation of the actions of Boxes by path, the units of components without
+            bounds; None leaves these as they are.
         return_scale: return-to-go is divided by this before it becomes a token.
         statistics: mean and standard deviation of the floating-point observation leaves by path; others pass as they
             are.
@@ -93,6 +95,7 @@ class DecisionPolicy(nn.Module):
         predicts_return: bool = False,
         critic_width: int | None = None,
         stochastic: bool = False,
+        action_units: Mapping[str, Units] | None = None,
     ) -> None:
         super().__init__()
         self.observation_leaves = leaf_spaces(observation_space)
@@ -105,7 +108,9 @@ class DecisionPolicy(nn.Module):
         read, encoder = unbounded(observation_space, self.normalised), encoder or Encoding()
         self.encoder, self.elements = observation_parts(read, backbone, encoder)
         self.task = task_leaf(observation_space, backbone.tasks)
-        self.head = ActionHead(action_space, self.width, readout=readout, predicts_deviation=stochastic)
+        self.head = ActionHead(
+            action_space, self.width, readout=readout, predicts_deviation=stochastic, units=action_units
+        )
         if stochastic and not self.head.normal_leaves():
             raise ConfigError(
                 f"stochastic draws the actions of a Box around their mean, and the action space {action_space} has no"

@@ -41,7 +41,7 @@ from rltransformers.core.spaces import (
 from rltransformers.data.rollout import Leaves, action_layout, observation_layout
 from rltransformers.functional.context import EVERY, Context
 from rltransformers.memory.interface import Cached
-from rltransformers.policies.action_heads import ActionHead
+from rltransformers.policies.action_heads import ActionHead, as_leaf
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.observations import (
@@ -375,7 +375,7 @@ class MemoryPolicy(BasePolicy):
         """
         found = {path: leaf.execute(actions[path]).cpu().numpy() for path, leaf in self.action_head.named_leaves()}
         check_actions(found)
-        return {path: rows.astype(self.action_leaves[path].dtype) for path, rows in found.items()}
+        return {path: as_leaf(rows, self.action_leaves[path]) for path, rows in found.items()}
 
     def environment_actions(self, actions: Mapping[str, Tensor]) -> Any:
         """Actions as the environments take them: an array [B, ...], or a list of B nested actions; Boxes clipped."""

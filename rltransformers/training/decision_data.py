@@ -1,5 +1,6 @@
 """Data of the Decision Transformer from a dataset: episodes to train on, their summary, statistics of observations."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from rltransformers.core.action_masks import ACTION_MASK, check_recorded
 from rltransformers.core.checkpoint import check_tensor
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.guard import named
 from rltransformers.core.ranges import PositiveNumber, check_fields
 from rltransformers.core.spaces import leaf_spaces, normalised_leaves
 from rltransformers.data import Trajectories
@@ -32,6 +34,8 @@ class DataSummary:
         environment: Gymnasium id the data came from, if known; names the reference scores.
         worst_return: lowest episode return; None in files of the first releases.
         lowest_to_go, highest_to_go: of all steps; None in files of earlier releases and of others.
+        action_units: mean and standard deviation of every component of the Boxes that lack a bound, by path; None in
+            such files, too.
     """
 
     return_scale: PositiveNumber
@@ -40,6 +44,7 @@ class DataSummary:
     worst_return: float | None = None
     lowest_to_go: float | None = None
     highest_to_go: float | None = None
+    action_units: dict[str, list[list[float]]] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "summary.")
@@ -86,7 +91,19 @@ def summary_of(data: Trajectories, settings: Settings, return_scale: float | Non
         worst_return=float(first_steps.min()),
         lowest_to_go=float(return_to_go.min()),
         highest_to_go=float(return_to_go.max()),
+        action_units=action_units_of(data),
     )
+
+
+def action_units_of(data: Trajectories) -> dict[str, list[list[float]]]:
+    """Mean and standard deviation of every component of the Boxes of actions that lack a bound, by path."""
+    found = {}
+    for path, leaf in leaf_spaces(data.action_space).items():
+        if isinstance(leaf, gym.spaces.Box) and not leaf.is_bounded("both"):
+            rows = np.asarray(data.actions[path], np.float64).reshape(data.steps, -1)
+            mean, deviation = rows.mean(0), rows.std(0)
+            found[path] = [mean.tolist(), _units(mean, deviation).tolist()]
+    return found
 
 
 def check_scale(return_scale: float, largest: float) -> None:
@@ -110,12 +127,26 @@ def check_masked(data: Trajectories) -> None:
 
 
 def statistics_of(data: Trajectories) -> dict[str, tuple[Tensor, Tensor]]:
-    """Mean and standard deviation of the leaves that are standardised; 1 where a number never changes."""
+    """Mean and standard deviation of the leaves that are standardised; 1 where a number never changes.
+
+    Warns of whole numbers whose differences float32, in which a network reads them, cannot tell.
+    """
     means, deviations = data.observation_statistics()
-    return {
-        path: (torch.as_tensor(means[path]), torch.as_tensor(_units(means[path], deviations[path])))
-        for path in normalised_leaves(data.observation_space)
-    }
+    leaves, found = leaf_spaces(data.observation_space), {}
+    for path in normalised_leaves(data.observation_space):
+        mean, deviation, units = means[path], deviations[path], _units(means[path], deviations[path])
+        lost = (deviation > 0.0) & (units != deviation)
+        if np.issubdtype(leaves[path].dtype, np.integer) and lost.any():
+            where = named("observation", path)
+            warnings.warn(
+                f"{data.name}: {where} has whole numbers near {mean[lost][0]:g} that deviate by "
+                f"{deviation[lost][0]:g}, which float32 cannot tell, so the network sees none of it; subtract a "
+                "constant from it in a wrapper and in the data",
+                UserWarning,
+                stacklevel=2,
+            )
+        found[path] = torch.as_tensor(mean), torch.as_tensor(units)
+    return found
 
 
 def _units(mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:

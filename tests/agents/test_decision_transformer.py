@@ -29,7 +29,7 @@ from torch import Tensor
 from rltransformers.agents import DecisionTransformer
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
-from rltransformers.data import ContextBatch, Trajectories
+from rltransformers.data import ContextBatch, Trajectories, load_trajectories
 from tests.agents.tiny_envs import AnySpace
 
 TINY = {"backbone": {"width": 16, "layers": 2, "heads": 2, "dropout": 0.1}}
@@ -141,6 +141,58 @@ def make(dataset: Any, **settings: Any) -> DecisionTransformer:
         "device": "cpu",
     }
     return DecisionTransformer("DTPolicy", dataset, **{**values, **settings})
+
+
+@pytest.mark.parametrize("second", ["fixed", "unbounded", "half bounded"])
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_a_component_without_a_range_does_not_drown_the_others(second: str, stochastic: bool) -> None:
+    random = np.random.default_rng(0)
+    seen = random.normal(size=(40, 21, 1)).astype(np.float32)
+    first, other = np.tanh(2.0 * seen), random.normal(1000.0, 100.0, seen.shape).astype(np.float32)
+    low, high = {"fixed": (1e3, 1e3), "unbounded": (-np.inf, np.inf), "half bounded": (0.0, np.inf)}[second]
+    other = np.clip(other, low, high)
+    box = spaces.Box(np.array([-1.0, low], np.float32), np.array([1.0, high], np.float32))
+    episodes = [
+        {"observations": one, "actions": actions[:20], "rewards": np.zeros(20), "truncations": np.arange(20) == 19}
+        for one, actions in zip(seen, np.concatenate([first, other], 2), strict=True)
+    ]
+    data = load_trajectories(episodes, observation_space=spaces.Box(-9, 9, (1,)), action_space=box)
+    backbone = {"width": 16, "layers": 1, "heads": 1, "dropout": 0.0}
+    settings: dict[str, Any] = {"policy_kwargs": {"backbone": backbone}, "mode": "bc", "batch_size": 64}
+    model = make(data, context_length=1, learning_rate=1e-2, stochastic=stochastic, **settings).learn(250)
+    observation = np.linspace(-2, 2, 9, dtype=np.float32)[:, None]
+    action, _ = model.predict(observation, deterministic=True)
+    assert np.abs(action[:, :1] - np.tanh(2.0 * observation)).mean() < 0.2  # 0.7 for an action that never moves
+    assert 900 < action[:, 1].mean() < 1100
+
+
+def test_units_of_components_without_bounds_come_back_with_a_checkpoint(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    actions = random.normal(50.0, 3.0, (4, 6, 2))
+    episodes = [
+        {"observations": random.normal(size=(7, 2)), "actions": one, "rewards": np.ones(6),
+         "truncations": np.arange(6) == 5}
+        for one in actions
+    ]  # fmt: skip
+    model = make(load_trajectories(episodes, action_space=spaces.Box(-np.inf, np.inf, (2,)))).learn(2)
+    model.save(tmp_path / "model")
+    again, observation = DecisionTransformer.load(tmp_path / "model"), np.ones(2)
+    expected, _ = model.predict(observation, deterministic=True)
+    np.testing.assert_array_equal(again.predict(observation, deterministic=True)[0], expected)
+    assert model.summary.action_units is not None
+    np.testing.assert_allclose(model.summary.action_units[""], [actions.mean((0, 1)), actions.std((0, 1))], rtol=1e-6)
+
+
+def test_whole_numbers_that_float32_cannot_tell_are_reported() -> None:
+    random = np.random.default_rng(0)
+    episodes = [
+        {"observations": 1_700_000_000 + 40 * random.integers(0, 2, (6, 1)), "actions": random.integers(0, 2, 6),
+         "rewards": np.ones(6), "truncations": np.arange(6) == 5}
+        for _ in range(4)
+    ]  # fmt: skip
+    space = spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (1,), np.int64)
+    with pytest.warns(UserWarning, match=r"whole numbers near 1.7e\+09 that deviate by .* which float32 cannot tell"):
+        make(load_trajectories(episodes, observation_space=space, action_space=spaces.Discrete(2)))
 
 
 @pytest.fixture(scope="module")

@@ -447,6 +447,14 @@ def test_a_network_that_is_not_finite_is_to_blame_and_not_the_environment(action
             model.learn(8)
 
 
+def test_bounds_that_float32_does_not_have_are_kept() -> None:
+    bound = np.array([0.1, -0.3])  # of one number each
+    model = agent(AnySpace(VECTOR, spaces.Box(bound, bound, dtype=np.float64)))
+    for deterministic in (True, False):
+        action, _ = model.predict(np.zeros(3, np.float32), deterministic=deterministic)
+        assert action.dtype == np.float64 and action.tolist() == bound.tolist()
+
+
 def poisoned_end(at: int | None) -> gym.Env[Any, Any]:
     return gym.wrappers.TimeLimit(Poisoned(at), 6)
 

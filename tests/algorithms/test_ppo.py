@@ -112,6 +112,13 @@ def test_normalised_advantages_have_mean_zero_and_deviation_one_over_what_counts
     assert float(result[~counts].abs().sum()) == 0.0
 
 
+@pytest.mark.parametrize("value", [0.1, 123.456, -7e5])
+def test_equal_advantages_are_no_reason_to_move(value: float) -> None:
+    counts = torch.ones(16, 128, dtype=torch.bool)
+    counts[3, 5:] = False
+    assert float(standard_scores(torch.full((16, 128), value), counts).abs().max()) == 0.0
+
+
 def test_small_advantages_are_not_blown_up_beyond_the_bound() -> None:
     advantages, counts = torch.randn(4, 6), torch.rand(4, 6) < 0.7
     centred = torch.where(counts, advantages - advantages[counts].mean(), torch.zeros(()))

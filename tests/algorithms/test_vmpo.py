@@ -116,6 +116,20 @@ def test_the_temperature_falls_until_the_weights_are_as_far_from_uniform_as_its_
     assert float(temperature.grad) == pytest.approx(0.1 - float(divergence), abs=1e-12)  # float64
 
 
+@pytest.mark.parametrize("offset", [0.0, -1e4, 1e6])
+def test_the_temperature_ignores_what_all_advantages_have_in_common(offset: float) -> None:
+    advantages = (numbers() + offset).float()  # the differences of what is left by rounding, in float64 and in float32
+    chosen, found = better_half(advantages, EVERY), []
+    for kind in (torch.float64, torch.float32):
+        temperature = torch.tensor(1.0, dtype=kind, requires_grad=True)
+        loss = temperature_loss(advantages.to(kind), chosen, temperature, 0.1)
+        loss.backward()
+        found.append((float(loss.detach()), float(temperature.grad)))  # type: ignore[arg-type]
+    # Sums of terms of order 1 in float32, and the offset itself, which the loss contains.
+    assert found[1][0] == pytest.approx(found[0][0], abs=1e-5, rel=1e-6)
+    assert found[1][1] == pytest.approx(found[0][1], abs=1e-5)
+
+
 def test_at_the_best_temperature_the_divergence_of_the_weights_is_its_bound() -> None:
     advantages = numbers(scale=20.0)
     chosen = better_half(advantages, EVERY)

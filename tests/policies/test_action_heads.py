@@ -176,6 +176,17 @@ def test_a_box_of_integers_executes_the_nearest_one() -> None:
     assert wide.decode(torch.tensor([2.6])).tolist() == [3.0]
 
 
+@pytest.mark.parametrize("kind", [ContinuousAction, NormalAction])
+def test_components_without_bounds_have_the_units_they_are_given_and_fixed_ones_are_zero(kind: Any) -> None:
+    low, high = np.array([-np.inf, 50.0, -2.0, 100.0]), np.array([np.inf, np.inf, 6.0, 100.0])
+    leaf = kind(spaces.Box(low, high, dtype=np.float64), 4, [[1e3, 60.0, 7.0, 7.0], [100.0, 5.0, 9.0, 9.0]])
+    action = torch.tensor([1200.0, 45.0, 6.0, 100.0])
+    assert leaf.normalise(action).tolist() == [2.0, -3.0, 1.0, 0.0]
+    output = torch.cat([torch.tensor([2.0, -1.0, 0.0, 9.0]), torch.zeros(leaf.outputs - 4)])
+    assert leaf.decode(output).tolist() == [1200.0, 55.0, 2.0, 100.0]
+    assert leaf.decode(-3.0 * output).tolist()[1] == 75.0 and leaf.decode(4.0 * output).tolist()[1] == 50.0
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int32])
 def test_bounds_in_float32_lie_inside_the_box(dtype: Any) -> None:
     below, above = np.array([-0.4, -2.0, -(2.0**31)]), np.array([0.1, 0.4, 2.0**31 - 1])
