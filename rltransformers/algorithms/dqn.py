@@ -124,15 +124,20 @@ def n_step_returns(
 
 
 def rescale(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + 1e-3 x (Pohlen et al. 2018, arXiv 1805.11593, section 3.2)."""
-    return x.sign() * ((x.abs() + 1.0).sqrt() - 1.0) + EPSILON * x
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + 1e-3 x (Pohlen et al. 2018, arXiv 1805.11593, section 3.2).
+
+    Both it and its inverse are written without differences of nearly equal numbers: sqrt(a + 1) - 1 = a / (sqrt(a + 1)
+    + 1).
+    """
+    return x / ((x.abs() + 1.0).sqrt() + 1.0) + EPSILON * x
 
 
 def unrescale(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """The inverse of ``rescale`` (there, proposition A.2), written without the difference of nearly equal numbers."""
-    raised = x.abs() + 1.0 + EPSILON
-    root = 2.0 * raised / (1.0 + (1.0 + 4.0 * EPSILON * raised).sqrt())
-    return x.sign() * (root.square() - 1.0)
+    """The inverse of ``rescale`` (there, proposition A.2: r^2 - 1, and r is 1 at 0)."""
+    size = x.abs()
+    bent = (1.0 + 4.0 * EPSILON * (size + 1.0 + EPSILON)).sqrt()
+    excess = 2.0 * size / (bent + 1.0 + 2.0 * EPSILON)  # r - 1
+    return x.sign() * excess * (excess + 2.0)
 
 
 def huber(errors: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
