@@ -1,5 +1,6 @@
-"""Where tensors live: one place that reads a device setting."""
+"""Where tensors live: one place that reads a device setting, and how much fits there."""
 
+import os
 import warnings
 from typing import Any
 
@@ -29,6 +30,13 @@ def find_device(device: torch.device | str, name: str = "device") -> torch.devic
             f"{name} must be 'auto', 'cpu', 'cuda' or another device of this machine, got {shown(str(device))}"
         ) from error
     return found
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes of memory of this machine or of its GPU, used or not."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**63
 
 
 def to_tensor(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

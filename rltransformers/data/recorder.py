@@ -6,6 +6,7 @@ Gymnasium's vector environments in all three autoreset modes and Stable-Baseline
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+import torch
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
@@ -21,6 +23,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, is_vecenv_wrapped
 
+from rltransformers.core.device import memory_of
 from rltransformers.core.episodes import endless_episode, longest_allowed
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
 from rltransformers.core.guard import (
@@ -57,6 +60,8 @@ VectorMode = Literal["sync", "async", "vector_entry_point"]
 """How copies of an environment are stepped, see ``gymnasium.make_vec``."""
 Recorded = Sequence[int] | Mapping[str, Sequence[int] | None]
 
+FIRST_BYTES = 64 * 2**20
+"""Of the arrays that a recording begins with; they double when they are full."""
 LONGEST_FINISH = 10_000
 """Steps per environment for which an episode that runs when enough was recorded is carried on to its end."""
 
@@ -110,7 +115,7 @@ def record(
 
     Raises:
         ConfigError: neither or both of steps and episodes, an argument of another type or range, an unsupported space,
-            a policy of other spaces, or keywords that the environment does not take.
+            a policy of other spaces, keywords that the environment does not take, or more than fits into memory.
         DataError: when the environment raises an exception (chained) or returns what its spaces do not hold, NaN or
             infinity, as soon as it does, with environment and step; an episode that does not end.
     """
@@ -134,6 +139,7 @@ def record(
                 )
             shares = Mixture(tuple(parts)).shares(steps or episodes or 0)
             view = _view(chosen, vector.observation_space)
+            _check_room(steps, episodes, _layout(view.observation_space, vector.action_space))
             streams, spec = generators(seed), _single_spec(vector.spec)
             results: list[Trajectories] = []
             described: list[dict[str, Any]] = []
@@ -165,6 +171,38 @@ def _quota(episodes: int, num_envs: int) -> npt.NDArray[np.int64]:
     return np.array([episodes // num_envs + (index < episodes % num_envs) for index in range(num_envs)], np.int64)
 
 
+Layout = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+
+
+def _layout(observation_space: Space, action_space: Space) -> Layout:
+    """Shape and type of what is kept of one step, by name."""
+    layout: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
+        "rewards": ((), np.dtype(np.float32)),
+        "terminations": ((), np.dtype(bool)),
+        "truncations": ((), np.dtype(bool)),
+        "counted": ((), np.dtype(bool)),
+    }
+    for kind, space in (("observations", observation_space), ("actions", action_space)):
+        leaves = leaf_spaces(space).items()
+        layout |= {f"{kind} {path}": (leaf.shape or (), stored_dtype(leaf)) for path, leaf in leaves}
+    return layout
+
+
+def _bytes_of(layout: Layout) -> int:
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values())
+
+
+def _check_room(steps: int | None, episodes: int | None, layout: Layout) -> None:
+    """Raise ConfigError unless so many steps, or episodes of one step, fit into memory as recorded and as episodes."""
+    count, what = (steps, "steps") if steps is not None else (episodes or 0, "episodes")
+    needed, room = 2 * count * _bytes_of(layout), memory_of(torch.device("cpu"))
+    if needed > room:
+        raise ConfigError(
+            f"to record {count:,} {what} needs at least {needed / 2**30:.3g} GiB, this machine has "
+            f"{room / 2**30:.3g}; record fewer at a time and save each part, or less of the observation with recorded="
+        )
+
+
 class _Recording:
     """Rows of B environments in arrays that double when they are full, cut into episodes at the end."""
 
@@ -179,6 +217,7 @@ class _Recording:
         self.vector, self.behaviour, self.view, self.progress = vector, behaviour, view, progress
         self.done_before = done_before
         self.longest: int | None = None
+        self.layout = _layout(view.observation_space, vector.action_space)
         self.capacity = 0
         self.rows = 0
         self.arrays: Leaves = {}
@@ -198,7 +237,8 @@ class _Recording:
         live = np.ones(batch, bool) if quota is None else quota > 0
         finished, age = np.zeros(batch, np.int64), np.zeros(batch, np.int64)
         count, finishing = 0, 0
-        self._reserve(min(-(-(steps or 1024 * batch) // batch) + 64, 65_536))
+        rows = min(-(-(steps or 1024 * batch) // batch) + 64, 65_536)
+        self._reserve(max(min(rows, FIRST_BYTES // (batch * _bytes_of(self.layout))), 1))
         while live.any() and finishing <= LONGEST_FINISH:
             extra = {"rewards": rewards} if reads_rewards else {}
             taken = self._taken(self.behaviour.act(observations, first, generator, **extra))
@@ -228,17 +268,14 @@ class _Recording:
             self._keep_last(live, seen)
 
     def _reserve(self, capacity: int) -> None:
-        batch = self.vector.num_envs
-        shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
-            "rewards": ((), np.dtype(np.float32)),
-            "terminations": ((), np.dtype(bool)),
-            "truncations": ((), np.dtype(bool)),
-            "counted": ((), np.dtype(bool)),
-        }
-        for kind, leaves in (("observations", self.observation_leaves), ("actions", self.action_leaves)):
-            shapes |= {f"{kind} {path}": (leaf.shape or (), stored_dtype(leaf)) for path, leaf in leaves.items()}
-        for key, (shape, dtype) in shapes.items():
-            grown = np.empty((capacity, batch, *shape), dtype)
+        for key, (shape, dtype) in self.layout.items():
+            try:
+                grown = np.empty((capacity, self.vector.num_envs, *shape), dtype)
+            except MemoryError as error:
+                raise ConfigError(
+                    f"more than {self.rows:,} steps of {self.vector.num_envs} environments do not fit into memory "
+                    f"({error}); record fewer at a time and save each part, or less of the observation with recorded="
+                ) from error
             if self.rows:
                 grown[: self.rows] = self.arrays[key][: self.rows]
             self.arrays[key] = grown

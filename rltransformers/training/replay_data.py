@@ -20,6 +20,7 @@ from rltransformers.core.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from rltransformers.core.device import memory_of
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.guard import check_observations
 from rltransformers.core.ranges import NonNegativeNumber, check
@@ -28,7 +29,6 @@ from rltransformers.core.world import World, rows_of
 from rltransformers.data.replay import SegmentReplay, Window
 from rltransformers.data.rollout import observation_layout
 from rltransformers.policies.observations import tree_space
-from rltransformers.training.rollout_settings import memory_of
 
 Space = gym.Space[Any]
 KIND = "SegmentReplay"

@@ -1,13 +1,13 @@
 """Settings of an online agent that must agree with each other, with its spaces and with the machine."""
 
 import math
-import os
 from typing import Any
 
 import gymnasium as gym
 import torch
 from gymnasium import spaces
 
+from rltransformers.core.device import memory_of
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.data.rollout import observation_layout
@@ -56,10 +56,3 @@ def check_room(n_envs: int, n_steps: int, observation_space: Space, device: torc
             f"n_steps ({n_steps}) steps of {n_envs} environments need {needed / 2**30:.3g} GiB, this "
             f"machine has {room / 2**30:.3g}; lower n_steps or the number of environments"
         )
-
-
-def memory_of(device: torch.device) -> int:
-    """Bytes of memory of this machine or of its GPU, used or not."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**63

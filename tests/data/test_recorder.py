@@ -1,6 +1,7 @@
 """Recording gives what stepping by hand gives, in every kind of vector environment."""
 
 import itertools
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -114,6 +115,61 @@ def test_episodes_are_spread_over_the_environments_beforehand() -> None:
     data = record(vector("NextStep"), act, episodes=7)
     environments = [int(data.episode(index).observations["code"][0, 0]) // 100_000 for index in range(7)]
     assert environments == [0, 0, 0, 1, 1, 2, 2]
+
+
+class Pictures(gym.Env[Any, Any]):
+    """Episodes of three steps that show pictures of 4 KiB."""
+
+    observation_space = spaces.Box(0, 255, (64, 64), np.uint8)
+    action_space = spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.shown = 0
+        return self.picture(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.shown += 1
+        return self.picture(), float(action), self.shown == 3, False, {}
+
+    def picture(self) -> np.ndarray:
+        return np.full((64, 64), 10 * self.shown + self.np_random.integers(10), np.uint8)
+
+
+def test_what_is_reserved_follows_from_the_bytes_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = record(Pictures, "random", episodes=64, num_envs=32)
+    monkeypatch.setattr("rltransformers.data.recorder.FIRST_BYTES", 2**18)  # two rows of 32 environments
+    tracemalloc.start()
+    try:
+        data = record(Pictures, "random", episodes=64, num_envs=32)
+        _, peak = tracemalloc.get_traced_memory()  # of what is asked for, touched or not
+    finally:
+        tracemalloc.stop()
+    assert data.fingerprint() == reference.fingerprint()
+    assert peak < 8 * data.observations[""].nbytes  # 8 MiB; 1,088 rows were 139 MiB
+
+
+@pytest.mark.parametrize("wanted", [{"steps": 10**9}, {"episodes": 10**6}])
+def test_more_than_fits_into_memory_is_refused_before_it_begins(
+    wanted: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rltransformers.data.recorder.memory_of", lambda device: 2**32)
+    message = r"to record 1,0[0,]* (steps|episodes) needs at least .* GiB, this machine has 4; record fewer at a time"
+    with pytest.raises(ConfigError, match=message):
+        record(Pictures, "random", **wanted, num_envs=64)  # type: ignore[arg-type]
+
+
+def test_arrays_that_cannot_grow_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = np.empty
+
+    def full(shape: Any, *given: Any, **named: Any) -> Any:
+        if np.shape(shape) == (4,):  # of pictures
+            raise MemoryError("Unable to allocate 29 GiB")
+        return empty(shape, *given, **named)
+
+    monkeypatch.setattr("rltransformers.data.recorder.np.empty", full)
+    with pytest.raises(ConfigError, match=r"more than 0 steps of 2 environments do not fit into memory .*29 GiB"):
+        record(Pictures, "random", episodes=2, num_envs=2)
 
 
 def test_what_never_ends_is_cut_and_marked_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
