@@ -7,7 +7,7 @@ Axis letters: N rows of the flat arrays, E episodes.
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -20,7 +20,7 @@ from rltransformers.core.members import check_numeric, flags, numbers
 from rltransformers.core.spaces import leaf_spaces, leaf_values
 from rltransformers.data.hdf5 import check_file
 from rltransformers.data.keys import IGNORED, key_names
-from rltransformers.data.spaces import CHUNK_ROWS, infer_space
+from rltransformers.data.spaces import chunks, infer_space
 from rltransformers.data.trajectories import (
     REWARD,
     Allocate,
@@ -280,20 +280,20 @@ def _fill(
     offsets, lasts = writer.offsets, writer.offsets[1:] - 1
     for path, leaf in leaf_spaces(writer.spaces[0]).items():
         target = writer.observations[path]
-        for chunk in _chunks(observations[path]):
+        for chunk in chunks(observations[path]):
             values = _fit(writer.name, "observations", path, leaf, observations[path], chunk)
             steps = np.arange(chunk.start, chunk.stop)
             target[steps + np.searchsorted(offsets, steps, side="right") - 1] = values
             if following is None:
                 _fill_last(target, lasts, chunk, values)
         if following is not None:
-            for chunk in _chunks(following[path]):
+            for chunk in chunks(following[path]):
                 values = _fit(writer.name, "next_observations", path, leaf, following[path], chunk)
                 _fill_last(target, lasts, chunk, values)
     for path, leaf in leaf_spaces(writer.spaces[1]).items():
-        for chunk in _chunks(actions[path]):
+        for chunk in chunks(actions[path]):
             writer.actions[path][chunk] = _fit(writer.name, "actions", path, leaf, actions[path], chunk)
-    for chunk in _chunks(rewards):
+    for chunk in chunks(rewards):
         writer.rewards[chunk] = _fit(writer.name, "rewards", "", REWARD, rewards, chunk)
     writer._next = len(lasts)
 
@@ -309,13 +309,6 @@ def _fit(name: str, kind: str, path: str, space: gym.Space[Any], rows: Any, chun
         return fit_leaf(space, np.asarray(rows[chunk]), chunk.start)
     except DataError as error:
         raise DataError(f"{name}: {leaf_name(kind, path)} {error}") from error
-
-
-def _chunks(array: Any, rows: int | None = None) -> Iterator[slice]:
-    """The first rows, all by default, some at a time: whole chunks of HDF5 arrays, to decompress each of them once."""
-    rows, stored = len(array) if rows is None else rows, (getattr(array, "chunks", None) or (1,))[0]
-    step = max(CHUNK_ROWS // stored, 1) * stored
-    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def _array(values: Any, where: str) -> Any:
@@ -344,7 +337,7 @@ def _discontinuities(observations: Mapping[str, Any], following: Mapping[str, An
     rows = len(next(iter(observations.values())))
     found = np.zeros(rows, bool)
     for path, leaf in observations.items():
-        for chunk in _chunks(leaf, rows - 1):
+        for chunk in chunks(leaf, rows - 1):
             found[chunk] |= jumps(following[path][chunk], leaf[chunk.start + 1 : chunk.stop + 1])
     return found
 

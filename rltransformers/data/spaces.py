@@ -1,5 +1,7 @@
-"""Spaces guessed from arrays, for formats that do not store them."""
+"""Spaces guessed from arrays, for formats that do not store them, and the pieces in which large arrays are read."""
 
+import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,7 +15,16 @@ from rltransformers.core.members import check_numeric, numbers
 from rltransformers.core.spaces import map_leaves, space_of
 
 MAX_GUESSED_CLASSES = 65_536  # of one leaf, all its components together
-CHUNK_ROWS = 32_768  # checks, copies and statistics of a large array touch this many rows at a time
+CHUNK_ROWS, CHUNK_BYTES = 32_768, 32 * 2**20
+"""Checks, copies and statistics of a large array touch no more than this at a time, and at least one row."""
+
+
+def chunks(array: Any, rows: int | None = None) -> Iterator[slice]:
+    """The first rows, all by default, some at a time: whole chunks of HDF5 arrays, to decompress each of them once."""
+    rows, stored = len(array) if rows is None else rows, (getattr(array, "chunks", None) or (1,))[0]
+    most = min(CHUNK_ROWS, CHUNK_BYTES // max(math.prod(array.shape[1:]) * array.dtype.itemsize, 1))
+    step = max(most // stored, 1) * stored
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def infer_space(values: Any, role: str, name: str) -> gym.Space[Any]:
@@ -53,7 +64,7 @@ def _leaf_space(role: str, name: str, values: Any) -> gym.Space[Any]:
         return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape) if shape else spaces.Discrete(2)
     if rows.dtype == np.uint8 and len(shape) >= 2:
         return spaces.Box(0, 255, shape, np.uint8)
-    largest, smallest = np.max(rows, axis=0), int(np.min(rows))
+    largest, smallest = _extremes(rows)
     if smallest < 0:
         raise DataError(f"{name}: {role} are integers down to {smallest}; pass {role[:-1]}_space, it cannot be guessed")
     classes = sum(int(value) + 1 for value in largest.reshape(-1))
@@ -65,10 +76,19 @@ def _leaf_space(role: str, name: str, values: Any) -> gym.Space[Any]:
     return spaces.MultiDiscrete(largest.astype(np.int64) + 1) if shape else spaces.Discrete(int(largest) + 1)
 
 
+def _extremes(rows: Any) -> tuple[npt.NDArray[Any], int]:
+    """The largest integer per component, and the smallest of all."""
+    largest, smallest = np.asarray(rows[0]), int(rows[0].max())
+    for chunk in chunks(rows):
+        part = np.asarray(rows[chunk])
+        largest, smallest = np.maximum(largest, part.max(axis=0)), min(smallest, int(part.min()))
+    return largest, smallest
+
+
 def _largest_magnitude(rows: Any) -> npt.NDArray[np.float64]:
     """Per component, over the finite rows: faulty rows are reported later, with their place."""
     largest = np.zeros(rows.shape[1:])
-    for start in range(0, len(rows), CHUNK_ROWS):
-        chunk = np.abs(np.asarray(rows[start : start + CHUNK_ROWS], np.float64))
-        largest = np.maximum(largest, np.where(np.isfinite(chunk), chunk, 0.0).max(axis=0))
+    for chunk in chunks(rows):
+        sizes = np.abs(np.asarray(rows[chunk]))
+        largest = np.maximum(largest, np.max(sizes, axis=0, where=np.isfinite(sizes), initial=0.0))
     return largest

@@ -32,7 +32,7 @@ from rltransformers.core.spaces import (
     space_to_json,
     stored_dtype,
 )
-from rltransformers.data.spaces import CHUNK_ROWS
+from rltransformers.data.spaces import chunks
 
 Array = npt.NDArray[Any]
 Space = gym.Space[Any]
@@ -238,9 +238,11 @@ class Trajectories:
         acted = np.ones(len(leaf), bool)
         acted[self.offsets[1:] + np.arange(len(self))] = False
         total = np.zeros(leaf.shape[1:], np.float64)
-        for start in range(0, len(leaf), CHUNK_ROWS):
-            chunk = slice(start, start + CHUNK_ROWS)
-            total += ((np.asarray(leaf[chunk], np.float64)[acted[chunk]] - centre) ** power).sum(axis=0)
+        for chunk in chunks(leaf):
+            values = np.subtract(leaf[chunk][acted[chunk]], centre, dtype=np.float64)
+            values **= power
+            total += values.sum(axis=0)
+            del values  # before the next ones are made
         return np.asarray(total / self.steps)
 
     def fingerprint(self) -> str:
@@ -254,8 +256,8 @@ class Trajectories:
         leaves |= {name: getattr(self, name) for name in ("rewards", "terminations", "truncations", "offsets")}
         for name, leaf in sorted(leaves.items()):
             digest.update(f"{name} {leaf.dtype.str} {leaf.shape}".encode())
-            for start in range(0, len(leaf), CHUNK_ROWS):
-                digest.update(leaf[start : start + CHUNK_ROWS].tobytes())
+            for chunk in chunks(leaf):
+                digest.update(leaf[chunk].tobytes())
         return digest.hexdigest()[:16]
 
     def summary(self) -> dict[str, Any]:
@@ -790,17 +792,17 @@ def check_actions(data: Trajectories, space: Space) -> None:
 
 
 def _check_leaf(data: Trajectories, kind: str, path: str, space: Space, rows: Array, bounds: Array) -> None:
-    for start in range(0, len(rows), CHUNK_ROWS):
-        chunk = np.asarray(rows[start : start + CHUNK_ROWS])
-        good = members(space, chunk, bounded=kind == "actions")
+    for chunk in chunks(rows):
+        part = np.asarray(rows[chunk])
+        good = members(space, part, bounded=kind == "actions")
         if good.all():
             continue
         row = int(np.argmin(good))
-        episode, step = _locate(start + row, bounds)
-        value = np.array2string(chunk[row], threshold=8)
+        episode, step = _locate(chunk.start + row, bounds)
+        value = np.array2string(part[row], threshold=8)
         raise DataError(
             f"{data.name}: {leaf_name(kind, path)} of episode {episode}, step {step} is {value}, "
-            f"{_fault(space, chunk[row])}"
+            f"{_fault(space, part[row])}"
         )
 
 

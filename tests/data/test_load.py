@@ -413,7 +413,7 @@ def test_many_episodes_are_read_a_few_at_a_time() -> None:
 
 
 def test_flat_files_are_read_in_pieces_of_their_own_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rltransformers.data.d4rl.CHUNK_ROWS", 8)
+    monkeypatch.setattr("rltransformers.data.spaces.CHUNK_ROWS", 8)
     for following in (True, False):
         arrays = flat(coded_episodes(), next_observations=following)
         for rows in (3, 5, 8, 20):

@@ -1,6 +1,8 @@
 """Returns, selections, statistics and the memory-mapped folder of trajectories."""
 
 import re
+import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import Trajectories, load_trajectories
+from rltransformers.data.spaces import CHUNK_BYTES, CHUNK_ROWS, chunks, infer_space
 from rltransformers.data.trajectories import join_trajectories
 from tests.data.coded import LENGTHS, coded_episodes, wrong_pairs
 
@@ -298,3 +301,63 @@ def test_target_returns_of_a_discount_are_discounted_returns() -> None:
         {"observations": np.zeros((4, 1)), "actions": [0] * 3, "rewards": [1.0, 2.0, 4.0 * k]} for k in range(3)
     ]
     assert load_trajectories(episodes).target_returns(0.5)[-1] == 1.0 + 1.0 + 2.0
+
+
+# Pieces ---------------------------------------------------------------
+
+
+class Stored:
+    """Integers 0, 1, 2, ... as an HDF5 data set gives them: in slices of rows, each of which is noted."""
+
+    def __init__(self, rows: int, width: int, chunk: int | None = None) -> None:
+        self.shape, self.ndim, self.dtype = (rows, width), 2, np.dtype(np.int64)
+        self.chunks = None if chunk is None else (chunk, width)
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        taken = np.arange(self.shape[0])[rows]
+        self.asked.append(taken.size * self.shape[1] * 8)
+        return np.broadcast_to(taken[..., None], (*taken.shape, self.shape[1]))
+
+
+def test_a_piece_has_so_many_rows_and_so_many_bytes_and_at_least_one_row() -> None:
+    assert next(chunks(np.broadcast_to(np.float32(0), (10**6, 256)))) == slice(0, CHUNK_ROWS)
+    assert next(chunks(np.broadcast_to(np.float32(0), (10**6, 512)))) == slice(0, CHUNK_ROWS // 2)
+    assert next(chunks(np.broadcast_to(np.uint8(0), (10**6, 84, 84, 4)))) == slice(0, CHUNK_BYTES // (84 * 84 * 4))
+    assert list(chunks(np.broadcast_to(np.uint8(0), (2, CHUNK_BYTES + 1)))) == [slice(0, 1), slice(1, 2)]
+    assert list(chunks(np.zeros((2, 0)))) == [slice(0, 2)]
+
+
+def test_pieces_of_hdf5_arrays_are_whole_chunks() -> None:
+    most = CHUNK_BYTES // (1000 * 8)  # 4,194 rows
+    assert next(chunks(Stored(10**5, 1000, chunk=1000))) == slice(0, most // 1000 * 1000)
+    assert next(chunks(Stored(10**5, 1000, chunk=5000))) == slice(0, 5000)
+
+
+def test_a_space_is_guessed_in_pieces() -> None:
+    stored = Stored(10**4, 1000)
+    with pytest.raises(DataError, match="integers up to 9999"):  # the last piece counts
+        infer_space(stored, "observations", "x")
+    assert max(stored.asked) <= CHUNK_BYTES and sum(stored.asked) > 10**4 * 1000 * 8
+
+
+@pytest.mark.parametrize("use", [Trajectories.observation_statistics, Trajectories.fingerprint, replace])
+def test_heavy_rows_are_read_a_few_at_a_time(use: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.random.default_rng(0).normal(size=(201, 4096)).astype(np.float32)  # of 16 KiB
+    data = load_trajectories([{"observations": rows, "actions": np.zeros((200, 1)), "rewards": np.zeros(200)}])
+    whole, piece = data.fingerprint(), 2**17
+    monkeypatch.setattr("rltransformers.data.spaces.CHUNK_BYTES", piece)
+    tracemalloc.start()
+    try:
+        use(data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 5 * piece  # a piece, the same in float64, and what is kept; in one piece all of them have 25 pieces
+    means, deviations = data.observation_statistics()
+    np.testing.assert_allclose(means[""], rows[:-1].mean(axis=0, dtype=np.float64), rtol=1e-6)
+    np.testing.assert_allclose(deviations[""], rows[:-1].std(axis=0, dtype=np.float64), rtol=1e-6)
+    assert data.fingerprint() == whole
