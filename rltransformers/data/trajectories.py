@@ -706,11 +706,12 @@ def _return_to_go(rewards: Array, offsets: Array, discount: float) -> Array:
         for start, end in itertools.pairwise(offsets):
             result[start:end] = lfilter([1.0], [1.0, -discount], rewards[start:end][::-1])[::-1]
         return result
-    order = np.argsort(-lengths, kind="stable")  # many short episodes: one step back in all of them at a time
-    last, sorted_lengths = offsets[1:][order] - 1, lengths[order]
+    shortness = -lengths  # many short episodes: one step back in all of them at a time, the longest first
+    order = np.argsort(shortness, kind="stable")
+    last, shortness = offsets[1:][order] - 1, shortness[order]
     running = np.zeros(len(lengths))
     for back in range(int(lengths.max())):
-        active = int(np.searchsorted(-sorted_lengths, -back, side="left"))  # episodes longer than `back`
+        active = int(np.searchsorted(shortness, -back, side="left"))  # episodes longer than `back`
         rows = last[:active] - back
         running[:active] = rewards[rows] + discount * running[:active]
         result[rows] = running[:active]

@@ -5,6 +5,7 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from gymnasium import spaces
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import Trajectories, load_trajectories
 from rltransformers.data.spaces import CHUNK_BYTES, CHUNK_ROWS, chunks, infer_space
-from rltransformers.data.trajectories import join_trajectories
+from rltransformers.data.trajectories import _return_to_go, join_trajectories
 from tests.data.coded import LENGTHS, coded_episodes, wrong_pairs
 
 
@@ -43,6 +44,19 @@ def test_return_to_go_is_the_discounted_sum_of_what_is_still_to_come(lengths: li
         np.testing.assert_allclose(got, by_hand, rtol=1e-6, atol=1e-6)  # float32 of sums made in float64
         steps = got - discount * np.append(got[1:], 0.0)
         np.testing.assert_allclose(steps, rewards, atol=2e-6)  # R_t - discount R_{t+1} = r_t up to float32 rounding
+
+
+def test_a_long_episode_among_many_short_ones_costs_its_own_steps_alone() -> None:
+    class Counted(np.ndarray[Any, Any]):
+        negations = 0
+
+        def __neg__(self) -> Any:
+            Counted.negations += 1
+            return super().__neg__()
+
+    offsets = np.concatenate([[0], np.cumsum(np.append(np.full(500, 2), 400))]).view(Counted)
+    result = _return_to_go(np.ones(1400), offsets, 1.0)
+    assert result[1000] == 400 and Counted.negations == 1  # of all lengths; not again in each of the 400 steps
 
 
 def test_a_long_episode_loses_no_small_rewards() -> None:
