@@ -380,7 +380,7 @@ class Trajectories:
     def concatenate(parts: "Iterable[Trajectories]", name: str | None = None) -> "Trajectories":
         """The episodes of all parts in memory, one part after the other, e.g. of several files of one task.
 
-        The environment is that of the parts where all name the same one, else unknown.
+        A single part is not copied. The environment is that of the parts where all name the same one, else unknown.
 
         Args:
             name: of the result; None joins the names of the parts.
@@ -560,12 +560,16 @@ class TrajectoryWriter:
 def join_trajectories(
     parts: Sequence[Trajectories], name: str, metadata: Mapping[str, Any] | None = None
 ) -> Trajectories:
-    """The episodes of all parts, one part after the other.
+    """The episodes of all parts, one part after the other; those of a single part are not copied.
 
     Raises:
         DataError: when the parts have different spaces.
     """
     first = parts[0]
+    if len(parts) == 1:
+        return replace(
+            first, name=name, metadata=first.metadata if metadata is None else metadata, contents_checked=True
+        )
     for part in parts[1:]:
         if part.observation_space != first.observation_space or part.action_space != first.action_space:
             raise DataError(

@@ -250,6 +250,12 @@ def test_parts_join_one_after_the_other(data: Trajectories) -> None:
         )
 
 
+def test_a_single_part_is_not_copied(data: Trajectories) -> None:
+    joined = join_trajectories([data], "alone", {"format": "x"})
+    assert joined.name == "alone" and joined.metadata == {"format": "x"}
+    assert joined.observations[""] is data.observations[""] and joined.rewards is data.rewards
+
+
 def test_the_layout_is_checked_on_construction(data: Trajectories) -> None:
     with pytest.raises(DataError, match="episode 1 is empty"):
         replace(data, offsets=np.array([0, 5, 5, 30]))
