@@ -1,6 +1,7 @@
 """Records behaviours in vector environments as trajectories: preallocated arrays, one copy per leaf and step.
 
-Axis letters: B environments, R rows of the recording (one per call of step), N steps and E episodes of the result.
+Axis letters: B environments, R rows of the recording (one per step of an environment), N steps and E episodes of the
+result.
 Gymnasium's vector environments in all three autoreset modes and Stable-Baselines3's ``VecEnv`` are read alike.
 """
 
@@ -50,6 +51,7 @@ from rltransformers.core.spaces import (
     stored_dtype,
 )
 from rltransformers.data.behaviours import Behaviour, Mixture, as_behaviour, decides_by_itself
+from rltransformers.data.spaces import chunks
 from rltransformers.data.trajectories import Leaves, Trajectories, join_trajectories
 
 Array = npt.NDArray[Any]
@@ -181,6 +183,7 @@ def _layout(observation_space: Space, action_space: Space) -> Layout:
         "terminations": ((), np.dtype(bool)),
         "truncations": ((), np.dtype(bool)),
         "counted": ((), np.dtype(bool)),
+        "environments": ((), np.dtype(np.int32)),
     }
     for kind, space in (("observations", observation_space), ("actions", action_space)):
         leaves = leaf_spaces(space).items()
@@ -204,7 +207,7 @@ def _check_room(steps: int | None, episodes: int | None, layout: Layout) -> None
 
 
 class _Recording:
-    """Rows of B environments in arrays that double when they are full, cut into episodes at the end."""
+    """Rows of environments that go on, in arrays that double when they are full, cut into episodes at the end."""
 
     def __init__(
         self,
@@ -218,12 +221,13 @@ class _Recording:
         self.done_before = done_before
         self.longest: int | None = None
         self.layout = _layout(view.observation_space, vector.action_space)
+        self.numbers = np.arange(vector.num_envs)
         self.capacity = 0
         self.rows = 0
         self.arrays: Leaves = {}
         self.observation_leaves = leaf_spaces(view.observation_space)
         self.action_leaves = leaf_spaces(vector.action_space)
-        self.last: list[tuple[int, npt.NDArray[np.int64], Leaves]] = []  # (row, environments, last observations)
+        self.last: list[tuple[int, npt.NDArray[np.int64], Leaves]] = []  # (rows so far, environments, observations)
 
     def run(
         self, steps: int | None, quota: npt.NDArray[np.int64] | None, seed: int, generator: np.random.Generator
@@ -237,16 +241,15 @@ class _Recording:
         live = np.ones(batch, bool) if quota is None else quota > 0
         finished, age = np.zeros(batch, np.int64), np.zeros(batch, np.int64)
         count, finishing = 0, 0
-        rows = min(-(-(steps or 1024 * batch) // batch) + 64, 65_536)
-        self._reserve(max(min(rows, FIRST_BYTES // (batch * _bytes_of(self.layout))), 1))
+        self._reserve(min((steps or 1024 * batch) + 64 * batch, FIRST_BYTES // _bytes_of(self.layout)))
         while live.any() and finishing <= LONGEST_FINISH:
             extra = {"rewards": rewards} if reads_rewards else {}
             taken = self._taken(self.behaviour.act(observations, first, generator, **extra))
-            self._write_before(seen, taken)
+            self._write_before(seen, taken, live)
             step = vector.step(nest_leaves(vector.action_space, taken))
             counted = live & ~step.ignored
             ended = (step.terminated | step.truncated) & counted
-            self._write_after(step, counted)
+            self._write_after(step, counted, live)
             observations, first, rewards = step.observations, step.first, step.rewards
             seen = self._seen(observations)
             if ended.any():
@@ -270,11 +273,11 @@ class _Recording:
     def _reserve(self, capacity: int) -> None:
         for key, (shape, dtype) in self.layout.items():
             try:
-                grown = np.empty((capacity, self.vector.num_envs, *shape), dtype)
+                grown = np.empty((capacity, *shape), dtype)
             except MemoryError as error:
                 raise ConfigError(
-                    f"more than {self.rows:,} steps of {self.vector.num_envs} environments do not fit into memory "
-                    f"({error}); record fewer at a time and save each part, or less of the observation with recorded="
+                    f"more than {self.rows:,} steps do not fit into memory ({error}); record fewer at a time and save "
+                    "each part, or less of the observation with recorded="
                 ) from error
             if self.rows:
                 grown[: self.rows] = self.arrays[key][: self.rows]
@@ -295,11 +298,13 @@ class _Recording:
                 raise DataError(f"the action{which} of the behaviour {_label(self.behaviour)} {error}") from error
         return leaves
 
-    def _write_before(self, seen: Mapping[str, Any], taken: Mapping[str, Array]) -> None:
-        if self.rows == self.capacity:
-            self._reserve(2 * self.capacity)
+    def _write_before(self, seen: Mapping[str, Any], taken: Mapping[str, Array], live: Bools) -> None:
+        rows, which = self._next(live)
+        if rows.stop > self.capacity:
+            self._reserve(max(2 * self.capacity, rows.stop))
+        self.arrays["environments"][rows] = self.numbers[which]
         for path in self.observation_leaves:
-            self.arrays[f"observations {path}"][self.rows] = seen[path]
+            self.arrays[f"observations {path}"][rows] = np.asarray(seen[path])[which]
         for path, leaf in self.action_leaves.items():
             if np.shape(taken[path]) != (self.vector.num_envs, *(leaf.shape or ())):
                 raise ConfigError(
@@ -313,7 +318,7 @@ class _Recording:
                     "return whole numbers, as actions.astype(int)"
                 )
             if good.all():
-                self.arrays[f"actions {path}"][self.rows] = taken[path]
+                self.arrays[f"actions {path}"][rows] = taken[path][which]
             else:
                 worst = int(np.argmin(good))
                 raise DataError(
@@ -321,25 +326,32 @@ class _Recording:
                     f"environment {worst}, outside {leaf}; clip it, or wrap the environment in what does"
                 )
 
-    def _write_after(self, step: "_Step", counted: Bools) -> None:
-        self.arrays["rewards"][self.rows] = step.rewards
-        self.arrays["terminations"][self.rows] = step.terminated
-        self.arrays["truncations"][self.rows] = step.truncated
-        self.arrays["counted"][self.rows] = counted
-        self.rows += 1
+    def _write_after(self, step: "_Step", counted: Bools, live: Bools) -> None:
+        rows, which = self._next(live)
+        self.arrays["rewards"][rows] = step.rewards[which]
+        self.arrays["terminations"][rows] = step.terminated[which]
+        self.arrays["truncations"][rows] = step.truncated[which]
+        self.arrays["counted"][rows] = counted[which]
+        self.rows = rows.stop
+
+    def _next(self, live: Bools) -> tuple[slice, slice | Bools]:
+        """The rows of a step of these environments, and what takes their part of a batch, a view where it is all."""
+        count = int(np.count_nonzero(live))
+        return slice(self.rows, self.rows + count), slice(None) if count == len(live) else live
 
     def _keep_last(self, envs: Bools, seen: Mapping[str, Any]) -> None:
         """Stores the observations that follow the newest actions of these environments."""
         indices = np.flatnonzero(envs)
         leaves = {path: np.asarray(seen[path])[indices] for path in self.observation_leaves}  # indexing copies
-        self.last.append((self.rows - 1, indices, leaves))
+        self.last.append((self.rows, indices, leaves))
 
     def trajectories(self, name: str, spec: Any) -> Trajectories:
         """The episodes, environment by environment."""
-        rows = self.rows
-        place = np.flatnonzero(self.arrays["counted"][:rows].T)  # environment * rows + row, so environments stay whole
-        env, row = place // rows, place % rows
-        terminated, truncated = self.arrays["terminations"][row, env], self.arrays["truncations"][row, env]
+        place = np.flatnonzero(self.arrays["counted"][: self.rows])
+        env = self.arrays["environments"][place]
+        order = np.argsort(env, kind="stable")
+        place, env = place[order], env[order]
+        terminated, truncated = self.arrays["terminations"][place], self.arrays["truncations"][place]
         ends = terminated | truncated
         unfinished = np.append(env[1:] != env[:-1], True) & ~ends
         truncated = truncated | unfinished
@@ -347,19 +359,24 @@ class _Recording:
         offsets = np.concatenate([[0], np.flatnonzero(ends) + 1]).astype(np.int64)
         episode: npt.NDArray[np.int64] = np.cumsum(ends) - ends
         last_rows = offsets[1:] + np.arange(len(offsets) - 1)
-        keys = np.concatenate([indices * rows + at for at, indices, _ in self.last])
-        order = np.argsort(keys)
+        keys = np.concatenate([indices * (self.rows + 1) + rows for rows, indices, _ in self.last])
+        last_rows = last_rows[np.argsort(np.argsort(keys))]  # in the order of self.last
+        step_rows = np.arange(len(place)) + episode
         observations: Leaves = {}
         for path in self.observation_leaves:
             source = self.arrays[f"observations {path}"]
-            leaf = np.empty((len(place) + len(last_rows), *source.shape[2:]), source.dtype)
-            leaf[np.arange(len(place)) + episode] = source[row, env]
-            leaf[last_rows] = np.concatenate([leaves[path] for _, _, leaves in self.last])[order]
+            leaf = np.empty((len(place) + len(last_rows), *source.shape[1:]), source.dtype)
+            for chunk in chunks(source, len(place)):
+                leaf[step_rows[chunk]] = source[place[chunk]]
+            written = 0
+            for _, indices, leaves in self.last:
+                leaf[last_rows[written : written + len(indices)]] = leaves[path]
+                written += len(indices)
             observations[path] = leaf
         return Trajectories(
             observations,
-            {path: self.arrays[f"actions {path}"][row, env] for path in self.action_leaves},
-            self.arrays["rewards"][row, env],
+            {path: self.arrays[f"actions {path}"][place] for path in self.action_leaves},
+            self.arrays["rewards"][place],
             terminated,
             truncated,
             offsets,

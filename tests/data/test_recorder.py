@@ -138,7 +138,7 @@ class Pictures(gym.Env[Any, Any]):
 
 def test_what_is_reserved_follows_from_the_bytes_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     reference = record(Pictures, "random", episodes=64, num_envs=32)
-    monkeypatch.setattr("rltransformers.data.recorder.FIRST_BYTES", 2**18)  # two rows of 32 environments
+    monkeypatch.setattr("rltransformers.data.recorder.FIRST_BYTES", 2**18)  # 64 steps
     tracemalloc.start()
     try:
         data = record(Pictures, "random", episodes=64, num_envs=32)
@@ -147,6 +147,29 @@ def test_what_is_reserved_follows_from_the_bytes_of_a_step(monkeypatch: pytest.M
         tracemalloc.stop()
     assert data.fingerprint() == reference.fingerprint()
     assert peak < 8 * data.observations[""].nbytes  # 8 MiB; 1,088 rows were 139 MiB
+
+
+def test_environments_that_are_done_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Uneven(Pictures):
+        """The first environment goes on for 300 steps."""
+
+        def __init__(self, index: int) -> None:
+            self.longest = 1 if index else 300
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            observation, reward, *_ = super().step(action)
+            return observation, reward, self.shown == self.longest, False, {}
+
+    monkeypatch.setattr("rltransformers.data.recorder.FIRST_BYTES", 2**18)
+    envs = SyncVectorEnv([partial(Uneven, index) for index in range(32)])
+    tracemalloc.start()
+    try:
+        data = record(envs, "random", episodes=32)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert data.lengths.tolist() == [300] + [1] * 31
+    assert peak < 6 * data.observations[""].nbytes  # 9 MiB; 300 steps of 32 environments are 38 MiB
 
 
 @pytest.mark.parametrize("wanted", [{"steps": 10**9}, {"episodes": 10**6}])
@@ -163,12 +186,12 @@ def test_arrays_that_cannot_grow_are_named(monkeypatch: pytest.MonkeyPatch) -> N
     empty = np.empty
 
     def full(shape: Any, *given: Any, **named: Any) -> Any:
-        if np.shape(shape) == (4,):  # of pictures
+        if np.shape(shape) == (3,):  # of pictures
             raise MemoryError("Unable to allocate 29 GiB")
         return empty(shape, *given, **named)
 
     monkeypatch.setattr("rltransformers.data.recorder.np.empty", full)
-    with pytest.raises(ConfigError, match=r"more than 0 steps of 2 environments do not fit into memory .*29 GiB"):
+    with pytest.raises(ConfigError, match=r"more than 0 steps do not fit into memory .*29 GiB"):
         record(Pictures, "random", episodes=2, num_envs=2)
 
 
