@@ -37,9 +37,7 @@ class EpisodeReplay:
         Raises:
             DataError: for episodes of other spaces.
         """
-        joined = join_trajectories([self.data, episodes], self.data.name, self.data.metadata)
-        surplus = max(len(joined) - self.capacity, 0)
-        self.data = joined.select(np.arange(surplus, len(joined))) if surplus else joined
+        self.data = join_trajectories([self.data, episodes], self.data.name, newest=self.capacity)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors for a checkpoint."""

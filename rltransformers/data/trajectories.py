@@ -558,18 +558,20 @@ class TrajectoryWriter:
 
 
 def join_trajectories(
-    parts: Sequence[Trajectories], name: str, metadata: Mapping[str, Any] | None = None
+    parts: Sequence[Trajectories],
+    name: str,
+    metadata: Mapping[str, Any] | None = None,
+    newest: int | None = None,
 ) -> Trajectories:
     """The episodes of all parts, one part after the other; those of a single part are not copied.
+
+    Args:
+        newest: how many episodes stay, the last ones; all by default.
 
     Raises:
         DataError: when the parts have different spaces.
     """
     first = parts[0]
-    if len(parts) == 1:
-        return replace(
-            first, name=name, metadata=first.metadata if metadata is None else metadata, contents_checked=True
-        )
     for part in parts[1:]:
         if part.observation_space != first.observation_space or part.action_space != first.action_space:
             raise DataError(
@@ -578,9 +580,12 @@ def join_trajectories(
                 f"{part.action_space}; where they were guessed, load both with the same observation_space and "
                 f"action_space"
             )
+    if newest is not None:
+        parts = _newest(parts, newest)
 
     def join(arrays: Iterable[Array]) -> Array:
-        return np.concatenate(list(arrays))
+        listed = list(arrays)
+        return listed[0] if len(listed) == 1 else np.concatenate(listed)
 
     return Trajectories(
         {path: join(part.observations[path] for part in parts) for path in first.observations},
@@ -596,6 +601,31 @@ def join_trajectories(
         first.env_spec,
         all(part.final_observations for part in parts),
         metadata if metadata is not None else first.metadata,
+        contents_checked=True,
+    )
+
+
+def _newest(parts: Sequence[Trajectories], count: int) -> list[Trajectories]:
+    """The last ``count`` episodes of all parts, as views."""
+    kept: list[Trajectories] = []
+    for part in reversed(parts):
+        if count > 0:
+            kept.insert(0, _since(part, max(len(part) - count, 0)))
+            count -= len(part)
+    return kept
+
+
+def _since(data: Trajectories, first: int) -> Trajectories:
+    """The episodes from the number ``first`` on, as views."""
+    start = int(data.offsets[first])
+    return replace(
+        data,
+        observations={path: leaf[start + first :] for path, leaf in data.observations.items()},
+        actions={path: leaf[start:] for path, leaf in data.actions.items()},
+        rewards=data.rewards[start:],
+        terminations=data.terminations[start:],
+        truncations=data.truncations[start:],
+        offsets=data.offsets[first:] - start,
         contents_checked=True,
     )
 

@@ -1,5 +1,6 @@
 """The replay of whole episodes."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,20 @@ def test_more_new_episodes_than_there_is_room_for_leave_the_newest() -> None:
     replay = EpisodeReplay(episodes(1.0), 2)
     replay.add(episodes(2.0, 3.0, 4.0))
     assert returns(replay) == [3.0, 4.0]
+
+
+def test_new_episodes_cost_one_copy_of_what_stays() -> None:
+    replay, new = EpisodeReplay(episodes(*range(100), length=500), 100), episodes(7.0)
+    tracemalloc.start()
+    try:
+        replay.add(new)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    data = replay.data
+    arrays = [data.observations[""], data.actions[""], data.rewards, data.terminations, data.truncations, data.offsets]
+    assert len(data) == 100 and data.returns[-1] == 7.0
+    assert peak < 1.2 * sum(array.nbytes for array in arrays)
 
 
 def test_episodes_of_other_spaces_are_refused() -> None:
