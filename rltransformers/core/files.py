@@ -83,20 +83,22 @@ def numbered(name: str) -> Iterator[str]:
 
 
 @contextmanager
-def file_lock(lock: str | os.PathLike[str], what: str, refusal: type[Exception]) -> Iterator[None]:
+def file_lock(
+    lock: str | os.PathLike[str], what: str, refusal: type[Exception], *, wait: bool = False
+) -> Iterator[None]:
     """Hold the lock file ``lock`` during the block; the system lets go of it when this process ends, however it does.
 
     The process that holds it may hold it again within the block. The file stays behind, for removing it could let two
-    processes hold two locks of one name.
+    processes hold two locks of one name. ``wait`` until another process that holds it lets go.
 
     Raises:
-        refusal: when another process holds it; names ``what``, and the process where it is known.
+        refusal: when another process holds it and ``wait`` is False; names ``what``, and the process where it is known.
     """
     path = Path(lock)
     path.parent.mkdir(parents=True, exist_ok=True)
     guard = FileLock(path, timeout=0, is_singleton=True)
     try:
-        guard.acquire()
+        guard.acquire(timeout=-1 if wait else 0)
     except Timeout:
         holder = _text_of(path) or "another process"
         raise refusal(f"{what} is in use by {holder}; wait until it ends, or end it") from None

@@ -4,19 +4,27 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
-from rltransformers.core.files import existing_file, is_pickle, replacing_folder
+from rltransformers.core.files import (
+    existing_file,
+    file_lock,
+    is_pickle,
+    read_json,
+    remove_left_overs,
+    replacing_folder,
+)
 from rltransformers.core.ranges import Count, check, shown
 from rltransformers.core.registry import OGBENCH
 from rltransformers.core.spaces import (
@@ -60,6 +68,8 @@ _FORMATS: dict[str, Callable[..., Trajectories]] = {
     ".parquet": read_table,
     ".arrow": read_table,
 }
+_COPY, _SOURCE = "trajectories-", "source.json"
+"""Of a cache: how folders of copies begin, and the file in them with the files that were copied."""
 _VERSION = r"-v\d+/?$"
 _EPISODES_AT_ONCE = 32
 """Minari episodes read while their file is open, for HDF5 keeps some 30 KB about each of them until the file closes."""
@@ -101,7 +111,8 @@ def load_trajectories(
             as truncated, longer ones are refused, and flat data without ``timeouts`` are cut there.
         split_on_discontinuity: see ``trajectories_from_d4rl``; AntMaze files need it.
         cache: a folder that keeps a memory-mapped copy of a file or Minari data set, under a name that changes with
-            the source and the options; opening it again reads nothing. Sets larger than memory need it.
+            the source and the options; opening it again reads nothing. Sets larger than memory need it. Copies of
+            earlier contents of the same files are removed when a new one is written.
         trust: read a pickle of ``save_replay_buffer`` (.pkl), which runs whatever code is in it.
 
     Raises:
@@ -439,9 +450,26 @@ def _refuse(condition: bool, option: str, why: str) -> None:
         raise ConfigError(f"{option} does not apply to {why}")
 
 
-def _file_key(path: Path) -> list[Any]:
+class _FileKey(NamedTuple):
+    """What tells the content of a file from an earlier one without reading it."""
+
+    path: str
+    size: int
+    changed: int
+
+
+def _file_key(path: Path) -> _FileKey:
     status = path.stat()
-    return [str(path.resolve()), status.st_size, status.st_mtime_ns]
+    return _FileKey(str(path.resolve()), status.st_size, status.st_mtime_ns)
+
+
+def _file_keys(source: Any) -> Iterator[_FileKey]:
+    """The keys of all files in what a cache knows a source by."""
+    if isinstance(source, _FileKey):
+        yield source
+    elif isinstance(source, list):
+        for each in source:
+            yield from _file_keys(each)
 
 
 def _minari_key(dataset: Any) -> list[Any]:
@@ -471,10 +499,14 @@ def _cached(
         raise ConfigError(f"cache={os.fspath(cache)!r}: {there} is a file, and copies need a folder; choose another")
     key = json.dumps([source, dict(options)], sort_keys=True, default=_in_key)
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    target = folder / f"trajectories-{digest}"
+    target = folder / f"{_COPY}{digest}"
     with suppress(DataError):  # there is no copy yet, or a damaged one, which is written anew
         return Trajectories.open(target)
-    try:
+    with file_lock(folder / ".lock", f"the cache {folder}", DataError, wait=True):
+        with suppress(DataError):  # another process wrote the same copy meanwhile
+            return Trajectories.open(target)
+        files = {file.path: list(file) for file in _file_keys(source)}
+        _tidy(folder, files)
         with replacing_folder(target) as temporary:
 
             def allocate(file: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -482,12 +514,20 @@ def _cached(
                     return np.empty(shape, dtype)
                 return np.lib.format.open_memmap(temporary / file, mode="w+", dtype=dtype, shape=shape)
 
+            (temporary / _SOURCE).write_text(json.dumps(list(files.values())))
             filled = read(allocate=allocate)
             np.save(temporary / "offsets.npy", filled.offsets, allow_pickle=False)
             filled._describe(temporary)
             del filled
-    except OSError:
-        with suppress(DataError):  # another process finished the same copy first
-            return Trajectories.open(target)
-        raise
     return Trajectories.open(target)
+
+
+def _tidy(folder: Path, files: Mapping[str, list[Any]]) -> None:
+    """Remove what killed processes left in a cache, and copies of earlier contents of these files."""
+    unfinished = (re.fullmatch(rf"\.({_COPY}[0-9a-f]+)\..*", each.name) for each in folder.iterdir())
+    remove_left_overs(*{folder / found[1] for found in unfinished if found})
+    for copy in folder.glob(f"{_COPY}*"):
+        with suppress(DataError, TypeError, LookupError):  # copies of older releases say nothing of their source
+            copied = read_json(copy / _SOURCE, DataError, "load the source again")
+            if any(files.get(file[0], file) != file for file in copied):
+                shutil.rmtree(copy, ignore_errors=True)

@@ -50,7 +50,7 @@ def test_files_are_trained_on_and_read_as_the_config_says(work: Path, capsys: py
     path = str(flat_file(work / "walks.npz"))
     options = ["--dataset", json.dumps({"id": path, "time_limit": 24, "cache": "cache"})]
     run(capsys, "train", "offline.yaml", *options, *SHORT)
-    (cached,) = (work / "cache").iterdir()
+    (cached,) = (work / "cache").glob("trajectories-*")
     assert not np.load(cached / "terminations.npy").any()
     options = ["--dataset", '{"collect": {"episodes": 2}, "time_limit": 24}']
     assert "dataset.time_limit is about how the data of dataset.id are read" in refused(

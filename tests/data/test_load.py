@@ -3,6 +3,8 @@
 import io
 import json
 import shutil
+import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ from minari.data_collector import EpisodeBuffer
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import leaf_spaces, nest_leaves, stored_dtype
 from rltransformers.data import Trajectories, load_trajectories, write_minari
-from rltransformers.data.load import _EPISODES_AT_ONCE
+from rltransformers.data.d4rl import read_d4rl_file
+from rltransformers.data.load import _EPISODES_AT_ONCE, _FORMATS
 from rltransformers.data.spaces import infer_space
 from tests.data.coded import LENGTHS, coded_episodes, flat, wrong_pairs
 
@@ -591,20 +594,20 @@ def test_the_cache_is_memory_mapped_and_follows_the_source(tmp_path: Path) -> No
     again = load_trajectories(path, cache=tmp_path / "cache")
     assert wrong_pairs(first) == wrong_pairs(again) == 0
     assert isinstance(again.observations[""], np.memmap)
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert len(list((tmp_path / "cache").glob("trajectories-*"))) == 1
     write_hdf5(path, flat(coded_episodes((2, 6, 1))))
     assert wrong_pairs(load_trajectories(path, cache=tmp_path / "cache"), (2, 6, 1)) == 0
     write_minari(load_trajectories(coded_episodes()), "coded/cached-v0")
     for _ in range(2):
         assert wrong_pairs(load_trajectories("coded/cached-v0", cache=tmp_path / "cache")) == 0
-    assert len(list((tmp_path / "cache").iterdir())) == 3
+    assert len(list((tmp_path / "cache").glob("trajectories-*"))) == 2
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "description", "flat offsets"])
 def test_a_damaged_copy_in_the_cache_is_written_anew(tmp_path: Path, damage: str) -> None:
     path, cache = write_hdf5(tmp_path / "a.hdf5", flat(coded_episodes())), tmp_path / "cache"
     load_trajectories(path, cache=cache)
-    (copy,) = cache.iterdir()
+    (copy,) = cache.glob("trajectories-*")
     match damage:
         case "truncated":
             (copy / "rewards.npy").write_bytes((copy / "rewards.npy").read_bytes()[:100])
@@ -616,7 +619,54 @@ def test_a_damaged_copy_in_the_cache_is_written_anew(tmp_path: Path, damage: str
             np.save(copy / "offsets.npy", 3)
     for _ in range(2):
         assert wrong_pairs(load_trajectories(path, cache=cache)) == 0
-    assert list(cache.iterdir()) == [copy]
+    assert sorted(cache.iterdir()) == [cache / ".lock", copy]
+
+
+def test_what_killed_processes_left_in_a_cache_is_removed_with_the_next_copy(tmp_path: Path) -> None:
+    path, cache = write_hdf5(tmp_path / "a.hdf5", flat(coded_episodes())), tmp_path / "cache"
+    load_trajectories(path, cache=cache)
+    (copy,) = cache.glob("trajectories-*")
+    unfinished = [cache / f".{name}.abcdefgh" for name in (copy.name, "trajectories-0123456789abcdef")]
+    for folder in unfinished:
+        shutil.copytree(copy, folder)
+    (copy / "rewards.npy").unlink()
+    assert wrong_pairs(load_trajectories(path, cache=cache)) == 0
+    assert sorted(cache.iterdir()) == [cache / ".lock", copy]
+
+
+def test_a_copy_goes_only_when_one_of_its_files_has_changed(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    one, other = (write_hdf5(tmp_path / name, flat(coded_episodes())) for name in ("a.hdf5", "b.hdf5"))
+    load_trajectories(other, cache=cache)
+    of_other = set(cache.glob("trajectories-*"))
+    opened = load_trajectories(one, cache=cache)
+    load_trajectories(one, cache=cache, name="another")
+    assert len(set(cache.glob("trajectories-*"))) == 3
+    write_hdf5(one, flat(coded_episodes((2, 6, 1))))
+    load_trajectories(one, cache=cache)
+    assert len(set(cache.glob("trajectories-*"))) == 2 and of_other < set(cache.glob("trajectories-*"))
+    assert wrong_pairs(opened) == 0  # who has it open keeps it
+
+
+def test_processes_that_begin_together_write_one_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, cache = write_hdf5(tmp_path / "a.hdf5", flat(coded_episodes())), tmp_path / "cache"
+    reads, begun = [], threading.Event()
+
+    def slow(*given: Any, **options: Any) -> Trajectories:
+        reads.append(given)
+        begun.set()
+        time.sleep(0.2)
+        return read_d4rl_file(*given, **options)
+
+    monkeypatch.setitem(_FORMATS, ".hdf5", slow)
+    found: list[Trajectories] = []
+    threads = [threading.Thread(target=lambda: found.append(load_trajectories(path, cache=cache))) for _ in range(2)]
+    threads[0].start()
+    assert begun.wait(10)
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    assert [wrong_pairs(each) for each in found] == [0, 0] and len(reads) == 1
 
 
 def test_a_cache_that_is_no_folder_is_refused(tmp_path: Path) -> None:
