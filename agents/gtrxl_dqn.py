@@ -464,6 +464,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         """The raw observation and the replay of a checkpoint; a replay of another form is left out, with a warning."""
         self._raw_obs = unpack_observation(self._stored["last_raw_observation"], self._vec_normalize_env)
         replay, stored = cast(SegmentReplay, self.replay_buffer), self._stored["replay"]
+        self._stored["replay"] = None  # it would stay beside the replay that takes its rows over
         if stored is None:
             return
         wanted = layout_of(replay, self.world)

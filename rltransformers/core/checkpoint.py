@@ -92,17 +92,23 @@ def save_checkpoint(path: File, kind: str, settings: Mapping[str, Any], tensors:
         header_text = json.dumps(header, indent=1)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"cannot save {kind} to {name}: settings must be JSON values ({error})") from error
-    payload = io.BytesIO()
-    torch.save(_plain(tensors, kind), payload)
     try:
+        plain = _plain(tensors, kind)
         with (
             nullcontext(path) if isinstance(path, io.BufferedIOBase) else replacing(checkpoint_path(path)) as target,
             zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive,
         ):
             archive.writestr(_HEADER, header_text)
-            archive.writestr(_TENSORS, payload.getvalue())
+            with archive.open(_TENSORS, "w", force_zip64=True) as member:  # as it comes, not a copy of all of it first
+                torch.save(plain, member)
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint {refusal(error)}") from error
+    except CheckpointError:
+        raise
+    except (MemoryError, RuntimeError) as error:  # torch raises the latter for either lack
+        raise CheckpointError(
+            f"cannot write checkpoint {name}: memory or disk may be too small for it ({one_line(error) or 'no memory'})"
+        ) from error
 
 
 @strict

@@ -336,11 +336,14 @@ class SegmentReplay:
         return int(min(self.written.max(), self.rows))
 
     def state_dict(self, used: int | None = None) -> dict[str, Any]:
-        """Everything that was written, as tensors and numbers; rows from ``used`` on, never written, are left out."""
+        """Everything that was written, as tensors and numbers; rows from ``used`` on, never written, are left out.
+
+        Rows are views of the rings, which may be most of what memory there is.
+        """
         used = self.used if used is None else used
-        rings = {name: getattr(self, name)[:, :used].clone() for name in _RINGS}
+        rings = {name: getattr(self, name)[:, :used] for name in _RINGS}
         leaves = {
-            name: {path: leaf[:, :used].clone() for path, leaf in getattr(self, name).items()}
+            name: {path: leaf[:, :used] for path, leaf in getattr(self, name).items()}
             for name in ("observations", "actions")
         }
         return {

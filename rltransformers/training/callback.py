@@ -14,13 +14,15 @@ from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.run_folder import RunFolder
 
 SAVE_SECONDS = 60.0
-"""Longest time between two ``last.zip``: what a killed run can lose."""
+"""Longest time between two ``last.zip``: what a killed run can lose, unless saving is slow."""
+SAVE_SHARE = 0.05
+"""Largest share of the time that goes into ``last.zip``: a large replay takes long to write."""
 DRAW_SECONDS = 10.0
 """Least time between two drawings of the learning curve, each of which takes a quarter of a second."""
 
 
 class RunCallback(BaseCallback):
-    """Evaluates every ``every`` steps (0: never), keeps ``best.zip``, and writes ``last.zip`` at least once a minute.
+    """Evaluates every ``every`` steps (0: never), keeps ``best.zip``, and writes ``last.zip`` about once a minute.
 
     All of it happens between updates: online before a rollout starts, offline after a gradient step. ``save`` writes a
     checkpoint to a path; ``evaluate`` returns the results that are logged and drawn, and leaves the run as it was;
@@ -60,7 +62,7 @@ class RunCallback(BaseCallback):
         self.restart_every, self._restart = restart_every, restart
         self._evaluate, self._save, self._report = evaluate, save, report
         self._evaluated = evaluated
-        self._evaluated_at, self._saved_at, self._drawn_at = 0, 0.0, -np.inf
+        self._evaluated_at, self._saved_at, self._save_took, self._drawn_at = 0, 0.0, 0.0, -np.inf
         self._restarted_at: int | None = None
         self._signal: int | None = None
         self._evaluating = False
@@ -103,7 +105,8 @@ class RunCallback(BaseCallback):
         step = self.model.num_timesteps
         if self.restart_every:
             self._begin_episodes(step)
-        late = self.world.leads and time.monotonic() - self._saved_at > SAVE_SECONDS
+        patience = max(SAVE_SECONDS, self._save_took / SAVE_SHARE)
+        late = self.world.leads and time.monotonic() - self._saved_at > patience
         signum, due = self.world.largest(self._signal or 0, late)
         self._signal = int(signum) or None
         if self._signal is not None:
@@ -180,8 +183,10 @@ class RunCallback(BaseCallback):
         logger.dump(step)
 
     def _save_last(self) -> None:
+        began = time.monotonic()
         self._save(self.folder.last)
         self._saved_at = time.monotonic()
+        self._save_took = self._saved_at - began
 
 
 def score(results: Sequence[EvaluationResult]) -> float:

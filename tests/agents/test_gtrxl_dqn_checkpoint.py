@@ -199,6 +199,7 @@ def test_an_agent_without_environment_predicts_keeps_its_replay_and_takes_an_env
     again = GTrXLDQN.load(tmp_path / "again", device="cpu")
     again.set_env(strolls())
     assert torch.equal(replay_of(again).rewards, replay_of(model).rewards)
+    assert again._stored["replay"] is None  # not a second time beside the replay itself
     assert again.learn(STEPS, reset_num_timesteps=False).num_timesteps == 2 * model.num_timesteps
 
 

@@ -296,6 +296,24 @@ def test_a_value_that_would_not_load_safely_is_refused_when_saving(tmp_path: Pat
         save_checkpoint(tmp_path / "model", "A", {"x": object()}, {})
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("unexpected pos 1354176 vs 1354072"), OSError(28, "full")]
+)
+def test_a_lack_of_memory_or_disk_is_a_checkpoint_error_and_leaves_the_old_file(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    before, write = saved.read_bytes(), torch.save
+
+    def fail(value: Any, file: Any) -> None:
+        write(value, file)
+        raise error
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(CheckpointError, match=r"cannot write checkpoint .*model.zip.*(may be too small|No space left)"):
+        save_checkpoint(saved, "GTrXLPPO", {}, {"big": torch.ones(1000)})
+    assert saved.read_bytes() == before and os.listdir(saved.parent) == ["model.zip"]
+
+
 def test_a_crash_while_writing_leaves_the_old_checkpoint_and_no_litter(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

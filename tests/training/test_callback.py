@@ -103,6 +103,23 @@ def test_a_minute_without_a_checkpoint_makes_one(tmp_path: Path, monkeypatch: py
     assert run.saved == [("last.zip", 0), ("last.zip", 10)]
 
 
+def test_slow_checkpoints_are_rarer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    run = Run(tmp_path, [], every=0, online=True)
+    save = run.callback._save
+
+    def slowly(path: PathLike[str]) -> None:
+        now[0] += 10.0
+        save(path)
+
+    run.callback._save = slowly
+    for step, passed in ((5, 0.0), (10, 61.0), (15, 199.0), (20, 2.0)):
+        now[0] += passed
+        run.step(step, rollout=True)
+    assert run.saved == [("last.zip", 0), ("last.zip", 10), ("last.zip", 20)]  # the first was quick
+
+
 def test_every_target_is_logged_under_its_own_name(tmp_path: Path) -> None:
     run = Run(tmp_path, [], every=1, online=False)
     metrics = MetricsCSV(tmp_path / "progress.csv")
