@@ -2,6 +2,8 @@
 
 import os
 import warnings
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,10 +35,41 @@ def find_device(device: torch.device | str, name: str = "device") -> torch.devic
 
 
 def memory_of(device: torch.device) -> int:
-    """Bytes of memory of this machine or of its GPU, used or not."""
+    """Bytes of memory that this process may have, used or not: of its GPU, or of its machine, container and limits."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
+    return min([_physical_memory(), *_process_limits(), *_container_limits()])
+
+
+def _physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**63
+
+
+def _process_limits() -> list[int]:
+    """Limits of ``ulimit``."""
+    try:
+        import resource  # which Windows lacks
+    except ImportError:
+        return []
+    limits = [resource.getrlimit(which)[0] for which in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    return [limit for limit in limits if limit != resource.RLIM_INFINITY]
+
+
+def _container_limits(groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """Limits of the control groups of this process and of those above them, in both versions of Linux."""
+    limits = []
+    with suppress(OSError):
+        for line in groups.read_text().splitlines():
+            number, names, place = line.split(":", 2)
+            if number != "0" and "memory" not in names.split(","):
+                continue
+            top, file = (root, "memory.max") if number == "0" else (root / "memory", "memory.limit_in_bytes")
+            inside = top / place.lstrip("/")  # not there inside a container, which sees its own group at the top
+            for folder in (inside, *inside.parents):
+                if folder.is_relative_to(top) and (folder / file).is_file():
+                    text = (folder / file).read_text().strip()
+                    limits += [int(text)] if text.isdigit() else []
+    return limits
 
 
 def to_tensor(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

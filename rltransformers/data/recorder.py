@@ -201,7 +201,7 @@ def _check_room(steps: int | None, episodes: int | None, layout: Layout) -> None
     needed, room = 2 * count * _bytes_of(layout), memory_of(torch.device("cpu"))
     if needed > room:
         raise ConfigError(
-            f"to record {count:,} {what} needs at least {needed / 2**30:.3g} GiB, this machine has "
+            f"to record {count:,} {what} needs at least {needed / 2**30:.3g} GiB, this process may have "
             f"{room / 2**30:.3g}; record fewer at a time and save each part, or less of the observation with recorded="
         )
 

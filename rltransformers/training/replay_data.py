@@ -46,8 +46,8 @@ def check_replay_room(buffer_size: int, observation_space: Space | Mapping[str, 
     needed, room = buffer_size * row, memory_of(torch.device("cpu"))
     if needed > room:
         raise ConfigError(
-            f"buffer_size ({buffer_size}) steps need {needed / 2**30:.3g} GiB, this machine has {room / 2**30:.3g}; "
-            "lower buffer_size"
+            f"buffer_size ({buffer_size}) steps need {needed / 2**30:.3g} GiB, this process may have "
+            f"{room / 2**30:.3g}; lower buffer_size"
         )
 
 

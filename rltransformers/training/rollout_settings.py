@@ -16,6 +16,8 @@ from rltransformers.policies.observations import tree_space
 Space = gym.Space[Any]
 BYTES_BESIDE = 24
 """Of a step beside its observation: action, reward, value, log-probability, last value, flags; at least."""
+BYTES_OF_TENSORS = 400
+"""Of a step of all environments, for what torch keeps of a handful of tensors beside their numbers."""
 
 
 def check_barrier(barrier_coef: Any, action_space: Space) -> None:
@@ -50,9 +52,9 @@ def check_room(n_envs: int, n_steps: int, observation_space: Space, device: torc
     """Raise ConfigError unless a rollout, observations and what lies beside them, fits into memory."""
     layout = observation_layout(tree_space(observation_space)).values()
     step = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout)
-    needed, room = n_envs * n_steps * (step + BYTES_BESIDE), memory_of(device)
+    needed, room = n_steps * (n_envs * (step + BYTES_BESIDE) + BYTES_OF_TENSORS), memory_of(device)
     if needed > room:
         raise ConfigError(
             f"n_steps ({n_steps}) steps of {n_envs} environments need {needed / 2**30:.3g} GiB, this "
-            f"machine has {room / 2**30:.3g}; lower n_steps or the number of environments"
+            f"process may have {room / 2**30:.3g}; lower n_steps or the number of environments"
         )

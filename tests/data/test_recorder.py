@@ -177,7 +177,9 @@ def test_more_than_fits_into_memory_is_refused_before_it_begins(
     wanted: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rltransformers.data.recorder.memory_of", lambda device: 2**32)
-    message = r"to record 1,0[0,]* (steps|episodes) needs at least .* GiB, this machine has 4; record fewer at a time"
+    message = (
+        r"to record 1,0[0,]* (steps|episodes) needs at least .* GiB, this process may have 4; record fewer at a time"
+    )
     with pytest.raises(ConfigError, match=message):
         record(Pictures, "random", **wanted, num_envs=64)  # type: ignore[arg-type]
 
