@@ -4,9 +4,10 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from rltransformers.core.files import existing_file
 from rltransformers.core.spaces import nest_paths
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.keys import NAMES
+from rltransformers.data.spaces import CHUNK_BYTES
 from rltransformers.data.trajectories import Trajectories
 
 MAX_INFLATION = 2000
@@ -36,7 +38,8 @@ def read_npz(path: str | os.PathLike[str], *, name: str | None = None, **options
         DataError: when the file is missing, truncated, no ``.npz`` file, holds pickled objects, or lacks keys.
     """
     file = existing_file(path)
-    return trajectories_from_d4rl(nested(_arrays(file)), name=name or file.stem, source="npz", **options)
+    with _opened(file) as arrays:
+        return trajectories_from_d4rl(nested(arrays), name=name or file.stem, source="npz", **options)
 
 
 def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,34 +59,96 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _arrays(file: Path) -> dict[str, npt.NDArray[Any]]:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            found = {}
-            for member in archive.infolist():
-                key = member.filename.removesuffix(_SUFFIX)
-                if key == member.filename:
-                    raise DataError(f"{file}: {member.filename!r} is no array; numpy.savez writes such files")
+@contextmanager
+def _opened(file: Path) -> Iterator[dict[str, Any]]:
+    """The arrays of a file, of which the large ones are read within the block."""
+    with _damage(file):
+        archive = zipfile.ZipFile(file)
+    with archive, ExitStack() as streams:
+        found: dict[str, Any] = {}
+        for member in archive.infolist():
+            key = member.filename.removesuffix(_SUFFIX)
+            if key == member.filename:
+                raise DataError(f"{file}: {member.filename!r} is no array; numpy.savez writes such files")
+            with _damage(file):
                 found[key] = _member(archive, member, f"{file}: {key}")
-            return found
+            if isinstance(found[key], _Rows):
+                streams.callback(found[key].close)
+        yield found
+
+
+@contextmanager
+def _damage(file: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except DataError:
+        raise
     except _DAMAGE as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(f"{file} is truncated or no .npz file ({error}); write it again with numpy.savez") from error
 
 
-def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> npt.NDArray[Any]:
-    """One array; its stated size is compared with the bytes that are there before it is asked for."""
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> Any:
+    """One array, a large one in pieces; its stated size is compared with the bytes that are there before it is read."""
     if member.file_size > MAX_INFLATION * max(member.compress_size, 1):
         raise DataError(f"{where} states {member.file_size:,} bytes and stores {member.compress_size:,}; it is damaged")
     with archive.open(member) as stream:
         read = _HEADERS.get(np.lib.format.read_magic(stream))
         if read is None:
             raise DataError(f"{where} has records with names of their own; store arrays of numbers")
-        shape, _, dtype = read(stream)
+        shape, by_columns, dtype = read(stream)
+        start = stream.tell()
     if dtype.hasobject:
         raise DataError(f"{where} holds pickled objects, which are not read; store arrays of numbers")
-    if math.prod(shape) * dtype.itemsize > member.file_size:
+    size = math.prod(shape) * dtype.itemsize
+    if size > member.file_size:
         raise DataError(f"{where} states the shape {shape} of {dtype}, more than is stored; the file is damaged")
+    if size > CHUNK_BYTES and not by_columns:
+        return _Rows(archive, member, shape, dtype, start)
     with archive.open(member) as stream:
         return np.lib.format.read_array(stream, allow_pickle=False)
+
+
+class _Rows:
+    """An array in a file, read in slices of rows as an HDF5 data set is, quickly from the first row to the last."""
+
+    def __init__(
+        self,
+        archive: zipfile.ZipFile,
+        member: zipfile.ZipInfo,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        start: int,
+    ) -> None:
+        self.archive, self.member, self.start = archive, member, start
+        self.shape, self.ndim, self.dtype = shape, len(shape), dtype
+        self.row_bytes = math.prod(shape[1:]) * dtype.itemsize
+        self.stream: IO[bytes] | None = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: int | slice) -> Any:
+        if not isinstance(rows, slice):
+            return self[rows : rows + 1][0]
+        first, stop, _ = rows.indices(len(self))
+        count = max(stop - first, 0)
+        with _damage(f"{self.archive.filename}"):
+            if self.stream is None:
+                self.stream = self.archive.open(self.member)
+            self.stream.seek(self.start + first * self.row_bytes)  # backwards: from the beginning of the array on
+            found = self.stream.read(count * self.row_bytes)
+            if stop == len(self):
+                self.stream.read(1)  # compares the checksum
+                self.close()
+        if len(found) < count * self.row_bytes:
+            raise DataError(f"{self.archive.filename} is truncated; write it again with numpy.savez")
+        return np.frombuffer(found, self.dtype).reshape(count, *self.shape[1:])
+
+    def close(self) -> None:
+        """Let go of the file, until rows are read again."""
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.array(self[:], dtype)

@@ -111,8 +111,9 @@ def load_trajectories(
             as truncated, longer ones are refused, and flat data without ``timeouts`` are cut there.
         split_on_discontinuity: see ``trajectories_from_d4rl``; AntMaze files need it.
         cache: a folder that keeps a memory-mapped copy of a file or Minari data set, under a name that changes with
-            the source and the options; opening it again reads nothing. Sets larger than memory need it. Copies of
-            earlier contents of the same files are removed when a new one is written.
+            the source and the options; opening it again reads nothing. Sets larger than memory need it: HDF5 files,
+            .npz files and Minari sets are copied in pieces, tables and files of OGBench pass through memory once.
+            Copies of earlier contents of the same files are removed when a new one is written.
         trust: read a pickle of ``save_replay_buffer`` (.pkl), which runs whatever code is in it.
 
     Raises:

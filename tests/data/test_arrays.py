@@ -1,6 +1,7 @@
 """Flat arrays in ``.npz`` files, and D4RL ids: what is read is what was written, and what is wrong is named."""
 
 import io
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import load_trajectories, write_minari
@@ -37,6 +39,31 @@ def test_flat_arrays_become_the_episodes_they_are_made_of(
     data = load_trajectories(tmp_path / "flat.npz")
     assert wrong_pairs(data) == 0 and data.final_observations == following
     assert (data.name, data.metadata["format"]) == ("flat", "npz")
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("guessed", [True, False])
+def test_large_arrays_pass_into_a_cache_in_pieces(
+    save: Any, guessed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, piece = np.random.default_rng(0).normal(size=(1000, 1024)).astype(np.float32), 2**17
+    ends = np.arange(1000) % 10 == 9
+    following = np.concatenate([rows[1:], rows[:1]])
+    arrays = {"observations": rows, "actions": np.tanh(rows), "rewards": rows[:, 0], "terminals": ends}
+    save(tmp_path / "large.npz", **arrays, next_observations=following)
+    for module in ("spaces", "arrays"):
+        monkeypatch.setattr(f"rltransformers.data.{module}.CHUNK_BYTES", piece)
+    box = spaces.Box(-1, 1, (1024,))
+    given: dict[str, Any] = {} if guessed else {"action_space": box, "observation_space": box}
+    tracemalloc.start()
+    try:
+        data = load_trajectories(tmp_path / "large.npz", cache=tmp_path / "cache", **given)
+        _, peak = tracemalloc.get_traced_memory()  # without what is mapped
+    finally:
+        tracemalloc.stop()
+    assert peak < rows.nbytes / 4 and peak < 10 * piece
+    np.testing.assert_array_equal(data.episode(3).observations[""], following[29:40])
+    np.testing.assert_array_equal(data.actions[""], np.tanh(rows))
 
 
 def test_nested_leaves_are_arrays_named_by_their_paths(tmp_path: Path) -> None:
@@ -110,6 +137,26 @@ def test_files_that_are_cut_foreign_or_lie_about_their_size_are_named(tmp_path: 
         archive.writestr("readme.txt", "hello")
     with pytest.raises(DataError, match=r"'readme\.txt' is no array"):
         load_trajectories(tmp_path / "other.npz")
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_damage_inside_a_large_array_is_found_and_leaves_no_copy(
+    save: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("spaces", "arrays"):
+        monkeypatch.setattr(f"rltransformers.data.{module}.CHUNK_BYTES", 64)
+    path, cache = tmp_path / "flat.npz", tmp_path / "cache"
+    save(path, **flat(coded_episodes((700, 800))))
+    assert wrong_pairs(load_trajectories(path), (700, 800)) == 0
+    with zipfile.ZipFile(path) as archive:
+        first = archive.infolist()[0]
+    content = bytearray(path.read_bytes())
+    content[first.header_offset + first.compress_size] ^= 255  # near its end, as the header stands in front
+    path.write_bytes(content)
+    for options in ({}, {"cache": cache}):
+        with pytest.raises(DataError, match=r"flat\.npz is truncated or no \.npz file"):
+            load_trajectories(path, **options)  # type: ignore[arg-type]
+    assert not list(cache.glob("*trajectories*"))
 
 
 # D4RL ids ------------------------------------------------------------
