@@ -36,6 +36,7 @@ from rltransformers.training.memory_panel import memory_panel
 from rltransformers.training.normalization import check_outermost
 from rltransformers.training.online_agent import OnlineAgent
 from rltransformers.training.replay_data import (
+    check_priorities,
     check_replay_room,
     context_of,
     layout_of,
@@ -179,6 +180,8 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
     def _setup_model(self) -> None:
         check_exploration(self.exploration)
         check_shared(self.world, None, self.batch_size)
+        if self.prioritized:
+            check_priorities(self.buffer_size // self.segment_length)
         self._make_policy()
         self.context = context_of(self.burn_in, self.policy.actor.backbone.receptive_field)
         # Of a checkpoint, for the environment that may be set later.

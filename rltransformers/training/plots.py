@@ -4,6 +4,7 @@ import io
 import os
 import tempfile
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -136,4 +137,9 @@ def _canvas(title: str, height: float = 4.0) -> tuple[Figure, Any]:
 
 def _mean_interval(result: EvaluationResult) -> tuple[float, float]:
     """95 % percentile bootstrap of the mean over the episodes of what was obtained."""
-    return stratified_bootstrap([result.obtained], np.random.default_rng(0), np.mean)
+    return _interval_of(result.obtained)
+
+
+@lru_cache(maxsize=10_000)  # the curve of a run is drawn anew behind every evaluation
+def _interval_of(returns: tuple[float, ...]) -> tuple[float, float]:
+    return stratified_bootstrap([returns], np.random.default_rng(0), np.mean)

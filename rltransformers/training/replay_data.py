@@ -34,6 +34,8 @@ Space = gym.Space[Any]
 KIND = "SegmentReplay"
 BYTES_BESIDE = 19
 """Of a row beside its observation: action, reward, position, flags."""
+MOST_PRIORITIES = 2**24
+"""Of torch, which draws from no more classes."""
 
 
 # Settings
@@ -48,6 +50,15 @@ def check_replay_room(buffer_size: int, observation_space: Space | Mapping[str, 
         raise ConfigError(
             f"buffer_size ({buffer_size}) steps need {needed / 2**30:.3g} GiB, this process may have "
             f"{room / 2**30:.3g}; lower buffer_size"
+        )
+
+
+def check_priorities(segments: int) -> None:
+    """Raise ConfigError for more segments than can be drawn by their priorities."""
+    if segments > MOST_PRIORITIES:
+        raise ConfigError(
+            f"prioritized draws from at most {MOST_PRIORITIES:,} segments, buffer_size / segment_length are "
+            f"{segments:,}; raise segment_length, lower buffer_size, or set prioritized=False"
         )
 
 

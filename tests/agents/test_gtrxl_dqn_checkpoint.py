@@ -286,11 +286,13 @@ def test_settings_come_back(tmp_path: Path) -> None:
         ({"exploration": "greedy"}, "exploration must be"),
         ({"buffer_size": 60}, "buffer_size must be at least"),
         ({"buffer_size": 10**15}, "lower buffer_size"),
+        ({"prioritized": True, "buffer_size": 2**26, "segment_length": 2, "n_step": 1},
+         "from at most 16,777,216 segments, .* are 33,554,432; raise segment_length"),
         ({"gradient_steps": 0}, "gradient_steps must be"),
         ({"policy": {"shared_backbone": False}}, "shared_backbone"),
         ({"backbone": {"dropout": 0.1}}, "must be 0 online"),
     ],
-)
+)  # fmt: skip
 def test_a_setting_that_cannot_work_is_refused(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         agent(**setting)
