@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -100,15 +100,46 @@ def save_checkpoint(path: File, kind: str, settings: Mapping[str, Any], tensors:
         ):
             archive.writestr(_HEADER, header_text)
             with archive.open(_TENSORS, "w", force_zip64=True) as member:  # as it comes, not a copy of all of it first
-                torch.save(plain, member)
+                _write_tensors(plain, member)
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint {refusal(error)}") from error
     except CheckpointError:
         raise
-    except (MemoryError, RuntimeError) as error:  # torch raises the latter for either lack
+    except (MemoryError, RuntimeError) as error:  # torch raises the latter where memory is short
+        reason = "there is not enough memory for it" if isinstance(error, MemoryError) else _reason(error)
         raise CheckpointError(
-            f"cannot write checkpoint {name}: memory or disk may be too small for it ({one_line(error) or 'no memory'})"
+            f"cannot write checkpoint {name} of {kind}: {reason}; free some memory, or save less, as an agent without "
+            "its replay: what was there before is still whole"
         ) from error
+
+
+class _Stream:
+    """Hands bytes on and keeps the error that stopped them, for torch goes on to say that its own count is wrong."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream = stream
+        self.failure: Exception | None = None
+
+    def write(self, content: Any) -> int:
+        try:
+            return self.stream.write(content)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def flush(self) -> None:
+        pass  # whoever opened the stream closes it
+
+
+def _write_tensors(tensors: Any, stream: IO[bytes]) -> None:
+    """``torch.save``, from the memory of the tensors straight to a file that is open for writing."""
+    writer = _Stream(stream)
+    try:
+        torch.save(tensors, writer)  # type: ignore[arg-type]  # of a file it needs no more than this
+    except Exception as error:
+        if writer.failure is None:
+            raise
+        raise writer.failure from error
 
 
 @strict

@@ -338,7 +338,7 @@ class SegmentReplay:
     def state_dict(self, used: int | None = None) -> dict[str, Any]:
         """Everything that was written, as tensors and numbers; rows from ``used`` on, never written, are left out.
 
-        Rows are views of the rings, which may be most of what memory there is.
+        Rows are views of the rings, which may be most of what memory there is: use them before the next step is added.
         """
         used = self.used if used is None else used
         rings = {name: getattr(self, name)[:, :used] for name in _RINGS}
@@ -358,21 +358,7 @@ class SegmentReplay:
 
     def blank_state(self, used: int) -> dict[str, Any]:
         """Shapes and types of the ``state_dict`` of a replay whose rings hold so many rows."""
-        rings = {name: getattr(self, name)[:, :used] for name in _RINGS}
-        leaves = {
-            name: {path: leaf[:, :used] for path, leaf in getattr(self, name).items()}
-            for name in ("observations", "actions")
-        }
-        flags = torch.zeros(self.n_envs, dtype=torch.bool)
-        return {
-            **leaves,
-            **rings,
-            "priorities": self.priorities,
-            "largest_priority": None,
-            "written": torch.zeros(self.n_envs, dtype=torch.long),
-            "ended": flags,
-            "joined": flags,
-        }
+        return self.state_dict(used) | {"largest_priority": None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` gave of a replay with the same settings."""

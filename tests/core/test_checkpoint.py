@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import tracemalloc
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -297,21 +298,43 @@ def test_a_value_that_would_not_load_safely_is_refused_when_saving(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError("unexpected pos 1354176 vs 1354072"), OSError(28, "full")]
+    ("error", "message"),
+    [
+        (MemoryError(), r"cannot write checkpoint .*model\.zip of A: there is not enough memory for it; free some"),
+        (RuntimeError("no\nroom"), r"cannot write checkpoint .*model\.zip of A: no room; free some memory, or save"),
+        (OSError(28, "No space left on device"), r"cannot write checkpoint .*model\.zip: No space left .*; free some"),
+    ],
 )
-def test_a_lack_of_memory_or_disk_is_a_checkpoint_error_and_leaves_the_old_file(
-    saved: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+@pytest.mark.parametrize("entry", ["header.json", "tensors.pt"])
+def test_what_stops_the_writing_is_named_and_the_old_file_stays(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str, entry: str
 ) -> None:
-    before, write = saved.read_bytes(), torch.save
+    """In the middle of the tensors, too, where torch says of any error that it miscounted."""
+    before, write = saved.read_bytes(), zipfile._ZipWriteFile.write  # type: ignore[attr-defined]
 
-    def fail(value: Any, file: Any) -> None:
-        write(value, file)
-        raise error
+    def full(self: Any, content: Any) -> int:
+        if self._zinfo.filename == entry and (self._file_size > 100 or entry == "header.json"):
+            raise error
+        return int(write(self, content))
 
-    monkeypatch.setattr(torch, "save", fail)
-    with pytest.raises(CheckpointError, match=r"cannot write checkpoint .*model.zip.*(may be too small|No space left)"):
-        save_checkpoint(saved, "GTrXLPPO", {}, {"big": torch.ones(1000)})
+    monkeypatch.setattr(zipfile._ZipWriteFile, "write", full)  # type: ignore[attr-defined]
+    with pytest.raises(CheckpointError, match=message):
+        save_checkpoint(saved, "A", {}, {"big": torch.ones(1000)})
     assert saved.read_bytes() == before and os.listdir(saved.parent) == ["model.zip"]
+
+
+def test_tensors_are_written_from_where_they_lie(tmp_path: Path) -> None:
+    """Not by way of a copy of them all in Python's memory: a replay may fill most of a machine."""
+    content = {"large": torch.arange(2**20), "small": torch.ones(3)}  # 8 MiB
+    with open(tmp_path / "other.zip", "wb") as file:
+        for target in (tmp_path / "model.zip", file):
+            tracemalloc.start()
+            save_checkpoint(target, "A", {}, content)
+            _, most = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert most < 2**20
+    for name in ("model.zip", "other.zip"):
+        assert_same(content, load_checkpoint(tmp_path / name).tensors)
 
 
 def test_a_crash_while_writing_leaves_the_old_checkpoint_and_no_litter(

@@ -192,6 +192,15 @@ def test_nothing_is_kept_before_the_first_beginning_or_behind_a_parting() -> Non
     assert torch.nonzero(buffer.first[0])[:, 0].tolist() == [0, 3]
 
 
+def test_what_is_stored_of_a_replay_is_no_copy_of_it() -> None:
+    buffer = replay()
+    Writer(buffer).steps(33)
+    state = buffer.state_dict()
+    held = {**buffer.observations, "action": buffer.actions[""], "rewards": buffer.rewards}
+    given = {**state["observations"], "action": state["actions"][""], "rewards": state["rewards"]}
+    assert [given[name].data_ptr() for name in held] == [leaf.data_ptr() for leaf in held.values()]
+
+
 @pytest.mark.parametrize("steps", [6, 20, 33])
 def test_a_stored_replay_goes_on_as_if_nothing_had_happened(steps: int) -> None:
     buffer, other = replay(), replay()
