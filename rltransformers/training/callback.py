@@ -63,6 +63,7 @@ class RunCallback(BaseCallback):
         self._evaluate, self._save, self._report = evaluate, save, report
         self._evaluated = evaluated
         self._evaluated_at, self._saved_at, self._save_took, self._drawn_at = 0, 0.0, 0.0, -np.inf
+        self._best: float | None = None  # score so far, once it was asked for
         self._restarted_at: int | None = None
         self._signal: int | None = None
         self._evaluating = False
@@ -82,7 +83,7 @@ class RunCallback(BaseCallback):
         self._report("stopping after the running update; a second signal ends at once")
 
     def _on_training_start(self) -> None:
-        self._evaluated_at = self._last_evaluation()
+        self._evaluated_at, self._best = self._last_evaluation(), None
         if not self.restart_every:
             self._save_last()
         if not self.online:
@@ -152,8 +153,11 @@ class RunCallback(BaseCallback):
         better = False
         if self.world.leads:
             self._log(step, results, self.logger if last else Logger(None, self.logger.output_formats))
-            best = max((score(past) for _, past in self.folder.read_evaluations()), default=-np.inf)
-            better = score(results) > best or not self.folder.best.exists()
+            if self._best is None:
+                self._best = max((score(past) for _, past in self.folder.read_evaluations()), default=-np.inf)
+            new = score(results)
+            better = new > self._best or not self.folder.best.exists()
+            self._best = max(self._best, new)
         if self.world.same(better):
             self._save(self.folder.best)
         if self.world.leads:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -25,6 +25,16 @@ from rltransformers.core.files import check_name, file_lock, naming, numbered, r
 from rltransformers.training.evaluation import EvaluationResult, write_results
 from rltransformers.training.event_files import cut_event_files
 from rltransformers.training.plots import plot_learning_curve
+
+Evaluation = tuple[int, list[EvaluationResult]]
+"""A step and the results there."""
+
+
+class _Known(NamedTuple):
+    """The evaluations in a file whose last line has its end, as long as the file has this stamp."""
+
+    stamp: tuple[int, ...]
+    evaluations: list[Evaluation]
 
 
 class RunFolder:
@@ -54,6 +64,7 @@ class RunFolder:
         self.best = self.path / "best.zip"
         self.evaluation = self.path / "evaluation.json"
         self.learning_curve = self.path / "learning_curve.png"
+        self._known: _Known | None = None
 
     @classmethod
     def create(cls, root: str | os.PathLike[str], name: str) -> "RunFolder":
@@ -141,23 +152,41 @@ class RunFolder:
         return Logger(str(self.path), formats)
 
     def append_evaluation(self, step: int, results: Sequence[EvaluationResult]) -> None:
-        """Add one evaluation; a line that a resumed run repeats replaces the old one."""
-        earlier = [line for old, _, line in self._evaluations() if old < step]
-        entry = {"step": step, "results": [result.to_dict() for result in results]}
-        self._write_evaluations([*earlier, json.dumps(entry)])
+        """Add one evaluation; a line that a resumed run repeats replaces the old one.
+
+        What stands before it is not written again: a process that is killed here leaves a line without an end, which
+        reading leaves out and the next evaluation replaces.
+        """
+        line = json.dumps({"step": step, "results": [result.to_dict() for result in results]})
+        past = self.read_evaluations()
+        if self._known is None or any(old >= step for old, _ in past):
+            earlier = [each for old, _, each in self._evaluations() if old < step]
+            self._write_evaluations([*earlier, line])
+            return
+        with naming(self.evaluations), open(self.evaluations, "ab") as file:
+            file.write(f"{line}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self._known = _Known(_stamp(self.evaluations), [*past, _evaluation(line)])
 
     def _write_evaluations(self, lines: Sequence[str]) -> None:
         if lines or self.evaluations.exists():
             with replacing(self.evaluations) as temporary:
                 temporary.write_text("".join(f"{line}\n" for line in lines))
 
-    def read_evaluations(self) -> list[tuple[int, list[EvaluationResult]]]:
+    def read_evaluations(self) -> list[Evaluation]:
         """(step, results) of every evaluation so far, in order.
 
         Raises:
             DataError: for a damaged line, unless it is the last one and was never finished.
         """
-        return [(step, results) for step, results, _ in self._evaluations()]
+        stamp = _stamp(self.evaluations)
+        if self._known is None or self._known.stamp != stamp:
+            evaluations = [(step, results) for step, results, _ in self._evaluations()]
+            ended = self.evaluations.is_file() and self.evaluations.read_bytes().endswith(b"\n")
+            self._known = _Known(stamp, evaluations) if ended else None
+            return evaluations
+        return list(self._known.evaluations)
 
     def _evaluations(self) -> list[tuple[int, list[EvaluationResult], str]]:
         """(step, results, line of the file) of every evaluation so far, in order."""
@@ -167,10 +196,8 @@ class RunFolder:
         evaluations = []
         for number, line in enumerate(lines, 1):
             try:
-                entry = json.loads(line) if line.strip() else None
-                if entry is not None:
-                    past = [EvaluationResult.from_dict(result) for result in entry["results"]]
-                    evaluations.append((int(entry["step"]), past, line.decode()))
+                if line.strip():
+                    evaluations.append((*_evaluation(line), line.decode()))
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
                 if number == len(lines):  # without an end: what wrote it was killed
                     break
@@ -189,6 +216,20 @@ class RunFolder:
         evaluations = self.read_evaluations()
         if evaluations:
             plot_learning_curve(self.learning_curve, evaluations, self.path.name, steps)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What changes with the content of a file; nothing for one that is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _evaluation(line: str | bytes) -> Evaluation:
+    entry = json.loads(line)
+    return int(entry["step"]), [EvaluationResult.from_dict(result) for result in entry["results"]]
 
 
 class _TensorBoard(TensorBoardOutputFormat):

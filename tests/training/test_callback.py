@@ -92,6 +92,20 @@ def test_the_best_of_a_resumed_run_counts(tmp_path: Path) -> None:
     assert ("best.zip", 3) in resumed.saved
 
 
+def test_past_scores_are_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores, score = list[float](), module.score
+
+    def counted(results: list[EvaluationResult]) -> float:
+        scores.append(score(results))
+        return scores[-1]
+
+    monkeypatch.setattr(module, "score", counted)
+    run = Run(tmp_path, [float(mean) for mean in range(20)], every=1, online=False)
+    for step in range(1, 21):
+        run.step(step, rollout=False)
+    assert len(scores) == 20 and run.saved[-1] == ("best.zip", 20)
+
+
 def test_a_minute_without_a_checkpoint_makes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])

@@ -228,6 +228,65 @@ def test_the_evaluations_before_one_are_not_computed_again(tmp_path: Path, monke
     assert len(summaries) == 5 and [step for step, _ in folder.read_evaluations()] == [1, 2, 3]
 
 
+def test_an_evaluation_costs_as_much_as_the_first_however_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written or parsed again for each of them: counted in results and in files that are replaced."""
+    parsed, written = list[int](), list[Path]()
+    from_dict, replace = EvaluationResult.from_dict, os.replace
+
+    def counted(values: dict[str, Any]) -> EvaluationResult:
+        parsed.append(1)
+        return from_dict(values)
+
+    def watched(source: Path, target: Path) -> None:
+        written.append(target)
+        replace(source, target)
+
+    monkeypatch.setattr(EvaluationResult, "from_dict", counted)
+    monkeypatch.setattr(os, "replace", watched)
+    folder = RunFolder(tmp_path)
+    for step in range(20):
+        folder.append_evaluation(step, [result(float(step))])
+        assert folder.read_evaluations()[-1] == (step, [result(float(step))])
+    assert len(parsed) <= 2 * 20 and written == [folder.evaluations]
+    assert RunFolder(tmp_path).read_evaluations() == folder.read_evaluations()
+
+
+def test_a_process_that_is_killed_in_the_middle_of_an_evaluation_leaves_those_before_it(tmp_path: Path) -> None:
+    whole = RunFolder(tmp_path / "whole")
+    whole.path.mkdir()
+    for step in range(3):
+        whole.append_evaluation(step, [result(float(step))])
+    content = whole.evaluations.read_bytes()
+    two, three = (content.index(b"\n", content.index(f'"step": {step}'.encode())) + 1 for step in (1, 2))
+    for end in (two, two + 1, two + 30, three - 2, three - 1):  # the last one lacks nothing but the end of its line
+        for knows in (True, False):  # whether it goes on in the process that failed, or in a new one
+            folder = RunFolder(tmp_path)
+            folder.evaluations.write_bytes(content[:two])
+            assert len(folder.read_evaluations()) == 2
+            folder.evaluations.write_bytes(content[:end])
+            folder = folder if knows else RunFolder(tmp_path)
+            assert len(folder.read_evaluations()) == (3 if end == three - 1 else 2)
+            for step in (2, 3):
+                folder.append_evaluation(step, [result(float(step))])
+            assert folder.evaluations.read_bytes().startswith(content)
+            assert [step for step, _ in RunFolder(tmp_path).read_evaluations()] == [0, 1, 2, 3]
+            folder.cut(2)
+            assert folder.evaluations.read_bytes() == content
+
+
+def test_evaluations_that_somebody_edits_are_read_again(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (10, 20, 30):
+        folder.append_evaluation(step, [result(1.0)])
+    lines = folder.evaluations.read_text().splitlines(keepends=True)
+    folder.evaluations.write_text(lines[0] + lines[2])
+    assert [step for step, _ in folder.read_evaluations()] == [10, 30]
+    folder.append_evaluation(40, [result(1.0)])
+    assert [step for step, _ in folder.read_evaluations()] == [10, 30, 40]
+
+
 def test_the_pictures_are_drawn(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.plot("environment steps")
