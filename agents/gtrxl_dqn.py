@@ -180,8 +180,6 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
     def _setup_model(self) -> None:
         check_exploration(self.exploration)
         check_shared(self.world, None, self.batch_size)
-        if self.prioritized:
-            check_priorities(self.buffer_size // self.segment_length)
         self._make_policy()
         self.context = context_of(self.burn_in, self.policy.actor.backbone.receptive_field)
         # Of a checkpoint, for the environment that may be set later.
@@ -197,6 +195,8 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         space = tree_space(self.observation_space if normaliser is None else normaliser.venv.observation_space)
         leaves = self.policy.seen_leaves | leaf_spaces(space)
         room = self.buffer_size // self.world.size
+        if self.prioritized:
+            check_priorities(self.buffer_size // self.segment_length)
         check_replay_room(room, leaves)
         sizes = self.segment_length, self.context, self.n_step
         return SegmentReplay(room, self.n_envs, *sizes, leaves, self.action_space)

@@ -233,6 +233,24 @@ def test_a_replay_that_does_not_fit_is_left_out_with_a_warning(tmp_path: Path, c
     GTrXLDQN.load(tmp_path / "empty", env=env, device="cpu", **settings)  # nothing is lost, nothing is said
 
 
+def test_a_file_with_more_segments_than_can_be_drawn_by_priority_predicts_and_goes_on_without_them(
+    tmp_path: Path,
+) -> None:
+    """Such a run of an earlier release stopped when it had filled that many; its weights are good."""
+    agent(prioritized=True).learn(STEPS).save(tmp_path / "model")
+    file = load_checkpoint(tmp_path / "model")
+    settings = file.settings | {"buffer_size": 2**25, "segment_length": 1}
+    save_checkpoint(tmp_path / "old", file.kind, settings, file.tensors | {"replay": None})
+    loaded = GTrXLDQN.load(tmp_path / "old", device="cpu")
+    loaded.predict(np.zeros(3, np.float32))
+    with pytest.raises(ConfigError, match="prioritized draws from at most"):
+        loaded.set_env(strolls())
+    with pytest.raises(ConfigError, match="or set prioritized=False"):
+        GTrXLDQN.load(tmp_path / "old", env=strolls(), device="cpu")
+    again = GTrXLDQN.load(tmp_path / "old", env=strolls(), device="cpu", prioritized=False, buffer_size=4 * 60)
+    assert again.learn(STEPS, reset_num_timesteps=False)._n_updates > loaded._n_updates
+
+
 def test_a_seed_begins_the_random_streams(tmp_path: Path) -> None:
     model = agent(cues()).learn(STEPS)
     model.save(tmp_path / "half")
