@@ -183,8 +183,9 @@ def evaluate_online(
     """Run ``episodes`` episodes of ``model`` in ``env``, episode k from seed ``seed + k``.
 
     The copies of ``env`` start together and wait for the slowest, wave after wave: which episodes count is fixed before
-    they start, so short ones are not favoured. A ``VecNormalize`` must not be training. Under a ``Monitor`` the returns
-    are the monitored ones, and an episode ends where the monitor says.
+    they start, so short ones are not favoured. A copy that waits plays on, uncounted: where a few episodes are far
+    longer than the others and steps of the environment are slow, fewer copies are faster. A ``VecNormalize`` must not
+    be training. Under a ``Monitor`` the returns are the monitored ones, and an episode ends where the monitor says.
 
     An episode that goes on after ``longest_episode`` steps is an error (None: 200,000, or the step limit that
     ``env_id`` is registered with where that is larger).
