@@ -251,7 +251,7 @@ class OnlineAgent(BaseAlgorithm):
     def _watch(self, env: VecEnv, values_last: bool) -> Watch:
         """The watch over observations of ``env`` while steps are collected; ``values_last`` as for ``Masks``."""
         masks = Masks(env, self.action_space, self.policy.masks_beside, values_last) if self.policy.masks else None
-        return Watch(env, self._leaf_spaces, masks)
+        return Watch(env, self._vec_normalize_env, self._leaf_spaces, masks)
 
     def _begin_run(self) -> None:
         """Nothing remembered yet, of episodes, of rollouts and of metrics."""
@@ -282,7 +282,7 @@ class OnlineAgent(BaseAlgorithm):
             DataError: for an exception of an environment (chained), and for rewards or flags that are none.
         """
         when = f"at step {self.num_timesteps // self.n_envs + 1} of this run"
-        new_obs, rewards, dones, infos = attempt(env, when, env.step, actions)
+        new_obs, rewards, dones, infos = watch.step(env, actions, when)
         watch.outcome(rewards, dones, when)
         resets = np.array([info.get("reset_row", False) for info in infos], bool)
         self._count_steps(env.num_envs - int(np.count_nonzero(resets)))
@@ -379,7 +379,8 @@ class OnlineAgent(BaseAlgorithm):
         self._counted, self._ended = 0, []
         share_statistics(self.world, self._vec_normalize_env)
         try:
-            result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest)
+            with self._watch(cast(VecEnv, self.env), values_last=False).taking_in("in step 0"):
+                result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest)
         except Exception as error:
             if isinstance(error, ConfigError | DataError) or self.env is None or not raised_in_reset(error):
                 raise
@@ -486,7 +487,8 @@ class OnlineAgent(BaseAlgorithm):
         if self.env is None:
             raise ConfigError(f"this agent has no environment; load it with {self.kind}.load(path, env=env)")
         self.env.seed(seed + self.world.rank * self.n_envs)
-        self._last_obs = cast(Any, attempt(self.env, "in step 0", self.env.reset))
+        with self._watch(self.env, values_last=False).taking_in("in step 0"):
+            self._last_obs = cast(Any, attempt(self.env, "in step 0", self.env.reset))
         self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
 
     @strict

@@ -19,7 +19,7 @@ from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv
 from rltransformers.envs.wrappers import FlatDict
 from rltransformers.policies.memory_policy import check_action_space
 from rltransformers.policies.observations import tree_space
-from rltransformers.training.normalization import check_normalizable, guard_normalizer
+from rltransformers.training.normalization import check_normalizable
 
 Space = gym.Space[Any]
 
@@ -61,7 +61,6 @@ def as_vec_env(env: Any, monitor: bool = True) -> VecEnv:
     check_action_space(env.action_space)
     check_copies(env)
     check_normalizable(env)
-    guard_normalizer(env)
     return cast(VecEnv, env)
 
 

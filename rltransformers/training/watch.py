@@ -1,16 +1,19 @@
 """Checks of what environments give an agent while it collects, where nobody has looked before. E environments."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from rltransformers.core.action_masks import ACTION_MASK, LAST_MASK, MASK_METHOD, check_masks, choices_of, fit_masks
 from rltransformers.core.errors import DataError
 from rltransformers.core.guard import attempt, check_observations, check_outcome, guarded, surely_good
-from rltransformers.core.spaces import nested_leaves
+from rltransformers.core.spaces import leaf_spaces, nested_leaves
+from rltransformers.policies.observations import tree_space
+from rltransformers.training.normalization import kept_statistics
 
 Place = Callable[[int], str]
 """Number of an environment to what a message says of it: "2 at step 7 of this run"."""
@@ -21,6 +24,8 @@ class Watch:
 
     Args:
         env: what the agent steps. A ``VecNormalize`` behind a ``FiniteVecEnv`` makes new numbers, which are looked at.
+        normaliser: the ``VecNormalize`` of ``env``, if there is one. What it was given is looked at too, for in its
+            statistics one NaN spreads to all environments, for good.
         leaves: of the observation space, by path.
         masks: of actions, which join the observations; None where all actions are allowed.
     """
@@ -28,11 +33,44 @@ class Watch:
     def __init__(
         self,
         env: VecEnv,
+        normaliser: VecNormalize | None,
         leaves: Mapping[str, gym.Space[Any]],
         masks: "Masks | None" = None,
     ) -> None:
         self._idle = guarded(env)
+        self._raw = None if normaliser is None or guarded(normaliser.venv) else normaliser
+        # Wrappers around the VecNormalize, such as a stack of frames, may change the space.
+        self._raw_leaves = {} if self._raw is None else leaf_spaces(tree_space(self._raw.venv.observation_space))
         self._count, self._leaves, self._masks = env.num_envs, leaves, masks
+
+    def step(self, env: VecEnv, actions: Any, when: str) -> Any:
+        """A step of all environments; ``when`` it is, for messages.
+
+        Raises:
+            DataError: for an exception of an environment (chained), and for what a ``VecNormalize`` must not take in.
+        """
+        if self._raw is None:
+            return attempt(env, when, env.step, actions)
+        with self.taking_in(when):
+            return attempt(env, when, env.step, actions)
+
+    @contextmanager
+    def taking_in(self, when: str) -> Iterator[None]:
+        """Within the block environments reset or step; statistics stay as they were where that is refused.
+
+        Raises:
+            DataError: for an observation or a reward that is not finite, before the ``VecNormalize`` spreads it to all.
+        """
+        if self._raw is None:
+            yield
+            return
+        with kept_statistics(self._raw):
+            yield
+            seen = vars(self._raw).get("old_obs", {})  # none before a loaded run's step, and no rewards before any
+            if len(seen):
+                check_observations(self._raw_leaves, nested_leaves(seen), place=lambda row: f"{row} {when}")
+            if len(self._raw.old_reward):
+                check_outcome(self._count, self._raw.old_reward, {}, when)
 
     def observation(self, observation: Any, place: Place) -> dict[str, Any]:
         """The leaves [E, ...] of the newest observations, with what their masks allow.

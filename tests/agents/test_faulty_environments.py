@@ -185,7 +185,7 @@ def plain_cue() -> VecEnv:
         (cue, 1, 0),
         (plain_cue, 0, 1),
         (lambda: VecNormalize(cue()), 1, 1),  # normalising makes new numbers of them
-        (lambda: VecNormalize(plain_cue()), 1, 1),
+        (lambda: VecNormalize(plain_cue()), 0, 2),
     ],
 )
 def test_the_observations_of_a_step_are_checked_once(

@@ -416,13 +416,33 @@ def test_a_number_that_is_not_finite_names_environment_and_step(reward: bool, no
         agent(env).learn(100)
 
 
-@pytest.mark.parametrize("at", [1, 6])
-def test_a_number_that_is_not_finite_never_enters_the_statistics_of_a_normaliser(at: int) -> None:
-    env = VecNormalize(DummyVecEnv([Poisoned, partial(Poisoned, at)]))
-    with pytest.raises(DataError, match="observation of environment 1"):
-        agent(env).learn(100)
+class Unborn(Poisoned):
+    """Turns NaN in the reset."""
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        super().reset(**options)
+        return np.full(2, np.nan, np.float32), {}
+
+
+@pytest.mark.parametrize(
+    ("poisoned", "what", "steps"),
+    [(Unborn, "observation", 0), (partial(Poisoned, 1), "observation", 1), (partial(Poisoned, 6), "observation", 6),
+     (partial(Poisoned, 6, True), "reward", 6)],
+)  # fmt: skip
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_number_that_is_not_finite_never_enters_the_statistics_of_a_normaliser(
+    poisoned: Any, what: str, steps: int, processes: bool
+) -> None:
+    env = VecNormalize((SubprocVecEnv if processes else DummyVecEnv)([Poisoned, poisoned]))
     statistics: Any = env.obs_rms
-    assert np.isfinite(statistics.mean).all() and np.isfinite(statistics.var).all()
+    before = statistics.count
+    with pytest.raises(DataError, match=rf"{what} of environment 1 .*in step {steps}|{what} of .* 1 .*at step {steps}"):
+        agent(env).learn(100)
+    env.close()
+    assert statistics.count - before == pytest.approx(2 * steps)  # the reset and all steps but the one that is refused
+    for each in (statistics, env.ret_rms):
+        assert np.isfinite(each.mean).all() and np.isfinite(each.var).all()
+    assert np.isfinite(env.returns).all()
 
 
 def test_statistics_that_are_not_finite_are_refused_with_the_file_that_holds_them(tmp_path: Path) -> None:
