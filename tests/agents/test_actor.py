@@ -332,7 +332,7 @@ def test_what_is_no_file_of_a_policy_is_refused(tmp_path: Path) -> None:
         Actor.from_export(tmp_path / "none.onnx")
     for wrong in (None, 3):
         with pytest.raises(ConfigError, match="path must be a text or a path"):
-            Actor.from_export(wrong)
+            Actor.from_export(wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"must end in \.pt2 or \.onnx"):
         Actor.from_export(tmp_path / "agent.zip")
     for name in ("noise.onnx", "noise.pt2"):
