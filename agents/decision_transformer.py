@@ -30,7 +30,6 @@ from rltransformers.core.action_masks import ACTION_MASK, masks_of_step, observe
 from rltransformers.core.device import find_device
 from rltransformers.core.episodes import longest_allowed
 from rltransformers.core.errors import ConfigError, did_you_mean
-from rltransformers.core.guard import check_actions
 from rltransformers.core.ranges import (
     Count,
     Environments,
@@ -52,7 +51,7 @@ from rltransformers.core.world import World
 from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.envs.make import EnvironmentSource, WrapperConfig, WrapperFunction, make_vector_env
-from rltransformers.policies.action_heads import as_leaf
+from rltransformers.policies.action_heads import as_arrays
 from rltransformers.policies.decision import ActingMode, ActingState, Decider, DecisionPolicy
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.observed import Encoding
@@ -737,9 +736,7 @@ class DecisionTransformer(OfflineAgent):
             noise=None if noise is None else torch.tensor(noise, device=self.device),
             overwrites=overwrites,
         )
-        spaces, found = leaf_spaces(self.action_space), {path: value.cpu().numpy() for path, value in actions.items()}
-        check_actions(found)
-        return {path: as_leaf(rows, spaces[path]) for path, rows in found.items()}, state
+        return as_arrays(actions, leaf_spaces(self.action_space)), state
 
     def _vector_env(
         self,

@@ -155,8 +155,16 @@ def weights_of(
 ) -> Float[Tensor, "B T"]:
     """psi = exp(A / eta), which sums to 1 over the chosen steps and is 0 elsewhere; without gradient (eq. 3)."""
     with torch.no_grad():
-        logits = (advantages / temperature).masked_fill(~chosen, -math.inf)
+        logits, _ = _logits(advantages, chosen, temperature)
         return logits.flatten().softmax(0).view_as(advantages)
+
+
+def _logits(
+    advantages: Float[Tensor, "B T"], chosen: Bool[Tensor, "B T"], temperature: Tensor
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, ""]]:
+    """(A - highest A) / eta, and the highest A; what all have in common would drown the differences in rounding."""
+    highest = advantages.masked_fill(~chosen, -math.inf).amax()
+    return ((advantages - highest) / temperature).masked_fill(~chosen, -math.inf), highest
 
 
 def weighted_likelihood_loss(log_probs: Float[Tensor, "B T"], weights: Float[Tensor, "B T"]) -> Tensor:
@@ -171,9 +179,7 @@ def temperature_loss(
 
     Its gradient is eps - KL(psi || uniform on the chosen steps).
     """
-    # From the highest one down: what all have in common would drown the differences in rounding.
-    highest = advantages.detach().masked_fill(~chosen, -math.inf).amax()
-    logits = ((advantages.detach() - highest) / temperature).masked_fill(~chosen, -math.inf)
+    logits, highest = _logits(advantages.detach(), chosen, temperature)
     return highest + temperature * (bound + logits.flatten().logsumexp(0) - chosen.sum().to(logits.dtype).log())
 
 

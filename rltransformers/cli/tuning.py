@@ -86,7 +86,7 @@ def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
             "`rltransformers settings` names the keys"
         )
     search = {key: read_search(values, f"search of {key}") for key, values in space.items()}
-    original = build_experiment(base, "config")
+    evaluated_in = _evaluated_in(build_experiment(base, "config"))
     for key, values in search.items():
         if outer := [other for other in search if key.startswith(f"{other}.")]:
             raise ConfigError(
@@ -106,10 +106,10 @@ def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
             candidate = _with(base, {key: value})
             refuse_unknown_settings(candidate, "search: ")
             config = build_experiment(candidate, f"search of {key}")
-            if _evaluated_in(config) != _evaluated_in(original):
+            if _evaluated_in(config) != evaluated_in:
                 raise ConfigError(
                     f"search of {key}: trials would be evaluated in different environments, and their scores are "
-                    f"compared; write the keywords that differ into evaluation.kwargs, where they are the same for all"
+                    "compared; write the keywords that differ into evaluation.kwargs, where they are the same for all"
                 )
             check_keywords(config.agent, config.algorithm, config.policy)
             BackboneConfig.check_each(config.backbone)

@@ -41,6 +41,17 @@ def memory_of(device: torch.device) -> int:
     return min([_physical_memory(), *_process_limits(), *_container_limits()])
 
 
+def check_memory(needed: int, what: str, way_out: str, device: torch.device | None = None) -> None:
+    """Raise ConfigError, "<what> so much memory, there is so much; <way_out>", unless ``needed`` bytes fit into it.
+
+    Args:
+        device: where they lie; None for the CPU.
+    """
+    room = memory_of(torch.device("cpu") if device is None else device)
+    if needed > room:
+        raise ConfigError(f"{what} {needed / 2**30:.3g} GiB, this process may have {room / 2**30:.3g}; {way_out}")
+
+
 def _physical_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**63
 

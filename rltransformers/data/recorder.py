@@ -7,7 +7,6 @@ Gymnasium's vector environments in all three autoreset modes and Stable-Baseline
 
 import copy
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-import torch
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
@@ -24,7 +22,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, is_vecenv_wrapped
 
-from rltransformers.core.device import memory_of
+from rltransformers.core.device import check_memory
 from rltransformers.core.episodes import endless_episode, longest_allowed
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
 from rltransformers.core.guard import (
@@ -51,6 +49,7 @@ from rltransformers.core.spaces import (
     stored_dtype,
 )
 from rltransformers.data.behaviours import Behaviour, Mixture, as_behaviour, decides_by_itself
+from rltransformers.data.rollout import bytes_of
 from rltransformers.data.spaces import chunks
 from rltransformers.data.trajectories import Leaves, Trajectories, join_trajectories
 
@@ -191,19 +190,11 @@ def _layout(observation_space: Space, action_space: Space) -> Layout:
     return layout
 
 
-def _bytes_of(layout: Layout) -> int:
-    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values())
-
-
 def _check_room(steps: int | None, episodes: int | None, layout: Layout) -> None:
     """Raise ConfigError unless so many steps, or episodes of one step, fit into memory as recorded and as episodes."""
     count, what = (steps, "steps") if steps is not None else (episodes or 0, "episodes")
-    needed, room = 2 * count * _bytes_of(layout), memory_of(torch.device("cpu"))
-    if needed > room:
-        raise ConfigError(
-            f"to record {count:,} {what} needs at least {needed / 2**30:.3g} GiB, this process may have "
-            f"{room / 2**30:.3g}; record fewer at a time and save each part, or less of the observation with recorded="
-        )
+    way_out = "record fewer at a time and save each part, or less of the observation with recorded="
+    check_memory(2 * count * bytes_of(layout), f"to record {count:,} {what} needs at least", way_out)
 
 
 class _Recording:
@@ -241,7 +232,7 @@ class _Recording:
         live = np.ones(batch, bool) if quota is None else quota > 0
         finished, age = np.zeros(batch, np.int64), np.zeros(batch, np.int64)
         count, finishing = 0, 0
-        self._reserve(min((steps or 1024 * batch) + 64 * batch, FIRST_BYTES // _bytes_of(self.layout)))
+        self._reserve(min((steps or 1024 * batch) + 64 * batch, FIRST_BYTES // bytes_of(self.layout)))
         while live.any() and finishing <= LONGEST_FINISH:
             extra = {"rewards": rewards} if reads_rewards else {}
             taken = self._taken(self.behaviour.act(observations, first, generator, **extra))

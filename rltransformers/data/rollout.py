@@ -4,6 +4,7 @@ A transformer with memory is trained on segments: the memory at the segment star
 per step, and a minibatch is a set of whole segments (chosen environments).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -232,6 +233,11 @@ def action_layout(space: Space) -> Layout:
         path: (tuple(leaf.shape or ()), torch.float32 if isinstance(leaf, spaces.Box) else _torch_type(leaf))
         for path, leaf in leaf_spaces(space).items()
     }
+
+
+def bytes_of(layout: Mapping[str, tuple[tuple[int, ...], Any]]) -> int:
+    """Of one row: shapes and types, those of torch or of numpy, by name."""
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values())
 
 
 def _torch_type(leaf: Space) -> torch.dtype:

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int, Num, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rltransformers.core.guard import check_actions
 from rltransformers.core.spaces import box_bounds, check_supported, check_width, leaf_spaces
 from rltransformers.core.spec import Choice
 from rltransformers.functional.divergences import (
@@ -648,8 +649,19 @@ def inner_bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     return low, high
 
 
-def as_leaf(rows: np.ndarray, space: gym.Space[Any]) -> np.ndarray:
-    """Actions [N, ...] of a policy in the type of their leaf; inside its Box, whose bounds float32 may not have."""
+def as_arrays(actions: Mapping[str, Tensor], leaves: Mapping[str, gym.Space[Any]]) -> dict[str, np.ndarray]:
+    """Actions [N, ...] by path in the types of their leaves.
+
+    Raises:
+        DataError: for a Box that holds no finite numbers.
+    """
+    arrays = {path: value.cpu().numpy() for path, value in actions.items()}
+    check_actions(arrays)
+    return {path: _as_leaf(rows, leaves[path]) for path, rows in arrays.items()}
+
+
+def _as_leaf(rows: np.ndarray, space: gym.Space[Any]) -> np.ndarray:
+    """Rows in the type of their leaf; inside its Box, whose bounds float32 may not have."""
     found = rows.astype(space.dtype)
     if isinstance(space, spaces.Box) and rows.dtype != found.dtype and not holds_integers(space):
         np.clip(found, space.low, space.high, out=found)

@@ -26,7 +26,7 @@ from rltransformers.core.action_masks import ACTION_MASK, WAY_OUT, mask_space, m
 from rltransformers.core.checkpoint import contents_of, load_checkpoint, restore_weights, save_checkpoint
 from rltransformers.core.device import find_device, to_tensor
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.guard import NOT_FINITE, check_actions
+from rltransformers.core.guard import NOT_FINITE
 from rltransformers.core.ranges import Fraction, Weight, check, strict
 from rltransformers.core.spaces import (
     box_bounds,
@@ -41,7 +41,7 @@ from rltransformers.core.spaces import (
 from rltransformers.data.rollout import Leaves, action_layout, observation_layout
 from rltransformers.functional.context import EVERY, Context
 from rltransformers.memory.interface import Cached
-from rltransformers.policies.action_heads import ActionHead, as_leaf
+from rltransformers.policies.action_heads import ActionHead, as_arrays
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.observations import (
@@ -373,9 +373,7 @@ class MemoryPolicy(BasePolicy):
         Raises:
             DataError: for a Box that holds no finite numbers.
         """
-        found = {path: leaf.execute(actions[path]).cpu().numpy() for path, leaf in self.action_head.named_leaves()}
-        check_actions(found)
-        return {path: as_leaf(rows, self.action_leaves[path]) for path, rows in found.items()}
+        return as_arrays(self.action_head.execute(actions), self.action_leaves)
 
     def environment_actions(self, actions: Mapping[str, Tensor]) -> Any:
         """Actions as the environments take them: an array [B, ...], or a list of B nested actions; Boxes clipped."""

@@ -46,11 +46,9 @@ _SETTINGS: dict[str, Any] = {
 
 def pack_normalization(env: VecNormalize) -> dict[str, Any]:
     """Settings and running statistics of ``env``, as tensors and JSON values."""
-    observations: Any = env.obs_rms if env.norm_obs else {}  # which it has only where it normalises them
-    named = observations if isinstance(observations, dict) else {"": observations}
     return {
         "settings": {name: getattr(env, name) for name in _SETTINGS},
-        "observations": {path: _moments(rms) for path, rms in named.items()},
+        "observations": {path: _moments(rms) for path, rms in _of_observations(env).items()},
         "returns": _moments(env.ret_rms),
         "running_returns": torch.as_tensor(env.returns),
     }
@@ -72,8 +70,7 @@ def with_normalizer(env: VecEnv, packed: Mapping[str, Any]) -> VecEnv:
 @contextmanager
 def kept_statistics(wrapper: VecNormalize) -> Iterator[None]:
     """Within the block, what ``wrapper`` takes into its statistics goes out again when a DataError ends it."""
-    rms = vars(wrapper).get("obs_rms", {})
-    every = [wrapper.ret_rms, *(rms.values() if isinstance(rms, dict) else [rms])]
+    every = [wrapper.ret_rms, *_of_observations(wrapper).values()]
     before = [(each.mean, each.var, each.count) for each in every]  # updates replace them, and write into none
     returns = wrapper.returns.copy()
     try:
@@ -92,7 +89,7 @@ def set_statistics(wrapper: VecNormalize, packed: Mapping[str, Any], world: Worl
         CheckpointError: for statistics of another shape.
     """
     if wrapper.norm_obs:
-        targets = wrapper.obs_rms if isinstance(wrapper.obs_rms, dict) else {"": wrapper.obs_rms}
+        targets = _of_observations(wrapper)
         for path, moments in packed["observations"].items():
             _set_moments(targets[path], moments, f"normalisation.observations.{path}")
     _set_moments(wrapper.ret_rms, packed["returns"], "normalisation.returns")
@@ -261,6 +258,12 @@ def _check_finite(values: Tensor, name: str) -> None:
         raise CheckpointError(
             f"{name} is not finite: the environment returned what was no number while these statistics were collected"
         )
+
+
+def _of_observations(wrapper: VecNormalize) -> dict[str, RunningMeanStd]:
+    """Running statistics of the leaves of the observation that are normalised."""
+    found: Any = wrapper.obs_rms if wrapper.norm_obs else {}  # which it has only where it normalises them
+    return found if isinstance(found, dict) else {"": found}
 
 
 def _moments(rms: RunningMeanStd) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def plot_learning_curve(
         ]
         x = np.array([step for step, _ in points])
         means = np.array([np.mean(result.returns) for _, result in points])
-        intervals = np.array([_mean_interval(result) for _, result in points])
+        intervals = np.array([_mean_interval(result.obtained) for _, result in points])
         label = "mean return" if target is None else f"target {target:g}"
         (line,) = axes.plot(x, means, marker="o", markersize=3.5, label=label)
         axes.fill_between(x, intervals[:, 0], intervals[:, 1], color=line.get_color(), alpha=0.2, linewidth=0)
@@ -61,7 +61,7 @@ def plot_return_versus_target(path: Path, results: Sequence[EvaluationResult], t
     figure, axes = _canvas(title)
     targets = np.array([result.target_return for result in aimed], dtype=np.float64)
     means = np.array([np.mean(result.obtained) for result in aimed])
-    intervals = np.array([_mean_interval(result) for result in aimed])
+    intervals = np.array([_mean_interval(result.obtained) for result in aimed])
     low, high = min(targets.min(), means.min()), max(targets.max(), means.max())
     axes.plot(
         [low, high],
@@ -135,11 +135,7 @@ def _canvas(title: str, height: float = 4.0) -> tuple[Figure, Any]:
     return figure, axes
 
 
-def _mean_interval(result: EvaluationResult) -> tuple[float, float]:
-    """95 % percentile bootstrap of the mean over the episodes of what was obtained."""
-    return _interval_of(result.obtained)
-
-
 @lru_cache(maxsize=10_000)  # the curve of a run is drawn anew behind every evaluation
-def _interval_of(returns: tuple[float, ...]) -> tuple[float, float]:
+def _mean_interval(returns: tuple[float, ...]) -> tuple[float, float]:
+    """95 % percentile bootstrap of the mean over episodes."""
     return stratified_bootstrap([returns], np.random.default_rng(0), np.mean)

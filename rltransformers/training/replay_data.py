@@ -1,6 +1,5 @@
 """Between an agent and its replay: raw observations in, normalised ones out, and files. Axes as in ``data.replay``."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,14 +19,14 @@ from rltransformers.core.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from rltransformers.core.device import memory_of
+from rltransformers.core.device import check_memory
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.guard import check_observations
 from rltransformers.core.ranges import NonNegativeNumber, check
 from rltransformers.core.spaces import leaf_spaces, nested_leaves, space_to_json
 from rltransformers.core.world import World, rows_of
 from rltransformers.data.replay import SegmentReplay, Window
-from rltransformers.data.rollout import observation_layout
+from rltransformers.data.rollout import bytes_of, observation_layout
 from rltransformers.policies.observations import tree_space
 
 Space = gym.Space[Any]
@@ -43,14 +42,8 @@ MOST_PRIORITIES = 2**24
 
 def check_replay_room(buffer_size: int, observation_space: Space | Mapping[str, Space]) -> None:
     """Raise ConfigError unless a replay fits into the memory of this machine, wherever the network lies."""
-    layout = observation_layout(observation_space).values()
-    row = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout) + BYTES_BESIDE
-    needed, room = buffer_size * row, memory_of(torch.device("cpu"))
-    if needed > room:
-        raise ConfigError(
-            f"buffer_size ({buffer_size}) steps need {needed / 2**30:.3g} GiB, this process may have "
-            f"{room / 2**30:.3g}; lower buffer_size"
-        )
+    row = bytes_of(observation_layout(observation_space)) + BYTES_BESIDE
+    check_memory(buffer_size * row, f"buffer_size ({buffer_size}) steps need", "lower buffer_size")
 
 
 def check_priorities(segments: int) -> None:

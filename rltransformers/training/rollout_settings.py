@@ -1,16 +1,15 @@
 """Settings of an online agent that must agree with each other, with its spaces and with the machine."""
 
-import math
 from typing import Any
 
 import gymnasium as gym
 import torch
 from gymnasium import spaces
 
-from rltransformers.core.device import memory_of
+from rltransformers.core.device import check_memory
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import leaf_spaces
-from rltransformers.data.rollout import observation_layout
+from rltransformers.data.rollout import bytes_of, observation_layout
 from rltransformers.policies.observations import tree_space
 
 Space = gym.Space[Any]
@@ -50,11 +49,7 @@ def check_advantages(normalize_advantage: bool, least_advantage_std: float, step
 
 def check_room(n_envs: int, n_steps: int, observation_space: Space, device: torch.device) -> None:
     """Raise ConfigError unless a rollout, observations and what lies beside them, fits into memory."""
-    layout = observation_layout(tree_space(observation_space)).values()
-    step = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout)
-    needed, room = n_steps * (n_envs * (step + BYTES_BESIDE) + BYTES_OF_TENSORS), memory_of(device)
-    if needed > room:
-        raise ConfigError(
-            f"n_steps ({n_steps}) steps of {n_envs} environments need {needed / 2**30:.3g} GiB, this "
-            f"process may have {room / 2**30:.3g}; lower n_steps or the number of environments"
-        )
+    step = bytes_of(observation_layout(tree_space(observation_space)))
+    needed = n_steps * (n_envs * (step + BYTES_BESIDE) + BYTES_OF_TENSORS)
+    what = f"n_steps ({n_steps}) steps of {n_envs} environments need"
+    check_memory(needed, what, "lower n_steps or the number of environments", device)
