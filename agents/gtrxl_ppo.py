@@ -87,7 +87,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         ConfigError: for a setting that cannot work, an unsupported space, or an unknown policy argument.
 
     The probability ratio of the first minibatch of every update is 1, because acting and training compute the same
-    function; the largest deviation is logged as ``train/first_ratio_error``.
+    function; the largest deviation is logged as ``train/first_ratio_error``, and above 0.01 there is a warning.
     """
 
     kind = "GTrXLPPO"
@@ -215,6 +215,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         )
 
     def _log_update(self, recorded: Recorded, losses: list[PPOLoss]) -> None:
+        self._log_ratio_error(float(losses[0].ratio_error))
         deviation = self.policy.action_head.standard_deviation()
         log_update(self.logger, recorded, losses, self._loss_weights(), deviation)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")

@@ -307,7 +307,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
     def _log_update(self, recorded: Recorded, losses: list[VMPOLoss], ratio_error: float) -> None:
         deviation = self.policy.action_head.standard_deviation()
         log_update(self.logger, recorded, losses, self.multipliers, self._bounds(), deviation)
-        self.logger.record("train/first_ratio_error", ratio_error)
+        self._log_ratio_error(ratio_error)
         self.logger.record("train/target_age", self._target_age)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 

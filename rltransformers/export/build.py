@@ -17,6 +17,9 @@ if __name__ == "__main__":
             # Without this, vectors of up to eight numbers and scalars are written into the code, and a bias of a small
             # head would keep the value it had when it was compiled.
             "always_keep_tensor_constants": True,
+            # Otherwise what is computed from one number of the module alone is written into the code, too: the
+            # deviation of an action was.
+            "joint_graph_constant_folding": False,
             "compile_threads": 1,
         },
     )

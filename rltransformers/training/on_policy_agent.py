@@ -4,6 +4,7 @@ Axes: E environments, T steps.
 """
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar, cast
@@ -35,6 +36,8 @@ from rltransformers.training.schedules import Scheduled, as_schedule
 from rltransformers.training.vec_envs import as_vec_env
 
 LossT = TypeVar("LossT", PPOLoss, VMPOLoss)
+RATIO_TOLERANCE = 0.01
+"""Of the first probability ratio of an update: far above rounding, in bfloat16 (4e-4) too."""
 MemoryRefresh = Literal["never", "update", "epoch"]
 """Ways to treat memory written by older weights; the agents say what each does."""
 
@@ -205,6 +208,18 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         watched = segment.rows(self._watched_rows())
         for name, value in memory_panel(lambda record: self.policy.evaluate_segment(watched, record)).items():
             self.logger.record(name, float(value))
+
+    def _log_ratio_error(self, error: float) -> None:
+        """Log how far the first probability ratio of an update is from 1; warn of more than rounding makes of it."""
+        self.logger.record("train/first_ratio_error", error)
+        if error > RATIO_TOLERANCE and self.world.leads:
+            warnings.warn(
+                f"acting and training disagree: train/first_ratio_error is above {RATIO_TOLERANCE}, where rounding "
+                "leaves 1e-4; the agent learns about actions that it would not have drawn. Parts of your own may see "
+                'more, or other, than one step at a time (docs/conformance.md); acting="eager" leaves out the compiler',
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _end_update(self, segment: Segment) -> None:
         """Let mixers that learn from what they saw, the memory and the readout follow the new weights."""

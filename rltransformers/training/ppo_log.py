@@ -21,7 +21,6 @@ def log_update(
     def mean(name: str) -> float:
         return float(torch.stack([getattr(loss, name) for loss in losses]).mean())
 
-    logger.record("train/first_ratio_error", float(losses[0].ratio_error))
     logger.record("train/policy_gradient_loss", mean("policy"))
     logger.record("train/value_loss", mean("value"))
     logger.record("train/entropy_loss", -mean("entropy"))

@@ -388,6 +388,23 @@ def test_parameters_that_a_callback_gives_before_a_rollout_act_in_all_of_it(kind
     assert model.logger.name_to_value["train/first_ratio_error"] <= 1e-5
 
 
+class Shifts(BaseCallback):
+    """Moves the action outputs of the policy that acted, when the rollout has ended."""
+
+    def _on_rollout_end(self) -> None:
+        with torch.no_grad():
+            self.model._actor.action_head.linear.bias[0] += 0.1  # type: ignore[attr-defined]
+
+    def _on_step(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("kind", ON_POLICY)
+def test_training_on_other_probabilities_than_those_of_acting_warns(kind: type[Any]) -> None:
+    with pytest.warns(UserWarning, match="acting and training disagree: train/first_ratio_error is above 0.01"):
+        agent(walks(1, (60,)), kind=kind).learn(12, callback=Shifts())
+
+
 @pytest.mark.parametrize("kind", ON_POLICY)
 def test_an_episode_keeps_its_memory_over_an_update(kind: type[Any]) -> None:
     model = agent(walks(1, (60,)), kind=kind, learning_rate=0.0)

@@ -145,7 +145,10 @@ def check_compiled(
     draw: Draw | None = None,
     tolerance: float = ROUNDING,
 ) -> CompiledStep:
-    """Compiled equals eager, for the batch of the examples and for one row; outputs stay as they were returned."""
+    """Compiled equals eager, for the batch of the examples and for one row, and with other weights than it was made of.
+
+    Outputs stay as they were returned.
+    """
     draw = draw or (lambda generator: random_like(inputs, generator))
     compiled = CompiledStep(module, inputs, state, shared=shared)
     alone, lone = _first_row(draw, shared), _rows(state, 1, shared)
@@ -155,6 +158,11 @@ def check_compiled(
 
     assert_runs_equal(run_of(in_place, draw, state, steps), run_of(module, draw, state, steps), tolerance=tolerance)
     assert_runs_equal(run_of(in_place, alone, lone, steps), run_of(module, alone, lone, steps), tolerance=tolerance)
+    generator = torch.Generator().manual_seed(steps)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
+    assert_runs_equal(run_of(in_place, draw, state, steps), run_of(module, draw, state, steps), tolerance=tolerance)
     return compiled
 
 

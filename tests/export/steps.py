@@ -73,7 +73,7 @@ class ToyStep(nn.Module):
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
         self.norm = nn.LayerNorm(WIDTH)
         self.actor, self.critic = nn.Linear(WIDTH, ACTIONS), nn.Linear(WIDTH, 1)
-        self.temperature = nn.Parameter(torch.tensor(1.0))
+        self.log_temperature = nn.Parameter(torch.tensor(0.2))
         self.register_buffer("slots", torch.arange(ROWS), persistent=False)
 
     def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
@@ -87,7 +87,8 @@ class ToyStep(nn.Module):
             keys, values = f"keys{number}", f"values{number}"
             x, new[keys], new[values] = layer(x, state[keys], state[values], slot, distance, visible)
         x = self.norm(x)
-        logits = self.actor(x) / self.temperature + inputs["bias"]
+        temperature = self.log_temperature.exp()  # of one number of the module alone: compilers like to write it down
+        logits = self.actor(x) / temperature + inputs["bias"]
         action = (logits + inputs["noise"]).argmax(-1)
         log_probability = logits.log_softmax(-1).gather(1, action[:, None])[:, 0]
         literal = torch.tensor([0.5, -2.0, 3.0]).index_select(0, clock.reshape(1) % 3)  # a constant that is no buffer
