@@ -140,7 +140,8 @@ class TrainConfig:
         gradient_steps: updates of a decision_transformer on its dataset.
         restart_every: environment steps after which all environments begin new episodes and ``last.zip`` is written,
             between two updates and nowhere else, so that a resumed run equals one that never stopped also where
-            environments cannot tell where they stand. None: never; ``last.zip`` is then written at least once a minute.
+            environments cannot tell where they stand. None: never; ``last.zip`` is then written once a minute, less
+            often where that would take more than a twentieth of the time.
     """
 
     total_timesteps: Steps | None = None

@@ -1,4 +1,4 @@
-"""When a run is evaluated and saved: between updates, the best kept, the last at least once a minute."""
+"""When a run is evaluated and saved: between updates, the best kept, the last about once a minute."""
 
 import csv
 import signal
