@@ -214,7 +214,7 @@ class Trajectories:
         return self.select(np.sort(best_first[:count]))
 
     def delayed_rewards(self) -> "Trajectories":
-        """The same episodes with their whole return paid on the last step (delayed reward, paper 5.5)."""
+        """The same episodes with their whole return paid on the last step (arXiv 2106.01345, section 5.6)."""
         rewards = np.zeros_like(self.rewards)
         rewards[self.offsets[1:] - 1] = self.returns
         return replace(self, rewards=rewards, contents_checked=True)

@@ -48,7 +48,8 @@ class EvaluationResult:
 
     Attributes:
         env_id: names the reference scores; None when unknown.
-        successes: by ``is_success`` of the last info of each episode; None where the environment has none.
+        successes: by ``is_success``, else ``success``, of the last info of each episode; None where the environment has
+            neither.
         target_return: what a Decision Transformer was asked for, in reward units; None otherwise.
         step: training step of the evaluated weights, ``num_timesteps`` of the model; None when it has none.
         discounted_returns: returns as ``target_return`` counts them, of a Decision Transformer with a ``discount``
