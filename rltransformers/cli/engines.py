@@ -176,7 +176,8 @@ class RayEngine(Engine):
     """The cores of a Ray cluster, whose machines have this Python environment and project at the same paths.
 
     Each process is a task of one core. One whose worker dies, or whose machine is lost, is started again up to
-    ``RETRIES`` times; it goes on from its last checkpoint where the file system is shared, and anew where it is not.
+    ``RETRIES`` times with the same order: runs of ``scripts/reproduce.py`` go on from their last checkpoint where the
+    file system is shared, all others begin anew.
 
     Args:
         address: of a running cluster ("auto" for the one this machine belongs to); None starts Ray on this machine
