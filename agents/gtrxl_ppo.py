@@ -43,9 +43,9 @@ class GTrXLPPO(OnPolicyMemoryAgent):
 
     Args:
         policy: ``"GTrXLPolicy"``, or a subclass of it.
-        env: environment id, Gymnasium environment, Stable-Baselines3 ``VecEnv``, or Gymnasium vector environment in any
-            autoreset mode. Observations may be nested Dicts and Tuples. Its copies in this process are wrapped in a
-            ``CheckedEnv`` from then on.
+        env: environment id, a function or a class that makes an environment, Gymnasium environment, Stable-Baselines3
+            ``VecEnv``, or Gymnasium vector environment in any autoreset mode. Observations and actions may be nested
+            Dicts and Tuples. Its copies in this process are wrapped in a ``CheckedEnv`` from then on.
         learning_rate: a number; ``{"start": a, "end": b}`` for a linear change over the run (with ``"fraction": f``,
             over its first part f); or a function of the remaining progress (1 to 0).
         n_steps: length of a segment: steps per environment between two updates.

@@ -72,7 +72,7 @@ class GTrXLPolicy(MemoryPolicy):
 
     Args:
         observation_space: any nesting of Box, Discrete, MultiDiscrete, MultiBinary in Dict and Tuple.
-        action_space: any nesting of Discrete, MultiDiscrete, MultiBinary and Box in Dict and Tuple.
+        action_space: any nesting of Discrete, MultiDiscrete, MultiBinary and Box with finite bounds in Dict and Tuple.
         lr_schedule: learning rate by remaining progress (1 to 0).
         backbone: a ``BackboneConfig``, its dictionary, ``{"preset": "gtrxl", "width": 64, "memory": 64}``, or a preset,
             ``"gtrxl"``.
