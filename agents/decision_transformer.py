@@ -121,8 +121,9 @@ class DecisionTransformer(OfflineAgent):
 
     Args:
         policy: "DTPolicy".
-        dataset: what ``rltransformers.data.load_trajectories`` takes: Minari id or dataset, D4RL HDF5 path or dict,
-            list of trajectory dicts, ``Trajectories``.
+        dataset: what ``rltransformers.data.load_trajectories`` takes: an id of Minari, D4RL or OGBench, a file or
+            folder of episodes, a data set of Hugging Face, a buffer of Stable-Baselines3, a list of dicts, or
+            ``Trajectories``.
         context_length: steps K of a training window; windows longer than the backbone's memory train that memory.
         learning_rate, weight_decay: of AdamW.
         warmup_steps: updates over which the learning rate rises linearly (the paper: 10,000 of

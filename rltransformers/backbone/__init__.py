@@ -1,4 +1,4 @@
-"""One attention backbone for both agents."""
+"""One attention backbone for all agents."""
 
 from rltransformers.backbone.axes import AXES, PLAIN, catalogue
 from rltransformers.backbone.config import BackboneConfig
