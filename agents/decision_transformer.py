@@ -263,6 +263,7 @@ class DecisionTransformer(OfflineAgent):
             encoding_choice(policy_kwargs),
             masks,
         )
+        self.decider()  # a mode that the network cannot act in is refused before it has learned
         self._attach(data, tensorboard_log, verbose)
 
     def _build(

@@ -33,6 +33,11 @@ from rltransformers.data import ContextBatch, Trajectories, load_trajectories
 from tests.agents.tiny_envs import AnySpace
 
 TINY = {"backbone": {"width": 16, "layers": 2, "heads": 2, "dropout": 0.1}}
+LOOKING = {
+    "backbone": {**TINY["backbone"], "topology": "encoder_decoder"},
+    "observation": {"encoder": {"name": "bert", "element_size": 1}},
+}
+"""Layers that look at the elements of an observation."""
 
 
 class Drift(gym.Env[Any, Any]):
@@ -817,6 +822,7 @@ def test_loading_never_runs_code_from_the_file(trained: DecisionTransformer, tmp
         ({"policy_kwargs": {"backbone": {"tokens_per_step": 2}}}, "tokens_per_step"),
         ({"mode": "db"}, "mode must be one of 'dt', 'bc', got 'db'"),
         ({"acting_mode": "refesh"}, "did you mean 'refresh'"),
+        ({"acting_mode": "recompute", "policy_kwargs": LOOKING}, "take 'refresh' or 'banded'"),
         ({"mode": "bc", "delayed_reward": True}, "no effect"),
         ({"mode": "bc", "return_scale": 2.0}, "no effect"),
         ({"warmup_steps": 9, "decay_steps": 9}, "decay_steps"),
