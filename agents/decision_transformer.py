@@ -161,7 +161,7 @@ class DecisionTransformer(OfflineAgent):
         whole_episodes: every window is a whole episode (context_length must cover the longest) instead of a stretch
             that may begin anywhere; wastes less on padding when episodes are about as long as the context.
         acting_mode: what happens when an episode outgrows the context, see ``Decider``; "auto" is "banded" when the
-            backbone's memory is shorter than the training window, else "refresh".
+            backbone's memory is below ``context_length`` - 1, else "refresh".
         acting: "compiled" takes steps of acting as machine code, made once per kind of model and machine (about half a
             minute) and kept in the user's cache folder; "eager" as PyTorch operations. Both compute the same.
         policy_kwargs: {"backbone": {...}} as for ``BackboneConfig.from_dict``, by default the preset
