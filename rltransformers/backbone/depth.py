@@ -130,6 +130,11 @@ def unread_by_calm(options: ConfidentOptions) -> Collection[str]:
     return oracle if options.confidence == "classifier" else (*oracle, "slack")
 
 
+def unread_by_adaptive(options: AdaptiveOptions) -> Collection[str]:
+    """Options of the loss exits that do not act: a predictor has no slack."""
+    return ("slack",)
+
+
 def build_adaptive(options: AdaptiveOptions) -> Depth:
     """D4."""
     return ExitDepth(Multinomial if options.predictor == "multinomial" else Geometric)
@@ -188,7 +193,7 @@ DEPTHS = {
             "Each token leaves after a layer that is predicted for it, as the loss exits teaches, and stays as it was.",
             build_adaptive, AdaptiveOptions, example={"depth": "depth_adaptive"},
             traits=Traits(causality="C*", causal_form=_DEPTH_ADAPTIVE), offers=(Feature.HALTING,),
-            produces=(Loss("exits", unread=lambda options: ("slack",)),),
+            produces=(Loss("exits", unread=unread_by_adaptive),),
             formula="n_t = argmax_n softmax(W h^1_t + b), or the first n with sigmoid(w_n h^n_t + b_n) > 1/2; h^m_t = "
             "h^(n_t)_t for m > n_t",
         ),

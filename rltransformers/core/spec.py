@@ -106,6 +106,11 @@ class Refusal:
     reason: str
 
 
+def all_read(options: Any) -> Collection[str]:
+    """No option of a loss, whatever the mechanism's: each is read."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Loss:
     """An auxiliary loss that a mechanism produces, by name.
@@ -117,7 +122,7 @@ class Loss:
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    unread: Callable[[Any], Collection[str]] = field(default=lambda options: ())
+    unread: Callable[[Any], Collection[str]] = all_read  # a lambda could not be pickled, nor could a network
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Parts are built from what the mechanisms declare."""
 
 import ast
+import pickle
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,18 @@ def test_what_is_built_is_not_known_to_the_builder(module: object) -> None:
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     named = {f"{node.module}.{each.name}" for node in imports for each in node.names}
     assert not mechanisms & ({node.module for node in imports} | named)
+
+
+@pytest.mark.parametrize("values", [{}, {"depth": "depth_adaptive", "layers": 2}], ids=str)
+def test_a_backbone_passes_through_a_pickle(values: dict[str, Any]) -> None:
+    """As ``torch.save`` of whole modules and processes that are spawned need it."""
+    backbone, x = Backbone({**PLAIN, "width": 12, "heads": 2, "memory": 5, **values}).eval(), torch.randn(2, 7, 12)
+    assert torch.equal(pickle.loads(pickle.dumps(backbone))(x)[0], backbone(x)[0])
+
+
+def test_no_entry_of_the_catalogue_keeps_a_backbone_out_of_a_pickle() -> None:
+    for specs in catalogue().values():
+        pickle.dumps(list(specs))
 
 
 # Made with torch 2.13.0 by the sum below at commit 3b85c5d, before most mechanisms were there.
