@@ -344,10 +344,20 @@ class Backbone(nn.Module):
 
         Looks at shapes and types alone, once per call.
         """
+        if not isinstance(x, Tensor):
+            raise ConfigError(
+                f"the backbone takes a tensor [batch, time, width {self.width}], got a {type(x).__name__}"
+            )
         if x.dim() != 3 or x.shape[-1] != self.width:
             raise ConfigError(f"the backbone takes [batch, time, width {self.width}], got {tuple(x.shape)}")
         if not x.is_floating_point():
             raise ConfigError(f"the backbone takes fractions, got {x.dtype}; embed or convert them first")
+        weights = next(self.parameters(), x).dtype
+        if x.dtype != weights and not torch.is_autocast_enabled(x.device.type):
+            raise ConfigError(
+                f"x is of {x.dtype}, the weights are of {weights}: pass x.to({weights}), or convert the backbone to "
+                f"{x.dtype}"
+            )
         if 0 in x.shape[:2]:
             raise ConfigError(f"the backbone takes at least one stream and one token, got {tuple(x.shape)}")
         for name, value in beside.items():
@@ -362,6 +372,11 @@ class Backbone(nn.Module):
                 raise ConfigError(f"{name} is of {value.dtype}, expected torch.bool: pass {name}.bool()")
             if name not in FLAGS and value.dtype not in INTEGERS:
                 raise ConfigError(f"{name} is of {value.dtype}, expected whole numbers: pass {name}.long()")
+        if not isinstance(state, State | None):
+            raise ConfigError(
+                f"state is a {type(state).__name__}; pass what a call returned, State(tensors) of tensors that were "
+                f"saved, or initial_state({len(x)})"
+            )
         if state is not None and state.batch_size != x.shape[0]:
             raise ConfigError(
                 f"state is for {state.batch_size} streams, x has {len(x)}; pass initial_state({len(x)}) or None"

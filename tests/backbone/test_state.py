@@ -167,6 +167,29 @@ def test_tokens_are_fractions() -> None:
         Backbone(config_of({}))(torch.zeros(3, 4, 15, dtype=torch.long))
 
 
+def test_tokens_are_of_the_type_of_the_weights_but_under_autocast() -> None:
+    backbone = Backbone(config_of({})).eval()
+    state, x = backbone.initial_state(3, cached=True), torch.randn(3, 4, 15)
+    for each in (x.double(), x.bfloat16()):
+        with pytest.raises(ConfigError, match=rf"x is of {each.dtype}, the weights are of torch\.float32: pass x\.to"):
+            backbone(each)
+        with pytest.raises(ConfigError, match=rf"x is of {each.dtype}, the weights"):
+            backbone(each[:, :1], state)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert backbone(x.bfloat16())[0].shape == x.shape
+    assert backbone.double()(x.double())[0].dtype == torch.float64
+
+
+@pytest.mark.parametrize("time", [1, 2])
+def test_what_is_no_state_is_refused(time: int) -> None:
+    backbone: Any = Backbone(config_of({})).eval()
+    x, state = torch.randn(3, time, 15), backbone.initial_state(3)
+    for each in (state.tensors, tuple(state.tensors.values()), x):
+        with pytest.raises(ConfigError, match=rf"state is a {type(each).__name__}; pass what a call returned, State"):
+            backbone(x, each)
+    assert torch.equal(backbone(x, State(state.tensors))[0], backbone(x, state)[0])
+
+
 def test_a_step_takes_the_tokens_of_one_step_and_a_state_for_acting() -> None:
     backbone = Backbone(config_of({"tokens_per_step": 3})).eval()
     acting, x = backbone.initial_state(2, cached=True), torch.randn(2, 4, 15)
