@@ -85,7 +85,8 @@ def write_onnx(
     program = pure_program(module, inputs, state, shared=shared, dynamic=batch is None)
     _name_all_axes(program)
     with replacing(written) as temporary:
-        with tracing():
+        # With gradients the exporter would pick another kernel of attention than the trace had, of other strides.
+        with torch.no_grad(), tracing():
             try:
                 exported = torch.onnx.export(
                     program,

@@ -61,7 +61,8 @@ def offline(environment: str = "CartPole-v1", **settings: Any) -> DecisionTransf
     values: dict[str, Any] = {"context_length": 6, "batch_size": 8, "warmup_steps": 1, "learning_rate": 1e-2, "seed": 0}
     layered = {"layers": layers_in(environment)}
     policy = {"backbone": {**SMALL, **layered, "position": {"name": "timestep", "max_len": 2000}}}
-    return DecisionTransformer("DTPolicy", data, device="cpu", policy_kwargs=policy, **(values | settings)).learn(10)
+    values |= {"policy_kwargs": policy}
+    return DecisionTransformer("DTPolicy", data, device="cpu", **(values | settings)).learn(10)
 
 
 def step_of(model: Agent) -> PolicyInFile:
@@ -199,6 +200,18 @@ def test_a_preset_acts_in_an_onnx_file(preset: str, tmp_path: Path) -> None:
     model = acting_as(preset).learn(128)
     model.export(tmp_path / "policy.onnx", batch=2)
     assert_file_equals_eager(tmp_path / "policy.onnx", model, 20, 2, 1e-5)  # longer than any memory
+
+
+@pytest.mark.parametrize("acting_mode", ["refresh", "banded"])
+def test_steps_of_several_tokens_act_in_an_onnx_file_where_distances_are_learned(
+    acting_mode: str, tmp_path: Path
+) -> None:
+    """Shifts of scores that learn had the exporter take another kernel of attention than the trace."""
+    memory = {"memory": 3} if acting_mode == "banded" else {}
+    backbone = {"preset": "gtrxl", "layers": 1, **SMALL, **memory}
+    model = offline("CartPole-v1", policy_kwargs={"backbone": backbone}, acting_mode=acting_mode)
+    model.export(tmp_path / "policy.onnx")
+    assert_file_equals_eager(tmp_path / "policy.onnx", model, 20, 3, 1e-5)
 
 
 CLIENT = """
