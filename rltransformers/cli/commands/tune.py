@@ -67,6 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
     trust.require_trust(trust.not_typed(trust.programs(config), typed), str(arguments.config), arguments.trust)
     from rltransformers.cli.engines import engine_of
     from rltransformers.cli.tuning import as_text, tune
+    from rltransformers.training.experiment import read_experiment
 
     with closing(engine_of(arguments.engine, arguments.address)) as engine:
         jobs = jobs_of(arguments, engine)
@@ -88,4 +89,5 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{trial['number']:>6}  {trial['state']:<9} {score:>10}  {as_text(trial['settings'])}")
     print(f"\nbest trial   {summary['best']['number']}, score {cell(summary['best']['score'])}")
     print(f"its config   {summary['config']}")
-    print(f"train again  rltransformers train {shlex.quote(summary['config'])} --seeds 5")
+    trusted = trust.trust_flag(trust.programs(read_experiment(summary["config"])))
+    print(f"train again  rltransformers train {shlex.quote(summary['config'])} --seeds 5{trusted}")
