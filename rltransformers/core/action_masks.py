@@ -131,6 +131,21 @@ def check_masks(
         begin += size
 
 
+def first_allowed(masks: np.ndarray, action_space: Space) -> dict[str, np.ndarray]:
+    """Actions by path [E, ...] that masks [E, M] allow, of every component the first one; a Box has no masks."""
+    found, begin = {}, 0
+    for path, leaf in leaf_spaces(action_space).items():
+        if isinstance(leaf, spaces.Box):
+            continue
+        chosen = []
+        for size in choices_of(leaf):
+            chosen.append((masks[:, begin : begin + size] != 0).argmax(1))
+            begin += size
+        actions = np.stack(chosen, 1).reshape(len(masks), *(leaf.shape or ()))
+        found[path] = (actions + getattr(leaf, "start", 0)).astype(leaf.dtype)
+    return found
+
+
 def check_recorded(
     actions: Mapping[str, Any], masks: Any, action_space: Space, place: Callable[[int], str] = str
 ) -> None:

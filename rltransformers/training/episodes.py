@@ -15,6 +15,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tqdm.auto import tqdm
 
+from rltransformers.core.action_masks import ACTION_MASK, first_allowed
 from rltransformers.core.episodes import LONGEST_EPISODE, endless_episode
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import attempt, check_observations, check_outcome, checked_copies
@@ -125,6 +126,8 @@ def _play(
         chosen, state = executed(decider.policy, chosen, state, envs.single_action_space)
         for path, value in chosen.items():
             actions[path][rows] = value
+        if decider.policy.masks and len(rows) < count:
+            _idle(envs, observation, np.setdiff1d(np.arange(count), rows), actions)
         steps += 1
         when = f"in step {steps} of this evaluation"
         # Copies: an environment may keep its action, a view of them, for its next step.
@@ -226,6 +229,13 @@ def check_spaces(
             " spaces of the data were guessed, give observation_space and action_space to load_trajectories and train"
             " again"
         )
+
+
+def _idle(envs: VectorEnv[Any, Any, Any], observation: Any, rows: np.ndarray, actions: Leaves) -> None:
+    """Let the actions of environments that only wait be allowed ones: some raise exceptions for others."""
+    masks = leaf_values(envs.single_observation_space, observation)[ACTION_MASK]
+    for path, value in first_allowed(np.asarray(masks)[rows], envs.single_action_space).items():
+        actions[path][rows] = value
 
 
 def _restart(

@@ -111,6 +111,13 @@ def test_evaluations_and_exports_keep_to_masks_that_are_observed(tmp_path: Path)
         del gym.registry["Locks-of-a-test-v0"]
 
 
+def test_environments_that_wait_for_the_last_episodes_of_an_evaluation_are_given_allowed_actions() -> None:
+    """``Locks`` raises an exception for others."""
+    model = model_of(episodes()).learn(2)
+    (result,) = model.evaluate(lambda: Locks(observed=True), [1.0], episodes=5, num_envs=4)
+    assert result.lengths == (5, 5, 5, 5, 3)
+
+
 def pictures(high: float) -> Trajectories:
     generator = np.random.default_rng(0)
     recorded = [

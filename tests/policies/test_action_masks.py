@@ -15,11 +15,13 @@ from rltransformers.core.action_masks import (
     check_masks,
     check_recorded,
     choices_of,
+    first_allowed,
     fit_masks,
     mask_space,
     observes_mask,
 )
 from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.spaces import leaf_spaces
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.q_network import QHead
 from tests.policies.test_action_heads import EXACT, head_of, outputs_of
@@ -51,6 +53,16 @@ def masks_of(space: gym.Space[Any], rows: int, seed: int = 0) -> np.ndarray:
         part[np.arange(rows), generator.integers(size, size=rows)] = True
         parts.append(part)
     return np.concatenate(parts, 1)
+
+
+@pytest.mark.parametrize("space", [*SPACES.values(), spaces.Discrete(3, start=-2), MIXED], ids=str)
+def test_the_first_actions_that_masks_allow_are_allowed(space: gym.Space[Any]) -> None:
+    masks = masks_of(space, 40)
+    found = first_allowed(masks, space)
+    boxes = {path: np.zeros((40, *(leaf.shape or ()))) for path, leaf in leaf_spaces(space).items()}
+    check_recorded(boxes | found, masks, space)
+    leaves = leaf_spaces(space)
+    assert all(leaves[path].contains(row) for path, rows in found.items() for row in rows)
 
 
 def actions_of(space: gym.Space[Any]) -> list[np.ndarray]:
