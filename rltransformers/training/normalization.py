@@ -126,6 +126,20 @@ def check_same_observations(env: VecEnv, packed: Mapping[str, Any]) -> None:
         )
 
 
+def check_same_rewards(env: VecEnv, packed: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless ``env`` scales rewards just where the environment of the packed statistics did.
+
+    For policies that read the reward of the last step.
+    """
+    wrapper, scaled = unwrap_vec_normalize(env), packed["settings"]["norm_reward"]
+    if wrapper is not None and wrapper.norm_reward != scaled:
+        raise ConfigError(
+            f"the policy reads rewards and was trained with VecNormalize(norm_reward={scaled}), the environment has "
+            f"VecNormalize(norm_reward={wrapper.norm_reward}): it would see other numbers than it learned from; set "
+            f"norm_reward={scaled} on it, or give the environment without VecNormalize"
+        )
+
+
 def _normalised(settings: Mapping[str, Any]) -> str:
     """Which observations a ``VecNormalize`` with these settings normalises, as its keywords."""
     keys = settings["norm_obs_keys"]

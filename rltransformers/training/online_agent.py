@@ -67,6 +67,7 @@ from rltransformers.training.distributed import EndedEpisode, share_seen, share_
 from rltransformers.training.interval_log import check_callback
 from rltransformers.training.normalization import (
     check_same_observations,
+    check_same_rewards,
     checked_normalization,
     pack_normalization,
     scalings_of,
@@ -261,6 +262,7 @@ class OnlineAgent(BaseAlgorithm):
         self._segment_before: Segment | None = None
         self._metrics = UnwrittenMetrics()
         self._loaded_normalization: dict[str, Any] | None = None  # of a model that was loaded without environment
+        self._scaled_rewards: bool | None = None  # whether it learned from rewards that VecNormalize scaled
         self._counted = 0  # steps of this process in the running rollout
         self._ended: list[list[EndedEpisode]] = []  # episodes of this process in it, by step
         if not self.world.leads:
@@ -377,6 +379,8 @@ class OnlineAgent(BaseAlgorithm):
         if reset_num_timesteps:
             self._metrics = UnwrittenMetrics()
         self._counted, self._ended = 0, []
+        if self._vec_normalize_env is not None:
+            self._scaled_rewards = bool(self._vec_normalize_env.norm_reward)
         share_statistics(self.world, self._vec_normalize_env)
         try:
             with self._watch(cast(VecEnv, self.env), values_last=False).taking_in("in step 0"):
@@ -463,6 +467,8 @@ class OnlineAgent(BaseAlgorithm):
         if packed is not None:
             env = with_normalizer(env, packed)
             check_same_observations(env, packed)
+            if self.policy.uses_previous_reward:
+                check_same_rewards(env, packed)
         check_trained_spaces((tree_space(self.observation_space), self.action_space), env)
         if env.num_envs != self.n_envs:
             raise ConfigError(
@@ -474,6 +480,7 @@ class OnlineAgent(BaseAlgorithm):
         super().set_env(env, force_reset)
         if packed is not None:
             set_statistics(cast(VecNormalize, self._vec_normalize_env), packed, self.world)
+            self._scaled_rewards = packed["settings"]["norm_reward"]
 
     @strict
     def begin_episodes(self, seed: Seed) -> None:
@@ -564,9 +571,12 @@ class OnlineAgent(BaseAlgorithm):
         write_policy(step, path, batch, tree_space(self.observation_space), self.action_space)
 
     def _normalization(self) -> dict[str, Any] | None:
-        """Settings and statistics of ``VecNormalize``."""
+        """Settings and statistics of ``VecNormalize``; rewards as in training, whatever evaluations set since."""
         if self._vec_normalize_env is not None:
-            return pack_normalization(self._vec_normalize_env) | {"between": wrapper_between(self.env)}
+            packed = pack_normalization(self._vec_normalize_env) | {"between": wrapper_between(self.env)}
+            if self._scaled_rewards is not None:
+                packed["settings"]["norm_reward"] = self._scaled_rewards
+            return packed
         return self._loaded_normalization if self.env is None else None
 
     @strict
@@ -752,6 +762,10 @@ class OnlineAgent(BaseAlgorithm):
         alone = env is None and not overrides
         with cls._fit_check(path, overrides), contents_of(path, cls.kind, alone):
             model = cls._of_stored(stored, overrides, vec_env, device, tensors)
+        if packed is not None and vec_env is not None:
+            if model.policy.uses_previous_reward:
+                check_same_rewards(vec_env, packed)
+            model._scaled_rewards = packed["settings"]["norm_reward"]
         with cls._fit_check(path, overrides), contents_of(path, cls.kind):
             tensors = in_present_layout(tensors, model.policy)
             known = stored.n_envs == model.all_envs

@@ -199,6 +199,41 @@ def test_evaluate_policy_plays_raw_environments_as_evaluations_play_normalised_o
     evaluate_policy(model.actor(), gym.make("CartPole-v1"), n_eval_episodes=1, warn=False)
 
 
+@pytest.mark.parametrize("kind", [GTrXLPPO, GTrXLDQN])
+def test_rewards_are_scaled_as_in_training_after_an_evaluation_of_stable_baselines_too(
+    kind: type[Any], tmp_path: Path
+) -> None:
+    """Which sets ``norm_reward`` to False, as its guide says."""
+    model = online(kind, steps=80)
+    stream = Stream(model, 3)
+    expected = stream.play(model.actor())
+    env = model.get_vec_normalize_env()
+    env.training = env.norm_reward = False
+    np.testing.assert_array_equal(stream.play(model.actor()), expected)
+    model.save(tmp_path / "model")
+    np.testing.assert_array_equal(stream.play(kind.load(tmp_path / "model").actor()), expected)
+    again = kind.load(tmp_path / "model", env=make_vec_env("CartPole-v1", 2))
+    assert again.get_vec_normalize_env().norm_reward
+    model.learn(8)
+    assert model._normalization()["settings"]["norm_reward"] is False  # which it has learned from by now
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_an_environment_with_other_rewards_is_refused_where_the_policy_reads_them(later: bool, tmp_path: Path) -> None:
+    def load() -> GTrXLPPO:
+        env = VecNormalize(make_vec_env("CartPole-v1", 2), norm_reward=False)
+        model = GTrXLPPO.load(tmp_path / "model", env=None if later else env)
+        if later:
+            model.set_env(env)
+        return model
+
+    online(reads=False).save(tmp_path / "model")
+    assert not load().get_vec_normalize_env().norm_reward  # type: ignore[union-attr]
+    online().save(tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"reads rewards .* trained with VecNormalize\(norm_reward=True\)"):
+        load()
+
+
 def test_a_watched_environment_tells_the_actor_its_rewards() -> None:
     model = offline("Pendulum-v1")
     actor = model.actor(-900.0)
