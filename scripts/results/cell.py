@@ -36,6 +36,7 @@ from rltransformers.data.trajectories import Trajectories
 from rltransformers.policies.steps import Acting
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.experiment import AgentName, ExperimentConfig, build_experiment, read_experiment
+from rltransformers.training.on_policy_agent import RATIO_TOLERANCE
 from rltransformers.training.run_folder import RunFolder
 from scripts.benchmarks import harness
 from scripts.results.suites import ROOT, Cell, Task, config_hash
@@ -45,6 +46,7 @@ CODE = ("rltransformers", "agents", "envs", "scripts/results", "scripts/reproduc
 RECORDED = "recorded.json"
 TRAINING_MAX = "training_max"
 TRAINING_RETURN = "rollout/ep_rew_mean"  # of the last 100 training episodes
+RATIO_ERROR = "train/first_ratio_error"
 PACKAGES = ("torch", "stable-baselines3", "gymnasium", "rltransformers")
 
 
@@ -136,6 +138,7 @@ def _run_row(
         folder, results = runs.resume(str(path), [], trust=True)  # of its own making, and the config was compared
     seconds = (before or 0.0) + time.time() - began
     processor = time.process_time() - processor
+    check_ratios(folder.metrics)
     agent = build_agent(config, folder.last, training=False)
     try:
         steps = agent.steps_done
@@ -192,6 +195,19 @@ def shortened(results: Sequence[EvaluationResult]) -> list[Result]:
         }
         for result in results
     ]
+
+
+def check_ratios(path: Path) -> None:
+    """Raise DataError where a logged update disagreed with acting: no row comes of such a run."""
+    if not path.is_file():
+        return
+    with path.open(newline="") as file:
+        worst = max((float(line.get(RATIO_ERROR) or 0) for line in csv.DictReader(file)), default=0.0)
+    if worst > RATIO_TOLERANCE:
+        raise DataError(
+            f"{path}: {RATIO_ERROR} went up to {worst:.2g}, above {RATIO_TOLERANCE}: acting and training disagreed, so "
+            "this run says nothing about the agent; mend that and delete the folder"
+        )
 
 
 def logged_metrics(path: Path, names: Sequence[str]) -> dict[str, float]:

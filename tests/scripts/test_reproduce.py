@@ -763,6 +763,18 @@ def test_the_last_value_of_a_metric_counts_and_the_highest_return_in_training(tm
     assert cell.logged_metrics(path, ["training_max"]) == {"training_max": -1.5}
 
 
+def test_no_row_comes_of_a_run_whose_training_disagreed_with_acting(tmp_path: Path) -> None:
+    path = tmp_path / "progress.csv"
+    cell.check_ratios(path)  # of a run that logs nothing
+    path.write_text("step,train/first_ratio_error\n1,1e-6\n2,\n3,0.009\n")
+    cell.check_ratios(path)
+    path.write_text("step,train/first_ratio_error\n1,1e-6\n2,\n3,0.15\n4,1e-6\n")
+    with pytest.raises(
+        DataError, match=r"first_ratio_error went up to 0.15, above 0.01: acting and training disagreed"
+    ):
+        cell.check_ratios(path)
+
+
 @pytest.mark.slow
 def test_a_killed_run_goes_on_and_a_finished_one_is_skipped(
     write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
