@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 
 from rltransformers.core.files import replacing
 from rltransformers.core.ranges import Count, Environments, Episodes, Seed, strict
 from rltransformers.training.evaluation import EvaluationResult
 
 
-class EvaluationCallback(BaseCallback):
+class EvaluationCallback(EventCallback):
     """The ``EvalCallback`` of this package: evaluates, logs, keeps the best and every result.
 
     The log gets ``eval/mean_reward``, ``eval/mean_ep_length``, where episodes say so ``eval/success_rate``, and
@@ -31,6 +31,9 @@ class EvaluationCallback(BaseCallback):
             best target return, as ``EvalCallback`` writes it.
         deterministic: most probable actions, or samples.
         num_envs, env_kwargs, seed: as in ``evaluate``; episode i is seeded with ``seed + i`` every time.
+        callback_on_new_best: called after an evaluation with a new highest mean, such as Stable-Baselines3's
+            ``StopTrainingOnRewardThreshold``; its False ends training.
+        callback_after_eval: called after every evaluation, such as ``StopTrainingOnNoModelImprovement``.
     """
 
     @strict
@@ -46,9 +49,14 @@ class EvaluationCallback(BaseCallback):
         num_envs: Environments = 10,
         env_kwargs: Mapping[str, Any] | None = None,
         seed: Seed = 0,
+        callback_on_new_best: BaseCallback | None = None,
+        callback_after_eval: BaseCallback | None = None,
         verbose: int = 0,
     ) -> None:
-        super().__init__(verbose)
+        super().__init__(callback_after_eval, verbose)
+        self.callback_on_new_best = callback_on_new_best
+        if callback_on_new_best is not None:
+            callback_on_new_best.parent = self
         self.env, self.target_returns, self.eval_freq = env, target_returns, eval_freq
         self.options = {
             "episodes": n_eval_episodes,
@@ -63,13 +71,25 @@ class EvaluationCallback(BaseCallback):
         self.results: list[tuple[int, EvaluationResult]] = []
         """Update and result of every evaluation, of the best target return."""
 
-    def _on_step(self) -> bool:
-        if self.model.num_timesteps % self.eval_freq == 0:
-            self.evaluate()
-        return True
+    def _init_callback(self) -> None:
+        if self.callback_on_new_best is not None:
+            self.callback_on_new_best.init_callback(self.model)
 
-    def evaluate(self) -> None:
-        """Evaluate, log and save now."""
+    def _on_training_start(self) -> None:
+        super()._on_training_start()
+        if self.callback_on_new_best is not None:
+            self.callback_on_new_best.on_training_start(self.locals, self.globals)
+
+    def update_child_locals(self, locals_: dict[str, Any]) -> None:
+        super().update_child_locals(locals_)
+        if self.callback_on_new_best is not None:
+            self.callback_on_new_best.update_locals(locals_)
+
+    def _on_step(self) -> bool:
+        return self.evaluate() if self.model.num_timesteps % self.eval_freq == 0 else True
+
+    def evaluate(self) -> bool:
+        """Evaluate, log, save and call the other callbacks now; False where one of them ends training."""
         model: Any = self.model
         found: list[EvaluationResult] = model.evaluate(self.env, self.target_returns, **self.options)
         best = max(found, key=lambda result: result.mean)
@@ -93,6 +113,9 @@ class EvaluationCallback(BaseCallback):
             self.best_mean_reward = best.mean
             if self.best_path is not None:
                 model.save(self.best_path)
+            if self.callback_on_new_best is not None and not self.callback_on_new_best.on_step():
+                return False
+        return self._on_event()
 
     def _write(self, path: Path) -> None:
         arrays: dict[str, Any] = {

@@ -1,11 +1,17 @@
 """Evaluations of a Decision Transformer while it learns: the keys and the file of Stable-Baselines3's EvalCallback."""
 
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    EvalCallback,
+    StopTrainingOnNoModelImprovement,
+    StopTrainingOnRewardThreshold,
+)
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
 
@@ -71,3 +77,37 @@ def test_of_several_targets_the_best_is_the_result_and_each_is_logged(tmp_path: 
     assert max(means) == float(row["eval/mean_reward"]) == callback.last_mean_reward
     expected = [result.mean for result in dt.evaluate("CartPole-v1", [5.0, 50.0], episodes=4)]
     assert means == expected
+
+
+class Calls(BaseCallback):
+    """Counts its calls after evaluations, and keeps the updates at which they came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.updates: list[int] = []
+        self.started = False
+
+    def _on_training_start(self) -> None:
+        self.started = True
+
+    def _on_step(self) -> bool:
+        self.updates.append(self.model.num_timesteps)
+        return True
+
+
+def test_callbacks_below_an_evaluation_are_called_after_it_and_end_training() -> None:
+    data = record("CartPole-v1", "random", episodes=4, seed=0)
+
+    def updates(**callbacks: Any) -> int:
+        dt = DecisionTransformer("DTPolicy", data, policy_kwargs={"backbone": SMALL}, seed=0)
+        dt.learn(12, callback=EvaluationCallback("CartPole-v1", [5.0], n_eval_episodes=2, eval_freq=2, **callbacks))
+        return dt.num_timesteps
+
+    best, every = Calls(), Calls()
+    assert updates(callback_on_new_best=best, callback_after_eval=every) == 12
+    assert best.started and every.started and best.model is every.model
+    assert every.updates == [2, 4, 6, 8, 10, 12] and best.updates[0] == 2 and set(best.updates) <= set(every.updates)
+    assert updates(callback_on_new_best=StopTrainingOnRewardThreshold(1.0)) == 2
+    assert updates(callback_on_new_best=StopTrainingOnRewardThreshold(1e9)) == 12
+    stall = next(update for update in every.updates if update not in best.updates)
+    assert updates(callback_after_eval=StopTrainingOnNoModelImprovement(0)) == stall
