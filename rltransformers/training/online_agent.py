@@ -5,6 +5,7 @@ Stable-Baselines3 looks these up on the class of an algorithm, so they are one c
 
 import inspect
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -87,7 +88,7 @@ from rltransformers.training.online_checkpoint import (
 )
 from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
 from rltransformers.training.run_card import write_run_card
-from rltransformers.training.schedules import as_schedule, plain_schedule
+from rltransformers.training.schedules import as_schedule, is_line, plain_schedule
 from rltransformers.training.stepping import PolicySteps
 from rltransformers.training.unwritten_metrics import UnwrittenMetrics
 from rltransformers.training.vec_envs import as_vec_env, check_trained_spaces
@@ -588,13 +589,22 @@ class OnlineAgent(BaseAlgorithm):
         It holds weights, optimiser, settings, spaces, counters, random streams, the memory and observations where
         acting stopped, the statistics of ``VecNormalize``, metrics that were recorded and not written yet, and the
         state of environments that can tell it (``rltransformers.envs.saving``). What is scheduled by a function of
-        one's own is stored as its present value.
+        one's own is stored as the line that it is; one that is no line as its present value, with a warning.
 
         Raises:
             ConfigError: for ``exclude`` or ``include``, which this format has no use for.
         """
         if exclude or include:
             raise ConfigError(f"a checkpoint of {self.kind} is always complete; leave out exclude and include")
+        for name in self.scheduled:
+            value = getattr(self, name)
+            if callable(value) and not is_line(as_schedule(value, name)):
+                warnings.warn(
+                    f"{name} is a function that is no straight line, and files hold no functions: this one holds its "
+                    f"present value; whoever goes on gives it again, load(path, {name}=...)",
+                    UserWarning,
+                    stacklevel=2,
+                )
         settings = self._settings() | {
             "observation_space": space_to_json(tree_space(self.observation_space)),
             "action_space": space_to_json(self.action_space),

@@ -61,12 +61,37 @@ def as_schedule(value: Scheduled, name: str) -> FloatSchedule:
 
 
 def plain_schedule(schedule: Any, progress: float) -> float | dict[str, float]:
-    """A schedule as JSON values; functions that are not constant or linear become their present value."""
+    """A schedule as JSON values; functions that are no line become their present value."""
+    inner = _inner(schedule)
+    line = _line(inner)
+    if line is None:
+        return float(inner(progress))
+    return line["start"] if line["start"] == line["end"] else line
+
+
+def is_line(schedule: Any) -> bool:
+    """Whether ``plain_schedule`` says all there is to know about a schedule."""
+    return _line(_inner(schedule)) is not None
+
+
+def _inner(schedule: Any) -> Any:
+    """The function of the user, of Stable-Baselines3, or the number behind a schedule."""
     inner = schedule.value_schedule if isinstance(schedule, FloatSchedule) else schedule
-    if isinstance(inner, CheckedSchedule):
-        inner = inner.function  # perhaps a line or a constant of Stable-Baselines3
+    return inner.function if isinstance(inner, CheckedSchedule) else inner
+
+
+def _line(inner: Any) -> dict[str, float] | None:
+    """The line that a schedule is, None where it is none; functions of the user are asked at nine points."""
     if isinstance(inner, LinearSchedule):
         return {"start": inner.start, "end": inner.end, "fraction": inner.end_fraction}
     if isinstance(inner, ConstantSchedule):
-        return float(inner.val)
-    return float(inner(progress)) if callable(inner) else float(inner)
+        inner = inner.val
+    if not callable(inner):
+        return {"start": float(inner), "end": float(inner)}
+    start, end = float(inner(1.0)), float(inner(0.0))
+    scale = max(abs(start), abs(end))
+    for point in range(1, 8):
+        progress = point / 8
+        if abs(float(inner(progress)) - (end + (start - end) * progress)) > 1e-6 * scale:
+            return None
+    return {"start": start, "end": end}

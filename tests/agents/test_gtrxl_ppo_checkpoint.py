@@ -375,9 +375,13 @@ def test_a_subclass_that_no_file_brings_back_is_refused_before_it_learns() -> No
 
 
 def test_a_checkpoint_holds_data_only(tmp_path: Path) -> None:
-    agent(learning_rate=lambda left: 1e-3 * left).save(tmp_path / "model")
+    model = agent(learning_rate=lambda left: 1e-3 * left**2, clip_range=lambda left: 0.1 + 0.2 * left)
+    model.learn(STEPS)
+    with pytest.warns(UserWarning, match=r"learning_rate is a function that is no straight line.*learning_rate=\.\.\."):
+        model.save(tmp_path / "model")
     checkpoint = load_checkpoint(tmp_path / "model", "GTrXLPPO")  # reads JSON and tensors, refuses everything else
-    assert checkpoint.settings["learning_rate"] == 1e-3  # a function of one's own: its present value
+    assert checkpoint.settings["learning_rate"] == 0.0  # its present value
+    assert checkpoint.settings["clip_range"] == {"start": pytest.approx(0.3), "end": 0.1}
     with pytest.raises(ConfigError, match="always complete"):
         agent().save(tmp_path / "model", exclude=["policy"])
 
