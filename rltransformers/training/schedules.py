@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NotRequired, TypedDict
 
+import numpy as np
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.ranges import Fraction, Weight, check
+from rltransformers.core.ranges import Fraction, Weight, check, fits
 
 
 class Line(TypedDict):
@@ -88,10 +89,15 @@ def _line(inner: Any) -> dict[str, float] | None:
         inner = inner.val
     if not callable(inner):
         return {"start": float(inner), "end": float(inner)}
-    start, end = float(inner(1.0)), float(inner(0.0))
-    scale = max(abs(start), abs(end))
-    for point in range(1, 8):
-        progress = point / 8
-        if abs(float(inner(progress)) - (end + (start - end) * progress)) > 1e-6 * scale:
-            return None
-    return {"start": start, "end": end}
+    points = [point / 8 for point in range(9)]
+    try:
+        values = [float(inner(progress)) for progress in points]
+    except Exception:  # of the user's function; a run that comes to such a point says what is wrong there
+        return None
+    start, end = values[-1], values[0]
+    straight = [end + (start - end) * progress for progress in points]
+    if all(fits(value, Weight) for value in values) and np.allclose(
+        values, straight, rtol=0.0, atol=1e-6 * max(values)
+    ):
+        return {"start": start, "end": end}
+    return None

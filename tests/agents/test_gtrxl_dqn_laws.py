@@ -268,7 +268,7 @@ def test_environments_explore_at_the_rates_of_the_ladder() -> None:
 def test_rates_of_a_function_stay_probabilities_when_a_round_goes_beyond_the_end() -> None:
     model = agent(exploration=lambda left: left, learning_rate=lambda left: 1e-3 * left).learn(50)
     assert model.num_timesteps == 72  # whole rounds of 6 steps
-    assert not model._rates().any() and model._setting("learning_rate") == 0.0
+    assert not model._rates().any() and model.lr_schedule(model._current_progress_remaining) == 0.0
 
 
 def test_predict_takes_the_best_action_or_a_random_one_with_probability_epsilon() -> None:

@@ -386,6 +386,17 @@ def test_a_checkpoint_holds_data_only(tmp_path: Path) -> None:
         agent().save(tmp_path / "model", exclude=["policy"])
 
 
+@pytest.mark.parametrize(
+    "rate",
+    [lambda left: 1e-3 * (2 * left - 1), lambda left: 1e-3 if left == 1.0 else float("nan"), lambda left: 1e-3 / left],
+    ids=["negative", "nan", "division by zero"],
+)
+def test_a_function_with_values_that_no_setting_has_is_saved_as_its_present_value(tmp_path: Path, rate: Any) -> None:
+    with pytest.warns(UserWarning, match="no straight line"):
+        agent(learning_rate=rate).save(tmp_path / "model")
+    assert load_checkpoint(tmp_path / "model", "GTrXLPPO").settings["learning_rate"] == 1e-3
+
+
 @pytest.mark.parametrize("kind", ON_POLICY)
 @pytest.mark.parametrize("normalised", [None, "both", "norm_obs", "norm_reward"])
 def test_environments_that_can_tell_where_they_stand_go_on_in_new_ones(
