@@ -205,7 +205,7 @@ class TestWithACompiler:
             model.learn(128, callback=ratios)
             assert max(ratios.errors) < 1e-5
         eager, compiled = agents
-        assert packages(cache) <= before + 1
+        assert packages(cache) == (max(before, 1) if environment == "Short-v0" else before + 1)  # others made the first
         for one, other in zip(eager.policy.parameters(), compiled.policy.parameters(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
