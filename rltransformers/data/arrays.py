@@ -133,16 +133,25 @@ class _Rows:
         first, stop, _ = rows.indices(len(self))
         count = max(stop - first, 0)
         with _damage(f"{self.archive.filename}"):
-            if self.stream is None:
-                self.stream = self.archive.open(self.member)
-            self.stream.seek(self.start + first * self.row_bytes)  # backwards: from the beginning of the array on
-            found = self.stream.read(count * self.row_bytes)
+            stream = self._stream_at(self.start + first * self.row_bytes)
+            found = stream.read(count * self.row_bytes)
             if stop == len(self):
-                self.stream.read(1)  # compares the checksum
+                stream.read(1)  # compares the checksum
                 self.close()
         if len(found) < count * self.row_bytes:
             raise DataError(f"{self.archive.filename} is truncated; write it again with numpy.savez")
         return np.frombuffer(found, self.dtype).reshape(count, *self.shape[1:])
+
+    def _stream_at(self, position: int) -> IO[bytes]:
+        """The bytes from ``position`` on; those before are read: Python 3.12 compares no checksum after a seek."""
+        if self.stream is not None and self.stream.tell() > position:
+            self.close()
+        if self.stream is None:
+            self.stream = self.archive.open(self.member)
+        while (skipped := position - self.stream.tell()) > 0:
+            if not self.stream.read(min(skipped, CHUNK_BYTES)):
+                break  # the file ends before
+        return self.stream
 
     def close(self) -> None:
         """Let go of the file, until rows are read again."""

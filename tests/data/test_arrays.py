@@ -153,6 +153,11 @@ def test_damage_inside_a_large_array_is_found_and_leaves_no_copy(
     content = bytearray(path.read_bytes())
     content[first.header_offset + first.compress_size] ^= 255  # near its end, as the header stands in front
     path.write_bytes(content)
+
+    def seek(*_: Any) -> None:
+        pytest.fail("Python 3.12 and newer compare no checksum of an array in which they seek")
+
+    monkeypatch.setattr(zipfile.ZipExtFile, "seek", seek)
     for options in ({}, {"cache": cache}):
         with pytest.raises(DataError, match=r"flat\.npz is truncated or no \.npz file"):
             load_trajectories(path, **options)  # type: ignore[arg-type]
