@@ -8,15 +8,16 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Tests start a hundred programs, which find the modules compiled, whatever the environment says of that.
 BYTECODE := PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help demo test test-third-party check clean
+.PHONY: help demo test test-oldest test-third-party check clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo   train both agents on small tasks and print one table (about 5 minutes on 2 cores, the installation included)"
 	@echo "make test   run all tests, training tests included (about 13 minutes on 2 idle cores, the installation included)"
+	@echo "make test-oldest   run all tests with the oldest versions that pyproject.toml allows (PyTorch from PyPI, about 3 GB)"
 	@echo "make test-third-party   run the checks in which packages of others do most of the work, and write docs/third_party.md"
 	@echo "make check  format, lint, types, import rules, the site and the fast tests, before every commit"
-	@echo "make clean  remove caches and build products; $(VENV) and runs stay"
+	@echo "make clean  remove caches and build products; $(VENV), $(VENV)-oldest and runs stay"
 	@echo "The first use of each makes $(VENV) and installs the pinned versions of constraints.txt."
 	@echo "Another Python: make test PYTHON=python3.12"
 
@@ -28,6 +29,11 @@ test: $(VENV)/.installed-dev
 	@echo "Running all tests in two processes. Slow tests train small agents."
 	$(ONE_THREAD) $(BYTECODE) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not third_party" --durations=15 $(ARGS)
 
+# Old packages warn of what is deprecated in Python and in each other; those warnings are no errors here.
+test-oldest: $(VENV)-oldest/.installed
+	@echo "Running all tests with the oldest versions in two processes."
+	$(ONE_THREAD) $(BYTECODE) $(VENV)-oldest/bin/python -m pytest -n 2 --dist loadgroup -m "not third_party" -o filterwarnings=default $(ARGS)
+
 test-third-party: $(VENV)/.installed-dev
 	@echo "Installing the packages of others that are compared with, about 1 GB ..."
 	@$(PIP_INSTALL) -e ".[third-party]"
@@ -38,7 +44,7 @@ check: $(VENV)/.installed-dev
 
 clean:
 	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find . -name __pycache__ -not -path "./$(VENV)/*" -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path "./$(VENV)*/*" -prune -exec rm -rf {} +
 
 # The stamps say that the environment matches pyproject.toml and constraints.txt; the second call installs nothing.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
@@ -50,6 +56,13 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing rltransformers, its pinned dependencies and the development tools into $(VENV) (one to five minutes) ..."
 	@$(PIP_INSTALL) -e ".[dev]"
 	@touch $(VENV)/.installed $@
+
+$(VENV)-oldest/.installed: pyproject.toml
+	@echo "Installing the oldest versions that pyproject.toml allows into $(VENV)-oldest (about five minutes) ..."
+	@$(PYTHON) -m venv --clear $(VENV)-oldest
+	@$(PYTHON) scripts/oldest.py > $(VENV)-oldest/constraints.txt
+	@$(VENV)-oldest/bin/python -m pip install --disable-pip-version-check -c $(VENV)-oldest/constraints.txt -e ".[dev]"
+	@touch $@
 
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

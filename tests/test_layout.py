@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.oldest import oldest
+
 ROOT = Path(__file__).resolve().parent.parent
 MAP = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 FOLDERS = {package: ROOT / folder for package, folder in MAP["package-dir"].items()}
@@ -56,6 +58,13 @@ def test_a_folder_refuses_to_load_under_its_bare_name(folder: str) -> None:
     bare_import = subprocess.run([sys.executable, "-c", f"import {folder}"], cwd=ROOT, capture_output=True, text=True)
     assert bare_import.returncode != 0
     assert f"ImportError: import this folder as rltransformers.{folder}" in bare_import.stderr
+
+
+def test_what_users_install_has_one_oldest_version() -> None:
+    """`make test-oldest` runs the tests with them; a requirement in another form ends the program with a message."""
+    versions = dict(oldest())
+    assert {"torch", "gymnasium", "minari", "onnx"} <= set(versions)
+    assert set(versions.items()) == set(oldest()), "a package has two oldest versions"
 
 
 def test_every_extra_is_named_by_what_needs_it() -> None:

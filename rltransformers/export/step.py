@@ -193,11 +193,14 @@ def _axes(name: str, tensor: Tensor, shared: Collection[str]) -> dict[int, Any]:
 def _traced(module: nn.Module, arguments: tuple[Any, ...], dynamic_shapes: Any, strict: bool) -> ExportedProgram:
     with torch.no_grad(), tracing():
         try:
-            return torch.export.export(module, arguments, dynamic_shapes=dynamic_shapes, strict=strict)
+            program = torch.export.export(module, arguments, dynamic_shapes=dynamic_shapes, strict=strict)
         except Exception as error:
             raise ConfigError(
                 f"this step cannot be written as one graph: {one_line(error)[:500]}; eager mode works"
             ) from error
+    for node in program.graph.nodes:  # torch 2.11 notes places whatever ``tracing`` asks
+        node.meta.pop("stack_trace", None)
+    return program
 
 
 @contextmanager
