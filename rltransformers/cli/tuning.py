@@ -152,9 +152,12 @@ def _naming_damage(optuna: Any, database: Path) -> Iterator[None]:
 
 def _study(optuna: Any, folder: Path, base: Mapping[str, Any], space: Mapping[str, Any]) -> Any:
     """The study in ``folder``, new or as it was left."""
+    from sqlalchemy.pool import NullPool  # comes with Optuna; closes each connection, where others stay open for ever
+
+    storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'study.db'}", engine_kwargs={"poolclass": NullPool})
     study = optuna.create_study(
         study_name="tune",
-        storage=f"sqlite:///{folder / 'study.db'}",
+        storage=storage,
         load_if_exists=True,
         direction="maximize",
         pruner=optuna.pruners.MedianPruner(),
