@@ -59,7 +59,7 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
 
 $(VENV)-oldest/.installed: pyproject.toml
 	@echo "Installing the oldest versions that pyproject.toml allows into $(VENV)-oldest (about five minutes) ..."
-	@$(PYTHON) -m venv --clear $(VENV)-oldest
+	@$(PYTHON) -m venv $(VENV)-oldest
 	@$(PYTHON) scripts/oldest.py > $(VENV)-oldest/constraints.txt
 	@$(VENV)-oldest/bin/python -m pip install --disable-pip-version-check -c $(VENV)-oldest/constraints.txt -e ".[dev]"
 	@touch $@
