@@ -2,7 +2,7 @@
 
     make test-oldest    # runs all tests with them
 
-Tools of those who develop are those of constraints.txt.
+Tools of those who develop are not among them: the newest ones are installed.
 """
 
 import re
