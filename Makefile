@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+CONSTRAINTS := constraints.txt
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c $(CONSTRAINTS)
 # One thread per process: the machine's cores are used by processes, not by threads that wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Tests start a hundred programs, which find the modules compiled, whatever the environment says of that.
@@ -30,9 +31,8 @@ test: $(VENV)/.installed-dev
 	$(ONE_THREAD) $(BYTECODE) $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not third_party" --durations=15 $(ARGS)
 
 # Old packages warn of what is deprecated in Python and in each other; those warnings are no errors here.
-test-oldest: $(VENV)-oldest/.installed
-	@echo "Running all tests with the oldest versions in two processes."
-	$(ONE_THREAD) $(BYTECODE) $(VENV)-oldest/bin/python -m pytest -n 2 --dist loadgroup -m "not third_party" -o filterwarnings=default $(ARGS)
+test-oldest:
+	@$(MAKE) test VENV=$(VENV)-oldest CONSTRAINTS=build/oldest.txt ARGS='-o filterwarnings=default $(ARGS)'
 
 test-third-party: $(VENV)/.installed-dev
 	@echo "Installing the packages of others that are compared with, about 1 GB ..."
@@ -46,23 +46,20 @@ clean:
 	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -not -path "./$(VENV)*/*" -prune -exec rm -rf {} +
 
-# The stamps say that the environment matches pyproject.toml and constraints.txt; the second call installs nothing.
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
+# The stamps say that the environment matches pyproject.toml and the constraints; the second call installs nothing.
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/pip
 	@echo "Installing rltransformers and its pinned dependencies into $(VENV) (one to five minutes) ..."
 	@$(PIP_INSTALL) -e .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
+$(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS) | $(BIN)/pip
 	@echo "Installing rltransformers, its pinned dependencies and the development tools into $(VENV) (one to five minutes) ..."
 	@$(PIP_INSTALL) -e ".[dev]"
 	@touch $(VENV)/.installed $@
 
-$(VENV)-oldest/.installed: pyproject.toml
-	@echo "Installing the oldest versions that pyproject.toml allows into $(VENV)-oldest (about five minutes) ..."
-	@$(PYTHON) -m venv $(VENV)-oldest
-	@$(PYTHON) scripts/oldest.py > $(VENV)-oldest/constraints.txt
-	@$(VENV)-oldest/bin/python -m pip install --disable-pip-version-check -c $(VENV)-oldest/constraints.txt -e ".[dev]"
-	@touch $@
+build/oldest.txt: pyproject.toml scripts/oldest.py | $(BIN)/pip
+	@mkdir -p $(@D)
+	@$(BIN)/python scripts/oldest.py > $@
 
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

@@ -132,7 +132,7 @@ def test_a_step_with_elements_can_be_written_to_a_file() -> None:
     policy, (observations, first) = actor_critic(MASKED, {**LOOKING, "layers": 1}), drawn(3, 11)
     step, state = ActorCriticStep(policy).eval(), policy.initial_state(3)
     inputs = step.inputs({path: leaf[:, 0] for path, leaf in observations.items()}, state, first[:, 0], None)
-    for strict in (False, True)[: 1 + STRICT_TRACING]:
+    for strict in (False, True) if STRICT_TRACING else (False,):
         program = pure_program(step, inputs, step.closed(state), strict=strict).module()
         torch.testing.assert_close(program(inputs, step.closed(state)), step(inputs, step.closed(state)))
 
