@@ -44,6 +44,7 @@ class Attention(RowMixer):
         self.score = plan.score
         self.query_width, self.key_width = self.score.query_width, self.score.key_width
         self.key_width += dims.kv_heads * plan.position.channels
+        self.constants = nn.ModuleList(plan.pattern.constants())
         self.placed = bool(plan.position.acts & BY_PLACE)
         # rows of the weight: queries, keys, values
         self.project = dims.projection(dims.width, self.score.projected)

@@ -6,11 +6,13 @@ Axes: B batch, H heads, T tokens, S keys, L distances, K head width.
 import functools
 from dataclasses import dataclass, field
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from rltransformers.attention.reach import Pattern
 from rltransformers.attention.roles import Chooser, Combine, Objective, Part, Retriever, Score, Stage
+from rltransformers.core.spec import Feature
 from rltransformers.functional.keys import Past
 from rltransformers.positions.interface import Acts, Position
 
@@ -152,6 +154,27 @@ class Plan:
     def fuses(self, past: Past, reads_weights: bool) -> bool:
         """Whether an engine without explicit logits computes ``past``."""
         return not self.explicit and not reads_weights and not any(group.per_token for group in past)
+
+    def lost_under(self, score: Score) -> set[Feature]:
+        """What other mechanisms of the layer need of the score of this plan and do not find in one in its place."""
+        first, heads, groups = self.score, self.score.dims.heads, self.score.dims.kv_heads
+        if any(part is first for part in score.modules()):
+            return set()
+
+        def shapes(each: Score, channels: int) -> list[torch.Size]:
+            query = each.split_queries(torch.empty(1, 2, each.query_width + heads * channels))
+            parts = query, *each.split(torch.empty(1, 2, each.key_width + groups * channels))
+            return [part.shape for part in parts]
+
+        if type(first) is not Score or shapes(score, 0) != shapes(first, 0):
+            return {Feature.PRODUCTS, Feature.COMMON_KEYS, Feature.SHARED_KEYS, Feature.CHANNELS, Feature.RETRIEVAL}
+        alike = (score.query_width, score.key_width) == (first.query_width, first.key_width)
+        lost = set() if alike else {Feature.RETRIEVAL}
+        try:
+            fits = shapes(score, 1) == shapes(first, 1)
+        except RuntimeError:  # no room for further channels
+            fits = False
+        return lost if fits else {*lost, Feature.CHANNELS}
 
 
 def kernel_of_torch(scored: bool, learns: bool, time: int, rate: float) -> bool:

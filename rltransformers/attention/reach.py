@@ -5,14 +5,24 @@ Axes: B batch, H heads (1 where heads agree), T tokens, N keys, L distances.
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
+
+
+class Constant(nn.Module):
+    """Whole numbers that no step makes anew; the layer that reads them takes them to its device."""
+
+    values: Tensor
+
+    def __init__(self, values: Sequence[object]) -> None:
+        super().__init__()
+        self.register_buffer("values", torch.tensor(values), persistent=False)
 
 
 class Rule(ABC):
@@ -21,6 +31,10 @@ class Rule(ABC):
     A query at position i of its episode meets the key at i - d. What a rule says about keys of other episodes (d > i)
     or of the future (d < 0) does not matter.
     """
+
+    def constants(self) -> Iterator["Constant"]:
+        """Whole numbers that ``allowed`` reads on the device of the layer."""
+        yield from ()
 
     @abstractmethod
     def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "#B #H T N"]) -> Bool[Tensor, "#B #H T N"]:
@@ -64,6 +78,11 @@ class Reach:
         seen = (distance <= self.limit(i)) & self.allowed(distance)
         return seen if self.rule is None else seen & self.rule.allowed(i, distance)
 
+    def constants(self) -> Iterator[Constant]:
+        """Those of the rule."""
+        if self.rule is not None:
+            yield from self.rule.constants()
+
     def within(self, window: int) -> "Reach":
         """The keys of the newest ``window`` steps among its own; sinks stay."""
         if window >= self.window:
@@ -83,6 +102,11 @@ class AnyOf(Rule):
     """Keys that at least one of several reaches shows."""
 
     reaches: tuple[Reach, ...]
+
+    def constants(self) -> Iterator[Constant]:
+        """Those of all reaches."""
+        for reach in self.reaches:
+            yield from reach.constants()
 
     def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "b h T N"]) -> Bool[Tensor, "c g T N"]:
         """The OR of masks."""
@@ -146,10 +170,14 @@ class Pattern:
             found.append(let[:, head : head + 1] if let.shape[1] > 1 and len(self.heads) > 1 else let)
         return found[0] if len(found) == 1 else torch.cat([let.expand(p.shape[0], -1, -1, -1) for let in found], 1)
 
+    def constants(self) -> list[Constant]:
+        """Those of all heads."""
+        return [each for reach in self.heads for each in reach.constants()]
+
     def outside(self, distance: Int[Tensor, "B T n"], p: Int[Tensor, "B T"]) -> Bool[Tensor, "B H T n"]:
         """Which sinks a head has and does not see through its window."""
-        counts = torch.tensor([reach.sinks for reach in self.heads], device=p.device)
-        owned = torch.arange(distance.shape[2], device=p.device) < counts[:, None]
+        sink = torch.arange(distance.shape[2], device=p.device)
+        owned = torch.stack([sink < reach.sinks for reach in self.heads])
         beyond = distance[:, None] > self.limits(p)[..., None]
         if self.ruled:
             beyond = beyond | ~self.by_rule(distance[:, None], p)

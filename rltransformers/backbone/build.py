@@ -17,6 +17,7 @@ from rltransformers.attention.reach import Pattern, Reach
 from rltransformers.attention.roles import Chooser, Combine, HeadOptions, Part, Score, Stage
 from rltransformers.attention.scores.interface import ValuesOnly
 from rltransformers.backbone.axes import AXES
+from rltransformers.backbone.rules import setting_features, title, without
 from rltransformers.blocks.layer import Layer
 from rltransformers.blocks.sublayer import Sublayer
 from rltransformers.core.errors import ConfigError
@@ -83,10 +84,32 @@ def build_mixing(config: BackboneConfig, layer: int, position: Position) -> Subl
         mixer: Mixer = plain_choice("mixer").build(dims, plan)  # it has no queries of its own to mix in another way
     else:
         mixer = choice.build(dims) if plan is None else choice.build(dims, plan)
+    if plan is not None and isinstance(score := getattr(mixer, "score", None), Score):
+        check_score(config, layer, plan, score)
     if not isinstance(mixer, RowMixer):
         return Sublayer(mixer, None)
     sizes = mixer.horizon + mixer.stored, dims.width, mixer.key_width, mixer.sinks, dims.tokens_per_step
     return Sublayer(mixer, config.choices.memory_kind.build(*sizes))
+
+
+def check_score(config: BackboneConfig, layer: int, plan: Plan, score: Score) -> None:
+    """Raise where the score of a mixer takes the place of one in which another mechanism acts.
+
+    Raises:
+        ConfigError: names both.
+    """
+    choices, common = config.choices.layer(layer), config.choices
+    lost, shared = plan.lost_under(score), setting_features(config).get(Feature.SHARED_KEYS)
+    makers = choices.selection, *choices.patterns, common.head_mixing
+    others = () if type(plan.score) is not Score else (*common.common(), choices.span)
+    acting = [(title(each), without(each)) for each in (*makers, *others) if lost & {*each.spec.needs}]
+    if shared is not None and Feature.SHARED_KEYS in lost:
+        acting.insert(0, (shared.text, shared.way_out))
+    for text, way_out in acting:
+        raise ConfigError(
+            f"{title(choices.mixer)} has scores of its own, in which {text} does not act; {way_out} or mixer to "
+            f"{plain_choice('mixer').name!r}"
+        )
 
 
 def plain_choice(axis: str) -> Choice:

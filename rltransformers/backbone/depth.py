@@ -159,7 +159,8 @@ ONE_LAYER = (Refusal(Feature.MIXED_LAYERS, "there is only one layer, which canno
 _DEPTH_ADAPTIVE = "tokens decide by themselves; the choice for a whole sequence would read its later tokens"
 _CALM = (
     "tokens may be sure behind the first layer, whose input is compared, too; in the authors' code saturation begins "
-    "behind the second one, and the whole threshold decays, lam (0.9 + 0.1 exp(-decay p / horizon))"
+    "behind the second one, and the whole threshold decays, lam (0.9 + 0.1 exp(-decay p / horizon)); the classifier "
+    "learns where a layer loses at most `slack` more than the last one, there where both predict the same"
 )
 _UNIVERSAL = "Dehghani et al. 2019, arXiv 1807.03819"
 DEPTHS = {

@@ -89,7 +89,12 @@ LOSSES = {
             options=ExitOptions,
             formula="sum_n w_n L^n / sum_n w_n - log q(argmin_n (L^n_t + penalty n)), or binary cross-entropies of "
             "L^n_t <= L^N_t + slack",
-            example={"losses": {"exits": 1.0}, "depth": "depth_adaptive"}, traits=Traits(causality="N/A"),
+            example={"losses": {"exits": 1.0}, "depth": "depth_adaptive"},
+            traits=Traits(
+                causality="N/A",
+                causal_form="the classifier of calm learns where a layer loses at most `slack` more than the last one, "
+                "in the paper where both predict the same",
+            ),
             offers=(Feature.STREAMS,),
         ),
         disagreement.SPEC,

@@ -26,6 +26,7 @@ from rltransformers.functional.call import SILENT, Call, chosen
 from rltransformers.functional.context import EVERY, Context
 from rltransformers.functional.dropout import dropout
 from rltransformers.functional.modules import normalised
+from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.functional.windows import Tokens, descending, episode_positions, padded_behind
 from rltransformers.memory.interface import Cached, LayerState
 from rltransformers.positions.interface import Position
@@ -521,12 +522,8 @@ class Backbone(nn.Module):
 
     def seen(self) -> list[Tensor]:
         """Statistics for ``maintain``: sums over the tokens since its last call, which several processes add up."""
-        return [
-            buffer
-            for module in self.modules()
-            for name, buffer in module.named_buffers(recurse=False)
-            if name in ("sums", "counts") and hasattr(module, "maintain")
-        ]
+        learning = (module for module in self.modules() if isinstance(module, OnlineMeans))
+        return [value for module in learning for value in module.statistics()]
 
 
 def gathered_state(tensors: dict[str, Tensor], layers: list[LayerState]) -> State:

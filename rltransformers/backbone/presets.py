@@ -30,6 +30,16 @@ _DECODER_POSITION = {"name": "learned", "max_len": 1024}
 _NO_BIAS = "no biases in attention (`attention_bias: true`)"
 _RELU = "ReLU in place of GELU"
 _PRE_NORM = "normalised before each submodule, there after it (`residual: post_ln`)"
+_POST_NORM = {"residual": "post_ln", "attention_bias": True, "input_norm": True}
+_BERT = {**_POST_NORM, "ff": {"name": "ffn", "activation": "gelu"}}
+"""The layers of BERT, in the libraries that compute GELU exactly."""
+_BERT_TANH = {**_POST_NORM, "ff": {"name": "ffn", "activation": "gelu_tanh"}}
+"""The same in the code of BERT itself, whose GELU is an approximation."""
+
+INITIAL = (
+    "Linear maps of every preset start as PyTorch's do, uniform within 1 / sqrt(inputs), and biases of attention at 0, "
+    "whatever the source draws them from."
+)
 
 PRESETS: dict[str, Preset] = {
     "gpt": Preset(
@@ -39,21 +49,19 @@ PRESETS: dict[str, Preset] = {
         "the position counts from the start of the episode; weights start as PyTorch's layers do, not from N(0, 0.02)",
     ),
     "roformer": Preset(
-        {"position": "rope", "residual": "post_ln"},
+        {"position": "rope", **_BERT},
         "Su et al. 2021, arXiv 2104.09864",
-        f"causal; {_RELU}; {_NO_BIAS}",
+        "causal",
     ),
     "alibi": Preset({"position": "alibi"}, "Press et al. 2022, arXiv 2108.12409", _NO_BIAS),
     "tupe": Preset(
-        {"position": {"name": "untied", "max_len": 1024}, "residual": "post_ln", "attention_bias": True,
-         "ff": {"name": "ffn", "activation": "gelu"}},
+        {"position": {"name": "untied", "max_len": 1024}, **_BERT},
         "Ke et al. 2021, arXiv 2006.15595",
         "TUPE-A, without the relative bias of TUPE-R; causal; no [CLS] token; the table is not normalised and its "
         "projections have no biases, as in the paper and not in the authors' code",
     ),
     "deberta": Preset(
-        {"position": "deberta", "residual": "post_ln", "attention_bias": True,
-         "ff": {"name": "ffn", "activation": "gelu"}},
+        {"position": "deberta", **_BERT},
         "He et al. 2021, arXiv 2006.03654",
         "causal; no absolute positions before the last layers; the third term takes the rows of the paper's equation, "
         "the authors' code those of the second one; projections of distances have no biases",
@@ -81,7 +89,7 @@ PRESETS: dict[str, Preset] = {
         "runs by attention reconstruction (`objective: attention`)",
     ),
     "memorizing": Preset(
-        {"position": "t5", "memory_kind": "memorizing"},
+        {"position": "t5", "memory_kind": "memorizing", "final_norm": True},
         "Wu et al. 2022, arXiv 2203.08913",
         f"{_WINDOW}; the store holds 1,024 steps, there 8,192 and more (`store`); scales of normalised products start "
         f"at sqrt(Dh), in the authors' code at 1; LayerNorm in place of T5's norm without mean and shift; {_RELU}",
@@ -98,13 +106,13 @@ PRESETS: dict[str, Preset] = {
         "Dehghani et al. 2019, arXiv 1807.03819",
         "p_n is read after the n-th application, in the paper's listing before it; states are summed with Graves' "
         "weights and the last step allowed takes the remainder, the listing interpolates from step to step and gives "
-        f"unfinished tokens none; {_NO_BIAS}",
+        "unfinished tokens none",
     ),
     "universal_sep_conv": Preset(
         {"position": "sinusoidal", "residual": "post_ln", "depth": "universal",
          "ff": {"name": "sep_conv", "taps": 3, "second_taps": 5}},
         "Dehghani et al. 2019, arXiv 1807.03819",
-        f"decoder alone; convolutions of 3 and 5 tokens as in tensor2tensor (0405ed1); {_NO_BIAS}",
+        "decoder alone; convolutions of 3 and 5 tokens as in tensor2tensor (0405ed1)",
     ),
     "linear_transformer": Preset(
         {"mixer": "linear", "position": "sinusoidal", "final_norm": True},
@@ -126,7 +134,7 @@ PRESETS: dict[str, Preset] = {
     "fast_weight": Preset(
         {"mixer": "fast_weight", "position": "sinusoidal", "residual": "post_ln"},
         "Schlag et al. 2021, arXiv 2102.11174",
-        f"what is read is not divided by sqrt(Dh), the output projection can do that; {_RELU}",
+        "what is read is not divided by sqrt(Dh), the output projection can do that",
     ),
     "luna": Preset(
         {"mixer": "luna", "position": "sinusoidal", "residual": "post_ln"},
@@ -138,40 +146,40 @@ PRESETS: dict[str, Preset] = {
         {"mixer": {"name": "clustered", "clusters": 100, "top": 32}, "position": "sinusoidal", "residual": "post_ln"},
         "Vyas et al. 2020, arXiv 2007.04825",
         "causal; improved clustered attention with a codebook, there Lloyd's algorithm on hashes of the queries of one "
-        f"sequence; {_RELU}; {_NO_BIAS}",
+        f"sequence; {_NO_BIAS}",
     ),
     "nystromformer": Preset(
-        {"mixer": "nystrom", "position": "sinusoidal", "final_norm": True},
+        {"mixer": "nystrom", "position": _DECODER_POSITION, **_BERT_TANH},
         "Xiong et al. 2021, arXiv 2102.03902",
-        f"causal block form over the window; no convolution beside it (`conv: 33`); {_PRE_NORM}; {_RELU}; {_NO_BIAS}",
+        "causal block form over the window; no convolution beside it (`conv: 33`); the layers of their language model, "
+        "those for Long Range Arena are normalised before each submodule and once more at the end",
     ),
     "memory_compressed": Preset(
-        {"mixer": ["softmax", "memory_compressed"], "position": "sinusoidal"},
+        {"mixer": ["softmax", "memory_compressed"], "position": "sinusoidal", "final_norm": True},
         "Liu et al. 2018, arXiv 1801.10198",
         "layers in between read the whole window, there blocks of 256 tokens; completed blocks from the episode start, "
-        "with the tokens behind them; keys and values are convolved apart; no mixtures of experts; "
-        f"{_NO_BIAS}",
+        "with the tokens behind them; keys and values are convolved apart; no mixtures of experts",
     ),
     "linformer": Preset(
-        {"mixer": "linformer", "position": _DECODER_POSITION, "residual": "post_ln"},
+        {"mixer": "linformer", "position": _DECODER_POSITION, **_BERT},
         "Wang et al. 2020, arXiv 2006.04768",
-        f"causal: completed blocks of 16 tokens become 4, there 512 tokens 128; {_RELU}; {_NO_BIAS}",
+        "causal: completed blocks of 16 tokens become 4, there 512 tokens 128",
     ),
     "gaussian_predicted": Preset(
         {"prior": "gaussian_predicted", "position": "sinusoidal", "residual": "post_ln"},
         "Yang et al. 2018, arXiv 1810.10182",
-        "causal: centre and width are shares of the visible past, counted backwards; in all layers, in the paper's "
+        "causal: centre and width are shares of the visible past, counted backwards; a deviation is at least half a "
+        "token; in all layers, in the paper's "
         f"best runs in the lowest ones; decoder alone; {_NO_BIAS}",
     ),
     "poolingformer": Preset(
-        {"mixer": "poolingformer", "position": _DECODER_POSITION, "residual": "post_ln",
-         "ff": {"name": "ffn", "activation": "gelu"}},
+        {"mixer": "poolingformer", "position": _DECODER_POSITION, **_BERT},
         "Zhang et al. 2021, arXiv 2105.04371",
         "causal; the two windows share the memory, there they are 128 and 512 tokens to either side; slots of 5 tokens "
-        f"every 4; the outputs of both levels are added; the decoder is trained from nothing; {_NO_BIAS}",
+        "every 4; the outputs of both levels are added; the decoder is trained from nothing",
     ),
     "informer": Preset(
-        {"mixer": "informer", "position": "sinusoidal", "residual": "post_ln",
+        {"mixer": "informer", "position": "sinusoidal", "residual": "post_ln", "final_norm": True,
          "ff": {"name": "ffn", "activation": "gelu"}},
         "Zhou et al. 2021, arXiv 2012.07436",
         "causal: queries compete with those before them; decoder alone, no distilling between layers; "
@@ -183,37 +191,37 @@ PRESETS: dict[str, Preset] = {
         f"causal block form over the window, in a stack of the kind of the others here; {_NO_BIAS}",
     ),
     "lazyformer": Preset(
-        {"prior": "lazyformer", "position": "sinusoidal", "residual": "post_ln"},
+        {"prior": "lazyformer", "position": _DECODER_POSITION, **_BERT},
         "Ying et al. 2021, arXiv 2102.12702",
-        f"decoder alone; sinusoids, there learned positions; layers keep their width, there wider layers use the time "
-        f"that is saved; {_RELU}; {_NO_BIAS}",
+        "causal; layers keep their width, there wider layers use the time that is saved",
     ),
     "camtl": Preset(
-        {"prior": {"name": "camtl", "task": 0}, "position": "sinusoidal", "residual": "post_ln"},
+        {"prior": {"name": "camtl", "task": 0}, "position": _DECODER_POSITION, **_BERT},
         "Pilault et al. 2021, arXiv 2009.09139",
         "the conditional attention alone, in all layers, in the paper in the upper half; no conditional alignment, "
-        f"layer norm or bottleneck, no uncertainty sampling of tasks; one task (`tasks`, `task: null`); {_NO_BIAS}",
+        "layer norm or bottleneck, no uncertainty sampling of tasks; one task (`tasks`, `task: null`); blocks start at "
+        "random numbers, in the authors' code at 0",
     ),
     "predictive": Preset(
         {"prior": "predictive", "position": "sinusoidal", "residual": "post_ln"},
-        "Wang et al. 2021, arXiv 2102.12895",
+        "Wang et al. 2020, Predictive Attention Transformer, a submission to ICLR 2021",
         "causal: the kernel covers this query and the two before it; no second mix behind the convolution and no ReLU, "
-        f"which a later version has; decoder alone; {_NO_BIAS}",
+        f"which the later version and its code have (arXiv 2102.12895); decoder alone; {_NO_BIAS}",
     ),
     "realformer": Preset(
-        {"prior": "realformer", "position": "sinusoidal", "residual": "post_ln"},
+        {"prior": "realformer", "position": _DECODER_POSITION, **_BERT_TANH},
         "He et al. 2021, arXiv 2012.11747",
-        f"causal; sinusoids, there learned positions; {_RELU}; {_NO_BIAS}",
+        "causal",
     ),
     "talking_heads": Preset(
-        {"head_mixing": "talking", "position": "t5"},
+        {"head_mixing": "talking", "position": "t5", "final_norm": True},
         "Shazeer et al. 2020, arXiv 2003.02436",
         "logits are mixed with their position scores, in the authors' code before these are added; logits keep "
         "1/sqrt(Dh), which T5 leaves to the initial weights; LayerNorm in place of T5's norm without mean and shift; "
         "mixing starts as the identity",
     ),
     "mqa": Preset(
-        {"kv_heads": 1, "position": "sinusoidal"},
+        {"kv_heads": 1, "position": _DECODER_POSITION, "final_norm": True},
         "Shazeer 2019, arXiv 1911.02150",
         "decoder alone; no wider transform makes up for the parameters saved (`ff_width`)",
     ),
@@ -234,9 +242,10 @@ PRESETS: dict[str, Preset] = {
         "causal: a number per distance below 64, there one per pair of places (`weights: absolute`); no tiny attention",
     ),
     "topk": Preset(
-        {"selection": "topk", "position": "sinusoidal"},
+        {"selection": "topk", "position": "sinusoidal", "residual": "post_ln", "attention_bias": True},
         "Gupta et al. 2021, arXiv 2106.06899",
-        "queries are not taken in chunks to save memory; the transform after attention keeps all of its units",
+        "the layers of the authors' benchmark, sinusoids besides; queries are not taken in chunks to save memory; the "
+        "transform after attention keeps all of its units, and has biases",
     ),
     "hopfield": Preset(
         {"mixer": "hopfield", "position": "sinusoidal", "residual": "post_ln"},
@@ -253,13 +262,12 @@ PRESETS: dict[str, Preset] = {
     "synthesizer_dense": Preset(
         {"mixer": "synthesizer_dense", "position": "sinusoidal", "residual": "post_ln"},
         "Tay et al. 2021, arXiv 2005.00743",
-        "logits belong to distances, there to places of a sequence of fixed length; heads share the hidden units; "
-        f"{_NO_BIAS}",
+        "logits belong to distances, there to places of a sequence of fixed length; heads share the hidden units",
     ),
     "synthesizer_random": Preset(
         {"mixer": "synthesizer_random", "position": "sinusoidal", "residual": "post_ln"},
         "Tay et al. 2021, arXiv 2005.00743",
-        f"logits belong to distances, there to places of a sequence of fixed length; {_NO_BIAS}",
+        "logits belong to distances, there to places of a sequence of fixed length",
     ),
     "hard_gaussian": Preset(
         {"mixer": "hard_gaussian", "position": "sinusoidal", "residual": "post_ln"},
@@ -289,7 +297,7 @@ PRESETS: dict[str, Preset] = {
         {"pattern": {"name": "image_1d", "block": 8, "before": 16}, "position": "sinusoidal", "residual": "post_ln"},
         "Parmar et al. 2018, arXiv 1802.05751",
         "decoder alone; 1D local attention, the 2D form is `pattern: image_2d`; blocks of 8 steps with 16 in front, "
-        f"there hundreds of pixels; sinusoids of the position in the episode, there of rows and columns; {_NO_BIAS}",
+        "there hundreds of pixels; sinusoids of the position in the episode, there of rows and columns",
     ),
     "sparse_transformer": Preset(
         {"pattern": {"name": "sparse_fixed", "block": 8, "summary": 2}, "position": _DECODER_POSITION,
@@ -297,11 +305,12 @@ PRESETS: dict[str, Preset] = {
         "Child et al. 2019, arXiv 1904.10509",
         "the fixed pattern, both parts in one softmax as in its model of text; for data with a period, as images have, "
         "`pattern: {name: sparse_strided, stride: n}` with n steps to a period; `part` gives layers or heads one part "
-        "each; blocks of 8 steps with 2 of summary fit a memory of 64, there 128 and 32; positions are one table",
+        "each; blocks of 8 steps with 2 of summary fit a memory of 64, there 128 and 32; positions are one table; "
+        "GELU as it is, there x sigmoid(1.702 x)",
     ),
     "blockwise": Preset(
         {"pattern": {"name": "blockwise", "block": 16, "shifts": [0, 0, 0, 1]}, "position": _DECODER_POSITION,
-         "ff": {"name": "ffn", "activation": "gelu"}, "residual": "post_ln", "attention_bias": True},
+         **_BERT},
         "Qiu et al. 2019, arXiv 1911.02972",
         "causal: heads look at their own block or the one before, there at blocks of a permutation, most of them at "
         "their own, too",
@@ -317,18 +326,17 @@ PRESETS: dict[str, Preset] = {
     ),
     "bigbird": Preset(
         {"pattern": {"name": "bigbird", "window": 12, "random": 3, "block": 4, "sinks": 8},
-         "position": _DECODER_POSITION, "ff": {"name": "ffn", "activation": "gelu"}, "residual": "post_ln",
-         "attention_bias": True},
+         "position": _DECODER_POSITION, **_BERT},
         "Zaheer et al. 2020, arXiv 2007.14062",
         "causal, inside the memory; blocks of 4 steps, there of 64; the window of three blocks ends with the token; "
         "random blocks are drawn from those that the memory holds, there from all; global tokens are the first of the "
-        "episode",
+        "episode; GELU as it is, there its approximation by tanh",
     ),
     "bp": Preset(
-        {"pattern": {"name": "bp", "neighbours": 4}},
+        {"pattern": {"name": "bp", "neighbours": 4}, "residual": "post_ln", "input_norm": True},
         "Ye et al. 2019, arXiv 1911.04070",
         "left context only; nodes are made of the keys and values of their leaves in every layer, there they are "
-        f"states that layers update; {_NO_BIAS}",
+        "states that layers update",
     ),
     "gpt3_alternating": Preset(
         {"pattern": ["full", {"name": "band", "window": 16}], "position": _DECODER_POSITION,

@@ -195,9 +195,13 @@ def _traced(module: nn.Module, arguments: tuple[Any, ...], dynamic_shapes: Any, 
         try:
             program = torch.export.export(module, arguments, dynamic_shapes=dynamic_shapes, strict=strict)
         except Exception as error:
-            raise ConfigError(
-                f"this step cannot be written as one graph: {one_line(error)[:500]}; eager mode works"
-            ) from error
+            fault = one_line(error)[:500]
+            if "Constraints violated" in fault:
+                fault = (
+                    "the number of streams became a fixed number in it; in mechanisms of your own write p.shape[0] in "
+                    "place of len(p)"
+                )
+            raise ConfigError(f"this step cannot be written as one graph: {fault}; eager mode works") from error
     for node in program.graph.nodes:  # torch 2.11 notes places whatever ``tracing`` asks
         node.meta.pop("stack_trace", None)
     return program

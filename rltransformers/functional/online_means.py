@@ -22,6 +22,10 @@ class OnlineMeans(nn.Module):
         self.register_buffer("sums", torch.zeros(shape), persistent=False)
         self.register_buffer("counts", torch.zeros(shape[:2]), persistent=False)
 
+    def statistics(self) -> list[Tensor]:
+        """What several processes add up before the centres move."""
+        return [self.sums, self.counts]
+
     @torch.no_grad()
     def add(self, x: Float[Tensor, "B H T K"], clusters: Int[Tensor, "B H T"], valid: Bool[Tensor, "B 1 T"]) -> None:
         """Count the valid ones of ``x`` as members of their clusters."""

@@ -119,7 +119,16 @@ SPEC = Spec(
     build=build,
     options=Options,
     example={"mixer": "rfa"},
-    traits=Traits(causality="C", family="KERN", horizon="episode", state="2 H r (Dv + 1)", time="T"),
+    traits=Traits(
+        causality="C",
+        family="KERN",
+        horizon="episode",
+        state="2 H r (Dv + 1)",
+        time="T",
+        causal_form="directions are drawn once, in the authors' code from a pool while training; queries and keys are "
+        "divided by their length, there by length + 1e-3; the denominator is at least `floor` (t + 1), there 1 for "
+        "features that are smaller",
+    ),
     offers=(Feature.KEYS,),
     formula="o_t = phi(q_t) S_t / max(phi(q_t) z_t, floor (t + 1)), S_t = g S_(t-1) + (1 - g) phi(k_t) v_t^T, "
     "phi(x) = [sin W x/|x|, cos W x/|x|] / sqrt(r)",

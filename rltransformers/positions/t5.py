@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spec import Feature, Spec
+from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.positions.interface import Acts, Position, Sizes
 
 
@@ -81,6 +81,7 @@ SPEC = Spec(
     build=build,
     options=Options,
     example={"position": {"name": "t5", "buckets": 6, "max_distance": 8}},
+    traits=Traits(causal_form="products are divided by sqrt(Dh), which T5 leaves to the initial weights"),
     acts_at="inside attention",
     needs=(Feature.SCORES,),
     formula="l_ts = q_t k_s / sqrt(Dh) + b[h, bucket(d)]",

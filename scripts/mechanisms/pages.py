@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rltransformers.backbone import AXES, PRESETS, catalogue
+from rltransformers.backbone.presets import INITIAL
 from rltransformers.core.spec import Spec
 from rltransformers.policies.readouts.catalogue import DECIDES, READOUTS
 from rltransformers.policies.set_encoders.catalogue import DECIDES as ENCODER_DECIDES
@@ -115,7 +116,7 @@ def entry(spec: Spec) -> Iterator[str]:
 def presets() -> Iterator[str]:
     """The page of the presets."""
     yield from ["# preset", "", "A whole published architecture; every other key of the config changes a part of it."]
-    yield "[All slots](README.md)."
+    yield f"{INITIAL} [All slots](README.md)."
     yield from ["", *report.table_head(["name", "sets", "source", "differs from the source", "learned"])]
     for name, preset in PRESETS.items():
         sets = ", ".join(f"`{key}: {written(value)}`" for key, value in preset.overrides.items())

@@ -197,6 +197,21 @@ def test_l12_a_step_in_place_keeps_shapes_and_addresses_and_equals_the_pure_one(
             assert {key: own.tensors[key].data_ptr() for key in rings} == rings
 
 
+@every_case
+def test_l12_a_step_makes_no_tensor_from_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step needs besides its inputs is a buffer; a CUDA graph cannot copy numbers from the host."""
+    step = step_of(name)
+    inputs, state = step.draw(BATCH, torch.Generator().manual_seed(0)), start_of(step.backbone)
+
+    def refuse(*arguments: object, **keywords: object) -> Tensor:
+        raise AssertionError("a step makes a tensor from numbers")
+
+    for place, function in ((torch, "tensor"), (torch, "as_tensor"), (Tensor, "new_tensor")):
+        monkeypatch.setattr(place, function, refuse)
+    with torch.inference_mode():
+        step(inputs, step(inputs, state)[1])
+
+
 @pytest.mark.parametrize("name", [name for name, (config, _) in CASES.items() if config.tokens_per_step > 1])
 def test_a_step_that_gives_the_last_token_alone_leaves_the_same_state(name: str) -> None:
     step = step_of(name)

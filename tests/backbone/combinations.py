@@ -57,7 +57,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "selection": {
         "none": {"selection": "none"},
-        "topk": {"selection": {"name": "topk", "k": 3}},
+        "topk": {"selection": {"name": "topk", "k": 2}},
         "routing": {"selection": ROUTING},
         "sac": {"selection": {"name": "sac", "edges": 3, "width": 5}},
         "sinkhorn": {"selection": {"name": "sinkhorn", "block": 3}},

@@ -92,6 +92,51 @@ def test_numbers_of_a_config_are_those_of_its_backbone(values: dict[str, Any]) -
     )
 
 
+@pytest.mark.parametrize(
+    ("values", "tokens"),
+    [
+        ({}, 6),
+        ({"layers": 3}, 9),
+        ({"memory": 0}, 0),
+        ({"tokens_per_step": 2}, 14),  # three steps and the other token of its own
+        ({"pattern": [{"name": "band", "window": 2}, "full"]}, 4),
+        ({"mixer": ["softmax", {"name": "light_conv", "taps": 3}]}, 5),
+        ({"ff": {"name": "sep_conv", "taps": 2, "second_taps": 2}}, 10),
+        ({"pattern": {"name": "longformer", "window": 2, "sinks": 1}}, None),
+        ({"mixer": "linear"}, None),
+    ],
+    ids=str,
+)
+def test_the_receptive_field_is_what_an_output_depends_on(values: dict[str, Any], tokens: int | None) -> None:
+    config = BackboneConfig(**{**PLAIN, "width": 12, "heads": 2, "layers": 2, "memory": 3, **values})
+    backbone = Backbone(config).eval()
+    assert backbone.receptive_field == tokens
+    if tokens is not None:
+        x = torch.randn(1, 20, 12, requires_grad=True)
+        (gradient,) = torch.autograd.grad(backbone(x)[0][0, -1].square().sum(), x)
+        (seen,) = gradient[0].ne(0).any(-1).nonzero(as_tuple=True)
+        assert tokens - config.tokens_per_step < 19 - int(seen.min()) <= tokens
+
+
+def test_only_online_means_are_statistics_that_processes_add_up() -> None:
+    """Whatever a module of somebody's own calls its buffers."""
+
+    class Mine(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("sums", torch.ones(3))
+            self.register_buffer("counts", torch.ones(3))
+
+        def maintain(self) -> None:
+            pass
+
+    backbone = Backbone({**PLAIN, "width": 12, "heads": 2, "selection": {"name": "routing", "clusters": 3}})
+    backbone.layers.append(Mine())
+    chooser = backbone.layer(0).mixing.mixer.chooser
+    assert [value.data_ptr() for value in backbone.seen()][:2] == [chooser.sums.data_ptr(), chooser.counts.data_ptr()]
+    assert len(backbone.seen()) == 2 * backbone.config.layers
+
+
 @pytest.mark.parametrize("module", [build, rules, choices])
 def test_what_is_built_is_not_known_to_the_builder(module: object) -> None:
     mechanisms = {spec.build.__module__ for specs in catalogue().values() for spec in specs if spec.build}

@@ -11,6 +11,8 @@ from rltransformers.backbone.config import without_idle
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Choice
 from rltransformers.memory import compressive
+from rltransformers.policies.readouts.catalogue import READOUTS
+from rltransformers.policies.set_encoders.catalogue import ENCODERS
 from tests.attention.rows import cases
 
 COMPRESSIVE = {"name": "compressive", "slots": 2, "rate": 2}
@@ -373,9 +375,11 @@ def test_choices_cycle_over_layers_and_heads() -> None:
 
 
 def test_the_catalogue_tells_id_source_summary_and_formula_of_every_entry() -> None:
+    everything = [spec for specs in catalogue().values() for spec in specs]
+    of_all = [spec.id for spec in (*everything, *ENCODERS.values(), *READOUTS.values())]
+    of_all += [preset.id for preset in PRESETS.values() if preset.id]
+    assert not {each for each in of_all if of_all.count(each) > 1}
     for axis, specs in catalogue().items():
-        ids = [spec.id for spec in specs]
-        assert len(set(ids)) == len(ids)
         for spec in specs:
             assert spec.axis == axis
             assert spec.summary and spec.formula and spec.paper and spec.example, spec.id

@@ -1,19 +1,27 @@
 """Every pair of mechanisms is accepted or refused as the table written by hand says; what is accepted runs."""
 
 import random
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
 from itertools import combinations
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from rltransformers.backbone import PLAIN, BackboneConfig, Record, catalogue
+from rltransformers.attention.layer import SPEC as SOFTMAX
+from rltransformers.backbone import AXES, PLAIN, BackboneConfig, Record, build, catalogue
 from rltransformers.blocks.reversible import ReversibleLayer
+from rltransformers.core.errors import ConfigError
+from scripts.benchmarks.elements import backbone_of
 from tests.backbone import laws
-from tests.backbone.combinations import MECHANISMS, Name, settings, verdicts
+from tests.backbone.combinations import MECHANISMS, SIZES, Name, settings, verdicts
 from tests.backbone.laws import Case, perturbed
 from tests.backbone.ways_out import mended, other_ways, refusal
+from tests.choice import ALL_CASES
 
 VERDICTS = verdicts()
 AXIS_PAIRS = list(combinations(MECHANISMS, 2))
@@ -52,6 +60,124 @@ def test_an_accepted_pair_gives_the_same_finite_numbers_in_parts(pair: list[Name
     case = Case.of(backbone, [[3], [0]], time=5, tolerance=1e-7 if ("mixer", "nystrom") in pair else 1e-11)
     assert backbone(case.x, None, case.reset)[0].isfinite().all()
     laws.split_invariance(case, [[1] * 5, [2, 3]])
+
+
+IDLE = {
+    *((axis.name, axis.neutral) for axis in AXES.values()),  # what is there without a choice
+    ("memory_kind", "cache"),  # remembers what the plain memory does
+    ("ff", "chunked"),  # these say how something is computed, not what
+    ("residual", "checkpoint"),
+    ("residual", "mixed_precision"),
+}
+"""Mechanisms whose absence changes nothing."""
+ALIKE = {("pattern", "global"), ("span", "multi_scale")}
+"""A token sees itself and the first ones of its episode, and no window is shorter than itself."""
+
+
+def active_pairs() -> dict[tuple[str, str], list[list[Name]]]:
+    """Accepted pairs of mechanisms that change something, by their axes.
+
+    Every mechanism meets one of every other axis; which one goes round with its place in the table.
+    """
+    found: dict[tuple[str, str], list[list[Name]]] = {}
+    for pair in ACCEPTED:
+        if not IDLE & set(pair) and not {"setting", "losses"} & {*dict(pair)} and set(pair) != ALIKE:
+            found.setdefault((pair[0][0], pair[1][0]), []).append(pair)
+    return found if ALL_CASES else {axes: one_each(pairs) for axes, pairs in found.items()}
+
+
+def one_each(pairs: list[list[Name]]) -> list[list[Name]]:
+    """For each mechanism that is in no pair taken so far, one of its pairs."""
+    taken: list[list[Name]] = []
+    for place, name in enumerate(sorted({name for pair in pairs for name in pair})):
+        if not any(name in pair for pair in taken):
+            own = [pair for pair in pairs if name in pair]
+            taken.append(own[place % len(own)])
+    return taken
+
+
+ACTIVE = active_pairs()
+
+
+def output(values: Mapping[str, Any], seed: int) -> Tensor:
+    """Of random tokens; a parameter of one name and shape has the same values in every backbone."""
+    backbone, generator = backbone_of(BackboneConfig(**{**PLAIN, **values})).eval(), torch.Generator()
+    with torch.no_grad():
+        for name, value in backbone.named_parameters():
+            generator.manual_seed(zlib.crc32(name.encode()) + seed)
+            start = (
+                value if bool((value == value.flatten()[0]).all()) else 0.3
+            )  # what starts at one number stays near it
+            value.copy_(start + torch.randn(value.shape, generator=generator) / 2)
+        backbone.constrain_()
+        y, _ = backbone(torch.randn(2, 19, backbone.width, generator=generator.manual_seed(seed)))
+    return y
+
+
+@cache
+def output_of(name: Name, seed: int) -> Tensor:
+    return output(settings(frozenset([name])), seed)
+
+
+def idle(pair: list[Name]) -> list[Name]:
+    """The mechanisms of a pair without which the other one computes the same; whether a token halts, weights decide."""
+    names = pair
+    for seed in range(3):
+        both = output(settings(frozenset(pair)), seed)
+        others = {name: next(other for other in pair if other != name) for name in names}
+        names = [name for name in names if torch.allclose(output_of(others[name], seed), both, 1e-9, 1e-9)]
+        if not names:
+            break
+    return names
+
+
+@pytest.mark.parametrize("axes", ACTIVE, ids=":".join)
+def test_l13_each_of_two_accepted_mechanisms_changes_the_output(axes: tuple[str, str], double: None) -> None:
+    found = {str(pair): names for pair in ACTIVE[axes] if (names := idle(pair))}
+    assert not found
+
+
+def test_l13_sees_a_mixer_that_overwrites_what_another_mechanism_does(
+    double: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_one = replace(AXES["mixer"].table["additive"], name="mine", offers=SOFTMAX.offers, refuses=())
+    monkeypatch.setitem(AXES["mixer"].table, "mine", of_one)  # type: ignore[index]
+    monkeypatch.setitem(MECHANISMS["mixer"], "mine", {"mixer": "mine"})
+    monkeypatch.setattr(build, "check_score", lambda *arguments: None)
+    for other in (("head_mixing", "collaborative"), ("head_mixing", "mqa")):
+        assert idle([("mixer", "mine"), other]) == [other]
+
+
+ROW_ACTORS: list[dict[str, Any]] = [
+    {"selection": {"name": "lsh", "rounds": 2, "buckets": 4, "window": 3}},
+    {"head_mixing": "collaborative"},
+    {"kv_heads": 1},
+    {"position": "attn_only"},
+    {"position": "untied"},
+    {"memory_kind": {"name": "memorizing", "store": 3, "neighbours": 2}},
+    {"selection": {"name": "routing", "clusters": 3, "window": 2}},
+]
+
+
+@pytest.mark.parametrize("values", ROW_ACTORS, ids=str)
+def test_a_score_of_ones_own_is_refused_beside_a_mechanism_that_acts_in_the_score(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the mixer declares, a mechanism is not left out silently."""
+    table = AXES["mixer"].table
+    for name in ("additive", "gcn", "synthesizer_dense"):
+        monkeypatch.setitem(table, "mine", replace(table[name], name="mine", offers=SOFTMAX.offers, refuses=()))  # type: ignore[index]
+        chosen = {**PLAIN, **SIZES, "position": "none", "mixer": "mine"}
+        BackboneConfig(**chosen)
+        with pytest.raises(ConfigError) as error:
+            BackboneConfig(**{**chosen, **values})
+        axis, value = next(iter(values.items()))
+        assert "mixer 'mine'" in str(error.value)
+        assert f"{axis} {value['name'] if isinstance(value, dict) else value!r}".replace("'", "") in str(
+            error.value
+        ).replace("'", "")
+    monkeypatch.setitem(table, "mine", replace(table["hopfield"], name="mine"))  # type: ignore[index]
+    BackboneConfig(**{**chosen, **values})
 
 
 @pytest.mark.parametrize("pair", REFUSED, ids=str)

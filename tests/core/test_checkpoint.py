@@ -1,5 +1,6 @@
 """Checkpoints: round trip, atomic writing, and refusal of everything that is not a sound checkpoint of ours."""
 
+import copy
 import io
 import json
 import os
@@ -16,7 +17,13 @@ import pytest
 import torch
 
 from rltransformers import __version__
-from rltransformers.core.checkpoint import FORMAT, FORMAT_VERSION, load_checkpoint, save_checkpoint
+from rltransformers.core.checkpoint import (
+    FORMAT,
+    FORMAT_VERSION,
+    load_checkpoint,
+    restore_optimizer,
+    save_checkpoint,
+)
 from rltransformers.core.errors import CheckpointError
 
 
@@ -32,6 +39,28 @@ def tensors() -> dict[str, Any]:
         "counters": {"steps": 7, "best": np.float64(1.5), "name": "run", "none": None, "flag": True},
         "nested": [(torch.arange(4), 2.0), {1: torch.zeros(())}],
     }
+
+
+def test_an_optimizer_goes_on_with_the_moments_and_the_learning_rate_that_were_stored() -> None:
+    layers = [torch.nn.Linear(3, 2) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    first = torch.optim.Adam(layers[0].parameters(), lr=0.3, betas=(0.8, 0.9))
+    other = torch.optim.Adam(layers[1].parameters(), lr=0.001, betas=(0.8, 0.9), weight_decay=0.25)
+
+    def update(layer: torch.nn.Linear, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        layer(torch.arange(15.0).view(5, 3)).square().sum().backward()
+        optimizer.step()
+
+    update(layers[0], first)
+    restore_optimizer(other, copy.deepcopy(first.state_dict()))
+    assert other.param_groups[0]["lr"] == 0.3
+    assert other.param_groups[0]["weight_decay"] == 0.25  # a setting of the agent
+    other.param_groups[0]["weight_decay"] = 0
+    layers[1].load_state_dict(layers[0].state_dict())
+    for layer, optimizer in zip(layers, (first, other), strict=True):
+        update(layer, optimizer)
+    assert_same(dict(layers[0].state_dict()), dict(layers[1].state_dict()))
 
 
 def assert_same(a: Any, b: Any) -> None:

@@ -188,3 +188,11 @@ def test_a_step_that_looks_at_the_size_of_the_batch_is_refused_unless_it_is_fixe
     with pytest.raises(ConfigError, match="cannot be written as one graph"):
         pure_program(Sum(look).eval(), *examples())
     pure_program(Sum(look).eval(), *examples(), dynamic=False)
+
+
+def test_a_step_that_takes_the_number_of_streams_with_len_is_told_how_to_write_it() -> None:
+    def look(module: nn.Module, inputs: Tensors, state: Tensors, outputs: Tensors, new: Tensors) -> None:
+        outputs["mean"] = outputs["mean"] + inputs["x"].new_ones(1, 3).expand(len(inputs["x"]), 3)
+
+    with pytest.raises(ConfigError, match=r"write p.shape\[0\] in place of len\(p\)"):
+        pure_program(Sum(look).eval(), *examples())

@@ -1,8 +1,8 @@
 """A graph: every token sees the neighbours that a table gives it (Velickovic et al. 2018)."""
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rltransformers.attention.patterns.interface import check_memory
-from rltransformers.attention.reach import Reach, Rule
+from rltransformers.attention.reach import Constant, Reach, Rule
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.mixers.interface import Dims
@@ -31,6 +31,15 @@ class Neighbours(Rule):
     offsets: tuple[int, ...]
     table: tuple[tuple[int, ...], ...]
     tokens_per_step: int
+    of_steps: Constant = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Keep the table."""
+        object.__setattr__(self, "of_steps", Constant(self.table))
+
+    def constants(self) -> Iterator[Constant]:
+        """The table."""
+        yield self.of_steps
 
     def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "b h T N"]) -> Bool[Tensor, "c h T N"]:
         """By steps."""
@@ -40,7 +49,7 @@ class Neighbours(Rule):
         seen = functools.reduce(torch.logical_or, (back == offset for offset in self.offsets), back == 0)
         if not self.table:
             return seen
-        table, last = torch.tensor(self.table, device=i.device), len(self.table) - 1
+        table, last = self.of_steps.values, len(self.table) - 1
         listed = torch.where((step > last)[..., None], step[..., None], table[step.clamp(max=last)])
         for neighbour in listed.unbind(-1):
             seen = seen | (key == neighbour)

@@ -63,7 +63,8 @@ SPEC = Spec(
         state="(memory + sinks) D",
         causal_form="the window looks back only and by steps, not blocks; random blocks are drawn from those that the "
         "memory holds wholly, those of the window and of the first tokens among them, there from the others alone; "
-        "global tokens are the first of the episode and see no later ones",
+        "global tokens are the first of the episode and see no later ones; relative positions see them at the edge of "
+        "what the memory holds where they lie further back",
     ),
     offers=(Feature.REACH, Feature.HEAD_PATTERNS),
     needs=(Feature.PATTERNS,),

@@ -1,16 +1,15 @@
 """Blockwise attention: every head looks at its own block, or one a fixed number of blocks back (Qiu et al. 2019)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated
 
-import torch
 from annotated_types import Ge, Le
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rltransformers.attention.patterns.interface import check_memory
-from rltransformers.attention.reach import Reach, Rule, in_turn
+from rltransformers.attention.reach import Constant, Reach, Rule, in_turn
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
@@ -28,12 +27,21 @@ class Shifted(Rule):
     size: int
     shifts: tuple[int, ...]
     own: bool
+    of_heads: Constant = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Keep the shifts of the heads."""
+        object.__setattr__(self, "of_heads", Constant([[[shift]] for shift in self.shifts]))
+
+    def constants(self) -> Iterator[Constant]:
+        """The shifts of the heads."""
+        yield self.of_heads
 
     def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "b h T N"]) -> Bool[Tensor, "B g T N"]:
         """By the numbers of the blocks."""
         block = i // self.size
         back = block - (i - distance) // self.size
-        shift = torch.tensor(self.shifts, device=i.device)[:, None, None]
+        shift = self.of_heads.values
         inside = (back == 0) if self.own else (back == 0) & (block < shift)
         return (back == shift) | inside | (distance == 0)
 

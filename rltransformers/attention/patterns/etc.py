@@ -26,9 +26,10 @@ from rltransformers.mixers.interface import Dims
 class GlobalBlocks(Chooser):
     """Tokens see a window and the globals of completed blocks; a global sees its own block and the globals before it.
 
-    Key and value of a global are means of those it sees, weighted by a softmax of a query that every head learns. The
-    relations long to global, global to long and global to global have vectors of their own, by how many blocks lie
-    between two of them, which are added to keys (the relative position labels of the paper).
+    Key and value of a global are means of those it sees, weighted by a softmax of a query that every head learns; the
+    globals that another one sees are made of their own blocks alone. The relations long to global, global to long and
+    global to global have vectors of their own, by how many blocks lie between two of them, which are added to keys (the
+    relative position labels of the paper).
     """
 
     def __init__(self, dims: Dims, window: int, block: int, count: int) -> None:
@@ -144,11 +145,13 @@ SPEC = Spec(
         state="memory D; a step makes the globals anew from its keys",
         causal_form="one global per completed block in place of globals that read the whole sequence; a global is made "
         "of the keys and values of its block and of the globals before it by a learned query, in every layer, instead "
-        "of being a token with layers of its own; no contrastive pretraining",
+        "of being a token with layers of its own; the globals inside it are made of their own blocks alone; no "
+        "contrastive pretraining",
     ),
     offers=(Feature.REACH, Feature.CHOICE),
     needs=(Feature.PATTERNS, Feature.PRODUCTS),
     refuses=(Refusal(Feature.HEAD_PATTERNS, "its globals serve all heads alike"),),
     formula="one softmax over {0 <= d < window} and {g_m : m < block(t)}, l_tm = q_t (k_m + a[block(t) - m]) / sqrt(Dh)"
-    "; (k_m, v_m) = softmax over [block m; g_j, j < m] by a learned query",
+    "; (k_m, v_m) = softmax over [block m; (k'_j, v'_j), m - globals <= j < m] by a learned query c_h, with "
+    "c_h (k_s + b) / sqrt(Dh) and c_h (k'_j + e[m - j]) / sqrt(Dh); (k'_j, v'_j) = softmax over [block j] by c_h",
 )

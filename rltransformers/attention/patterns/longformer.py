@@ -49,7 +49,8 @@ SPEC = Spec(
         causality="X",
         horizon="episode (sinks)",
         state="(window-1+sinks) D",
-        causal_form="global tokens are the first of the episode and are keys only; projections are not separate",
+        causal_form="global tokens are the first of the episode and are keys only; projections are not separate; "
+        "relative positions see first tokens outside the window at its edge, `window` steps away",
     ),
     offers=(Feature.REACH,),
     needs=(Feature.PATTERNS,),

@@ -60,7 +60,12 @@ SPEC = Spec(
     build=build,
     options=Options,
     example={"pattern": {"name": "sparse_strided", "stride": 2}},
-    traits=Traits(horizon="memory", state="memory D"),
+    traits=Traits(
+        horizon="memory",
+        state="memory D",
+        causal_form="the local part is that of the paper, `stride` steps besides the token's own; in OpenAI's masks "
+        "one step less",
+    ),
     offers=(Feature.REACH,),
     needs=(Feature.PATTERNS,),
     formula="softmax over d >= 0 with d <= stride (local) or d mod stride = 0 (strided)",

@@ -105,7 +105,7 @@ SPEC = Spec(
         causality="C*",
         family="EXPL",
         causal_form="blocks tile the episode from its start and are used again behind the last one, there a sentence; "
-        "every layer has vectors of tasks of its own",
+        "every layer has vectors of tasks of its own; A starts at random numbers, in the authors' code at 0",
     ),
     needs=(Feature.SCORES,),
     formula="l_ts += (1 + gamma_c(z)) A_j[p_t mod n, c] + beta_c(z) where c = p_s mod n, j = p_t // n = p_s // n",

@@ -1,4 +1,4 @@
-"""Evolving attention: the logits of the layer below, convolved over queries and keys (Wang et al. 2021).
+"""Evolving attention: the logits of the layer below, convolved over queries and keys (Wang et al. 2020).
 
 Axes: B batch, T tokens, H heads, L distances 0 .. window - 1, R = 2 + T rows.
 """
@@ -97,7 +97,7 @@ SPEC = Spec(
     id="B3",
     name="predictive",
     axis="prior",
-    paper="Wang et al. 2021, arXiv 2102.12895, section 3.2",
+    paper="Wang et al. 2020, Predictive Attention Transformer, a submission to ICLR 2021",
     summary="Mixes the logits with those of the layer below, which a convolution over queries, keys and heads evolves.",
     build=build,
     options=Options,
@@ -108,8 +108,8 @@ SPEC = Spec(
         horizon="window + 2",
         state="2 H window (all layers but the first)",
         causal_form="the kernel covers the queries t - 2 to t, there t - 1 to t + 1; invisible keys count 0; "
-        "the layer below alone is convolved, where a later version convolves its mixture with the own logits, with a "
-        "ReLU behind it, and mixes once more",
+        "the layer below alone is convolved, where the later version (arXiv 2102.12895) and its code convolve its "
+        "mixture with the own logits, with a ReLU behind it, and mix once more",
     ),
     offers=(Feature.CARRY, Feature.MIXED_LAYERS),
     needs=(Feature.LOGITS,),

@@ -10,13 +10,13 @@ from rltransformers.mixers.interface import Dims
 
 
 def build(dims: Dims, plan: Plan, options: NoOptions) -> Attention:
-    """A17 without attention: all logits are 0, so that a softmax gives all neighbours the same weight."""
+    """A18, without attention: all logits are 0, so that a softmax gives all neighbours the same weight."""
     check_value_heads("gcn", dims)
     return Attention(dims, replace(plan, score=ValuesOnly(dims)))
 
 
 SPEC = Spec(
-    id="A17",
+    id="A18",
     name="gcn",
     axis="mixer",
     paper="Kipf & Welling 2017, arXiv 1609.02907, equation 2",

@@ -153,7 +153,8 @@ SPEC = Spec(
         causality="X",
         family="SEL",
         causal_form="the newest keys of a bucket in place of chunks of the sorted sequence, whose borders depend on "
-        "later tokens; a fixed number of buckets; -5e4 in place of -1e5 for the token itself",
+        "later tokens; a fixed number of buckets; -5e4 in place of -1e5 for the token itself; products with keys of "
+        "length 1 are divided by sqrt(Dh), in the authors' code not",
     ),
     offers=(Feature.SELECTION, Feature.TIED_KEYS),
     needs=(Feature.LOGITS, Feature.PRODUCTS),
@@ -161,6 +162,6 @@ SPEC = Spec(
         Refusal(Feature.CARRY, "a query has logits for the keys of its buckets only, other ones in every layer"),
         Refusal(Feature.CHOICE, "hashes choose the keys of a query themselves"),
     ),
-    formula="h(x) = argmax [x R; -x R]; a_t = softmax over the newest `window` s of every round with h(k_s) = h(q_t), "
-    "k_s = q_s / |q_s|",
+    formula="h(x) = argmax [x R; -x R]; a_t = softmax of q_t k_s / sqrt(Dh) over the newest `window` s of every round "
+    "with h(k_s) = h(q_t), k_s = q_s / |q_s|",
 )

@@ -43,6 +43,12 @@ SPEC = Spec(
     build=build,
     options=Options,
     example={"observation": {"encoder": {"name": "bert", "layers": 1}}},
-    traits=Traits(causality="N/A", horizon="-", time="N^2"),
+    traits=Traits(
+        causality="N/A",
+        horizon="-",
+        time="N^2",
+        causal_form="one seed pools (Lee et al. 2019), there a token [CLS] stands for the sequence; no embeddings of "
+        "segments; weights start as PyTorch's linear layers, there from N(0, 0.02); no dropout",
+    ),
     formula="o_i = softmax_j(q_i k_j / sqrt(Dh)) v_j over all elements j",
 )

@@ -139,7 +139,14 @@ SPEC = Spec(
     build=build,
     options=Options,
     example={"observation": {"encoder": {"name": "informer", "layers": 1, "samples": 2, "active_queries": 2}}},
-    traits=Traits(causality="N/A", horizon="-", time="N ln N"),
+    traits=Traits(
+        causality="N/A",
+        horizon="-",
+        time="N ln N",
+        causal_form="the mean of sampled products divides by their number, the authors' code divides their sum by N; "
+        "samples are drawn once for all heads and observations, from the elements that exist, there anew in "
+        "every call; no distilling between layers, no norm behind the last one",
+    ),
     formula="o_i = softmax_j(q_i k_j / sqrt(Dh)) v_j if M_i is among the `active_queries` largest, else mean_j v_j; "
     "M_i = max_s x_is - mean_s x_is, x_is = q_i k_s / sqrt(Dh), s sampled",
 )

@@ -103,6 +103,12 @@ SPEC = Spec(
     build=build,
     options=Options,
     example={"observation": {"encoder": {"name": "linformer", "layers": 1, "slots": 2}}},
-    traits=Traits(causality="N/A", horizon="-", time="N"),
+    traits=Traits(
+        causality="N/A",
+        horizon="-",
+        time="N",
+        causal_form="absent elements are left out of the mixtures and nothing makes up for their number; mixtures "
+        "start as N(0, 1 / N)",
+    ),
     formula="o_i = softmax(q_i (E K)^T / sqrt(Dh)) F V",
 )

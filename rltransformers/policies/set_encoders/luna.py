@@ -124,6 +124,12 @@ SPEC = Spec(
     build=build,
     options=Options,
     example={"observation": {"encoder": {"name": "luna", "layers": 2, "slots": 3}}},
-    traits=Traits(causality="N/A", horizon="-", time="N"),
+    traits=Traits(
+        causality="N/A",
+        horizon="-",
+        time="N",
+        causal_form="the packed sequence keeps its length, there it may be cut to the number of elements; packing has "
+        "as many heads as unpacking; positions are of elements alone, there sinusoids of the packed sequence, too",
+    ),
     formula="Y_P = attention(P, X), Y = attention(X, Y_P), P <- LN(P + Y_P), X <- LN(h + FF(h)), h = LN(X + Y)",
 )

@@ -131,7 +131,15 @@ SPEC = Spec(
     build=build,
     options=Options,
     example={"observation": {"encoder": {"name": "nystrom", "layers": 1, "landmarks": 2}}},
-    traits=Traits(causality="N/A", horizon="-", time="N"),
+    traits=Traits(
+        causality="N/A",
+        horizon="-",
+        time="N",
+        causal_form="the pseudo-inverse starts from the norms of every matrix, in the authors' default from those of "
+        "the whole batch; segments may differ in length by one and means are over elements that exist, there absent "
+        "ones count as zeros; with as many landmarks as elements it is softmax attention only once the "
+        "pseudo-inverse is exact (`iterations: 0`)",
+    ),
     formula="o = softmax(Q K~^T) softmax(Q~ K~^T)^+ softmax(Q~ K^T) V + conv(V), logits over sqrt(Dh), "
     "Q~ and K~ means of segments",
 )

@@ -80,6 +80,12 @@ SPEC = Spec(
     build=build,
     options=Options,
     example={"observation": {"encoder": {"name": "set_transformer", "layers": 1, "points": 3}}},
-    traits=Traits(causality="N/A", horizon="-", time="N"),
+    traits=Traits(
+        causality="N/A",
+        horizon="-",
+        time="N",
+        causal_form="as in the paper's equations; the authors' code adds the projected query in place of X, has no "
+        "W_o, divides by sqrt(W) and ends a block with one linear map and a ReLU",
+    ),
     formula="MAB(X, MAB(I, X)), MAB(X, Y) = LN(h + rFF(h)), h = LN(X + softmax(X W_q (Y W_k)^T / sqrt(Dh)) Y W_v W_o)",
 )

@@ -126,7 +126,7 @@ def is_lazy(reader: twins.Reader) -> bool:
 def lazy_values(reader: twins.Reader, tokens: twins.Rows, prepared: twins.Rows, below: twins.Logits) -> twins.Mixture:
     """Ying et al. 2021, section 3: values of its own under the weights of another layer."""
     groups, width = reader.config.kv_heads or reader.heads, reader.value_dim
-    values = [(reader["mixing.mixer.project.weight"] @ row).view(groups, width) for row in prepared]
+    values = [reader.projected_by(slice(None), row).view(groups, width) for row in prepared]
     mixed = []
     for t in range(len(tokens)):
         heads = [torch.zeros(width) for _ in range(reader.heads)]
@@ -134,7 +134,7 @@ def lazy_values(reader: twins.Reader, tokens: twins.Rows, prepared: twins.Rows, 
             if query == t:
                 assert kind == "token"
                 heads[head] = heads[head] + weight * values[s][head * groups // reader.heads]
-        mixed.append(reader["mixing.mixer.output.weight"] @ torch.cat(heads))
+        mixed.append(twins.projected(reader, heads))
     memory: twins.Memory = reader.twin("memory_kind")
     return mixed, memory.rows(reader, tokens, prepared), below
 
