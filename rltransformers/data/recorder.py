@@ -6,6 +6,7 @@ Gymnasium's vector environments in all three autoreset modes and Stable-Baseline
 """
 
 import copy
+import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -624,6 +625,7 @@ def _vector_env(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str |
         with construction(spec, env_kwargs):
             return _GymnasiumVector(gym.make_vec(spec, count, mode, **env_kwargs)), True
     if callable(env):
+        importlib.import_module("rltransformers.envs")  # registers ours, of which the function may make one
         with construction(env, env_kwargs):
             return _GymnasiumVector(SyncVectorEnv([partial(env, **env_kwargs)] * count)), True
     raise ConfigError(
