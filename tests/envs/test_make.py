@@ -323,7 +323,10 @@ def test_a_missing_simulator_names_its_extra(error: Exception, monkeypatch: pyte
         ({"wrappers": None}, "wrappers must be a list"),
         ({"wrappers": [lambda env: 5]}, "makes 5, which is no environment of Gymnasium"),
         ({"env_kwargs": 5}, "env_kwargs must be a mapping"),
-        ({"env_id": "rltransformers/CueRecall-v0", "env_kwargs": {"autoreset_mode": "NextStep"}}, "leave autoreset_mode out"),
+        (
+            {"env_id": "rltransformers/CueRecall-v0", "env_kwargs": {"autoreset_mode": "NextStep"}},
+            "leave autoreset_mode out",
+        ),
         ({"env_id": "tests/Reuser-v0", "env_kwargs": {"field": "nothing"}}, "observation space Dict.* holds nothing"),
         ({"env_id": "tests/Reuser-v0", "env_kwargs": {"field": "no action"}}, "action space Dict.* holds nothing"),
         ({"env_kwargs": {"gravity": 3}}, "cannot be made with env_kwargs {'gravity': 3}.*unexpected keyword"),
