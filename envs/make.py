@@ -13,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecMonitor
 
-from rltransformers.core.errors import ConfigError, did_you_mean, error_line, refuse_unknown
+from rltransformers.core.errors import ConfigError, MissingExtraError, did_you_mean, error_line, one_line, refuse_unknown
 from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv, construction, source_name
 from rltransformers.core.modules import import_module
 from rltransformers.core.ranges import Environments, Processes, Seed, annotations, check, shown
@@ -75,7 +75,7 @@ def make_vec_env(
     else:
         spec = found_source(env_id, num_envs, options)
         if isinstance(spec, EnvSpec) and _is_program(spec, wrappers):
-            venv = GymnasiumVecEnv(_make_program(spec, num_envs, {"autoreset_mode": "SameStep"} | options))
+            venv = GymnasiumVecEnv(_make_program(spec, num_envs, options, AutoresetMode.SAME_STEP))
         else:
             venv = SerialVecEnv(_copies(spec, num_envs, options, wrappers))
     if seed is not None:
@@ -101,7 +101,7 @@ def make_vector_env(
     options = _checked(env_kwargs, wrappers)
     spec = found_source(env_id, num_envs, options)
     if isinstance(spec, EnvSpec) and _is_program(spec, wrappers):
-        return _make_program(spec, num_envs, options | {"autoreset_mode": AutoresetMode.DISABLED.value})
+        return _make_program(spec, num_envs, options, AutoresetMode.DISABLED)
     copies = _copies(spec, num_envs, options, wrappers, flat=False)
     return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.DISABLED)
 
@@ -259,10 +259,15 @@ def _make(source: EnvSpec | Callable[..., Env] | Env, options: dict[str, Any]) -
     return made
 
 
-def _make_program(spec: EnvSpec, num_envs: int, options: dict[str, Any]) -> VectorEnv[Any, Any, Any]:
+def _make_program(
+    spec: EnvSpec, num_envs: int, options: dict[str, Any], mode: AutoresetMode
+) -> VectorEnv[Any, Any, Any]:
     count = check(num_envs, Environments, "num_envs")
+    if "autoreset_mode" in options:
+        raise ConfigError("env_kwargs: how episodes are reset is not theirs to choose; leave autoreset_mode out")
     with construction(spec, options):
-        return gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **options)
+        program = {"vectorization_mode": "vector_entry_point", "autoreset_mode": mode.value}
+        return gymnasium.make_vec(spec, count, **options, **program)
 
 
 def check_wrapper(wrapper: WrapperConfig) -> None:
@@ -290,8 +295,15 @@ def _wrap(env: Env, wrapper: WrapperConfig) -> Env:
         return wrapper_type(env, **options)
     except ENVIRONMENT_ERRORS:
         raise
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        raise _missing_package(name, error) from error
     except Exception as error:
         raise ConfigError(f"wrapper {name} does not take the options {options}: {error_line(error)}") from error
+
+
+def _missing_package(name: str, error: Exception) -> MissingExtraError:
+    extra = ": pip install 'rltransformers[atari]'" if name == "AtariPreprocessing" else ""
+    return MissingExtraError(f"wrapper {name} needs a package that is not installed{extra} ({one_line(error)})")
 
 
 def _wrapper_type(name: str) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
@@ -301,6 +313,8 @@ def _wrapper_type(name: str) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
     try:
         found = getattr(import_module(module or "gymnasium.wrappers"), class_name, None)
     except (ImportError, TypeError, ValueError) as error:
+        if not module and isinstance(error, ImportError):
+            raise _missing_package(name, error) from error
         raise ConfigError(f"wrapper {name!r}: the module {module!r} cannot be imported ({error})") from error
     if not (isinstance(found, type) and issubclass(found, gymnasium.Wrapper)):
         known = [*WRAPPERS, *(each for each in gymnasium.wrappers.__all__ if each[0].isupper())]  # no modules

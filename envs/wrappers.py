@@ -385,10 +385,7 @@ def check_observation_space(space: Space) -> None:
     leaves = observation_leaves(space)
     check_not_empty(leaves, space, "observation")
     for path, leaf in leaves.items():
-        try:
-            check_supported(leaf, f"observation {path!r}" if path else "observation")
-        except ConfigError as error:
-            raise ConfigError(f"{error}; the wrapper DropUnsupported drops such fields") from error
+        check_supported(leaf, f"observation {path!r}" if path else "observation")
 
 
 def _vector_space(env: Env) -> spaces.Box:

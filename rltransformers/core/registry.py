@@ -1,11 +1,12 @@
 """From an environment id to its registered specification, after importing the package that registers it."""
 
 import difflib
+import importlib.util
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from rltransformers.core.errors import ConfigError, one_line, require
+from rltransformers.core.errors import ConfigError, MissingExtraError, one_line, require
 from rltransformers.core.modules import import_module
 
 OGBENCH = (
@@ -16,6 +17,7 @@ OGBENCH = (
 GLOBAL_RANDOMNESS = (*OGBENCH, "popgym-CountRecall", "popgym-Labyrinth")
 """Begins of the ids of environments that draw from global generators, which no seed of ``reset`` reaches."""
 SUITES = {
+    "rltransformers/": (("rltransformers.envs",), ""),
     "popgym-": (("popgym",), "popgym"),
     "MiniGrid-": (("minigrid",), "minigrid"),
     "BabyAI-": (("minigrid",), "minigrid"),
@@ -24,6 +26,10 @@ SUITES = {
     **{prefix: (("ogbench",), "ogbench") for prefix in OGBENCH},
 }
 """Prefix of an id → (modules, of which the last one registers it; extra of this package that installs them)."""
+BESIDE = {
+    "popgym-Labyrinth": ("mazelib", "'popgym[navigation]'"),
+}
+"""Prefix of an id → (module without which its suite leaves it out; what pip installs for it)."""
 
 
 def find_spec(env_id: str) -> EnvSpec:
@@ -31,7 +37,7 @@ def find_spec(env_id: str) -> EnvSpec:
 
     Raises:
         ConfigError: when no environment has this id; names the closest ones.
-        MissingExtraError: when the id belongs to a known suite that is not installed.
+        MissingExtraError: when the id belongs to a known suite that is not installed, or not with all that it needs.
     """
     module, _, name = env_id.rpartition(":")
     if module:
@@ -46,6 +52,11 @@ def find_spec(env_id: str) -> EnvSpec:
             for suite in modules:
                 require(suite, extra)
     if name not in gymnasium.registry:
+        for prefix, (needed, packages) in BESIDE.items():
+            if name.startswith(prefix) and importlib.util.find_spec(needed) is None:
+                raise MissingExtraError(
+                    f"{name} needs {needed}, which is not installed; it comes with: pip install {packages}"
+                )
         raise ConfigError(f"no environment is registered as {name!r}; {_close_ids(name)}")
     return gymnasium.spec(name)
 

@@ -197,11 +197,12 @@ def check_not_empty(leaves: Mapping[str, Space], space: Space, role: str) -> Non
         raise ConfigError(f"the {role} space {space} holds nothing; give it at least one member")
 
 
-def check_supported(space: Space, role: str) -> None:
+def check_supported(space: Space, role: str, way_out: str | None = None) -> None:
     """Raise unless every leaf is a Box, Discrete, MultiDiscrete or MultiBinary.
 
     Args:
         role: how the message calls the space, e.g. "observation" or "action".
+        way_out: how to leave out a field; None: the wrapper of an environment that does, for observations.
 
     Raises:
         ConfigError: names role, path and type of the first leaf that no encoder or head can take, or says that the
@@ -214,13 +215,23 @@ def check_supported(space: Space, role: str) -> None:
         if not isinstance(leaf, SUPPORTED_LEAVES):
             raise ConfigError(
                 f"{where} is {type(leaf).__name__}, which is not supported; supported leaves are Box, Discrete, "
-                f"MultiDiscrete and MultiBinary (inside Dict or Tuple): drop the field with an observation wrapper, "
-                f"or encode it as one of these"
+                f"MultiDiscrete and MultiBinary (inside Dict or Tuple): {way_out or _way_out(leaf, role)}"
             )
         if isinstance(leaf, spaces.Box) and not np.issubdtype(leaf.dtype, np.number) and leaf.dtype != np.bool_:
             raise ConfigError(f"{where} is a Box of dtype {leaf.dtype}; use a numeric dtype")
         if isinstance(leaf, spaces.Box) and 0 in leaf.shape:
             raise ConfigError(f"{where} is a Box of shape {leaf.shape}, which holds no number; drop the field")
+
+
+def _way_out(leaf: Space, role: str) -> str:
+    if "observation" not in role:
+        return "encode it as one of these"
+    if type(leaf).__name__ == "MissionSpace":
+        return (
+            "take the wrapper GridSymbols, which leaves the mission out and lets the network tell the objects in view "
+            "apart; DropUnsupported keeps a picture that is nearly black"
+        )
+    return "drop the field with the wrapper DropUnsupported, or encode it as one of these"
 
 
 def check_width(space: Space, role: str, width: int) -> None:

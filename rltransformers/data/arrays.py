@@ -3,7 +3,6 @@
 import math
 import os
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from rltransformers.core.errors import DataError
+from rltransformers.core.errors import DataError, error_line
 from rltransformers.core.files import existing_file
 from rltransformers.core.spaces import nest_paths
 from rltransformers.data.d4rl import trajectories_from_d4rl
@@ -24,7 +23,6 @@ MAX_INFLATION = 2000
 """Bytes of an array per byte in the file; deflate reaches 1,032."""
 _SUFFIX = ".npy"
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-_DAMAGE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error, MemoryError)
 
 
 def read_npz(path: str | os.PathLike[str], *, name: str | None = None, **options: Any) -> Trajectories:
@@ -83,8 +81,10 @@ def _damage(file: str | Path) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except _DAMAGE as error:
-        raise DataError(f"{file} is truncated or no .npz file ({error}); write it again with numpy.savez") from error
+    except Exception as error:  # an edited file makes zipfile and numpy raise anything
+        raise DataError(
+            f"{file} is truncated or no .npz file ({error_line(error)}); write it again with numpy.savez"
+        ) from error
 
 
 def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> Any:

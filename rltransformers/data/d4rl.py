@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rltransformers.core.errors import DataError
+from rltransformers.core.errors import OUR_ERRORS, DataError, error_line
 from rltransformers.core.files import existing_file
 from rltransformers.core.members import check_numeric, flags, numbers
 from rltransformers.core.spaces import leaf_spaces, leaf_values
@@ -119,16 +119,20 @@ def read_d4rl_file(path: str | os.PathLike[str], **options: Any) -> Trajectories
     try:
         check_file(file_path)
         file = h5py.File(file_path, "r", rdcc_nbytes=_CACHE_BYTES)
-    except (OSError, RuntimeError, KeyError) as error:
-        raise DataError(f"{file_path} is truncated or no HDF5 file ({error}); download it again") from error
+    except OUR_ERRORS:
+        raise
+    except Exception as error:  # an edited file makes h5py raise anything
+        raise DataError(f"{file_path} is truncated or no HDF5 file ({error_line(error)}); download it again") from error
     with file:
         if "episode_0" in file:
             raise DataError(f"{file_path} belongs to a Minari data set; pass the Minari id, or the folder above 'data'")
         try:
             arrays = _virtual_parts(file) if "virtual" in file and "observations" not in file else _tree(file)
             return trajectories_from_d4rl(arrays, name=options.pop("name", None) or file_path.stem, **options)
-        except OSError as error:  # the directory of the file is whole, but a block of it cannot be read
-            raise DataError(f"{file_path} is damaged ({error}); download it again") from error
+        except OUR_ERRORS:
+            raise
+        except Exception as error:  # the directory of the file is whole, but an array cannot be read
+            raise DataError(f"{file_path} is damaged ({error_line(error)}); download it again") from error
 
 
 def _tree(group: Any) -> dict[str, Any]:
@@ -136,7 +140,11 @@ def _tree(group: Any) -> dict[str, Any]:
     import h5py
 
     def walk(node: Any) -> Any:
-        return {key: walk(child) for key, child in node.items()} if isinstance(node, h5py.Group) else node
+        if not isinstance(node, h5py.Group):
+            return node
+        if h5py.h5o.get_info(node.id).rc > 1:
+            raise DataError(f"{node.file.filename}: the group {node.name!r} has several names, and may hold itself")
+        return {key: walk(child) for key, child in node.items()}
 
     return {key: walk(group[key]) for key in group if key not in (*IGNORED, "virtual")}
 

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rltransformers.core.errors import DataError
+from rltransformers.core.errors import DataError, error_line
 
 Tree: TypeAlias = "Mapping[str, Tree] | npt.NDArray[Any]"
 
@@ -51,12 +51,15 @@ def check_file(path: str | os.PathLike[str]) -> None:
     from h5py import h5d, h5l, h5o
 
     def fault(name: bytes, link: Any) -> str | None:
+        try:
+            return _fault(name, link)
+        except Exception as error:  # raised in here it would be lost, or end in a SystemError
+            return f"{name!r} is damaged ({error_line(error)}); download the file again"
+
+    def _fault(name: bytes, link: Any) -> str | None:
         if link.type != h5l.TYPE_HARD:
             return f"{name.decode()!r} is a link to another file or name; only data inside the file are read"
-        try:
-            found = h5o.open(file.id, name)
-        except (KeyError, RuntimeError, OSError, ValueError) as error:
-            return f"{name.decode()!r} is damaged ({error}); download the file again"
+        found = h5o.open(file.id, name)
         if not isinstance(found, h5d.DatasetID):
             return None
         how, stored = found.get_create_plist(), found.get_storage_size()
@@ -69,7 +72,7 @@ def check_file(path: str | os.PathLike[str]) -> None:
         return None
 
     with h5py.File(path, "r") as file:
-        found = file.id.links.visit(fault, info=True)  # ends at the first fault; an error raised in there would be lost
+        found = file.id.links.visit(fault, info=True)  # ends at the first fault
     if found is not None:
         raise DataError(f"{os.fspath(path)}: {found}")
 

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rltransformers.core.errors import ConfigError, DataError, did_you_mean
+from rltransformers.core.errors import OUR_ERRORS, ConfigError, DataError, did_you_mean, error_line
 from rltransformers.core.files import (
     existing_file,
     file_lock,
@@ -287,13 +287,15 @@ def _from_minari(
     allocate: Allocate | None = None,
 ) -> Trajectories:
     name = name or dataset.id
-    indices = [int(index) for index in dataset.episode_indices]
-    if not indices:
-        raise DataError(f"{name}: holds no episode; nothing can be learned from it")
-    raw = dataset.storage.read_raw_metadata(dataset.storage.data_path)
-    full_space = dataset.observation_space
-    read_space = _prune(full_space, leaves)
     with _damage(name):
+        indices = [int(index) for index in dataset.episode_indices]
+        if not indices:
+            raise DataError(f"{name}: holds no episode; nothing can be learned from it")
+        raw = dataset.storage.read_raw_metadata(dataset.storage.data_path)
+        full_space, action_space, total_steps = dataset.observation_space, dataset.action_space, dataset.total_steps
+        env_spec = raw.get("env_spec")
+        env_id = str(json.loads(env_spec)["id"]) if env_spec else None
+        read_space = _prune(full_space, leaves)
         for file in sorted(Path(dataset.storage.data_path).glob("*.hdf5")):
             check_file(file)
         lengths = [
@@ -301,7 +303,7 @@ def _from_minari(
             for some in _batches(indices)
             for metadata in dataset.storage.get_episode_metadata(some)
         ]
-    writer = TrajectoryWriter(lengths, read_space, dataset.action_space, name=name, allocate=allocate)
+    writer = TrajectoryWriter(lengths, read_space, action_space, name=name, allocate=allocate)
     read = 0
     for index, length, episode in zip(indices, lengths, _episodes(dataset, indices, name), strict=True):
         if len(episode.rewards) != length:
@@ -319,14 +321,11 @@ def _from_minari(
             time_limit=time_limit,
         )
         read += length
-    if read != dataset.total_steps:
-        raise DataError(
-            f"{name}: episodes hold {read} steps, the metadata say {dataset.total_steps}; write the set again"
-        )
-    env_spec = raw.get("env_spec")
+    if read != total_steps:
+        raise DataError(f"{name}: episodes hold {read} steps, the metadata say {total_steps}; write the set again")
     facts = {key: raw[key] for key in ("ref_min_score", "ref_max_score", "algorithm_name") if raw.get(key) is not None}
     return writer.finish(
-        env_id=json.loads(env_spec)["id"] if env_spec else None,
+        env_id=env_id,
         env_spec=env_spec,
         metadata={"format": "minari", "dataset_id": dataset.id, **facts},
     )
@@ -351,11 +350,11 @@ def _episodes(dataset: Any, indices: Sequence[int], name: str) -> Iterator[Any]:
 def _damage(name: str) -> Iterator[None]:
     try:
         yield
-    except DataError:
+    except OUR_ERRORS:
         raise
-    except (OSError, KeyError, ValueError, RuntimeError) as error:  # what h5py and pyarrow raise for broken files
+    except Exception as error:  # edited files make Minari, h5py and pyarrow raise anything
         raise DataError(
-            f"{name}: the stored episodes are damaged ({error}); download or record the set again"
+            f"{name}: the stored episodes are damaged ({error_line(error)}); download or record the set again"
         ) from error
 
 

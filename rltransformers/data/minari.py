@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from rltransformers.core.errors import ConfigError, DataError, one_line
+from rltransformers.core.errors import ConfigError, DataError, error_line, one_line
 from rltransformers.core.files import file_lock, remove_left_overs, replacing_folder
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
 from rltransformers.data.hdf5 import HDF5Writer, Tree
@@ -144,7 +144,15 @@ def _make_namespaces(dataset_id: str) -> None:
 
 
 def _env_spec(trajectories: Trajectories) -> EnvSpec | None:
-    return EnvSpec.from_json(trajectories.env_spec) if trajectories.env_spec else None
+    if not trajectories.env_spec:
+        return None
+    try:
+        return EnvSpec.from_json(trajectories.env_spec)
+    except Exception as error:  # whatever another text makes Gymnasium raise
+        raise DataError(
+            f"{trajectories.name}: its env_spec is not the specification of an environment ({error_line(error)}); load "
+            "the source again, or leave it out with dataclasses.replace(data, env_spec=None)"
+        ) from error
 
 
 def _write_episodes(trajectories: Trajectories, path: Path) -> None:

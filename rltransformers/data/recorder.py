@@ -6,7 +6,10 @@ Gymnasium's vector environments in all three autoreset modes and Stable-Baseline
 """
 
 import copy
+import importlib
 import inspect
+import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,14 +20,23 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.wrappers.vector import RecordEpisodeStatistics, RecordVideo
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize, is_vecenv_wrapped
+from stable_baselines3.common.vec_env import (
+    VecCheckNan,
+    VecEnv,
+    VecEnvWrapper,
+    VecMonitor,
+    VecNormalize,
+    VecVideoRecorder,
+    is_vecenv_wrapped,
+)
 
 from rltransformers.core.device import check_memory
 from rltransformers.core.episodes import endless_episode, longest_allowed
-from rltransformers.core.errors import ConfigError, DataError, did_you_mean
+from rltransformers.core.errors import ConfigError, DataError, did_you_mean, one_line
 from rltransformers.core.guard import (
     FiniteVecEnv,
     attempt,
@@ -63,6 +75,10 @@ Recorded = Sequence[int] | Mapping[str, Sequence[int] | None]
 
 FIRST_BYTES = 64 * 2**20
 """Of the arrays that a recording begins with; they double when they are full."""
+WATCHERS = ("stable_baselines3.common.monitor:Monitor",)
+"""Wrappers of one environment that change nothing and that Gymnasium cannot make again: a specification leaves them out."""
+WATCHING_VECTORS = (FiniteVecEnv, VecMonitor, VecCheckNan, VecVideoRecorder, RecordEpisodeStatistics, RecordVideo)
+"""Wrappers of vector environments that change nothing."""
 LONGEST_FINISH = 10_000
 """Steps per environment for which an episode that runs when enough was recorded is carried on to its end."""
 
@@ -142,6 +158,7 @@ def record(
             view = _view(chosen, vector.observation_space)
             _check_room(steps, episodes, _layout(view.observation_space, vector.action_space))
             streams, spec = generators(seed), _single_spec(vector.spec)
+            env_id, env_spec = spec.id if spec else None, _spec_json(vector, spec)
             results: list[Trajectories] = []
             described: list[dict[str, Any]] = []
             for (weight, part), share in zip(parts, shares, strict=True):
@@ -154,7 +171,7 @@ def record(
                 env_seed = int(streams.environment.numpy.integers(2**31 - vector.num_envs))
                 quota = _quota(share, vector.num_envs) if episodes is not None else None
                 recording.run(share if quota is None else None, quota, env_seed, streams.action.numpy)
-                result = recording.trajectories(name or (spec.id if spec else "recording"), spec)
+                result = recording.trajectories(name or env_id or "recording", env_id, env_spec)
                 facts = {"name": _label(actor), "weight": weight, "steps": result.steps, "episodes": len(result)}
                 described.append(facts)
                 results.append(result)
@@ -336,7 +353,7 @@ class _Recording:
         leaves = {path: np.asarray(seen[path])[indices] for path in self.observation_leaves}  # indexing copies
         self.last.append((self.rows, indices, leaves))
 
-    def trajectories(self, name: str, spec: Any) -> Trajectories:
+    def trajectories(self, name: str, env_id: str | None, env_spec: str | None) -> Trajectories:
         """The episodes, environment by environment."""
         place = np.flatnonzero(self.arrays["counted"][: self.rows])
         env = self.arrays["environments"][place]
@@ -374,8 +391,8 @@ class _Recording:
             self.view.observation_space,
             self.vector.action_space,
             name,
-            spec.id if spec else None,
-            _spec_json(spec),
+            env_id,
+            env_spec,
         )
 
 
@@ -516,7 +533,7 @@ class _Vector(Protocol):
 class _GymnasiumVector:
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         self.env, self.num_envs = env, env.num_envs
-        self.spec = env.spec or getattr(env.unwrapped, "envs", [env])[0].spec
+        self.spec = getattr(env.unwrapped, "envs", [env])[0].spec or env.spec  # of one first: it knows its wrappers
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._none = np.zeros(env.num_envs, bool)
@@ -624,6 +641,7 @@ def _vector_env(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str |
         with construction(spec, env_kwargs):
             return _GymnasiumVector(gym.make_vec(spec, count, mode, **env_kwargs)), True
     if callable(env):
+        importlib.import_module("rltransformers.envs")  # registers ours, of which the function may make one
         with construction(env, env_kwargs):
             return _GymnasiumVector(SyncVectorEnv([partial(env, **env_kwargs)] * count)), True
     raise ConfigError(
@@ -639,13 +657,42 @@ def _single_spec(spec: Any) -> Any:
     for key in ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers", "autoreset_mode"):
         single.kwargs.pop(key, None)
     single.max_episode_steps = single.kwargs.pop("max_episode_steps", single.max_episode_steps)
+    single.additional_wrappers = tuple(each for each in single.additional_wrappers if each.entry_point not in WATCHERS)
     return single
 
 
-def _spec_json(spec: Any) -> str | None:
+def _spec_json(vector: "_Vector", spec: EnvSpec | None) -> str | None:
+    """``spec`` as JSON; None, with a warning, where Gymnasium makes no environment of it, or not this one."""
     if spec is None:
         return None
     try:
-        return str(spec.to_json())
-    except (TypeError, ValueError):  # made from a callable, or with arguments that JSON does not know
-        return None
+        wrong = _not_made_again(vector, spec)
+        if wrong is None:
+            return str(spec.to_json())
+    except (TypeError, ValueError) as error:  # made by a function, or with arguments that JSON does not know
+        wrong = one_line(error)
+    warnings.warn(
+        f"the recording of {spec.id} keeps no specification, so nothing can make its environment again: {wrong}",
+        UserWarning,
+        stacklevel=3,
+    )
+    return None
+
+
+def _not_made_again(vector: "_Vector", spec: EnvSpec) -> str | None:
+    """What of the environments in ``vector`` their ``spec`` does not make again; None where nothing is missing."""
+    if vector.spec.kwargs.get("wrappers"):
+        return "make_vec put wrappers around each environment in a process of its own"
+    inner = vector.env
+    while isinstance(inner, VecEnvWrapper | VectorWrapper):
+        if not isinstance(inner, WATCHING_VECTORS):
+            return f"the wrapper {type(inner).__name__} is around all environments together"
+        inner = inner.venv if isinstance(inner, VecEnvWrapper) else inner.env
+    for wrapper in spec.additional_wrappers:
+        if wrapper.kwargs is None:
+            return f"the wrapper {wrapper.name} does not keep its arguments (RecordConstructorArgs of gymnasium.utils)"
+    for place in (spec.entry_point, *(wrapper.entry_point for wrapper in spec.additional_wrappers)):
+        module, _, name = str(place).partition(":")
+        if module in sys.modules and not hasattr(sys.modules[module], name):
+            return f"the module {module} has no {name}, which was made inside of a function"
+    return None

@@ -1,5 +1,7 @@
 """Wrong numbers, flags and keys are refused by name from every source; what loads is what was given."""
 
+import json
+import random
 import re
 import warnings
 from collections.abc import Callable
@@ -387,3 +389,53 @@ def test_any_value_anywhere_is_refused_or_loaded_as_it_is(
         assert bool(loaded) == value
     else:
         np.testing.assert_array_equal(np.reshape(loaded, ()), np.float32(value))
+
+
+# Damaged and edited files ------------------------------------------------------------
+
+
+def written_file(kind: str, folder: Path) -> Path:
+    """A small data set in a file of this kind."""
+    arrays = flat(coded_episodes((3, 2)))
+    if kind == "npz":
+        np.savez(folder / "data.npz", **arrays)
+        return folder / "data.npz"
+    if kind == "hdf5":
+        with h5py.File(folder / "data.hdf5", "w") as file:
+            for key, value in arrays.items():
+                file.create_dataset(key, data=value, chunks=True, compression="gzip")
+        return folder / "data.hdf5"
+    write_minari(load_trajectories(coded_episodes((3, 2))), "data-v0")
+    return next((folder / "data-v0" / "data").glob("*.hdf5" if kind == "minari" else "metadata.json"))
+
+
+@pytest.mark.parametrize(("kind", "edits"), [("npz", 150), ("hdf5", 250), ("minari", 250)])
+def test_any_edit_of_a_file_is_refused_or_read(
+    kind: str, edits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    file = written_file(kind, tmp_path)
+    dataset, whole, rng = "data-v0" if file.parent.name == "data" else file, file.read_bytes(), random.Random(0)
+    refused = 0
+    for _ in range(edits):
+        content = bytearray(whole)
+        content[rng.randrange(len(content))] = rng.randrange(256)
+        file.write_bytes(content)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of spaces with odd bounds
+                load_trajectories(dataset)
+        except (DataError, ConfigError):
+            refused += 1
+    assert refused > edits / 20
+
+
+@pytest.mark.parametrize("value", ["x", [], {}, -1])
+def test_wrong_totals_of_minari_metadata_are_named(value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    file = written_file("metadata", tmp_path)
+    metadata = json.loads(file.read_text())
+    for key in ("total_steps", "total_episodes", "observation_space"):
+        file.write_text(json.dumps(metadata | {key: value}))
+        with pytest.raises(DataError, match="data-v0"):
+            load_trajectories("data-v0")

@@ -176,6 +176,11 @@ def test_a_group_that_holds_itself_ends(tmp_path: Path) -> None:
             file[each] = array
         file["infos"] = file["/"]
     assert load_trajectories(tmp_path / "round.hdf5").steps == ROWS
+    with h5py.File(tmp_path / "round.hdf5", "a") as file:
+        group = file.create_group("observation")
+        group["self"] = group
+    with pytest.raises(DataError, match="the group '/observation' has several names"):
+        load_trajectories(tmp_path / "round.hdf5")
 
 
 def test_well_compressed_data_are_read(tmp_path: Path) -> None:

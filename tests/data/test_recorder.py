@@ -1,6 +1,8 @@
 """Recording gives what stepping by hand gives, in every kind of vector environment."""
 
 import itertools
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
@@ -11,15 +13,16 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import TimeAwareObservation, TimeLimit
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from stable_baselines3 import PPO
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.seeding import generators
 from rltransformers.data import ObservationView, load_trajectories, mixture, record, write_minari
-from rltransformers.envs import GymnasiumVecEnv
+from rltransformers.envs import GymnasiumVecEnv, make_vec_env
 from tests.data.coded import code
 
 LENGTHS = (3, 7, 1, 5)
@@ -336,6 +339,55 @@ def test_the_recorded_spec_makes_one_environment_whatever_vector_was_used() -> N
         assert spec.kwargs == options and spec.max_episode_steps == 500
         gym.make(spec).close()
         vector_env.close()
+
+
+class Forgetful(gym.Wrapper[Any, Any, Any, Any]):
+    """A wrapper that does not tell Gymnasium its arguments, as those of Stable-Baselines3 do not."""
+
+
+def vectors_by_name() -> dict[str, Any]:
+    def cartpole() -> gym.Env[Any, Any]:
+        return gym.make("CartPole-v1")
+
+    class Local(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+        def __init__(self, env: gym.Env[Any, Any]) -> None:
+            gym.utils.RecordConstructorArgs.__init__(self)
+            gym.Wrapper.__init__(self, env)
+
+    return {
+        "Stable-Baselines3": lambda: DummyVecEnv([lambda: Monitor(cartpole())] * 2),
+        "a limit around a monitor": lambda: gym.wrappers.TimeLimit(Monitor(cartpole()), 20),
+        "our wrappers": lambda: make_vec_env("CartPole-v1", 2, wrappers=["History"]),
+        "wrappers of make_vec": lambda: gym.make_vec("CartPole-v1", 2, "sync", wrappers=[TimeAwareObservation]),
+        "no arguments": lambda: Forgetful(cartpole()),
+        "a class in a function": lambda: Local(cartpole()),
+        "a function": lambda: gym.wrappers.TransformReward(cartpole(), lambda reward: reward),
+        "VecNormalize": lambda: VecNormalize(DummyVecEnv([cartpole] * 2)),
+        "a wrapper of vectors": lambda: gym.wrappers.vector.ClipReward(gym.make_vec("CartPole-v1", 2), -1.0, 1.0),
+    }
+
+
+@pytest.mark.parametrize("kind", vectors_by_name())
+def test_a_recorded_spec_makes_the_same_environment_or_is_left_out_with_a_word(kind: str) -> None:
+    env = vectors_by_name()[kind]()
+    if kind in list(vectors_by_name())[:4]:
+        data = record(env, "random", episodes=1)
+        assert data.env_spec is not None
+        again = gym.make(gym.envs.registration.EnvSpec.from_json(data.env_spec))
+        assert again.observation_space == data.observation_space
+        again.close()
+    else:
+        with pytest.warns(UserWarning, match="nothing can make its environment again"):
+            data = record(env, "random", episodes=1)
+        assert data.env_spec is None and data.env_id == "CartPole-v1"
+    env.close()
+
+
+@pytest.mark.parametrize("env", ["{}", "lambda: __import__('gymnasium').make({})"])
+def test_our_environments_are_known_in_a_fresh_process(env: str) -> None:
+    made = env.format("'rltransformers/CueRecall-v0'")
+    code = f"from rltransformers.data import record; assert len(record({made}, 'random', episodes=1)) == 1"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 class Broken(Coded):

@@ -1,8 +1,11 @@
 """Returns, selections, statistics and the memory-mapped folder of trajectories."""
 
+import copy
+import json
 import re
 import tracemalloc
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -202,10 +205,9 @@ def test_an_interrupted_save_leaves_the_old_folder(
         "missing",
         "pickled",
         "foreign",
-        "newer",
+        "version 99",
         "a key",
-        "flat offsets",
-        "broken offsets",
+        "a byte",
         "no description",
     ],
 )
@@ -220,19 +222,81 @@ def test_a_damaged_folder_is_named(data: Trajectories, tmp_path: Path, damage: s
         np.save(array, np.array([{"a": 1}], object), allow_pickle=True)
     elif damage == "foreign":
         description.write_text("{}")
-    elif damage == "newer":
-        description.write_text(description.read_text().replace('"version": 1', '"version": 99'))
+    elif damage == "version 99":
+        description.write_text(description.read_text().replace('"version": 2', '"version": 99'))
     elif damage == "a key":
         description.write_text(description.read_text().replace('"env_id"', '"environment"'))
-    elif damage == "flat offsets":
-        np.save(folder / "offsets.npy", 3)
-    elif damage == "broken offsets":
-        np.save(folder / "offsets.npy", data.offsets.astype(np.float64))
+    elif damage == "a byte":
+        array.write_bytes(array.read_bytes()[:-1] + b"\x01")
     else:
         description.unlink()
     for mmap in (True, False):
-        with pytest.raises(DataError, match=r"observations\.0\.npy|trajectories|version 99|lacks 'env_id'|offsets are"):
+        with pytest.raises(DataError, match=r"observations\.0\.npy|trajectories|version 99|lacks 'env_id'"):
             Trajectories.open(folder, mmap=mmap)
+
+
+def edited(value: Any, place: tuple[Any, ...], new: Any) -> Any:
+    """A copy of nested JSON values with another one at ``place``."""
+    if not place:
+        return new
+    changed = copy.copy(value)
+    changed[place[0]] = edited(value[place[0]], place[1:], new)
+    return changed
+
+
+def places(value: Any) -> Iterator[tuple[Any, ...]]:
+    yield ()
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in items:
+        yield from ((key, *place) for place in places(part))
+
+
+def test_an_edited_description_is_refused_or_changes_nothing_else(data: Trajectories, tmp_path: Path) -> None:
+    folder = data.save(tmp_path / "folder")
+    file = folder / "trajectories.json"
+    description = json.loads(file.read_text())
+    texts = [description | {key: json.dumps(edited(json.loads(description[key]), place, new))}
+             for key in ("observation_space", "action_space") for place in places(json.loads(description[key]))
+             for new in ("x", None, [], {}, -1, 2**70)]  # fmt: skip
+    texts += [edited(description, place, new) for place in places(description) for new in ("x", None, [], {}, -1)]
+    refused = 0
+    for text in texts:
+        file.write_text(json.dumps(text))
+        try:
+            read = Trajectories.open(folder)
+        except DataError:
+            refused += 1
+        else:
+            assert read.fingerprint() == data.fingerprint() and read.summary()
+    assert refused > len(texts) / 2
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("offsets", np.array(3), "offsets are"),
+        ("offsets", np.array([0.0, 5.0]), "offsets are"),
+        ("offsets", np.array([0, 5, 3], np.uint64), "empty"),
+        ("actions.0", np.array([0, 1, 7, 0, 1]), "outside Discrete"),
+        ("rewards", np.array([0, 1, np.nan, 0, 1], np.float32), "NaN"),
+        ("header", b"{'descr': '<f4', 'fortran_order': False, 'shape': (", "damaged"),
+    ],
+)
+def test_an_edited_file_whose_checksum_was_edited_too_is_read_as_any_data(
+    file: str, content: Any, words: str, tmp_path: Path
+) -> None:
+    episode = {"observations": np.zeros((6, 1)), "actions": np.array([0, 1, 0, 1, 0]), "rewards": np.ones(5)}
+    folder = Trajectories.from_episodes([episode], action_space=spaces.Discrete(2)).save(tmp_path / "folder")
+    array = folder / f"{'rewards' if file == 'header' else file}.npy"
+    if isinstance(content, bytes):
+        array.write_bytes(array.read_bytes()[:10] + content.ljust(118) + array.read_bytes()[128:])
+    else:
+        np.save(array, content)
+    description = json.loads((folder / "trajectories.json").read_text())
+    description["checksums"][array.name] = zlib.crc32(array.read_bytes())
+    (folder / "trajectories.json").write_text(json.dumps(description))
+    with pytest.raises(DataError, match=words):
+        Trajectories.open(folder)
 
 
 def test_parts_join_one_after_the_other(data: Trajectories) -> None:

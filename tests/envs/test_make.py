@@ -5,6 +5,7 @@ import importlib
 import os
 import signal
 import sys
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -247,6 +248,23 @@ def test_a_missing_suite_names_its_extra(env_id: str, module: str, extra: str, m
         find_spec(env_id)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"env_id": "popgym-LabyrinthEscapeEasy-v0"}, r"needs mazelib.*pip install 'popgym\[navigation\]'"),
+        ({"env_id": "CartPole-v1", "wrappers": ["AtariPreprocessing"]}, r"not installed.*rltransformers\[atari\]"),
+    ],
+)
+def test_a_missing_package_is_named_and_not_taken_for_an_unknown_word(
+    arguments: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("popgym", "cv2", "mazelib"):
+        monkeypatch.setitem(sys.modules, package, ModuleType(package) if package == "popgym" else None)
+    monkeypatch.delitem(gymnasium.registry, "popgym-LabyrinthEscapeEasy-v0", raising=False)
+    with pytest.raises(MissingExtraError, match=words):
+        make_vec_env(**arguments)
+
+
 @pytest.fixture
 def bsuite(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Packages named bsuite and shimmy, the second of which registers an environment when it is imported."""
@@ -305,6 +323,10 @@ def test_a_missing_simulator_names_its_extra(error: Exception, monkeypatch: pyte
         ({"wrappers": None}, "wrappers must be a list"),
         ({"wrappers": [lambda env: 5]}, "makes 5, which is no environment of Gymnasium"),
         ({"env_kwargs": 5}, "env_kwargs must be a mapping"),
+        (
+            {"env_id": "rltransformers/CueRecall-v0", "env_kwargs": {"autoreset_mode": "NextStep"}},
+            "leave autoreset_mode out",
+        ),
         ({"env_id": "tests/Reuser-v0", "env_kwargs": {"field": "nothing"}}, "observation space Dict.* holds nothing"),
         ({"env_id": "tests/Reuser-v0", "env_kwargs": {"field": "no action"}}, "action space Dict.* holds nothing"),
         ({"env_kwargs": {"gravity": 3}}, "cannot be made with env_kwargs {'gravity': 3}.*unexpected keyword"),
