@@ -107,8 +107,8 @@ class EvaluationResult:
         return float(np.sqrt(np.mean(np.square(np.asarray(self.obtained) - self.target_return))))
 
     def summary(self) -> dict[str, Any]:
-        """Mean, standard deviation, IQM with its 95 % bootstrap interval, episode length; error of alignment, success
-        rate and normalised score (mean, 100 = the expert of D4RL) where they are defined.
+        """Mean, standard deviation, IQM with its 95 % bootstrap interval, episode length; error of alignment, mean
+        discounted return, success rate and normalised score (mean, 100 = the expert of D4RL) where they are defined.
 
         The interval resamples the episodes of this one model: it says nothing about the spread between training seeds.
         """
@@ -124,6 +124,8 @@ class EvaluationResult:
         if self.target_return is not None:
             summary = {"target_return": self.target_return} | summary
             summary["alignment_error"] = self.alignment_error
+        if self.discounted_returns is not None:
+            summary["discounted_return_mean"] = float(np.mean(self.discounted_returns))
         if self.step is not None:
             summary = {"step": self.step} | summary
         if self.success_rate is not None:

@@ -35,8 +35,9 @@ def plot_learning_curve(
         ]
         x = np.array([step for step, _ in points])
         means = np.array([np.mean(result.returns) for _, result in points])
-        intervals = np.array([_mean_interval(result.obtained) for _, result in points])
-        label = "mean return" if target is None else f"target {target:g}"
+        intervals = np.array([_mean_interval(result.returns) for _, result in points])
+        kind = "target" if points[0][1].discounted_returns is None else "discounted target"
+        label = "mean return" if target is None else f"{kind} {target:g}"
         (line,) = axes.plot(x, means, marker="o", markersize=3.5, label=label)
         axes.fill_between(x, intervals[:, 0], intervals[:, 1], color=line.get_color(), alpha=0.2, linewidth=0)
     axes.set_xlabel(steps)
