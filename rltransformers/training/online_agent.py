@@ -6,7 +6,7 @@ Stable-Baselines3 looks these up on the class of an algorithm, so they are one c
 import inspect
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
@@ -438,13 +438,15 @@ class OnlineAgent(BaseAlgorithm):
         deterministic: bool = False,
         reward: np.ndarray | float | None = None,
         action_masks: Any = None,
+        generators: Sequence[np.random.Generator] | None = None,
     ) -> tuple[Any, Any]:
         """Actions for one observation or a batch, and the state to pass in next; see ``MemoryPolicy.predict``.
 
         Sampled actions (of ``GTrXLDQN`` random ones with the probability ``epsilon`` of its policy, else the best) come
-        from a random stream of their own: predicting never changes a training run.
+        from a random stream of their own, or from ``generators``, one for each environment [B]: predicting never
+        changes a training run.
         """
-        streams = self._predict_generator
+        streams = self._predict_generator if generators is None else generators
         return self.policy.predict(observation, state, episode_start, deterministic, reward, streams, action_masks)
 
     # Episodes and random streams
@@ -516,16 +518,6 @@ class OnlineAgent(BaseAlgorithm):
     def stands_in_episodes(self) -> bool:
         """Whether ``learn(..., reset_num_timesteps=False)`` goes on with running episodes; else it begins new ones."""
         return self._last_obs is not None
-
-    @contextmanager
-    def predicting_from(self, seed: int) -> Iterator[None]:
-        """Within the block, sampled actions of ``predict`` follow from ``seed``; afterwards its stream goes on."""
-        before = self._predict_generator.get_state()
-        self._predict_generator.manual_seed(check(seed, Seed, "seed"))
-        try:
-            yield
-        finally:
-            self._predict_generator.set_state(before)
 
     # Acting
 
