@@ -300,7 +300,7 @@ def test_the_pictures_are_drawn(tmp_path: Path) -> None:
     folder.write_final(results)
     assert read_results(folder.evaluation) == results
     plot_return_versus_target(tmp_path / "target.png", results, "title")
-    plot_lookback(tmp_path / "lookback.png", np.ones((2, 5)) / 5, "title")
+    plot_lookback(tmp_path / "lookback.png", [np.ones((2, 5)) / 5, np.ones((1, 5)) / 5], "title")
     for name in ("learning_curve.png", "target.png", "lookback.png"):
         assert (tmp_path / name).read_bytes().startswith(PNG)
 
@@ -324,8 +324,9 @@ def test_a_line_of_returns_lies_in_its_interval_where_targets_are_discounted(mon
 def test_pictures_without_their_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no evaluation has a target return"):
         plot_return_versus_target(tmp_path / "x.png", [result(1.0)], "title")
-    with pytest.raises(ConfigError, match=r"\[layers, look-back\], got shape \(3,\)"):
-        plot_lookback(tmp_path / "x.png", np.ones(3), "title")
+    for wrong in ([np.ones(3)], [], [np.ones((2, 3)), np.ones((2, 4))]):
+        with pytest.raises(ConfigError, match=r"\[heads, look-back\] of every layer"):
+            plot_lookback(tmp_path / "x.png", wrong, "title")
 
 
 def test_normalisation_comes_back_without_pickle(tmp_path: Path) -> None:
