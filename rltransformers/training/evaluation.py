@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecMonitor, is_vecenv_wrapp
 from tqdm import tqdm
 
 from rltransformers.core.action_masks import MASK_METHOD
-from rltransformers.core.episodes import endless_episode, longest_allowed
+from rltransformers.core.episodes import endless_episode, episode_record, longest_allowed
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import replacing
 from rltransformers.core.guard import FiniteVecEnv, checked_copies
@@ -278,7 +278,7 @@ def _wave(
         observation, rewards, start, infos = env.step(actions)
         totals, lengths = totals + rewards, lengths + 1
         for copy in np.flatnonzero(running & start):
-            record = infos[copy].get("episode")
+            record = episode_record(infos[copy])
             if monitored and record is None:
                 continue  # a lost life ends the learner's episode, not the game (Atari wrappers)
             running[copy] = False

@@ -42,6 +42,7 @@ from rltransformers.core.checkpoint import (
     unpack_arrays,
 )
 from rltransformers.core.device import find_device, to_tensor
+from rltransformers.core.episodes import episode_record
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, one_line, refuse_unknown
 from rltransformers.core.guard import attempt, named_fault, raised_in_reset
 from rltransformers.core.ranges import Count, Seed, annotations, check, check_settings, strict
@@ -67,6 +68,7 @@ from rltransformers.training.actor import Actor
 from rltransformers.training.distributed import EndedEpisode, share_seen, share_statistics
 from rltransformers.training.interval_log import check_callback
 from rltransformers.training.normalization import (
+    check_evaluation_env,
     check_same_observations,
     check_same_rewards,
     checked_normalization,
@@ -311,8 +313,8 @@ class OnlineAgent(BaseAlgorithm):
         """
         if not torch.isfinite(loss):
             raise DataError(
-                f"the loss of update {self._n_updates} is {float(loss)}; rewards or observations may be far too large "
-                "(VecNormalize scales them), or learning_rate too high"
+                f"the loss of update {self._n_updates} is {float(loss.detach())}; rewards or observations may be far "
+                "too large (VecNormalize scales them), or learning_rate too high"
             )
         self.policy.optimizer.zero_grad()
         loss.backward()
@@ -337,6 +339,13 @@ class OnlineAgent(BaseAlgorithm):
         self.num_timesteps += count * self.world.size
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
+        foreign = [i for i, info in enumerate(infos) if "episode" in info and episode_record(info) is None]
+        for i in foreign:  # an environment's own, which the log of Stable-Baselines3 would take for a record
+            infos = [
+                *infos[:i],
+                {name: value for name, value in infos[i].items() if name != "episode"},
+                *infos[i + 1 :],
+            ]
         if self.world.alone:
             super()._update_info_buffer(infos, dones)
             return
@@ -390,6 +399,8 @@ class OnlineAgent(BaseAlgorithm):
             if isinstance(error, ConfigError | DataError) or self.env is None or not raised_in_reset(error):
                 raise
             raise named_fault(self.env, error, "in step 0") from error
+        if self._vec_normalize_env is not None:
+            check_evaluation_env(result[1], cast(VecEnv, self.env))
         self._metrics.hand_to(self.logger)
         if not self._custom_logger and self.num_timesteps == 0:
             write_run_card(self.logger, {"agent": self.kind, "n_envs": self.all_envs} | self._settings())

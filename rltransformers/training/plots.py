@@ -103,7 +103,9 @@ def plot_lookback(path: Path, attention: Sequence[ArrayLike], title: str) -> Non
     )
     names = [f"layer {i}, head {head}" for i, layer in enumerate(layers) for head in range(len(layer))]
     axes.set_yticks(range(rows), names, fontsize=8)
-    axes.hlines(np.cumsum([len(layer) for layer in layers])[:-1] - 0.5, -0.5, lookback - 0.5, color="1.0", linewidth=1.5)
+    axes.hlines(
+        np.cumsum([len(layer) for layer in layers])[:-1] - 0.5, -0.5, lookback - 0.5, color="1.0", linewidth=1.5
+    )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(lookback - 0.5, -0.5)
     axes.set_xlabel("tokens ago")
