@@ -6,6 +6,7 @@ those of every ``OfflineAgent``. Behaviour cloning and its filtered form are the
 environments.
 """
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from rltransformers.algorithms.decision import learning_rate_factor
+from rltransformers.algorithms.decision import default_warmup, learning_rate_factor
 from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.blocks.leaving import Confident
 from rltransformers.core.action_masks import ACTION_MASK, masks_of_step, observes_mask
@@ -126,8 +127,9 @@ class DecisionTransformer(OfflineAgent):
             ``Trajectories``.
         context_length: steps K of a training window; windows longer than the backbone's memory train that memory.
         learning_rate, weight_decay: of AdamW.
-        warmup_steps: updates over which the learning rate rises linearly (the paper: 10,000 of
-            100,000).
+        warmup_steps: updates over which the learning rate rises linearly (the paper: 10,000 of 100,000); None takes a
+            tenth of those that the first ``learn`` is asked for (or of ``decay_steps`` where that is less), at most
+            1,000. The model keeps that number: further calls and a loaded model go on with it.
         decay_steps: update at which a cosine that follows the warm-up has brought the learning rate to a tenth, where
             it stays; None keeps it constant.
         batch_size: windows per update.
@@ -192,7 +194,7 @@ class DecisionTransformer(OfflineAgent):
         context_length: ContextLength = 20,
         learning_rate: LearningRate = 1e-4,
         weight_decay: Weight = 1e-4,
-        warmup_steps: WholeNumber = 1_000,
+        warmup_steps: WholeNumber | None = None,
         decay_steps: Count | None = None,
         batch_size: BatchSize = 64,
         max_grad_norm: PositiveNumber = 0.25,
@@ -342,6 +344,7 @@ class DecisionTransformer(OfflineAgent):
         if self._sampler is None:
             raise ConfigError(f"this model has no dataset to learn from; give one to {KIND}.load(path, dataset=...)")
         self._check_longest(self._sampler.trajectories)
+        self._choose_warmup(gradient_steps)
         total_timesteps = self.num_timesteps + gradient_steps
         callback = self._start_learning(callback, tb_log_name, progress_bar, total_timesteps)
         callback.on_training_start(locals(), globals())
@@ -423,6 +426,7 @@ class DecisionTransformer(OfflineAgent):
                 assert self._sampler is not None
                 replay = self._replay = EpisodeReplay(self._sampler.trajectories, replay_episodes)
             replay.capacity = replay_episodes
+            self._choose_warmup(updates_per_episode * math.ceil(timesteps / float(replay.data.lengths.mean())))
             callback = self._start_learning(callback, tb_log_name, False, self.num_timesteps)
             callback.on_training_start(locals(), globals())
             log = IntervalLog(self.logger, self.num_timesteps, self._interval)
@@ -451,6 +455,12 @@ class DecisionTransformer(OfflineAgent):
             if not isinstance(env, gym.Env | VectorEnv):
                 envs.close()
         return self
+
+    def _choose_warmup(self, updates: int) -> None:
+        """Choose the warm-up where the settings leave it open and ``updates`` more are asked for."""
+        if self.settings.warmup_steps is None and updates:
+            steps = default_warmup(updates, self.settings.decay_steps)
+            self.settings = replace(self.settings, warmup_steps=steps)
 
     def _play_round(
         self, envs: VectorEnv[Any, Any, Any], target: float, noise: float, longest: int | None
@@ -524,7 +534,7 @@ class DecisionTransformer(OfflineAgent):
         world.sum_gradients(self.policy.actor_parameters())
         norm = torch.nn.utils.clip_grad_norm_(self.policy.actor_parameters(), settings.max_grad_norm)
         learning_rate = settings.learning_rate * learning_rate_factor(
-            self.num_timesteps, settings.warmup_steps, settings.decay_steps
+            self.num_timesteps, settings.warmup_steps or 0, settings.decay_steps
         )
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate

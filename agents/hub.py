@@ -204,7 +204,8 @@ def _card(kind: str, result: EvaluationResult, snippet: str) -> str:
         "tags": [result.env_id, "deep-reinforcement-learning", task, "rltransformers"],
         "model-index": [{"name": kind, "results": [entry]}],
     }
-    target = "" if result.target_return is None else f", asked for a return of {result.target_return:g}"
+    kind = "return" if result.discounted_returns is None else "discounted return"
+    target = "" if result.target_return is None else f", asked for a {kind} of {result.target_return:g}"
     return f"""---
 {yaml.safe_dump(matter, sort_keys=False)}---
 

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecMonitor
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
 from rltransformers.core.errors import ConfigError, MissingExtraError, did_you_mean, error_line, one_line, refuse_unknown
 from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv, construction, source_name
@@ -20,7 +20,7 @@ from rltransformers.core.ranges import Environments, Processes, Seed, annotation
 from rltransformers.core.registry import GLOBAL_RANDOMNESS, find_spec
 from rltransformers.core.spaces import check_supported, is_nested
 from rltransformers.envs.pool import EnvPoolVector
-from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv
+from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv, with_statistics
 from rltransformers.envs.wrappers import WRAPPERS, CopyObservation, FlatDict, GlobalSeed, check_observation_space
 
 Env = gymnasium.Env[Any, Any]
@@ -57,7 +57,8 @@ def make_vec_env(
             same through Gymnasium's ``AsyncVectorEnv``, which hands observations over in shared memory. (For both, the
             script needs an ``if __name__ == "__main__"`` guard.) "envpool": threads of EnvPool, where the id is one of
             EnvPool's, ``env_kwargs`` are keywords of ``envpool.make``, and there are no wrappers.
-        monitor: adds ``infos[i]["episode"]`` (return, length, time) at episode ends.
+        monitor: adds ``infos[i]["episode"]`` (return, length, time) at episode ends, unless the environment has a
+            ``Monitor`` of its own.
 
     Raises:
         ConfigError: for an unknown id, wrapper or option, and for spaces that no encoder or head takes.
@@ -81,7 +82,7 @@ def make_vec_env(
     if seed is not None:
         venv.seed(seed)
     venv = FiniteVecEnv(venv)
-    return VecMonitor(venv) if monitor else venv
+    return with_statistics(venv) if monitor else venv
 
 
 def make_vector_env(

@@ -14,7 +14,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.env_util import is_wrapped
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 from stable_baselines3.common.vec_env.util import dict_to_obs
 
@@ -25,6 +26,21 @@ from rltransformers.envs.memory_tasks import MemoryTaskVector
 from rltransformers.envs.wrappers import check_observation_space
 
 Infos = list[dict[str, Any]]
+
+
+class EpisodeMonitor(VecMonitor):
+    """A ``VecMonitor`` over a ``GymnasiumVecEnv``; rows in which a copy is only reset count in no length."""
+
+    def step_wait(self) -> VecEnvStepReturn:
+        self.episode_lengths -= self.resets_next.astype(self.episode_lengths.dtype)
+        return super().step_wait()
+
+
+def with_statistics(env: VecEnv) -> VecEnv:
+    """``env`` with episode statistics in its infos: those of a ``Monitor`` in every copy, else of a ``VecMonitor``."""
+    if all(env.env_is_wrapped(Monitor)):
+        return env
+    return VecMonitor(env) if getattr(env, "partial_reset", True) else EpisodeMonitor(env)
 
 
 class SerialVecEnv(DummyVecEnv):
@@ -84,7 +100,7 @@ class GymnasiumVecEnv(VecEnv):
       Other NEXT_STEP environments need one call more to reset, in which the others move on. Then the observation after
       an end is the terminal one once more, and the following row, whose action was ignored and whose reward is 0, is
       marked with ``infos[i]["reset_row"] = True``: a learner leaves it out of its loss and starts its memory anew after
-      it. Returns are unchanged, lengths count that row.
+      it. Returns are unchanged; a ``VecMonitor`` counts that row, ``with_statistics`` does not.
 
     Observations are copies, nested Dict and Tuple observations one flat Dict keyed by path ("camera/left", "0").
     Rewards are float32. The action space is ``single_action_space``; actions of a Dict or a Tuple come as a list, one

@@ -76,6 +76,11 @@ def difference(head: ActionHead, one: Float[Tensor, "B K A"], other: Float[Tenso
     return torch.stack(found).amax(0)
 
 
+def default_warmup(updates: int, decay_steps: int | None = None) -> int:
+    """Warm-up of a run of so many updates: a tenth of them, or of ``decay_steps`` where that is less, at most 1,000."""
+    return min(1_000, min(updates, decay_steps or updates) // 10)
+
+
 def learning_rate_factor(step: int, warmup_steps: int, decay_steps: int | None = None) -> float:
     """Linear warm-up, (step + 1) / warmup_steps, then 1; ``step`` counts finished updates.
 

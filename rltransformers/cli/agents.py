@@ -230,14 +230,13 @@ class OnlineRunAgent(RunAgent):
 
     @contextmanager
     def _sampling_from(self, seed: int) -> Iterator[None]:
-        """Sampled actions of an evaluation follow from its seed and leave the random streams of training alone."""
+        """Sampled actions of RecurrentPPO, from torch's global stream, follow from ``seed``; training keeps its own."""
         if isinstance(self.model, OnlineAgent):
-            with self.model.predicting_from(seed):
-                yield
-        else:  # it samples from torch's global stream
-            with torch.random.fork_rng():
-                torch.manual_seed(seed)
-                yield
+            yield
+            return
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            yield
 
     def evaluation_environment(self) -> VecEnv:
         """Environments of their own, so that evaluating leaves the episodes of training alone."""

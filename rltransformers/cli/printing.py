@@ -21,6 +21,7 @@ def print_results(results: Sequence[Any]) -> None:
         "length_mean": "episode length",
         "success_rate": "success rate",
         "normalized_score": "normalised score",
+        "discounted_return_mean": "discounted, mean",
         "alignment_error": "target error, RMS",
     }
     for key, label in labels.items():

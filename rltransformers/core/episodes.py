@@ -1,5 +1,9 @@
 """How long an episode may last before playing it to its end is an error, so that nothing hangs."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from rltransformers.core.errors import DataError
@@ -32,3 +36,15 @@ def endless_episode(name: str | None, index: int, steps: int) -> DataError:
         "task has no end of its own, let the environment cut its episodes (its keyword max_episode_steps), else raise "
         "longest_episode"
     )
+
+
+def episode_record(info: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a ``Monitor`` wrote into the last info of an episode; None for none, and for an environment's own "episode".
+
+    A record has the return "r" and the length "l".
+    """
+    record = info.get("episode")
+    if not isinstance(record, Mapping):
+        return None
+    values = [np.asarray(record.get(key)) for key in ("r", "l")]
+    return record if all(value.size == 1 and value.dtype.kind in "biuf" for value in values) else None

@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper, VecMonitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
@@ -106,9 +107,9 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._episode += 1
         try:
             try:
-                results = self.env.reset(seed=seed, options=options)
-                if len(results) != 2:
-                    raise _wrong_count(2, results)
+                results: Any = self.env.reset(seed=seed, options=options)
+                if not (isinstance(results, tuple | list) and len(results) == 2 and isinstance(results[1], Mapping)):
+                    raise self._wrong_results("reset", results)
                 observation, info = results
             except Exception as error:
                 raise self._raised(error) from error
@@ -124,8 +125,8 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             try:
                 results: Any = self.env.step(action)
-                if len(results) != 5:
-                    raise _wrong_count(5, results)
+                if not (isinstance(results, tuple | list) and len(results) == 5 and isinstance(results[4], Mapping)):
+                    raise self._wrong_results("step", results)
                 observation, reward, terminated, truncated, info = results
             except Exception as error:
                 raise self._raised(error) from error
@@ -160,7 +161,14 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"environment {self._index} is to take a step and was never reset ({one_line(error)}); reset it, or "
                 "leave out force_reset=False, which is for environments that stand where a run stopped"
             )
-        return DataError(f"environment {self._index} raised {type(error).__name__} {self._when()}: {one_line(error)}")
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if isinstance(frame.f_locals.get("self"), Monitor) and "reward" in frame.f_locals:  # it adds rewards up
+            try:
+                _check_reward(frame.f_locals["reward"])
+            except DataError as fault:
+                return self._error("reward", str(fault))
+        text = f"environment {self._index} raised {type(error).__name__} {self._when()}: {one_line(error)}"
+        return DataError(f"{text}; {RETURNS}" if "values to unpack (expected" in text else text)
 
     def _check_observation(self, observation: Any) -> None:
         try:
@@ -195,6 +203,12 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _error(self, what: str, text: str) -> DataError:
         return DataError(f"{what} of environment {self._index} {text} {self._when()}; {_WAY_OUT}")
+
+    def _wrong_results(self, call: str, results: Any) -> DataError:
+        kinds = (
+            [type(value).__name__ for value in results] if isinstance(results, tuple | list) else type(results).__name__
+        )
+        return DataError(f"{call} of environment {self._index} returned {kinds} {self._when()}; {RETURNS}")
 
     def _when(self) -> str:
         return f"in step {self._t} of its episode {self._episode}"
@@ -241,8 +255,8 @@ def _shaped_leaf(leaf: Space, value: Any) -> np.ndarray:
 
 def _check_reward(reward: Any) -> None:
     value = numbers(reward)
-    if value.size != 1:
-        raise DataError(f"has shape {value.shape}, it must be one number")
+    if value.shape != ():
+        raise DataError(f"has shape {value.shape}, it must be one number, as float(reward)")
     if not finite(value.astype(np.float64)).all():
         raise DataError(f"is {value.reshape(())}, not finite in float32")
 
@@ -251,8 +265,10 @@ def _missing(path: str, found: Mapping[str, Any]) -> Any:
     raise DataError(f"the key {path!r} is missing; present: {sorted(map(str, found))}")
 
 
-def _wrong_count(expected: int, results: Any) -> TypeError:
-    return TypeError(f"{expected} results are due, got {len(results)}; old gym environments return fewer")
+RETURNS = (
+    "reset returns two values, observation and info (a dict), step returns five: observation, reward, terminated, "
+    "truncated, info; an environment of the old gym fits in shimmy.GymV21CompatibilityV0(env=env)"
+)
 
 
 # Vector environments that a caller built -------------------------------------------------------
@@ -413,7 +429,7 @@ def _check_each(what: str, values: Any, count: int, when: "When", check: Any) ->
         )
     for index, value in enumerate(values):
         try:
-            if np.shape(value) not in ((), (1,)):
+            if np.shape(value) != ():
                 raise DataError(f"has shape {np.shape(value)}, it must be one number")
             check(value)
         except DataError as error:

@@ -49,6 +49,15 @@ def step_seed(seed: int, step: int, purpose: str) -> int:
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
 
 
+def episode_noise(seed: int) -> np.random.Generator:
+    """Random numbers of the actions sampled in the episode that an evaluation starts from ``seed``.
+
+    They depend on nothing else, neither on the number of environments nor on their order, and are not those that an
+    environment draws from the same seed.
+    """
+    return np.random.default_rng(step_seed(seed, 0, "action"))
+
+
 def _stream(sequence: np.random.SeedSequence, device: torch.device | str) -> Stream:
     torch_seed, integer = (int(word) for word in sequence.generate_state(2, np.uint64))
     torch_generator = torch.Generator(device).manual_seed(torch_seed % 2**63)

@@ -7,7 +7,7 @@ and training (whole segments), so that both compute the same function.
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Self, TypedDict, cast
 
@@ -44,6 +44,7 @@ from rltransformers.memory.interface import Cached
 from rltransformers.policies.action_heads import ActionHead, as_arrays
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.extractors import Extractor
+from rltransformers.policies.noise import draw_noise, noise_of
 from rltransformers.policies.observations import (
     check_state,
     fit_observation,
@@ -390,7 +391,7 @@ class MemoryPolicy(BasePolicy):
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
         reward: np.ndarray | float | None = None,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | Sequence[np.random.Generator] | None = None,
         action_masks: Any = None,
     ) -> tuple[Any, Any]:
         """Actions for one observation or a batch of them, and the state to pass in with the next one.
@@ -404,7 +405,7 @@ class MemoryPolicy(BasePolicy):
             episode_start: bool per environment, True where this observation is the first of an episode.
             deterministic: take the most likely action in place of a sample.
             reward: what the last action earned; needed by policies with ``previous_reward``, from the second step on.
-            generator: source of the sampled actions.
+            generator: source of the sampled actions, or one for each environment [B].
             action_masks: which actions are allowed, [M] or one row per environment, as ``get_action_masks`` of
                 sb3-contrib gives them; a mask in the observation gives way to it.
 
@@ -426,7 +427,14 @@ class MemoryPolicy(BasePolicy):
         rewards = None if reward is None else fit_rewards(reward, start)
         state = self.initial_state(n) if state is None else self._continue(state, start, rewards)
         first = torch.as_tensor(start, device=self.device)
-        noise = None if deterministic else self.action_head.draw(n, generator)
+        noise: Tensor | None = None
+        if not deterministic:
+            if generator is None or isinstance(generator, torch.Generator):
+                noise = self.action_head.draw(n, generator)
+            else:
+                noise = torch.as_tensor(
+                    draw_noise(noise_of(self.action_head), n, generator, np.float32), device=self.device
+                )
         actions, values, log_probs, state = self.step(leaves, state, first, noise)
         if not math.isfinite(float((values + log_probs).sum())):
             raise DataError(f"the policy's values or log-probabilities are not finite; {NOT_FINITE}")

@@ -4,7 +4,7 @@ Axis letters: B environments that act at the same time, U numbers of noise.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +15,7 @@ from rltransformers.core.action_masks import ACTION_MASK, masks_of_step
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Seed, check
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
+from rltransformers.policies.noise import draw_noise
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
 from rltransformers.training.stepping import Bools, FileSteps, Leaves, Stepping
 from rltransformers.training.vec_envs import as_vec_env
@@ -152,6 +153,7 @@ class Actor:
         deterministic: bool | None = None,
         reward: Any = None,
         action_masks: Any = None,
+        generators: Sequence[np.random.Generator] | None = None,
     ) -> tuple[Any, Any]:
         """``predict`` of Stable-Baselines3 on what the environment gave: actions, and the state to pass in next.
 
@@ -165,6 +167,7 @@ class Actor:
                 that it gave last.
             action_masks: which actions are allowed, [M] or one row per environment, as ``evaluate_policy`` of
                 sb3-contrib passes them.
+            generators: of sampled actions, one for each environment [B]; None for that of the actor.
 
         Raises:
             ConfigError: for a missing reward or mask, or a state that ``predict`` did not return.
@@ -174,7 +177,13 @@ class Actor:
         if reward is None and self._heard is not None and _same(self._heard[0], observation):
             reward = self._heard[1]
         actions, batched, state = self._decide(
-            observation, state, episode_start, reward, action_masks, greedy, self._generator
+            observation,
+            state,
+            episode_start,
+            reward,
+            action_masks,
+            greedy,
+            self._generator if generators is None else generators,
         )
         if batched and "" in actions:
             return actions[""], state
@@ -210,7 +219,7 @@ class Actor:
         reward: Any,
         action_masks: Any,
         deterministic: bool,
-        generator: np.random.Generator,
+        generator: np.random.Generator | Sequence[np.random.Generator],
         way_out: str | None = None,
     ) -> tuple[Leaves, bool, Any]:
         """Actions by path [B, ...], whether the observation was a batch, and the state after them.
@@ -238,8 +247,9 @@ class Actor:
         rewards = np.zeros(rows) if reward is None else fit_rewards(reward, starts)
         if action_masks is not None or self._policy.needs_masks:
             leaves[ACTION_MASK] = self._masks(leaves, action_masks)
-        noise = None if deterministic else self._drawn(rows, generator)
-        actions, state = self._policy.step(leaves, state, starts, rewards, noise)
+        policy = self._policy
+        noise = None if deterministic else draw_noise(policy.noise, rows, generator, policy.noise_type)
+        actions, state = policy.step(leaves, state, starts, rewards, noise)
         return actions, batched, state
 
     def _masks(self, leaves: Leaves, given: Any) -> NDArray[Any]:
@@ -252,16 +262,6 @@ class Actor:
                 "action_masks), or predict(..., action_masks=...)"
             )
         return masks_of_step(leaves, given, self.action_space)
-
-    def _drawn(self, rows: int, generator: np.random.Generator) -> NDArray[Any]:
-        kind = self._policy.noise_type
-        parts = [
-            generator.standard_normal((rows, each.numbers), kind)
-            if each.normal
-            else generator.random((rows, each.numbers), kind)
-            for each in self._policy.noise
-        ]
-        return np.concatenate([np.zeros((rows, 0), kind), *parts], axis=1)
 
 
 class _Watched(VecEnvWrapper):

@@ -199,8 +199,10 @@ def score(results: Sequence[EvaluationResult]) -> float:
 
 
 def one_line(result: EvaluationResult) -> str:
-    """Return, success rate and target of one result, for a log."""
+    """Return, success rate and target of one result, for a log; targets of discounted returns stand beside those."""
     summary = result.summary()
     success = f", success {summary['success_rate']:.2f}" if "success_rate" in summary else ""
-    aim = "" if result.target_return is None else f" (target {result.target_return:g})"
+    discounted = summary.get("discounted_return_mean")
+    obtained = "" if discounted is None else f"discounted {discounted:.2f}, "
+    aim = "" if result.target_return is None else f" ({obtained}target {result.target_return:g})"
     return f"return {summary['return_mean']:.2f} ± {summary['return_std']:.2f}{success}{aim}"

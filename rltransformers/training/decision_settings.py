@@ -107,7 +107,7 @@ class Settings:
     context_length: ContextLength
     learning_rate: LearningRate
     weight_decay: Weight
-    warmup_steps: WholeNumber
+    warmup_steps: WholeNumber | None
     decay_steps: Count | None
     batch_size: BatchSize
     max_grad_norm: PositiveNumber
@@ -131,7 +131,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_fields(self)
         self._check_options()
-        if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
+        if self.decay_steps is not None and self.decay_steps <= (self.warmup_steps or 0):
             raise ConfigError(
                 f"decay_steps ({self.decay_steps}) must lie beyond warmup_steps ({self.warmup_steps}), or be None"
             )

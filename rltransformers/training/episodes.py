@@ -19,6 +19,7 @@ from rltransformers.core.action_masks import ACTION_MASK, first_allowed
 from rltransformers.core.episodes import LONGEST_EPISODE, endless_episode
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import attempt, check_observations, check_outcome, checked_copies
+from rltransformers.core.seeding import episode_noise
 from rltransformers.core.spaces import differing_spaces, leaf_spaces, leaf_values, nest_leaves, space_outline
 from rltransformers.policies.decision import ActingState, Decider, DecisionPolicy
 from rltransformers.training.evaluation import EvaluationResult
@@ -48,7 +49,7 @@ class Episode:
     success: bool | None = None
 
     def __post_init__(self) -> None:
-        self.noise = np.random.default_rng(self.seed)
+        self.noise = episode_noise(self.seed)
 
     @property
     def obtained(self) -> float:

@@ -1,7 +1,7 @@
 """Evaluation: results per episode with their summary, and an unbiased evaluation of any Stable-Baselines3-like model.
 
-Every started episode counts and episode k always starts from seed ``seed + k``, so the number of environment copies
-changes the speed of an evaluation, not its result.
+Every started episode counts and episode k always starts from seed ``seed + k``, which sampled actions follow from as
+well, so the number of environment copies changes the speed of an evaluation, not its result.
 """
 
 import inspect
@@ -20,11 +20,12 @@ from stable_baselines3.common.vec_env import VecEnv, VecMonitor, is_vecenv_wrapp
 from tqdm import tqdm
 
 from rltransformers.core.action_masks import MASK_METHOD
-from rltransformers.core.episodes import endless_episode, longest_allowed
+from rltransformers.core.episodes import endless_episode, episode_record, longest_allowed
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import replacing
 from rltransformers.core.guard import FiniteVecEnv, checked_copies
 from rltransformers.core.ranges import Episodes, check
+from rltransformers.core.seeding import episode_noise
 from rltransformers.data.d4rl import normalized_score
 from rltransformers.functional.statistics import iqm, stratified_bootstrap
 
@@ -33,7 +34,8 @@ class Predictor(Protocol):
     """Anything with the ``predict`` of Stable-Baselines3, recurrent or not.
 
     It is called with ``state``, ``episode_start`` and ``deterministic``; a ``predict`` that also has the argument
-    ``reward`` (agents that read the previous reward) gets the rewards of the last step, as the environment gave them.
+    ``reward`` (agents that read the previous reward) gets the rewards of the last step, as the environment gave them,
+    and one that has ``generators`` the source of sampled actions of every environment.
     """
 
     @property
@@ -107,8 +109,8 @@ class EvaluationResult:
         return float(np.sqrt(np.mean(np.square(np.asarray(self.obtained) - self.target_return))))
 
     def summary(self) -> dict[str, Any]:
-        """Mean, standard deviation, IQM with its 95 % bootstrap interval, episode length; error of alignment, success
-        rate and normalised score (mean, 100 = the expert of D4RL) where they are defined.
+        """Mean, standard deviation, IQM with its 95 % bootstrap interval, episode length; error of alignment, mean
+        discounted return, success rate and normalised score (mean, 100 = the expert of D4RL) where they are defined.
 
         The interval resamples the episodes of this one model: it says nothing about the spread between training seeds.
         """
@@ -124,6 +126,8 @@ class EvaluationResult:
         if self.target_return is not None:
             summary = {"target_return": self.target_return} | summary
             summary["alignment_error"] = self.alignment_error
+        if self.discounted_returns is not None:
+            summary["discounted_return_mean"] = float(np.mean(self.discounted_returns))
         if self.step is not None:
             summary = {"step": self.step} | summary
         if self.success_rate is not None:
@@ -187,6 +191,8 @@ def evaluate_online(
     they start, so short ones are not favoured. A copy that waits plays on, uncounted: where a few episodes are far
     longer than the others and steps of the environment are slow, fewer copies are faster. A ``VecNormalize`` must not
     be training. Under a ``Monitor`` the returns are the monitored ones, and an episode ends where the monitor says.
+    Sampled actions of the agents and actors of this package follow from the seed of the episode, whatever the number of
+    copies; other models sample as they do.
 
     An episode that goes on after ``longest_episode`` steps is an error (None: 200,000, or the step limit that
     ``env_id`` is registered with where that is larger).
@@ -254,13 +260,16 @@ def _wave(
     env.seed(seed)
     observation: Any = env.reset()
     state: Any = None
-    reward_given = "reward" in inspect.signature(model.predict).parameters
+    takes = inspect.signature(model.predict).parameters
+    noise = [episode_noise(seed + copy) for copy in range(env.num_envs)]
     rewards: Any = np.zeros(env.num_envs)
     start: NDArray[np.bool_] = np.ones(env.num_envs, dtype=bool)
     running = np.arange(env.num_envs) < count
     totals, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, dtype=np.int64)
     while running.any():
-        inputs: dict[str, Any] = {"reward": rewards} if reward_given else {}
+        inputs: dict[str, Any] = {"reward": rewards} if "reward" in takes else {}
+        if "generators" in takes:
+            inputs["generators"] = noise
         if getattr(getattr(model, "policy", None), "masks_beside", False):
             inputs["action_masks"] = np.stack(env.env_method(MASK_METHOD))
         actions, state = model.predict(
@@ -269,7 +278,7 @@ def _wave(
         observation, rewards, start, infos = env.step(actions)
         totals, lengths = totals + rewards, lengths + 1
         for copy in np.flatnonzero(running & start):
-            record = infos[copy].get("episode")
+            record = episode_record(infos[copy])
             if monitored and record is None:
                 continue  # a lost life ends the learner's episode, not the game (Atari wrappers)
             running[copy] = False

@@ -145,7 +145,7 @@ def published_settings(context_length: int, acting_mode: ActingMode, normalizes:
         context_length=context_length,
         learning_rate=1e-4,
         weight_decay=1e-4,
-        warmup_steps=1_000,
+        warmup_steps=None,
         decay_steps=None,
         batch_size=64,
         max_grad_norm=0.25,

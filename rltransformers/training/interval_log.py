@@ -2,10 +2,10 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EventCallback
 from stable_baselines3.common.logger import Logger
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -18,6 +18,16 @@ def check_callback(callback: Any) -> None:
     if isinstance(callback, type):
         name = callback.__name__
         raise ConfigError(f"callback {name} is a class; give an instance of it: {name}(...)")
+
+
+def with_inner(callbacks: Iterable[BaseCallback]) -> Iterator[BaseCallback]:
+    """The callbacks, and those that they call in turn."""
+    for callback in callbacks:
+        yield callback
+        if isinstance(callback, CallbackList):
+            yield from with_inner(callback.callbacks)
+        elif isinstance(callback, EventCallback) and callback.callback is not None:
+            yield from with_inner([callback.callback])
 
 
 class IntervalLog:

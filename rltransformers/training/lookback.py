@@ -1,11 +1,10 @@
-"""Measures how far back each layer of a backbone looks while its agent acts. H heads, L distances in tokens."""
+"""Measures how far back each head of a backbone looks while its agent acts. H heads, L distances in tokens."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -24,13 +23,13 @@ class LookbackMeter:
         """Add one call: [H, L] per layer, each row a mean over the tokens of the call."""
         self._calls += 1
         for name, mass in lookback.items():
-            mean = mass.detach().double().mean(0).cpu()
-            old = self._sums.get(name, mean.new_zeros(0))
-            length = max(len(mean), len(old))
-            self._sums[name] = _pad(old, length) + _pad(mean, length)
+            new = mass.detach().double().cpu()
+            old = self._sums.get(name, new[:, :0])
+            length = max(new.shape[1], old.shape[1])
+            self._sums[name] = _pad(old, length) + _pad(new, length)
 
-    def result(self) -> NDArray[np.float64]:
-        """Mean attention [layers, L] over calls, tokens and heads; column d belongs to the token d before.
+    def result(self) -> list[NDArray[np.float64]]:
+        """Mean attention [H, L] of every layer over calls and tokens; column d belongs to the token d before.
 
         Raises:
             ConfigError: when no layer has attention weights.
@@ -39,8 +38,8 @@ class LookbackMeter:
             raise ConfigError(
                 "this backbone has no attention weights to draw: its mixer works without them; choose mixer softmax"
             )
-        length = max(len(mass) for mass in self._sums.values())
-        return torch.stack([_pad(mass, length) / self._calls for mass in self._sums.values()]).numpy()
+        length = max(mass.shape[1] for mass in self._sums.values())
+        return [(_pad(mass, length) / self._calls).numpy() for mass in self._sums.values()]
 
 
 @contextmanager
@@ -78,4 +77,4 @@ def lookback_of(backbone: Backbone) -> Iterator[LookbackMeter]:
 
 
 def _pad(mass: Tensor, length: int) -> Tensor:
-    return nn.functional.pad(mass, (0, length - len(mass)))
+    return nn.functional.pad(mass, (0, length - mass.shape[1]))

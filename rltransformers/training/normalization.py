@@ -8,6 +8,7 @@ from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 import torch
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import (
     VecCheckNan,
@@ -15,6 +16,7 @@ from stable_baselines3.common.vec_env import (
     VecEnvWrapper,
     VecMonitor,
     VecNormalize,
+    sync_envs_normalization,
     unwrap_vec_normalize,
 )
 from torch import Tensor
@@ -31,6 +33,7 @@ from rltransformers.core.ranges import LARGEST, NonNegativeNumber, UnitInterval,
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.core.world import World
 from rltransformers.policies.shipping import Scaling
+from rltransformers.training.interval_log import with_inner
 
 _KIND = "VecNormalize"
 _SETTINGS: dict[str, Any] = {
@@ -168,6 +171,30 @@ def check_normalizable(env: VecEnv) -> None:
             )
 
 
+def check_evaluation_env(callback: BaseCallback, env: VecEnv) -> None:
+    """Raise ConfigError for an ``EvalCallback`` whose environment cannot take on the statistics of the one of training.
+
+    Args:
+        env: of training, in a ``VecNormalize``.
+    """
+    for each in with_inner([callback]):
+        if isinstance(each, EvalCallback):
+            try:
+                sync_envs_normalization(env, each.eval_env)
+            except (AssertionError, AttributeError) as error:
+                raise ConfigError(
+                    f"EvalCallback evaluates in {_wrappers(each.eval_env)}, training runs in {_wrappers(env)}, whose "
+                    "statistics go from wrapper to wrapper; make both in the same way, that of evaluation with "
+                    "VecNormalize(env, training=False, norm_reward=False)"
+                ) from error
+
+
+def _wrappers(env: VecEnv) -> str:
+    """Names of the vector environment and its wrappers, the outermost first."""
+    name = type(env).__name__
+    return f"{name}({_wrappers(env.venv)})" if isinstance(env, VecEnvWrapper) else name
+
+
 def checked_normalization(packed: Mapping[str, Any], space: gym.Space[Any]) -> dict[str, Any]:
     """Checked statistics of ``pack_normalization`` for observations of ``space``, where no environment takes them.
 
@@ -222,7 +249,7 @@ def check_outermost(env: VecEnv | None) -> None:
 def wrapper_between(env: VecEnv | None) -> str | None:
     """The outermost wrapper between a ``VecNormalize`` of ``env`` and the policy that changes what is seen."""
     while env is not None and not isinstance(env, VecNormalize):
-        if type(env) not in (VecMonitor, VecCheckNan):
+        if not isinstance(env, VecMonitor | VecCheckNan):
             return type(env).__name__
         env = cast(VecEnvWrapper, env).venv
     return None

@@ -1,7 +1,7 @@
 """The habits of Stable-Baselines3 for an agent that learns from a dataset: logger, callbacks, checkpoints."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self, cast
@@ -16,7 +16,6 @@ from stable_baselines3.common.callbacks import (
     CallbackList,
     ConvertCallback,
     EvalCallback,
-    EventCallback,
 )
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
@@ -60,7 +59,7 @@ from rltransformers.training.huggingface import (
     read_huggingface,
     statistics_given,
 )
-from rltransformers.training.interval_log import ProgressBar, check_callback
+from rltransformers.training.interval_log import ProgressBar, check_callback, with_inner
 from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
 from rltransformers.training.run_card import write_run_card
 
@@ -473,13 +472,3 @@ class OfflineAgent:
             data = self._data_of(dataset)
         self._attach(data, tensorboard_log, verbose)
         return self
-
-
-def with_inner(callbacks: Iterable[BaseCallback]) -> Iterator[BaseCallback]:
-    """The callbacks, and those that they call in turn."""
-    for callback in callbacks:
-        yield callback
-        if isinstance(callback, CallbackList):
-            yield from with_inner(callback.callbacks)
-        elif isinstance(callback, EventCallback) and callback.callback is not None:
-            yield from with_inner([callback.callback])

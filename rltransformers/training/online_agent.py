@@ -6,7 +6,7 @@ Stable-Baselines3 looks these up on the class of an algorithm, so they are one c
 import inspect
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
@@ -42,6 +42,7 @@ from rltransformers.core.checkpoint import (
     unpack_arrays,
 )
 from rltransformers.core.device import find_device, to_tensor
+from rltransformers.core.episodes import episode_record
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, one_line, refuse_unknown
 from rltransformers.core.guard import attempt, named_fault, raised_in_reset
 from rltransformers.core.ranges import Count, Seed, annotations, check, check_settings, strict
@@ -67,6 +68,7 @@ from rltransformers.training.actor import Actor
 from rltransformers.training.distributed import EndedEpisode, share_seen, share_statistics
 from rltransformers.training.interval_log import check_callback
 from rltransformers.training.normalization import (
+    check_evaluation_env,
     check_same_observations,
     check_same_rewards,
     checked_normalization,
@@ -311,8 +313,8 @@ class OnlineAgent(BaseAlgorithm):
         """
         if not torch.isfinite(loss):
             raise DataError(
-                f"the loss of update {self._n_updates} is {float(loss)}; rewards or observations may be far too large "
-                "(VecNormalize scales them), or learning_rate too high"
+                f"the loss of update {self._n_updates} is {float(loss.detach())}; rewards or observations may be far "
+                "too large (VecNormalize scales them), or learning_rate too high"
             )
         self.policy.optimizer.zero_grad()
         loss.backward()
@@ -337,6 +339,13 @@ class OnlineAgent(BaseAlgorithm):
         self.num_timesteps += count * self.world.size
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
+        foreign = [i for i, info in enumerate(infos) if "episode" in info and episode_record(info) is None]
+        for i in foreign:  # an environment's own, which the log of Stable-Baselines3 would take for a record
+            infos = [
+                *infos[:i],
+                {name: value for name, value in infos[i].items() if name != "episode"},
+                *infos[i + 1 :],
+            ]
         if self.world.alone:
             super()._update_info_buffer(infos, dones)
             return
@@ -390,6 +399,8 @@ class OnlineAgent(BaseAlgorithm):
             if isinstance(error, ConfigError | DataError) or self.env is None or not raised_in_reset(error):
                 raise
             raise named_fault(self.env, error, "in step 0") from error
+        if self._vec_normalize_env is not None:
+            check_evaluation_env(result[1], cast(VecEnv, self.env))
         self._metrics.hand_to(self.logger)
         if not self._custom_logger and self.num_timesteps == 0:
             write_run_card(self.logger, {"agent": self.kind, "n_envs": self.all_envs} | self._settings())
@@ -438,13 +449,15 @@ class OnlineAgent(BaseAlgorithm):
         deterministic: bool = False,
         reward: np.ndarray | float | None = None,
         action_masks: Any = None,
+        generators: Sequence[np.random.Generator] | None = None,
     ) -> tuple[Any, Any]:
         """Actions for one observation or a batch, and the state to pass in next; see ``MemoryPolicy.predict``.
 
         Sampled actions (of ``GTrXLDQN`` random ones with the probability ``epsilon`` of its policy, else the best) come
-        from a random stream of their own: predicting never changes a training run.
+        from a random stream of their own, or from ``generators``, one for each environment [B]: predicting never
+        changes a training run.
         """
-        streams = self._predict_generator
+        streams = self._predict_generator if generators is None else generators
         return self.policy.predict(observation, state, episode_start, deterministic, reward, streams, action_masks)
 
     # Episodes and random streams
@@ -516,16 +529,6 @@ class OnlineAgent(BaseAlgorithm):
     def stands_in_episodes(self) -> bool:
         """Whether ``learn(..., reset_num_timesteps=False)`` goes on with running episodes; else it begins new ones."""
         return self._last_obs is not None
-
-    @contextmanager
-    def predicting_from(self, seed: int) -> Iterator[None]:
-        """Within the block, sampled actions of ``predict`` follow from ``seed``; afterwards its stream goes on."""
-        before = self._predict_generator.get_state()
-        self._predict_generator.manual_seed(check(seed, Seed, "seed"))
-        try:
-            yield
-        finally:
-            self._predict_generator.set_state(before)
 
     # Acting
 

@@ -1,4 +1,4 @@
-"""The three pictures of a run: learning curve, return against target return, attention look-back per layer."""
+"""The three pictures of a run: learning curve, return against target return, attention look-back per head."""
 
 import io
 import os
@@ -35,8 +35,9 @@ def plot_learning_curve(
         ]
         x = np.array([step for step, _ in points])
         means = np.array([np.mean(result.returns) for _, result in points])
-        intervals = np.array([_mean_interval(result.obtained) for _, result in points])
-        label = "mean return" if target is None else f"target {target:g}"
+        intervals = np.array([_mean_interval(result.returns) for _, result in points])
+        kind = "target" if points[0][1].discounted_returns is None else "discounted target"
+        label = "mean return" if target is None else f"{kind} {target:g}"
         (line,) = axes.plot(x, means, marker="o", markersize=3.5, label=label)
         axes.fill_between(x, intervals[:, 0], intervals[:, 1], color=line.get_color(), alpha=0.2, linewidth=0)
     axes.set_xlabel(steps)
@@ -81,22 +82,30 @@ def plot_return_versus_target(path: Path, results: Sequence[EvaluationResult], t
     _write(figure, path)
 
 
-def plot_lookback(path: Path, attention: ArrayLike, title: str) -> None:
-    """How far back every layer looks: ``attention`` [layers, look-back] holds mean weights, column d for d tokens ago.
+def plot_lookback(path: Path, attention: Sequence[ArrayLike], title: str) -> None:
+    """How far back every head looks: ``attention`` holds mean weights [heads, look-back] of every layer.
+
+    Column d is for d tokens ago.
 
     Raises:
-        ConfigError: when the array is not two-dimensional.
+        ConfigError: when there is no layer, or one of another shape.
     """
-    weights = np.asarray(attention, dtype=np.float64)
-    if weights.ndim != 2 or not weights.size:
-        raise ConfigError(f"a look-back picture needs an array [layers, look-back], got shape {weights.shape}")
-    layers, lookback = weights.shape
-    figure, axes = _canvas(title, height=1.4 + 0.45 * layers)
+    layers = [np.asarray(layer, dtype=np.float64) for layer in attention]
+    shapes = [layer.shape for layer in layers]
+    if not layers or any(len(shape) != 2 or not all(shape) or shape[1] != shapes[0][-1] for shape in shapes):
+        raise ConfigError(f"a look-back picture needs an array [heads, look-back] of every layer, got shapes {shapes}")
+    weights = np.concatenate(layers)
+    rows, lookback = weights.shape
+    figure, axes = _canvas(title, height=1.4 + 0.3 * rows)
     # A square root keeps the small weights visible that a long memory spreads over hundreds of tokens.
     image = axes.imshow(
         np.sqrt(weights), aspect="auto", origin="lower", cmap="viridis", vmin=0.0, interpolation="nearest"
     )
-    axes.set_yticks(range(layers), [f"layer {layer}" for layer in range(layers)])
+    names = [f"layer {i}, head {head}" for i, layer in enumerate(layers) for head in range(len(layer))]
+    axes.set_yticks(range(rows), names, fontsize=8)
+    axes.hlines(
+        np.cumsum([len(layer) for layer in layers])[:-1] - 0.5, -0.5, lookback - 0.5, color="1.0", linewidth=1.5
+    )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(lookback - 0.5, -0.5)
     axes.set_xlabel("tokens ago")

@@ -20,9 +20,9 @@ from rltransformers.core.device import to_tensor
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import leaf_spaces, space_from_json
 from rltransformers.export.reading import Arrays, read_step
-from rltransformers.policies.action_heads import ActionHead, GaussianAction
 from rltransformers.policies.decision import ActingState, Decider
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, with_reward
+from rltransformers.policies.noise import Noise, NoiseType, noise_of
 from rltransformers.policies.observations import check_state
 from rltransformers.policies.shipping import Scaling
 from rltransformers.policies.steps import leaf_name
@@ -31,13 +31,6 @@ from rltransformers.training.target_returns import finite_targets
 Space = gym.Space[Any]
 Leaves = dict[str, NDArray[Any]]
 Bools = NDArray[np.bool_]
-
-
-class Noise(NamedTuple):
-    """Numbers that sampling one leaf of the action takes: standard normal ones, or uniform ones in [0, 1)."""
-
-    numbers: int
-    normal: bool
 
 
 class Stepping(Protocol):
@@ -55,7 +48,7 @@ class Stepping(Protocol):
     takes_masks: bool
     needs_masks: bool
     noise: Sequence[Noise]
-    noise_type: type[np.float32] | type[np.float64]
+    noise_type: NoiseType
 
     def normalizes(self) -> bool:
         """Whether ``VecNormalize`` of the training is inside."""
@@ -87,11 +80,6 @@ Rewards = NDArray[np.float64]
 Scalings = Callable[[], tuple[dict[str, Scaling], Scaling | None]]
 """Functions of today's ``VecNormalize``: of observation leaves by path, and of the reward."""
 NO_TARGET = "this policy is asked for no return; leave target_return out"
-
-
-def noise_of(head: ActionHead) -> list[Noise]:
-    """Random numbers that sampling an action takes, by leaf."""
-    return [Noise(leaf.draws, isinstance(leaf, GaussianAction)) for _, leaf in head.named_leaves()]
 
 
 class PolicySteps(Stepping):

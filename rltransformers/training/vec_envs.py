@@ -8,14 +8,14 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecEnv, VecMonitor
+from stable_baselines3.common.vec_env import VecEnv
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import check_copies
 from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import check_supported, is_nested
 from rltransformers.envs.make import found_source, make_env
-from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv
+from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv, with_statistics
 from rltransformers.envs.wrappers import FlatDict
 from rltransformers.policies.memory_policy import check_action_space
 from rltransformers.policies.observations import tree_space
@@ -43,7 +43,7 @@ def as_vec_env(env: Any, monitor: bool = True) -> VecEnv:
     elif callable(env) and not isinstance(env, gym.Env):
         env = make_env(env)
     if isinstance(env, VectorEnv):
-        env = VecMonitor(GymnasiumVecEnv(env))
+        env = with_statistics(GymnasiumVecEnv(env))
     elif not isinstance(env, VecEnv):
         if not isinstance(env, gym.Env):
             raise ConfigError(

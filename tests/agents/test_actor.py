@@ -58,6 +58,37 @@ def agent(request: pytest.FixtureRequest) -> Agent:
     return MAKERS[request.param]()
 
 
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: online(reads=False), "CartPole-v1"),
+        (lambda: online(GTrXLDQN, reads=False), "CartPole-v1"),
+        (lambda: online(environment="Pendulum-v1", reads=False), "Pendulum-v1"),
+        (lambda: offline(), "CartPole-v1"),
+        (lambda: offline("Pendulum-v1", stochastic=True), "Pendulum-v1"),
+    ],
+)
+def test_sampled_evaluations_do_not_depend_on_the_number_of_environments(make: Callable[[], Any], name: str) -> None:
+    model, short = make(), {"max_episode_steps": 60 if name == "CartPole-v1" else 9}
+
+    def returns(copies: int) -> list[float]:
+        env = make_vec_env(name, copies, env_kwargs=short)
+        acted = evaluate_online(model.actor(), env, name, 7, seed=4, deterministic=False)
+        if isinstance(model, DecisionTransformer):
+            found = model.evaluate(name, None, 7, copies, 4, env_kwargs=short, deterministic=False)[0]
+        else:
+            env = VecNormalize(env, training=False, norm_reward=False)
+            env.obs_rms = model.get_vec_normalize_env().obs_rms
+            found = evaluate_online(model, env, name, 7, seed=4, deterministic=False)
+        assert acted.returns == pytest.approx(found.returns, rel=1e-5)
+        return list(found.returns)
+
+    alone = returns(1)
+    assert len(set(alone)) > 3
+    for copies in (3, 8):
+        assert returns(copies) == pytest.approx(alone, rel=1e-5)
+
+
 class Stream:
     """Observations, rewards and ends of B episodes of any lengths, as an environment gives them."""
 

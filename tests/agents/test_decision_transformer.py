@@ -308,6 +308,41 @@ def test_the_learning_rate_rises_over_the_warm_up_and_then_stays_or_decays(data:
     assert rates(decay_steps=8) == pytest.approx(decayed)
 
 
+@pytest.mark.parametrize(
+    ("updates", "decay", "warmup"),
+    [(40, None, 4), (250, None, 25), (9_999, None, 999), (10_000, None, 1_000), (10**6, None, 1_000), (250, 60, 6)],
+)
+def test_a_warm_up_that_is_left_open_is_a_tenth_of_the_updates(
+    data: Trajectories, updates: int, decay: int | None, warmup: int
+) -> None:
+    model = make(data, learning_rate=0.4, warmup_steps=None, decay_steps=decay)
+    model.learn(0)
+    model.learn(updates, callback=lambda *_: False)
+    assert model.settings.warmup_steps == warmup
+    assert model._optimizer.param_groups[0]["lr"] == pytest.approx(0.4 / warmup)
+
+
+def test_a_resumed_run_keeps_the_warm_up_of_the_first_call(data: Trajectories, tmp_path: Path) -> None:
+    def rates(model: DecisionTransformer, updates: int, stop: int = 10**6) -> list[float]:
+        seen: list[float] = []
+
+        def look(*_: Any) -> bool:
+            seen.append(model._optimizer.param_groups[0]["lr"])
+            return len(seen) < stop
+
+        model.learn(updates, callback=look)
+        return seen
+
+    whole = make(data, warmup_steps=None)
+    expected = rates(whole, 40)
+    part = make(data, warmup_steps=None)
+    begun = rates(part, 40, stop=2)
+    part.save(tmp_path / "last")
+    resumed = DecisionTransformer.load(tmp_path / "last", data)
+    assert begun + rates(resumed, 38) == expected == pytest.approx([2.5e-5, 5e-5, 7.5e-5, *[1e-4] * 37])
+    assert torch.equal(weights(whole), weights(resumed))
+
+
 def test_callbacks_of_stable_baselines3_work(data: Trajectories, tmp_path: Path) -> None:
     seen: list[int] = []
 

@@ -1,5 +1,6 @@
 """GTrXLPPO among the tools of Stable-Baselines3 and Gymnasium: spaces, vector environments, callbacks, bad input."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +21,7 @@ from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.core.spaces import leaf_values
 from rltransformers.envs import FlatDict, GymnasiumVecEnv, make_vec_env
 from rltransformers.policies.observations import fit_observation
+from rltransformers.training.evaluation import evaluate_online
 from tests.agents.rollouts import rollout
 from tests.agents.tiny_envs import AnySpace, PixelCue, Poisoned, Walk
 
@@ -227,6 +229,35 @@ def test_images_that_were_normalised_load_with_an_environment_of_pixels(tmp_path
             GTrXLPPO.load(tmp_path / "model", env=env)
         with pytest.raises(ConfigError, match="trained with observation space"):
             GTrXLPPO.load(tmp_path / "model").set_env(env)
+
+
+@pytest.mark.parametrize("own", [3, {"r": "x", "l": 1}, {"number": 2}, [1.0]])
+def test_an_episode_of_the_environments_own_in_its_info_is_no_record(own: Any) -> None:
+    class Counting(Walk):
+        def step(self, action: Any) -> Any:
+            *rest, info = super().step(action)
+            return (*rest, info | {"episode": own})
+
+    env = DummyVecEnv([partial(Counting, (5,))] * 2)
+    model = agent(env).learn(32)
+    assert not model.ep_info_buffer
+    assert evaluate_online(model, env, "walk", 2).lengths == (5, 5)
+
+
+@pytest.mark.filterwarnings("ignore:Training and eval env:UserWarning", "ignore:Evaluation environment is:UserWarning")
+@pytest.mark.parametrize("wrap", [VecMonitor, VecNormalize])
+def test_an_evaluation_that_takes_no_statistics_is_refused_when_learning_begins(wrap: Callable[[Any], Any]) -> None:
+    def walks() -> VecEnv:
+        return DummyVecEnv([partial(Walk, (5,))] * 2)
+
+    model = agent(VecNormalize(VecMonitor(walks())))
+    good = VecNormalize(VecMonitor(walks()), training=False, norm_reward=False)
+    with pytest.raises(
+        ConfigError, match=r"EvalCallback evaluates in .*, training runs in VecNormalize\(VecMonitor\(Du"
+    ):
+        model.learn(16, callback=[EvalCallback(good, verbose=0), EvalCallback(wrap(walks()), verbose=0)])
+    assert model.num_timesteps == 0
+    model.learn(16, callback=EvalCallback(good, eval_freq=4, verbose=0))
 
 
 def test_integers_are_not_normalised() -> None:

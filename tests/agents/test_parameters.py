@@ -161,9 +161,3 @@ def test_parameters_that_are_no_mapping_are_refused(given: dict[str, Any]) -> No
     model = MAKERS["ppo"]()
     with pytest.raises(ConfigError, match=f"parameters.{next(iter(given))} must be a mapping"):
         model.set_parameters(given, exact_match=False)
-
-
-def test_a_stream_of_actions_begins_at_a_seed() -> None:
-    model: Any = MAKERS["ppo"]()
-    with pytest.raises(ConfigError, match="seed must be"), model.predicting_from("a"):
-        pass

@@ -7,6 +7,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rltransformers.core.errors import DataError
@@ -145,7 +147,7 @@ WORDS = (
     | {
         "missing": "observation of environment 1 the key 'count' is missing.* in step 2",
         "raises": "environment 1 raised ZeroDivisionError in step 2 of its episode 0: the pole broke",
-        "too few": "environment 1 raised (TypeError|ValueError) in step 2 .*got 4",
+        "too few": "environment 1 (raised ValueError|returned .*) in step 2 .*step returns five",
     }
 )
 gymnasium.register("test/Wrong-v0", entry_point="tests.envs.faulty:Wrong")
@@ -190,6 +192,46 @@ def test_a_fault_at_the_reset_is_in_step_0() -> None:
     for run in (in_one_process, in_evaluation):
         with pytest.raises(DataError, match="environment 1 raised ZeroDivisionError in step 0 of its episode"):
             run(fault="raises", at=0)
+
+
+SEEN = np.zeros(2, np.float32)
+FIVE = (SEEN, 1.0, False, False, {})
+
+
+class Returning(gymnasium.Env[Any, Any]):
+    """Returns what it was given."""
+
+    observation_space, action_space = spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2)
+
+    def __init__(self, at_reset: Any, at_step: Any) -> None:
+        self.at_reset, self.at_step = at_reset, at_step
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return self.at_reset
+
+    def step(self, action: Any) -> Any:
+        return self.at_step
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, Monitor, lambda env: TimeLimit(env, 9)])
+@pytest.mark.parametrize(
+    ("at_reset", "at_step", "words"),
+    [
+        (SEEN, FIVE, "reset of environment 0 returned ndarray in step 0 .*reset returns two values"),
+        ((SEEN, 1.0), FIVE, "reset of environment 0 returned .*'float'.* in step 0 .*reset returns two values"),
+        ((SEEN, {}), (SEEN, 1.0, False, {}), "environment 0 .* in step 1 .*step returns five: .*shimmy"),
+        ((SEEN, {}), (SEEN, np.ones(1), False, False, {}), r"reward of environment 0 has shape \(1,\).* in step 1"),
+        ((SEEN, {}), (SEEN, [1.0], False, False, {}), r"reward of environment 0 has shape \(1,\).* in step 1"),
+        ((SEEN, {}), (SEEN, None, False, False, {}), r"reward of environment 0 has dtype object.* in step 1"),
+    ],
+)
+def test_results_of_another_number_or_shape_are_told_what_is_due(
+    at_reset: Any, at_step: Any, words: str, wrap: Callable[[Any], Any]
+) -> None:
+    env = CheckedEnv(wrap(Returning(at_reset, at_step)), 0)
+    with pytest.raises(DataError, match=words):
+        env.reset()
+        env.step(0)
 
 
 @pytest.mark.slow  # starts processes

@@ -79,6 +79,7 @@ RESULTS: dict[str, tuple[int, Any]] = {
     "huge reward": (1, 1e39),
     "nan reward": (1, float("nan")),
     "two rewards": (1, np.ones(2)),
+    "a row of one reward": (1, np.ones(1)),
     "no flag": (2, None),
     "half a flag": (2, 0.5),
     "nan flag": (3, float("nan")),

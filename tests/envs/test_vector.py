@@ -14,8 +14,8 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.envs import FlatDict, GymnasiumVecEnv
-from rltransformers.envs.vector import SerialVecEnv, supports_partial_reset
+from rltransformers.envs import FlatDict, GymnasiumVecEnv, make_vec_env
+from rltransformers.envs.vector import SerialVecEnv, supports_partial_reset, with_statistics
 
 MODES = tuple(AutoresetMode)
 
@@ -186,8 +186,8 @@ def test_an_environment_without_partial_reset_marks_its_reset_rows() -> None:
 def test_reset_rows_leave_returns_and_shift_nothing_else() -> None:
     """One copy that takes the same action always: its episodes do not depend on how rows are counted."""
 
-    def returns(venv: VecEnv) -> tuple[list[float], list[int]]:
-        venv = VecMonitor(venv)
+    def returns(venv: VecEnv, monitor: Callable[[VecEnv], VecEnv]) -> tuple[list[float], list[int]]:
+        venv = monitor(venv)
         venv.seed(0)
         venv.reset()
         episodes: list[dict[str, Any]] = []
@@ -196,10 +196,23 @@ def test_reset_rows_leave_returns_and_shift_nothing_else() -> None:
             episodes += [info["episode"] for info in infos if "episode" in info]
         return [float(episode["r"]) for episode in episodes], [int(episode["l"]) for episode in episodes]
 
-    expected_returns, expected_lengths = returns(DummyVecEnv([cart_pole]))
-    got_returns, got_lengths = returns(GymnasiumVecEnv(RecordEpisodeStatistics(WholeResetOnly([cart_pole]))))
-    assert got_returns == expected_returns
-    assert got_lengths == [expected_lengths[0]] + [length + 1 for length in expected_lengths[1:]]
+    def whole() -> GymnasiumVecEnv:
+        return GymnasiumVecEnv(RecordEpisodeStatistics(WholeResetOnly([cart_pole])))
+
+    expected = returns(DummyVecEnv([cart_pole]), VecMonitor)
+    assert returns(whole(), with_statistics) == expected
+    assert returns(whole(), VecMonitor) == (expected[0], [expected[1][0]] + [length + 1 for length in expected[1][1:]])
+
+
+def test_statistics_of_a_monitor_keep_its_keywords() -> None:
+    def monitored(**_: Any) -> Monitor:
+        return Monitor(Awkward(), info_keywords=("words",))
+
+    for env in (make_vec_env(monitored, 2), with_statistics(GymnasiumVecEnv(SyncVectorEnv([monitored] * 2)))):
+        env.reset()
+        steps = [env.step(np.zeros((2, 2), np.int64))[3] for _ in range(12)]
+        records = [info["episode"] for infos in steps for info in infos if "episode" in info]
+        assert records and all(record["words"] == f"step {record['l']}" for record in records)
 
 
 def test_partial_resets_are_trusted_only_where_they_work() -> None:

@@ -16,6 +16,8 @@ from tensorboard.summary.writer import event_file_writer
 
 from rltransformers.core.checkpoint import save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
+from rltransformers.training import plots
+from rltransformers.training.callback import one_line
 from rltransformers.training.evaluation import EvaluationResult, read_results
 from rltransformers.training.normalization import load_normalization, save_normalization
 from rltransformers.training.plots import plot_lookback, plot_return_versus_target
@@ -298,16 +300,33 @@ def test_the_pictures_are_drawn(tmp_path: Path) -> None:
     folder.write_final(results)
     assert read_results(folder.evaluation) == results
     plot_return_versus_target(tmp_path / "target.png", results, "title")
-    plot_lookback(tmp_path / "lookback.png", np.ones((2, 5)) / 5, "title")
+    plot_lookback(tmp_path / "lookback.png", [np.ones((2, 5)) / 5, np.ones((1, 5)) / 5], "title")
     for name in ("learning_curve.png", "target.png", "lookback.png"):
         assert (tmp_path / name).read_bytes().startswith(PNG)
+
+
+def test_a_line_of_returns_lies_in_its_interval_where_targets_are_discounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    returns, discounted = tuple(map(float, range(100, 110))), tuple(map(float, range(30, 40)))
+    ten = tuple(range(10))
+    one = EvaluationResult(None, returns, ten, ten, target_return=36.0, discounted_returns=discounted)
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "_write", lambda figure, path: drawn.append(figure.axes[0]))
+    plots.plot_learning_curve("x.png", [(1, [one]), (2, [one])], "title", "steps")
+    plots.plot_return_versus_target("x.png", [one], "title")
+    curve, against = drawn
+    low, high = curve.collections[0].get_paths()[0].get_extents().intervaly
+    assert curve.lines[0].get_ydata() == pytest.approx([104.5, 104.5]) and 102 < low < 104.5 < high < 107
+    assert against.containers[0].lines[0].get_ydata() == pytest.approx([34.5])
+    assert one_line(one) == "return 104.50 ± 2.87 (discounted 34.50, target 36)"
+    assert one.summary()["discounted_return_mean"] == 34.5
 
 
 def test_pictures_without_their_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no evaluation has a target return"):
         plot_return_versus_target(tmp_path / "x.png", [result(1.0)], "title")
-    with pytest.raises(ConfigError, match=r"\[layers, look-back\], got shape \(3,\)"):
-        plot_lookback(tmp_path / "x.png", np.ones(3), "title")
+    for wrong in ([np.ones(3)], [], [np.ones((2, 3)), np.ones((2, 4))]):
+        with pytest.raises(ConfigError, match=r"\[heads, look-back\] of every layer"):
+            plot_lookback(tmp_path / "x.png", wrong, "title")
 
 
 def test_normalisation_comes_back_without_pickle(tmp_path: Path) -> None:
