@@ -7,7 +7,8 @@ from rltransformers.backbone.tables import Tables
 
 
 def test_tables_are_computed_again_when_a_weight_or_buffer_changed_and_only_then() -> None:
-    layer, calls = nn.BatchNorm1d(3), []
+    layer = nn.BatchNorm1d(3)
+    calls: list[int] = []
 
     def compute() -> dict[str, Tensor]:
         calls.append(len(calls))
