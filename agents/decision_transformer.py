@@ -154,7 +154,8 @@ class DecisionTransformer(OfflineAgent):
             and lets the newest one condition its output: a third fewer tokens, and a past that no target changes.
         critic: adds the value of the policy's actions to its loss. "qt" (arXiv 2405.17098): with the same weight
             everywhere; "qcs" (arXiv 2402.02017): with a weight that grows with the distance of the episode's return
-            from the best one, so that poor episodes are improved upon and the best are copied.
+            from the best one, so that poor episodes are improved upon and the best are copied; docs/offline.md
+            says what differs from the published code.
         critic_kwargs: options of the critic, see ``CriticOptions``: {"weight": 1.0, "discount": 0.99, "alignment": 0.0,
             "candidates": 1, ...}.
         stochastic: actions of a Box are normal, with a deviation that depends on the state, kept from vanishing by a

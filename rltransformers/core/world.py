@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -23,13 +23,15 @@ from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch says so in its docs alone
 from torch.distributed.rendezvous import rendezvous
 
-from rltransformers.core.errors import ConfigError, WorldError, one_line
+from rltransformers.core.errors import ConfigError, WorldError, error_line, one_line
 
 TIMEOUT = timedelta(minutes=30)
 """Longest wait for the others. Process 0 evaluates while they wait; one that died is noticed at once."""
 Tree = Any
 """Tensors in nested mappings, or None."""
 T = TypeVar("T")
+FAILURE = "rltransformers/failure"
+"""Key of the store under which a process that fails says why."""
 
 
 @dataclass
@@ -51,9 +53,10 @@ class World:
     All methods that tell something must be called by all processes in the same order.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, store: Store | None = None) -> None:
         self.rank, self.size = rank, size
         self.traffic = Traffic()
+        self._store = store
 
     @property
     def alone(self) -> bool:
@@ -224,12 +227,25 @@ class World:
             call()
         except RuntimeError as error:
             raise WorldError(
-                f"process {self.rank} of {self.size} lost the others: one of them ended, or did not answer within "
-                f"{TIMEOUT.seconds // 60} minutes; what that one says above or below is the reason ({one_line(error)})"
+                f"process {self.rank} of {self.size} lost the others: {self._failure()} ({one_line(error)})"
             ) from error
         self.traffic.calls += 1
         self.traffic.seconds += time.perf_counter() - began
         self.traffic.bytes += 0 if sent is None else sent.numel() * sent.itemsize
+
+    def tell(self, error: BaseException) -> None:
+        """Leave word for the others why this process ends."""
+        if self._store is not None:
+            with suppress(RuntimeError):  # nobody is left to read it
+                self._store.set(FAILURE, f"process {self.rank} failed: {error_line(error)}")
+
+    def _failure(self) -> str:
+        if self._store is not None:
+            with suppress(RuntimeError):
+                if self._store.check([FAILURE]):
+                    return self._store.get(FAILURE).decode()
+        minutes = TIMEOUT.seconds // 60
+        return f"one of them ended, or did not answer within {minutes} minutes; what that one says is the reason"
 
 
 _world = World()
@@ -277,9 +293,13 @@ def join() -> Iterator[World]:
         raise WorldError(
             f"process {os.environ['RANK']} of {size} cannot reach the others: {one_line(error)}"
         ) from error
-    _world = World(dist.get_rank(), dist.get_world_size())
+    _world = World(dist.get_rank(), dist.get_world_size(), store)
     try:
         yield _world
+    except BaseException as error:
+        if not isinstance(error, WorldError):  # the others know
+            _world.tell(error)
+        raise
     finally:
         _world = World()
         dist.destroy_process_group()

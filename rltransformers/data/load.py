@@ -323,7 +323,8 @@ def _from_minari(
         read += length
     if read != total_steps:
         raise DataError(f"{name}: episodes hold {read} steps, the metadata say {total_steps}; write the set again")
-    facts = {key: raw[key] for key in ("ref_min_score", "ref_max_score", "algorithm_name") if raw.get(key) is not None}
+    named = ("ref_min_score", "ref_max_score", "algorithm_name", "eval_env_spec")
+    facts = {key: raw[key] for key in named if raw.get(key) is not None and raw[key] != env_spec}
     return writer.finish(
         env_id=env_id,
         env_spec=env_spec,

@@ -35,7 +35,8 @@ def write_minari(
 ) -> Any:
     """The trajectories as a local Minari data set of format hdf5, opened; it appears complete or not at all.
 
-    Images are stored without JPEG, so that they read back exactly. Floats take the type of the space.
+    Images are stored without JPEG, so that they read back exactly. Floats take the type of the space. An environment of
+    its own for evaluations, which a data set of Minari may name, is kept (``metadata["eval_env_spec"]``).
 
     Args:
         dataset_id: "(namespace/)name-v<number>"; namespaces have two letters or more.
@@ -58,6 +59,7 @@ def write_minari(
     facts: dict[str, Any] = {"algorithm_name": algorithm_name, "description": description}
     facts |= {"author": {author} if author else None, "code_permalink": code_permalink}
     facts |= {"ref_min_score": ref_min_score, "ref_max_score": ref_max_score}
+    facts |= {"eval_env_spec": trajectories.metadata.get("eval_env_spec")}
     with writing_minari(dataset_id):
         return _write(trajectories, dataset_id, overwrite, facts)
 

@@ -32,6 +32,9 @@ class CriticLearner:
     An update takes a step of the critics, then one of the policy with ``term`` in its loss, then ``follow``. The
     critics themselves belong to the policy (``DecisionPolicy.critics``), which may act by them.
 
+    Differs from the published code: QT takes one critic, drawn in every update, over the mean size of the other, sets
+    the reward of a step that ends an episode to 0, and clones next observations, too; QCS trains its critic beforehand.
+
     Args:
         name: which windows the value counts in: "qt" all alike, "qcs" those of poor episodes.
     """

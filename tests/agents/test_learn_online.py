@@ -59,6 +59,14 @@ class Stop(BaseCallback):
         return self.updates > 0
 
 
+def test_a_warm_up_that_is_left_open_counts_the_updates_of_the_episodes_to_come(data: Trajectories) -> None:
+    model = stochastic(data, warmup_steps=None)
+    model.learn_online(DRIFT, 60, updates_per_episode=20, callback=Stop(1))
+    steps = 20 * math.ceil(60 / data.lengths.mean()) // 10
+    assert model.settings.warmup_steps == steps > 1
+    assert model._optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 / steps)
+
+
 # ------------------------------------------------------------------------------------------------------ episodes
 
 

@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -395,6 +396,15 @@ def test_files_hold_what_minari_itself_writes(name: str, minari_root: Path) -> N
     assert ours.keys() == theirs.keys()
     for path, facts in theirs.items():
         assert ours[path] == facts, path
+
+
+def test_the_evaluation_environment_of_a_minari_set_is_read_and_written() -> None:
+    spec = gym.spec("CartPole-v1").to_json()
+    write_minari(replace(load_trajectories(coded_episodes()), metadata={"eval_env_spec": spec}), "coded/eval-v0")
+    data = load_trajectories("coded/eval-v0")
+    assert json.loads(data.summary()["metadata"]["eval_env_spec"])["id"] == "CartPole-v1"
+    env = write_minari(data, "coded/eval-v1").recover_environment(eval_env=True)
+    assert env.spec.id == "CartPole-v1"
 
 
 def test_minari_can_add_episodes_to_a_written_set() -> None:
