@@ -42,7 +42,9 @@ from rltransformers.core.checkpoint import (
     unpack_arrays,
 )
 from rltransformers.core.device import find_device, to_tensor
+from rltransformers.core.episodes import success_of
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, one_line, refuse_unknown
+from rltransformers.core.files import check_path
 from rltransformers.core.guard import attempt, named_fault, raised_in_reset
 from rltransformers.core.ranges import Count, Seed, annotations, check, check_settings, strict
 from rltransformers.core.seeding import generators
@@ -268,6 +270,7 @@ class OnlineAgent(BaseAlgorithm):
         self._ended: list[list[EndedEpisode]] = []  # episodes of this process in it, by step
         if not self.world.leads:
             self.tensorboard_log, self.verbose = None, 0
+        check_path(self.tensorboard_log or "")
 
     def _to_device(self, array: Any) -> Tensor:
         return to_tensor(array, self.device)
@@ -337,6 +340,8 @@ class OnlineAgent(BaseAlgorithm):
         self.num_timesteps += count * self.world.size
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
+        for index in () if dones is None else np.flatnonzero(dones).tolist():
+            success_of({"is_success": infos[index].get("is_success")}, index)
         if self.world.alone:
             super()._update_info_buffer(infos, dones)
             return
