@@ -338,7 +338,8 @@ class OfflineRunAgent(RunAgent):
         dataset = self.config.dataset
         assert dataset is not None  # ExperimentConfig checks it
         if dataset.collect is None:  # programs() has asked for the consent that a pickle needs
-            return load_trajectories(dataset.id, **dataset.reading(), trust=True)
+            data = load_trajectories(dataset.id, **dataset.reading(), trust=True)
+            return replace(data, guesses={}, contents_checked=True)  # the environment is compared with them
         return collect_episodes(self.config.environment, dataset.collect, self.config.seed)
 
     @property

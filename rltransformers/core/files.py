@@ -31,6 +31,17 @@ def is_pickle(path: str | os.PathLike[str]) -> bool:
     return Path(path).suffix.lower() in PICKLES
 
 
+def check_path(path: str | os.PathLike[str]) -> Path:
+    """``path``, where a file or folder may be called that.
+
+    Raises:
+        ConfigError: for a NUL character, which the system takes for the end of a name.
+    """
+    if "\0" in os.fspath(path):
+        raise ConfigError(f"{os.fspath(path)!r} is no path: it holds a NUL character; leave it out")
+    return Path(path)
+
+
 def existing_file(path: str | os.PathLike[str]) -> Path:
     """The path of a file that is there.
 
@@ -94,7 +105,7 @@ def file_lock(
     Raises:
         refusal: when another process holds it and ``wait`` is False; names ``what``, and the process where it is known.
     """
-    path = Path(lock)
+    path = check_path(lock)
     path.parent.mkdir(parents=True, exist_ok=True)
     guard = FileLock(path, timeout=0, is_singleton=True)
     try:
@@ -140,7 +151,7 @@ def remove_left_overs(*paths: Path) -> None:
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     """Errors of the operating system in the block name ``path`` in place of no file or of a temporary one."""
-    path = Path(path)
+    path = check_path(path)
     try:
         yield
     except OSError as error:
@@ -202,7 +213,7 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     Its name begins with a dot. What ``path`` held before goes only when the new folder, all of whose files have reached
     the disk, has its name. Folders above ``path`` are made, and go again after an error.
     """
-    path = Path(path)
+    path = check_path(path)
     made = [parent for parent in path.parents if not parent.exists()]
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)

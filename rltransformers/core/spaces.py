@@ -3,8 +3,10 @@
 A leaf path is "" for a bare leaf, "camera/left" inside nested Dicts and "0" for a Tuple member.
 """
 
+import ast
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,13 +14,15 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.errors import ConfigError, DataError, error_line
+from rltransformers.core.ranges import shown
 
 Space = gym.Space[Any]
 LARGEST_SPACE = 2**28
 """Numbers in one leaf of a space that is read from a file; an image of 4096 x 4096 pixels has 2^26."""
 LARGEST_LAYER = 2**28
 """Bytes of the largest weight that a leaf of a space may ask for; Adam keeps three times as much beside it."""
+SPACES = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple")
 SUPPORTED_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -346,6 +350,53 @@ def space_from_json(text: str) -> Space:
         return _rebuild(json.loads(text))
     except (KeyError, TypeError, ValueError, AssertionError, ArithmeticError, RecursionError, AttributeError) as error:
         raise DataError(f"not the description of a space ({error}): {str(text)[:80]!r}") from error
+
+
+def space_from_text(text: str) -> Space:
+    """The space that a text like "Discrete(3)", "Box(-1, 1, (4,))" or "Dict({'a': MultiBinary(2)})" makes in Python.
+
+    What a Box, a Discrete, a MultiDiscrete or a MultiBinary prints is read, too. Nothing in a text is executed.
+
+    Raises:
+        ConfigError: for a text that makes no space.
+    """
+    types = {"float32": np.float32, "float64": np.float64, "uint8": np.uint8, "int64": np.int64, "inf": np.inf}
+
+    def value(node: ast.AST) -> Any:
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name in SPACES:
+                arguments = [value(each) for each in node.args]
+                options = {option.arg or "": value(option.value) for option in node.keywords}
+                if name == "Box":
+                    _check_size(options.get("shape", arguments[2] if len(arguments) > 2 else ()))
+                    dtype = options.get("dtype", arguments[3] if len(arguments) > 3 else np.float32)
+                    arguments[:2] = [
+                        np.asarray(each, dtype) if isinstance(each, list) else each for each in arguments[:2]
+                    ]
+                return getattr(spaces, name)(*arguments, **options)
+            case ast.Name(id=name) if name in types:
+                return types[name]
+            case ast.UnaryOp(op=ast.USub()):
+                return -value(node.operand)
+            case ast.List() | ast.Tuple():
+                parts = [value(each) for each in node.elts]
+                return parts if isinstance(node, ast.List) else tuple(parts)
+            case ast.Dict():
+                return {value(key): value(each) for key, each in zip(node.keys, node.values, strict=True) if key}
+            case ast.Constant():
+                return node.value
+        raise ValueError(f"{ast.unparse(node)} is no part of a space")
+
+    try:
+        space = value(ast.parse(re.sub(r"(?<=[\d.\]])\s+(?=[-\d\[])", ", ", text.strip()), mode="eval").body)
+        if not isinstance(space, gym.Space):
+            raise ValueError(f"{shown(space)} is no space")
+        space_from_json(space_to_json(space))  # of a size that memory holds
+    except Exception as error:  # whatever other arguments make the constructors raise
+        raise ConfigError(
+            f"{shown(text)} makes no space ({error_line(error)}); write it as in Python, one of {', '.join(SPACES)}"
+        ) from error
+    return space
 
 
 def _describe(space: Space) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Axis letters: N rows of the flat arrays, E episodes.
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -19,8 +19,8 @@ from rltransformers.core.files import existing_file
 from rltransformers.core.members import check_numeric, flags, numbers
 from rltransformers.core.spaces import leaf_spaces, leaf_values
 from rltransformers.data.hdf5 import check_file
-from rltransformers.data.keys import IGNORED, key_names
-from rltransformers.data.spaces import chunks, infer_space
+from rltransformers.data.keys import IGNORED, key_names, pick_leaves
+from rltransformers.data.spaces import chunks, guess_space, prune_space
 from rltransformers.data.trajectories import (
     REWARD,
     Allocate,
@@ -181,6 +181,7 @@ def trajectories_from_d4rl(
     name: str = "d4rl",
     time_limit: int | None = None,
     split_on_discontinuity: bool = False,
+    observation_leaves: Sequence[str] | None = None,
     allocate: Allocate | None = None,
     source: str = "d4rl",
 ) -> Trajectories:
@@ -195,12 +196,14 @@ def trajectories_from_d4rl(
             are refused.
         split_on_discontinuity: also end an episode where a stored next observation differs from the observation of the
             following row by more than 1e-6; AntMaze files need it, their ``timeouts`` do not mark all resets.
+        observation_leaves: leaves of nested observations that are kept; None keeps all.
         source: the format that the arrays were stored in, kept in the metadata.
 
     Raises:
         DataError: missing, doubled or unknown keys (see ``key_names``), arrays of different lengths, no rows, flags or
             numbers that are none, or no ``next_observations`` to compare.
     """
+    arrays = pick_leaves(arrays, observation_leaves)
     names = key_names(arrays, name)
     missing = [key for key in REQUIRED if {"terminals": "terminations"}.get(key, key) not in names]
     if missing:
@@ -209,8 +212,14 @@ def trajectories_from_d4rl(
             f"{list(REQUIRED)}; an episode stands in a list: [episode]"
         )
     given = {ours: arrays[theirs] for ours, theirs in names.items()}
-    observation_space = observation_space or infer_space(given["observations"], "observations", name)
-    action_space = action_space or infer_space(given["actions"], "actions", name)
+    guesses: dict[str, str] = {}
+    observation_space = prune_space(observation_space, observation_leaves) if observation_space else None
+    if observation_space is None:
+        observation_space, doubt = guess_space(given["observations"], "observations", name)
+        guesses |= doubt
+    if action_space is None:
+        action_space, doubt = guess_space(given["actions"], "actions", name)
+        guesses |= doubt
     rewards = _array(given["rewards"], f"{name}: {names['rewards']}")
     rows = len(rewards)
     if rows == 0:
@@ -266,7 +275,7 @@ def trajectories_from_d4rl(
         at_limit = last[np.diff(bounds) == time_limit]
         writer.terminations[at_limit] = False
     writer.truncations[last] = ~writer.terminations[last] | (timeouts[last] if timeouts is not None else False)
-    return writer.finish(final_observations=following is not None, metadata={"format": source})
+    return writer.finish(final_observations=following is not None, guesses=guesses, metadata={"format": source})
 
 
 def _leaves(space: gym.Space[Any], values: Any, where: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import numpy as np
 from rltransformers.core.errors import DataError
 from rltransformers.core.members import numbers
 from rltransformers.core.spaces import leaf_values, map_leaves, nest_leaves
-from rltransformers.data.keys import key_names
-from rltransformers.data.spaces import infer_space
+from rltransformers.data.keys import key_names, pick_leaves
+from rltransformers.data.spaces import guess_space, prune_space
 from rltransformers.data.trajectories import Allocate, Trajectories, TrajectoryWriter, column, jumps
 
 Space = gym.Space[Any]
@@ -25,26 +25,34 @@ def trajectories_from_episodes(
     action_space: Space | None = None,
     name: str = "episodes",
     time_limit: int | None = None,
+    observation_leaves: Sequence[str] | None = None,
     allocate: Allocate | None = None,
     source: str = "episodes",
 ) -> Trajectories:
     """Trajectories of episode dicts; keys as in ``load_trajectories``. An end without a flag counts as truncated.
 
     Args:
+        observation_leaves: leaves of nested observations that are kept; None keeps all.
         source: the format that the episodes were stored in, kept in the metadata.
 
     Raises:
         DataError: for no episodes, an empty one, missing or unknown keys, arrays of different lengths, and values that
             are not in the spaces.
     """
-    listed = [_arrays(episode, index, name) for index, episode in enumerate(episodes)]
+    listed = [_arrays(pick_leaves(episode, observation_leaves), index, name) for index, episode in enumerate(episodes)]
     if not listed:
         raise DataError(f"{name}: holds no episode; nothing can be learned from it")
     lengths = [len(episode["rewards"]) for episode in listed]
     if 0 in lengths:
         raise DataError(f"{name}: episode {lengths.index(0)} is empty; drop episodes without steps")
-    observation_space = observation_space or infer_space(_stack(listed, "observations", name), "observations", name)
-    action_space = action_space or infer_space(_stack(listed, "actions", name), "actions", name)
+    guesses: dict[str, str] = {}
+    observation_space = prune_space(observation_space, observation_leaves) if observation_space else None
+    if observation_space is None:
+        observation_space, doubt = guess_space(_stack(listed, "observations", name), "observations", name)
+        guesses |= doubt
+    if action_space is None:
+        action_space, doubt = guess_space(_stack(listed, "actions", name), "actions", name)
+        guesses |= doubt
     writer = TrajectoryWriter(lengths, observation_space, action_space, name=name, allocate=allocate)
     for index, episode in enumerate(listed):
         observations = episode["observations"]
@@ -59,7 +67,7 @@ def trajectories_from_episodes(
             episode.get("truncations", False),
             time_limit=time_limit,
         )
-    return writer.finish(metadata={"format": source})
+    return writer.finish(guesses=guesses, metadata={"format": source})
 
 
 def _arrays(episode: Any, index: int, name: str) -> dict[str, Any]:

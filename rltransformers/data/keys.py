@@ -1,9 +1,10 @@
 """The names that the arrays of episodes go by in dicts and files."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rltransformers.core.errors import DataError, did_you_mean
+from rltransformers.core.errors import ConfigError, DataError, did_you_mean
+from rltransformers.core.spaces import nest_paths, nested_leaves
 
 NAMES = {
     "observations": ("observations", "observation", "obs"),
@@ -17,6 +18,26 @@ NAMES = {
 IGNORED = ("infos", "info", "metadata", "id", "seed", "options", "total_steps")
 """Keys that say nothing about steps; likewise whatever begins with "infos/" or "metadata/"."""
 ENDS = ("dones", "done")
+
+
+def pick_leaves(arrays: Any, leaves: Sequence[str] | None) -> Any:
+    """The dict with only these leaves in its observations, as nested dicts; None are all.
+
+    Raises:
+        ConfigError: for a leaf that is not there.
+    """
+    if leaves is None or not isinstance(arrays, Mapping):
+        return arrays
+
+    def chosen(observations: Any) -> Any:
+        known = nested_leaves(observations)
+        for path in leaves:
+            if path not in known:
+                raise ConfigError(f"observation_leaves names {path!r}: {did_you_mean(path, known)}")
+        return nest_paths({path: known[path] for path in leaves})
+
+    kinds = NAMES["observations"] + NAMES["next_observations"]
+    return {key: chosen(value) if key in kinds else value for key, value in arrays.items()}
 
 
 def key_names(arrays: Mapping[Any, Any], where: str) -> dict[str, str]:

@@ -27,24 +27,16 @@ from rltransformers.core.files import (
 )
 from rltransformers.core.ranges import Count, check, shown
 from rltransformers.core.registry import OGBENCH
-from rltransformers.core.spaces import (
-    leaf_spaces,
-    leaf_values,
-    nest_leaves,
-    nest_paths,
-    nested_leaves,
-    space_from_leaves,
-    space_to_json,
-)
+from rltransformers.core.spaces import leaf_spaces, leaf_values, nest_leaves, space_to_json
 from rltransformers.data.arrays import read_npz
 from rltransformers.data.buffers import is_buffer, read_buffer, trajectories_from_buffer
 from rltransformers.data.d4rl import read_d4rl_file, trajectories_from_d4rl
 from rltransformers.data.d4rl_files import d4rl_file
 from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.hdf5 import check_file
-from rltransformers.data.keys import NAMES
 from rltransformers.data.minari import restore_minari
 from rltransformers.data.ogbench import missing_file, ogbench_file, read_ogbench
+from rltransformers.data.spaces import prune_space
 from rltransformers.data.tables import is_dataset, is_table, read_table, table_files, trajectories_from_dataset
 from rltransformers.data.trajectories import (
     DESCRIPTION,
@@ -111,9 +103,9 @@ def load_trajectories(
             as truncated, longer ones are refused, and flat data without ``timeouts`` are cut there.
         split_on_discontinuity: see ``trajectories_from_d4rl``; AntMaze files need it.
         cache: a folder that keeps a memory-mapped copy of a file or Minari data set, under a name that changes with
-            the source and the options; opening it again reads nothing. Sets larger than memory need it: HDF5 files,
-            .npz files and Minari sets are copied in pieces, tables and files of OGBench pass through memory once.
-            Copies of earlier contents of the same files are removed when a new one is written.
+            the source and the options; opening it again compares checksums. Sets larger than memory need it: HDF5
+            files, .npz files and Minari sets are copied in pieces, tables and files of OGBench pass through memory
+            once. Copies of earlier contents of the same files are removed when a new one is written.
         trust: read a pickle of ``save_replay_buffer`` (.pkl), which runs whatever code is in it.
 
     Raises:
@@ -139,8 +131,8 @@ def load_trajectories(
     if isinstance(dataset, str) and (found := _file_reader(dataset)) is not None:
         read, source = found
         options |= splitting | {"name": name or (dataset if d4rl_file(dataset) else None)}
-        data = _cached(partial(read, **options), cache, source, options)
-        return _keep_leaves(data, observation_leaves)
+        options |= {"observation_leaves": observation_leaves}
+        return _cached(partial(read, **options), cache, source, options)
     if isinstance(dataset, str) and is_pickle(dataset):
         _refuse(split_on_discontinuity, "split_on_discontinuity", "buffers, whose episodes are marked")
         _refuse(cache is not None, "cache", "a pickle; call .save(folder) on the result")
@@ -162,17 +154,14 @@ def load_trajectories(
     if is_buffer(dataset):
         _refuse(split_on_discontinuity, "split_on_discontinuity", "buffers, whose episodes are marked")
         return _keep_leaves(trajectories_from_buffer(dataset, **options), observation_leaves)
+    options |= {"observation_leaves": observation_leaves}
     if is_dataset(dataset):
-        return _keep_leaves(trajectories_from_dataset(dataset, **options, **splitting), observation_leaves)
-    if observation_leaves is not None and observation_space is not None:
-        options["observation_space"] = _prune(observation_space, observation_leaves)
+        return trajectories_from_dataset(dataset, **options, **splitting)
     if isinstance(dataset, Mapping):
-        flat = _pick(dataset, observation_leaves)
-        return trajectories_from_d4rl(flat, **options | splitting | {"name": name or "dict"})
+        return trajectories_from_d4rl(dataset, **options | splitting | {"name": name or "dict"})
     if isinstance(dataset, Iterable):
         _refuse(split_on_discontinuity, "split_on_discontinuity", "episodes, which are split already")
-        episodes = [_pick(episode, observation_leaves) for episode in dataset]
-        return trajectories_from_episodes(episodes, **options | {"name": name or "episodes"})
+        return trajectories_from_episodes(dataset, **options | {"name": name or "episodes"})
     raise DataError(
         f"cannot read a dataset from {type(dataset).__name__}; pass a Minari, D4RL or OGBench id, a path "
         f"({', '.join(_FORMATS)}, or a folder), a MinariDataset, a datasets.Dataset, a buffer of Stable-Baselines3, a "
@@ -295,7 +284,7 @@ def _from_minari(
         full_space, action_space, total_steps = dataset.observation_space, dataset.action_space, dataset.total_steps
         env_spec = raw.get("env_spec")
         env_id = str(json.loads(env_spec)["id"]) if env_spec else None
-        read_space = _prune(full_space, leaves)
+        read_space = prune_space(full_space, leaves)
         for file in sorted(Path(dataset.storage.data_path).glob("*.hdf5")):
             check_file(file)
         lengths = [
@@ -362,32 +351,6 @@ def _damage(name: str) -> Iterator[None]:
 # Leaves, spaces, cache ------------------------------------------------------------
 
 
-def _prune(space: Space, leaves: Sequence[str] | None) -> Space:
-    if leaves is None:
-        return space
-    known = leaf_spaces(space)
-    for path in leaves:
-        if path not in known:
-            raise ConfigError(f"observation_leaves names {path!r}: {did_you_mean(path, known)}")
-    return space_from_leaves({path: leaf for path, leaf in known.items() if path in leaves})
-
-
-def _pick(arrays: Any, leaves: Sequence[str] | None) -> Any:
-    """The dict with only these leaves in its observations, as nested dicts."""
-    if leaves is None or not isinstance(arrays, Mapping):
-        return arrays
-
-    def chosen(observations: Any) -> Any:
-        known = nested_leaves(observations)
-        for path in leaves:
-            if path not in known:
-                raise ConfigError(f"observation_leaves names {path!r}: {did_you_mean(path, known)}")
-        return nest_paths({path: known[path] for path in leaves})
-
-    kinds = NAMES["observations"] + NAMES["next_observations"]
-    return {key: chosen(value) if key in kinds else value for key, value in arrays.items()}
-
-
 def _truncated_at(data: Trajectories, time_limit: int | None) -> Trajectories:
     """The same data, where an episode of ``time_limit`` steps counts as truncated."""
     if time_limit is None:
@@ -402,7 +365,7 @@ def _truncated_at(data: Trajectories, time_limit: int | None) -> Trajectories:
 def _keep_leaves(data: Trajectories, leaves: Sequence[str] | None) -> Trajectories:
     if leaves is None:
         return data
-    space = _prune(data.observation_space, leaves)
+    space = prune_space(data.observation_space, leaves)
     observations = {path: data.observations[path] for path in leaf_spaces(space)}
     return replace(data, observations=observations, observation_space=space, contents_checked=True)
 
@@ -413,11 +376,15 @@ def _checked(data: Trajectories, observation_space: Space | None, action_space: 
         ("action", action_space, data.action_space),
     ):
         if given is not None and given != stored and not _same_layout(given, stored):
-            raise DataError(
-                f"{data.name}: the {role} space of the data is {stored}, expected {given}; use matching data"
-            )
+            hint = "use matching data"
+            if f"{role}_space" in data.guesses:
+                hint = f"it was guessed: load the source again with {role}_space"
+            raise DataError(f"{data.name}: the {role} space of the data is {stored}, expected {given}; {hint}")
     if observation_space is None and action_space is None:
         return data
+    known = {"observation_space": observation_space, "action_space": action_space}
+    guesses = {key: guess for key, guess in data.guesses.items() if known.get(key) is None}
+    data = replace(data, guesses=guesses, contents_checked=True)
     if action_space is not None and action_space != data.action_space:
         check_actions(data, action_space)
     return in_spaces(

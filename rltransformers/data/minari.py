@@ -20,6 +20,8 @@ from rltransformers.core.spaces import leaf_spaces, nest_leaves
 from rltransformers.data.hdf5 import HDF5Writer, Tree
 from rltransformers.data.trajectories import Leaves, Space, Trajectories
 
+LARGEST_VERSION = 999_999
+
 
 def write_minari(
     trajectories: Trajectories,
@@ -127,7 +129,9 @@ def check_dataset_id(dataset_id: str) -> None:
     from minari.dataset.minari_dataset import parse_dataset_id
 
     try:
-        parse_dataset_id(dataset_id)
+        version = parse_dataset_id(dataset_id)[2]
+        if version > LARGEST_VERSION:
+            raise ValueError(f"its version is beyond {LARGEST_VERSION:,}")
     except (ValueError, TypeError) as error:  # a missing version is a TypeError in Minari
         reason = "it has no version" if isinstance(error, TypeError) else one_line(error)
         raise ConfigError(

@@ -76,7 +76,7 @@ Recorded = Sequence[int] | Mapping[str, Sequence[int] | None]
 FIRST_BYTES = 64 * 2**20
 """Of the arrays that a recording begins with; they double when they are full."""
 WATCHERS = ("stable_baselines3.common.monitor:Monitor",)
-"""Wrappers of one environment that change nothing and that Gymnasium cannot make again: a specification leaves them out."""
+"""Wrappers of one environment that change nothing, and that Gymnasium cannot make again: left out of specifications."""
 WATCHING_VECTORS = (FiniteVecEnv, VecMonitor, VecCheckNan, VecVideoRecorder, RecordEpisodeStatistics, RecordVideo)
 """Wrappers of vector environments that change nothing."""
 LONGEST_FINISH = 10_000

@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.guard import named
+from rltransformers.core.members import finite, members
+from rltransformers.core.spaces import leaf_spaces
 from rltransformers.data.rollout import Leaves, action_layout, observation_layout
 
 Space = gym.Space[Any]
@@ -170,6 +173,11 @@ class SegmentReplay:
                 f"{n_envs} environments, but one with its context of {context} steps needs {needed}: buffer_size "
                 f"must be at least {needed * segment_length * n_envs}"
             )
+        nested = isinstance(observation_space, gym.Space)
+        self.spaces = {
+            "observations": leaf_spaces(observation_space) if nested else observation_space,
+            "actions": leaf_spaces(action_space),
+        }
         self.observation_leaves = observation_layout(observation_space)
         self.action_leaves = action_layout(action_space)
         lead = (n_envs, self.rows)
@@ -232,6 +240,19 @@ class SegmentReplay:
         self.rewards[place] = 0.0
         self.terminal[place] = self.counts[place] = False
         self.ended[at] = True
+
+    def fault(self, state: Mapping[str, Any]) -> str | None:
+        """What rows of a ``state_dict`` hold that no environment gave: numbers outside their space, or not finite."""
+        written = np.arange(state["rewards"].shape[1]) < np.asarray(state["written"])[:, None]
+        if not finite(state["rewards"].numpy()).all():
+            return "rewards are not finite"
+        for kind, leaves in self.spaces.items():
+            for path, leaf in leaves.items():
+                rows = state[kind][path].numpy()[written]
+                good = members(leaf, rows)
+                if not good.all():
+                    return f"{named(kind, path)} hold {rows[int(np.argmin(good))]}, outside {leaf}"
+        return None
 
     def part(self) -> None:
         """Cut the recording: rows that are added next follow none, so wait for episodes to begin."""

@@ -1,7 +1,7 @@
 """Spaces guessed from arrays, for formats that do not store them, and the pieces in which large arrays are read."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from rltransformers.core.errors import DataError
-from rltransformers.core.members import check_numeric, numbers
-from rltransformers.core.spaces import map_leaves, space_of
+from rltransformers.core.errors import ConfigError, DataError, did_you_mean
+from rltransformers.core.members import LARGEST_FLOAT, check_numeric, numbers
+from rltransformers.core.spaces import leaf_spaces, leaf_values, map_leaves, space_from_leaves, space_of
 
+LARGEST_NUMBER = 2.0**53
+"""Of rewards and of numbers whose space is guessed: what is larger stands for a missing value or for an error."""
 MAX_GUESSED_CLASSES = 65_536  # of one leaf, all its components together
 CHUNK_ROWS, CHUNK_BYTES = 32_768, 32 * 2**20
 """Checks, copies and statistics of a large array touch no more than this at a time, and at least one row."""
@@ -36,10 +38,79 @@ def infer_space(values: Any, role: str, name: str) -> gym.Space[Any]:
     with a further axis, with one class more than the largest value seen.
 
     Raises:
-        DataError: for values that are no numbers, and where the space must be given: negative integers, and more than
-            ``MAX_GUESSED_CLASSES`` classes, for each of which a network would get weights.
+        DataError: for values that are no numbers, and where the space must be given: negative integers, numbers beyond
+            ``LARGEST_NUMBER``, and more than ``MAX_GUESSED_CLASSES`` classes, for each of which a network would get
+            weights.
     """
     return space_of(map_leaves(partial(_leaf_space, role, name), values))
+
+
+def guess_space(values: Any, role: str, name: str) -> tuple[gym.Space[Any], dict[str, str]]:
+    """The space of ``infer_space``, and under the name of its argument why that of the environment may be another."""
+    space = infer_space(values, role, name)
+    doubts = (_doubt(role, leaf, leaf_values(space, values)[path]) for path, leaf in leaf_spaces(space).items())
+    doubt = next((each for each in doubts if each is not None), None)
+    return space, {} if doubt is None else {f"{role[:-1]}_space": f"{space} is a guess: {doubt}"}
+
+
+def _doubt(role: str, leaf: gym.Space[Any], values: Any) -> str | None:
+    """Why a leaf that was guessed from ``values`` [rows, ...] may be another one; None where nothing says so."""
+    rows = values if hasattr(values, "shape") and hasattr(values, "dtype") else numbers(values)
+    shape = tuple(rows.shape[1:])
+    if isinstance(leaf, spaces.Box) and role != "actions":
+        return None
+    if len(shape) == 1 and shape[0] > 1 and _all_rows(rows, _one_hot):
+        return f"the {role} are one-hot; of classes they are the index, {role}.argmax(-1)"
+    if isinstance(leaf, spaces.Discrete | spaces.MultiBinary) and rows.dtype.kind == "b":
+        return None
+    if isinstance(leaf, spaces.Discrete):
+        return f"no class above {leaf.n - 1} occurs, and the environment may have more"
+    if isinstance(leaf, spaces.MultiDiscrete) and rows.dtype == np.uint8:
+        return f"the {role} are bytes, which may be numbers of Box(0, 255, {shape}, uint8) and no classes"
+    if isinstance(leaf, spaces.MultiDiscrete) and shape == (1,):
+        return f"the {role} hold one whole number each, for which most environments have Discrete({leaf.nvec[0]})"
+    if isinstance(leaf, spaces.MultiDiscrete):
+        return f"no classes above {(leaf.nvec - 1).tolist()} occur, and the environment may have more"
+    if not shape:
+        return "each action is a number without an axis, where most environments have Box(..., (1,))"
+    if rows.dtype == np.uint8:
+        return "the actions are bytes of several axes, as those of an image"
+    if _all_rows(rows, _whole):
+        return "all actions are whole numbers; those that stand for classes are integers, actions.astype(int)"
+    if isinstance(leaf, spaces.Box) and (largest := float(leaf.high.max())) > 1.0:
+        return (
+            f"actions reach {largest:g}; where the environment takes less, as [-1, 1], it clips them, and so should "
+            "whoever prepares the data"
+        )
+    return None
+
+
+def _all_rows(rows: Any, true_of: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]]) -> bool:
+    return all(bool(true_of(np.asarray(rows[chunk])).all()) for chunk in chunks(rows))
+
+
+def _one_hot(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    ones = rows == 1
+    return np.asarray(((rows == 0) | ones).all(axis=-1) & (ones.sum(axis=-1) == 1))
+
+
+def _whole(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    return np.asarray(rows == np.trunc(rows))
+
+
+def prune_space(space: gym.Space[Any], leaves: Sequence[str] | None) -> gym.Space[Any]:
+    """The space with these leaves only; None are all.
+
+    Raises:
+        ConfigError: for a leaf that it does not have.
+    """
+    if leaves is None:
+        return space
+    known = leaf_spaces(space)
+    for path in leaves:
+        if path not in known:
+            raise ConfigError(f"observation_leaves names {path!r}: {did_you_mean(path, known)}")
+    return space_from_leaves({path: leaf for path, leaf in known.items() if path in leaves})
 
 
 def _leaf_space(role: str, name: str, values: Any) -> gym.Space[Any]:
@@ -47,17 +118,24 @@ def _leaf_space(role: str, name: str, values: Any) -> gym.Space[Any]:
         rows = values if hasattr(values, "shape") and hasattr(values, "dtype") else numbers(values)
         check_numeric(rows.dtype)
     except DataError as error:
-        raise DataError(f"{name}: {role} are not rows of numbers: {error}") from error
+        way_out = "; observation_leaves=[...] keeps the leaves that are" if role == "observations" else ""
+        raise DataError(f"{name}: {role} are not rows of numbers: {error}{way_out}") from error
     shape, kind = tuple(rows.shape[1:]), rows.dtype.kind
     if rows.ndim == 0:
         raise DataError(f"{name}: {role} are a single number, not rows of numbers")
     if len(rows) == 0:
         raise DataError(f"{name}: {role} hold no rows; drop empty episodes")
     if kind == "f":
+        largest = _largest_magnitude(rows)
+        if LARGEST_NUMBER < float(np.max(largest, initial=0.0)) <= LARGEST_FLOAT:
+            raise DataError(
+                f"{name}: {role} reach {np.max(largest):g}, so float32 tells no others apart; repair the value, or "
+                f"pass {role[:-1]}_space if it is one"
+            )
         if role != "actions":
             return spaces.Box(-np.inf, np.inf, shape, np.float32)
         # A number beyond float32 is reported later, with its place, by what stores it.
-        largest = np.minimum(_largest_magnitude(rows), float(np.finfo(np.float32).max))
+        largest = np.minimum(largest, LARGEST_FLOAT)
         bound = np.maximum(1.0, largest).astype(np.float32)
         return spaces.Box(-bound, bound, shape, np.float32)
     if kind == "b":

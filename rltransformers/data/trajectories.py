@@ -23,9 +23,18 @@ from gymnasium import spaces
 
 from rltransformers.core.errors import DataError, did_you_mean
 from rltransformers.core.files import replacing_folder
-from rltransformers.core.members import action_bounds, all_members, check_numeric, flags, members, numbers
+from rltransformers.core.members import (
+    LARGEST_FLOAT,
+    action_bounds,
+    all_members,
+    check_numeric,
+    flags,
+    members,
+    numbers,
+)
 from rltransformers.core.ranges import Fraction, UnitInterval, check, shown
 from rltransformers.core.spaces import (
+    SUPPORTED_LEAVES,
     check_supported,
     leaf_spaces,
     leaf_values,
@@ -34,7 +43,7 @@ from rltransformers.core.spaces import (
     space_to_json,
     stored_dtype,
 )
-from rltransformers.data.spaces import chunks
+from rltransformers.data.spaces import LARGEST_NUMBER, chunks
 
 Array = npt.NDArray[Any]
 Space = gym.Space[Any]
@@ -52,6 +61,7 @@ DESCRIBED: dict[str, type | UnionType] = {
     "env_spec": str | None,
     "final_observations": bool,
     "metadata": dict,
+    "guesses": dict,
     "checksums": dict,
 }
 """Keys of the description beside format and version, and the types of their values."""
@@ -87,6 +97,8 @@ class Trajectories:
         name: how messages and tables call the data.
         env_id, env_spec: the Gymnasium id and the spec as JSON, when the source tells them.
         metadata: further facts as JSON values.
+        guesses: of spaces that were guessed and may not be those of the environment, by "observation_space" and
+            "action_space": what was guessed and what speaks against it.
 
     Float leaves are float32 whatever the space says, Discrete and MultiDiscrete leaves int64, MultiBinary int8;
     byte, boolean and integer Boxes keep their type.
@@ -109,6 +121,7 @@ class Trajectories:
     final_observations: bool = True
     metadata: Mapping[str, Any] = field(default_factory=dict)
     contents_checked: InitVar[bool] = False
+    guesses: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self, contents_checked: bool) -> None:
         _check_layout(self)
@@ -295,6 +308,7 @@ class Trajectories:
             "megabytes": round(sum(leaf.nbytes for leaf in leaves) / 1e6, 3),
             "fingerprint": self.fingerprint(),
             "metadata": dict(self.metadata),
+            "guesses": dict(self.guesses),
         }
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
@@ -331,6 +345,7 @@ class Trajectories:
             "env_spec": self.env_spec,
             "final_observations": self.final_observations,
             "metadata": dict(self.metadata),
+            "guesses": dict(self.guesses),
             "checksums": {file.name: _checksum(file) for file in sorted(folder.glob("*.npy"))},
         }
         (folder / DESCRIPTION).write_text(json.dumps(description, indent=1))
@@ -389,6 +404,7 @@ class Trajectories:
             description["env_spec"],
             description["final_observations"],
             description["metadata"],
+            guesses=description["guesses"],
         )
 
     @staticmethod
@@ -452,8 +468,11 @@ class TrajectoryWriter:
         name: str,
         allocate: Allocate | None = None,
     ) -> None:
-        check_supported(observation_space, "observation")
-        check_supported(action_space, "action")
+        known = leaf_spaces(observation_space)
+        numeric = [path for path, leaf in known.items() if path and isinstance(leaf, SUPPORTED_LEAVES)]
+        way_out = f"keep the others with observation_leaves={numeric}" if numeric else "encode it as one of these"
+        check_supported(observation_space, f"{name}: observation", way_out)
+        check_supported(action_space, f"{name}: action", "encode it as one of these")
         self.name = name
         self.spaces = (observation_space, action_space)
         self.offsets = np.concatenate([[0], np.cumsum(np.asarray(lengths, np.int64))]).astype(np.int64)
@@ -617,6 +636,7 @@ def join_trajectories(
         all(part.final_observations for part in parts),
         metadata if metadata is not None else first.metadata,
         contents_checked=True,
+        guesses=first.guesses,
     )
 
 
@@ -680,6 +700,10 @@ def fit_leaf(space: Space, rows: Array, first: int = 0) -> Array:
     if rows.shape[1:] != shape or rows.ndim == 0:
         raise DataError(f"has rows of shape {rows.shape[1:]}, the space {space} asks for {shape}")
     check_numeric(rows.dtype)
+    if space is REWARD and rows.dtype.itemsize > 1:
+        sizes = np.abs(rows, dtype=np.float64)
+        beyond = (sizes > LARGEST_NUMBER) & (sizes <= LARGEST_FLOAT)
+        _refuse(rows, beyond, f"is beyond {LARGEST_NUMBER:g}, so float32 tells no others apart; repair it", first)
     if rows.dtype == dtype:
         return rows
     if dtype.kind == "f":
@@ -743,7 +767,7 @@ def _checksum(file: Path) -> int:
     """CRC-32 of the content of a file."""
     checksum = 0
     with file.open("rb") as stream:
-        while piece := stream.read(2**20):
+        while piece := stream.read(2**16):
             checksum = zlib.crc32(piece, checksum)
     return checksum
 

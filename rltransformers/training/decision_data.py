@@ -65,7 +65,17 @@ class DataSummary:
 
 
 def training_data(data: Trajectories, settings: Settings) -> Trajectories:
-    """The episodes to train on, with their rewards as the agent is to see them."""
+    """The episodes to train on, with their rewards as the agent is to see them.
+
+    Warns of spaces that were guessed and may not be those of the environment.
+    """
+    for key, guess in data.guesses.items():
+        warnings.warn(
+            f"{data.name}: {key} {guess}. An environment with another space refuses the trained agent: say what it is "
+            f"with load_trajectories(..., {key}=...), in a config with dataset.{key}",
+            UserWarning,
+            stacklevel=2,
+        )
     if settings.top_fraction < 1:
         data = data.top_fraction(settings.top_fraction)
     return shaped(data, settings)

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from tqdm.auto import tqdm
 
 from rltransformers.core.action_masks import ACTION_MASK, first_allowed
-from rltransformers.core.episodes import LONGEST_EPISODE, endless_episode
+from rltransformers.core.episodes import LONGEST_EPISODE, endless_episode, success_of
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import attempt, check_observations, check_outcome, checked_copies
 from rltransformers.core.seeding import episode_noise
@@ -62,10 +62,12 @@ class Episode:
         self.discounted += self.discount**self.length * reward
         self.length += 1
         if ended:
-            for key in ("is_success", "success"):
-                if key in infos and np.all(infos.get(f"_{key}", np.ones(row + 1, bool))[row]):
-                    self.success = bool(infos[key][row])
-                    break
+            present = {
+                key: infos[key][row]
+                for key in ("is_success", "success")
+                if key in infos and np.all(infos.get(f"_{key}", np.ones(row + 1, bool))[row])
+            }
+            self.success = success_of(present, row)
 
 
 def play(
@@ -227,8 +229,8 @@ def check_spaces(
         raise ConfigError(
             f"the {role} space of the environment ({space_outline(theirs)}) is not that of the dataset"
             f" ({space_outline(ours)}); apply the wrappers that were applied when the data were recorded, or, where the"
-            " spaces of the data were guessed, give observation_space and action_space to load_trajectories and train"
-            " again"
+            f" spaces of the data were guessed, give {role}_space to load_trajectories (dataset.{role}_space in a"
+            " config) and train again"
         )
 
 

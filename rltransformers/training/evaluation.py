@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecMonitor, is_vecenv_wrapp
 from tqdm import tqdm
 
 from rltransformers.core.action_masks import MASK_METHOD
-from rltransformers.core.episodes import endless_episode, episode_record, longest_allowed
+from rltransformers.core.episodes import endless_episode, episode_record, longest_allowed, success_of
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import replacing
 from rltransformers.core.guard import FiniteVecEnv, checked_copies
@@ -283,11 +283,6 @@ def _wave(
                 continue  # a lost life ends the learner's episode, not the game (Atari wrappers)
             running[copy] = False
             total, length = (record["r"], record["l"]) if record is not None else (totals[copy], lengths[copy])
-            yield int(copy), _Episode(float(total), int(length), _success(infos[copy]))
+            yield int(copy), _Episode(float(total), int(length), success_of(infos[copy], int(copy)))
         if (lengths[running] >= longest).any():
             raise endless_episode(env_id, int(np.flatnonzero(running & (lengths >= longest))[0]), longest)
-
-
-def _success(info: dict[str, Any]) -> bool | None:
-    value = info.get("is_success", info.get("success"))
-    return None if value is None else bool(value)

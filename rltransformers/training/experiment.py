@@ -27,6 +27,7 @@ from rltransformers.core.ranges import (
     check_fields,
     shown,
 )
+from rltransformers.core.spaces import space_from_text
 from rltransformers.training.search import read_search
 
 MAX_VALUES = 100_000
@@ -110,6 +111,9 @@ class DatasetConfig:
         split_on_discontinuity: also end an episode of ``id`` where observations do not follow each other, as AntMaze
             files need.
         cache: folder that keeps what was read of ``id``, to be read faster the next time.
+        observation_space: that of the environment, for data at ``id`` that do not tell it, as ``Box(-1, 1, (4,))``.
+        action_space: the same, as ``Discrete(3)``.
+        observation_leaves: fields of nested observations that are kept, e.g. those that are no text.
     """
 
     id: str | None = None
@@ -117,6 +121,9 @@ class DatasetConfig:
     time_limit: Count | None = None
     split_on_discontinuity: bool = False
     cache: str | None = None
+    observation_space: str | None = None
+    action_space: str | None = None
+    observation_leaves: list[str] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "dataset.")
@@ -128,7 +135,12 @@ class DatasetConfig:
 
     def reading(self) -> dict[str, Any]:
         """How ``id`` is read: keywords of ``load_trajectories``."""
-        return {name: getattr(self, name) for name in ("time_limit", "split_on_discontinuity", "cache")}
+        plain = ("time_limit", "split_on_discontinuity", "cache", "observation_leaves")
+        options: dict[str, Any] = {name: getattr(self, name) for name in plain}
+        for name in ("observation_space", "action_space"):
+            text = getattr(self, name)
+            options[name] = None if text is None else space_from_text(text)
+        return options
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from rltransformers.core.checkpoint import (
 )
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.files import check_path
 from rltransformers.core.ranges import Count, PositiveNumber, Seed, WholeNumber, check, strict
 from rltransformers.core.spaces import differing_spaces, space_from_json, space_to_json
 from rltransformers.core.spec import Choice
@@ -133,6 +134,7 @@ class OfflineAgent:
             check_masked(data)
         self._sampler = None if data is None else self._sampler_of(data)
         leads = self.world.leads
+        check_path(tensorboard_log or "")
         self.tensorboard_log = None if tensorboard_log is None or not leads else os.fspath(tensorboard_log)
         self.verbose = verbose if leads else 0
 

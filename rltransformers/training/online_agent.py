@@ -42,8 +42,9 @@ from rltransformers.core.checkpoint import (
     unpack_arrays,
 )
 from rltransformers.core.device import find_device, to_tensor
-from rltransformers.core.episodes import episode_record
+from rltransformers.core.episodes import episode_record, success_of
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, one_line, refuse_unknown
+from rltransformers.core.files import check_path
 from rltransformers.core.guard import attempt, named_fault, raised_in_reset
 from rltransformers.core.ranges import Count, Seed, annotations, check, check_settings, strict
 from rltransformers.core.seeding import generators
@@ -270,6 +271,7 @@ class OnlineAgent(BaseAlgorithm):
         self._ended: list[list[EndedEpisode]] = []  # episodes of this process in it, by step
         if not self.world.leads:
             self.tensorboard_log, self.verbose = None, 0
+        check_path(self.tensorboard_log or "")
 
     def _to_device(self, array: Any) -> Tensor:
         return to_tensor(array, self.device)
@@ -339,13 +341,14 @@ class OnlineAgent(BaseAlgorithm):
         self.num_timesteps += count * self.world.size
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
-        foreign = [i for i, info in enumerate(infos) if "episode" in info and episode_record(info) is None]
-        for i in foreign:  # an environment's own, which the log of Stable-Baselines3 would take for a record
-            infos = [
-                *infos[:i],
-                {name: value for name, value in infos[i].items() if name != "episode"},
-                *infos[i + 1 :],
-            ]
+        infos = [  # without an environment's own "episode", which Stable-Baselines3's log would take for a record
+            {name: value for name, value in info.items() if name != "episode"}
+            if "episode" in info and episode_record(info) is None
+            else info
+            for info in infos
+        ]
+        for index in () if dones is None else np.flatnonzero(dones).tolist():
+            success_of({"is_success": infos[index].get("is_success")}, index)
         if self.world.alone:
             super()._update_info_buffer(infos, dones)
             return

@@ -168,6 +168,8 @@ def restore_replay(replay: SegmentReplay, stored: Any) -> None:
     written = state["written"]
     if bool((written < 0).any()) or used != min(int(written.max()), replay.rows):
         raise CheckpointError(f"replay.written says {written.tolist()}, but there are {used} rows")
+    if (fault := replay.fault(state)) is not None:
+        raise CheckpointError(f"replay.{fault}")
     replay.load_state_dict({**state, "largest_priority": largest})
 
 

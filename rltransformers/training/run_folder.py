@@ -21,7 +21,7 @@ from stable_baselines3.common.logger import (
 )
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.files import check_name, file_lock, naming, numbered, remove_left_overs, replacing
+from rltransformers.core.files import check_name, check_path, file_lock, naming, numbered, remove_left_overs, replacing
 from rltransformers.training.evaluation import EvaluationResult, write_results
 from rltransformers.training.event_files import cut_event_files
 from rltransformers.training.plots import plot_learning_curve
@@ -75,10 +75,8 @@ class RunFolder:
                 not one of a folder inside ``root``.
         """
         check_name(name)
-        if "\0" in os.fspath(root):
-            raise ConfigError(f"output {os.fspath(root)!r} cannot be a folder: it holds a NUL character")
         try:
-            Path(root).mkdir(parents=True, exist_ok=True)
+            check_path(root).mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise ConfigError(f"output {root} cannot be a folder: it, or what should hold it, is a file") from error
         for each in numbered(name):

@@ -75,3 +75,19 @@ def test_a_pickled_buffer_is_read_only_for_those_who_trust_it(work: Path, capsys
     assert "dataset.id 'walks.pkl' is a pickle, which runs code when it is read" in message
     run(capsys, "train", "pickled.yaml", *SHORT, "--trust")
     run(capsys, "train", "offline.yaml", *SHORT, "--dataset", "walks.pkl")  # typed, his own word
+
+
+def test_a_space_that_was_guessed_is_named_and_can_be_given(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Actions of shape [T, 1] stand for the classes of a Discrete; the last class never occurs in these."""
+    data = record(TASK, "random", episodes=6, num_envs=2, seed=0)
+    rows = np.arange(data.steps) + np.repeat(np.arange(len(data)), data.lengths)
+    arrays = {"observations": data.observations[""][rows], "rewards": data.rewards}
+    actions = np.minimum(data.actions[""], 1)[:, None]
+    np.savez("walks.npz", actions=actions, terminals=data.terminations | data.truncations, **arrays)
+    printed = run(capsys, "inspect", "walks.npz")
+    assert "action_space MultiDiscrete([2]) is a guess" in printed and "--action-space" in printed
+    message = refused(capsys, "train", "offline.yaml", "--dataset", "walks.npz", *SHORT)
+    assert "is not that of the dataset" in message and "dataset.action_space" in message
+    space = str(data.action_space)
+    assert "is a guess" not in run(capsys, "inspect", "walks.npz", "--action-space", space)
+    run(capsys, "train", "offline.yaml", "--dataset", json.dumps({"id": "walks.npz", "action_space": space}), *SHORT)

@@ -23,6 +23,7 @@ from rltransformers.core.spaces import (
     normalised_leaves,
     space_from_json,
     space_from_leaves,
+    space_from_text,
     space_of,
     space_outline,
     space_to_json,
@@ -198,3 +199,39 @@ def test_a_space_is_made_around_nested_spaces_in_their_order() -> None:
 def test_a_description_made_to_do_harm_is_refused(text: str) -> None:
     with pytest.raises(DataError, match="not the description of a space"):
         space_from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "space"),
+    [
+        ("Discrete(3, start=-1)", spaces.Discrete(3, start=-1)),
+        ("MultiDiscrete([2 3])", spaces.MultiDiscrete([2, 3])),  # as it is printed
+        ("MultiBinary([2, 3])", spaces.MultiBinary([2, 3])),
+        ("Box(-inf, inf, (2,), float32)", spaces.Box(-np.inf, np.inf, (2,), np.float32)),
+        ("Box([-1. -2.], [1. 2.], (2,), float32)", spaces.Box(np.float32([-1, -2]), np.float32([1, 2]))),
+        ("Dict({'a': Tuple([Discrete(2)])})", spaces.Dict({"a": spaces.Tuple([spaces.Discrete(2)])})),
+    ],
+)
+def test_a_space_is_read_as_python_writes_it(text: str, space: gym.Space[Any]) -> None:
+    assert space_from_text(text) == space
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "5",
+        "Discrete",
+        "Discrete(0)",
+        "Text(4)",
+        "Discrete(3).sample()",
+        "__import__('os').getcwd()",
+        "(" * 500,
+        "Box(0, 1, (99999, 99999))",
+        "Discrete(**{'n': 3})",
+        "\x00",
+    ],
+)
+def test_a_text_that_makes_no_space_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="makes no space"):
+        space_from_text(text)

@@ -27,6 +27,15 @@ NaN, lengths, flags. Printed are spaces, episodes, lengths, returns, and target 
     parser.add_argument(
         "--time-limit", type=flag(Count), metavar="N", help="the step limit of the environment, for data that lack it"
     )
+    for role in ("observation", "action"):
+        parser.add_argument(
+            f"--{role}-space",
+            metavar="SPACE",
+            help=f"the {role} space of the environment, for data that lack it, as 'Discrete(3)' or 'Box(-1, 1, (4,))'",
+        )
+    parser.add_argument(
+        "--observation-leaves", nargs="+", metavar="LEAF", help="fields of nested observations that are kept"
+    )
     parser.add_argument("--trust", action="store_true", help="read a pickle of save_replay_buffer, which runs its code")
     parser.add_argument("--json", action="store_true", help="print the description as JSON")
     parser.set_defaults(run=run)
@@ -34,9 +43,17 @@ NaN, lengths, flags. Printed are spaces, episodes, lengths, returns, and target 
 
 def run(arguments: argparse.Namespace) -> None:
     """Do it, and print what came of it."""
+    from rltransformers.core.spaces import space_from_text
     from rltransformers.data import load_trajectories, normalized_score
 
-    data = load_trajectories(arguments.dataset, time_limit=arguments.time_limit, trust=arguments.trust)
+    given = {name: getattr(arguments, name) for name in ("observation_space", "action_space")}
+    data = load_trajectories(
+        arguments.dataset,
+        **{name: space_from_text(text) for name, text in given.items() if text is not None},
+        observation_leaves=arguments.observation_leaves,
+        time_limit=arguments.time_limit,
+        trust=arguments.trust,
+    )
     summary = data.summary()
     scores = normalized_score(data.env_id or data.name, data.returns)
     if scores is not None:
@@ -45,4 +62,6 @@ def run(arguments: argparse.Namespace) -> None:
         print_json(summary)
         return
     print_tree(summary)
+    for key, guess in data.guesses.items():
+        print(f"{key} {guess}; say what it is with --{key.replace('_', '-')}, in a config with dataset.{key}")
     print(f"ask for them with      --evaluation.target_returns '{json.dumps(summary['target_returns'])}'")
