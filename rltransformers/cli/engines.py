@@ -95,7 +95,7 @@ class LocalJob(Job):
             folder.mkdir(parents=True, exist_ok=True)
         with order.log.open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *order.words],
+                [sys.executable, "-P", *order.words],  # -P: what lies in the current folder is no module
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
