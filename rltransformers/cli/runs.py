@@ -108,10 +108,10 @@ def _begun(config: ExperimentConfig, name: str) -> str | None:
     marks = [mark for mark in Path(config.output).glob(f"*/{_JOB}") if numbered_names.fullmatch(mark.parent.name)]
     for mark in sorted(marks, key=lambda path: path.stat().st_mtime_ns, reverse=True):
         folder = RunFolder(mark.parent)
-        if mark.read_text().strip() != job() or folder.evaluation.is_file() or not folder.begun.is_file():
+        if mark.read_text().strip() != job() or folder.evaluation.is_file() or not folder.config.is_file():
             continue
         with suppress(ConfigError):  # a config that cannot be read is not this one
-            if not _differing(read_experiment(folder.begun).to_dict(), config.to_dict()):
+            if not _differing(read_experiment(folder.config).to_dict(), config.to_dict()):
                 return str(folder.path)
     return None
 
