@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 from rltransformers.core.errors import ConfigError, MissingExtraError, did_you_mean, error_line, one_line, refuse_unknown
 from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv, construction, source_name
 from rltransformers.core.modules import SAFE_PATH, import_module, safe_path
-from rltransformers.core.ranges import Environments, Processes, Seed, annotations, check, shown
+from rltransformers.core.ranges import Environments, Processes, Seed, annotations, check, shown, suggesting
 from rltransformers.core.registry import GLOBAL_RANDOMNESS, find_spec
 from rltransformers.core.spaces import check_supported, is_nested
 from rltransformers.envs.pool import EnvPoolVector
@@ -30,6 +30,7 @@ EnvironmentSource = str | EnvSpec | Callable[..., Env] | Env
 """An id, a specification, a function or class that makes an environment, or an environment."""
 
 
+@suggesting
 def make_vec_env(
     env_id: EnvironmentSource,
     num_envs: int = 1,

@@ -107,24 +107,36 @@ def check_fields(record: Any, prefix: str = "") -> None:
 
 def strict(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """The same function, which checks its arguments against its annotations before it does anything else."""
+    named = suggesting(function)
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         try:
             bound = signature.bind(*args, **kwargs)
-        except TypeError as error:  # a missing or an unknown argument
-            unknown = [name for name in kwargs if name not in signature.parameters]
-            if not unknown:
-                return function(*args, **kwargs)  # Python's own message is best
-            known = [name for name in signature.parameters if name not in ("self", "cls")]
-            raise TypeError(
-                f"{function.__qualname__}() has no argument {unknown[0]!r}; {did_you_mean(unknown[0], known)}"
-            ) from error
+        except TypeError:  # a missing or an unknown argument
+            return named(*args, **kwargs)
         for name, annotation in annotations(function).items():
             if name in bound.arguments:
                 bound.arguments[name] = check(bound.arguments[name], annotation, name)
         return function(*bound.args, **bound.kwargs)
+
+    return call
+
+
+def suggesting(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """The same function, whose TypeError for an unknown argument says which one may be meant."""
+    parameters = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        unknown = [name for name in kwargs if name not in parameters]
+        if unknown and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            known = [name for name in parameters if name not in ("self", "cls")]
+            raise TypeError(
+                f"{function.__qualname__}() has no argument {unknown[0]!r}; {did_you_mean(unknown[0], known)}"
+            )
+        return function(*args, **kwargs)  # of a missing one Python's own message is best
 
     return call
 

@@ -24,7 +24,7 @@ from rltransformers.core.episodes import endless_episode, episode_record, longes
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import replacing
 from rltransformers.core.guard import FiniteVecEnv, checked_copies
-from rltransformers.core.ranges import Episodes, check
+from rltransformers.core.ranges import Episodes, check, suggesting
 from rltransformers.core.seeding import episode_noise
 from rltransformers.data.d4rl import normalized_score
 from rltransformers.functional.statistics import iqm, stratified_bootstrap
@@ -175,6 +175,7 @@ def read_results(path: str | os.PathLike[str]) -> list[EvaluationResult]:
         raise DataError(f"{path} is not a list of evaluation results ({error})") from error
 
 
+@suggesting
 def evaluate_online(
     model: Predictor,
     env: VecEnv,
