@@ -7,7 +7,7 @@ that help, suggestions and the completion of a shell need neither torch nor Stab
 import difflib
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -54,7 +54,7 @@ class Setting:
 
 @cache
 def catalogue() -> dict[str, Any]:
-    """Mechanisms by axis, presets, agents and settings, as JSON values."""
+    """Mechanisms by axis, presets, agents, wrappers and settings, as JSON values."""
     text = (resources.files("rltransformers.cli") / "catalogue.json").read_text(encoding="utf-8")
     values: dict[str, Any] = json.loads(text)
     return values
@@ -64,8 +64,16 @@ def catalogue() -> dict[str, Any]:
 def all_settings() -> tuple[Setting, ...]:
     """Every setting, in the order of a config."""
     entries: list[dict[str, Any]] = catalogue()["settings"]
+    known = [each.name for each in fields(Setting)]
     return tuple(
-        Setting(**entry | {name: tuple(entry.get(name, ())) for name in ("agents", "names")}) for entry in entries
+        Setting(
+            **{
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in entry.items()
+                if name in known
+            }
+        )
+        for entry in entries
     )
 
 
