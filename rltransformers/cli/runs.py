@@ -212,7 +212,7 @@ def _run(
     logger = folder.logger(stdout=verbose) if world.leads else Logger(None, [])
     agent.set_logger(logger)
     if not agent.steps_done:
-        write_run_card(logger, config.to_dict())
+        write_run_card(logger, config.to_dict(), agent.hyperparameters())
     evaluation = config.evaluation
     callback = RunCallback(
         folder,

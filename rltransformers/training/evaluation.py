@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecMonitor, is_vecenv_wrapp
 from tqdm import tqdm
 
 from rltransformers.core.action_masks import MASK_METHOD
+from rltransformers.core.described import count
 from rltransformers.core.episodes import endless_episode, episode_record, longest_allowed
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import replacing
@@ -66,6 +67,15 @@ class EvaluationResult:
     target_return: float | None = None
     step: int | None = None
     discounted_returns: tuple[float, ...] | None = None
+
+    def __repr__(self) -> str:
+        target = "" if self.target_return is None else f", asked for {self.target_return:g}"
+        success = "" if self.success_rate is None else f", success {self.success_rate:.2f}"
+        step = "" if self.step is None else f", step {self.step:,}"
+        return (
+            f"EvaluationResult({self.env_id}, {count(len(self.returns), 'episode')}{target}: return {self.mean:.2f} ± "
+            f"{self.std:.2f}, length {np.mean(self.lengths):.1f}{success}{step})"
+        )
 
     def __post_init__(self) -> None:
         if not self.returns:

@@ -106,7 +106,8 @@ def run(arguments: argparse.Namespace) -> None:
         return
     print_results(results)
     print(f"\nrun folder      {folder.path}")
-    print(f"learning curve  {folder.learning_curve}")
+    if folder.learning_curve.is_file():
+        print(f"learning curve  {folder.learning_curve}")
     print(f"evaluation      {folder.evaluation}")
     flag = trust.trust_flag(trust.programs(read_experiment(folder.config), folder.last, training=False))
     print(f"evaluate again  rltransformers evaluate {shlex.quote(str(folder.path))} --episodes 100{flag}")
