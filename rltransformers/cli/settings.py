@@ -65,16 +65,11 @@ def all_settings() -> tuple[Setting, ...]:
     """Every setting, in the order of a config."""
     entries: list[dict[str, Any]] = catalogue()["settings"]
     known = [each.name for each in fields(Setting)]
-    return tuple(
-        Setting(
-            **{
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in entry.items()
-                if name in known
-            }
-        )
-        for entry in entries
-    )
+    made: list[Setting] = []
+    for entry in entries:
+        values: dict[str, Any] = {name: value for name, value in entry.items() if name in known}
+        made.append(Setting(**values | {name: tuple(entry.get(name, ())) for name in ("agents", "names")}))
+    return tuple(made)
 
 
 def find_settings(prefix: str = "", agent: str | None = None) -> list[Setting]:

@@ -66,7 +66,7 @@ def from_json(stored: Any) -> Any:
     if kind == "instance":
         return type(inside, (), {})
     if kind == "class":
-        return type[Any] if inside is None else type[type(inside, (), {})]  # type: ignore[misc]
+        return type[Any] if inside is None else type[type(inside, (), {})]
     parts = tuple(from_json(part) for part in inside)
     container: Any = {"tuple": tuple, "mapping": Mapping, "list": Sequence}[kind]
     return container[parts] if parts else container

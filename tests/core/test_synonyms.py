@@ -1,5 +1,8 @@
 """Words of other programs lead to ours."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 
 from rltransformers.agents import DecisionTransformer, GTrXLPPO
@@ -30,25 +33,25 @@ def test_a_name_of_ours_wins_over_what_it_means_elsewhere_and_case_does_not_matt
     assert did_you_mean("--N-Layers", ["layers", "heads"]) == "did you mean 'layers'?"
 
 
+PPO = partial(GTrXLPPO, "GTrXLPolicy", "CartPole-v1")
+
+
 @pytest.mark.parametrize(
-    ("make", "way"),
+    ("make", "keywords", "way"),
     [
-        (lambda: GTrXLPPO("GTrXLPolicy", "CartPole-v1", lr=1), "'learning_rate'"),
-        (lambda: GTrXLPPO("GTrXLPolicy", "CartPole-v1", net_arch=[64]), "policy_kwargs={'backbone': {'width': ...}}"),
-        (lambda: GTrXLPPO("GTrXLPolicy", "CartPole-v1", width=64), "policy_kwargs={'backbone': {'width': ...}}"),
-        (lambda: GTrXLPPO("MlpLstmPolicy", "CartPole-v1"), "'GTrXLPolicy'"),
-        (
-            lambda: GTrXLPPO("GTrXLPolicy", "CartPole-v1", policy_kwargs={"gate": "gru"}),
-            "'backbone': {'residual': ...}",
-        ),
-        (lambda: DecisionTransformer("DTPolicy", n_layers=3), "policy_kwargs={'backbone': {'layers': ...}}"),
-        (lambda: DecisionTransformer("DTPolicy", K=20), "'context_length'"),
-        (lambda: make_vec_env("CartPole-v1", n_envs=3), "'num_envs'"),
-        (lambda: Backbone({"n_head": 3}), "'heads'"),
-        (lambda: Backbone({"position": "relative"}), "'trxl' or 'shaw'"),
+        (PPO, {"lr": 1}, "'learning_rate'"),
+        (PPO, {"net_arch": [64]}, "policy_kwargs={'backbone': {'width': ...}}"),
+        (PPO, {"width": 64}, "policy_kwargs={'backbone': {'width': ...}}"),
+        (PPO, {"policy_kwargs": {"gate": "gru"}}, "'backbone': {'residual': ...}"),
+        (GTrXLPPO, {"policy": "MlpLstmPolicy", "env": "CartPole-v1"}, "'GTrXLPolicy'"),
+        (DecisionTransformer, {"policy": "DTPolicy", "n_layers": 3}, "policy_kwargs={'backbone': {'layers': ...}}"),
+        (DecisionTransformer, {"policy": "DTPolicy", "K": 20}, "'context_length'"),
+        (make_vec_env, {"env_id": "CartPole-v1", "n_envs": 3}, "'num_envs'"),
+        (Backbone, {"config": {"n_head": 3}}, "'heads'"),
+        (Backbone, {"config": {"position": "relative"}}, "'trxl' or 'shaw'"),
     ],
 )
-def test_constructors_say_what_a_word_of_others_is_called_here(make: object, way: str) -> None:
+def test_constructors_say_what_a_word_of_others_is_called_here(make: Any, keywords: dict[str, Any], way: str) -> None:
     with pytest.raises((ConfigError, TypeError)) as refusal:
-        make()  # type: ignore[operator]
+        make(**keywords)
     assert f"did you mean {way}" in str(refusal.value)
