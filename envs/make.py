@@ -13,7 +13,14 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
-from rltransformers.core.errors import ConfigError, MissingExtraError, did_you_mean, error_line, one_line, refuse_unknown
+from rltransformers.core.errors import (
+    ConfigError,
+    MissingExtraError,
+    did_you_mean,
+    error_line,
+    one_line,
+    refuse_unknown,
+)
 from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv, construction, source_name
 from rltransformers.core.modules import SAFE_PATH, import_module, safe_path
 from rltransformers.core.ranges import Environments, Processes, Seed, annotations, check, shown, suggesting
