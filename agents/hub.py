@@ -89,7 +89,7 @@ def package_for_hub(
             shutil.copyfile(run.config, place / run.config.name)
         else:
             source.save(place / CHECKPOINT)  # type: ignore[union-attr]  # an agent, where it is no run
-        checkpoint = agent_checkpoint(place / CHECKPOINT)
+        checkpoint = agent_checkpoint(place / CHECKPOINT if run is None else run.last)  # messages name the user's file
         command = "" if run is None else f" (rltransformers evaluate {run.path} --json > {run.evaluation})"
         _check_steps(results, checkpoint, command)
         if checkpoint.tensors.get("replay") is not None:

@@ -22,8 +22,8 @@ from rltransformers.core.errors import (
     refuse_unknown,
 )
 from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv, construction, source_name
-from rltransformers.core.modules import import_module
-from rltransformers.core.ranges import Environments, Processes, Seed, annotations, check, shown
+from rltransformers.core.modules import SAFE_PATH, import_module, safe_path
+from rltransformers.core.ranges import Environments, Processes, Seed, annotations, check, shown, suggesting
 from rltransformers.core.registry import GLOBAL_RANDOMNESS, find_spec
 from rltransformers.core.spaces import check_supported, is_nested
 from rltransformers.envs.pool import EnvPoolVector
@@ -37,6 +37,7 @@ EnvironmentSource = str | EnvSpec | Callable[..., Env] | Env
 """An id, a specification, a function or class that makes an environment, or an environment."""
 
 
+@suggesting
 def make_vec_env(
     env_id: EnvironmentSource,
     num_envs: int = 1,
@@ -172,16 +173,17 @@ def _in_processes(
     if isinstance(spec, gymnasium.Env):
         raise ConfigError("an environment cannot be taken into another process; give a function that makes it")
     make_env(spec, env_kwargs=options, wrappers=wrappers).close()  # an error in a worker is a broken pipe
-    here = os.getpid()
+    here, safe = os.getpid(), SAFE_PATH in os.environ
     copies: list[Callable[[], Env]] = [
-        partial(_in_worker, copy, here) for copy in _copies(spec, num_envs, options, wrappers, relay=True)
+        partial(_in_worker, copy, here, safe) for copy in _copies(spec, num_envs, options, wrappers, relay=True)
     ]
     try:
-        if not shared:
-            return SubprocVecEnv(copies)
-        # Threads of torch do not survive a fork: the same way to begin a process as SubprocVecEnv's.
-        begin = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        return GymnasiumVecEnv(AsyncVectorEnv(copies, context=begin, autoreset_mode=AutoresetMode.SAME_STEP))
+        with safe_path():
+            if not shared:
+                return SubprocVecEnv(copies)
+            # Threads of torch do not survive a fork: the same way to begin a process as SubprocVecEnv's.
+            begin = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+            return GymnasiumVecEnv(AsyncVectorEnv(copies, context=begin, autoreset_mode=AutoresetMode.SAME_STEP))
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
@@ -211,11 +213,14 @@ def _is_program(spec: EnvSpec, wrappers: Sequence[Any]) -> bool:
     return not wrappers and str(spec.vector_entry_point).startswith("rltransformers.")
 
 
-def _in_worker(build: Callable[[], Env], parent: int) -> Env:
+def _in_worker(build: Callable[[], Env], parent: int, safe: bool) -> Env:
     """An environment in a process that leaves it to ``parent`` what an interruption or a closed terminal means.
 
     Both signals reach all processes of a terminal: workers that died of them would break the update a run finishes.
+    Programs that the environment starts find their modules as those of ``parent`` do, which is ``safe`` or not.
     """
+    if not safe and os.getpid() != parent:
+        os.environ.pop(SAFE_PATH, None)
     for name in ("SIGINT", "SIGHUP"):
         if hasattr(signal, name) and os.getpid() != parent:  # AsyncVectorEnv makes one here to look at its spaces
             signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -1,3 +1,64 @@
 """Transformers for sequential decisions: Gated Transformer-XL policies online, Decision Transformers offline."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what ``__getattr__`` imports by need, so that ``import rltransformers`` is fast
+    from rltransformers.agents import (
+        Actor,
+        DecisionTransformer,
+        GTrXLDQN,
+        GTrXLPPO,
+        GTrXLVMPO,
+        load_agent,
+        load_from_hub,
+        package_for_hub,
+        push_to_hub,
+    )
+    from rltransformers.backbone import Backbone, BackboneConfig
+    from rltransformers.data import Trajectories, load_trajectories, record
+    from rltransformers.envs import make_env, make_vec_env
+    from rltransformers.training.evaluation import EvaluationResult, evaluate_online
+
 __version__ = "0.1.0"
+__all__ = [
+    "Actor",
+    "Backbone",
+    "BackboneConfig",
+    "DecisionTransformer",
+    "EvaluationResult",
+    "GTrXLDQN",
+    "GTrXLPPO",
+    "GTrXLVMPO",
+    "Trajectories",
+    "evaluate_online",
+    "load_agent",
+    "load_from_hub",
+    "load_trajectories",
+    "make_env",
+    "make_vec_env",
+    "package_for_hub",
+    "push_to_hub",
+    "record",
+]
+_MODULES = {
+    "agents": (
+        "Actor DecisionTransformer GTrXLDQN GTrXLPPO GTrXLVMPO load_agent load_from_hub package_for_hub push_to_hub"
+    ),
+    "backbone": "Backbone BackboneConfig",
+    "data": "Trajectories load_trajectories record",
+    "envs": "make_env make_vec_env",
+    "training.evaluation": "EvaluationResult evaluate_online",
+}
+_PLACES = {name: f"rltransformers.{module}" for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'rltransformers' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_PLACES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,7 +9,7 @@ import inspect
 import json
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -21,8 +21,11 @@ from rltransformers.backbone import AXES, PLAIN, PRESETS, BackboneConfig, catalo
 from rltransformers.backbone.choices import WEIGHT
 from rltransformers.backbone.config import LossWeight
 from rltransformers.cli.keywords import AGENT_CLASSES, keyword_hints, policy_class, policy_hints
+from rltransformers.cli.values import CHOICES
 from rltransformers.core.ranges import describe
-from rltransformers.core.spec import Spec
+from rltransformers.core.spec import Choice, Spec
+from rltransformers.core.stored_types import to_json
+from rltransformers.envs.wrappers import WRAPPERS
 from rltransformers.policies.observed import ObservationOptions
 from rltransformers.policies.readouts.catalogue import READOUTS
 from rltransformers.policies.set_encoders.catalogue import ENCODERS
@@ -101,7 +104,7 @@ def _lines(entries: list[Any]) -> str:
 
 
 def contents() -> dict[str, Any]:
-    """Axes with their mechanisms, presets, agents, settings, as JSON values."""
+    """Axes with their mechanisms, presets, agents, wrappers, settings, as JSON values."""
     presets = [
         {"id": preset.id, "name": name, "paper": preset.paper, "sets": preset.overrides, "differs": preset.deviation}
         for name, preset in sorted(PRESETS.items())
@@ -110,6 +113,7 @@ def contents() -> dict[str, Any]:
         "axes": {axis: [_mechanism(spec) for spec in specs] for axis, specs in _axes().items()},
         "presets": presets,
         "agents": [agent.value for agent in AgentName],
+        "wrappers": sorted(WRAPPERS),
         "settings": settings(),
     }
 
@@ -125,6 +129,7 @@ def _mechanism(spec: Spec) -> dict[str, Any]:
         "paper": spec.paper,
         "summary": spec.summary,
         "formula": spec.formula,
+        "settings": spec.settings,
         "options": spec.options_text(),
         "traits": asdict(spec.traits),
     }
@@ -134,7 +139,8 @@ def settings() -> list[Setting]:
     """Every dotted key, in the order of a config; one that differs between agents or mechanisms has an entry for each.
 
     An entry has ``key``, ``accepts``, ``default`` (as YAML; "required" without one), ``says``, and where they apply
-    ``agents`` that alone have it, ``of`` (the mechanism that alone has it) and ``names`` that it can be.
+    ``agents`` that alone have it, ``of`` (the mechanism that alone has it), ``names`` that it can be, and ``type`` (of
+    ``rltransformers.core.stored_types``).
     """
     found: list[Setting] = []
     for entry in _of_record(ExperimentConfig, ""):
@@ -295,6 +301,8 @@ def _setting(key: str, hint: Any, default: Any, says: str) -> Setting:
     if key == "environment.id":
         names = [each for each in gymnasium.registry if each.startswith("rltransformers/")]
     entry: Setting = {"key": key, "accepts": describe(hint), "default": _plain(default), "says": says}
+    if key.startswith(("backbone.", "algorithm.", "policy.")) and hint is not Any:  # other sections need no torch
+        entry["type"] = CHOICES if hint == Sequence[Choice] else to_json(hint)
     return entry | ({"names": sorted(names)} if names else {})
 
 

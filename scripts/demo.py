@@ -83,7 +83,7 @@ def new_folder(path: Path) -> Path:
 def train(run: Run, root: Path, seed: int) -> float:
     """Run one command, its output in a log file; returns the minutes it took."""
     command = [
-        sys.executable, "-m", "rltransformers.cli.main", "train", run.config, "--name", run.name,
+        sys.executable, "-P", "-m", "rltransformers.cli.main", "train", run.config, "--name", run.name,
         "--output", str(root), "--seed", str(seed), *run.overrides,
     ]  # fmt: skip
     log = root / f"{run.name}.log"

@@ -239,7 +239,7 @@ class Work:
                     continue  # another process has just recorded it
                 print(f"recording {dataset}: rltransformers collect {shlex.join(command)}", flush=True)
                 done = subprocess.run(
-                    [sys.executable, "-m", "rltransformers.cli.main", "collect", *command],
+                    [sys.executable, "-P", "-m", "rltransformers.cli.main", "collect", *command],
                     env=os.environ | ONE_THREAD,
                     stdout=subprocess.DEVNULL,
                     check=False,

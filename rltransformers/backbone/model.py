@@ -20,6 +20,7 @@ from rltransformers.backbone.state import State, prefixed
 from rltransformers.blocks.layer import Layer
 from rltransformers.blocks.sublayer import detached
 from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.ranges import suggesting
 from rltransformers.core.record import Probe, Record
 from rltransformers.core.spec import Feature
 from rltransformers.functional.call import SILENT, Call, chosen
@@ -52,6 +53,7 @@ class Backbone(nn.Module):
         config: a ``BackboneConfig`` or what ``BackboneConfig.from_dict`` reads.
     """
 
+    @suggesting
     def __init__(self, config: BackboneConfig | Mapping[str, Any] | str) -> None:
         super().__init__()
         self.config = BackboneConfig.from_dict(config)

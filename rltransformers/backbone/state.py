@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rltransformers.core.described import size_of
 from rltransformers.core.errors import ConfigError
 from rltransformers.memory.interface import RING
 
@@ -24,6 +25,10 @@ class State:
     """
 
     tensors: dict[str, Tensor]
+
+    def __repr__(self) -> str:
+        form = "acting" if self.acts else "training"
+        return f"State({form}, batch {self.batch_size}, {len(self.tensors)} tensors, {size_of(self.tensors.values())})"
 
     @property
     def batch_size(self) -> int:

@@ -87,6 +87,14 @@ class RunAgent(ABC):
                 "none, to go on with it"
             )
 
+    def hyperparameters(self) -> dict[str, Any]:
+        """Settings of agent and run for the table of TensorBoard; those of the agent have their names in Python."""
+        config = self.config.to_dict()
+        if isinstance(self.model, RecurrentPPO):
+            return config
+        agents_own = ("agent", "algorithm", "policy", "backbone")
+        return self.model.hyperparameters() | {name: value for name, value in config.items() if name not in agents_own}
+
     def set_logger(self, logger: Logger) -> None:
         """Log there from now on."""
         self.model.set_logger(logger)

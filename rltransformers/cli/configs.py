@@ -2,12 +2,13 @@
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from rltransformers.cli.settings import refuse_unknown_settings
+from rltransformers.cli.settings import catalogue, refuse_unknown_settings
 from rltransformers.cli.words import Overrides
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.training.experiment import (
@@ -62,9 +63,22 @@ def find_config(name: str, overrides: Sequence[tuple[str, str]]) -> tuple[str, E
         raise ConfigError(
             f"{name} is a run folder: go on with `train --resume {name}`, or begin anew with `train {name}/config.yaml`"
         )
-    raise ConfigError(
-        f"config {name!r} is neither a file nor a packaged config; {did_you_mean(stem, packaged_configs())}"
-    )
+    way_out = did_you_mean(stem, packaged_configs())
+    if env_id := environment_named(name):
+        way_out = f"for an environment write --env {env_id}"
+    elif name in catalogue()["agents"]:
+        way_out = f"it is an agent: write --env ID --agent {name}"
+    raise ConfigError(f"config {name!r} is neither a file nor a packaged config; {way_out}")
+
+
+def environment_named(name: str) -> str | None:
+    """The id of the environment that a word seems to name, also without its version; None where it names none."""
+    if re.search(r"-v\d+$", name):
+        return name
+    import gymnasium
+
+    ids = [key for key in gymnasium.registry if key.rpartition("/")[2].rpartition("-v")[0].lower() == name.lower()]
+    return max(ids, key=lambda key: ("/" not in key, key), default=None)
 
 
 def config_of_env(env_id: str, overrides: Sequence[tuple[str, str]]) -> tuple[str, ExperimentConfig]:

@@ -11,6 +11,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import chdir
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,7 +96,7 @@ class LocalJob(Job):
             folder.mkdir(parents=True, exist_ok=True)
         with order.log.open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *order.words],
+                [sys.executable, "-P", *order.words],  # -P: what lies in the current folder is no module
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -193,7 +194,9 @@ class RayEngine(Engine):
         try:
             if address is not None and address != "auto":
                 knock(address)
-            self.ray.init(address=address or "local", include_dashboard=None if address else False, log_to_driver=False)
+            dashboard = None if address else False
+            with chdir(sys.prefix):  # Ray puts the current folder onto the path of its workers
+                self.ray.init(address=address or "local", include_dashboard=dashboard, log_to_driver=False)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"no Ray cluster answers at {address!r} ({one_line(error)}); start one with `ray start --head`, or "

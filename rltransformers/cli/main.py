@@ -14,7 +14,7 @@ from rltransformers.cli.commands import collect, evaluate, export, inspect, sett
 from rltransformers.cli.commands import list as listing
 from rltransformers.cli.printing import short_warning
 from rltransformers.cli.words import Overrides, Parser, split_overrides
-from rltransformers.core.errors import OUR_ERRORS
+from rltransformers.core.errors import OUR_ERRORS, ConfigError, did_you_mean
 from rltransformers.core.files import naming, refusal
 
 COMMANDS = (train, tune, show, evaluate, export, collect, listing, settings, inspect)
@@ -36,9 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             from rltransformers.cli.completion import complete
 
             complete(parser)
-        if words and words[0] in WITH_SETTINGS:
+        if words[:1] in ([], ["help"]):
+            words = [*words[1:2], "--help"]
+        if not words[0].startswith("-") and words[0] not in parser.commands:
+            raise ConfigError(f"there is no command {words[0]!r}; {_way_out(words[0], parser)}")
+        if words[0] in WITH_SETTINGS:
             siblings = {name: parser.commands[name] for name in WITH_SETTINGS}
             words, overrides = split_overrides(words, siblings[words[0]], siblings)
+        elif words[0] in parser.commands:
+            parser.commands[words[0]].refuse_unknown_options(words[1:])
         arguments = parser.parse_args(words)
         arguments.overrides = overrides
         arguments.run(arguments)
@@ -64,6 +70,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         threading.excepthook, warnings.formatwarning = report_thread, report_warning
     return 0
+
+
+def _way_out(word: str, parser: "CommandLine") -> str:
+    """What to type where ``word`` stands in place of a command."""
+    from rltransformers.cli.configs import environment_named, packaged_configs
+
+    if env_id := environment_named(word):
+        return f"to train in an environment: rltransformers train --env {env_id}"
+    if word in packaged_configs() or word.endswith((".yaml", ".yml")):
+        return f"to train a config: rltransformers train {word}"
+    return did_you_mean(word, parser.commands)
 
 
 def _report_thread(failure: threading.ExceptHookArgs) -> None:

@@ -1,12 +1,12 @@
 """The life of a run: train from a config, resume from its folder, evaluate it."""
 
-import glob
 import os
+import re
 import shlex
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,9 @@ def train(
     """
     world = current_world()
     (restarts,) = world.largest(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))  # of the machine that failed
-    begun = world.same(_begun(config.output, name) if world.leads and restarts else None)
+    begun = world.same(_begun(config, name) if world.leads and restarts else None)
     if begun is not None:
+        say(f"the job was started again: it goes on in {begun}")
         return resume(begun, (), verbose, trust=True)  # it was allowed when the job began
     threads = use_threads(config.threads)
     agent = build_agent(config)  # before the folder is made: a config that cannot work leaves nothing behind
@@ -98,11 +99,20 @@ def job() -> str | None:
     return name
 
 
-def _begun(output: str, name: str) -> str | None:
-    """The folder of the same job before it was started again."""
-    for mark in sorted(Path(output).glob(f"{glob.escape(name)}*/{_JOB}"), key=lambda path: path.stat().st_mtime):
-        if mark.read_text().strip() == job() and (mark.parent / "config.yaml").is_file():
-            return str(mark.parent)
+def _begun(config: ExperimentConfig, name: str) -> str | None:
+    """The newest unfinished folder ``name``, ``name-2``, ... that this job began with the same config.
+
+    Another job may have had the same id before: what it finished, or began with another config, is not ours.
+    """
+    numbered_names = re.compile(rf"{re.escape(name)}(-\d+)?")
+    marks = [mark for mark in Path(config.output).glob(f"*/{_JOB}") if numbered_names.fullmatch(mark.parent.name)]
+    for mark in sorted(marks, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        folder = RunFolder(mark.parent)
+        if mark.read_text().strip() != job() or folder.evaluation.is_file() or not folder.config.is_file():
+            continue
+        with suppress(ConfigError):  # a config that cannot be read is not this one
+            if not _differing(read_experiment(folder.config).to_dict(), config.to_dict()):
+                return str(folder.path)
     return None
 
 
@@ -202,7 +212,7 @@ def _run(
     logger = folder.logger(stdout=verbose) if world.leads else Logger(None, [])
     agent.set_logger(logger)
     if not agent.steps_done:
-        write_run_card(logger, config.to_dict())
+        write_run_card(logger, config.to_dict(), agent.hyperparameters())
     evaluation = config.evaluation
     callback = RunCallback(
         folder,

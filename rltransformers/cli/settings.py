@@ -6,13 +6,14 @@ that help, suggestions and the completion of a shell need neither torch nor Stab
 
 import difflib
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
 from typing import Any
 
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.synonyms import meant_by
 
 SET_ELSEWHERE = {
     "self": "",
@@ -26,13 +27,6 @@ SET_ELSEWHERE = {
     "_init_setup_model": "",
 }
 """Keywords of agents that are no settings under ``algorithm``, and where a config has them."""
-OTHER_WORDS = {
-    "lr": ("algorithm.learning_rate",),
-    "steps": ("train.total_timesteps", "train.gradient_steps"),
-    "timesteps": ("train.total_timesteps", "train.gradient_steps"),
-    "policy.backbone": ("backbone",),
-}
-"""Names that other programs, or Python, have for a setting, and the keys that may be meant."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +54,7 @@ class Setting:
 
 @cache
 def catalogue() -> dict[str, Any]:
-    """Mechanisms by axis, presets, agents and settings, as JSON values."""
+    """Mechanisms by axis, presets, agents, wrappers and settings, as JSON values."""
     text = (resources.files("rltransformers.cli") / "catalogue.json").read_text(encoding="utf-8")
     values: dict[str, Any] = json.loads(text)
     return values
@@ -70,9 +64,12 @@ def catalogue() -> dict[str, Any]:
 def all_settings() -> tuple[Setting, ...]:
     """Every setting, in the order of a config."""
     entries: list[dict[str, Any]] = catalogue()["settings"]
-    return tuple(
-        Setting(**entry | {name: tuple(entry.get(name, ())) for name in ("agents", "names")}) for entry in entries
-    )
+    known = [each.name for each in fields(Setting)]
+    made: list[Setting] = []
+    for entry in entries:
+        values: dict[str, Any] = {name: value for name, value in entry.items() if name in known}
+        made.append(Setting(**values | {name: tuple(entry.get(name, ())) for name in ("agents", "names")}))
+    return tuple(made)
 
 
 def find_settings(prefix: str = "", agent: str | None = None) -> list[Setting]:
@@ -83,7 +80,7 @@ def find_settings(prefix: str = "", agent: str | None = None) -> list[Setting]:
     """
     agents = catalogue()["agents"]
     if agent is not None and agent not in agents:
-        raise ConfigError(f"unknown agent {agent!r}; known: {', '.join(agents)}")
+        raise ConfigError(f"unknown agent {agent!r}; {did_you_mean(agent, agents)}")
     fitting = [each for each in all_settings() if agent is None or not each.agents or agent in each.agents]
     found = [each for each in fitting if each.key.startswith(prefix.removesuffix("*"))]
     if not found:
@@ -105,12 +102,11 @@ def refuse_unknown_settings(values: Mapping[Any, Any], source: str = "") -> None
     """
     agent = values.get("agent")
     anyone = agent not in catalogue()["agents"]
-    known = {  # of other sections ``ExperimentConfig`` says which agents they are for
-        each.key
-        for each in all_settings()
-        if not each.of
-        and (anyone or not each.agents or agent in each.agents or not each.key.startswith(("algorithm.", "policy.")))
-    }
+    every = [each for each in all_settings() if not each.of]
+    own = {each.key for each in every if anyone or not each.agents or agent in each.agents}
+    # Of other sections ``ExperimentConfig`` says which agents they are for.
+    known = own | {each.key for each in every if not each.key.startswith(("algorithm.", "policy."))}
+    meant = own | {key for key in known if not key.startswith("backbone.")}
     sections = {key.rpartition(".")[0] for key in known}
     remaining: list[tuple[str, Mapping[Any, Any]]] = [("", values)]
     while remaining:
@@ -121,7 +117,9 @@ def refuse_unknown_settings(values: Mapping[Any, Any], source: str = "") -> None
                 while isinstance(value, Mapping) and value:  # a section that is unknown: its first setting says more
                     name, value = next(iter(value.items()))
                     key = f"{key}.{name}"
-                way_out = _of_others(key, agent) or f"; {suggestion(key, known)}"
+                way_out = _of_others(key, agent)
+                if not way_out or meant_by(name):
+                    way_out += f"; {suggestion(key, meant)}"
                 raise ConfigError(f"{source}unknown setting {key}{way_out}")
             mechanism = key.startswith("backbone.") or f"{key}.name" in known
             if key in sections and isinstance(value, Mapping) and not mechanism:
@@ -137,8 +135,8 @@ def _of_others(key: str, agent: Any) -> str:
 def suggestion(key: str, known: Collection[str]) -> str:
     """A sentence with the keys that ``key`` may have been meant to be, else with all beside it, else the outermost.
 
-    Tried in turn: what other programs call so, a name like it beside it, a key like it (where nothing stands beside
-    it), the same name or one like it elsewhere.
+    Tried in turn: the same name elsewhere and what other programs call so, a name like it beside it, a key like it
+    (where nothing stands beside it), a name like it elsewhere.
     """
     place, _, name = key.rpartition(".")
     keys = sorted({*known, *(each.rpartition(".")[0] for each in known if "." in each)})
@@ -146,15 +144,22 @@ def suggestion(key: str, known: Collection[str]) -> str:
     named: dict[str, list[str]] = {}
     for each in keys:
         named.setdefault(each.rpartition(".")[2], []).append(each)
-    close = [beside[match] for match in difflib.get_close_matches(name, beside, n=2)]
-    close = close or ([] if beside else difflib.get_close_matches(key, keys, n=2, cutoff=0.8))
+    close = by_likeness(key, named.get(name, ())) + [each for each in meant_by(name) if each in keys]
+    close = sorted(dict.fromkeys(close), key=lambda each: each.count("."))  # options of mechanisms last
     if not close:
-        close = [each for match in difflib.get_close_matches(name, named, n=1, cutoff=0.8) for each in named[match]]
-    meant = [each for each in OTHER_WORDS.get(key, ()) if each in keys]
-    close = meant or sorted(close, key=lambda each: -difflib.SequenceMatcher(None, key, each).ratio())
+        close = [beside[match] for match in difflib.get_close_matches(name, beside, n=2)]
+        close = close or ([] if beside else difflib.get_close_matches(key, keys, n=2, cutoff=0.8))
+        if not close:
+            close = [each for match in difflib.get_close_matches(name, named, n=1, cutoff=0.8) for each in named[match]]
+        close = by_likeness(key, close)
     if close:
         return f"did you mean {' or '.join(repr(each) for each in close[:2])}?"
     if beside:
         return f"known: {', '.join(sorted(beside))}"
     outermost = {each.partition(".")[0] for each in keys}
     return f"known: {', '.join(sorted(outermost))}; `rltransformers settings` lists what stands below"
+
+
+def by_likeness(key: str, keys: Iterable[str]) -> list[str]:
+    """``keys``, those first that are most like ``key``."""
+    return sorted(keys, key=lambda each: -difflib.SequenceMatcher(None, key, each).ratio())

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,15 @@ from rltransformers.backbone import BackboneConfig
 from rltransformers.cli import runs
 from rltransformers.cli.engines import Engine, Job, Order, carry_out, signal_name
 from rltransformers.cli.keywords import check_keywords
-from rltransformers.cli.settings import refuse_unknown_settings
+from rltransformers.cli.space import Search, read_space, with_values
 from rltransformers.cli.trust import Program, programs, require_trust
 from rltransformers.cli.worker import Report, order_of
 from rltransformers.core.errors import OUR_ERRORS, ConfigError, one_line, require
 from rltransformers.core.files import check_name, file_lock, replacing
 from rltransformers.training.callback import score
 from rltransformers.training.evaluation import EvaluationResult
-from rltransformers.training.experiment import ExperimentConfig, TuneConfig, build_experiment, parse_yaml, set_value
-from rltransformers.training.search import OneOf, Span, read_search
-
-Search = dict[str, Span | OneOf]
+from rltransformers.training.experiment import ExperimentConfig, TuneConfig, build_experiment, parse_yaml
+from rltransformers.training.search import OneOf, Span
 
 
 def tune(
@@ -58,7 +55,7 @@ def tune(
     settings = config.tune or TuneConfig()
     space = settings.search | {key: parse_yaml(text, f"--search {key}") for key, text in search_flags}
     base = config.to_dict() | {"tune": None}
-    search = read_space(base, space)
+    search = read_space(base, space, check_each)
     flags = dict(search_flags)
     foreign = [each for key, values in search.items() if key not in flags for each in _programs(base, key, values)]
     require_trust(foreign, "tune.search", trust)
@@ -73,67 +70,17 @@ def tune(
         return work.summary()
 
 
-def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
-    """Search space of every searched setting; ends of ranges and values of lists are ones that the setting takes.
-
-    Raises:
-        ConfigError: for an empty search, an unknown setting, one inside another that is searched, one that is the same
-            in all trials, and a value outside the range of the setting.
-    """
-    if not space:
-        raise ConfigError(
-            "tune needs something to search: --search KEY=low..high, or tune.search in the config; "
-            "`rltransformers settings` names the keys"
-        )
-    search = {key: read_search(values, f"search of {key}") for key, values in space.items()}
-    evaluated_in = _evaluated_in(build_experiment(base, "config"))
-    for key, values in search.items():
-        if outer := [other for other in search if key.startswith(f"{other}.")]:
-            raise ConfigError(
-                f"search of {key}: it is a part of {outer[0]}, which is searched too; search one of the two, and write "
-                f"the values of {key} into those of {outer[0]}"
-            )
-        for value in values.values if isinstance(values, OneOf) else (values.low, values.high):
-            if key == "seed":
-                raise ConfigError(
-                    "seed is no setting to search: the best of several seeds is luck; `rltransformers train --seeds N` "
-                    "says how far they lie apart"
-                )
-            if key == "environment.id" or key.partition(".")[0] in ("output", "tune", "agent", "threads", "evaluation"):
-                raise ConfigError(
-                    f"{key} is no setting to search: it is the same in all trials of a study, whose scores are compared"
-                )
-            candidate = _with(base, {key: value})
-            refuse_unknown_settings(candidate, "search: ")
-            config = build_experiment(candidate, f"search of {key}")
-            if _evaluated_in(config) != evaluated_in:
-                raise ConfigError(
-                    f"search of {key}: trials would be evaluated in different environments, and their scores are "
-                    "compared; write the keywords that differ into evaluation.kwargs, where they are the same for all"
-                )
-            check_keywords(config.agent, config.algorithm, config.policy)
-            BackboneConfig.check_each(config.backbone)
-    return search
-
-
-def _evaluated_in(config: ExperimentConfig) -> tuple[str, dict[str, Any]]:
-    """Id and keywords of the environment that gives a trial its score."""
-    return config.evaluation_environment.id, config.evaluation_environment.kwargs
+def check_each(config: ExperimentConfig) -> None:
+    """Raise ConfigError unless every setting of agent, policy and backbone by itself is one that they take."""
+    check_keywords(config.agent, config.algorithm, config.policy)
+    BackboneConfig.check_each(config.backbone)
 
 
 def _programs(base: Mapping[str, Any], key: str, values: Span | OneOf) -> list[Program]:
     """Programs that the values of one setting would run and the config itself does not ask for."""
-    configs = [build_experiment(_with(base, {key: value}), key) for value in getattr(values, "values", ())]
+    configs = [build_experiment(with_values(base, {key: value}), key) for value in getattr(values, "values", ())]
     known = programs(build_experiment(base, "config"))
     return list(dict.fromkeys(each for config in configs for each in programs(config) if each not in known))
-
-
-def _with(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a config with values at dotted keys; a mechanism that is a name becomes a mapping for its options."""
-    copy = deepcopy(dict(base))
-    for key, value in values.items():
-        set_value(copy, key, deepcopy(value))
-    return copy
 
 
 @contextmanager
@@ -252,7 +199,7 @@ class _Trials:
                 continue
             runs.say(f"trial {trial.number} ({count + 1} of {trials}): {as_text(settings)}")
             try:
-                values = _with(self.base, settings) | {"output": str(self.folder)}
+                values = with_values(self.base, settings) | {"output": str(self.folder)}
                 order = order_of(build_experiment(values, f"trial {trial.number}"), f"trial-{trial.number}")
             except OUR_ERRORS as error:
                 self._refuse(trial, one_line(error))
@@ -350,7 +297,7 @@ class _Trials:
                 "a larger --trials goes on with others"
             )
         with replacing(path) as temporary:
-            temporary.write_text(yaml.safe_dump(_with(self.base, best.user_attrs["settings"]), sort_keys=False))
+            temporary.write_text(yaml.safe_dump(with_values(self.base, best.user_attrs["settings"]), sort_keys=False))
         return path
 
     def summary(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.ranges import Count, Threads, describe, fits
 
 Parsers = Any  # argparse keeps the type of its sub-parsers private
@@ -38,6 +38,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise in place of printing and leaving."""
         raise ConfigError(re.sub(r"^argument (\S+): must be", r"\1 must be", message))
+
+    def refuse_unknown_options(self, words: Sequence[str]) -> None:
+        """Raise ConfigError for an option that is none, with the one that is meant."""
+        for word in words:
+            option = word.partition("=")[0]
+            if option.startswith("--") and option not in (*self._option_string_actions, "--"):
+                known = [each for each in self._option_string_actions if each.startswith("--")]
+                raise ConfigError(f"unknown option {option}; {did_you_mean(option, known)}")
 
 
 def command(commands: Parsers, name: str, summary: str, text: str) -> Parser:

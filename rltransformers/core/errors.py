@@ -5,6 +5,8 @@ import importlib
 from collections.abc import Collection, Iterable
 from types import ModuleType
 
+from rltransformers.core.synonyms import ways_to
+
 
 class ConfigError(ValueError):
     """A setting, or a combination of settings, cannot work."""
@@ -49,11 +51,12 @@ def error_line(error: Exception) -> str:
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """A sentence with the closest known names, or with all of them when none is close."""
+    """A sentence with the known names that are meant by a word of other programs, else the closest, else all."""
     names = sorted(str(known_name) for known_name in known)
-    close = difflib.get_close_matches(str(name), names, n=2, cutoff=0.6)
-    if close:
-        return f"did you mean {' or '.join(repr(match) for match in close)}?"
+    lower = {each.lower(): each for each in names}
+    close = [repr(lower[match]) for match in difflib.get_close_matches(str(name).lower(), lower, n=2, cutoff=0.6)]
+    if ways := ways_to(name, names) or close:
+        return f"did you mean {' or '.join(ways[:2])}?"
     return f"known: {', '.join(names)}"
 
 

@@ -3,7 +3,12 @@
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
+
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Variable with which Python leaves the current folder and the folder of a script out of its search path."""
 
 
 def import_module(name: str) -> ModuleType:
@@ -26,3 +31,21 @@ def import_module(name: str) -> ModuleType:
     if os.path.abspath(str(getattr(module, "__file__", None) or "")).startswith(os.path.join(folder, "")):
         sys.path.append(folder)
     return module
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Processes of ``multiprocessing`` that start in the block import nothing from the current folder.
+
+    They begin as ``python -c``, which puts that folder in front of the standard library, until they take over the
+    search path of this process.
+    """
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before

@@ -107,24 +107,36 @@ def check_fields(record: Any, prefix: str = "") -> None:
 
 def strict(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """The same function, which checks its arguments against its annotations before it does anything else."""
+    named = suggesting(function)
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         try:
             bound = signature.bind(*args, **kwargs)
-        except TypeError as error:  # a missing or an unknown argument
-            unknown = [name for name in kwargs if name not in signature.parameters]
-            if not unknown:
-                return function(*args, **kwargs)  # Python's own message is best
-            known = [name for name in signature.parameters if name not in ("self", "cls")]
-            raise TypeError(
-                f"{function.__qualname__}() has no argument {unknown[0]!r}; {did_you_mean(unknown[0], known)}"
-            ) from error
+        except TypeError:  # a missing or an unknown argument
+            return named(*args, **kwargs)
         for name, annotation in annotations(function).items():
             if name in bound.arguments:
                 bound.arguments[name] = check(bound.arguments[name], annotation, name)
         return function(*bound.args, **bound.kwargs)
+
+    return call
+
+
+def suggesting(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """The same function, whose TypeError for an unknown argument says which one may be meant."""
+    parameters = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        unknown = [name for name in kwargs if name not in parameters]
+        if unknown and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            known = [name for name in parameters if name not in ("self", "cls")]
+            raise TypeError(
+                f"{function.__qualname__}() has no argument {unknown[0]!r}; {did_you_mean(unknown[0], known)}"
+            )
+        return function(*args, **kwargs)  # of a missing one Python's own message is best
 
     return call
 
@@ -156,12 +168,12 @@ def fits(value: Any, annotation: Any) -> bool:
     if annotation is Any:
         return True
     if origin is Annotated:
-        return fits(value, parts[0]) and all(_holds(value, bound) for bound in _bounds(parts[1:]))
-    if _is_union(annotation):
+        return fits(value, parts[0]) and all(_holds(value, bound) for bound in bounds(parts[1:]))
+    if is_union(annotation):
         return any(fits(value, part) for part in parts)
     if origin is Literal:
         return any(type(value) is type(part) and value == part for part in parts)
-    if _is_enumeration(annotation):
+    if is_enumeration(annotation):
         return isinstance(value, str) and value in list(annotation)
     if annotation is None or annotation is type(None):
         return value is None
@@ -196,13 +208,13 @@ def describe(annotation: Any) -> str:
     """Values that ``annotation`` accepts in words, for the sentence "... must be <description>"."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return f"{describe(parts[0])}{_range(_bounds(parts[1:]))}"
-    if _is_union(annotation):
+        return f"{describe(parts[0])}{_range(bounds(parts[1:]))}"
+    if is_union(annotation):
         *others, last = (describe(part) for part in parts)
         return f"{', '.join(others)} or {last}"
     if origin is Literal:
         return f"one of {', '.join(map(repr, parts))}" if len(parts) > 1 else repr(parts[0])
-    if _is_enumeration(annotation):
+    if is_enumeration(annotation):
         return f"one of {', '.join(repr(each.value) for each in annotation)}"
     if annotation is None or annotation is type(None):
         return "None (null)"
@@ -232,17 +244,17 @@ def describe(annotation: Any) -> str:
 def _converted(value: Any, annotation: Any) -> Any:
     """``value``, which fits ``annotation``, with floats and members of enumerations where the annotation says so."""
     origin, parts = get_origin(annotation), get_args(annotation)
-    if _is_union(annotation):
+    if is_union(annotation):
         fitting = [part for part in parts if fits(value, part)]
         whole = type(value) is int and any(_is_whole(part) for part in fitting)
         return value if whole else _converted(value, fitting[0])
     if origin is Annotated:
         return _converted(value, parts[0])
-    if annotation is float or _is_enumeration(annotation):
+    if annotation is float or is_enumeration(annotation):
         return annotation(value)
     if typing.is_typeddict(annotation):
         hints = typing.get_type_hints(annotation, include_extras=True)
-        return {key: _converted(item, _without_marks(hints[key])) for key, item in value.items()}
+        return {key: _converted(item, without_marks(hints[key])) for key, item in value.items()}
     # Of other containers, such as Iterable, ``fits`` has not seen the members.
     if type(value) is dict and len(parts) == 2:
         return {key: _converted(item, parts[1]) for key, item in value.items()}
@@ -259,13 +271,13 @@ def _is_whole(annotation: Any) -> bool:
 
 def _record(annotation: Any) -> Any:
     """The TypedDict among the alternatives of ``annotation``, if there is one."""
-    alternatives = get_args(annotation) if _is_union(annotation) else (annotation,)
+    alternatives = get_args(annotation) if is_union(annotation) else (annotation,)
     return next((each for each in alternatives if typing.is_typeddict(each)), None)
 
 
 def _check_members(value: Mapping[str, Any], record: Any, name: str) -> dict[str, Any]:
     members = typing.get_type_hints(record, include_extras=True)
-    checked = check_settings({key: _without_marks(hint) for key, hint in members.items()}, value, f"{name}.")
+    checked = check_settings({key: without_marks(hint) for key, hint in members.items()}, value, f"{name}.")
     for key in members:
         if key in record.__required_keys__ and key not in value:
             raise ConfigError(f"{name} needs {key}: it is {describe(record)}, got {shown(value)}")
@@ -274,25 +286,27 @@ def _check_members(value: Mapping[str, Any], record: Any, name: str) -> dict[str
 
 def _members_fit(value: Mapping[str, Any], record: Any) -> bool:
     members = typing.get_type_hints(record, include_extras=True)
-    known = all(key in members and fits(item, _without_marks(members[key])) for key, item in value.items())
+    known = all(key in members and fits(item, without_marks(members[key])) for key, item in value.items())
     return known and all(key in value for key in record.__required_keys__)
 
 
-def _without_marks(annotation: Any) -> Any:
+def without_marks(annotation: Any) -> Any:
     """The annotation inside NotRequired or Required."""
     marked = get_origin(annotation) in (typing.NotRequired, typing.Required)
     return get_args(annotation)[0] if marked else annotation
 
 
-def _is_enumeration(annotation: Any) -> bool:
+def is_enumeration(annotation: Any) -> bool:
+    """Whether it is a class of named texts."""
     return isinstance(annotation, type) and issubclass(annotation, StrEnum)
 
 
-def _is_union(annotation: Any) -> bool:
+def is_union(annotation: Any) -> bool:
+    """Whether it is several annotations, of which one has to hold."""
     return get_origin(annotation) in (Union, types.UnionType)
 
 
-def _bounds(metadata: Sequence[Any]) -> list[Any]:
+def bounds(metadata: Sequence[Any]) -> list[Any]:
     """The bounds in ``metadata`` one by one; other annotations say nothing about values."""
     single: list[Any] = []
     for each in metadata:
@@ -329,20 +343,20 @@ def _range(bounds: Sequence[Any]) -> str:
 
 def _plural(annotation: Any) -> str:
     names = {int: "whole numbers", float: "finite numbers", str: "texts", bool: "booleans"}
-    base, bounds = annotation, ""
+    base, limits = annotation, ""
     if get_origin(annotation) is Annotated:
         base, *metadata = get_args(annotation)
-        bounds = _range(_bounds(metadata))
-    return f"{names[base]}{bounds}" if base in names else f"items that are {describe(annotation)}"
+        limits = _range(bounds(metadata))
+    return f"{names[base]}{limits}" if base in names else f"items that are {describe(annotation)}"
 
 
 def _suggestion(value: Any, annotation: Any) -> str:
     """The closest name where a text is one of several names, mistyped; of a mapping the key that is no text."""
     if isinstance(value, Mapping) and (keys := [key for key in value if not isinstance(key, str)]):
         return f"; the key {keys[0]!r} is no text"
-    parts = get_args(annotation) if _is_union(annotation) else (annotation,)
+    parts = get_args(annotation) if is_union(annotation) else (annotation,)
     names = [name for part in parts if get_origin(part) is Literal for name in get_args(part)]
-    names += [each.value for part in parts if _is_enumeration(part) for each in part]
+    names += [each.value for part in parts if is_enumeration(part) for each in part]
     if not isinstance(value, str) or not names:
         return ""
     sentence = did_you_mean(value, names)

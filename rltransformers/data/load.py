@@ -25,7 +25,7 @@ from rltransformers.core.files import (
     remove_left_overs,
     replacing_folder,
 )
-from rltransformers.core.ranges import Count, check, shown
+from rltransformers.core.ranges import Count, check, shown, suggesting
 from rltransformers.core.registry import OGBENCH
 from rltransformers.core.spaces import leaf_spaces, leaf_values, nest_leaves, space_to_json
 from rltransformers.data.arrays import read_npz
@@ -67,6 +67,7 @@ _EPISODES_AT_ONCE = 32
 """Minari episodes read while their file is open, for HDF5 keeps some 30 KB about each of them until the file closes."""
 
 
+@suggesting
 def load_trajectories(
     dataset: Dataset,
     *,

@@ -47,7 +47,7 @@ from rltransformers.core.guard import (
     read_leaves,
 )
 from rltransformers.core.members import members, numbers
-from rltransformers.core.ranges import Environments, Episodes, Steps, WholeNumber, check, shown
+from rltransformers.core.ranges import Environments, Episodes, Steps, WholeNumber, check, shown, suggesting
 from rltransformers.core.registry import find_spec
 from rltransformers.core.seeding import generators
 from rltransformers.core.spaces import (
@@ -91,6 +91,7 @@ class ObservationView:
     observation_space: Space
 
 
+@suggesting
 def record(
     env: str | EnvSpec | VectorEnv[Any, Any, Any] | VecEnv | gym.Env[Any, Any] | Callable[..., gym.Env[Any, Any]],
     behaviour: Behaviour | Mixture | BaseAlgorithm | BasePolicy | str | Callable[..., Any],

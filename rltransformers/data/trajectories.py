@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from rltransformers.core.described import count, spaces_line
 from rltransformers.core.errors import DataError, did_you_mean
 from rltransformers.core.files import replacing_folder
 from rltransformers.core.members import (
@@ -78,6 +79,9 @@ class Episode:
     terminations: Array
     truncations: Array
 
+    def __repr__(self) -> str:
+        return f"Episode({count(len(self), 'step')}, return {float(np.sum(self.rewards)):g})"
+
     def __len__(self) -> int:
         return len(self.rewards)
 
@@ -127,6 +131,13 @@ class Trajectories:
         _check_layout(self)
         if not contents_checked:
             _check_contents(self)
+
+    def __repr__(self) -> str:
+        returns = self.returns
+        name = "" if self.env_id is None else f"{self.env_id}, "
+        sizes = f"{count(len(self), 'episode')}, {count(self.steps, 'step')}"
+        scores = f", returns {returns.min():g} to {returns.max():g}, mean {returns.mean():g}" if len(self) else ""
+        return f"Trajectories({name}{sizes}{scores})" + spaces_line(self.observation_space, self.action_space)
 
     def __len__(self) -> int:
         """The number of episodes E."""

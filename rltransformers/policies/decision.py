@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.backbone.tables import Tables
 from rltransformers.core.action_masks import ACTION_MASK, observes_mask
+from rltransformers.core.described import count
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.ranges import check
+from rltransformers.core.ranges import check, shown
 from rltransformers.core.spaces import leaf_spaces, normalised_leaves, space_from_leaves
 from rltransformers.core.spec import Choice
 from rltransformers.functional.context import EVERY, Context
@@ -132,6 +133,12 @@ class DecisionPolicy(nn.Module):
             mean, deviation = (statistics or {})[path]
             self.register_buffer(f"observation_mean_{index}", mean)
             self.register_buffer(f"observation_deviation_{index}", deviation)
+
+    def __repr__(self) -> str:
+        config, parameters = self.backbone.config, sum(each.numel() for each in self.parameters())
+        sizes = f"width {config.width}, {count(config.layers, 'layer')}, {count(parameters, 'parameter')}"
+        leaves = {path: str(space) for path, space in self.observation_leaves.items()}
+        return f"{type(self).__name__}({sizes})\n  observations {shown(leaves)}"
 
     @property
     def tokens_per_step(self) -> int:
@@ -314,6 +321,9 @@ class ActingState:
     action: Float[Tensor, "B W"]
     return_to_go: Float[Tensor, " B"]
     step: Int[Tensor, " B"]
+
+    def __repr__(self) -> str:
+        return f"ActingState(batch {self.batch_size}, memory {self.memory}, tokens {tuple(self.tokens.shape)})"
 
     def __getitem__(self, rows: Int[Tensor, " R"]) -> "ActingState":
         """The given environments, in the given order."""

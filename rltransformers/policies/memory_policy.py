@@ -24,6 +24,7 @@ from rltransformers.backbone.state import part_of, prefixed
 from rltransformers.backbone.tables import Tables
 from rltransformers.core.action_masks import ACTION_MASK, WAY_OUT, mask_space, masks_of_step, observes_mask
 from rltransformers.core.checkpoint import contents_of, load_checkpoint, restore_weights, save_checkpoint
+from rltransformers.core.described import count, spaces_line
 from rltransformers.core.device import find_device, to_tensor
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.guard import NOT_FINITE
@@ -88,6 +89,10 @@ class PolicyState:
     critic: State | None  # None: the value shares the actor's backbone
     previous_action: Leaves  # by leaf path, [B, leaf shape]
     previous_reward: Tensor  # [B]
+
+    def __repr__(self) -> str:
+        critic = "" if self.critic is None else f", critic {self.critic}"
+        return f"PolicyState(batch {self.batch_size}, actor {self.actor}{critic})"
 
     @property
     def batch_size(self) -> int:
@@ -249,6 +254,12 @@ class MemoryPolicy(BasePolicy):
     def masked(self, outputs: Tensor, observations: Mapping[str, Tensor]) -> Tensor:
         """Action outputs [..., A] where only allowed actions can be taken; without masks as they are."""
         return self.action_head.masked(outputs, observations[ACTION_MASK]) if self.masks else outputs
+
+    def __repr__(self) -> str:
+        config, parameters = self.backbones()[0].backbone.config, sum(each.numel() for each in self.parameters())
+        sizes = f"width {config.width}, {count(config.layers, 'layer')}, memory {config.memory}"
+        first = f"{type(self).__name__}({sizes}, {count(parameters, 'parameter')})"
+        return first + spaces_line(self.observation_space, self.action_space)
 
     def _compute_tables(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}

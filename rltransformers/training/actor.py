@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
 
 from rltransformers.core.action_masks import ACTION_MASK, masks_of_step
+from rltransformers.core.described import spaces_line
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Seed, check
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
@@ -46,6 +47,10 @@ class Actor:
         self._state: Any = None
         self._start: Bools | None = None  # where the next observation begins an episode; None before the first reset
         self._heard: tuple[Any, NDArray[Any]] | None = None  # last observations and rewards of a watched environment
+
+    def __repr__(self) -> str:
+        way = "most likely actions" if self.deterministic else "sampled actions"
+        return f"Actor({self.name}, {way})" + spaces_line(self.observation_space, self.action_space)
 
     @property
     def normalizes(self) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
+from rltransformers.core.errors import DataError, error_line
 from rltransformers.core.signals import Stopped
 from rltransformers.core.world import World
 from rltransformers.training.evaluation import EvaluationResult
@@ -170,7 +171,12 @@ class RunCallback(BaseCallback):
     def _draw(self, last: bool) -> None:
         """The learning curve, unless it was drawn a moment ago and will be drawn again."""
         if last or time.monotonic() - self._drawn_at > DRAW_SECONDS:
-            self.folder.plot(self.steps)
+            try:
+                self.folder.plot(self.steps)
+            except DataError:  # of the evaluations, which the run needs
+                raise
+            except Exception as error:  # a picture is not worth a run
+                self._report(f"{self.folder.learning_curve} cannot be drawn ({error_line(error)}); the run goes on")
             self._drawn_at = time.monotonic()
 
     def _log(self, step: int, results: Sequence[EvaluationResult], logger: Logger) -> None:
@@ -180,7 +186,8 @@ class RunCallback(BaseCallback):
         for result in results:
             target = "" if result.target_return is None else f"_target_{result.target_return:g}"
             summary = result.summary()
-            for key in ("return_mean", "return_std", "return_iqm", "length_mean", "success_rate", "normalized_score"):
+            means = ("return_mean", "length_mean") if target else ()  # without targets these are the two above
+            for key in (*means, "return_std", "return_iqm", "success_rate", "normalized_score"):
                 if key in summary:
                     logger.record(f"eval/{key}{target}", summary[key])
             self._report(f"{step:>10,} {self.steps}: {one_line(result)}")

@@ -20,11 +20,12 @@ from stable_baselines3.common.vec_env import VecEnv, VecMonitor, is_vecenv_wrapp
 from tqdm import tqdm
 
 from rltransformers.core.action_masks import MASK_METHOD
+from rltransformers.core.described import count
 from rltransformers.core.episodes import endless_episode, episode_record, longest_allowed, success_of
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import replacing
 from rltransformers.core.guard import FiniteVecEnv, checked_copies
-from rltransformers.core.ranges import Episodes, check
+from rltransformers.core.ranges import Episodes, check, suggesting
 from rltransformers.core.seeding import episode_noise
 from rltransformers.data.d4rl import normalized_score
 from rltransformers.functional.statistics import iqm, stratified_bootstrap
@@ -66,6 +67,15 @@ class EvaluationResult:
     target_return: float | None = None
     step: int | None = None
     discounted_returns: tuple[float, ...] | None = None
+
+    def __repr__(self) -> str:
+        target = "" if self.target_return is None else f", asked for {self.target_return:g}"
+        success = "" if self.success_rate is None else f", success {self.success_rate:.2f}"
+        step = "" if self.step is None else f", step {self.step:,}"
+        return (
+            f"EvaluationResult({self.env_id}, {count(len(self.returns), 'episode')}{target}: return {self.mean:.2f} ± "
+            f"{self.std:.2f}, length {np.mean(self.lengths):.1f}{success}{step})"
+        )
 
     def __post_init__(self) -> None:
         if not self.returns:
@@ -175,6 +185,7 @@ def read_results(path: str | os.PathLike[str]) -> list[EvaluationResult]:
         raise DataError(f"{path} is not a list of evaluation results ({error})") from error
 
 
+@suggesting
 def evaluate_online(
     model: Predictor,
     env: VecEnv,

@@ -33,6 +33,7 @@ from rltransformers.core.checkpoint import (
     restore_weights,
     save_checkpoint,
 )
+from rltransformers.core.described import count, spaces_line
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import check_path
@@ -208,7 +209,7 @@ class OfflineAgent:
     def _own_logger(self, name: str) -> Logger:
         logger = configure_logger(self.verbose, self.tensorboard_log, name)
         if self.num_timesteps == 0:
-            write_run_card(logger, {"agent": self.kind} | self._settings())
+            write_run_card(logger, self.hyperparameters())
         return logger
 
     @strict
@@ -250,6 +251,16 @@ class OfflineAgent:
         """
         step = DecisionInFile(self.decider(acting_mode), self.summary.best_return)
         write_policy(step, path, batch, self.observation_space, self.action_space)
+
+    def __repr__(self) -> str:
+        parameters = count(sum(each.numel() for each in self.policy.parameters()), "parameter")
+        sizes = f"context {self.settings.context_length}, width {self.backbone_config.width}, {parameters}"
+        first = f"{type(self).__name__}({count(self.num_timesteps, 'update')}, mode {self.settings.mode}, {sizes})"
+        return first + spaces_line(self.observation_space, self.action_space)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Kind and settings of the agent as JSON values, as TensorBoard shows them."""
+        return {"agent": self.kind} | self._settings()
 
     def _settings(self) -> dict[str, Any]:
         """Settings of the agent as JSON values."""

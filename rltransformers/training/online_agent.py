@@ -41,6 +41,7 @@ from rltransformers.core.checkpoint import (
     save_checkpoint,
     unpack_arrays,
 )
+from rltransformers.core.described import count
 from rltransformers.core.device import find_device, to_tensor
 from rltransformers.core.episodes import episode_record, success_of
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, one_line, refuse_unknown
@@ -406,7 +407,7 @@ class OnlineAgent(BaseAlgorithm):
             check_evaluation_env(result[1], cast(VecEnv, self.env))
         self._metrics.hand_to(self.logger)
         if not self._custom_logger and self.num_timesteps == 0:
-            write_run_card(self.logger, {"agent": self.kind, "n_envs": self.all_envs} | self._settings())
+            write_run_card(self.logger, self.hyperparameters())
         return result
 
     # Use
@@ -662,6 +663,17 @@ class OnlineAgent(BaseAlgorithm):
     def _actor(self) -> MemoryPolicy:
         """The policy that ``_acting`` belongs to."""
         return cast(MemoryPolicy, self.policy)
+
+    def __repr__(self) -> str:
+        policy = getattr(self, "policy", None)
+        if policy is None:  # made with _init_setup_model=False
+            return f"{type(self).__name__}(not built yet)"
+        sizes = f"{count(self.num_timesteps, 'step')}, {count(self.n_envs, 'environment')}"
+        return f"{type(self).__name__}({sizes}): {policy!r}"
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Kind and settings of the agent as JSON values, as TensorBoard shows them."""
+        return {"agent": self.kind, "n_envs": self.all_envs} | self._settings()
 
     def _settings(self) -> dict[str, Any]:
         """Constructor arguments as JSON values.

@@ -33,7 +33,7 @@ def log_update(
     if weights.clip_range_vf is not None:
         logger.record("train/clip_range_vf", weights.clip_range_vf)
     logger.record("train/ent_coef", weights.ent_coef)
-    if losses[0].log_barrier is not None:
+    if losses[0].log_barrier is not None and weights.barrier_coef:
         logger.record("train/log_barrier", mean("log_barrier"))
         logger.record("train/barrier_coef", weights.barrier_coef)
     for name in losses[0].auxiliary:

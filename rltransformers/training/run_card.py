@@ -11,13 +11,14 @@ METRICS = ("eval/mean_reward", "eval/mean_ep_length", "rollout/ep_rew_mean", "ro
 """Metrics in the table of hyperparameters."""
 
 
-def write_run_card(logger: Logger, config: Mapping[str, Any]) -> None:
+def write_run_card(logger: Logger, config: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> None:
     """Write the config of a new run to TensorBoard, where the logger has it, and to nothing else.
 
     The command line writes the config of the run, an agent with a logger of its own (``tensorboard_log``) its settings.
 
     Args:
-        config: JSON values.
+        config: JSON values, written as text.
+        settings: JSON values of the table of hyperparameters; None takes the config.
     """
     formats = [each for each in logger.output_formats if isinstance(each, TensorBoardOutputFormat)]
     if not formats:
@@ -25,7 +26,7 @@ def write_run_card(logger: Logger, config: Mapping[str, Any]) -> None:
     text = yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False)  # of tuples and members of enumerations
     card = Logger(None, [*formats])
     card.record("config", "\n".join(f"    {line}" for line in text.splitlines()))  # Markdown shows it as it is
-    card.record("hparams", HParam(_settings(config), dict.fromkeys(METRICS, 0.0)))
+    card.record("hparams", HParam(_settings(config if settings is None else settings), dict.fromkeys(METRICS, 0.0)))
     card.dump(0)
 
 

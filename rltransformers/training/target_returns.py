@@ -1,6 +1,6 @@
 """Returns that a Decision Transformer is asked for: finite, also in the units of its network. N environments."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from numbers import Real
 from typing import Any
 
@@ -28,6 +28,10 @@ def target_list(target_returns: Iterable[float] | float | None, best: float | No
         return [None]
     if target_returns is None:
         return [best]
+    if isinstance(target_returns, Mapping | Set | str | bytes):
+        raise ConfigError(
+            f"target_returns is a number or a list of numbers, got {shown(target_returns)}; write [100.0]"
+        )
     if isinstance(target_returns, np.ndarray):
         target_returns = target_returns.tolist()
     given = target_returns if isinstance(target_returns, Iterable) else [target_returns]

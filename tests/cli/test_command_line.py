@@ -104,7 +104,7 @@ def test_every_setting_says_what_it_takes_and_does(capsys: pytest.CaptureFixture
     assert "algorithm.critic" not in run(capsys, "settings", "algorithm", "--agent", "gtrxl_ppo")
     assert "(of band)" in run(capsys, "settings", "backbone.pattern.window")
     assert "did you mean 'algorithm.gamma'" in refused(capsys, "settings", "algorithm.gama")
-    assert "known: gtrxl_ppo" in refused(capsys, "settings", "--agent", "ppo")
+    assert "did you mean 'gtrxl_ppo'?" in refused(capsys, "settings", "--agent", "ppo")
 
 
 @pytest.mark.parametrize("agent", list(AgentName))
@@ -220,6 +220,44 @@ def test_a_wrong_setting_is_refused_with_the_full_name_of_the_right_one(
 ) -> None:
     told = refused(capsys, "show", "gtrxl_cue_recall", *words)
     assert told.startswith(f"rltransformers: {message}")
+
+
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        (["trian", "x"], "did you mean 'train'?"),
+        (["run", "x"], "did you mean 'train'?"),
+        (["eval", "x"], "did you mean 'evaluate'?"),
+        (["CartPole-v1"], "rltransformers train --env CartPole-v1"),
+        (["gtrxl_cue_recall"], "rltransformers train gtrxl_cue_recall"),
+        (["train", "CartPole-v1"], "write --env CartPole-v1"),
+        (["show", "cartpole"], "write --env CartPole-v1"),
+        (["tune", "gtrxl_vmpo"], "write --env ID --agent gtrxl_vmpo"),
+        (["show", "--env", "CartPole-v1", "--agent", "lstm"], "did you mean 'recurrent_ppo'?"),
+        (["collect", "--env", "CartPole-v1", "--behavior", "random"], "did you mean '--behaviour'?"),
+        (["evaluate", "runs/x", "--n_eval_episodes=3"], "did you mean '--episodes'?"),
+        (["settings", "gate"], "did you mean 'backbone.residual'"),
+        (["show", "gtrxl_cue_recall", "--algorithm.lr", "1"], "did you mean 'algorithm.learning_rate'?"),
+        (["show", "gtrxl_cue_recall", "--net_arch", "1"], "did you mean 'backbone.width' or 'backbone.layers'?"),
+        (["show", "gtrxl_cue_recall", "--policy.lstm_hidden_size", "1"], "did you mean 'backbone.width'?"),
+        (["show", "online.yaml", "--agent", "recurrent_ppo", "--backbone", "{}", "--hidden_size", "1"],
+         "did you mean 'policy.lstm_hidden_size'?"),
+    ],
+)  # fmt: skip
+def test_words_of_other_programs_lead_to_ours(
+    work: Path, capsys: pytest.CaptureFixture[str], words: list[str], way: str
+) -> None:
+    assert way in refused(capsys, *words)
+
+
+def test_the_command_alone_and_help_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["help"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(words)
+        assert "COMMAND ..." in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="0"):
+        main(["help", "train"])
+    assert "rltransformers train" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Processes of many runs: their input, what they print and leave, and that Ray starts lost ones again."""
 
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +90,11 @@ def test_a_process_that_is_stopped_ends(engine: Engine, tmp_path: Path) -> None:
     job.stop()
     assert job.wait() != 0
     wait_for(lambda: not Path(f"/proc/{process}").exists())
+
+
+@pytest.mark.third_party
+def test_workers_of_ray_import_nothing_from_the_current_folder(ray: Any) -> None:
+    assert os.getcwd() not in ray.ray.get(ray.ray.remote(lambda: sys.path).remote())
 
 
 @pytest.mark.third_party

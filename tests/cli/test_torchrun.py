@@ -2,14 +2,18 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
+from rltransformers.cli import runs
+from rltransformers.cli.configs import find_config
 from rltransformers.cli.main import main
 from rltransformers.core.checkpoint import load_checkpoint
+from rltransformers.training.experiment import ExperimentConfig
 from rltransformers.training.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +43,7 @@ def test_a_job_whose_process_was_killed_goes_on_and_equals_one_process(tmp_path:
     assert (tmp_path / "grave").exists()
     assert "(process 0): process 0 of 2 lost the others: one of them ended" in done.stderr
     assert done.stdout.count("learning curve") == 1
+    assert f"the job was started again: it goes on in {tmp_path / 'two' / 'mortal-seed0'}" in done.stderr
 
     assert main(["train", str(path), "--trust", "--output", str(tmp_path / "one")]) == 0
     (two,), (one,) = (list((tmp_path / name).iterdir()) for name in ("two", "one"))
@@ -51,3 +56,34 @@ def test_a_job_whose_process_was_killed_goes_on_and_equals_one_process(tmp_path:
     assert [step for step, _ in both[0]] == [step for step, _ in both[1]] == [96, 192]
     first, second = ([result.returns for _, past in each for result in past] for each in both)
     assert first == second
+
+
+def begin(output: Path, name: str, job: str, config: ExperimentConfig, finished: bool = False) -> Path:
+    """A run folder as a job of torchrun leaves it."""
+    folder = RunFolder.create(output, name)
+    folder.write_config(config.to_dict())
+    (folder.path / ".job").write_text(f"{job}\n")
+    if finished:
+        folder.evaluation.write_text("[]")
+    return folder.path
+
+
+def test_a_restarted_job_goes_on_in_the_newest_unfinished_folder_of_its_name_and_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job42")
+    config = replace(find_config("gtrxl_cue_recall", [])[1], output=str(tmp_path))
+    begin(tmp_path, "c-seed10", "job42", config)
+    begin(tmp_path, "c-seed1x", "job42", config)
+    assert runs._begun(config, "c-seed1") is None
+    first = begin(tmp_path, "c-seed1", "job42", config)
+    assert runs._begun(config, "c-seed1") == str(first)
+    begin(tmp_path, "c-seed1", "job43", config)
+    begin(tmp_path, "c-seed1", "job42", replace(config, seed=3))
+    begin(tmp_path, "c-seed1", "job42", config, finished=True)
+    (begin(tmp_path, "c-seed1", "job42", config) / "config.yaml").unlink()
+    assert runs._begun(config, "c-seed1") == str(first)
+    second = begin(tmp_path, "c-seed1", "job42", config)
+    assert runs._begun(config, "c-seed1") == str(second)
+    (second / "evaluation.json").write_text("[]")
+    assert runs._begun(config, "c-seed1") == str(first)

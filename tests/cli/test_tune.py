@@ -379,15 +379,21 @@ def test_a_program_among_the_values_of_a_file_runs_only_when_trusted(
     assert len(planted.ran) == 2
 
 
-def test_the_command_that_trains_the_best_config_again_says_where_it_needs_trust(
+def test_the_command_that_trains_the_best_config_again_trusts_what_was_typed_and_nobody_else(
     work: Path, capsys: pytest.CaptureFixture[str], planted: Planted
 ) -> None:
     values = yaml.safe_load(Path("online.yaml").read_text())
     values["environment"]["wrappers"] = ["own_module:Wrapper"]
-    Path("own.yaml").write_text(yaml.safe_dump(values))
-    for name, flag in (("own", " --trust"), ("online", "")):
-        printed = run(capsys, "tune", f"{name}.yaml", "--trials", "1", "--trust", *RATES)
-        assert f"train again  rltransformers train runs/{name}-tune/best.yaml --seeds 5{flag}\n" in printed
+    Path("foreign.yaml").write_text(yaml.safe_dump(values))
+    typed = ["--environment.wrappers", '["own_module:Wrapper"]']
+    for name, words, flag in (
+        ("foreign", ["--trust"], ""),
+        ("online", typed, " --trust"),
+        ("online", ["--name", "x"], ""),
+    ):
+        printed = run(capsys, "tune", f"{name}.yaml", "--trials", "1", *words, *RATES)
+        folder = "x" if "x" in words else f"{name}-tune"
+        assert f"train again  rltransformers train runs/{folder}/best.yaml --seeds 5{flag}\n" in printed
 
 
 def test_sizes_that_fit_each_other_in_some_trials_alone_may_be_searched(

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat, configure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLVMPO
+from rltransformers.cli.main import main
 from rltransformers.data import record
 from rltransformers.envs import make_vec_env
 from rltransformers.training.run_card import METRICS, write_run_card
@@ -93,3 +95,40 @@ def test_tensorboard_shows_the_config_and_its_settings_and_the_csv_does_not(tmp_
     content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     assert all(word in content for word in (b"agent", b"gtrxl_ppo", b"train.fast", b"seed"))
     assert (tmp_path / "progress.csv").read_text() == ""
+
+
+def test_a_run_of_the_command_line_names_agent_and_settings_as_python_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = {
+        "agent": "gtrxl_ppo", "environment": {"id": "rltransformers/CueRecall-v0", "num_envs": 2}, "backbone": BACKBONE,
+        "algorithm": {"n_steps": 8, "device": "cpu"}, "train": {"total_timesteps": 16}, "evaluation": {"episodes": 2},
+    }  # fmt: skip
+    Path("short.yaml").write_text(yaml.safe_dump(config))
+    assert main(["train", "short.yaml"]) == 0
+    folder = Path("runs/short-seed0")
+    text, content = card_of(folder)
+    assert text.splitlines()[0] == "    agent: gtrxl_ppo"
+    names = (b"GTrXLPPO", b"acting", b"clip_range", b"ent_coef", b"learning_rate", b"environment.id")
+    assert all(name in content for name in names)
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    assert {"eval/mean_reward", "eval/mean_ep_length", "eval/return_std"} <= tags
+    assert not {"eval/return_mean", "eval/length_mean", "train/log_barrier", "train/barrier_coef"} & tags
+
+
+def test_a_curve_that_cannot_be_drawn_does_not_end_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refusing(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied", "learning_curve.png")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rltransformers.training.run_folder.plot_learning_curve", refusing)
+    words = ["--train.total_timesteps", "16", "--algorithm.n_steps", "8", "--environment.num_envs", "2"]
+    assert main(["train", "--env", "CartPole-v1", *words, "--evaluation", "{episodes: 2, every: 8}"]) == 0
+    said = capsys.readouterr()
+    assert "learning_curve.png cannot be drawn (PermissionError" in said.err and "learning curve" not in said.out
+    assert Path("runs/CartPole-v1-gtrxl_ppo-seed0/evaluation.json").is_file()

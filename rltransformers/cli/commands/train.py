@@ -3,6 +3,7 @@
 import argparse
 import shlex
 from contextlib import closing
+from pathlib import Path
 
 from rltransformers.cli.printing import print_json, print_results
 from rltransformers.cli.words import Parsers, add_config, add_engine, add_trust, command, flag, jobs_of
@@ -77,18 +78,22 @@ def run(arguments: argparse.Namespace) -> None:
     """Train, and print the final evaluation."""
     from rltransformers.cli import trust
     from rltransformers.cli.configs import packaged_configs, read_config
+    from rltransformers.cli.values import check_values
+    from rltransformers.training.experiment import read_experiment
 
     _check(arguments, packaged_configs())
     if arguments.resume is None:
         name, config, typed = read_config(arguments)
+        check_values(config)
         foreign = trust.not_typed(trust.programs(config), typed)
         trust.require_trust(foreign, str(arguments.config), arguments.trust)
         if arguments.seeds is not None:
             _train_seeds(arguments, name, config)
             return
+    elif (saved := Path(arguments.resume) / "config.yaml").is_file():
+        check_values(read_experiment(saved, arguments.overrides))  # what is wrong is told before torch is imported
     from rltransformers.cli import runs
     from rltransformers.core.world import join
-    from rltransformers.training.experiment import read_experiment
 
     with join() as world:
         if arguments.resume is not None:
@@ -102,7 +107,8 @@ def run(arguments: argparse.Namespace) -> None:
         return
     print_results(results)
     print(f"\nrun folder      {folder.path}")
-    print(f"learning curve  {folder.learning_curve}")
+    if folder.learning_curve.is_file():
+        print(f"learning curve  {folder.learning_curve}")
     print(f"evaluation      {folder.evaluation}")
     flag = trust.trust_flag(trust.programs(read_experiment(folder.config), folder.last, training=False))
     print(f"evaluate again  rltransformers evaluate {shlex.quote(str(folder.path))} --episodes 100{flag}")

@@ -52,6 +52,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Search, and print the best trial."""
     from rltransformers.cli import trust
     from rltransformers.cli.configs import read_config
+    from rltransformers.cli.space import read_space
+    from rltransformers.training.experiment import TuneConfig, parse_yaml, read_experiment
 
     searched: dict[str, str] = {}
     for text in arguments.search:
@@ -65,9 +67,11 @@ def run(arguments: argparse.Namespace) -> None:
         check_name(arguments.name)
     name, config, typed = read_config(arguments)
     trust.require_trust(trust.not_typed(trust.programs(config), typed), str(arguments.config), arguments.trust)
+    settings = config.tune or TuneConfig()
+    space = settings.search | {key: parse_yaml(text, f"--search {key}") for key, text in searched.items()}
+    read_space(config.to_dict() | {"tune": None}, space)  # what is wrong is told before torch is imported
     from rltransformers.cli.engines import engine_of
     from rltransformers.cli.tuning import as_text, tune
-    from rltransformers.training.experiment import read_experiment
 
     with closing(engine_of(arguments.engine, arguments.address)) as engine:
         jobs = jobs_of(arguments, engine)
@@ -89,5 +93,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{trial['number']:>6}  {trial['state']:<9} {score:>10}  {as_text(trial['settings'])}")
     print(f"\nbest trial   {summary['best']['number']}, score {cell(summary['best']['score'])}")
     print(f"its config   {summary['config']}")
-    trusted = trust.trust_flag(trust.programs(read_experiment(summary["config"])))
+    foreign = trust.programs(read_experiment(summary["config"]))
+    own_words = not trust.not_typed(foreign, [*typed, *searched.items()])  # nobody is told to trust what others wrote
+    trusted = trust.trust_flag(foreign) if own_words else ""
     print(f"train again  rltransformers train {shlex.quote(summary['config'])} --seeds 5{trusted}")

@@ -1,0 +1,70 @@
+"""What a study of ``rltransformers tune`` searches, read and checked before torch is imported."""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
+
+from rltransformers.cli.settings import refuse_unknown_settings
+from rltransformers.cli.values import check_values
+from rltransformers.core.errors import ConfigError
+from rltransformers.training.experiment import ExperimentConfig, build_experiment, set_value
+from rltransformers.training.search import OneOf, Span, read_search
+
+Search = dict[str, Span | OneOf]
+
+
+def read_space(
+    base: Mapping[str, Any], space: Mapping[str, Any], check: Callable[[ExperimentConfig], None] = check_values
+) -> Search:
+    """Search space of every searched setting; ends of ranges and values of lists are ones that ``check`` takes.
+
+    Raises:
+        ConfigError: for an empty search, an unknown setting, one inside another that is searched, one that is the same
+            in all trials, and a value outside the range of the setting.
+    """
+    if not space:
+        raise ConfigError(
+            "tune needs something to search: --search KEY=low..high, or tune.search in the config; "
+            "`rltransformers settings` names the keys"
+        )
+    search = {key: read_search(values, f"search of {key}") for key, values in space.items()}
+    evaluated_in = _evaluated_in(build_experiment(base, "config"))
+    for key, values in search.items():
+        if outer := [other for other in search if key.startswith(f"{other}.")]:
+            raise ConfigError(
+                f"search of {key}: it is a part of {outer[0]}, which is searched too; search one of the two, and write "
+                f"the values of {key} into those of {outer[0]}"
+            )
+        for value in values.values if isinstance(values, OneOf) else (values.low, values.high):
+            if key == "seed":
+                raise ConfigError(
+                    "seed is no setting to search: the best of several seeds is luck; `rltransformers train --seeds N` "
+                    "says how far they lie apart"
+                )
+            if key == "environment.id" or key.partition(".")[0] in ("output", "tune", "agent", "threads", "evaluation"):
+                raise ConfigError(
+                    f"{key} is no setting to search: it is the same in all trials of a study, whose scores are compared"
+                )
+            candidate = with_values(base, {key: value})
+            refuse_unknown_settings(candidate, "search: ")
+            config = build_experiment(candidate, f"search of {key}")
+            if _evaluated_in(config) != evaluated_in:
+                raise ConfigError(
+                    f"search of {key}: trials would be evaluated in different environments, and their scores are "
+                    "compared; write the keywords that differ into evaluation.kwargs, where they are the same for all"
+                )
+            check(config)
+    return search
+
+
+def _evaluated_in(config: ExperimentConfig) -> tuple[str, dict[str, Any]]:
+    """Id and keywords of the environment that gives a trial its score."""
+    return config.evaluation_environment.id, config.evaluation_environment.kwargs
+
+
+def with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a config with values at dotted keys; a mechanism that is a name becomes a mapping for its options."""
+    copy = deepcopy(dict(base))
+    for key, value in values.items():
+        set_value(copy, key, deepcopy(value))
+    return copy

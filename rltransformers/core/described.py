@@ -1,0 +1,22 @@
+"""Parts of what ``repr`` says about agents, policies, states and data: at most three lines."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from rltransformers.core.ranges import shown
+
+
+def count(number: int, noun: str) -> str:
+    """ "1 step", "2,000 steps"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def spaces_line(observation_space: Any, action_space: Any) -> str:
+    """The second line: what is observed and what is done."""
+    return f"\n  observations {shown(observation_space)}, actions {shown(action_space)}"
+
+
+def size_of(tensors: Iterable[Any]) -> str:
+    """Memory of tensors or arrays, "1.2 MB"."""
+    total = sum(each.nbytes for each in tensors)
+    return f"{total / 1e6:,.1f} MB" if total >= 1e5 else f"{total / 1e3:,.1f} kB"
