@@ -28,7 +28,7 @@ from rltransformers.algorithms.decision import default_warmup, learning_rate_fac
 from rltransformers.backbone import BackboneConfig, Record
 from rltransformers.blocks.leaving import Confident
 from rltransformers.core.action_masks import ACTION_MASK, masks_of_step, observes_mask
-from rltransformers.core.device import find_device
+from rltransformers.core.device import find_device, to_tensor
 from rltransformers.core.episodes import longest_allowed
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.ranges import (
@@ -741,12 +741,12 @@ class DecisionTransformer(OfflineAgent):
             DataError: for actions of a Box that are not finite.
         """
         actions, state = decider.act(
-            {path: torch.as_tensor(value, device=self.device) for path, value in leaves.items()},
+            {path: to_tensor(value, self.device) for path, value in leaves.items()},
             state,
-            start=torch.tensor(start, device=self.device),
-            reward=torch.tensor(reward, dtype=torch.float64, device=self.device),
-            target_return=torch.tensor(target_return, dtype=torch.float64, device=self.device),
-            noise=None if noise is None else torch.tensor(noise, device=self.device),
+            start=to_tensor(start, self.device),
+            reward=to_tensor(reward, self.device, torch.float64),
+            target_return=to_tensor(target_return, self.device, torch.float64),
+            noise=None if noise is None else to_tensor(noise, self.device),
             overwrites=overwrites,
         )
         return as_arrays(actions, leaf_spaces(self.action_space)), state

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rltransformers.core.device import CPU, to_tensor
 from rltransformers.core.errors import CheckpointError, ConfigError, one_line, require
 from rltransformers.export.files import EXTRA, METADATA
 from rltransformers.export.step import quiet
@@ -75,7 +76,7 @@ def _read_pt2(file: Path) -> StepFile:
 
     def run(inputs: Arrays, state: Arrays) -> tuple[Arrays, Arrays]:
         tensors = [
-            {name: torch.from_numpy(given[name]) for name in names}
+            {name: to_tensor(given[name], CPU) for name in names}
             for given, names in ((inputs, about["inputs"]), (state, about["state"]))
         ]
         with torch.no_grad():
@@ -101,15 +102,13 @@ def _read_onnx(file: Path) -> StepFile:
 
     def run(inputs: Arrays, state: Arrays) -> tuple[Arrays, Arrays]:
         feed = {name: inputs[name] for name in about["inputs"]}
-        results = dict(zip(names, session.run(None, feed | _prefixed(state)), strict=True))
+        # onnxruntime reads the bytes of another byte order as if they were in its own.
+        held = {f"state.{name}": np.asarray(state[name], kind["dtype"]) for name, kind in about["state"].items()}
+        results = dict(zip(names, session.run(None, feed | held), strict=True))
         after = {name: results.pop(f"next.{name}") for name in about["state"]}
         return results, after
 
     return StepFile(about["inputs"], about["state"], about["metadata"], run)
-
-
-def _prefixed(state: Arrays) -> Arrays:
-    return {f"state.{name}": value for name, value in state.items()}
 
 
 def _about(file: Path, text: str | bytes) -> dict[str, Any]:

@@ -426,7 +426,7 @@ class MemoryPolicy(BasePolicy):
         start = fit_starts(episode_start, n, all_begin=state is None)
         rewards = None if reward is None else fit_rewards(reward, start)
         state = self.initial_state(n) if state is None else self._continue(state, start, rewards)
-        first = torch.as_tensor(start, device=self.device)
+        first = to_tensor(start, self.device)
         noise: Tensor | None = None
         if not deterministic:
             if generator is None or isinstance(generator, torch.Generator):

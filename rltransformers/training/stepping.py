@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rltransformers.core.action_masks import ACTION_MASK
@@ -119,7 +118,7 @@ class PolicySteps(Stepping):
         actions, _, _, state = policy.step(
             policy.leaves_to_tensors(leaves),
             state,
-            torch.as_tensor(start, device=device),
+            to_tensor(start, device),
             None if noise is None else to_tensor(noise, device),
         )
         return policy.executed(actions), state
