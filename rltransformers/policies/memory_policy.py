@@ -490,7 +490,8 @@ class MemoryPolicy(BasePolicy):
             action_masks: which actions were allowed [B, T, M]; those in the observation give way to it.
 
         Raises:
-            DataError: for observations, actions, rewards or masks that do not fit.
+            DataError: for observations, actions, rewards or masks that do not fit, and for an episode that is longer
+                than a position table.
             ConfigError: for missing rewards or masks, or a state of another policy.
         """
         self.end_training_mode()
@@ -512,6 +513,11 @@ class MemoryPolicy(BasePolicy):
             before = self.without_cache(state)
         if self.uses_previous_reward and rewards is None:
             raise ConfigError("this policy reads rewards: evaluate_actions(..., rewards=...), what the actions earned")
+        if self.actor.backbone.finite_positions:
+            index = torch.arange(steps, device=device)
+            begin = torch.where(first, index, -1).cummax(1).values
+            running = before.actor.tensors["position"][:, None] + 1 + index
+            self.actor.backbone.check_places(torch.where(begin < 0, running, index - begin))
         earned = fit_rewards(0.0 if rewards is None else np.reshape(rewards, -1), np.zeros(rows * steps, bool))
         gains = _by_step({"": to_tensor(earned, device, before.previous_reward.dtype)}, rows)[""]
         previous = {

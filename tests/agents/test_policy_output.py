@@ -307,6 +307,18 @@ def test_sequences_that_do_not_fit_are_refused(wrong: dict[str, Any], error: typ
         policy.evaluate_actions(**right | wrong)
 
 
+def test_an_episode_beyond_a_position_table_is_refused() -> None:
+    position = {"backbone": BACKBONE | {"position": {"name": "learned", "max_len": 6}}, "previous_reward": False}
+    policy = online(GTrXLPPO, spaces.Discrete(4), **position).policy
+    seen, done = np.zeros((2, 6, 3)), np.zeros((2, 6), int)
+    state = policy.evaluate_actions(seen, done).state
+    starts = np.zeros((2, 6), bool)
+    with pytest.raises(DataError, match="position"):
+        policy.evaluate_actions(seen, done, starts, state=state)
+    starts[:, 0] = True
+    policy.evaluate_actions(seen, done, starts, state=state)
+
+
 @pytest.mark.parametrize("make", [lambda: online(GTrXLPPO, spaces.Discrete(4), previous_reward=False), OFFLINE["bc"]])
 def test_a_loop_without_state_is_told_once(make: Callable[[], Any]) -> None:
     model, one = make(), np.zeros(3, np.float32)
