@@ -179,7 +179,7 @@ def test_an_exported_policy_takes_every_layout(ending: str, tmp_path: Path) -> N
         for door in (by_call, by_predict):
             assert_same(door, actor, layout)
     _, state = actor.predict(steps()[0]["observation"], action_masks=steps()[0]["masks"])
-    again = {"reward": np.ones(BATCH), "action_masks": np.ones((BATCH, 3))}
+    again: dict[str, Any] = {"reward": np.ones(BATCH), "action_masks": np.ones((BATCH, 3))}
     expected = actor.predict(steps()[1]["observation"], state, **again)[1]
     for name, laid_out in LAYOUTS.items():
         if name not in ("wider", "long double", "list", "tensor"):  # a state is of the arrays that it came as

@@ -212,7 +212,8 @@ def test_the_record_says_how_likely_the_action_is(agent: Any) -> None:
     course = Course(agent)
     for step, output in enumerate(course.play(agent.actor(deterministic=False, seed=1))):
         actions, log_prob, begin = leaf_values(agent.action_space, output.action), np.zeros(BATCH), 0
-        for path, leaf in leaf_spaces(agent.action_space).items():
+        leaves: dict[str, Any] = leaf_spaces(agent.action_space)
+        for path, leaf in leaves.items():
             if isinstance(leaf, spaces.Box):
                 log_prob = np.full(BATCH, np.nan)
                 continue
@@ -308,7 +309,7 @@ def test_sequences_that_do_not_fit_are_refused(wrong: dict[str, Any], error: typ
 
 
 def test_an_episode_beyond_a_position_table_is_refused() -> None:
-    position = {"backbone": BACKBONE | {"position": {"name": "learned", "max_len": 6}}, "previous_reward": False}
+    position: dict[str, Any] = {"backbone": BACKBONE | {"position": {"name": "learned", "max_len": 6}}, "previous_reward": False}
     policy = online(GTrXLPPO, spaces.Discrete(4), **position).policy
     seen, done = np.zeros((2, 6, 3)), np.zeros((2, 6), int)
     state = policy.evaluate_actions(seen, done).state
@@ -335,7 +336,7 @@ def test_a_loop_without_state_is_told_once(make: Callable[[], Any]) -> None:
 
 
 def test_a_loop_without_state_is_right_where_nothing_is_remembered() -> None:
-    settings = {"previous_reward": False, "previous_action": False, "backbone": BACKBONE | {"memory": 0}}
+    settings: dict[str, Any] = {"previous_reward": False, "previous_action": False, "backbone": BACKBONE | {"memory": 0}}
     model = online(GTrXLPPO, spaces.Discrete(4), **settings)
     for _ in range(2 * STATELESS_CALLS):
         model.predict(np.zeros(3, np.float32))
