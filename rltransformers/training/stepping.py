@@ -385,6 +385,7 @@ class FileSteps(Stepping):
         if "target_return" in kinds:
             values["target_return"] = self._targets(rows)
         inputs = {name: self._file.filled(kind, rows, values[name]) for name, kind in kinds.items()}
+        outputs: Any  # arrays, which leaves_of takes as it takes tensors
         outputs, tensors = self._file.run(inputs, state.tensors)
         return {kind: leaves_of(kind, outputs) for kind in (*OF_LEAVES, *OF_ACTIONS)}, FileState(tensors, age)
 

@@ -309,7 +309,10 @@ def test_sequences_that_do_not_fit_are_refused(wrong: dict[str, Any], error: typ
 
 
 def test_an_episode_beyond_a_position_table_is_refused() -> None:
-    position: dict[str, Any] = {"backbone": BACKBONE | {"position": {"name": "learned", "max_len": 6}}, "previous_reward": False}
+    position: dict[str, Any] = {
+        "backbone": BACKBONE | {"position": {"name": "learned", "max_len": 6}},
+        "previous_reward": False,
+    }
     policy = online(GTrXLPPO, spaces.Discrete(4), **position).policy
     seen, done = np.zeros((2, 6, 3)), np.zeros((2, 6), int)
     state = policy.evaluate_actions(seen, done).state
@@ -336,7 +339,11 @@ def test_a_loop_without_state_is_told_once(make: Callable[[], Any]) -> None:
 
 
 def test_a_loop_without_state_is_right_where_nothing_is_remembered() -> None:
-    settings: dict[str, Any] = {"previous_reward": False, "previous_action": False, "backbone": BACKBONE | {"memory": 0}}
+    settings: dict[str, Any] = {
+        "previous_reward": False,
+        "previous_action": False,
+        "backbone": BACKBONE | {"memory": 0},
+    }
     model = online(GTrXLPPO, spaces.Discrete(4), **settings)
     for _ in range(2 * STATELESS_CALLS):
         model.predict(np.zeros(3, np.float32))
