@@ -46,15 +46,14 @@ from rltransformers.core.ranges import (
 )
 from rltransformers.core.registry import find_spec
 from rltransformers.core.seeding import step_seed
-from rltransformers.core.spaces import leaf_spaces, nest_leaves
+from rltransformers.core.spaces import nest_leaves
 from rltransformers.core.spec import Choice
 from rltransformers.core.world import World
 from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.envs.make import EnvironmentSource, WrapperConfig, WrapperFunction, make_vector_env
-from rltransformers.policies.action_heads import as_arrays
 from rltransformers.policies.decision import ActingMode, ActingState, Decider, DecisionPolicy
-from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
+from rltransformers.policies.observations import StateWatch, fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.observed import Encoding
 from rltransformers.policies.returns import ReturnIn
 from rltransformers.policies.steps import Acting, DecisionMachine
@@ -103,7 +102,7 @@ from rltransformers.training.exits import calibrate
 from rltransformers.training.interval_log import IntervalLog
 from rltransformers.training.memory_panel import memory_panel
 from rltransformers.training.offline_agent import OfflineAgent, Updates
-from rltransformers.training.stepping import NO_TARGET, DecisionSteps
+from rltransformers.training.stepping import NO_TARGET, DecisionSteps, act_on_arrays
 from rltransformers.training.target_returns import finite_targets, target_list
 
 if __name__ != "rltransformers.agents.decision_transformer":
@@ -290,6 +289,7 @@ class DecisionTransformer(OfflineAgent):
         self.num_timesteps = 0
         self._interval = {}
         self._progress = 0.0
+        self._state_watch = StateWatch()
         self._action_noise = np.random.default_rng(step_seed(settings.seed, 0, "action"))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(step_seed(settings.seed, 0, "weights"))
@@ -639,7 +639,7 @@ class DecisionTransformer(OfflineAgent):
         elif target_return is not None and self.settings.mode == "bc":
             raise ConfigError(NO_TARGET)
         spaces = self.observation_space, self.action_space
-        steps = DecisionSteps(self.decider(acting_mode), self._act, spaces, target_return)
+        steps = DecisionSteps(self.decider(acting_mode), spaces, target_return)
         return Actor(steps, deterministic=deterministic, seed=seed, name=self.kind)
 
     def decider(self, mode: ActingMode | None = None) -> Decider:
@@ -696,6 +696,7 @@ class DecisionTransformer(OfflineAgent):
             leaves[ACTION_MASK] = self._fit_masks(leaves, action_masks)
         needs_reward = self.settings.mode == "dt" and not self.settings.delayed_reward
         decider = self.decider()
+        self._state_watch(state, episode_start)
         start = fit_starts(episode_start, rows, all_begin=state is None)
         if state is None:
             state = decider.initial_state(rows)
@@ -724,32 +725,8 @@ class DecisionTransformer(OfflineAgent):
             raise ConfigError("policy_kwargs={'action_masks': False} has no masks of actions; leave action_masks out")
         return masks_of_step(leaves, action_masks, self.action_space)
 
-    def _act(
-        self,
-        decider: Decider,
-        leaves: Mapping[str, np.ndarray],
-        state: ActingState,
-        start: np.ndarray,
-        reward: Any,
-        target_return: Any,
-        noise: np.ndarray | None,
-        overwrites: bool = False,
-    ) -> tuple[dict[str, np.ndarray], ActingState]:
-        """``Decider.act`` on numpy arrays; one copy to the device per leaf, one back.
-
-        Raises:
-            DataError: for actions of a Box that are not finite.
-        """
-        actions, state = decider.act(
-            {path: torch.as_tensor(value, device=self.device) for path, value in leaves.items()},
-            state,
-            start=torch.tensor(start, device=self.device),
-            reward=torch.tensor(reward, dtype=torch.float64, device=self.device),
-            target_return=torch.tensor(target_return, dtype=torch.float64, device=self.device),
-            noise=None if noise is None else torch.tensor(noise, device=self.device),
-            overwrites=overwrites,
-        )
-        return as_arrays(actions, leaf_spaces(self.action_space)), state
+    def _act(self, decider: Decider, *arguments: Any, **keywords: Any) -> tuple[dict[str, np.ndarray], ActingState]:
+        return act_on_arrays(decider, self.action_space, *arguments, **keywords)
 
     def _vector_env(
         self,

@@ -393,6 +393,7 @@ def export(
     if written.suffix != f".{file_format}":
         raise ConfigError(f"--output {output} must end in .{file_format}, as --format says")
     agent = load_agent(checkpoint, device="cpu")
+    agent.verbose = 1  # a line tells that this takes a while
     if isinstance(agent, DecisionTransformer):
         agent.export(written, batch=batch, acting_mode=acting_mode)
     elif acting_mode is None:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rltransformers.core.device import CPU, to_tensor
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import named
 from rltransformers.core.members import finite, members
@@ -203,7 +204,7 @@ class SegmentReplay:
         terminal: np.ndarray,
         active: np.ndarray,
     ) -> None:
-        """Store one step of every environment that is ``kept`` bool [E]; every argument has one row per environment."""
+        """Store one step of the environments that are ``active`` bool [E]; every argument has a row for every one."""
         self.joined |= first
         rows = np.flatnonzero(active & self.joined)
         left = rows[first[rows] & ~self.ended[rows]]
@@ -214,13 +215,13 @@ class SegmentReplay:
         place = self._next(rows, first)
         every = len(rows) == self.n_envs
         for path, leaf in self.observations.items():
-            value = torch.as_tensor(observations[path], dtype=leaf.dtype)
+            value = to_tensor(observations[path], CPU, leaf.dtype)
             as_signed(leaf)[place] = as_signed(value if every else value[rows])
         for path, leaf in self.actions.items():
             value = actions[path].to(device="cpu", dtype=leaf.dtype)
             as_signed(leaf)[place] = as_signed(value if every else value[rows])
-        self.rewards[place] = torch.as_tensor(rewards, dtype=torch.float32)[rows]
-        self.terminal[place] = torch.as_tensor(terminal)[rows]
+        self.rewards[place] = to_tensor(rewards, CPU, torch.float32)[rows]
+        self.terminal[place] = to_tensor(terminal, CPU)[rows]
         self.counts[place] = True
         self.ended[rows] = terminal[rows]
 
@@ -232,9 +233,7 @@ class SegmentReplay:
         at = np.asarray(rows)[chosen]
         place = self._next(at, np.zeros(self.n_envs, bool))
         for path, leaf in self.observations.items():
-            as_signed(leaf)[place] = as_signed(
-                torch.as_tensor(np.asarray(observations[path]), dtype=leaf.dtype)[chosen]
-            )
+            as_signed(leaf)[place] = as_signed(to_tensor(np.asarray(observations[path]), CPU, leaf.dtype)[chosen])
         for leaf in self.actions.values():
             as_signed(leaf)[place] = as_signed(leaf[self._newest(at, 1)])  # never read, and legal
         self.rewards[place] = 0.0
@@ -274,7 +273,7 @@ class SegmentReplay:
         before = self.positions[self._newest(rows)]
         self.written[rows] += 1
         place = self._newest(rows)
-        begins = torch.as_tensor(first[rows])
+        begins = to_tensor(first[rows], CPU)
         self.first[place] = begins
         self.positions[place] = torch.where(begins, 0, before + 1).to(torch.int32)
         fresh = rows[(self.written[rows] - 1) % self.length == 0]

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from rltransformers.core.errors import CompileError, ConfigError, MissingCompilerError, one_line
+from rltransformers.core.files import refusal
 from rltransformers.core.places import named_places
 from rltransformers.export.cache import cache_folder, found_or_made
 from rltransformers.export.fingerprint import digest, of_machine, of_module, plain
-from rltransformers.export.step import Tensors, batch_of, check_step, described, in_place_program, quiet, rows_of
+from rltransformers.export.step import Tensors, batch_of, check_step, described, in_place_program, rows_of, save_program
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,10 @@ class CompiledStep:
             _compile(program, path)
             notify(f"compiled the acting step in {time.monotonic() - start:.0f} s")
 
-        found_or_made(self.path, make)
+        try:
+            found_or_made(self.path, make)
+        except OSError as error:
+            raise CompileError(f"the step could not be compiled: {refusal(error)}; eager mode works") from error
         self._package = _load(self.path)
         constants = set(self._package.get_constant_fqns())
         self._places = {
@@ -230,8 +234,7 @@ def _compile(program: torch.export.ExportedProgram, path: Path) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="rltransformers-") as folder:
         source = Path(folder) / "program.pt2"
-        with quiet():
-            torch.export.save(program, source)
+        save_program(program, source)
         environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor")}
         try:
             subprocess.run(

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import rltransformers
+from rltransformers.core.device import check_memory
 from rltransformers.core.errors import ConfigError, one_line, require
 from rltransformers.core.files import replacing
-from rltransformers.export.step import Tensors, batch_of, check_step, pure_program, quiet, rows_of, tracing
+from rltransformers.core.ranges import Environments, check
+from rltransformers.export.step import Tensors, batch_of, check_step, pure_program, rows_of, save_program, tracing
 
 METADATA = "rltransformers.json"
 """Name of the JSON text: an extra file of a ``.pt2`` file, a property of an ONNX model."""
@@ -44,7 +46,7 @@ def write_pt2(
         path: ends in ``.pt2``; what is there is replaced when the new file is whole.
         inputs, state: examples with any size of batch; their numbers do not matter.
         shared: names of tensors whose first axis is not the batch.
-        batch: the size of batch that the file is for; None for any.
+        batch: the size of batch that the file is for, up to 65,536; None for any.
         metadata: what JSON can hold, to be kept in the file.
 
     Raises:
@@ -53,8 +55,8 @@ def write_pt2(
     written = _ending(path, ".pt2")
     inputs, state, text = _prepared(module, inputs, state, shared, batch, metadata)
     program = pure_program(module, inputs, state, shared=shared, dynamic=batch is None)
-    with replacing(written) as temporary, quiet(), temporary.open("wb") as file:  # a path would leave its name inside
-        torch.export.save(program, file, extra_files={METADATA: text})
+    with replacing(written) as temporary:
+        save_program(program, temporary, {METADATA: text})
 
 
 def write_onnx(
@@ -121,10 +123,12 @@ def _prepared(
     metadata: Mapping[str, Any] | None,
 ) -> tuple[Tensors, Tensors, str]:
     """Examples to trace with, in the order of their names, and the JSON text that describes the file."""
-    if batch is not None and (not isinstance(batch, int) or batch < 1):
-        raise ConfigError(f"batch must be a whole number from 1 on, or None for any size, got {batch!r}")
-    batch_of(inputs, state, shared)
+    check(batch, Environments | None, "batch")
+    own = batch_of(inputs, state, shared)
     rows = batch or 2  # one row alone would be taken for a size that is always one
+    size = sum(each.nbytes for name, each in (inputs | state).items() if name not in shared)
+    # Inputs, states, the copies that a step is compared with, and as much inside.
+    check_memory(rows * size * 8 // own, f"writing a step of {rows} environments takes", "leave batch out, or lower it")
     examples = [
         {name: rows_of(tensors[name], rows, name in shared) for name in sorted(tensors)} for tensors in (inputs, state)
     ]

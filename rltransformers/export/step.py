@@ -11,6 +11,7 @@ import logging
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -205,6 +206,17 @@ def _traced(module: nn.Module, arguments: tuple[Any, ...], dynamic_shapes: Any, 
     for node in program.graph.nodes:  # torch 2.11 notes places whatever ``tracing`` asks
         node.meta.pop("stack_trace", None)
     return program
+
+
+def save_program(program: ExportedProgram, path: Path, extra_files: dict[str, Any] | None = None) -> None:
+    """``torch.export.save`` by way of memory.
+
+    Where a disk is full, torch ends the whole process; and what it writes to a path has the name of the file inside.
+    """
+    content = io.BytesIO()
+    with quiet():
+        torch.export.save(program, content, extra_files=extra_files)
+    path.write_bytes(content.getbuffer())
 
 
 @contextmanager

@@ -111,6 +111,10 @@ class ContinuousAction(nn.Module):
         action = action.round() if self.whole else action
         return _shaped(action.clamp(self.low, self.high), self.shape)
 
+    def distribution(self, output: Tensor) -> dict[str, Tensor]:
+        """Fields of ``PolicyOutput`` [..., leaf shape] in the units of the environment."""
+        return {"mean": _shaped(torch.addcmul(self.centre, self.squash(output), self.scale), self.shape)}
+
     def disturbed(self, action: Tensor, noise: Tensor) -> Tensor:
         """The action moved by ``noise`` in head units, inside the Box; both [..., leaf shape]."""
         return self.inside(self.normalise(action) + _flat(noise, self.shape).to(self.centre.dtype))
@@ -152,6 +156,11 @@ class NormalAction(ContinuousAction):
         distance = (-2.0 * torch.log1p(-one.clamp(max=1.0 - 1e-7))).sqrt()  # float32 rounds numbers below 1 to 1
         normal = distance * (2.0 * math.pi * other).cos()
         return self.inside(torch.addcmul(self.squash(output), self.log_std(output).exp(), normal))
+
+    def distribution(self, output: Float[Tensor, "... O"]) -> dict[str, Tensor]:
+        """Fields of ``PolicyOutput`` [..., leaf shape] in the units of the environment."""
+        deviation = _shaped(self.log_std(output).exp() * self.scale, self.shape)
+        return super().distribution(output) | {"deviation": deviation}
 
     def log_prob(self, output: Float[Tensor, "... O"], action: Tensor) -> Float[Tensor, "..."]:
         """Log-density of the action in head units, before clipping."""
@@ -206,6 +215,11 @@ class GaussianAction(nn.Module):
     def execute(self, action: Tensor) -> Tensor:
         """The action clipped into the Box, and rounded to the nearest integer where the Box holds integers."""
         return (action.round() if self.whole else action).clamp(self.low, self.high)
+
+    def distribution(self, output: Float[Tensor, "... A"]) -> dict[str, Tensor]:
+        """Fields of ``PolicyOutput`` [..., leaf shape] in the units of the environment."""
+        deviation = self.log_std.exp().expand(output.shape)
+        return {"mean": _shaped(output, self.shape), "deviation": _shaped(deviation, self.shape)}
 
     def log_prob(self, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
         """Log-density of the action before it was clipped."""
@@ -319,6 +333,11 @@ class CategoricalAction(nn.Module):
         """The action itself."""
         return action
 
+    def distribution(self, output: Float[Tensor, "... A"]) -> dict[str, Tensor]:
+        """Fields of ``PolicyOutput``: probabilities of the classes of all components side by side."""
+        parts = output.split_with_sizes(self.sizes, -1)
+        return {"probabilities": torch.cat([part.softmax(-1) for part in parts], -1)}
+
     def log_prob(self, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
         """Log-probability of the classes, all components together."""
         logs = self.logits(output).log_softmax(-1)
@@ -406,6 +425,10 @@ class BinaryAction(nn.Module):
     def execute(self, action: Tensor) -> Tensor:
         """The action itself."""
         return action
+
+    def distribution(self, output: Float[Tensor, "... A"]) -> dict[str, Tensor]:
+        """Fields of ``PolicyOutput``: the probability of a 1 in every bit [..., leaf shape]."""
+        return {"probabilities": _shaped(output.sigmoid(), self.shape)}
 
     # With s the logistic function, log s(x) = x + log s(-x): both sides of a bit from one logarithm.
 
@@ -580,6 +603,26 @@ class ActionHead(nn.Module):
         """Entropy in nats, the sum over the leaves."""
         parts = self.split(outputs)
         return _total([leaf.entropy(parts[path]) for path, leaf in self.sampled_leaves()])
+
+    def distribution(
+        self, outputs: Float[Tensor, "... A"], actions: Mapping[str, Tensor]
+    ) -> dict[str, dict[str, Tensor]]:
+        """Fields of ``PolicyOutput`` by leaf that say how actions are distributed, and how likely these are.
+
+        Numbers of whole actions have the path ""; they are missing where a Box has no density.
+        """
+        parts = self.split(outputs)
+        found: dict[str, dict[str, Tensor]] = {}
+        log_probs, entropies = [], []
+        for path, leaf in self.named_leaves():
+            for kind, value in leaf.distribution(parts[path]).items():
+                found.setdefault(kind, {})[path] = value
+            if not isinstance(leaf, ContinuousAction) or isinstance(leaf, NormalAction):
+                log_probs.append(leaf.log_prob(parts[path], actions[path]))
+                entropies.append(leaf.entropy(parts[path]))
+        if len(log_probs) == len(self.leaves):
+            found |= {"log_prob": {"": _total(log_probs)}, "entropy": {"": _total(entropies)}}
+        return found
 
     def log_barrier(self, outputs: Float[Tensor, "... A"]) -> Float[Tensor, "..."] | None:
         """Minus the divergence of this policy from the uniform one; None unless the actions are ``countable``.

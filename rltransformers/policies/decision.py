@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.backbone.tables import Tables
-from rltransformers.core.action_masks import ACTION_MASK, observes_mask
+from rltransformers.core.action_masks import ACTION_MASK, masks_of_step, observes_mask
 from rltransformers.core.described import count
+from rltransformers.core.device import to_tensor
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import check, shown
 from rltransformers.core.spaces import leaf_spaces, normalised_leaves, space_from_leaves
@@ -30,8 +31,17 @@ from rltransformers.functional.windows import descending, padded_behind
 from rltransformers.policies.action_heads import ActionHead, Units, blank_invalid
 from rltransformers.policies.critics import TwinCritics, check_alternatives
 from rltransformers.policies.deep_losses import predicts_later
-from rltransformers.policies.observations import check_state, task_leaf
+from rltransformers.policies.observations import (
+    check_state,
+    fit_action_sequences,
+    fit_observation,
+    fit_sequences,
+    fit_vector,
+    flat_masks,
+    task_leaf,
+)
 from rltransformers.policies.observed import Encoding, Observed, observation_parts, observe
+from rltransformers.policies.output import PolicyOutput
 from rltransformers.policies.returns import ReturnCondition, ReturnIn
 
 MachineDecision = Callable[..., tuple[dict[str, Tensor], "ActingState"] | None]
@@ -99,6 +109,7 @@ class DecisionPolicy(nn.Module):
         action_units: Mapping[str, Units] | None = None,
     ) -> None:
         super().__init__()
+        self.observation_space, self.action_space = observation_space, action_space
         self.observation_leaves = leaf_spaces(observation_space)
         self.return_conditioned, self.return_scale = return_conditioned, return_scale
         in_sequence = return_conditioned and return_in == "sequence"
@@ -212,6 +223,62 @@ class DecisionPolicy(nn.Module):
         if mask is None or (not self.masks and ACTION_MASK in self.observation_leaves):
             return outputs
         return self.head.masked(outputs, mask)
+
+    def fields(
+        self, observations: Mapping[str, Tensor], outputs: Float[Tensor, "... A"], actions: Mapping[str, Tensor]
+    ) -> dict[str, dict[str, Tensor]]:
+        """Fields of ``PolicyOutput`` by leaf, of head outputs and of actions."""
+        found = {"action": dict(actions)} | self.head.distribution(outputs, actions)
+        if self.critics is not None:
+            numbers = self.head.recorded(actions).unsqueeze(-2)
+            found["value"] = {"": self.critics(self.standardised(observations), numbers).amin(0).squeeze(-1)}
+        return found
+
+    def evaluate_actions(
+        self,
+        observations: Any,
+        actions: Any,
+        return_to_go: Any = None,
+        timesteps: Any = None,
+        action_masks: Any = None,
+    ) -> PolicyOutput:
+        """Log-probabilities, entropy and values of B windows of T steps as tensors [B, T] that carry gradients.
+
+        They are computed as in an update; those of the first steps of an episode, up to the context length, equal those
+        of acting. Longer sequences are cut into windows by the caller.
+
+        Args:
+            observations: in the units of the environment, every leaf [B, T, ...].
+            actions: taken in these steps, nested as the action space, every leaf [B, T, ...].
+            return_to_go: what was still asked for in each step, in reward units [B, T]; behaviour cloning does without.
+            timesteps: number of the steps inside their episode [B, T]; None for windows that begin an episode.
+            action_masks: which actions were allowed [B, T, M]; those in the observation give way to it.
+
+        Raises:
+            DataError: for observations, actions, returns or masks that do not fit.
+            ConfigError: for missing returns or masks.
+        """
+        if return_to_go is None and self.return_conditioned:
+            raise ConfigError("this policy reads returns: evaluate_actions(..., return_to_go=...), in reward units")
+        flat, (rows, steps) = fit_sequences(self.observation_space, observations, "observations")
+        arrays, _ = fit_observation(self.observation_space, flat)
+        taken = fit_action_sequences(self.action_space, actions, rows, steps)
+        if action_masks is not None or self.masks:
+            arrays[ACTION_MASK] = masks_of_step(arrays, flat_masks(action_masks), self.action_space)
+        count, device = rows * steps, self.head.linear.weight.device
+        numbers = [
+            fit_vector(0.0 if each is None else np.reshape(each, -1), count, what)
+            for each, what in ((return_to_go, "return_to_go"), (timesteps, "timesteps"))
+        ]
+        asked, timestep = (to_tensor(each.reshape(rows, steps), device) for each in numbers)
+        timestep = torch.arange(steps, device=device).expand(rows, -1) if timesteps is None else timestep.long()
+        seen, done = (
+            {path: to_tensor(leaf, device).unflatten(0, (rows, steps)) for path, leaf in leaves.items()}
+            for leaves in (arrays, taken)
+        )
+        self.backbone.check_places(timestep * 0, timestep)
+        outputs = self(seen, done, asked, timestep, torch.ones_like(timestep, dtype=torch.bool))
+        return PolicyOutput.of(self.action_space, self.fields(seen, outputs, done))
 
     def embed_action(self, actions: Mapping[str, Tensor]) -> Float[Tensor, "... W"]:
         """The token of an executed action."""
@@ -483,7 +550,7 @@ class Decider:
             )
             if found is not None:
                 return found
-        return self.decide(
+        actions, _, state = self.decide(
             observations,
             state,
             start=start,
@@ -493,6 +560,7 @@ class Decider:
             tables=tables,
             overwrites=overwrites,
         )
+        return actions, state
 
     def check_places(self, state: ActingState, start: Bool[Tensor, " B"]) -> None:
         """Raise DataError unless position tables reach to the next step."""
@@ -513,8 +581,11 @@ class Decider:
         tables: dict[str, Tensor],
         greedy: Bool[Tensor, " B"] | None = None,
         overwrites: bool = False,
-    ) -> tuple[dict[str, Tensor], ActingState]:
-        """``act`` in fixed shapes and without a look at data; ``greedy`` rows take the most probable action."""
+    ) -> tuple[dict[str, Tensor], Float[Tensor, "B A"], ActingState]:
+        """``act`` in fixed shapes and without a look at data, with head outputs that the actions were decoded from.
+
+        Rows that are ``greedy`` take the most probable action.
+        """
         policy, asked = self.policy, state.return_to_go
         if not self.delayed_reward:
             asked = asked - reward.to(asked)
@@ -532,8 +603,13 @@ class Decider:
             policy.head.decode(outputs, noise) if greedy is None else policy.head.decode_some(outputs, noise, greedy)
         )
         if self.jitter:
-            actions = self._best(observations, actions)
-        return actions, ActingState(reading.memory, reading.newest(), policy.embed_action(actions), asked, step)
+            best = self._best(observations, actions)
+            actions, outputs = {path: value[best] for path, value in actions.items()}, outputs[best]
+        return (
+            actions,
+            outputs,
+            ActingState(reading.memory, reading.newest(), policy.embed_action(actions), asked, step),
+        )
 
     def goals(self, asked: Float[Tensor, " B"], step: Int[Tensor, " B"]) -> Float[Tensor, "B C"]:
         """Return asked for by candidate: a difference in the first step grows as the rest of the return does."""
@@ -582,14 +658,13 @@ class Decider:
         tokens = [before, policy.embed_scaled(goals.flatten()), token]
         return reading.feed(tokens, policy.context(seen, slice(2, 3))), reading
 
-    def _best(self, observations: Mapping[str, Tensor], actions: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Of the candidates of every environment, the one that the more pessimistic critic values most."""
+    def _best(self, observations: Mapping[str, Tensor], actions: dict[str, Tensor]) -> Int[Tensor, " B"]:
+        """Of the candidates of every environment, the row of the one that the more pessimistic critic values most."""
         policy, count = self.policy, len(self.jitter)
         assert policy.critics is not None
         numbers = policy.head.recorded(actions).unflatten(0, (-1, count))
         best = policy.critics(policy.standardised(observations), numbers).amin(0).argmax(1)
-        rows = torch.arange(best.shape[0], device=best.device)
-        return {path: value.unflatten(0, (-1, count))[rows, best] for path, value in actions.items()}
+        return torch.arange(best.shape[0], device=best.device) * count + best
 
     def beginnings(self, step: Int[Tensor, " B"]) -> Bool[Tensor, "B 2"]:
         """Which streams begin anew; an odd K leaves a cache one step too old, which begins anew before it is used."""

@@ -47,14 +47,19 @@ from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.noise import draw_noise, noise_of
 from rltransformers.policies.observations import (
+    StateWatch,
     check_state,
+    fit_action_sequences,
     fit_observation,
     fit_rewards,
+    fit_sequences,
     fit_starts,
+    flat_masks,
     task_leaf,
     tree_space,
 )
 from rltransformers.policies.observed import Encoding, Observed, observation_parts, observe, read_observation
+from rltransformers.policies.output import PolicyOutput
 from rltransformers.policies.own_policies import policy_settings, restored_kwargs, stored_kwargs
 from rltransformers.policies.stored_size import check_stored_size
 
@@ -240,6 +245,9 @@ class MemoryPolicy(BasePolicy):
         sources = [module for part in self.backbones() for module in part.backbone.table_sources()]
         self.tables = Tables(self, sources, self._compute_tables)
         self.machine_code: MachineStep | None = None
+        sees_past = any(part.backbone.receptive_field != 0 for part in self.backbones())
+        self.remembers = sees_past or previous_action or previous_reward or first_step
+        self.state_watch = StateWatch()
         self.progress = 0.0
         """Share of the training that is over, 0 to 1: some auxiliary losses end before it does."""
         self.action_layout = action_layout(action_space)
@@ -332,7 +340,22 @@ class MemoryPolicy(BasePolicy):
         outputs, values, after = self.network_step(observations, state, first, tables, overwrites)
         actions = self.action_head.decode(outputs, noise)
         log_probs = self.action_head.log_prob(outputs, actions)
-        return actions, values, log_probs, PolicyState(after.actor, after.critic, actions, state.previous_reward)
+        return actions, values, log_probs, replace(after, previous_action=actions)
+
+    @torch.inference_mode()
+    def decide(
+        self, observations: Mapping[str, Tensor], state: PolicyState, first: Tensor, noise: Tensor | None
+    ) -> tuple[dict[str, dict[str, Tensor]], PolicyState]:
+        """``step`` in eager mode: fields of ``PolicyOutput`` by leaf, with unclipped actions, and the next state.
+
+        Raises:
+            DataError: an episode is longer than a position table; the state is as it was.
+        """
+        self.check_places(state, first)
+        outputs, values, after = self.network_step(observations, state, first, self.tables.current())
+        actions = self.action_head.decode(outputs, noise)
+        fields = {"action": actions, "value": {"": values}} | self.action_head.distribution(outputs, actions)
+        return fields, replace(after, previous_action=actions)
 
     @torch.inference_mode()
     def values(self, observations: Mapping[str, Tensor], state: PolicyState, first: Tensor) -> Tensor:
@@ -432,12 +455,14 @@ class MemoryPolicy(BasePolicy):
         arrays, batched = fit_observation(self.tree, observation)
         if self.masks or action_masks is not None:
             arrays[ACTION_MASK] = self._fit_masks(arrays, action_masks)
+        if self.remembers:
+            self.state_watch(state, episode_start)
         leaves = self.leaves_to_tensors(arrays)
         n = int(next(iter(leaves.values())).shape[0])
         start = fit_starts(episode_start, n, all_begin=state is None)
         rewards = None if reward is None else fit_rewards(reward, start)
         state = self.initial_state(n) if state is None else self._continue(state, start, rewards)
-        first = torch.as_tensor(start, device=self.device)
+        first = to_tensor(start, self.device)
         noise: Tensor | None = None
         if not deterministic:
             if generator is None or isinstance(generator, torch.Generator):
@@ -451,6 +476,75 @@ class MemoryPolicy(BasePolicy):
             raise DataError(f"the policy's values or log-probabilities are not finite; {NOT_FINITE}")
         environment_actions = self.environment_actions(actions)
         return (environment_actions if batched else environment_actions[0]), state
+
+    def evaluate_actions(
+        self,
+        observations: Any,
+        actions: Any,
+        episode_starts: Any = None,
+        rewards: Any = None,
+        state: PolicyState | None = None,
+        action_masks: Any = None,
+    ) -> PolicyOutput:
+        """Log-probabilities, entropy and values of B sequences of T steps as tensors [B, T] that carry gradients.
+
+        They are computed as in an update, and equal those of acting. The gradient flows through all T steps, and not
+        into ``state``.
+
+        Args:
+            observations: as for ``predict``, every leaf [B, T, ...].
+            actions: taken in these steps, nested as the action space, every leaf [B, T, ...].
+            episode_starts: where an observation is the first of an episode [B, T]; None for nowhere but, without a
+                state, in the first step.
+            rewards: what the actions earned [B, T]; needed by policies with ``previous_reward``.
+            state: memory before the first step, of an earlier call or of ``predict``; None for none.
+            action_masks: which actions were allowed [B, T, M]; those in the observation give way to it.
+
+        Raises:
+            DataError: for observations, actions, rewards or masks that do not fit, and for an episode that is longer
+                than a position table.
+            ConfigError: for missing rewards or masks, or a state of another policy.
+        """
+        self.end_training_mode()
+        flat, (rows, steps) = fit_sequences(self.tree, observations, "observations")
+        arrays, _ = fit_observation(self.tree, flat)
+        if self.masks or action_masks is not None:
+            arrays[ACTION_MASK] = self._fit_masks(arrays, flat_masks(action_masks))
+        leaves = _by_step(self.leaves_to_tensors(arrays), rows)
+        flat = fit_action_sequences(self.action_space, actions, rows, steps)
+        device = self.action_head.linear.weight.device
+        taken = _by_step(
+            {path: to_tensor(flat[path], device, dtype) for path, (_, dtype) in self.action_layout.items()}, rows
+        )
+        first = _by_step({"": to_tensor(fit_starts(episode_starts, rows * steps), device)}, rows)[""]
+        if state is None:
+            first[:, 0], before = True, self.initial_state(rows, cached=False)
+        else:
+            self.check_state(state, rows)
+            before = self.without_cache(state)
+        if self.uses_previous_reward and rewards is None:
+            raise ConfigError("this policy reads rewards: evaluate_actions(..., rewards=...), what the actions earned")
+        if self.actor.backbone.finite_positions:
+            index = torch.arange(steps, device=device)
+            begin = torch.where(first, index, -1).cummax(1).values
+            running = before.actor.tensors["position"][:, None] + 1 + index
+            self.actor.backbone.check_places(torch.where(begin < 0, running, index - begin))
+        earned = fit_rewards(0.0 if rewards is None else np.reshape(rewards, -1), np.zeros(rows * steps, bool))
+        gains = _by_step({"": to_tensor(earned, device, before.previous_reward.dtype)}, rows)[""]
+        previous = {
+            path: torch.cat([before.previous_action[path][:, None], leaf[:, :-1]], 1) for path, leaf in taken.items()
+        }
+        read = leaves, previous, torch.cat([before.previous_reward[:, None], gains[:, :-1]], 1), first
+        features, actor = self.actor(*read, before.actor, None)
+        value_features, critic = features, before.critic
+        if self.critic is not None:
+            value_features, critic = self.critic(*read, before.critic, None)
+        outputs, values = self._read(features, value_features, leaves)
+        fields = {"action": taken, "value": {"": values}} | self.action_head.distribution(outputs, taken)
+        last = {path: leaf[:, -1] for path, leaf in taken.items()}
+        with torch.no_grad():
+            after = PolicyState(actor.detach(), None if critic is None else critic.detach(), last, gains[:, -1])
+            return PolicyOutput.of(self.action_space, fields, self.with_cache(after))
 
     def check_state(self, state: Any, rows: int) -> None:
         """Raise ConfigError unless ``state`` is one of this policy, of ``rows`` environments."""
@@ -637,6 +731,11 @@ class TokenBackbone(nn.Module):
             overwrites=overwrites,
         )
         return features.squeeze(1), memory
+
+
+def _by_step(leaves: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
+    """Leaves [B T, ...] as [B, T, ...]."""
+    return {path: leaf.unflatten(0, (rows, -1)) for path, leaf in leaves.items()}
 
 
 def _action_encoder(action_space: Space, width: int) -> ObservationEncoder:

@@ -3,6 +3,7 @@
 Axis letter: B environments.
 """
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,11 +14,13 @@ from torch import Tensor
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.guard import check_observations, named
-from rltransformers.core.members import finite, flags, numbers
+from rltransformers.core.members import finite, flags, members, numbers
 from rltransformers.core.spaces import channels_first, is_image, leaf_spaces, nested_leaves, space_from_leaves
 
 Space = gym.Space[Any]
 TASK = "task"
+STATELESS_CALLS = 50
+"""Calls of ``predict`` without a state after which a user is told of it."""
 
 
 def tree_space(space: Space) -> Space:
@@ -86,6 +89,53 @@ def fit_observation(space: Space, observation: Any) -> tuple[dict[str, np.ndarra
     return arrays, batched.pop()
 
 
+def fit_sequences(space: Space, values: Any, what: str) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
+    """Leaves by path [B T, ...] of B sequences of T steps, every leaf [B, T, ...], and (B, T).
+
+    Raises:
+        DataError: for a leaf that is missing, holds no numbers, or has not these two axes in front.
+    """
+    found, arrays, shapes = nested_leaves(values), {}, set()
+    for path, leaf in leaf_spaces(space).items():
+        if path not in found:
+            raise DataError(f"{what} lack {path or 'a bare value'!r}; they have {sorted(found)}")
+        array = _numbers(found[path], named(what, path))
+        if array.ndim != 2 + len(leaf.shape or ()):
+            due = ", ".join(["B", "T", *map(str, leaf.shape or ())])
+            raise DataError(
+                f"{named(what, path)} of B sequences of T steps have shape [{due}], got {array.shape}; one sequence is "
+                "[1, T, ...]"
+            )
+        shapes.add(array.shape[:2])
+        arrays[path] = array.reshape(-1, *array.shape[2:])
+    if len(shapes) > 1 or 0 in next(iter(shapes)):
+        raise DataError(f"leaves of {what} have {sorted(shapes)} sequences and steps; give the same, one at least")
+    return arrays, shapes.pop()
+
+
+def fit_action_sequences(space: Space, actions: Any, rows: int, steps: int) -> dict[str, np.ndarray]:
+    """Leaves by path [B T, ...] of actions taken in B sequences of T steps; those of a Box may lie outside it.
+
+    Raises:
+        DataError: as ``fit_sequences``, for other numbers of sequences and steps, and for an action outside its space.
+    """
+    flat, shape = fit_sequences(space, actions, "actions")
+    if shape != (rows, steps):
+        raise DataError(f"observations are of {rows} sequences of {steps} steps, actions of {shape[0]} of {shape[1]}")
+    for path, leaf in leaf_spaces(space).items():
+        good = members(leaf, flat[path])
+        if not good.all():
+            sequence, step = divmod(int(np.argmin(good)), steps)
+            value = flat[path][sequence * steps + step].tolist()
+            raise DataError(f"{named('action', path)} of step {step} of sequence {sequence} is {value}, outside {leaf}")
+    return flat
+
+
+def flat_masks(masks: Any) -> Any:
+    """Masks of sequences [B, T, M] as [B T, M]; what is none as it is."""
+    return np.reshape(masks, (-1, np.shape(masks)[-1])) if np.ndim(masks) == 3 else masks
+
+
 def fit_rewards(reward: Any, start: np.ndarray) -> np.ndarray:
     """Rewards of the last step [B] in float64; those where an episode starts are not read, and 0 here.
 
@@ -130,6 +180,31 @@ def fit_starts(episode_start: Any, rows: int, *, all_begin: bool = False) -> np.
     if len(start) != rows and np.ndim(episode_start):
         raise DataError(f"episode_start has {len(start)} entries for {rows} environments; give one boolean for each")
     return np.broadcast_to(start | all_begin, (rows,)).copy()
+
+
+class StateWatch:
+    """Warns once where ``predict`` is called again and again without the state that it returned.
+
+    The first step of an episode has none, and a batch of observations may have nothing to do with the last; many in a
+    row without ``episode_start`` are most likely a loop whose every step is taken for a first one.
+    """
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def __call__(self, state: Any, episode_start: Any) -> None:
+        """Count a call."""
+        if self._calls == STATELESS_CALLS:
+            return
+        self._calls = self._calls + 1 if state is None and episode_start is None else 0
+        if self._calls == STATELESS_CALLS:
+            warnings.warn(
+                f"predict was called {STATELESS_CALLS} times in a row with state=None, so each of these steps was the "
+                "first of an episode to the policy, without memory; pass what it returned, predict(observation, state, "
+                "...), or model.actor(), which remembers by itself: actor.reset(), then actor(observation, reward)",
+                UserWarning,
+                stacklevel=4,
+            )
 
 
 def check_state(state: Any, kind: type, rows: int) -> None:

@@ -4,6 +4,7 @@ Axes: B environments, T steps, W token width, A actions.
 """
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -63,11 +64,25 @@ class EpsilonGreedyAction(CategoricalAction):
             best = torch.where(noise < self.epsilon, drawn, best)
         return (best if self.counted_from_zero else best + self.start).view(output.shape[:-1])
 
+    def probabilities(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "... A"]:
+        """Of every action where ``epsilon`` is the rate of exploration."""
+        allowed, best = output > 0.5 * MASKED, output.argmax(-1, keepdim=True)
+        random = self.epsilon * allowed / allowed.sum(-1, keepdim=True).clamp(min=1)
+        return random.scatter_add(-1, best, torch.full_like(output[..., :1], 1.0 - self.epsilon))
+
+    def distribution(self, output: Float[Tensor, "... A"]) -> dict[str, Tensor]:
+        """Fields of ``PolicyOutput``: probabilities under ``epsilon``, and the values of all actions."""
+        q_values = output.masked_fill(output <= 0.5 * MASKED, -math.inf)
+        return {"probabilities": self.probabilities(output), "q_values": q_values}
+
     def log_prob(self, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
         """Log-probability of the action where ``epsilon`` is the rate of exploration."""
-        best = (self.classes(action) == output.argmax(-1, keepdim=True)).to(output.dtype).squeeze(-1)
-        count = (output > 0.5 * MASKED).sum(-1).clamp(min=1)
-        return (self.epsilon / count + (1.0 - self.epsilon) * best).clamp(min=LEAST).log()
+        return self.probabilities(output).gather(-1, self.classes(action)).squeeze(-1).clamp(min=LEAST).log()
+
+    def entropy(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        """Entropy in nats where ``epsilon`` is the rate of exploration."""
+        chances = self.probabilities(output)
+        return -(chances * chances.clamp(min=LEAST).log()).sum(-1)
 
 
 class QHead(ActionHead):

@@ -26,7 +26,7 @@ from rltransformers.export.step import Tensors
 from rltransformers.policies.action_heads import ActionHead, GaussianAction, blank_invalid
 from rltransformers.policies.decision import Decider
 from rltransformers.policies.memory_policy import MemoryPolicy
-from rltransformers.policies.steps import TABLE, ActorCriticStep, DecisionStep, leaf_name
+from rltransformers.policies.steps import TABLE, ActorCriticStep, DecisionStep, announce, leaf_name
 
 Space = gym.Space[Any]
 Module = TypeVar("Module", bound=nn.Module)
@@ -106,8 +106,8 @@ class ActorCriticInFile(PolicyInFile):
 
     Inputs: observation leaves of the types of the space, and for a policy that masks actions the mask, int8 [B, M],
     whose name the metadata hold as "action_mask"; "first" bool [B]; "noise" float32 [B, U]; "greedy" bool [B];
-    "reward" float32 [B] of the last step, as the environment gave it, where the policy reads it. Outputs: actions and
-    "value" [B].
+    "reward" float32 [B] of the last step, as the environment gave it, where the policy reads it. Outputs: the fields of
+    ``PolicyOutput`` that the policy has, those of leaves under the names of the leaves ("probabilities.grip").
 
     Args:
         scalings: of observation leaves by path.
@@ -127,7 +127,7 @@ class ActorCriticInFile(PolicyInFile):
             delattr(policy, name)
         super().__init__(policy.action_head, policy.tables.current())
         self.policy, self.kind = policy, kind
-        self.step = ActorCriticStep(policy, executes=True)
+        self.step = ActorCriticStep(policy, ships=True)
         self.types = {leaf_name("observation", path): dtype for path, dtype in policy.leaf_types.items()}
         scalings = scalings or {}
         self.scaled_names = [leaf_name("observation", path) for path in scalings]
@@ -143,7 +143,7 @@ class ActorCriticInFile(PolicyInFile):
             found["reward"] = self.scaled_reward(found["reward"])
         found |= {name: found[name].to(dtype) for name, dtype in self.types.items()}
         outputs, after = self.step(found | self.constants(), state)
-        return self.typed({name: value for name, value in outputs.items() if name != "log_prob"}), after
+        return self.typed(outputs), after
 
     def examples(self, batch: int) -> tuple[Tensors, Tensors]:
         first, noise = torch.ones(batch, dtype=torch.bool), torch.zeros(batch, self.policy.action_head.draws)
@@ -153,7 +153,7 @@ class ActorCriticInFile(PolicyInFile):
 
     def about(self) -> dict[str, Any]:
         # Both backbones have the same positions.
-        about: dict[str, Any] = {"longest_episode": _longest_episode(self.policy.actor.backbone, tokens_per_step=1)}
+        about: dict[str, Any] = {"longest_episode": longest_episode(self.policy.actor.backbone, tokens_per_step=1)}
         if self.policy.masks:
             about["action_mask"] = leaf_name("observation", ACTION_MASK)
         return about
@@ -165,7 +165,7 @@ class DecisionInFile(PolicyInFile):
     Inputs: observation leaves of the types of the space; "start" bool [B]; where they decide anything, "reward" [B] of
     the last step and "target_return" [B] of episodes that start here, float64 (NaN asks a policy that predicts returns
     for what it predicts); for heads that sample, "noise" float64
-    [B, U] and "greedy" bool [B]. Outputs: actions.
+    [B, U] and "greedy" bool [B]. Outputs: as for ``ActorCriticInFile``.
 
     Args:
         best_return: what a client may ask for when it knows nothing better.
@@ -182,13 +182,10 @@ class DecisionInFile(PolicyInFile):
                 "acting mode 'recompute' runs the whole context anew for every decision and cannot be written as one "
                 "step; export with acting_mode='refresh' (on the command line: --acting-mode refresh)"
             )
-        copied = _copied(decider.policy)
-        if not decider.jitter:
-            copied.critics = None  # they judge only candidates
-        decider = replace(decider, policy=copied)
+        decider = replace(decider, policy=_copied(decider.policy))
         super().__init__(decider.policy.head, decider.policy.tables.current())
         self.best_return = best_return
-        self.step = DecisionStep(decider)
+        self.step = DecisionStep(decider, ships=True)
         self.reads_target = decider.policy.return_conditioned
         self.reads_reward = self.reads_target and not decider.delayed_reward
 
@@ -218,7 +215,7 @@ class DecisionInFile(PolicyInFile):
             "best_return": self.best_return,
             "predicts_return": policy.return_head is not None,
             # A cache that begins anew never comes to the end of a table of places.
-            "longest_episode": _longest_episode(policy.backbone, group, whole=decider.mode == "banded"),
+            "longest_episode": longest_episode(policy.backbone, group, whole=decider.mode == "banded"),
         }
 
 
@@ -228,8 +225,11 @@ def write_policy(
     batch: int | None,
     observation_space: Space,
     action_space: Space,
-) -> None:
-    """Write a policy as ``.pt2`` or ``.onnx`` file, by the ending of ``path``; see ``rltransformers.export.files``.
+    verbose: int = 0,
+) -> Path:
+    """Write a policy as ``.pt2`` or ``.onnx`` file, by the ending of ``path``, and return its path.
+
+    See ``rltransformers.export.files``. Where ``verbose`` is not 0, a line says first that this takes a while.
 
     Raises:
         ConfigError: for another ending, and for what a file of that kind cannot express.
@@ -240,6 +240,8 @@ def write_policy(
         raise ConfigError(f"{Path(path).name!r} must end in .pt2 (for torch) or .onnx (for any ONNX runtime)")
     if Path(path).is_dir():
         raise ConfigError(f"{path} is a folder; give the name of a file in it")
+    if verbose:
+        announce(f"tracing the policy and writing {path}; this takes up to a minute")
     inputs, state = step.examples(2)
     metadata = {
         "agent": step.kind,
@@ -254,6 +256,7 @@ def write_policy(
         **step.about(),
     }
     write(step.eval(), path, inputs, state, batch=batch, metadata=metadata)
+    return Path(path)
 
 
 def _row(value: Tensor) -> Any:
@@ -262,7 +265,7 @@ def _row(value: Tensor) -> Any:
     return row.flatten()[0].item() if row.numel() and bool((row == row.flatten()[0]).all()) else row.tolist()
 
 
-def _longest_episode(backbone: Backbone, tokens_per_step: int, whole: bool = True) -> int | None:
+def longest_episode(backbone: Backbone, tokens_per_step: int, whole: bool = True) -> int | None:
     """Steps until a position table ends, None where none does.
 
     Args:

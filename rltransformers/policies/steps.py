@@ -41,13 +41,14 @@ class ActorCriticStep(nn.Module):
 
     Args:
         policy: in evaluation mode.
-        executes: whether actions are given as the environment takes them, clipped into their Boxes.
+        ships: whether actions are given as the environment takes them, clipped into their Boxes, and all fields of
+            ``PolicyOutput`` beside them.
         overwrites: whether rings of the state are written in place; the step is not pure then.
     """
 
-    def __init__(self, policy: MemoryPolicy, executes: bool = False, overwrites: bool = False) -> None:
+    def __init__(self, policy: MemoryPolicy, ships: bool = False, overwrites: bool = False) -> None:
         super().__init__()
-        self.policy, self.executes, self.overwrites = policy, executes, overwrites
+        self.policy, self.ships, self.overwrites = policy, ships, overwrites
 
     def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
         """Outputs and the new state."""
@@ -57,9 +58,11 @@ class ActorCriticStep(nn.Module):
         leaves, first = leaves_of("observation", inputs), inputs["first"]
         outputs, values, after = policy.network_step(leaves, before, first, tables, self.overwrites)
         actions = head.decode_some(outputs, inputs["noise"], inputs["greedy"])
-        environment_actions = head.execute(actions) if self.executes else actions
-        found = {leaf_name("action", path): value for path, value in environment_actions.items()}
-        found |= {"value": values, "log_prob": head.log_prob(outputs, actions)}
+        if self.ships:
+            fields = {"action": head.execute(actions), "value": {"": values}} | head.distribution(outputs, actions)
+        else:
+            fields = {"action": actions, "value": {"": values}, "log_prob": {"": head.log_prob(outputs, actions)}}
+        found = flat_fields(fields)
         after = PolicyState(after.actor, after.critic, actions, before.previous_reward)
         return found, self.closed(after)
 
@@ -103,11 +106,14 @@ class DecisionStep(nn.Module):
 
     Inputs: observation leaves; "start" bool [B]; "reward" [B] of the last step and "target_return" [B] of episodes that
     start here, float64; for heads that sample, "noise" [B, U] and "greedy" bool [B]. Outputs: actions.
+
+    Args:
+        ships: whether all fields of ``PolicyOutput`` stand beside the actions.
     """
 
-    def __init__(self, decider: Decider) -> None:
+    def __init__(self, decider: Decider, ships: bool = False) -> None:
         super().__init__()
-        self.policy = decider.policy
+        self.policy, self.ships = decider.policy, ships
         self.decider = decider
 
     @property
@@ -117,8 +123,9 @@ class DecisionStep(nn.Module):
 
     def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
         """Outputs and the new state."""
-        actions, after = self.decider.decide(
-            leaves_of("observation", inputs),
+        observations = leaves_of("observation", inputs)
+        actions, outputs, after = self.decider.decide(
+            observations,
             self.opened(state),
             start=inputs["start"],
             reward=inputs["reward"],
@@ -127,7 +134,8 @@ class DecisionStep(nn.Module):
             greedy=inputs.get("greedy"),
             tables=part_of(TABLE, inputs),
         )
-        return {leaf_name("action", path): value for path, value in actions.items()}, self.closed(after)
+        fields = self.policy.fields(observations, outputs, actions) if self.ships else {"action": actions}
+        return flat_fields(fields), self.closed(after)
 
     def inputs(
         self,
@@ -331,6 +339,11 @@ def announce(line: str) -> None:
 def leaf_name(kind: str, path: str) -> str:
     """Name of an observation or action leaf in inputs, outputs and states."""
     return f"{kind}.{path}" if path else kind
+
+
+def flat_fields(fields: Mapping[str, Mapping[str, Tensor]]) -> Tensors:
+    """Fields of ``PolicyOutput`` by leaf as outputs of a step."""
+    return {leaf_name(kind, path): value for kind, leaves in fields.items() for path, value in leaves.items()}
 
 
 def leaves_of(kind: str, tensors: Tensors) -> Tensors:

@@ -3,6 +3,7 @@
 Axis letters: B environments that act at the same time, U numbers of noise.
 """
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -17,7 +18,8 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Seed, check
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
 from rltransformers.policies.noise import draw_noise
-from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
+from rltransformers.policies.observations import StateWatch, fit_observation, fit_rewards, fit_starts
+from rltransformers.policies.output import Kinds, PolicyOutput
 from rltransformers.training.stepping import Bools, FileSteps, Leaves, Stepping
 from rltransformers.training.vec_envs import as_vec_env
 
@@ -27,7 +29,12 @@ class Actor:
 
     ``reset()`` begins an episode, ``actor(observation, reward)`` decides one step of it. Observations and rewards are
     those of the environment: what ``VecNormalize`` did in training, the actor does by itself with the statistics of the
-    agent. It follows the weights of the agent, whose own streams of random numbers it leaves alone.
+    agent. It follows the weights of the agent, whose own streams of random numbers it leaves alone. A copy, also by
+    ``pickle`` for another process, goes on where this one stands and has weights and statistics of its own; it acts in
+    eager mode.
+
+    Position tables have an end: an episode of more than ``longest_episode`` steps (4,096 of a Decision Transformer by
+    default) raises DataError at the first step beyond.
 
     It is also a behaviour for ``rltransformers.data.record``, and has the ``predict`` of Stable-Baselines3 for
     ``evaluate_policy``.
@@ -44,6 +51,7 @@ class Actor:
         self.deterministic, self.name = check(deterministic, bool, "deterministic"), name
         self._policy = policy
         self._generator = np.random.default_rng(check(seed, Seed | None, "seed"))
+        self._state_watch = StateWatch()
         self._state: Any = None
         self._start: Bools | None = None  # where the next observation begins an episode; None before the first reset
         self._heard: tuple[Any, NDArray[Any]] | None = None  # last observations and rewards of a watched environment
@@ -51,6 +59,11 @@ class Actor:
     def __repr__(self) -> str:
         way = "most likely actions" if self.deterministic else "sampled actions"
         return f"Actor({self.name}, {way})" + spaces_line(self.observation_space, self.action_space)
+
+    @property
+    def longest_episode(self) -> int | None:
+        """Steps of an episode that position tables of the policy reach; None where there is no end."""
+        return self._policy.longest_episode
 
     @property
     def normalizes(self) -> bool:
@@ -122,17 +135,41 @@ class Actor:
             DataError: for an observation, a reward or a mask that is none, or that allows nothing. What is remembered
                 stays as it was.
         """
+        fields, self._state = self._next(observation, reward, action_masks, self._generator, whole=False)
+        self._start = np.zeros(self._state.batch_size, bool)
+        return nest_leaves(self.action_space, fields["action"])
+
+    def decide(
+        self, observation: Any, reward: Any = None, action_masks: Any = None, *, advance: bool = True
+    ) -> PolicyOutput:
+        """The next action as a call gives it, with its probability, those of the others, and the value.
+
+        Arguments and errors as for a call. It is computed in eager mode, also where acting is compiled.
+
+        Args:
+            advance: whether this is a step of the episode; False only looks: the next call decides the same step.
+        """
+        generator = self._generator if check(advance, bool, "advance") else copy.deepcopy(self._generator)
+        fields, state = self._next(observation, reward, action_masks, generator, whole=True)
+        if advance:
+            self._state, self._start = state, np.zeros(state.batch_size, bool)
+        return PolicyOutput.of(self.action_space, fields)
+
+    def _next(
+        self, observation: Any, reward: Any, action_masks: Any, generator: np.random.Generator, *, whole: bool
+    ) -> tuple[Kinds, Any]:
+        """Fields of the next step, without batch axis where the observation has none, and the state after it."""
         if self._start is None:
             raise ConfigError(
                 "actor.reset() comes first: call it wherever an episode begins, as env.reset(), and then "
                 "actor(observation, reward) once per step"
             )
         way_out = "call actor.reset() to begin with another number of environments"
-        actions, batched, self._state = self._decide(
-            observation, self._state, self._start, reward, action_masks, self.deterministic, self._generator, way_out
-        )
-        self._start = np.zeros(self._state.batch_size, bool)
-        return nest_leaves(self.action_space, actions if batched else {path: leaf[0] for path, leaf in actions.items()})
+        arguments = observation, self._state, self._start, reward, action_masks, self.deterministic, generator, way_out
+        fields, batched, state = self._fields(*arguments, whole=whole)
+        if not batched:
+            fields = {kind: {path: leaf[0] for path, leaf in leaves.items()} for kind, leaves in fields.items()}
+        return fields, state
 
     def act(
         self,
@@ -144,11 +181,11 @@ class Actor:
         """Actions [B, ...] as a behaviour; where all environments begin episodes, what came before is forgotten."""
         state = None if episode_starts.all() else self._state
         way_out = "a recording has one number of environments"
-        actions, _, self._state = self._decide(
+        fields, _, self._state = self._fields(
             observations, state, episode_starts, rewards, None, self.deterministic, generator, way_out
         )
         self._start = np.zeros(len(episode_starts), bool)
-        return nest_leaves(self.action_space, actions)
+        return nest_leaves(self.action_space, fields["action"])
 
     def predict(
         self,
@@ -181,7 +218,8 @@ class Actor:
         greedy = self.deterministic if deterministic is None else check(deterministic, bool, "deterministic")
         if reward is None and self._heard is not None and _same(self._heard[0], observation):
             reward = self._heard[1]
-        actions, batched, state = self._decide(
+        self._state_watch(state, episode_start)
+        fields, batched, state = self._fields(
             observation,
             state,
             episode_start,
@@ -190,6 +228,7 @@ class Actor:
             greedy,
             self._generator if generators is None else generators,
         )
+        actions = fields["action"]
         if batched and "" in actions:
             return actions[""], state
         rows = [
@@ -216,7 +255,7 @@ class Actor:
             )
         return _Watched(vec_env, self)
 
-    def _decide(
+    def _fields(
         self,
         observation: Any,
         state: Any,
@@ -226,11 +265,14 @@ class Actor:
         deterministic: bool,
         generator: np.random.Generator | Sequence[np.random.Generator],
         way_out: str | None = None,
-    ) -> tuple[Leaves, bool, Any]:
-        """Actions by path [B, ...], whether the observation was a batch, and the state after them.
+        *,
+        whole: bool = False,
+    ) -> tuple[Kinds, bool, Any]:
+        """Fields of ``PolicyOutput`` by leaf [B, ...], whether the observation was a batch, and the state after them.
 
         Args:
             way_out: of another number of environments, where the state is the actor's own; None where it was passed in.
+            whole: all fields, or the action alone.
         """
         found, batched = fit_observation(self.observation_space, observation)
         spaces = leaf_spaces(self.observation_space)
@@ -254,8 +296,11 @@ class Actor:
             leaves[ACTION_MASK] = self._masks(leaves, action_masks)
         policy = self._policy
         noise = None if deterministic else draw_noise(policy.noise, rows, generator, policy.noise_type)
+        if whole:
+            fields, state = policy.decide(leaves, state, starts, rewards, noise)
+            return fields, batched, state
         actions, state = policy.step(leaves, state, starts, rewards, noise)
-        return actions, batched, state
+        return {"action": actions}, batched, state
 
     def _masks(self, leaves: Leaves, given: Any) -> NDArray[Any]:
         """The masks of a step [B, M]: those given, else those observed."""

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, cast
 
 import gymnasium as gym
@@ -37,7 +38,7 @@ from rltransformers.core.described import count, spaces_line
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import check_path
-from rltransformers.core.ranges import Count, PositiveNumber, Seed, WholeNumber, check, strict
+from rltransformers.core.ranges import Count, Environments, PositiveNumber, Seed, WholeNumber, check, strict
 from rltransformers.core.spaces import differing_spaces, space_from_json, space_to_json
 from rltransformers.core.spec import Choice
 from rltransformers.core.world import World, current_world
@@ -232,25 +233,27 @@ class OfflineAgent:
         self,
         path: str | os.PathLike[str],
         *,
-        batch: Count | None = None,
+        batch: Environments | None = None,
         acting_mode: ActingMode | None = None,
-    ) -> None:
+    ) -> Path:
         """Write the policy to a file that runs without this package: ``.pt2`` for torch, ``.onnx`` for ONNX runtimes.
 
-        The file takes raw observations, rewards and target returns, and gives actions as the environment takes them.
-        The policy itself stays as it is.
+        The file takes raw observations, rewards and target returns, and gives actions as the environment takes them,
+        and the other fields of ``PolicyOutput`` beside them. The policy itself stays as it is. Returns the path. It
+        takes up to a minute, of which a line tells where ``verbose`` is not 0.
 
         Args:
             path: the ending says which kind of file.
             batch: the number of environments that the file is for; None for any.
-            acting_mode: another one than the model's; "recompute" cannot be written.
+            acting_mode: another one than the model's; the file acts so, whatever the length of an episode. A model
+                with "recompute", which runs its context anew in every step, needs one: "refresh" or "banded".
 
         Raises:
             ConfigError: for another ending, and for what a file of that kind cannot express.
             MissingExtraError: for ONNX without its packages.
         """
         step = DecisionInFile(self.decider(acting_mode), self.summary.best_return)
-        write_policy(step, path, batch, self.observation_space, self.action_space)
+        return write_policy(step, path, batch, self.observation_space, self.action_space, self.verbose)
 
     def __repr__(self) -> str:
         parameters = count(sum(each.numel() for each in self.policy.parameters()), "parameter")

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, cast
 
 import gymnasium as gym
@@ -47,7 +48,7 @@ from rltransformers.core.episodes import episode_record, success_of
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, one_line, refuse_unknown
 from rltransformers.core.files import check_path
 from rltransformers.core.guard import attempt, named_fault, raised_in_reset
-from rltransformers.core.ranges import Count, Seed, annotations, check, check_settings, strict
+from rltransformers.core.ranges import Count, Environments, Seed, annotations, check, check_settings, strict
 from rltransformers.core.seeding import generators
 from rltransformers.core.spaces import leaf_spaces, space_from_json, space_to_json
 from rltransformers.core.world import World, current_world, rows_of
@@ -93,7 +94,7 @@ from rltransformers.training.online_checkpoint import (
 from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
 from rltransformers.training.run_card import write_run_card
 from rltransformers.training.schedules import as_schedule, is_line, plain_schedule
-from rltransformers.training.stepping import PolicySteps
+from rltransformers.training.stepping import PolicySteps, Scalings
 from rltransformers.training.unwritten_metrics import UnwrittenMetrics
 from rltransformers.training.vec_envs import as_vec_env, check_trained_spaces
 from rltransformers.training.watch import Masks, Watch
@@ -550,21 +551,19 @@ class OnlineAgent(BaseAlgorithm):
         Raises:
             ConfigError: when a wrapper stands between ``VecNormalize`` and the policy.
         """
-
-        def scalings() -> tuple[dict[str, Scaling], Scaling | None]:
-            return scalings_of(self._normalization(), self.env)
-
+        scalings = Scalings(self)
         scalings()  # an impossible one is told now
         return Actor(PolicySteps(self.policy, scalings), deterministic=deterministic, seed=seed, name=self.kind)
 
     # Files
 
     @strict
-    def export(self, path: str | os.PathLike[str], *, batch: Count | None = None) -> None:
+    def export(self, path: str | os.PathLike[str], *, batch: Environments | None = None) -> Path:
         """Write the policy to a file that runs without this package: ``.pt2`` for torch, ``.onnx`` for ONNX runtimes.
 
-        The file takes raw observations and gives actions as the environment takes them; what ``VecNormalize`` does is
-        inside. The policy itself stays as it is.
+        The file takes raw observations and gives actions as the environment takes them, and the other fields of
+        ``PolicyOutput`` beside them; what ``VecNormalize`` does is inside. The policy itself stays as it is. Returns
+        the path. It takes up to a minute, of which a line tells where ``verbose`` is not 0.
 
         Args:
             path: the ending says which kind of file.
@@ -575,8 +574,12 @@ class OnlineAgent(BaseAlgorithm):
                 between ``VecNormalize`` and the policy.
             MissingExtraError: for ONNX without its packages.
         """
-        step = ActorCriticInFile(self.policy, *scalings_of(self._normalization(), self.env), self.kind)
-        write_policy(step, path, batch, tree_space(self.observation_space), self.action_space)
+        step = ActorCriticInFile(self.policy, *self.scalings(), self.kind)
+        return write_policy(step, path, batch, tree_space(self.observation_space), self.action_space, self.verbose)
+
+    def scalings(self) -> tuple[dict[str, Scaling], Scaling | None]:
+        """Functions of today's ``VecNormalize``: of observation leaves by path, and of the reward."""
+        return scalings_of(self._normalization(), self.env)
 
     def _normalization(self) -> dict[str, Any] | None:
         """Settings and statistics of ``VecNormalize``; rewards as in training, whatever evaluations set since."""

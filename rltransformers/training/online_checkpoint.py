@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from annotated_types import Ge, Le, Lt
 from gymnasium import spaces
@@ -12,6 +13,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from torch import Tensor
 
 from rltransformers.core.checkpoint import check_same, check_tensor, pack_arrays, unpack_arrays
+from rltransformers.core.device import CPU, to_tensor
 from rltransformers.core.guard import check_observations
 from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces, nest_leaves, nested_leaves
@@ -44,10 +46,10 @@ def pack_progress(agent: BaseAlgorithm, world: World) -> dict[str, Any]:
         "environment": None if state is None else pack_arrays(joined_states(states)),
         "last_observation": None
         if observed is None
-        else world.to_leader({k: torch.as_tensor(v) for k, v in observed.items()}),
+        else world.to_leader({k: to_tensor(np.asarray(v), CPU) for k, v in observed.items()}),
         "last_episode_starts": None
         if observed is None
-        else world.to_leader(torch.as_tensor(agent._last_episode_starts)),
+        else world.to_leader(to_tensor(agent._last_episode_starts, CPU)),
     }
 
 

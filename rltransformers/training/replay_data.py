@@ -19,7 +19,7 @@ from rltransformers.core.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from rltransformers.core.device import check_memory
+from rltransformers.core.device import CPU, check_memory, to_tensor
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.guard import check_observations
 from rltransformers.core.ranges import NonNegativeNumber, check
@@ -91,7 +91,7 @@ def pack_observation(normaliser: VecNormalize | None, observation: Any, stored: 
     """``raw_observation`` for a checkpoint; None without ``VecNormalize`` or observation."""
     if normaliser is None or observation is None:
         return None
-    return {path: torch.as_tensor(leaf) for path, leaf in raw_observation(normaliser, observation, stored).items()}
+    return {path: to_tensor(leaf, CPU) for path, leaf in raw_observation(normaliser, observation, stored).items()}
 
 
 def unpack_observation(packed: Any, normaliser: VecNormalize | None) -> dict[str, np.ndarray] | None:
@@ -120,7 +120,7 @@ def normalised(normaliser: VecNormalize | None, window: Window, types: Mapping[s
     observations: Mapping[str, Tensor] = window.observations
     if normaliser is not None:
         arrays = {path: leaf.numpy() for path, leaf in observations.items()}
-        observations = {path: torch.as_tensor(leaf) for path, leaf in _by_key(normaliser.normalize_obs, arrays).items()}
+        observations = {path: to_tensor(leaf, CPU) for path, leaf in _by_key(normaliser.normalize_obs, arrays).items()}
         window = replace(
             window,
             rewards=_rewards(normaliser, window.rewards),
@@ -136,7 +136,7 @@ def _by_key(change: Any, leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _rewards(normaliser: VecNormalize, rewards: Tensor) -> Tensor:
-    return torch.as_tensor(normaliser.normalize_reward(rewards.numpy()), dtype=rewards.dtype)
+    return to_tensor(normaliser.normalize_reward(rewards.numpy()), CPU, rewards.dtype)
 
 
 # Files

@@ -5,27 +5,33 @@ Axis letters: B environments that act at the same time, U numbers of noise.
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
 import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from rltransformers.core.action_masks import ACTION_MASK
+from rltransformers.core.action_masks import ACTION_MASK, mask_space
 from rltransformers.core.checkpoint import contents_of
 from rltransformers.core.device import to_tensor
-from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.errors import CheckpointError, ConfigError, DataError
+from rltransformers.core.guard import check_observations
+from rltransformers.core.members import finite, numbers
+from rltransformers.core.ranges import Count, PositiveNumber, check
 from rltransformers.core.spaces import leaf_spaces, space_from_json
-from rltransformers.export.reading import Arrays, read_step
+from rltransformers.export.reading import Arrays, StepFile, read_step
+from rltransformers.policies.action_heads import as_arrays
 from rltransformers.policies.decision import ActingState, Decider
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, with_reward
 from rltransformers.policies.noise import Noise, NoiseType, noise_of
 from rltransformers.policies.observations import check_state
-from rltransformers.policies.shipping import Scaling
-from rltransformers.policies.steps import leaf_name
+from rltransformers.policies.output import OF_ACTIONS, OF_LEAVES, Kinds
+from rltransformers.policies.shipping import Scaling, longest_episode
+from rltransformers.policies.steps import leaf_name, leaves_of
 from rltransformers.training.target_returns import finite_targets
 
 Space = gym.Space[Any]
@@ -41,6 +47,7 @@ class Stepping(Protocol):
     Attributes:
         takes_masks: whether the leaf ``action_mask`` of ``step`` keeps it to allowed actions.
         needs_masks: whether there has to be such a leaf.
+        longest_episode: steps of an episode that positions of the policy reach; None where they know no end.
     """
 
     observation_space: Space
@@ -48,6 +55,7 @@ class Stepping(Protocol):
     takes_masks: bool
     needs_masks: bool
     noise: Sequence[Noise]
+    longest_episode: int | None
     noise_type: NoiseType
 
     def normalizes(self) -> bool:
@@ -75,11 +83,30 @@ class Stepping(Protocol):
             noise: [B, U]; None takes the most likely action.
         """
 
+    def decide(
+        self, leaves: Leaves, state: Any, start: Bools, rewards: NDArray[np.float64], noise: NDArray[Any] | None
+    ) -> tuple[Kinds, Any]:
+        """``step`` with all fields of ``PolicyOutput``, by leaf [B, ...]."""
+
 
 Rewards = NDArray[np.float64]
-Scalings = Callable[[], tuple[dict[str, Scaling], Scaling | None]]
-"""Functions of today's ``VecNormalize``: of observation leaves by path, and of the reward."""
 NO_TARGET = "this policy is asked for no return; leave target_return out"
+
+
+class Scalings:
+    """What ``VecNormalize`` does to observation leaves, by path, and to the reward: that of an agent as it is now.
+
+    A copy, pickled or not, leaves the agent behind and holds what it did when it was copied.
+    """
+
+    def __init__(self, agent: Any = None, values: tuple[dict[str, Scaling], Scaling | None] = ({}, None)) -> None:
+        self._agent, self._values = agent, values
+
+    def __call__(self) -> tuple[dict[str, Scaling], Scaling | None]:
+        return self._values if self._agent is None else self._agent.scalings()
+
+    def __reduce__(self) -> Any:
+        return Scalings, (None, self())
 
 
 class PolicySteps(Stepping):
@@ -91,6 +118,7 @@ class PolicySteps(Stepping):
         self.observation_space, self.action_space = policy.tree, policy.action_space
         self.takes_masks = self.needs_masks = policy.masks
         self.noise = noise_of(policy.action_head)
+        self.longest_episode = longest_episode(policy.actor.backbone, 1)
         self._policy, self._scalings = policy, scalings
 
     def normalizes(self) -> bool:
@@ -108,6 +136,18 @@ class PolicySteps(Stepping):
     def step(
         self, leaves: Leaves, state: PolicyState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None
     ) -> tuple[Leaves, PolicyState]:
+        actions, _, _, state = self._policy.step(*self._inputs(leaves, state, start, rewards, noise))
+        return self._policy.executed(actions), state
+
+    def decide(
+        self, leaves: Leaves, state: PolicyState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None
+    ) -> tuple[Kinds, PolicyState]:
+        fields, state = self._policy.decide(*self._inputs(leaves, state, start, rewards, noise))
+        return as_numbers(fields) | {"action": self._policy.executed(fields["action"])}, state
+
+    def _inputs(
+        self, leaves: Leaves, state: PolicyState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None
+    ) -> tuple[dict[str, Tensor], PolicyState, Tensor, Tensor | None]:
         policy = self._policy
         policy.end_training_mode()
         scaled, scaled_reward = self._scalings()
@@ -116,13 +156,8 @@ class PolicySteps(Stepping):
             given = rewards if scaled_reward is None else scaled_reward(rewards)
             state = with_reward(state, np.where(start, 0.0, given))
         device = state.previous_reward.device
-        actions, _, _, state = policy.step(
-            policy.leaves_to_tensors(leaves),
-            state,
-            torch.as_tensor(start, device=device),
-            None if noise is None else to_tensor(noise, device),
-        )
-        return policy.executed(actions), state
+        drawn = None if noise is None else to_tensor(noise, device)
+        return policy.leaves_to_tensors(leaves), state, to_tensor(start, device), drawn
 
 
 class DecisionSteps(Stepping):
@@ -130,18 +165,14 @@ class DecisionSteps(Stepping):
 
     noise_type = np.float64
 
-    def __init__(
-        self,
-        decider: Decider,
-        act: Callable[..., tuple[Leaves, ActingState]],
-        spaces: tuple[Space, Space],
-        target_return: Any,
-    ) -> None:
+    def __init__(self, decider: Decider, spaces: tuple[Space, Space], target_return: Any) -> None:
         self.observation_space, self.action_space = spaces
         self.needs_masks = decider.policy.masks
         self.takes_masks = self.needs_masks or ACTION_MASK not in leaf_spaces(spaces[0])
         self.noise = noise_of(decider.policy.head)
-        self._decider, self._act, self._target = decider, act, target_return
+        self._decider, self._target = decider, target_return
+        backbone, group = decider.policy.backbone, decider.policy.tokens_per_step
+        self.longest_episode = longest_episode(backbone, group, whole=decider.mode == "banded")
         if target_return is not None:
             self._targets(np.size(target_return))
 
@@ -165,7 +196,61 @@ class DecisionSteps(Stepping):
     def step(
         self, leaves: Leaves, state: ActingState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None
     ) -> tuple[Leaves, ActingState]:
-        return self._act(self._decider, leaves, state, start, rewards, self._targets(len(start)), noise)
+        return act_on_arrays(
+            self._decider, self.action_space, leaves, state, start, rewards, self._targets(len(start)), noise
+        )
+
+    def decide(
+        self, leaves: Leaves, state: ActingState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None
+    ) -> tuple[Kinds, ActingState]:
+        decider, policy = self._decider, self._decider.policy
+        observations, inputs = decision_inputs(decider, leaves, start, rewards, self._targets(len(start)), noise)
+        with torch.inference_mode():
+            decider.check_places(state, inputs["start"])
+            tables = policy.tables.current()
+            actions, outputs, state = decider.decide(observations, state, tables=tables, **inputs)
+            fields = policy.fields(observations, outputs, actions)
+        return as_numbers(fields) | {"action": as_arrays(actions, leaf_spaces(self.action_space))}, state
+
+
+def decision_inputs(
+    decider: Decider, leaves: Mapping[str, Any], start: Bools, reward: Any, target_return: Any, noise: Any
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Observations and the keywords of ``Decider.act`` as tensors; one copy to the device per leaf."""
+    device = decider.policy.head.linear.weight.device
+    inputs = {
+        "start": to_tensor(start, device),
+        "reward": to_tensor(reward, device, torch.float64),
+        "target_return": to_tensor(target_return, device, torch.float64),
+        "noise": None if noise is None else to_tensor(noise, device),
+    }
+    return {path: to_tensor(value, device) for path, value in leaves.items()}, inputs
+
+
+def act_on_arrays(
+    decider: Decider,
+    action_space: Space,
+    leaves: Mapping[str, Any],
+    state: ActingState,
+    start: Bools,
+    reward: Any,
+    target_return: Any,
+    noise: Any,
+    overwrites: bool = False,
+) -> tuple[Leaves, ActingState]:
+    """``Decider.act`` on numpy arrays; one copy to the device per leaf, one back.
+
+    Raises:
+        DataError: for actions of a Box that are not finite.
+    """
+    observations, inputs = decision_inputs(decider, leaves, start, reward, target_return, noise)
+    actions, state = decider.act(observations, state, **inputs, overwrites=overwrites)
+    return as_arrays(actions, leaf_spaces(action_space)), state
+
+
+def as_numbers(fields: Mapping[str, Mapping[str, Tensor]]) -> Kinds:
+    """Fields of ``PolicyOutput`` by leaf as arrays."""
+    return {kind: {path: value.cpu().numpy() for path, value in leaves.items()} for kind, leaves in fields.items()}
 
 
 class FileState(NamedTuple):
@@ -200,26 +285,36 @@ class FileSteps(Stepping):
 
     def __init__(self, path: str | os.PathLike[str], target_return: Any = None) -> None:
         self._file = read_step(path)
+        inputs = self._file.inputs
         with contents_of(path, "policy"):
             facts = self._facts = _facts(self._file.metadata)
-            inputs = self._file.inputs
+            self.observation_space, self.action_space = facts.spaces
             self._observed = {path: leaf_name("observation", path) for path in leaf_spaces(facts.spaces[0])}
             if facts.action_mask is not None:
                 self._observed[ACTION_MASK] = facts.action_mask
             self._acted = {path: leaf_name("action", path) for path in leaf_spaces(facts.spaces[1])}
             self._first = "start" if "start" in inputs else "first"
-            _ = [inputs[name] for name in (self._first, *self._observed.values())]
+            _check_tensors(self._file, facts, self._observed)
             self.noise_type = np.float64 if inputs.get("noise", {}).get("dtype") == "float64" else np.float32
-            self.begin(self._file.batch or 1)
-        self.observation_space, self.action_space = facts.spaces
-        self.takes_masks = self.needs_masks = facts.action_mask is not None
-        self.noise = facts.noise
-        if target_return is not None and "target_return" not in inputs:
-            raise ConfigError(NO_TARGET)
-        best = None if facts.predicts_return else facts.best_return
-        self._target = best if target_return is None else target_return
-        if self._target is not None:
-            self._targets(np.size(self._target))
+            self.takes_masks = self.needs_masks = facts.action_mask is not None
+            self.noise, self.longest_episode = facts.noise, facts.longest
+            self._target = None if facts.predicts_return else facts.best_return
+            self._try()
+        if target_return is not None:
+            if "target_return" not in inputs:
+                raise ConfigError(NO_TARGET)
+            self._target = target_return
+            self._targets(np.size(target_return))
+
+    def _try(self) -> None:
+        """Take a step from zeros, which an edited description may not survive."""
+        rows = self._file.batch or 1
+        kinds = {path: self._file.inputs[name] for path, name in self._observed.items()}
+        leaves = {path: self._file.filled(kind, rows, path == ACTION_MASK) for path, kind in kinds.items()}
+        for path, leaf in leaf_spaces(self.observation_space).items():
+            leaves[path] += np.asarray(getattr(leaf, "start", 0), leaves[path].dtype)
+        fields, _ = self.decide(leaves, self.begin(rows), np.ones(rows, bool), np.zeros(rows), None)
+        check_observations(leaf_spaces(self.action_space), fields["action"], "action")
 
     def _targets(self, rows: int) -> NDArray[np.float64]:
         if self._target is None:
@@ -262,7 +357,13 @@ class FileSteps(Stepping):
     def step(
         self, leaves: Leaves, state: FileState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None
     ) -> tuple[Leaves, FileState]:
-        """Actions of one step, and the state after it.
+        fields, after = self.decide(leaves, state, start, rewards, noise)
+        return fields["action"], after
+
+    def decide(
+        self, leaves: Leaves, state: FileState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None
+    ) -> tuple[Kinds, FileState]:
+        """Fields of one step by leaf, and the state after it.
 
         Raises:
             DataError: when an episode is longer than the positions of the policy reach.
@@ -284,20 +385,71 @@ class FileSteps(Stepping):
         if "target_return" in kinds:
             values["target_return"] = self._targets(rows)
         inputs = {name: self._file.filled(kind, rows, values[name]) for name, kind in kinds.items()}
+        outputs: Any  # arrays, which leaves_of takes as it takes tensors
         outputs, tensors = self._file.run(inputs, state.tensors)
-        return {path: outputs[name] for path, name in self._acted.items()}, FileState(tensors, age)
+        return {kind: leaves_of(kind, outputs) for kind in (*OF_LEAVES, *OF_ACTIONS)}, FileState(tensors, age)
 
 
-def _facts(metadata: Any) -> _Facts:
-    observed, acted = (space_from_json(json.dumps(metadata[f"{kind}_space"])) for kind in ("observation", "action"))
+class _NoiseKind(TypedDict):
+    """Noise of a leaf in the description of a file."""
+
+    of: str
+    numbers: Count
+    distribution: Literal["normal", "uniform"]
+
+
+def _facts(metadata: Mapping[str, Any]) -> _Facts:
+    with np.errstate(over="ignore"):  # of bounds that an edit moved beyond their type
+        observed, acted = (space_from_json(json.dumps(metadata[f"{kind}_space"])) for kind in ("observation", "action"))
+
+    def fact(name: str, kind: Any, *default: Any) -> Any:
+        return check(metadata.get(name, *default) if default else metadata[name], kind, name)
+
+    initial = {name: _initial(name, value) for name, value in fact("initial_state", dict[str, Any]).items()}
     return _Facts(
-        agent=str(metadata["agent"]),
+        agent=fact("agent", str),
         spaces=(observed, acted),
-        action_mask=metadata.get("action_mask"),
-        noise=[Noise(int(each["numbers"]), each["distribution"] == "normal") for each in metadata["noise"]],
-        initial=dict(metadata["initial_state"]),
-        longest=metadata["longest_episode"],
-        best_return=metadata.get("best_return"),
-        predicts_return=bool(metadata.get("predicts_return")),
-        return_scale=float(metadata.get("return_scale", 1.0)),
+        action_mask=fact("action_mask", str | None, None),
+        noise=[Noise(each["numbers"], each["distribution"] == "normal") for each in fact("noise", list[_NoiseKind])],
+        initial=initial,
+        longest=fact("longest_episode", Count | None),
+        best_return=fact("best_return", float | None, None),
+        predicts_return=fact("predicts_return", bool, False),
+        return_scale=fact("return_scale", PositiveNumber, 1.0),
     )
+
+
+def _initial(name: str, value: Any) -> Any:
+    if not finite(numbers(value)).all():
+        raise DataError(f"initial_state.{name} is not finite")
+    return value
+
+
+def _check_tensors(file: StepFile, facts: _Facts, observed: Mapping[str, str]) -> None:
+    """Raise CheckpointError unless a file takes and gives what its spaces, its noise and its initial state say."""
+    leaves = ({ACTION_MASK: mask_space(facts.spaces[1])} if facts.action_mask else {}) | leaf_spaces(facts.spaces[0])
+    inputs: dict[str, Any] = {name: (str(leaves[path].dtype), leaves[path].shape) for path, name in observed.items()}
+    inputs |= dict.fromkeys(("first" if "first" in file.inputs else "start", "greedy"), ("bool", ()))
+    inputs |= dict.fromkeys(("reward", "target_return"), ("float", ()))
+    inputs["noise"] = "float", (sum(each.numbers for each in facts.noise),)
+    outputs = {
+        leaf_name("action", path): (str(leaf.dtype), leaf.shape) for path, leaf in leaf_spaces(facts.spaces[1]).items()
+    }
+    optional = {"greedy", "reward", "target_return", "noise"}
+    for due, tensors in ((inputs, file.inputs), (outputs, file.outputs)):
+        for name in [*due, *(tensors if due is inputs else ())]:
+            kind, wanted = tensors.get(name), due.get(name)
+            if kind is None and name in optional:
+                continue
+            if (
+                kind is None
+                or wanted is None
+                or not (kind["dtype"].startswith(wanted[0]) and tuple(kind["shape"][1:]) == wanted[1])
+            ):
+                raise CheckpointError(f"{name!r} is {kind} in the file, where its spaces and noise say {wanted}")
+    if set(facts.initial) != set(file.state):
+        raise CheckpointError(f"initial_state is of {sorted(facts.initial)}, the state of {sorted(file.state)}")
+    if "noise" not in file.inputs and facts.noise:
+        raise CheckpointError("it describes noise and takes none")
+    if "return_to_go" in file.state and len(file.state["return_to_go"]["shape"]) != 1:
+        raise CheckpointError("return_to_go of the state is not one number for each environment")

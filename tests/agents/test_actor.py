@@ -386,6 +386,7 @@ def test_a_file_for_one_environment_says_so_and_long_episodes_are_refused(tmp_pa
     actor.reset()
     with pytest.raises(ConfigError, match=r"for 1 environments, got 2; export\(path, batch=None\)"):
         actor(np.zeros((2, 4)))
+    assert actor.longest_episode == model.actor().longest_episode == 200
     with pytest.raises(DataError, match="longer than the 200 steps"):
         for _ in range(201):
             actor(np.zeros(4))

@@ -99,28 +99,27 @@ def test_a_policy_with_memory_acts_in_a_file_as_predict_does(kinds: str, greedy:
     step = ActorCriticInFile(model.policy).eval()
     examples, state = step.examples(2)
     observation.seed(1)
-    memory, drawn = None, torch.Generator().manual_seed(7)
-    with model.predicting_from(7):
-        for time in range(8):
-            rows = [observation.sample() for _ in range(2)]
-            first = np.array([time == 0, time in (0, 3)])
-            reward = np.array([time, -1.0], np.float32)
-            given = stack_members(observation, rows)
-            actions, memory = model.predict(given, memory, first, greedy, reward)
-            noise = torch.zeros(2, model.policy.action_head.draws)
-            noise = noise if greedy else model.policy.action_head.draw(2, drawn)
-            outputs, state = take(
-                step,
-                {
-                    **as_inputs(observation, rows, examples),
-                    "first": torch.from_numpy(first),
-                    "reward": torch.from_numpy(reward),
-                    "greedy": torch.full((2,), greedy),
-                    "noise": noise,
-                },
-                state,
-            )
-            assert_same_actions(action, outputs, actions)
+    memory, (drawn, sampling) = None, (torch.Generator().manual_seed(7) for _ in range(2))
+    for time in range(8):
+        rows = [observation.sample() for _ in range(2)]
+        first = np.array([time == 0, time in (0, 3)])
+        reward = np.array([time, -1.0], np.float32)
+        given = stack_members(observation, rows)
+        actions, memory = model.policy.predict(given, memory, first, greedy, reward, sampling)
+        noise = torch.zeros(2, model.policy.action_head.draws)
+        noise = noise if greedy else model.policy.action_head.draw(2, drawn)
+        outputs, state = take(
+            step,
+            {
+                **as_inputs(observation, rows, examples),
+                "first": torch.from_numpy(first),
+                "reward": torch.from_numpy(reward),
+                "greedy": torch.full((2,), greedy),
+                "noise": noise,
+            },
+            state,
+        )
+        assert_same_actions(action, outputs, actions)
 
 
 @pytest.mark.parametrize("kinds", SPACES)
