@@ -41,7 +41,7 @@ from rltransformers.core.spaces import (
 from rltransformers.data.rollout import Leaves, action_layout, observation_layout
 from rltransformers.functional.context import EVERY, Context
 from rltransformers.memory.interface import Cached
-from rltransformers.policies.action_heads import ActionHead, as_arrays
+from rltransformers.policies.action_heads import ActionHead, as_arrays, with_units
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.noise import draw_noise, noise_of
@@ -369,7 +369,7 @@ class MemoryPolicy(BasePolicy):
             self.set_training_mode(False)
 
     def executed(self, actions: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-        """Leaves of actions [B, ...] as the environments take them: copies, Boxes clipped.
+        """Leaves of actions [B, ...] as the environments take them: copies, Boxes in their units and clipped.
 
         Raises:
             DataError: for a Box that holds no finite numbers.
@@ -531,7 +531,7 @@ class MemoryPolicy(BasePolicy):
             policy.complete()
             if (step := check(stored["popart"], Fraction | None, "settings.popart")) is not None:
                 policy.normalise_values(step)
-            restore_weights(policy, weights)
+            restore_weights(policy, with_units(check(weights, Mapping[str, Any], "policy"), policy))
             policy.set_training_mode(False)
         return cast(Self, policy.to(place))
 
@@ -629,7 +629,7 @@ class TokenBackbone(nn.Module):
 
 
 def _action_encoder(action_space: Space, width: int) -> ObservationEncoder:
-    """An encoder of sampled actions; those of a Box may lie outside it, so that its bounds say nothing."""
+    """An encoder of sampled actions; those of a Box are in units of the head, in which its bounds say nothing."""
     leaves: dict[str, Space] = {
         path: spaces.Box(-np.inf, np.inf, leaf.shape) if isinstance(leaf, spaces.Box) else leaf
         for path, leaf in leaf_spaces(action_space).items()
