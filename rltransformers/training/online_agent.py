@@ -90,7 +90,7 @@ from rltransformers.training.online_checkpoint import (
 )
 from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
 from rltransformers.training.run_card import write_run_card
-from rltransformers.training.schedules import as_schedule, is_line, plain_schedule
+from rltransformers.training.schedules import as_schedule, is_line, plain_schedule, warn_of_jumps
 from rltransformers.training.stepping import PolicySteps
 from rltransformers.training.unwritten_metrics import UnwrittenMetrics
 from rltransformers.training.vec_envs import as_vec_env, check_trained_spaces
@@ -385,6 +385,7 @@ class OnlineAgent(BaseAlgorithm):
         self, total_timesteps: int, callback: MaybeCallback = None, reset_num_timesteps: bool = True, *rest: Any
     ) -> tuple[int, BaseCallback]:
         check_callback(callback)
+        before = self._current_progress_remaining
         self._settings()  # an agent that cannot be saved is refused before it has learned
         if reset_num_timesteps:
             self._metrics = UnwrittenMetrics()
@@ -401,6 +402,9 @@ class OnlineAgent(BaseAlgorithm):
             raise named_fault(self.env, error, "in step 0") from error
         if self._vec_normalize_env is not None:
             check_evaluation_env(result[1], cast(VecEnv, self.env))
+        if not reset_num_timesteps and self.num_timesteps and self.world.leads:
+            values = {name: getattr(self, name) for name in self.scheduled}
+            warn_of_jumps(values, before, 1.0 - self.num_timesteps / self._total_timesteps)
         self._metrics.hand_to(self.logger)
         if not self._custom_logger and self.num_timesteps == 0:
             write_run_card(self.logger, {"agent": self.kind, "n_envs": self.all_envs} | self._settings())
