@@ -318,7 +318,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             head.follow(batch.returns[batch.counts])
 
     def _weight(self, name: str) -> float:
-        """A bonus at this point of the run, whatever it is given as by now: number, dictionary, function."""
+        """A scheduled setting at this point of the run, whatever it is by now: number, dictionary, function."""
         return as_schedule(getattr(self, name), name)(self._current_progress_remaining)
 
     def _descend(self, loss: Tensor) -> None:
