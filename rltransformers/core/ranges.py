@@ -48,8 +48,8 @@ Result = TypeVar("Result")
 def check(value: Any, annotation: Any, name: str) -> Any:
     """``value`` if it has the type and lies in the range that ``annotation`` says.
 
-    Numpy numbers become Python's, whole numbers become int or float as the annotation says, and texts that name a member of
-    an enumeration become it, also inside lists and mappings: a setting given as 1 and as 1.0 is the same one.
+    Numpy numbers become Python's, whole numbers int or float as the annotation says, and texts that name a member of an
+    enumeration become it, also inside lists and mappings: a setting given as 1 and as 1.0 is the same one.
 
     Args:
         annotation: int, float, bool, str, None, a Literal, a StrEnum, a class, type[...], Callable, Any; unions,

@@ -45,8 +45,8 @@ Units = Sequence[Sequence[float]]
 class BoxAction(nn.Module):
     """A Box leaf in head units, in which its bounds are -1 and 1.
 
-    Components with an open side keep the units of the environment, unless ``units`` has others for them, and a component
-    of a single value is 0. Actions of a Box of integers are rounded to the nearest.
+    Components with an open side keep the units of the environment, unless ``units`` has others for them; one of a
+    single value is 0. Actions of a Box of integers are rounded to the nearest.
 
     Args:
         units: centre and scale of every component, for those with an open side; None leaves these as they are.
@@ -631,7 +631,7 @@ class ActionHead(nn.Module):
 
 
 def with_units(weights: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
-    """Weights of ``module``; those of a file without units are older than these: of actions as environments scale them."""
+    """Weights of ``module`` from a file; of one older than units, in which actions are as environments scale them."""
     raw: dict[str, Any] = {}
     for name, leaf in module.named_modules():
         if isinstance(leaf, GaussianAction):

@@ -34,9 +34,8 @@ def in_present_layout(tensors: dict[str, Any], policy: GTrXLPolicy) -> dict[str,
 
     Then weights had other names, the moments of ``log_std`` came first, and actions were one tensor: classes counted
     from 0, bits and flattened Boxes as float32; observed integers of 16 and 32 bits had 64. Before that
-    memories of acting were no rings. Later than that a learning rate could end below 0, which counts as 0, and actions of
-    a Box were in the units of the environment.
-    Tensors of today are returned as they are.
+    memories of acting were no rings. Later than that a learning rate could end below 0, which counts as 0, and actions
+    of a Box were in the units of the environment. Tensors of today are returned as they are.
     """
     acting, optimizer = _in_rings(tensors["acting"], policy), _from_zero(tensors["optimizer"])
     tensors = tensors | {"acting": acting, "optimizer": optimizer}

@@ -784,8 +784,8 @@ class OnlineAgent(BaseAlgorithm):
             )
         if "popart" in overrides and (overrides["popart"] is None) is not (stored.settings.get("popart") is None):
             raise ConfigError(
-                f"popart was {stored.settings.get('popart')} when the agent was made: its value head follows the returns "
-                "or not, and load cannot change that, only the step with which one follows; leave popart out"
+                f"popart was {stored.settings.get('popart')} when the agent was made: whether its value head follows "
+                "the returns is settled, and load changes only the step of one that does; leave popart out"
             )
         if overrides.get("policy_kwargs") is not None:
             check_same_network(stored.settings.get("policy_kwargs") or {}, overrides["policy_kwargs"])

@@ -1,7 +1,7 @@
 """Actions of a Box, whatever its bounds: agents act and learn in units where these are -1 and 1."""
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -50,7 +50,7 @@ def trained(kind: Any, space: gym.Space[Any]) -> tuple[Any, NDArray[np.float64]]
     env = DummyVecEnv([partial(Logged, SEEN, space)] * 2)
     log: list[NDArray[Any]] = []
     for each in env.envs:
-        each.unwrapped.log = log
+        cast(Logged, each.unwrapped).log = log
     model = kind("GTrXLPolicy", env, n_steps=8, n_epochs=2, policy_kwargs=POLICY, seed=0, device="cpu").learn(48)
     return model, np.stack(log)
 

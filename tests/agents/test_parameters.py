@@ -196,7 +196,7 @@ def test_another_learning_rate_holds_from_the_next_update_on(name: str, by: str,
 
 
 def test_scheduled_settings_of_ppo_may_be_set_to_numbers() -> None:
-    model = MAKERS["ppo"]()
+    model: Any = MAKERS["ppo"]()
     model.clip_range, model.clip_range_vf = 0.3, {"start": 0.4, "end": 0.4}
     model.learn(32, reset_num_timesteps=False)
     assert model.logger.name_to_value["train/clip_range"] == 0.3
@@ -215,7 +215,7 @@ def test_a_decision_transformer_takes_on_loading_what_does_not_change_its_networ
         ({"batch_size": 0}, "batch_size must be"),
     ):
         with pytest.raises(ConfigError, match=message):
-            load(tmp_path / "agent.zip", **words)  # type: ignore[arg-type]
+            load(tmp_path / "agent.zip", **words)
 
 
 @pytest.mark.parametrize(("stored", "given"), [(None, 0.01), (0.01, None)])
@@ -228,4 +228,4 @@ def test_popart_of_a_file_cannot_be_switched_on_or_off(
     with pytest.raises(ConfigError, match=f"popart was {stored} when the agent was made"):
         GTrXLPPO.load(tmp_path / "agent.zip", popart=given)
     if stored is not None:
-        assert GTrXLPPO.load(tmp_path / "agent.zip", popart=0.5).policy.value_net.step == 0.5  # type: ignore[union-attr]
+        assert GTrXLPPO.load(tmp_path / "agent.zip", popart=0.5).policy.value_net.step == 0.5

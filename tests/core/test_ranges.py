@@ -74,9 +74,7 @@ class Ramp(TypedDict):
         (bool | float, True, True),
     ],
 )
-def test_whole_numbers_become_those_of_python_that_are_asked_for(
-    annotation: Any, given: Any, expected: Any
-) -> None:
+def test_whole_numbers_become_those_of_python_that_are_asked_for(annotation: Any, given: Any, expected: Any) -> None:
     # repr tells 1 from 1.0 and True, which are equal
     assert repr(check(given, annotation, "x")) == repr(expected)
 

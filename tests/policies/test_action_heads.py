@@ -187,9 +187,6 @@ def test_components_without_bounds_have_the_units_they_are_given_and_fixed_ones_
     assert leaf.decode(-3.0 * output).tolist()[1] == 75.0 and leaf.decode(4.0 * output).tolist()[1] == 50.0
 
 
-np.inf = np.inf
-
-
 @pytest.mark.parametrize(
     ("low", "high", "of_zero", "of_one"),
     [

@@ -49,7 +49,11 @@ class Stop(BaseCallback):
     [
         (GTrXLPPO, {"learning_rate": FALLS}, ["learning_rate from 0 to 0.0005"]),
         (GTrXLPPO, {"learning_rate": lambda left: 1e-3 * left**2}, ["learning_rate from 0 to 0.00025"]),
-        (GTrXLPPO, {"clip_range": FALLS, "ent_coef": {"start": 0, "end": 1}}, ["clip_range from", "ent_coef from 1 to 0.5"]),
+        (
+            GTrXLPPO,
+            {"clip_range": FALLS, "ent_coef": {"start": 0, "end": 1}},
+            ["clip_range from", "ent_coef from 1 to 0.5"],
+        ),
         (GTrXLPPO, {"learning_rate": FALLS | {"fraction": 0.25}}, []),
         (GTrXLPPO, {}, []),
         (GTrXLVMPO, {"learning_rate": FALLS}, ["learning_rate from 0 to 0.0005"]),
