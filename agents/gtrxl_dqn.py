@@ -75,7 +75,8 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         segment_length: steps of a segment, all of which are learned from.
         burn_in: steps before a segment that are encoded to make its memory. None: as many as the layers look
             back together, which makes the memory exact; a backbone that remembers more than a window needs a number. As
-            many steps as the longest episode has are exact for every backbone; fewer are the burn-in of R2D2.
+            many steps as the longest episode has are exact for every backbone; fewer are the burn-in of R2D2, before
+            which the memory is zeros.
         train_freq: steps of every environment between two rounds of updates.
         gradient_steps: updates in a round.
         target_update_interval: updates between two moves of the target network.

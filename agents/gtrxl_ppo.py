@@ -205,10 +205,9 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         return with_auxiliary(ppo_loss(now, batch, self._loss_weights()), now)
 
     def _loss_weights(self) -> PPOWeights:
-        progress = self._current_progress_remaining
         return PPOWeights(
-            clip_range=self.clip_range(progress),
-            clip_range_vf=None if self.clip_range_vf is None else self.clip_range_vf(progress),
+            clip_range=self._weight("clip_range"),
+            clip_range_vf=None if self.clip_range_vf is None else self._weight("clip_range_vf"),
             ent_coef=self._weight("ent_coef"),
             vf_coef=self.vf_coef * self.policy.value_units,
             barrier_coef=self._weight("barrier_coef"),

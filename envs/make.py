@@ -73,7 +73,7 @@ def make_vec_env(
         MissingExtraError: when the package behind the id, or EnvPool, is not installed.
     """
     options = _checked(env_kwargs, wrappers)
-    check(seed, Seed | None, "seed")
+    seed = check(seed, Seed | None, "seed")
     check(processes, Processes, "processes")
     check(monitor, bool, "monitor")
     venv: VecEnv

@@ -23,11 +23,11 @@ def longest_allowed(longest_episode: int | None, spec: EnvSpec | None) -> int:
     Raises:
         ConfigError: for what is no whole number of at least 1.
     """
-    check(longest_episode, Count | None, "longest_episode")
+    longest_episode = check(longest_episode, Count | None, "longest_episode")
     if longest_episode is None:
         limit = None if spec is None else spec.max_episode_steps
         return max(LONGEST_EPISODE, limit or 0)
-    return longest_episode
+    return int(longest_episode)
 
 
 def endless_episode(name: str | None, index: int, steps: int) -> DataError:

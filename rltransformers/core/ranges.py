@@ -1,7 +1,7 @@
 """Types and ranges of settings, written once as annotations and checked where a value is given.
 
 ``Annotated[int, Ge(1)]`` says both what a reader should know and what ``check`` enforces; the short names below cover
-most settings. Numbers are always finite, and a boolean is never a number.
+most settings. Numbers are always finite, a boolean is never a number, and 1e5 is a whole one.
 """
 
 import functools
@@ -48,8 +48,8 @@ Result = TypeVar("Result")
 def check(value: Any, annotation: Any, name: str) -> Any:
     """``value`` if it has the type and lies in the range that ``annotation`` says.
 
-    Numpy numbers become Python's, whole numbers that stand for fractions become floats, and texts that name a member of
-    an enumeration become it, also inside lists and mappings: a setting given as 1 and as 1.0 is the same one.
+    Numpy numbers become Python's, whole numbers int or float as the annotation says, and texts that name a member of an
+    enumeration become it, also inside lists and mappings: a setting given as 1 and as 1.0 is the same one.
 
     Args:
         annotation: int, float, bool, str, None, a Literal, a StrEnum, a class, type[...], Callable, Any; unions,
@@ -180,7 +180,9 @@ def fits(value: Any, annotation: Any) -> bool:
     if annotation is bool:
         return isinstance(value, bool)
     if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return (isinstance(value, int) and not isinstance(value, bool)) or (
+            isinstance(value, float) and value.is_integer()
+        )
     if annotation is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if typing.is_typeddict(annotation):
@@ -246,11 +248,11 @@ def _converted(value: Any, annotation: Any) -> Any:
     origin, parts = get_origin(annotation), get_args(annotation)
     if is_union(annotation):
         fitting = [part for part in parts if fits(value, part)]
-        whole = type(value) is int and any(_is_whole(part) for part in fitting)
-        return value if whole else _converted(value, fitting[0])
+        same = [part for part in fitting if type(value) in (part, *get_args(part)[:1])]
+        return _converted(value, (same or fitting)[0])
     if origin is Annotated:
         return _converted(value, parts[0])
-    if annotation is float or is_enumeration(annotation):
+    if annotation in (int, float) or is_enumeration(annotation):
         return annotation(value)
     if typing.is_typeddict(annotation):
         hints = typing.get_type_hints(annotation, include_extras=True)
@@ -263,10 +265,6 @@ def _converted(value: Any, annotation: Any) -> Any:
         each = parts if one_by_one else [parts[0]] * len(value)
         return type(value)(_converted(item, part) for item, part in zip(value, each, strict=True))
     return value
-
-
-def _is_whole(annotation: Any) -> bool:
-    return annotation is int or (get_origin(annotation) is Annotated and get_args(annotation)[0] is int)
 
 
 def _record(annotation: Any) -> Any:

@@ -115,7 +115,7 @@ def load_trajectories(
     """
     if isinstance(dataset, os.PathLike):
         dataset = os.fspath(dataset)
-    check(time_limit, Count | None, "time_limit")
+    time_limit = check(time_limit, Count | None, "time_limit")
     options: dict[str, Any] = {"name": name, "time_limit": time_limit}
     options |= {"observation_space": observation_space, "action_space": action_space}
     splitting: dict[str, Any] = {"split_on_discontinuity": split_on_discontinuity}

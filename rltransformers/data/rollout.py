@@ -44,7 +44,7 @@ class Segment:
     """
 
     observations: Leaves  # [E, T, leaf shape]
-    actions: Leaves  # [E, T, leaf shape], those of a Box before they were clipped
+    actions: Leaves  # [E, T, leaf shape], those of a Box in units of the head, not clipped
     rewards: Tensor  # [E, T], as the environment gave them
     first: Tensor  # bool [E, T]
     counts: Tensor  # bool [E, T]
@@ -228,7 +228,7 @@ def observation_layout(space: Space | Mapping[str, Space]) -> Layout:
 
 
 def action_layout(space: Space) -> Layout:
-    """Of one sampled action: ``stored_dtype``, but float32 for any Box, whose samples are neither clipped nor cast."""
+    """Of one sampled action: ``stored_dtype``, but float32 for any Box, whose samples are in units of the head."""
     return {
         path: (tuple(leaf.shape or ()), torch.float32 if isinstance(leaf, spaces.Box) else _torch_type(leaf))
         for path, leaf in leaf_spaces(space).items()

@@ -79,7 +79,7 @@ class ContextSampler:
         device: torch.device | str = "cpu",
     ) -> None:
         longest = int(trajectories.lengths.max())
-        check(context_length, Count, "context_length")
+        context_length = check(context_length, Count, "context_length")
         if whole_episodes and context_length < longest:
             raise ConfigError(
                 f"whole_episodes needs context_length >= {longest}, the longest episode, got {context_length}; "

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.core.guard import check_actions
+from rltransformers.core.ranges import LARGEST
 from rltransformers.core.spaces import box_bounds, check_supported, check_width, leaf_spaces
 from rltransformers.core.spec import Choice
 from rltransformers.functional.divergences import (
@@ -41,14 +42,15 @@ Units = Sequence[Sequence[float]]
 """Centres and scales of the components of a Box."""
 
 
-class ContinuousAction(nn.Module):
-    """A Box leaf: seen and predicted in units where the bounds are -1 and 1.
+class BoxAction(nn.Module):
+    """A Box leaf in head units, in which its bounds are -1 and 1.
 
-    What is predicted for a Box of integers is rounded to the nearest.
+    Components with an open side keep the units of the environment, unless ``units`` has others for them; one of a
+    single value is 0. Actions of a Box of integers are rounded to the nearest.
 
     Args:
-        width: of the tokens; None for no tokens.
         units: centre and scale of every component, for those with an open side; None leaves these as they are.
+        stored: whether the units are part of the saved weights, which mean nothing without them.
     """
 
     centre: Tensor
@@ -59,31 +61,37 @@ class ContinuousAction(nn.Module):
     countable = tied = False
     choices = 0
 
-    def __init__(self, space: spaces.Box, width: int | None, units: Units | None = None) -> None:
+    def __init__(self, space: spaces.Box, units: Units | None = None, stored: bool = False) -> None:
         super().__init__()
         low, high = (bound.reshape(-1) for bound in box_bounds(space))
-        closed = np.isfinite(low) & np.isfinite(high)
-        bounded = closed & (high > low)
-        centre, scale = np.zeros_like(low), np.ones_like(low)
+        closed = (np.abs(low) < LARGEST) & (np.abs(high) < LARGEST)  # float32 ends at 3.4e38
+        half = np.where(closed, high / 2 - low / 2, 0.0)
+        bounded = half >= np.finfo(np.float32).tiny
+        centre, scale = np.zeros_like(low), np.where(bounded, half, 1.0)
         if units is not None:
             centre[~closed], scale[~closed] = (np.asarray(each)[~closed] for each in units)
         centre[closed] = low[closed] / 2 + high[closed] / 2
-        scale[bounded] = high[bounded] / 2 - low[bounded] / 2
-        self.shape, self.outputs, self.draws = space.shape, len(low), 0
-        self.all_bounded, self.whole = bool(bounded.all()), holds_integers(space)
+        self.shape, self.components, self.whole = space.shape, len(low), holds_integers(space)
+        self.all_bounded = bool(bounded.all())
         low, high = (bound.reshape(-1) for bound in inner_bounds(space))  # what is executed lies in the Box
-        for name, values in {"centre": centre, "scale": scale, "low": low, "high": high}.items():
-            self.register_buffer(name, torch.as_tensor(values, dtype=torch.float32), persistent=False)
-        self.register_buffer("bounded", torch.as_tensor(bounded), persistent=False)
-        self.embedding = None if width is None else nn.Linear(len(low), width)
+        for name, values in {"centre": centre, "scale": scale}.items():
+            self.register_buffer(name, torch.as_tensor(values, dtype=torch.float32), persistent=stored)
+        for name, values in {"low": low, "high": high, "bounded": bounded}.items():
+            self.register_buffer(name, torch.as_tensor(values), persistent=False)
 
     def normalise(self, action: Tensor) -> Float[Tensor, "... A"]:
-        """The action in head units, flat; data outside the bounds lands outside [-1, 1]."""
+        """An action of the environment in head units, flat; data outside the bounds lands outside [-1, 1]."""
         return (_flat(action, self.shape).to(self.centre.dtype) - self.centre) / self.scale
 
     def recorded(self, action: Tensor) -> Float[Tensor, "... A"]:
-        """The action as a readout stores it, in head units."""
+        """An action of the environment as a readout stores it, in head units."""
         return self.normalise(action)
+
+    def inside(self, flat: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        """The action of the Box that is nearest to one in head units: [..., A] to [..., leaf shape]."""
+        action = torch.addcmul(self.centre, flat, self.scale)
+        action = action.round() if self.whole else action
+        return _shaped(action.clamp(self.low, self.high), self.shape)
 
     def mixed(self, output: Tensor, recorded: Tensor, share: Tensor) -> Tensor:
         """Not of this leaf, whose actions have no probabilities."""
@@ -92,6 +100,20 @@ class ContinuousAction(nn.Module):
     def masked(self, output: Tensor, allowed: Tensor) -> Tensor:
         """The output itself: numbers have no mask."""
         return output
+
+
+class ContinuousAction(BoxAction):
+    """A Box leaf of which one action is predicted, in head units; actions are those of the environment.
+
+    Args:
+        width: of the tokens; None for no tokens.
+        units: as for ``BoxAction``.
+    """
+
+    def __init__(self, space: spaces.Box, width: int | None, units: Units | None = None) -> None:
+        super().__init__(space, units)
+        self.outputs, self.draws = self.components, 0
+        self.embedding = None if width is None else nn.Linear(self.components, width)
 
     def squash(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "... A"]:
         """The predicted action in head units: tanh between two bounds, the output itself elsewhere."""
@@ -104,12 +126,6 @@ class ContinuousAction(nn.Module):
     def decode(self, output: Float[Tensor, "... A"], noise: Tensor | None = None) -> Tensor:
         """The executed action, inside the Box. The leaf is deterministic: ``noise`` (no draws) changes nothing."""
         return self.inside(self.squash(output))
-
-    def inside(self, flat: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
-        """The action of the Box that is nearest to one in head units: [..., A] to [..., leaf shape]."""
-        action = torch.addcmul(self.centre, flat, self.scale)
-        action = action.round() if self.whole else action
-        return _shaped(action.clamp(self.low, self.high), self.shape)
 
     def distribution(self, output: Tensor) -> dict[str, Tensor]:
         """Fields of ``PolicyOutput`` [..., leaf shape] in the units of the environment."""
@@ -133,8 +149,7 @@ class NormalAction(ContinuousAction):
 
     def __init__(self, space: spaces.Box, width: int | None, units: Units | None = None) -> None:
         super().__init__(space, width, units)
-        self.components = self.outputs
-        self.outputs, self.draws = 2 * self.components, 2 * self.components
+        self.outputs = self.draws = 2 * self.components
 
     def squash(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "... A"]:
         """The mean in head units."""
@@ -173,34 +188,17 @@ class NormalAction(ContinuousAction):
         return (self.log_std(output) + (0.5 + HALF_LOG_TAU)).sum(-1)
 
 
-class GaussianAction(nn.Module):
-    """A Box leaf whose components are normal: means from the network, one standard deviation each for all states."""
+class GaussianAction(BoxAction):
+    """A Box leaf whose components are normal: means from the network, one standard deviation each for all states.
 
-    low: Tensor
-    high: Tensor
-    countable = tied = False
-    choices = 0
+    Samples, means, deviations, log-probabilities and entropies are in head units, as an agent stores and sees its
+    actions; ``execute`` makes of a sample what the environment takes.
+    """
 
     def __init__(self, space: spaces.Box, log_std: float) -> None:
-        super().__init__()
-        self.shape, self.whole = space.shape, holds_integers(space)
-        self.outputs = self.draws = math.prod(space.shape)
+        super().__init__(space, stored=True)
+        self.outputs = self.draws = self.components
         self.log_std = nn.Parameter(torch.full((self.outputs,), float(log_std)))
-        for name, bound in zip(("low", "high"), inner_bounds(space), strict=True):
-            self.register_buffer(name, torch.as_tensor(bound), persistent=False)
-
-    def recorded(self, action: Tensor) -> Float[Tensor, "... A"]:
-        """The action as a readout stores it: in units where the bounds are -1 and 1."""
-        low, high = self.low.flatten(), self.high.flatten()
-        return (2 * _flat(action, self.shape) - low - high) / (high - low).clamp(min=1e-6)
-
-    def mixed(self, output: Tensor, recorded: Tensor, share: Tensor) -> Tensor:
-        """Not of this leaf, whose actions have no probabilities."""
-        raise NotImplementedError("a Box has no mixture of probabilities")
-
-    def masked(self, output: Tensor, allowed: Tensor) -> Tensor:
-        """The output itself: numbers have no mask."""
-        return output
 
     def draw(self, rows: int, generator: torch.Generator | None) -> Float[Tensor, "R A"]:
         """Standard normal numbers."""
@@ -208,21 +206,21 @@ class GaussianAction(nn.Module):
         return torch.randn(rows, self.draws, generator=generator, device=like.device, dtype=like.dtype)
 
     def decode(self, output: Float[Tensor, "... A"], noise: Float[Tensor, "... A"] | None = None) -> Tensor:
-        """The mean, or with standard normal ``noise`` a sample; it may lie outside the Box, see ``execute``."""
+        """The mean, or with standard normal ``noise`` a sample, in head units; see ``execute``."""
         flat = output if noise is None else torch.addcmul(output, self.log_std.exp(), noise.to(output.dtype))
         return _shaped(flat, self.shape)
 
     def execute(self, action: Tensor) -> Tensor:
-        """The action clipped into the Box, and rounded to the nearest integer where the Box holds integers."""
-        return (action.round() if self.whole else action).clamp(self.low, self.high)
+        """The action in the units of the environment and inside the Box, from a sample [..., leaf shape]."""
+        return self.inside(_flat(action, self.shape))
 
     def distribution(self, output: Float[Tensor, "... A"]) -> dict[str, Tensor]:
         """Fields of ``PolicyOutput`` [..., leaf shape] in the units of the environment."""
-        deviation = self.log_std.exp().expand(output.shape)
-        return {"mean": _shaped(output, self.shape), "deviation": _shaped(deviation, self.shape)}
+        mean, deviation = torch.addcmul(self.centre, output, self.scale), self.log_std.exp() * self.scale
+        return {"mean": _shaped(mean, self.shape), "deviation": _shaped(deviation.expand_as(mean), self.shape)}
 
     def log_prob(self, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
-        """Log-density of the action before it was clipped."""
+        """Log-density of a sample, before it was clipped."""
         distance = (_flat(action, self.shape) - output) * (-self.log_std).exp()
         return -(0.5 * distance.square() + self.log_std + HALF_LOG_TAU).sum(-1)
 
@@ -461,12 +459,12 @@ class ActionHead(nn.Module):
     """Linear layer from features to the outputs of every leaf of an action space; samples, and tokens from actions.
 
     Actions are dictionaries by leaf path ("" for a space that is one leaf) of tensors [..., leaf shape], as the
-    environment counts and scales them.
+    environment counts and scales them; with ``log_std`` those of a Box are in head units until ``execute``.
 
     Args:
         width: of the features, and of the tokens.
-        log_std: Box leaves are normal with this first logarithm of their standard deviation; None makes them
-            deterministic: the tanh of an output, between the bounds.
+        log_std: Box leaves are normal with this first logarithm of their standard deviation, in units where the bounds
+            are -1 and 1; None makes them deterministic: the tanh of an output, between the bounds.
         embeds: whether actions are turned into tokens.
         readout: what is added of recorded actions; None for nothing.
         predicts_deviation: without ``log_std``, Box leaves are normal, with deviations that depend on the features.
@@ -504,7 +502,7 @@ class ActionHead(nn.Module):
         self.draws = sum(leaf.draws for leaf in parts)
         self.choices = sum(leaf.choices for leaf in parts)
         self.countable = all(leaf.countable for leaf in parts)
-        self.numbers = sum(leaf.components if isinstance(leaf, NormalAction) else leaf.outputs for leaf in parts)
+        self.numbers = sum(leaf.components if isinstance(leaf, BoxAction) else leaf.outputs for leaf in parts)
         self.readout: Readout | None = None if readout is None else readout.build(width, parts)
 
     def named_leaves(self) -> list[tuple[str, ActionLeaf]]:
@@ -591,8 +589,17 @@ class ActionHead(nn.Module):
         }
 
     def execute(self, actions: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The actions as the environment takes them: Boxes clipped."""
+        """The actions as the environment takes them: those of a Box in its units, and clipped."""
         return {path: leaf.execute(actions[path]) for path, leaf in self.named_leaves()}
+
+    def as_drawn(self, actions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Actions of the environment as ``decode`` gives them: those of a Gaussian Box in head units."""
+        return {
+            path: _shaped(leaf.normalise(actions[path]), leaf.shape)
+            if isinstance(leaf, GaussianAction)
+            else actions[path]
+            for path, leaf in self.named_leaves()
+        }
 
     def log_prob(self, outputs: Float[Tensor, "... A"], actions: Mapping[str, Tensor]) -> Float[Tensor, "..."]:
         """Log-probability of actions that ``decode`` gave, the sum over the leaves."""
@@ -600,7 +607,7 @@ class ActionHead(nn.Module):
         return _total([leaf.log_prob(parts[path], actions[path]) for path, leaf in self.sampled_leaves()])
 
     def entropy(self, outputs: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
-        """Entropy in nats, the sum over the leaves."""
+        """Entropy in nats, that of a Box in head units; the sum over the leaves."""
         parts = self.split(outputs)
         return _total([leaf.entropy(parts[path]) for path, leaf in self.sampled_leaves()])
 
@@ -634,7 +641,7 @@ class ActionHead(nn.Module):
             return None
         parts = self.split(outputs)
         return _total(
-            [leaf.log_barrier(parts[path]) for path, leaf in self.named_leaves() if not isinstance(leaf, _BOXES)]
+            [leaf.log_barrier(parts[path]) for path, leaf in self.named_leaves() if not isinstance(leaf, BoxAction)]
         )
 
     def divergences(
@@ -670,12 +677,18 @@ class ActionHead(nn.Module):
         return [(path, leaf) for path, leaf in self.named_leaves() if isinstance(leaf, NormalAction)]
 
     def standard_deviation(self) -> Tensor | None:
-        """Mean over the components of all Boxes; None where there is no Gaussian."""
+        """Mean over the components of all Boxes, in head units; None where there is no Gaussian."""
         logs: list[Tensor] = [leaf.log_std for leaf in self.leaves if isinstance(leaf, GaussianAction)]
         return torch.cat(logs).exp().mean() if logs else None
 
 
-_BOXES = ContinuousAction | GaussianAction
+def with_units(weights: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
+    """Weights of ``module`` from a file; of one older than units, in which actions are as environments scale them."""
+    raw: dict[str, Any] = {}
+    for name, leaf in module.named_modules():
+        if isinstance(leaf, GaussianAction):
+            raw |= {f"{name}.centre": torch.zeros_like(leaf.centre), f"{name}.scale": torch.ones_like(leaf.scale)}
+    return raw | dict(weights)
 
 
 def holds_integers(space: spaces.Box) -> bool:

@@ -81,7 +81,7 @@ class GTrXLPolicy(MemoryPolicy):
         previous_reward: add the reward of the step before to every token.
         first_step: tell the network which step is the first of its episode.
         head_width: units of one hidden layer (tanh) in front of each head; 0 for none.
-        log_std_init: first logarithm of the standard deviation of Box actions.
+        log_std_init: first logarithm of the standard deviation of Box actions, in units where the bounds are -1 and 1.
         readout: what the action head adds of recorded actions: "knn", "spalm" or {"name": ..., option: ...}; their
             store fills after every update, and is frozen from then to the end of the next one.
         observation: ``{"encoder": "bert"}`` or {"encoder": {"name": ..., option: ...}} reads the elements of a set or

@@ -42,7 +42,7 @@ from rltransformers.core.spaces import (
 from rltransformers.data.rollout import Leaves, action_layout, observation_layout
 from rltransformers.functional.context import EVERY, Context
 from rltransformers.memory.interface import Cached
-from rltransformers.policies.action_heads import ActionHead, as_arrays
+from rltransformers.policies.action_heads import ActionHead, as_arrays, with_units
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.noise import draw_noise, noise_of
@@ -403,7 +403,7 @@ class MemoryPolicy(BasePolicy):
             self.set_training_mode(False)
 
     def executed(self, actions: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-        """Leaves of actions [B, ...] as the environments take them: copies, Boxes clipped.
+        """Leaves of actions [B, ...] as the environments take them: copies, Boxes in their units and clipped.
 
         Raises:
             DataError: for a Box that holds no finite numbers.
@@ -513,9 +513,8 @@ class MemoryPolicy(BasePolicy):
         leaves = _by_step(self.leaves_to_tensors(arrays), rows)
         flat = fit_action_sequences(self.action_space, actions, rows, steps)
         device = self.action_head.linear.weight.device
-        taken = _by_step(
-            {path: to_tensor(flat[path], device, dtype) for path, (_, dtype) in self.action_layout.items()}, rows
-        )
+        passed = {path: to_tensor(flat[path], device, dtype) for path, (_, dtype) in self.action_layout.items()}
+        taken = _by_step(self.action_head.as_drawn(passed), rows)
         first = _by_step({"": to_tensor(fit_starts(episode_starts, rows * steps), device)}, rows)[""]
         if state is None:
             first[:, 0], before = True, self.initial_state(rows, cached=False)
@@ -540,7 +539,8 @@ class MemoryPolicy(BasePolicy):
         if self.critic is not None:
             value_features, critic = self.critic(*read, before.critic, None)
         outputs, values = self._read(features, value_features, leaves)
-        fields = {"action": taken, "value": {"": values}} | self.action_head.distribution(outputs, taken)
+        fields = {"action": _by_step(passed, rows), "value": {"": values}}
+        fields |= self.action_head.distribution(outputs, taken)
         last = {path: leaf[:, -1] for path, leaf in taken.items()}
         with torch.no_grad():
             after = PolicyState(actor.detach(), None if critic is None else critic.detach(), last, gains[:, -1])
@@ -636,7 +636,7 @@ class MemoryPolicy(BasePolicy):
             policy.complete()
             if (step := check(stored["popart"], Fraction | None, "settings.popart")) is not None:
                 policy.normalise_values(step)
-            restore_weights(policy, weights)
+            restore_weights(policy, with_units(check(weights, Mapping[str, Any], "policy"), policy))
             policy.set_training_mode(False)
         return cast(Self, policy.to(place))
 
@@ -739,7 +739,7 @@ def _by_step(leaves: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
 
 
 def _action_encoder(action_space: Space, width: int) -> ObservationEncoder:
-    """An encoder of sampled actions; those of a Box may lie outside it, so that its bounds say nothing."""
+    """An encoder of sampled actions; those of a Box are in units of the head, in which its bounds say nothing."""
     leaves: dict[str, Space] = {
         path: spaces.Box(-np.inf, np.inf, leaf.shape) if isinstance(leaf, spaces.Box) else leaf
         for path, leaf in leaf_spaces(action_space).items()

@@ -184,7 +184,7 @@ def check_lengths(settings: Settings, longest: int | None) -> None:
             f"whole_episodes learns from episodes of at most context_length = {settings.context_length} steps, and the"
             f" environment plays {'without a limit' if longest is None else f'up to {longest}'}; give longest_episode,"
             " after which an episode is an error, or leave whole_episodes out (of a saved model with"
-            " load(..., custom_objects={'whole_episodes': False}))"
+            " load(..., whole_episodes=False))"
         )
 
 

@@ -214,7 +214,7 @@ def evaluate_online(
         ConfigError: for less than one episode, for what is no ``VecEnv``, and for an environment whose statistics still
             move or whose returns would be normalised.
     """
-    check(episodes, Episodes, "episodes")
+    episodes = check(episodes, Episodes, "episodes")
     if not isinstance(env, VecEnv):
         raise ConfigError(
             f"env is a {type(env).__name__}; evaluate_online takes a VecEnv: rltransformers.envs.make_vec_env(id)"

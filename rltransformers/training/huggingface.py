@@ -70,7 +70,7 @@ class Configuration:
 
     def __post_init__(self) -> None:
         for name, annotation in Configuration.__annotations__.items():
-            check(getattr(self, name), annotation, name)
+            object.__setattr__(self, name, check(getattr(self, name), annotation, name))
         if self.activation_function not in ACTIVATIONS:
             raise ConfigError(
                 f"activation_function {self.activation_function!r} has no counterpart here; those with one: "

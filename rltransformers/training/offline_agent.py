@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, cast
@@ -36,7 +36,7 @@ from rltransformers.core.checkpoint import (
 )
 from rltransformers.core.described import count, spaces_line
 from rltransformers.core.device import find_device
-from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.errors import ConfigError, DataError, refuse_unknown
 from rltransformers.core.files import check_path
 from rltransformers.core.ranges import Count, Environments, PositiveNumber, Seed, WholeNumber, check, strict
 from rltransformers.core.spaces import differing_spaces, space_from_json, space_to_json
@@ -168,6 +168,19 @@ class OfflineAgent:
     def world(self) -> World:
         """The processes that train this agent, as ``rltransformers.core.world.join`` found them."""
         return current_world()
+
+    @property
+    def learning_rate(self) -> float:
+        """That of AdamW after the warm-up; another one holds from the next update on.
+
+        Raises:
+            ConfigError: when it is set to something else.
+        """
+        return self.settings.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.settings = replace(self.settings, learning_rate=value)
 
     @property
     def online_timesteps(self) -> int:
@@ -423,6 +436,7 @@ class OfflineAgent:
         device: torch.device | str = "auto",
         custom_objects: Mapping[str, Any] | None = None,
         print_system_info: bool = False,
+        **overrides: Any,
     ) -> Self:
         """The saved model; with the dataset it was trained on, ``learn`` goes on as if it had never stopped.
 
@@ -431,11 +445,12 @@ class OfflineAgent:
         Args:
             path: file, with or without ``.zip``, or one that is open for bytes.
             acting: takes the place of the stored setting.
-            custom_objects: settings that replace the stored ones, as for the online agents: ``learning_rate``,
-                ``weight_decay``, ``warmup_steps``, ``decay_steps``, ``batch_size``, ``max_grad_norm``,
-                ``top_fraction``, ``whole_episodes``, ``expectile``, ``acting``, ``acting_mode``, ``seed``. What
-                Stable-Baselines3 pickles and files of this package do not hold has nothing to replace.
+            custom_objects: settings that replace the stored ones, as Stable-Baselines3 takes them; what it pickles and
+                files of this package do not hold has nothing to replace.
             print_system_info: print this machine and its versions, and the version that wrote the file.
+            **overrides: settings that replace the stored ones: ``learning_rate``, ``weight_decay``, ``warmup_steps``,
+                ``decay_steps``, ``batch_size``, ``max_grad_norm``, ``top_fraction``, ``whole_episodes``, ``expectile``,
+                ``acting_mode``, ``seed``. With others of the rest the weights would mean something else.
 
         Raises:
             CheckpointError: for a file that is missing, corrupt, or of another agent.
@@ -446,7 +461,13 @@ class OfflineAgent:
         saved = load_checkpoint(path, cls.kind, map_location=device)
         if print_system_info:
             print_system(saved.code_version)
-        replaced = replaced_settings(custom_objects, REPLACEABLE)
+        if fixed := [each.name for each in fields(Settings) if each.name in overrides and each.name not in REPLACEABLE]:
+            raise ConfigError(
+                f"{fixed[0]} belongs to what the file has learned, and load cannot replace it; it replaces "
+                f"{', '.join(REPLACEABLE)}"
+            )
+        refuse_unknown(overrides, REPLACEABLE, source="load")
+        replaced = replaced_settings(custom_objects, REPLACEABLE) | overrides
         if acting is not None:
             replaced["acting"] = acting
         self = cls.__new__(cls)

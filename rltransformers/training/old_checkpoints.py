@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rltransformers.backbone import State
 from rltransformers.core.ranges import check
+from rltransformers.policies.action_heads import with_units
 from rltransformers.policies.actor_critic import GTrXLPolicy
 
 NAMES = {
@@ -33,17 +34,18 @@ def in_present_layout(tensors: dict[str, Any], policy: GTrXLPolicy) -> dict[str,
 
     Then weights had other names, the moments of ``log_std`` came first, and actions were one tensor: classes counted
     from 0, bits and flattened Boxes as float32; observed integers of 16 and 32 bits had 64. Before that
-    memories of acting were no rings. Later than that a learning rate could end below 0, which counts as 0.
-    Tensors of today are returned as they are.
+    memories of acting were no rings. Later than that a learning rate could end below 0, which counts as 0, and actions
+    of a Box were in the units of the environment. Tensors of today are returned as they are.
     """
     acting, optimizer = _in_rings(tensors["acting"], policy), _from_zero(tensors["optimizer"])
     tensors = tensors | {"acting": acting, "optimizer": optimizer}
-    weights = tensors["policy"]
-    if not (isinstance(weights, Mapping) and "action_net.weight" in weights):
-        return tensors
+    weights = check(tensors["policy"], Mapping[str, Any], "policy")
+    if "action_net.weight" not in weights:
+        networks = [name for name in ("policy", "target") if isinstance(tensors.get(name), Mapping)]
+        return tensors | {name: with_units(tensors[name], policy) for name in networks}
     space = policy.action_leaves[""]  # there were no nested actions
     new: dict[str, Any] = dict(tensors)
-    new["policy"] = {NAMES.get(name, name): value for name, value in weights.items()}
+    new["policy"] = with_units({NAMES.get(name, name): value for name, value in weights.items()}, policy)
     new["acting"] = _with_actions(tensors["acting"], space, ("previous_action",))
     if tensors.get("segment") is not None:
         segment = _with_actions(tensors["segment"], space, ("previous_action", "actions"))

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
@@ -18,8 +19,10 @@ from torch import Tensor
 
 from rltransformers.algorithms.ppo import PPOLoss
 from rltransformers.algorithms.vmpo import VMPOLoss
+from rltransformers.core.checkpoint import File
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.ranges import strict
 from rltransformers.core.world import rows_of
 from rltransformers.data.rollout import Recorded, RolloutBuffer, Segment, row_batches
 from rltransformers.policies.actor_critic import GTrXLPolicy, SegmentEvaluation
@@ -137,6 +140,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             self.n_envs, self.n_steps, self.policy.seen_leaves, self.action_space, self.device
         )
         self._begin_run()
+        self._rollout_from: int | None = None  # steps at the start of a rollout that no update has learned from yet
 
     def _check_settings(self) -> None:
         """Raise ConfigError unless the agent's own settings agree with each other and with the spaces."""
@@ -155,6 +159,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         all of them end.
         """
         buffer: RolloutBuffer = rollout_buffer
+        self._rollout_from = self.num_timesteps
         policy, state = self._actor, self._acting
         policy.set_training_mode(False)
         buffer.reset(policy.without_cache(state), state.previous_action, state.previous_reward)
@@ -175,6 +180,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             callback.update_locals(locals())
             going_on = bool(callback.on_step()) and going_on
             if not going_on and self.world.alone:
+                self._rollout_from = None
                 return False
             self._update_info_buffer(infos, dones)
             buffer.add(leaves, actions, rewards, episode_starts, dones, values, log_probs, counts)
@@ -182,6 +188,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
                 self._bootstrap(buffer, self._acting, *watch.last_observations(dones, infos, self._place))
             leaves = policy.leaves_to_tensors(watch.observation(new_obs, self._place))
         if not self._share_rollout(before, going_on):
+            self._rollout_from = None
             return False
         last_values = policy.values(leaves, self._acting, self._to_device(self._last_episode_starts))
         self._segment_before = segment_before
@@ -199,7 +206,34 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             goes_on = torch.zeros(len(cut), dtype=torch.bool, device=self.device)
             buffer.truncate(rows, self._actor.values(self._actor.leaves_to_tensors(leaves), state[rows], goes_on))
 
+    # Files
+
+    @strict
+    def save(self, path: File, exclude: Any = None, include: Any = None) -> None:
+        """As ``OnlineAgent.save``; for a run that goes on as if it had not stopped between two updates.
+
+        That is in ``on_rollout_start`` of a callback, or after ``learn``. Steps since the last update are counted, but
+        no part of a file.
+
+        Warns:
+            UserWarning: of such steps. Not of ``best_model``, which ``EvalCallback`` keeps for its weights.
+        """
+        lost = 0 if self._rollout_from is None else self.num_timesteps - self._rollout_from
+        if lost and not (isinstance(path, str | os.PathLike) and Path(path).stem == "best_model"):
+            warnings.warn(
+                f"saved at step {self.num_timesteps:,}, inside a rollout: its {lost:,} steps so far are counted, and "
+                "nobody who goes on from the file learns from them; save between two updates, in on_rollout_start of a "
+                "callback or after learn (docs/online.md, Stopping and resuming)",
+                UserWarning,
+                stacklevel=3,
+            )
+        super().save(path, exclude, include)
+
     # Update
+
+    def _begin_update(self) -> None:
+        self._rollout_from = None
+        super()._begin_update()
 
     def _look_at_memory(self, segment: Segment) -> None:
         """Log what the memory is used for."""
@@ -284,7 +318,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             head.follow(batch.returns[batch.counts])
 
     def _weight(self, name: str) -> float:
-        """A bonus at this point of the run, whatever it is given as by now: number, dictionary, function."""
+        """A scheduled setting at this point of the run, whatever it is by now: number, dictionary, function."""
         return as_schedule(getattr(self, name), name)(self._current_progress_remaining)
 
     def _descend(self, loss: Tensor) -> None:

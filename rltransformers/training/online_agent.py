@@ -93,7 +93,7 @@ from rltransformers.training.online_checkpoint import (
 )
 from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
 from rltransformers.training.run_card import write_run_card
-from rltransformers.training.schedules import as_schedule, is_line, plain_schedule
+from rltransformers.training.schedules import Scheduled, as_schedule, is_line, plain_schedule, warn_of_jumps
 from rltransformers.training.stepping import PolicySteps, Scalings
 from rltransformers.training.unwritten_metrics import UnwrittenMetrics
 from rltransformers.training.vec_envs import as_vec_env, check_trained_spaces
@@ -175,6 +175,20 @@ class OnlineAgent(BaseAlgorithm):
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         return as_vec_env(env, monitor_wrapper)
+
+    @property
+    def learning_rate(self) -> Any:
+        """A schedule; another number, line or function holds from the next update on.
+
+        Raises:
+            ConfigError: when it is set to something else.
+        """
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Scheduled) -> None:
+        self._learning_rate = as_schedule(value, "learning_rate")
+        self.lr_schedule = self._learning_rate
 
     @cached_property
     def world(self) -> World:
@@ -390,6 +404,7 @@ class OnlineAgent(BaseAlgorithm):
         self, total_timesteps: int, callback: MaybeCallback = None, reset_num_timesteps: bool = True, *rest: Any
     ) -> tuple[int, BaseCallback]:
         check_callback(callback)
+        before = self._current_progress_remaining
         self._settings()  # an agent that cannot be saved is refused before it has learned
         if reset_num_timesteps:
             self._metrics = UnwrittenMetrics()
@@ -406,6 +421,9 @@ class OnlineAgent(BaseAlgorithm):
             raise named_fault(self.env, error, "in step 0") from error
         if self._vec_normalize_env is not None:
             check_evaluation_env(result[1], cast(VecEnv, self.env))
+        if not reset_num_timesteps and self.num_timesteps and self.world.leads:
+            values = {name: getattr(self, name) for name in self.scheduled}
+            warn_of_jumps(values, before, 1.0 - self.num_timesteps / self._total_timesteps)
         self._metrics.hand_to(self.logger)
         if not self._custom_logger and self.num_timesteps == 0:
             write_run_card(self.logger, self.hyperparameters())
@@ -759,7 +777,8 @@ class OnlineAgent(BaseAlgorithm):
                 saved run stopped: then the run continues as if it had never been interrupted. None for False when the
                 checkpoint holds the state of the environments and ``env`` takes it (``rltransformers.envs.saving``),
                 else True. Where there is such a state, False sets it too.
-            **overrides: constructor arguments that replace the stored ones. With a ``seed``, here or in
+            **overrides: constructor arguments that replace the stored ones. ``popart`` is the step of statistics that
+                stay; whether there are any is not to be changed. With a ``seed``, here or in
                 ``custom_objects``, the random streams begin anew from it; without one they go on where they stood.
                 ``tensorboard_log`` is never stored: where a run writes is up to who runs it.
 
@@ -780,6 +799,11 @@ class OnlineAgent(BaseAlgorithm):
             raise ConfigError(
                 f"{', '.join(outdated)}: the first value of what the file holds as it is by now, so another one has no "
                 "effect; leave it out"
+            )
+        if "popart" in overrides and (overrides["popart"] is None) is not (stored.settings.get("popart") is None):
+            raise ConfigError(
+                f"popart was {stored.settings.get('popart')} when the agent was made: whether its value head follows "
+                "the returns is settled, and load changes only the step of one that does; leave popart out"
             )
         if overrides.get("policy_kwargs") is not None:
             check_same_network(stored.settings.get("policy_kwargs") or {}, overrides["policy_kwargs"])

@@ -1,5 +1,6 @@
 """Settings that change over a run, as functions of the remaining progress (1 to 0)."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NotRequired, TypedDict
 
@@ -68,6 +69,28 @@ def plain_schedule(schedule: Any, progress: float) -> float | dict[str, float]:
     if line is None:
         return float(inner(progress))
     return line["start"] if line["start"] == line["end"] else line
+
+
+def warn_of_jumps(values: Mapping[str, Any], before: float, now: float) -> None:
+    """Warn of scheduled settings that take a value of earlier in the run, because the run is made longer.
+
+    Args:
+        values: settings by name; names of rules and None stay as they are.
+        before: remaining progress of the last update.
+        now: remaining progress at which the run goes on.
+    """
+    if now <= before + 1e-9:
+        return
+    schedules = {name: as_schedule(value, name) for name, value in values.items() if not isinstance(value, str | None)}
+    ends = {name: (schedule(before), schedule(now)) for name, schedule in schedules.items()}
+    jumps = [f"{name} from {old:g} to {new:g}" for name, (old, new) in ends.items() if not np.isclose(old, new, atol=0)]
+    if jumps:
+        warnings.warn(
+            f"the run was to end earlier, and its schedules are those of the longer run now: {', '.join(jumps)}; give "
+            f"another value, load(path, {jumps[0].split()[0]}=...), or train with all steps from the start",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def is_line(schedule: Any) -> bool:

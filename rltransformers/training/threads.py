@@ -20,7 +20,7 @@ def use_threads(threads: int | None) -> str:
     """
     variable = os.environ.get(VARIABLE, "").strip()
     if threads is not None:
-        check(threads, Threads, "threads")
+        threads = check(threads, Threads, "threads")
         reason = "as asked"
     elif variable:
         threads = _from_variable(variable)

@@ -189,6 +189,7 @@ def test_eval_callback_and_evaluate_policy_drive_dict_and_image_environments(nam
     assert GTrXLPPO.load(tmp_path / "best_model").observation_space == model.observation_space
 
 
+@pytest.mark.filterwarnings("ignore:saved at step")
 def test_checkpoint_callback_progress_bar_and_stopping_callbacks_work(tmp_path: Path) -> None:
     callbacks = [
         CheckpointCallback(4, str(tmp_path), name_prefix="walk", verbose=0),

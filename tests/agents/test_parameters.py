@@ -4,10 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
 import torch
 from stable_baselines3.common.callbacks import LogEveryNTimesteps
 from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rltransformers.agents import DecisionTransformer, GTrXLPPO, GTrXLVMPO
 from rltransformers.core.errors import CheckpointError, ConfigError
@@ -161,3 +163,69 @@ def test_parameters_that_are_no_mapping_are_refused(given: dict[str, Any]) -> No
     model = MAKERS["ppo"]()
     with pytest.raises(ConfigError, match=f"parameters.{next(iter(given))} must be a mapping"):
         model.set_parameters(given, exact_match=False)
+
+
+def rate_of(model: Any) -> float:
+    """The learning rate of the last update."""
+    optimizer = model._optimizer if isinstance(model, DecisionTransformer) else model.policy.optimizer
+    return float(optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("by", ["load", "assignment"])
+@pytest.mark.parametrize("name", KINDS)
+def test_another_learning_rate_holds_from_the_next_update_on(name: str, by: str, tmp_path: Path) -> None:
+    MAKERS[name]().save(tmp_path / "agent.zip")
+    copies = DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2)
+    data: Any = record("CartPole-v1", "random", episodes=5, num_envs=2, seed=0) if name == "dt" else copies
+    load = type(MAKERS[name]()).load
+    words: dict[str, Any] = {"learning_rate": 1e-6} if by == "load" else {}
+    model: Any = load(tmp_path / "agent.zip", data, device="cpu", **words)
+    if by == "assignment":
+        model.learning_rate = 1e-6
+    model.learn(*([2] if name == "dt" else [200, None, 1, None, False]))
+    assert rate_of(model) == 1e-6
+    model.save(tmp_path / "again.zip")
+    model = load(tmp_path / "again.zip", data, device="cpu")
+    model.learn(*([2] if name == "dt" else [200, None, 1, None, False]))
+    assert rate_of(model) == 1e-6
+    with pytest.raises(ConfigError, match=r"learning_rate must be .* got -1"):
+        model.learning_rate = -1.0
+    if name != "dt":
+        model.learning_rate = {"start": 0.5, "end": 0.25}
+        assert model.lr_schedule(1.0) == 0.5 and model.lr_schedule(0.0) == 0.25
+
+
+def test_scheduled_settings_of_ppo_may_be_set_to_numbers() -> None:
+    model: Any = MAKERS["ppo"]()
+    model.clip_range, model.clip_range_vf = 0.3, {"start": 0.4, "end": 0.4}
+    model.learn(32, reset_num_timesteps=False)
+    assert model.logger.name_to_value["train/clip_range"] == 0.3
+
+
+def test_a_decision_transformer_takes_on_loading_what_does_not_change_its_network(tmp_path: Path) -> None:
+    offline().save(tmp_path / "agent.zip")
+    load = DecisionTransformer.load
+    model = load(tmp_path / "agent.zip", warmup_steps=7, batch_size=3, weight_decay=0.5, acting_mode="banded", seed=9)
+    settings = model.settings
+    assert (settings.warmup_steps, settings.batch_size, settings.acting_mode, model.seed) == (7, 3, "banded", 9)
+    assert model._optimizer.param_groups[0]["weight_decay"] == 0.5
+    for words, message in (
+        ({"lerning_rate": 0.1}, "unknown setting lerning_rate; did you mean 'learning_rate'"),
+        ({"context_length": 3}, "context_length belongs to what the file has learned"),
+        ({"batch_size": 0}, "batch_size must be"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load(tmp_path / "agent.zip", **words)
+
+
+@pytest.mark.parametrize(("stored", "given"), [(None, 0.01), (0.01, None)])
+def test_popart_of_a_file_cannot_be_switched_on_or_off(
+    stored: float | None, given: float | None, tmp_path: Path
+) -> None:
+    policy = {"backbone": {"width": 8, "layers": 1, "heads": 2, "memory": 4}}
+    settings: dict[str, Any] = {"n_steps": 16, "popart": stored, "policy_kwargs": policy, "device": "cpu"}
+    GTrXLPPO("GTrXLPolicy", "CartPole-v1", **settings).save(tmp_path / "agent.zip")
+    with pytest.raises(ConfigError, match=f"popart was {stored} when the agent was made"):
+        GTrXLPPO.load(tmp_path / "agent.zip", popart=given)
+    if stored is not None:
+        assert GTrXLPPO.load(tmp_path / "agent.zip", popart=0.5).policy.value_net.step == 0.5

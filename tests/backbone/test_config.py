@@ -22,7 +22,7 @@ BAND = {"name": "band", "window": 3}
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"width": 0}, r"backbone.width must be a whole number in \[1, 1000000\], got 0"),
-    ({"width": 64.0}, r"backbone.width must be a whole number in \[1, 1000000\], got 64.0"),
+    ({"width": 64.5}, r"backbone.width must be a whole number in \[1, 1000000\], got 64.5"),
     ({"layers": 0}, r"backbone.layers must be a whole number in \[1, 1000\], got 0"),
     ({"layers": True}, r"backbone.layers must be a whole number in \[1, 1000\], got True"),
     ({"heads": 0}, "heads must be a whole number"),

@@ -25,6 +25,7 @@ from tests.agents.tiny_envs import Steady
 from tests.peers.small import STEPS, VECTOR, Kind, Still, actions_of, agent, every_agent, listening, walk, walks
 
 
+@pytest.mark.filterwarnings("ignore:saved at step")
 @every_agent
 def test_callbacks_see_every_step_and_the_variables_of_the_loop(kind: Kind, tmp_path: Path) -> None:
     model = agent(kind)
@@ -136,6 +137,7 @@ def test_successes_of_an_evaluation_are_counted_and_written(kind: Kind, tmp_path
         assert written["successes"].tolist() == [[True, False, False, False]]
 
 
+@pytest.mark.filterwarnings("ignore:saved at step")
 @every_agent
 def test_checkpoints_come_with_replay_and_statistics_that_load(kind: Kind, tmp_path: Path) -> None:
     saves = CheckpointCallback(STEPS, str(tmp_path), save_replay_buffer=True, save_vecnormalize=True)

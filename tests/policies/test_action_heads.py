@@ -161,13 +161,13 @@ def test_decisions_are_members_of_the_space_once_they_are_executed(name: str) ->
 
 def test_a_box_of_integers_executes_the_nearest_one() -> None:
     space = spaces.Box(0, 10, (3,), np.int64)
-    gaussian = GaussianAction(space, 0.0)
-    assert gaussian.execute(torch.tensor([6.8, 2.4, 12.0])).tolist() == [7.0, 2.0, 10.0]
-    assert GaussianAction(spaces.Box(0, 1, (2,), np.bool_), 0.0).execute(torch.tensor([0.4, 0.6])).tolist() == [0, 1]  # type: ignore[arg-type]  # gymnasium takes bool_ but does not annotate it
+    wanted = (torch.tensor([6.8, 2.4, 12.0]) - 5) / 5
+    assert GaussianAction(space, 0.0).execute(wanted).tolist() == [7.0, 2.0, 10.0]
+    bits = spaces.Box(0, 1, (2,), np.bool_)  # type: ignore[arg-type]  # gymnasium takes bool_ but does not annotate it
+    assert GaussianAction(bits, 0.0).execute(torch.tensor([-0.2, 0.2])).tolist() == [0, 1]
     for kind in (ContinuousAction, NormalAction):
         leaf = kind(space, 4)
-        wanted = ((torch.tensor([6.8, 2.4, 9.9]) - 5) / 5).atanh()
-        output = torch.cat([wanted, torch.zeros(leaf.outputs - 3)])
+        output = torch.cat([(wanted.clamp(max=0.98)).atanh(), torch.zeros(leaf.outputs - 3)])
         assert leaf.decode(output).tolist() == [7.0, 2.0, 10.0]
         assert leaf.disturbed(torch.tensor([7, 2, 10]), torch.tensor([0.1, -0.3, 0.2])).tolist() == [8.0, 0.0, 10.0]
     sample = NormalAction(space, 4).decode(torch.zeros(50, 6), torch.rand(50, 6))
@@ -185,6 +185,35 @@ def test_components_without_bounds_have_the_units_they_are_given_and_fixed_ones_
     output = torch.cat([torch.tensor([2.0, -1.0, 0.0, 9.0]), torch.zeros(leaf.outputs - 4)])
     assert leaf.decode(output).tolist() == [1200.0, 55.0, 2.0, 100.0]
     assert leaf.decode(-3.0 * output).tolist()[1] == 75.0 and leaf.decode(4.0 * output).tolist()[1] == 50.0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "of_zero", "of_one"),
+    [
+        (-1.0, 1.0, 0.0, 1.0),
+        (0.0, 100.0, 50.0, 100.0),
+        (1e-3, 2e-3, 1.5e-3, 2e-3),
+        (7.0, 7.0, 7.0, 7.0),
+        (-np.inf, np.inf, 0.0, 1.0),
+        (-np.inf, 0.5, 0.0, 0.5),
+        (0.25, np.inf, 0.25, 1.0),
+        (-3.4e38, 3.4e38, 0.0, 1.0),
+    ],
+)
+def test_every_leaf_of_a_box_has_the_same_units(low: float, high: float, of_zero: float, of_one: float) -> None:
+    space = spaces.Box(low, high, (2, 1), np.float64)
+    gaussian, *others = GaussianAction(space, 0.0), ContinuousAction(space, 4), NormalAction(space, 4)
+    for leaf in others:
+        assert torch.equal(leaf.centre, gaussian.centre) and torch.equal(leaf.scale, gaussian.scale)
+        assert torch.equal(leaf.inside(torch.tensor([0.3, -0.7])), gaussian.inside(torch.tensor([0.3, -0.7])))
+    for unit, action in ((0.0, of_zero), (1.0, of_one), (-30.0, max(low, -30.0))):
+        sample = torch.full((2, 1), unit)
+        torch.testing.assert_close(gaussian.execute(sample), torch.full((2, 1), action), rtol=1e-6, atol=0.0)
+    inside = torch.tensor([[0.5], [0.25]])
+    if (low, high) == (-1.0, 1.0):
+        assert torch.equal(gaussian.execute(inside), inside)
+    if np.isfinite([low, high]).all() and low < high < 1e30:
+        torch.testing.assert_close(gaussian.normalise(gaussian.execute(inside)), inside.flatten(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int32])

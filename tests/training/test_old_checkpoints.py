@@ -96,6 +96,34 @@ def test_a_run_goes_on_from_an_old_checkpoint_as_from_a_new_one(name: str, tmp_p
     assert_equal(everything(found), everything(expected))
 
 
+@pytest.mark.parametrize("kind", [GTrXLPPO, GTrXLVMPO])
+def test_a_box_of_a_file_without_units_has_those_of_the_environment(kind: Any, tmp_path: Path) -> None:
+    space, kwargs = spaces.Box(0.0, 100.0, (2,)), {"backbone": BACKBONE, "previous_action": True}
+    model = kind("GTrXLPolicy", environments(space), n_steps=6, seed=0, device="cpu", policy_kwargs=kwargs)
+    networks = [model.policy, *([model.target] if kind is GTrXLVMPO else [])]
+    for network in networks:
+        leaf = network.action_head.leaves[0]
+        leaf.centre.zero_()
+        leaf.scale.fill_(1.0)
+    model.learn(24).save(tmp_path / "new")
+    model.policy.save(tmp_path / "policy.zip")
+    for file, name in (("new.zip", model.kind), ("policy.zip", "GTrXLPolicy")):
+        held = load_checkpoint(tmp_path / file, name)
+        tensors = dict(held.tensors)
+        for part in ("policy", "target"):
+            if part in tensors:
+                units = [key for key in tensors[part] if key.endswith((".centre", ".scale"))]
+                assert len(units) == 2
+                tensors[part] = {key: value for key, value in tensors[part].items() if key not in units}
+        save_checkpoint(tmp_path / f"old-{file}", name, held.settings, tensors)
+    found, expected = (kind.load(tmp_path / file, env=environments(space), device="cpu") for file in ("old-new", "new"))
+    for loaded in (found, expected):
+        loaded.learn(12, reset_num_timesteps=False)
+    assert_equal(everything(found), everything(expected))
+    policy = GTrXLPolicy.load(tmp_path / "old-policy.zip", device="cpu")
+    assert_equal(policy.state_dict(), model.policy.state_dict())
+
+
 def test_a_run_goes_on_from_memories_that_were_no_rings(tmp_path: Path) -> None:
     """Rows with their keys, oldest first, as they were written before acting had rings."""
     space = ACTIONS["discrete"]
