@@ -86,6 +86,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         n_step: steps of rewards in a target, 1 to 5; fewer where the episode ends.
         value_rescale: whether the network estimates h(value), h(x) = sign(x)(sqrt(|x| + 1) - 1) + 0.001 x (arXiv
             1805.11593), for returns of very different sizes.
+        scale_rewards: as for ``GTrXLPPO``; the replay keeps raw rewards, which are divided when they are drawn.
         prioritized: whether segments are drawn by their errors, 0.9 of the largest plus 0.1 of the mean (R2D2), instead
             of evenly; importance-sampling weights correct the bias.
         exploration: share of random actions: ``"ladder"`` gives environment i 0.4^(1 + 7 i / (E - 1)) (Ape-X, arXiv
@@ -130,6 +131,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         gamma: UnitInterval = 0.99,
         n_step: Annotated[int, Ge(1), Le(5)] = 1,
         value_rescale: bool = False,
+        scale_rewards: bool = True,
         prioritized: bool = False,
         exploration: Exploration = "ladder",
         max_grad_norm: PositiveNumber = 1.0,
@@ -170,6 +172,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         self.segment_length, self.burn_in = segment_length, burn_in
         self.target_update_interval = target_update_interval
         self.n_step, self.value_rescale, self.prioritized = n_step, value_rescale, prioritized
+        self.scale_rewards = scale_rewards
         self.exploration = exploration
         self.max_grad_norm = max_grad_norm
         self.memory_refresh = memory_refresh
@@ -232,11 +235,11 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             noise = self._own_rows(policy.exploration(self._rates(), self._action_generator))
             actions, _, _, state = policy.step(leaves, self._acting, first, noise, overwrites=True)
             executed = policy.environment_actions(actions)
-            new_obs, rewards, dones, infos, counts = self._step_environments(env, watch, executed, state)
+            new_obs, rewards, dones, infos, counts, unscaled = self._step_environments(env, watch, executed, state)
             cut, last = watch.last_observations(dones, infos, self._place)
             terminal = dones.copy()
             terminal[cut] = False
-            earned = rewards if normaliser is None else normaliser.get_original_reward()
+            earned = unscaled if normaliser is None else normaliser.get_original_reward()
             replay_buffer.add(raw, actions, earned, episode_starts, terminal, counts)
             if cut:
                 replay_buffer.add_last(cut, raw_last(normaliser, last))
@@ -326,7 +329,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
 
     def _seen(self, window: Window) -> Window:
         """A window as the policy sees it, on its device."""
-        return normalised(self._vec_normalize_env, window, self.policy.leaf_types).to(self.device)
+        return normalised(self._vec_normalize_env, self._own_scale, window, self.policy.leaf_types).to(self.device)
 
     def _loss(self, window: Window, takers: Tensor | None = None) -> DQNLoss:
         """Of the windows of all processes, of which this one has those that it takes."""

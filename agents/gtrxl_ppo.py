@@ -57,8 +57,8 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         clip_range: bound of the probability ratio; number or schedule.
         clip_range_vf: bound of the change of the value; None for none.
         normalize_advantage: bring the advantages of a whole rollout to mean 0 and standard deviation 1.
-        least_advantage_std: smallest standard deviation that advantages are divided by, in units of the reward; keeps
-            small errors of the critic from being scaled to unit size.
+        least_advantage_std: smallest standard deviation that advantages are divided by, in units of the scaled reward;
+            keeps small errors of the critic from being scaled to unit size.
         ent_coef: weight of the entropy bonus; number or schedule.
         barrier_coef: weight of a log barrier, mean log-probability over all actions (Agarwal et al. 2021, arXiv
             1908.00261, section 5); number or schedule. Unlike that of the entropy bonus, its gradient does not vanish
@@ -67,6 +67,8 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         max_grad_norm: bound of the gradient norm.
         popart: let the value function learn in units in which returns have mean 0 and deviation 1 (PopArt, arXiv
             1809.04474); the step of its running statistics per minibatch. None: it learns in units of the reward.
+        scale_rewards: divide rewards by the running deviation of the discounted return, as ``VecNormalize`` does; the
+            statistics are part of the agent. Left to ``VecNormalize`` where that has ``norm_reward=True``.
         target_kl: stop an update when the approximate divergence exceeds 1.5 times this; None to never stop.
         gradient_window: steps through which gradient flows inside a segment; None for the whole segment.
         memory_refresh: what happens to memory written by older weights. ``"never"``: it stays as it was written.
@@ -114,6 +116,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         vf_coef: Weight = 0.5,
         max_grad_norm: PositiveNumber = 0.5,
         popart: Fraction | None = None,
+        scale_rewards: bool = True,
         target_kl: PositiveNumber | None = None,
         gradient_window: Count | None = None,
         memory_refresh: MemoryRefresh = "update",
@@ -138,6 +141,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
             vf_coef=vf_coef,
             max_grad_norm=max_grad_norm,
             popart=popart,
+            scale_rewards=scale_rewards,
             gradient_window=gradient_window,
             memory_refresh=memory_refresh,
             acting=acting,

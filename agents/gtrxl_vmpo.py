@@ -84,6 +84,8 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         max_grad_norm: bound of the gradient norm.
         popart: let the value function learn in units in which returns have mean 0 and deviation 1 (PopArt, arXiv
             1809.04474); the step of its running statistics per minibatch. None: it learns in units of the reward.
+        scale_rewards: divide rewards by the running deviation of the discounted return, as ``VecNormalize`` does; the
+            statistics are part of the agent. Left to ``VecNormalize`` where that has ``norm_reward=True``.
         gradient_window: steps through which gradient flows inside a segment; None for the whole segment.
         memory_refresh: which memory the learner begins a segment with. ``"never"``: what the target wrote while it
             acted, made by older weights. ``"update"``: its own, made by encoding every rollout again after the update
@@ -134,6 +136,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         vf_coef: Weight = 1.0,
         max_grad_norm: PositiveNumber = 0.5,
         popart: Fraction | None = None,
+        scale_rewards: bool = True,
         gradient_window: Count | None = None,
         memory_refresh: MemoryRefresh = "update",
         acting: Acting = "eager",
@@ -157,6 +160,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
             vf_coef=vf_coef,
             max_grad_norm=max_grad_norm,
             popart=popart,
+            scale_rewards=scale_rewards,
             gradient_window=gradient_window,
             memory_refresh=memory_refresh,
             acting=acting,

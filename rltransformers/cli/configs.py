@@ -22,11 +22,13 @@ from rltransformers.training.experiment import (
 
 USUAL = """
 agent: gtrxl_ppo
-environment: {num_envs: 8, normalize_reward: true}
+environment: {num_envs: 8}
 train: {total_timesteps: 100_000}
 evaluation: {episodes: 20, every: 10_000}
 """
 """Settings of a run that names an environment alone; what is not here has the default of the agent."""
+USUAL_RECURRENT = USUAL.replace("num_envs: 8", "num_envs: 8, normalize_reward: true")
+"""The same for recurrent_ppo, which scales no rewards by itself."""
 USUAL_OFFLINE = """
 agent: decision_transformer
 environment: {num_envs: 8}
@@ -88,7 +90,8 @@ def config_of_env(env_id: str, overrides: Sequence[tuple[str, str]]) -> tuple[st
         ConfigError: as ``find_config``.
     """
     agent = parse_yaml(dict(overrides).get("agent", AgentName.GTRXL_PPO), "--agent")
-    text = USUAL_OFFLINE if agent == AgentName.DECISION_TRANSFORMER else USUAL
+    recurrent = agent == AgentName.RECURRENT_PPO
+    text = USUAL_OFFLINE if agent == AgentName.DECISION_TRANSFORMER else USUAL_RECURRENT if recurrent else USUAL
     config = _read(text, "--env", overrides)
     return f"{env_id.rpartition(':')[2].rpartition('/')[2]}-{config.agent}", config
 

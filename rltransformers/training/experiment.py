@@ -61,7 +61,8 @@ class EnvironmentConfig:
             to step; async, the same through Gymnasium's AsyncVectorEnv; envpool, threads of EnvPool (id and kwargs are
             EnvPool's).
         normalize_observation: running mean and deviation of observations (VecNormalize).
-        normalize_reward: rewards divided by the running deviation of the return, in training only (VecNormalize).
+        normalize_reward: rewards divided by the running deviation of the return, in training only (VecNormalize);
+            agents with algorithm.scale_rewards do so by themselves, and leave them alone where this is true.
     """
 
     id: str

@@ -51,8 +51,8 @@ def pack_normalization(env: VecNormalize) -> dict[str, Any]:
     """Settings and running statistics of ``env``, as tensors and JSON values."""
     return {
         "settings": {name: getattr(env, name) for name in _SETTINGS},
-        "observations": {path: _moments(rms) for path, rms in _of_observations(env).items()},
-        "returns": _moments(env.ret_rms),
+        "observations": {path: pack_moments(rms) for path, rms in _of_observations(env).items()},
+        "returns": pack_moments(env.ret_rms),
         "running_returns": torch.as_tensor(env.returns),
     }
 
@@ -94,8 +94,8 @@ def set_statistics(wrapper: VecNormalize, packed: Mapping[str, Any], world: Worl
     if wrapper.norm_obs:
         targets = _of_observations(wrapper)
         for path, moments in packed["observations"].items():
-            _set_moments(targets[path], moments, f"normalisation.observations.{path}")
-    _set_moments(wrapper.ret_rms, packed["returns"], "normalisation.returns")
+            set_moments(targets[path], moments, f"normalisation.observations.{path}")
+    set_moments(wrapper.ret_rms, packed["returns"], "normalisation.returns")
     returns = check_tensor(packed["running_returns"], "normalisation.running_returns", (None,), torch.float64)
     if world is not None and len(returns) == wrapper.num_envs * world.size:
         returns = returns[world.block(wrapper.num_envs)]
@@ -129,15 +129,16 @@ def check_same_observations(env: VecEnv, packed: Mapping[str, Any]) -> None:
         )
 
 
-def check_same_rewards(env: VecEnv, packed: Mapping[str, Any]) -> None:
+def check_same_rewards(env: VecEnv, packed: Mapping[str, Any] | None) -> None:
     """Raise ConfigError unless ``env`` scales rewards just where the environment of the packed statistics did.
 
-    For policies that read the reward of the last step.
+    For policies that read the reward of the last step. ``packed``: None for an agent trained without ``VecNormalize``.
     """
-    wrapper, scaled = unwrap_vec_normalize(env), packed["settings"]["norm_reward"]
+    wrapper, scaled = unwrap_vec_normalize(env), packed is not None and packed["settings"]["norm_reward"]
     if wrapper is not None and wrapper.norm_reward != scaled:
+        trained = "without VecNormalize" if packed is None else f"with VecNormalize(norm_reward={scaled})"
         raise ConfigError(
-            f"the policy reads rewards and was trained with VecNormalize(norm_reward={scaled}), the environment has "
+            f"the policy reads rewards and was trained {trained}, the environment has "
             f"VecNormalize(norm_reward={wrapper.norm_reward}): it would see other numbers than it learned from; set "
             f"norm_reward={scaled} on it, or give the environment without VecNormalize"
         )
@@ -307,13 +308,19 @@ def _of_observations(wrapper: VecNormalize) -> dict[str, RunningMeanStd]:
     return found if isinstance(found, dict) else {"": found}
 
 
-def _moments(rms: RunningMeanStd) -> dict[str, Any]:
+def pack_moments(rms: RunningMeanStd) -> dict[str, Any]:
+    """Mean, variance and count, as tensors and a number."""
     return {"mean": torch.as_tensor(rms.mean), "var": torch.as_tensor(rms.var), "count": float(rms.count)}
 
 
-def _set_moments(rms: RunningMeanStd, moments: Mapping[str, Any], name: str) -> None:
+def set_moments(rms: RunningMeanStd, moments: Mapping[str, Any], name: str) -> None:
+    """Let ``rms`` go on from ``pack_moments``, which stands in a checkpoint as ``name``.
+
+    Raises:
+        CheckpointError: for moments of another shape or type, or that are not finite.
+    """
     count = check(moments, Mapping[str, Any], name).get("count")
-    check_same(moments, _moments(rms) | {"count": count}, name)
+    check_same(moments, pack_moments(rms) | {"count": count}, name)
     check(count, NonNegativeNumber, f"{name}.count")
     for moment in ("mean", "var"):
         _check_finite(moments[moment], f"{name}.{moment}")

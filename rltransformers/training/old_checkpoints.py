@@ -21,12 +21,15 @@ NAMES = {
 """Old name of a weight to the present one."""
 SETTINGS = {"target_update": "target_update_interval", "context_length": "burn_in"}
 """Old name of a setting to the present one."""
+ADDED = {"scale_rewards": False}
+"""Settings that files of earlier releases do not have, with what those releases did."""
 
 
 def with_present_names(stored: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Stored settings under the names of today, where ``names`` are those of the agent."""
+    """Stored settings under the names of today, where ``names`` are those of the agent, and those that were added."""
+    added = {name: value for name, value in ADDED.items() if name in names}
     renamed = {old: new for old, new in SETTINGS.items() if new in names and old not in names}
-    return {renamed.get(name, name): value for name, value in stored.items()}
+    return added | {renamed.get(name, name): value for name, value in stored.items()}
 
 
 def in_present_layout(tensors: dict[str, Any], policy: GTrXLPolicy) -> dict[str, Any]:

@@ -85,6 +85,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         vf_coef: float,
         max_grad_norm: float,
         popart: float | None,
+        scale_rewards: bool,
         gradient_window: int | None,
         memory_refresh: MemoryRefresh,
         acting: Acting,
@@ -125,6 +126,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         self.batch_size = batch_size
         self.n_epochs = n_epochs
         self.popart = popart
+        self.scale_rewards = scale_rewards
         self.gradient_window = gradient_window
         self.memory_refresh = memory_refresh
         self.acting = acting
@@ -176,7 +178,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             noise = self._own_rows(policy.action_head.draw(self.all_envs, self._action_generator))
             actions, values, log_probs, state = policy.step(leaves, self._acting, first, noise, overwrites=True)
             clipped_actions = policy.environment_actions(actions)
-            new_obs, rewards, dones, infos, counts = self._step_environments(env, watch, clipped_actions, state)
+            new_obs, rewards, dones, infos, counts, _ = self._step_environments(env, watch, clipped_actions, state)
             callback.update_locals(locals())
             going_on = bool(callback.on_step()) and going_on
             if not going_on and self.world.alone:

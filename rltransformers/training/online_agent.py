@@ -92,6 +92,7 @@ from rltransformers.training.online_checkpoint import (
     stored_segment,
 )
 from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
+from rltransformers.training.reward_scale import RewardScale
 from rltransformers.training.run_card import write_run_card
 from rltransformers.training.schedules import Scheduled, as_schedule, is_line, plain_schedule, warn_of_jumps
 from rltransformers.training.stepping import PolicySteps, Scalings
@@ -106,13 +107,18 @@ NOT_SETTINGS = ("policy", "env", "device", "_init_setup_model")
 
 
 class Outcome(NamedTuple):
-    """Outcome of a step of B environments: ``counts`` [B] is False for rows of a reset, the rest as SB3 names it."""
+    """Outcome of a step of B environments.
+
+    ``counts`` [B] is False for rows of a reset, ``unscaled`` [B] are the rewards before the agent's own scale, the rest
+    is as SB3 names it.
+    """
 
     new_obs: Any
     rewards: np.ndarray
     dones: np.ndarray
     infos: list[dict[str, Any]]
     counts: np.ndarray
+    unscaled: np.ndarray
 
 
 class Stored(NamedTuple):
@@ -141,12 +147,19 @@ class OnlineAgent(BaseAlgorithm):
     kind: ClassVar[str]
     scheduled: ClassVar[tuple[str, ...]]
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"GTrXLPolicy": GTrXLPolicy}
-    of_environments: ClassVar[tuple[str, ...]] = ("acting", "segment", "last_observation", "last_episode_starts")
+    of_environments: ClassVar[tuple[str, ...]] = (
+        "acting",
+        "segment",
+        "last_observation",
+        "last_episode_starts",
+        "running_returns",
+    )
     first_values: ClassVar[tuple[str, ...]] = ()
     policy: Any  # a MemoryPolicy; SB3 declares its own policy without memory
     acting: str
     memory_refresh: str
     max_grad_norm: float
+    scale_rewards: bool
 
     @classmethod
     def setting_names(cls) -> list[str]:
@@ -283,6 +296,7 @@ class OnlineAgent(BaseAlgorithm):
         self._metrics = UnwrittenMetrics()
         self._loaded_normalization: dict[str, Any] | None = None  # of a model that was loaded without environment
         self._scaled_rewards: bool | None = None  # whether it learned from rewards that VecNormalize scaled
+        self._scale = RewardScale(self.n_envs, self.world) if self.scale_rewards else None
         self._counted = 0  # steps of this process in the running rollout
         self._ended: list[list[EndedEpisode]] = []  # episodes of this process in it, by step
         if not self.world.leads:
@@ -298,6 +312,16 @@ class OnlineAgent(BaseAlgorithm):
         """An environment and the step it is at, for messages."""
         return f"{row} at step {self.num_timesteps // self.n_envs} of this run"
 
+    @property
+    def _own_scale(self) -> RewardScale | None:
+        """The scale that rewards go through; None without ``scale_rewards``, and where ``VecNormalize`` scales them."""
+        normalizer, loaded = self._vec_normalize_env, self._loaded_normalization
+        if normalizer is not None:
+            by_wrapper = normalizer.norm_reward if self._scaled_rewards is None else self._scaled_rewards
+        else:
+            by_wrapper = self.env is None and loaded is not None and loaded["settings"]["norm_reward"]
+        return None if by_wrapper else self._scale
+
     def _step_environments(self, env: VecEnv, watch: Watch, actions: Any, state: PolicyState) -> Outcome:
         """Take one step in all environments with ``actions``, which left ``state``, and count it.
 
@@ -305,15 +329,19 @@ class OnlineAgent(BaseAlgorithm):
             DataError: for an exception of an environment (chained), and for rewards or flags that are none.
         """
         when = f"at step {self.num_timesteps // self.n_envs + 1} of this run"
-        new_obs, rewards, dones, infos = watch.step(env, actions, when)
-        watch.outcome(rewards, dones, when)
+        new_obs, unscaled, dones, infos = watch.step(env, actions, when)
+        watch.outcome(unscaled, dones, when)
+        rewards, scale = unscaled, self._own_scale
+        if scale is not None:
+            scale.update(unscaled, cast(np.ndarray, self._last_episode_starts), self.gamma)
+            rewards = scale(unscaled)
         resets = np.array([info.get("reset_row", False) for info in infos], bool)
         self._count_steps(env.num_envs - int(np.count_nonzero(resets)))
         self._acting = with_reward(state, rewards)
         self._last_obs = new_obs
         # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
         self._last_episode_starts = dones | resets
-        return Outcome(new_obs, rewards, dones, infos, ~resets)
+        return Outcome(new_obs, rewards, dones, infos, ~resets, unscaled)
 
     # Update
 
@@ -322,6 +350,8 @@ class OnlineAgent(BaseAlgorithm):
         self.policy.set_training_mode(True)
         self.policy.progress = 1.0 - self._current_progress_remaining
         self._update_learning_rate(self.policy.optimizer)
+        if (scale := self._own_scale) is not None:
+            self.logger.record("train/reward_scale", float(np.sqrt(scale.moments.var)))
 
     def _step(self, loss: Tensor, learned: Iterable[nn.Parameter]) -> Tensor:
         """One step of the optimiser; returns the norm of the gradient of ``learned`` before it was clipped.
@@ -332,7 +362,7 @@ class OnlineAgent(BaseAlgorithm):
         if not torch.isfinite(loss):
             raise DataError(
                 f"the loss of update {self._n_updates} is {float(loss.detach())}; rewards or observations may be far "
-                "too large (VecNormalize scales them), or learning_rate too high"
+                "too large (VecNormalize scales observations, scale_rewards=True rewards), or learning_rate too high"
             )
         self.policy.optimizer.zero_grad()
         loss.backward()
@@ -478,9 +508,13 @@ class OnlineAgent(BaseAlgorithm):
 
         Sampled actions (of ``GTrXLDQN`` random ones with the probability ``epsilon`` of its policy, else the best) come
         from a random stream of their own, or from ``generators``, one for each environment [B]: predicting never
-        changes a training run.
+        changes a training run. ``reward`` is what the environment that the agent learns in returned; with
+        ``scale_rewards`` it is scaled here, for policies that read it.
         """
         streams = self._predict_generator if generators is None else generators
+        scale = self._own_scale
+        if scale is not None and reward is not None and self.policy.uses_previous_reward:
+            reward = scale.of_last_step(reward)
         return self.policy.predict(observation, state, episode_start, deterministic, reward, streams, action_masks)
 
     # Episodes and random streams
@@ -504,8 +538,8 @@ class OnlineAgent(BaseAlgorithm):
         if packed is not None:
             env = with_normalizer(env, packed)
             check_same_observations(env, packed)
-            if self.policy.uses_previous_reward:
-                check_same_rewards(env, packed)
+        if self.env is None and self.policy.uses_previous_reward:
+            check_same_rewards(env, packed)
         check_trained_spaces((tree_space(self.observation_space), self.action_space), env)
         if env.num_envs != self.n_envs:
             raise ConfigError(
@@ -559,8 +593,8 @@ class OnlineAgent(BaseAlgorithm):
     def actor(self, *, deterministic: bool = True, seed: Seed | None = None) -> Actor:
         """The agent as something that acts and remembers by itself, on observations as the environment gives them.
 
-        What ``VecNormalize`` did in training, it does by itself with the present statistics: those of the environment,
-        or those of the checkpoint of an agent that was loaded without one.
+        What ``VecNormalize`` and ``scale_rewards`` did in training, it does by itself with the present statistics:
+        those of environment and agent, or those of the checkpoint of an agent that was loaded without environment.
 
         Args:
             deterministic: take the most likely action, or a sample.
@@ -579,9 +613,10 @@ class OnlineAgent(BaseAlgorithm):
     def export(self, path: str | os.PathLike[str], *, batch: Environments | None = None) -> Path:
         """Write the policy to a file that runs without this package: ``.pt2`` for torch, ``.onnx`` for ONNX runtimes.
 
-        The file takes raw observations and gives actions as the environment takes them, and the other fields of
-        ``PolicyOutput`` beside them; what ``VecNormalize`` does is inside. The policy itself stays as it is. Returns
-        the path. It takes up to a minute, of which a line tells where ``verbose`` is not 0.
+        The file takes raw observations and rewards, and gives actions as the environment takes them, and the other
+        fields of ``PolicyOutput`` beside them; what ``VecNormalize`` and ``scale_rewards`` do is inside. The policy
+        itself stays as it is. Returns the path. It takes up to a minute, of which a line tells where ``verbose`` is not
+        0.
 
         Args:
             path: the ending says which kind of file.
@@ -596,8 +631,15 @@ class OnlineAgent(BaseAlgorithm):
         return write_policy(step, path, batch, tree_space(self.observation_space), self.action_space, self.verbose)
 
     def scalings(self) -> tuple[dict[str, Scaling], Scaling | None]:
-        """Functions of today's ``VecNormalize``: of observation leaves by path, and of the reward."""
-        return scalings_of(self._normalization(), self.env)
+        """What is done to observation leaves by path, and to rewards where the policy reads them.
+
+        Raises:
+            ConfigError: when a wrapper stands between ``VecNormalize`` and the policy.
+        """
+        leaves, reward = scalings_of(self._normalization(), self.env)
+        if (scale := self._own_scale) is not None and self.policy.uses_previous_reward:
+            reward = scale.scaling()
+        return leaves, reward
 
     def _normalization(self) -> dict[str, Any] | None:
         """Settings and statistics of ``VecNormalize``; rewards as in training, whatever evaluations set since."""
@@ -615,9 +657,10 @@ class OnlineAgent(BaseAlgorithm):
         ``path`` may be a file that is open for bytes, from where it stands; such a file stays open.
 
         It holds weights, optimiser, settings, spaces, counters, random streams, the memory and observations where
-        acting stopped, the statistics of ``VecNormalize``, metrics that were recorded and not written yet, and the
-        state of environments that can tell it (``rltransformers.envs.saving``). What is scheduled by a function of
-        one's own is stored as the line that it is; one that is no line as its present value, with a warning.
+        acting stopped, the statistics of ``VecNormalize`` and ``scale_rewards``, metrics that were recorded and not
+        written yet, and the state of environments that can tell it (``rltransformers.envs.saving``). What is scheduled
+        by a function of one's own is stored as the line that it is; one that is no line as its present value, with a
+        warning.
 
         Raises:
             ConfigError: for ``exclude`` or ``include``, which this format has no use for.
@@ -737,6 +780,8 @@ class OnlineAgent(BaseAlgorithm):
             "acting": self._of_all_envs(self._acting.tensors()),
             **pack_progress(self, self.world),
             "normalisation": self._shared_normalization(),
+            "reward_scale": None if self._scale is None else self._scale.tensors(),
+            "running_returns": None if self._scale is None else self._of_all_envs(torch.as_tensor(self._scale.returns)),
         }
 
     def _of_all_envs(self, tree: Any) -> Any:
@@ -817,9 +862,15 @@ class OnlineAgent(BaseAlgorithm):
         alone = env is None and not overrides
         with cls._fit_check(path, overrides), contents_of(path, cls.kind, alone):
             model = cls._of_stored(stored, overrides, vec_env, device, tensors)
-        if packed is not None and vec_env is not None:
-            if model.policy.uses_previous_reward:
+        if model.policy.uses_previous_reward:
+            if model.scale_rewards != (trained := stored.settings["scale_rewards"]):
+                raise ConfigError(
+                    f"scale_rewards={model.scale_rewards}: the policy reads rewards and was trained with "
+                    f"scale_rewards={trained}; leave it out"
+                )
+            if vec_env is not None:
                 check_same_rewards(vec_env, packed)
+        if packed is not None and vec_env is not None:
             model._scaled_rewards = packed["settings"]["norm_reward"]
         with cls._fit_check(path, overrides), contents_of(path, cls.kind):
             tensors = in_present_layout(tensors, model.policy)
@@ -863,6 +914,8 @@ class OnlineAgent(BaseAlgorithm):
         rewards = check_tensor(acting["previous_reward"], "acting.previous_reward", (None,), torch.float32)
         if len(rewards) != n_envs:
             raise CheckpointError(f"it names {n_envs} environments and holds another number of memories")
+        if settings["scale_rewards"] and checkpoint.tensors.get("reward_scale") is None:
+            raise CheckpointError("it says that rewards are scaled and holds no scale")
         return Stored(policy, settings, spaces, n_envs)
 
     @classmethod
@@ -946,6 +999,8 @@ class OnlineAgent(BaseAlgorithm):
         restore_generators({name: getattr(self, name) for name in GENERATORS}, tensors["generators"])
         restore_progress(self, tensors)
         check_same(tensors["acting"], self._acting.tensors(), "acting", n_envs)
+        if self._scale is not None and tensors.get("reward_scale") is not None:
+            self._scale.restore(tensors["reward_scale"], tensors["running_returns"], n_envs)
         # Checkpoints of the first release have no metrics and no segment.
         self._metrics = UnwrittenMetrics(unpack_arrays(tensors.get("metrics") or {}))
         segment = stored_segment(tensors.get("segment"), self.policy, n_envs, self.device)

@@ -28,6 +28,7 @@ from rltransformers.core.world import World, rows_of
 from rltransformers.data.replay import SegmentReplay, Window
 from rltransformers.data.rollout import bytes_of, observation_layout
 from rltransformers.policies.observations import tree_space
+from rltransformers.training.reward_scale import RewardScale
 
 Space = gym.Space[Any]
 KIND = "SegmentReplay"
@@ -115,17 +116,18 @@ def raw_last(normaliser: VecNormalize | None, leaves: Mapping[str, np.ndarray]) 
     return _by_key(normaliser.unnormalize_obs, leaves)
 
 
-def normalised(normaliser: VecNormalize | None, window: Window, types: Mapping[str, torch.dtype]) -> Window:
+def normalised(
+    normaliser: VecNormalize | None, scale: RewardScale | None, window: Window, types: Mapping[str, torch.dtype]
+) -> Window:
     """A window as the policy sees it, under the statistics of now, with observations of these types."""
     observations: Mapping[str, Tensor] = window.observations
     if normaliser is not None:
         arrays = {path: leaf.numpy() for path, leaf in observations.items()}
         observations = {path: to_tensor(leaf, CPU) for path, leaf in _by_key(normaliser.normalize_obs, arrays).items()}
-        window = replace(
-            window,
-            rewards=_rewards(normaliser, window.rewards),
-            previous_rewards=_rewards(normaliser, window.previous_rewards),
-        )
+    change: Any = scale or (None if normaliser is None else normaliser.normalize_reward)
+    if change is not None:
+        scaled = {name: _scaled(change, getattr(window, name)) for name in ("rewards", "previous_rewards")}
+        window = replace(window, **scaled)
     return replace(window, observations={path: leaf.to(types[path]) for path, leaf in observations.items()})
 
 
@@ -135,8 +137,8 @@ def _by_key(change: Any, leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return dict(change(dict(leaves)))
 
 
-def _rewards(normaliser: VecNormalize, rewards: Tensor) -> Tensor:
-    return to_tensor(normaliser.normalize_reward(rewards.numpy()), CPU, rewards.dtype)
+def _scaled(change: Any, rewards: Tensor) -> Tensor:
+    return to_tensor(change(rewards.numpy()), CPU, rewards.dtype)
 
 
 # Files

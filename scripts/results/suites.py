@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import yaml
 
 from rltransformers.cli.configs import find_config
+from rltransformers.cli.keywords import MEMORY_AGENTS
 from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
 from rltransformers.training.experiment import ExperimentConfig, parse_yaml, read_experiment
 
@@ -302,8 +303,14 @@ def config_hash(config: ExperimentConfig, kind: str = "run", transfers: Mapping[
     ``transfers`` count where there are some.
 
     Values that equal the default of their key count as absent, so that a new key does not make old results stale.
+    ``scale_rewards`` counts where the agent scales rewards.
     """
     values = {key: value for key, value in _not_default(config).items() if key not in _NOT_IN_HASH}
+    if config.agent in MEMORY_AGENTS:  # the first results are of agents that scaled no rewards
+        algorithm = {"scale_rewards": True} | config.algorithm
+        if config.environment.normalize_reward or not algorithm["scale_rewards"]:
+            del algorithm["scale_rewards"]
+        values["algorithm"] = algorithm
     parts = [kind, values]
     if transfers:
         parts.append({name: asdict(transfer) for name, transfer in transfers.items()})

@@ -23,7 +23,10 @@ def strolls(lengths: tuple[int, ...] = (5, 9, 30, 3), truncated: tuple[int, ...]
 
 
 def agent(env: Any = None, backbone: dict[str, Any] | None = None, policy: Any = None, **settings: Any) -> GTrXLDQN:
-    """An agent whose values are far from constant: differences in memory must show."""
+    """An agent whose values are far from constant: differences in memory must show.
+
+    Of raw rewards: acting read them under the statistics of its step, a replay under those of the day.
+    """
     chosen: dict[str, Any] = {
         "buffer_size": 4 * 60,
         "learning_starts": 0,
@@ -32,6 +35,7 @@ def agent(env: Any = None, backbone: dict[str, Any] | None = None, policy: Any =
         "train_freq": 6,
         "n_step": N_STEP,
         "exploration": 0.5,
+        "scale_rewards": False,
         "seed": 0,
         "device": "cpu",
     } | settings

@@ -23,10 +23,19 @@ Agent = GTrXLPPO | GTrXLVMPO | GTrXLDQN | DecisionTransformer
 
 
 def online(
-    kind: type[Any] = GTrXLPPO, environment: str = "CartPole-v1", reads: bool = True, steps: int = 64, memory: int = 6
+    kind: type[Any] = GTrXLPPO,
+    environment: str = "CartPole-v1",
+    reads: bool = True,
+    steps: int = 64,
+    memory: int = 6,
+    normalised: bool = True,
 ) -> Any:
-    """On normalised observations and rewards, with statistics that are not the initial ones."""
-    env = VecNormalize(DummyVecEnv([lambda: gym.make(environment)] * 2))
+    """On normalised observations and rewards, with statistics that are not the initial ones.
+
+    Where not ``normalised``, on raw observations and rewards that the agent scales by itself.
+    """
+    env: Any = DummyVecEnv([lambda: gym.make(environment)] * 2)
+    env = VecNormalize(env) if normalised else env
     policy = {"backbone": {"memory": memory, **SMALL}, "previous_action": True, "previous_reward": reads}
     settings = {"learning_starts": 40} if kind is GTrXLDQN else {"n_steps": 16, "n_epochs": 1}
     model = kind(*kind.policy_aliases, env, policy_kwargs=policy, seed=0, device="cpu", learning_rate=3e-2, **settings)
@@ -42,9 +51,11 @@ def offline(environment: str = "CartPole-v1", **settings: Any) -> DecisionTransf
 
 MAKERS: dict[str, Callable[[], Agent]] = {
     "ppo": online,
+    "ppo, its own scale of rewards": lambda: online(normalised=False),
     "ppo, a Box of actions": lambda: online(environment="Pendulum-v1"),
     "vmpo": lambda: online(GTrXLVMPO),
     "dqn": lambda: online(GTrXLDQN),
+    "dqn, its own scale of rewards": lambda: online(GTrXLDQN, normalised=False),
     "dt": offline,
     "dt, a Box of actions": lambda: offline("Pendulum-v1", stochastic=True),
     "bc": lambda: offline(mode="bc"),
@@ -360,7 +371,8 @@ def test_a_faulty_step_leaves_what_is_remembered() -> None:
 @pytest.mark.slow
 @pytest.mark.xdist_group("exported actors")
 @pytest.mark.parametrize(
-    ("name", "ending"), [("ppo", "onnx"), ("dqn", "pt2"), ("dt", "onnx"), ("dt, return head", "pt2")]
+    ("name", "ending"),
+    [("ppo", "onnx"), ("dqn, its own scale of rewards", "pt2"), ("dt", "onnx"), ("dt, return head", "pt2")],
 )
 def test_a_file_acts_as_the_live_agent(name: str, ending: str, tmp_path: Path) -> None:
     model = MAKERS[name]()

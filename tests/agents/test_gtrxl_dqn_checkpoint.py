@@ -55,6 +55,7 @@ def test_stopping_and_resuming_is_the_same_run_as_not_stopping(
             target_update_interval=3,
             learning_starts=40,
             gradient_steps=2,
+            scale_rewards=True,
         )
         model.set_logger(Logger(None, [Rows()]))
         return model

@@ -199,9 +199,11 @@ def test_reset_rows_are_not_kept() -> None:
     assert float(differences(model, said).max()) <= 1e-5
 
 
-def test_replay_keeps_raw_numbers_and_is_normalised_with_the_statistics_of_the_day() -> None:
-    env = VecNormalize(strolls())
-    model = agent(env)
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_replay_keeps_raw_numbers_and_is_normalised_with_the_statistics_of_the_day(wrapped: bool) -> None:
+    """Rewards too, by the scale of ``VecNormalize`` or by that of the agent."""
+    env = VecNormalize(strolls(), norm_reward=wrapped)
+    model = agent(env, scale_rewards=True)
     collect(model, 40)
     window = replay_of(model).gather(all_segments(model))
     seen = model._seen(window)
@@ -209,8 +211,10 @@ def test_replay_keeps_raw_numbers_and_is_normalised_with_the_statistics_of_the_d
     np.testing.assert_array_equal(seen.observations[""].numpy(), expected)
     raw = window.rewards[window.counts]
     assert set(raw.tolist()) == {-1.0, 0.0, 1.0}  # rewards of a stroll
-    np.testing.assert_allclose(seen.rewards, env.normalize_reward(window.rewards.numpy()), rtol=1e-6)
-    np.testing.assert_allclose(seen.previous_rewards, env.normalize_reward(window.previous_rewards.numpy()), rtol=1e-6)
+    assert model._scale is not None
+    deviation = np.sqrt((env.ret_rms if wrapped else model._scale.moments).var + 1e-8)
+    np.testing.assert_allclose(seen.rewards, window.rewards.numpy() / deviation, rtol=1e-6)
+    np.testing.assert_allclose(seen.previous_rewards, window.previous_rewards.numpy() / deviation, rtol=1e-6)
     env.training = False  # statistics stand still: acting and replay say the same
     model = agent(env, buffer_size=4 * 600)
     assert float(differences(model, collect(model, 90, fresh=True)).max()) <= 1e-5

@@ -1,6 +1,7 @@
 """One round of updates equals a plain loop: draws, targets row by row, losses, clipping, Adam, target network."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from rltransformers.agents import GTrXLDQN
 from rltransformers.backbone import Record
+from rltransformers.data.replay import Window
 from rltransformers.policies.q_network import GTrXLQPolicy
 from tests.agents.replayed import SEGMENT, agent, collect, replay_of, strolls
 from tests.agents.tiny_envs import AnySpace
@@ -26,9 +28,9 @@ ADAPTIVE = {
 }
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"n_step": 1, "target_update_interval": 2},
-    "steps": {"n_step": 3, "tau": 0.3, "target_update_interval": 1, "max_grad_norm": 0.02},
-    "rescaled": {"n_step": 2, "value_rescale": True, "target_update_interval": 10},
-    "prioritized": {"n_step": 2, "prioritized": True, "target_update_interval": 2},
+    "steps": {"scale_rewards": True, "n_step": 3, "tau": 0.3, "target_update_interval": 1, "max_grad_norm": 0.02},
+    "rescaled": {"scale_rewards": True, "n_step": 2, "value_rescale": True, "target_update_interval": 10},
+    "prioritized": {"scale_rewards": True, "n_step": 2, "prioritized": True, "target_update_interval": 2},
     "spans": {"n_step": 2, "backbone": ADAPTIVE, "target_update_interval": 2, "learning_rate": 0.05},
 }
 
@@ -61,6 +63,14 @@ def values(policy: Any, parts: Any, window: Any, record: Record | None = None) -
     return found
 
 
+def scaled(window: Window, variance: float) -> Window:
+    """The window with rewards in units of the deviation of the return."""
+    deviation = (variance + 1e-8) ** 0.5
+    both = (window.rewards, window.previous_rewards)
+    rewards, previous = ((each.double() / deviation).clamp(-10.0, 10.0).float() for each in both)
+    return replace(window, rewards=rewards, previous_rewards=previous)
+
+
 def plain_round(model: GTrXLDQN, settings: dict[str, Any]) -> tuple[GTrXLQPolicy, dict[str, float]]:
     """The policy after a round of updates, and what was seen on the way. ``model`` stays as it is."""
     policy, replay = copy.deepcopy(model.policy), copy.deepcopy(replay_of(model))
@@ -76,6 +86,7 @@ def plain_round(model: GTrXLDQN, settings: dict[str, Any]) -> tuple[GTrXLQPolicy
     for update in range(1, UPDATES + 1):
         draw = replay.draw(BATCH, generator, settings.get("prioritized", False))
         window = replay.gather(draw)
+        window = window if model._scale is None else scaled(window, float(model._scale.moments.var))
         record = Record()
         q = values(policy, (policy.actor, policy.action_hidden, policy.action_head), window, record)
         later = values(policy, tuple(policy.target.values()), window).detach()

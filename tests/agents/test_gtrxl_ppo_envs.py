@@ -136,7 +136,7 @@ class Payer(AnySpace):
 @pytest.mark.parametrize("name", NESTED)
 @pytest.mark.parametrize("vector_env", [DummyVecEnv, SyncVectorEnv])
 def test_every_copy_gets_its_own_nested_action(name: str, vector_env: Any) -> None:
-    model = agent(vector_env([partial(Payer, VECTOR, NESTED[name])] * 3))
+    model = agent(vector_env([partial(Payer, VECTOR, NESTED[name])] * 3), scale_rewards=False)
     segment = rollout(model)
     executed = model.policy.action_head.execute(segment.actions)
     paid = sum(leaf.flatten(2).double().sum(-1) for leaf in (each[..., None] for each in executed.values()))

@@ -212,7 +212,7 @@ def terminal_observations(model: OnPolicyMemoryAgent) -> Tensor:
 def test_a_true_value_function_has_no_advantage_under_time_limits(kind: type[Any]) -> None:
     for truncates in (True, False):
         env = DummyVecEnv([partial(Steady, 10, truncates)])
-        model = agent(env, kind=kind, n_steps=25, gamma=0.9)
+        model = agent(env, kind=kind, n_steps=25, gamma=0.9, scale_rewards=False)
         for policy in {model.policy, model._actor}:
             with torch.no_grad():
                 policy.value_net.weight.zero_()
@@ -227,7 +227,8 @@ def test_a_true_value_function_has_no_advantage_under_time_limits(kind: type[Any
 @pytest.mark.slow
 def test_the_learned_value_under_time_limits_is_within_one_percent() -> None:
     env = DummyVecEnv([lambda: Steady(10, True)])
-    model = agent(env, {"memory": 0, "layers": 1}, n_steps=20, gamma=0.9, learning_rate={"start": 5e-2, "end": 1e-4})
+    rate = {"start": 5e-2, "end": 1e-4}
+    model = agent(env, {"memory": 0, "layers": 1}, n_steps=20, gamma=0.9, learning_rate=rate, scale_rewards=False)
     model.learn(20 * 60)
     value = float(rollout(model).values.mean())
     assert value == pytest.approx(10.0, rel=0.01)  # the goal stated for this law: bias of at most 1 %
@@ -442,7 +443,7 @@ def test_a_state_of_another_batch_size_is_refused() -> None:
 @pytest.mark.parametrize("history", [False, True])
 def test_predict_equals_the_rollout(history: bool, kind: type[Any]) -> None:
     policy = {"previous_action": history, "previous_reward": history, "first_step": history}
-    model = agent(walks(3), kind=kind, policy=policy, n_steps=20)
+    model = agent(walks(3), kind=kind, policy=policy, n_steps=20, scale_rewards=False)  # a scale moves in a rollout
     segment = rollout(model)
     expected = model.policy.action_head.decode(evaluated(model, segment).outputs)[""][..., 0]
     state = None

@@ -36,8 +36,10 @@ def environments(task: str, num_envs: int, normalize: bool) -> VecEnv:
     """This process's share of ``num_envs`` environments."""
     share = current_world().share_of(num_envs, "num_envs")
     env: VecEnv
-    if task == "cue":
-        env = make_vec_env("rltransformers/CueRecall-v0", share, env_kwargs={"delay": 3})
+    tasks = {"cue": ("CueRecall", {"delay": 3}), "maze": ("DistractorTMaze", {"corridor": 4, "limit": 9})}
+    if task in tasks:  # of the maze every step has a reward
+        name, options = tasks[task]
+        env = make_vec_env(f"rltransformers/{name}-v0", share, env_kwargs=options)
     else:
         made: type[Walk] = {"walk": Walk, "stroll": Stroll}[task]
         env = VecMonitor(SerialVecEnv([lambda: made(truncates=True)] * share))
@@ -124,6 +126,9 @@ def outcome(model: Any) -> dict[str, Any]:
         "lengths": [int(each["l"]) for each in model.ep_info_buffer],
         "gradients": len(model.policy.optimizer.state_dict()["state"]),
     }
+    if model._scale is not None:
+        moments = model._scale.moments
+        found["scale"] = np.array([moments.mean, moments.var, moments.count])
     normalizer = model.get_vec_normalize_env()
     if normalizer is not None:
         found["normalizer"] = np.concatenate(

@@ -99,6 +99,7 @@ def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 STOPS: dict[str, dict[str, Any]] = {
     "ppo": dict(agent="ppo", normalize=True, n_steps=6, batch_size=12, n_epochs=2, memory_refresh="epoch"),
+    "ppo, rewards in every step": dict(agent="ppo", task="maze", n_steps=6, batch_size=12, n_epochs=2),
     "vmpo": dict(agent="vmpo", n_steps=6, batch_size=12, target_update_interval=3),
     "dqn": dict(
         agent="dqn", policy=dict(optimizer_kwargs=dict(eps=1e-5)), prioritized=True, normalize=True, learning_starts=20,
@@ -111,13 +112,11 @@ STOPS: dict[str, dict[str, Any]] = {
 def test_a_checkpoint_does_not_depend_on_the_number_of_processes(
     two: Pool, case: dict[str, Any], tmp_path: Path
 ) -> None:
-    place: dict[str, Any] = dict(task="cue", num_envs=4)
-    going_on: dict[str, Any] = dict(
-        agent=case["agent"], normalize=case.get("normalize", False), steps=4 * 6 * 4, **place
-    )
-    whole = online(updates=4, **place, **case)
-    two.run(online, updates=2, save=str(tmp_path / "two"), **place, **case)
-    online(updates=2, save=str(tmp_path / "one"), **place, **case)
+    case = {"task": "cue", "num_envs": 4, "normalize": False} | case
+    going_on = {name: case[name] for name in ("agent", "task", "num_envs", "normalize")} | {"steps": 4 * 6 * 4}
+    whole = online(updates=4, **case)
+    two.run(online, updates=2, save=str(tmp_path / "two"), **case)
+    online(updates=2, save=str(tmp_path / "one"), **case)
     for name, value in resumed(str(tmp_path / "two"), **going_on).items():
         check_same({name: value}, {name: whole[name]})
     for each in two.run(resumed, path=str(tmp_path / "one"), **going_on):
@@ -128,9 +127,9 @@ def test_a_checkpoint_does_not_depend_on_the_number_of_processes(
 def test_all_processes_end_with_the_rollout_in_which_the_callback_of_one_ends_training(
     two: Pool, case: dict[str, Any]
 ) -> None:
-    place: dict[str, Any] = dict(task="cue", num_envs=4)
-    first, _ = two.run(online, updates=1, **place, **case)
-    for each in two.run(online, updates=4, ends_in=1, **place, **case):  # in the second rollout
+    case = {"task": "cue", "num_envs": 4} | case
+    first, _ = two.run(online, updates=1, **case)
+    for each in two.run(online, updates=4, ends_in=1, **case):  # in the second rollout
         assert each["steps"] == 2 * 6 * 4
         np.testing.assert_array_equal(each["weights"], first["weights"])
 
