@@ -31,7 +31,7 @@ from rltransformers.core.ranges import NonNegativeNumber, check, shown, strict
 File = str | os.PathLike[str] | io.BufferedIOBase
 """Where a checkpoint is: a path, or a file that is open for bytes and stays so."""
 FORMAT = "rltransformers checkpoint"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _HEADER = "header.json"
 _TENSORS = "tensors.pt"
 LONGEST_REASON = 400

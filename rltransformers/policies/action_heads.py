@@ -50,7 +50,6 @@ class BoxAction(nn.Module):
 
     Args:
         units: centre and scale of every component, for those with an open side; None leaves these as they are.
-        stored: whether the units are part of the saved weights, which mean nothing without them.
     """
 
     centre: Tensor
@@ -61,7 +60,7 @@ class BoxAction(nn.Module):
     countable = tied = False
     choices = 0
 
-    def __init__(self, space: spaces.Box, units: Units | None = None, stored: bool = False) -> None:
+    def __init__(self, space: spaces.Box, units: Units | None = None) -> None:
         super().__init__()
         low, high = (bound.reshape(-1) for bound in box_bounds(space))
         closed = (np.abs(low) < LARGEST) & (np.abs(high) < LARGEST)  # float32 ends at 3.4e38
@@ -74,9 +73,8 @@ class BoxAction(nn.Module):
         self.shape, self.components, self.whole = space.shape, len(low), holds_integers(space)
         self.all_bounded = bool(bounded.all())
         low, high = (bound.reshape(-1) for bound in inner_bounds(space))  # what is executed lies in the Box
-        for name, values in {"centre": centre, "scale": scale}.items():
-            self.register_buffer(name, torch.as_tensor(values, dtype=torch.float32), persistent=stored)
-        for name, values in {"low": low, "high": high, "bounded": bounded}.items():
+        buffers = {"centre": centre.astype(np.float32), "scale": scale.astype(np.float32)}
+        for name, values in {**buffers, "low": low, "high": high, "bounded": bounded}.items():
             self.register_buffer(name, torch.as_tensor(values), persistent=False)
 
     def normalise(self, action: Tensor) -> Float[Tensor, "... A"]:
@@ -196,7 +194,7 @@ class GaussianAction(BoxAction):
     """
 
     def __init__(self, space: spaces.Box, log_std: float) -> None:
-        super().__init__(space, stored=True)
+        super().__init__(space)
         self.outputs = self.draws = self.components
         self.log_std = nn.Parameter(torch.full((self.outputs,), float(log_std)))
 
@@ -680,15 +678,6 @@ class ActionHead(nn.Module):
         """Mean over the components of all Boxes, in head units; None where there is no Gaussian."""
         logs: list[Tensor] = [leaf.log_std for leaf in self.leaves if isinstance(leaf, GaussianAction)]
         return torch.cat(logs).exp().mean() if logs else None
-
-
-def with_units(weights: Mapping[str, Any], module: nn.Module) -> dict[str, Any]:
-    """Weights of ``module`` from a file; of one older than units, in which actions are as environments scale them."""
-    raw: dict[str, Any] = {}
-    for name, leaf in module.named_modules():
-        if isinstance(leaf, GaussianAction):
-            raw |= {f"{name}.centre": torch.zeros_like(leaf.centre), f"{name}.scale": torch.ones_like(leaf.scale)}
-    return raw | dict(weights)
 
 
 def holds_integers(space: spaces.Box) -> bool:

@@ -42,7 +42,7 @@ from rltransformers.core.spaces import (
 from rltransformers.data.rollout import Leaves, action_layout, observation_layout
 from rltransformers.functional.context import EVERY, Context
 from rltransformers.memory.interface import Cached
-from rltransformers.policies.action_heads import ActionHead, as_arrays, with_units
+from rltransformers.policies.action_heads import ActionHead, as_arrays
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.noise import draw_noise, noise_of
@@ -636,7 +636,7 @@ class MemoryPolicy(BasePolicy):
             policy.complete()
             if (step := check(stored["popart"], Fraction | None, "settings.popart")) is not None:
                 policy.normalise_values(step)
-            restore_weights(policy, with_units(check(weights, Mapping[str, Any], "policy"), policy))
+            restore_weights(policy, weights)
             policy.set_training_mode(False)
         return cast(Self, policy.to(place))
 

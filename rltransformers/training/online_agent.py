@@ -81,7 +81,6 @@ from rltransformers.training.normalization import (
     with_normalizer,
     wrapper_between,
 )
-from rltransformers.training.old_checkpoints import in_present_layout, with_present_names
 from rltransformers.training.online_checkpoint import (
     on_device,
     pack_progress,
@@ -717,7 +716,6 @@ class OnlineAgent(BaseAlgorithm):
         else:
             tensors = load_checkpoint(load_path_or_dict, self.kind, find_device(device)).tensors
             with contents_of(load_path_or_dict, self.kind):
-                tensors = in_present_layout(tensors, self.policy)
                 given = {name: tensors[key] for name, key in self._parts().items()}
         take_parameters({name: uncompiled(attrgetter(name)(self)) for name in self._parts()}, given, exact_match)
         actor = self._actor
@@ -873,7 +871,6 @@ class OnlineAgent(BaseAlgorithm):
         if packed is not None and vec_env is not None:
             model._scaled_rewards = packed["settings"]["norm_reward"]
         with cls._fit_check(path, overrides), contents_of(path, cls.kind):
-            tensors = in_present_layout(tensors, model.policy)
             known = stored.n_envs == model.all_envs
             if known and not model.world.alone:
                 tensors = model._own_part(tensors)
@@ -909,8 +906,7 @@ class OnlineAgent(BaseAlgorithm):
         """Description of the agent of a checkpoint, each part checked."""
         values, acting = checkpoint.settings, checkpoint.tensors["acting"]
         settings, spaces, n_envs = cls._stored_settings(values)
-        # Checkpoints of earlier releases know one policy.
-        policy = check(values.get("policy", next(iter(cls.policy_aliases))), str, "policy")
+        policy = check(values["policy"], str, "policy")
         rewards = check_tensor(acting["previous_reward"], "acting.previous_reward", (None,), torch.float32)
         if len(rewards) != n_envs:
             raise CheckpointError(f"it names {n_envs} environments and holds another number of memories")
@@ -981,14 +977,10 @@ class OnlineAgent(BaseAlgorithm):
     @classmethod
     def _stored_settings(cls, stored: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Space, Space], int]:
         """Constructor arguments, the two spaces and the number of environments, each checked."""
-        stored = with_present_names(stored, cls.setting_names())
         known = [name for name in cls.setting_names() if name in stored and name != "tensorboard_log"]
-        held = {name: stored[name] for name in known}
-        # Earlier releases asked functions of a user beyond the end of a run, where they may fall below 0.
-        held |= {name: 0.0 for name in cls.scheduled if isinstance(held.get(name), float) and held[name] < 0.0}
-        settings = check_settings(cls._setting_hints(), held, "settings.")
+        settings = check_settings(cls._setting_hints(), {name: stored[name] for name in known}, "settings.")
         given = restored_kwargs(settings["policy_kwargs"] or {})
-        settings["policy_kwargs"] = cls.check_policy(given, "settings.policy_kwargs.", stored.get("policy"))
+        settings["policy_kwargs"] = cls.check_policy(given, "settings.policy_kwargs.", stored["policy"])
         both = space_from_json(stored["observation_space"]), space_from_json(stored["action_space"])
         return settings, both, check(stored["n_envs"], Count, "settings.n_envs")
 
@@ -1001,7 +993,6 @@ class OnlineAgent(BaseAlgorithm):
         check_same(tensors["acting"], self._acting.tensors(), "acting", n_envs)
         if self._scale is not None and tensors.get("reward_scale") is not None:
             self._scale.restore(tensors["reward_scale"], tensors["running_returns"], n_envs)
-        # Checkpoints of the first release have no metrics and no segment.
-        self._metrics = UnwrittenMetrics(unpack_arrays(tensors.get("metrics") or {}))
-        segment = stored_segment(tensors.get("segment"), self.policy, n_envs, self.device)
+        self._metrics = UnwrittenMetrics(unpack_arrays(tensors["metrics"]))
+        segment = stored_segment(tensors["segment"], self.policy, n_envs, self.device)
         self._segment = segment if n_envs == self.n_envs else None

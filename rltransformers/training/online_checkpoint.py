@@ -27,7 +27,7 @@ from rltransformers.policies.observations import tree_space
 Counter = Annotated[int, Ge(0), Lt(2**63)]
 COUNTERS: dict[str, Any] = {
     **dict.fromkeys(("num_timesteps", "_total_timesteps", "_episode_num", "_n_updates"), Counter),
-    "_current_progress_remaining": Annotated[float, Le(1)],  # of earlier releases below 0 at the end of a run
+    "_current_progress_remaining": Annotated[float, Ge(0), Le(1)],
 }
 
 
@@ -83,7 +83,6 @@ def restore_progress(agent: BaseAlgorithm, tensors: Mapping[str, Any]) -> None:
     """
     for name, annotation in COUNTERS.items():
         setattr(agent, name, check(tensors["counters"][name], annotation, f"counters.{name}"))
-    agent._current_progress_remaining = max(0.0, agent._current_progress_remaining)
     episodes = check(unpack_arrays(tensors["episodes"]), list[Mapping[str, Any]], "episodes")
     for name in ("r", "l"):
         for episode in episodes:

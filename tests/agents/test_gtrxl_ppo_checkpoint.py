@@ -435,36 +435,6 @@ def test_new_episodes_follow_from_their_seed(kind: type[Any]) -> None:
     assert not torch.equal(weights(models[0]), weights(models[2]))
 
 
-@pytest.mark.parametrize("memory_refresh", get_args(MemoryRefresh))
-def test_a_checkpoint_of_the_first_release_loads(tmp_path: Path, memory_refresh: str) -> None:
-    """It held no metrics, no last rollout and no environment."""
-    agent(memory_refresh=memory_refresh).learn(STEPS).save(tmp_path / "model")
-    stored = load_checkpoint(tmp_path / "model", "GTrXLPPO")
-    tensors = {key: stored.tensors[key] for key in stored.tensors if key not in ("metrics", "segment", "environment")}
-    tensors["episodes"] = [{"r": 1.5, "l": 5, "t": 0.1}]
-    save_checkpoint(tmp_path / "old", "GTrXLPPO", stored.settings, tensors)
-    model = GTrXLPPO.load(tmp_path / "old", env=walks(), force_reset=None)
-    assert model.learn(STEPS, reset_num_timesteps=False).num_timesteps == 2 * STEPS
-
-
-@pytest.mark.parametrize("kind", ON_POLICY)
-def test_a_checkpoint_whose_schedules_fell_below_zero_loads_with_zero(tmp_path: Path, kind: type[Any]) -> None:
-    """Earlier releases asked functions of a user beyond the end of a run."""
-    agent(kind=kind).learn(STEPS).save(tmp_path / "model.zip")
-    below = {name: -1e-3 for name in kind.scheduled}
-    changed(tmp_path / "model.zip", tmp_path / "old.zip", below, {"_current_progress_remaining": -0.5})
-    found = load_checkpoint(tmp_path / "old.zip")
-    (group,) = found.tensors["optimizer"]["param_groups"]
-    group["lr"] = -1e-3
-    save_checkpoint(tmp_path / "old.zip", found.kind, found.settings, found.tensors)
-    model = kind.load(tmp_path / "old.zip", env=walks(), device="cpu")
-    assert model.lr_schedule(1.0) == model.policy.optimizer.param_groups[0]["lr"] == 0.0
-    assert model._current_progress_remaining == 0.0
-    assert all(model._setting(name) == 0.0 for name in kind.scheduled)
-    again = kind.load(tmp_path / "old.zip", env=walks(), device="cpu", learning_rate=1e-3)
-    assert again.learn(STEPS).policy.optimizer.param_groups[0]["lr"] == 1e-3
-
-
 @pytest.mark.parametrize("kind", ON_POLICY)
 def test_an_environment_that_is_set_after_loading_is_normalised_as_one_given_to_load(
     tmp_path: Path, kind: type[Any]
