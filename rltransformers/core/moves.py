@@ -47,7 +47,7 @@ def _programs(env: VecEnv) -> Sequence[Any]:
     holder: Any = innermost(env)
     if not isinstance(holder, DummyVecEnv | SyncVectorEnv):
         return [holder]
-    programs = list(holder.envs)
+    programs: list[Any] = list(holder.envs)
     for index in range(len(programs)):
         while isinstance(programs[index], gymnasium.Wrapper):  # ``unwrapped`` may be anything
             programs[index] = programs[index].env
@@ -59,7 +59,7 @@ def _counting(program: Any) -> dict[str, Any]:
     kind = type(program)
     if _MOVES not in vars(kind):
         with suppress(TypeError):  # of classes in C, which have no subclasses of the same layout
-            program.__class__ = _counting_class(kind)
+            program.__class__ = _counting_class(kind)  # type: ignore[arg-type]  # a class is hashable
     return vars(program)
 
 
@@ -82,7 +82,7 @@ def _counting_class(kind: type) -> type:
         return call
 
     def reduce(self: Any, protocol: Any) -> Any:
-        reduced: Any = kind.__reduce_ex__(self, protocol)
+        reduced: Any = super(counted, self).__reduce_ex__(protocol)
         if isinstance(reduced, str) or not reduced[1] or reduced[1][0] is not counted:
             return reduced
         # pickle insists on the class of the object only where it is made by this function
@@ -93,5 +93,5 @@ def _counting_class(kind: type) -> type:
         name: counting(name, getattr(kind, name)) for name in (*_MOVERS, _CALLER) if callable(getattr(kind, name, None))
     }
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, _MOVES: 0}
-    counted = type(kind)(kind.__name__, (kind,), {**names, **members, "__reduce_ex__": reduce})
+    counted: Any = type(kind)(kind.__name__, (kind,), {**names, **members, "__reduce_ex__": reduce})
     return counted

@@ -205,7 +205,7 @@ class OnlineAgent(BaseAlgorithm):
         self.lr_schedule = self._learning_rate
 
     @property
-    def _last_obs(self) -> Any:  # type: ignore[override]  # an attribute of SB3's
+    def _last_obs(self) -> Any:
         """The newest observation, of where the environments stand as long as ``_moved`` says nothing else."""
         return self._observation
 

@@ -22,6 +22,7 @@ SPACES: dict[str, spaces.Space[Any]] = {
     "Tuple in Dict": spaces.Dict({"x": spaces.Tuple([CHOICE, VECTOR]), "z": VECTOR}),
     "Dict in Tuple": spaces.Tuple([spaces.Dict({"a": CHOICE}), VECTOR]),
 }
+ID = {name: f"tests/{name.replace(' ', '')}-v0" for name in SPACES}
 WAYS: dict[str, Callable[[str], Any]] = {
     "id": lambda name: ID[name],
     "specification": lambda name: gym.spec(ID[name]),
@@ -33,7 +34,6 @@ WAYS: dict[str, Callable[[str], Any]] = {
     "make_vec_env": lambda name: make_vec_env(ID[name], 2),
     "vector of Gymnasium": lambda name: SyncVectorEnv([partial(AnySpace, SPACES[name], CHOICE)] * 2),
 }
-ID = {name: f"tests/{name.replace(' ', '')}-v0" for name in SPACES}
 for name, space in SPACES.items():
     gym.register(ID[name], entry_point=partial(AnySpace, space, CHOICE))
 

@@ -74,6 +74,7 @@ def made(seed: int) -> None:
     env.reset()
 
 
+MODEL = model()
 DRAWN: dict[str, Callable[[int], Any]] = {
     "PPO": partial(learned, GTrXLPPO, lambda: DummyVecEnv([Draws] * COPIES)),
     "V-MPO in make_vec_env": partial(learned, GTrXLVMPO, lambda: make_vec_env(Draws, COPIES)),
@@ -89,7 +90,6 @@ DRAWN: dict[str, Callable[[int], Any]] = {
     "evaluate_online": evaluated,
     "DecisionTransformer.evaluate": lambda seed: MODEL.evaluate(Draws, 1.0, episodes=9, num_envs=COPIES, seed=seed),
 }
-MODEL = model()
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -110,13 +110,12 @@ def test_seeds_share_no_environment(name: str) -> None:
 def test_seeds_share_no_cue(kind: type[Any]) -> None:
     def firsts(seed: int) -> list[bytes]:
         env = make_vec_env("rltransformers/CueRecall-v0", 4, env_kwargs={"cues": 8, "delay": 1}, seed=seed)
-        if kind is GTrXLPPO:
-            agent = GTrXLPPO("GTrXLPolicy", env, policy_kwargs=POLICY, seed=seed, device="cpu")
-        else:
-            agent = GTrXLDQN("GTrXLQPolicy", env, policy_kwargs=POLICY, seed=seed, device="cpu", segment_length=8)
-        seen = [agent.env.reset()]  # type: ignore[union-attr]
+        sizes: dict[str, Any] = {"segment_length": 8} if kind is GTrXLDQN else {}
+        name = next(iter(kind.policy_aliases))
+        agent = kind(name, env, policy_kwargs=POLICY, seed=seed, device="cpu", **sizes)
+        seen = [agent.env.reset()]
         for _ in range(80):
-            observation, _, dones, _ = agent.env.step(np.zeros(4, np.int64))  # type: ignore[union-attr]
+            observation, _, dones, _ = agent.env.step(np.zeros(4, np.int64))
             if dones.all():
                 seen.append(observation)
         return [cues.tobytes() for cues in np.stack(seen, 1)]
