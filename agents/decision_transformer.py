@@ -45,7 +45,7 @@ from rltransformers.core.ranges import (
     strict,
 )
 from rltransformers.core.registry import find_spec
-from rltransformers.core.seeding import step_seed
+from rltransformers.core.seeding import branch_seeds, step_seed
 from rltransformers.core.spaces import nest_leaves
 from rltransformers.core.spec import Choice
 from rltransformers.core.world import World
@@ -762,7 +762,7 @@ class DecisionTransformer(OfflineAgent):
         longest_episode: int | None = None,
         progress_bar: bool = False,
     ) -> list[EvaluationResult]:
-        """Results per target return, each over the same ``episodes`` episodes; episode i is seeded with ``seed + i``.
+        """Results per target return, each over the same ``episodes`` episodes, whose seeds follow from ``seed``.
 
         Targets and episodes share one batch of environments. Every started episode runs to its end and is counted, so
         neither the number of environments nor their order changes a result. Actions are clipped to the Boxes of the
@@ -795,7 +795,8 @@ class DecisionTransformer(OfflineAgent):
             best = None if self.settings.mode == "bc" else self.summary.best_return
             targets = target_list(target_returns, best, self.summary.return_scale)
         counted = self.settings.discount, self.settings.delayed_reward
-        played = [Episode(target, seed + episode, *counted) for target in targets for episode in range(episodes)]
+        seeds = branch_seeds(seed, "evaluation", episodes)
+        played = [Episode(target, episode_seed, *counted) for target in targets for episode_seed in seeds]
         envs = self._vector_env(env, min(num_envs, len(played)), env_kwargs, wrappers)
         try:
             check_spaces(envs, self.observation_space, self.action_space)

@@ -221,6 +221,8 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         policy, episodes, before = self.policy, self._episode_num, self.num_timesteps
         policy.set_training_mode(False)
         callback.on_rollout_start()
+        if self._moved:
+            self._reset_environments()
         normaliser = self._vec_normalize_env
         watch = self._watch(env, values_last=True)
         seen = watch.observation(self._last_obs, self._place)
@@ -250,6 +252,8 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             self._episode_num += int(np.count_nonzero(dones))
             if not going_on and self.world.alone:
                 return RolloutReturn((step + 1) * env.num_envs, self._episode_num - episodes, continue_training=False)
+            if self._moved:  # by the callback: the replay takes these episodes as left
+                new_obs = self._reset_environments()
             seen = watch.observation(new_obs, self._place)
             leaves = policy.leaves_to_tensors(seen)
         going_on = self._share_rollout(before, going_on)

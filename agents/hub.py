@@ -211,7 +211,7 @@ def _card(kind: str, result: EvaluationResult, snippet: str) -> str:
 
 # {kind} in {result.env_id}
 
-Mean return **{value}** over {len(result.returns)} episodes from seeds {result.seeds[0]} to {result.seeds[-1]}{target}.
+Mean return **{value}** over {len(result.returns)} episodes{target}.
 All episodes: `results.json`. Settings: `config.json`.
 
 ```python

@@ -25,6 +25,7 @@ from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecE
 from rltransformers.core.modules import SAFE_PATH, import_module, safe_path
 from rltransformers.core.ranges import Environments, Processes, Seed, annotations, check, shown, suggesting
 from rltransformers.core.registry import GLOBAL_RANDOMNESS, find_spec
+from rltransformers.core.seeding import branch_seeds, seed_environments
 from rltransformers.core.spaces import check_supported, is_nested
 from rltransformers.envs.pool import EnvPoolVector
 from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv, with_statistics
@@ -57,7 +58,7 @@ def make_vec_env(
         env_id: a registered id; "module:id" imports the module first, also one in the current folder. Packages of known
             suites are imported by need. In place of an id a specification, a function or a class that makes an
             environment from ``env_kwargs``, or one environment, of which there are no copies.
-        seed: of the first copy, copy i gets seed + i at the first reset; None is random.
+        seed: of all copies, each of which draws from a stream of its own, from the first reset on; None is random.
         env_kwargs: for the environment's constructor.
         wrappers: applied in order; each a name, {"name": ..., option: ...}, or a function of an environment. Names are
             those in ``WRAPPERS``, those of ``gymnasium.wrappers``, or "module:Class".
@@ -88,7 +89,7 @@ def make_vec_env(
         else:
             venv = SerialVecEnv(_copies(spec, num_envs, options, wrappers))
     if seed is not None:
-        venv.seed(seed)
+        seed_environments(venv, branch_seeds(seed, "environment", venv.num_envs))
     venv = FiniteVecEnv(venv)
     return with_statistics(venv) if monitor else venv
 

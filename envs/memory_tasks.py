@@ -70,6 +70,7 @@ class MemoryTaskVector(VectorEnv[Array, Array, Array]):
     """
 
     rules_type: ClassVar[Callable[..., Rules]]
+    takes_seeds: ClassVar[bool] = True
 
     def __init__(
         self, num_envs: int = 1, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP, **options: Any

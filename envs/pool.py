@@ -19,7 +19,7 @@ class EnvPoolVector(VectorEnv[Any, Any, Any]):
     EnvPool begins the next episode of a copy in the step behind an end, and ignores the action of that step. Here a
     copy that ended is reset by its number before that step, so every step is one of an episode.
 
-    EnvPool takes seeds when it makes a pool, so a reset with a seed makes the pool anew; copy i has ``seed + i``.
+    EnvPool takes a seed when it makes a pool, so a reset with a seed makes the pool anew; copy i has ``seed + i``.
 
     Args:
         env_id: an id of EnvPool, which has names and rules of its own ("Pong-v5" for "ALE/Pong-v5").

@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env.util import dict_to_obs
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import check_outcome
+from rltransformers.core.seeding import vector_seed
 from rltransformers.core.spaces import check_supported, leaf_values, observation_leaves, stack_members
 from rltransformers.envs.memory_tasks import MemoryTaskVector
 from rltransformers.envs.wrappers import check_observation_space
@@ -99,12 +100,15 @@ class GymnasiumVecEnv(VecEnv):
     * NEXT_STEP: likewise, where a partial reset is known to work (``supports_partial_reset``), so no row is wasted.
       Other NEXT_STEP environments need one call more to reset, in which the others move on. Then the observation after
       an end is the terminal one once more, and the following row, whose action was ignored and whose reward is 0, is
-      marked with ``infos[i]["reset_row"] = True``: a learner leaves it out of its loss and starts its memory anew after
-      it. Returns are unchanged; a ``VecMonitor`` counts that row, ``with_statistics`` does not.
+      marked in ``reset_rows``: a learner leaves it out of its loss and starts its memory anew after it. Returns are
+      unchanged; a ``VecMonitor`` counts that row, ``with_statistics`` does not.
 
     Observations are copies, nested Dict and Tuple observations one flat Dict keyed by path ("camera/left", "0").
     Rewards are float32. The action space is ``single_action_space``; actions of a Dict or a Tuple come as a list, one
     for each copy.
+
+    Attributes:
+        reset_rows: sub-environments whose newest row is a reset row [N].
 
     Raises:
         ConfigError: for unsupported spaces, or when the environment does not say how it resets.
@@ -127,10 +131,11 @@ class GymnasiumVecEnv(VecEnv):
         self._nested_actions = isinstance(env.single_action_space, spaces.Dict | spaces.Tuple)
         self._bare = "" in leaves
         self._resets_next = np.zeros(env.num_envs, bool)  # sub-environments whose next row is a reset row
+        self.reset_rows = np.zeros(env.num_envs, bool)
         self._step = 0
 
     def reset(self) -> VecEnvObs:
-        seed: Any = self._gymnasium_seed()  # Gymnasium's own environments take a list, its base class names only int
+        seed = vector_seed(self.env, self._seeds)
         observation, infos = self.env.reset(seed=seed, options=self._gymnasium_options())
         self._reset_seeds()
         self._reset_options()
@@ -153,9 +158,9 @@ class GymnasiumVecEnv(VecEnv):
         terminated, truncated = np.asarray(terminated), np.asarray(truncated)
         ended = terminated | truncated
         if not self.partial_reset:
-            for i in np.flatnonzero(self._resets_next).tolist():
-                self.reset_infos[i] = infos[i]
-                infos[i] = {"reset_row": True}
+            self.reset_rows = self._resets_next
+            for i in np.flatnonzero(self.reset_rows).tolist():
+                self.reset_infos[i], infos[i] = infos[i], {}
         some_ended = np.count_nonzero(ended) > 0
         if some_ended:
             if self.mode is AutoresetMode.SAME_STEP:
@@ -275,14 +280,6 @@ class GymnasiumVecEnv(VecEnv):
             infos[i] = dict(reset_info.pop("final_info", {}))
             infos[i]["terminal_observation"] = self._outside(self._leaves(final))
         return infos
-
-    def _gymnasium_seed(self) -> int | list[int | None] | None:
-        first = self._seeds[0]
-        if all(seed is None for seed in self._seeds):
-            return None
-        if first is not None and self._seeds == [first + i for i in range(self.num_envs)]:
-            return first
-        return self._seeds
 
     def _gymnasium_options(self) -> dict[str, Any] | None:
         first = self._options[0]

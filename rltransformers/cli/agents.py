@@ -27,6 +27,7 @@ from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.files import replacing
 from rltransformers.core.registry import find_spec
+from rltransformers.core.seeding import branch_seeds, seed_environments
 from rltransformers.core.spaces import differing_spaces, is_image, leaf_spaces
 from rltransformers.core.world import current_world
 from rltransformers.data import load_trajectories
@@ -137,6 +138,7 @@ class OnlineRunAgent(RunAgent):
             self.model = self._gtrxl(MEMORY_AGENTS[config.agent], env, checkpoint)
         else:
             self.model = self._recurrent(env, checkpoint)
+            seed_environments(env, branch_seeds(seed, "environment", env.num_envs))  # Stable-Baselines3: seed + i
         self._evaluation_env: VecEnv | None = None
         if training and config.evaluation.kwargs:
             self.evaluation_environment()  # what cannot work should not wait for the first evaluation

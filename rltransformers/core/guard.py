@@ -7,6 +7,7 @@
 
 import math
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -17,7 +18,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper, VecMonitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
@@ -305,6 +306,45 @@ def innermost(env: VecEnv | VectorEnv[Any, Any, Any]) -> VecEnv | VectorEnv[Any,
         return env.unwrapped
     program = vars(env).get("env")
     return program.unwrapped if isinstance(program, VectorEnv) else env
+
+
+_STATISTICS = {"NormalizeObservation": "obs_rms", "NormalizeReward": "return_rms"}
+"""Wrappers of Gymnasium, for single and for vector environments, and the attribute that each has."""
+
+
+def warn_of_statistics(env: VecEnv | VectorEnv[Any, Any, Any]) -> None:
+    """Warn of wrappers whose running statistics are lost with the environment."""
+    names = [name for name, attribute in _STATISTICS.items() if _has_attribute(env, attribute)]
+    if names:
+        warnings.warn(
+            f"the environment is wrapped in {' and '.join(names)} of Gymnasium, whose running statistics no checkpoint "
+            "and no dataset holds: an environment that is made again, as for load and evaluate, begins them anew and "
+            "shows other numbers; take VecNormalize of Stable-Baselines3 (in configs environment.normalize_observation "
+            "and normalize_reward), whose statistics checkpoints hold",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _has_attribute(env: VecEnv | VectorEnv[Any, Any, Any], name: str) -> bool:
+    """Whether a copy, a wrapper of one or a vector wrapper of Gymnasium has such an attribute."""
+    layer: Any = env if isinstance(env, VectorEnv) else vars(env.unwrapped).get("env")
+    while isinstance(layer, VectorWrapper):
+        if name in vars(layer):
+            return True
+        layer = layer.env
+    holder: Any = innermost(env)
+    if isinstance(holder, DummyVecEnv | SyncVectorEnv):
+        return any(copy.has_wrapper_attr(name) for copy in holder.envs)
+    if isinstance(holder, AsyncVectorEnv):
+        return any(holder.call("has_wrapper_attr", name))
+    return isinstance(holder, SubprocVecEnv) and holder.has_attr(name)
+
+
+def reset_rows(env: VecEnv) -> np.ndarray:
+    """Environments [N] whose newest step was a reset, as a ``GymnasiumVecEnv`` marks it; its action was ignored."""
+    rows: np.ndarray = vars(env.unwrapped).get("reset_rows", np.zeros(env.num_envs, bool))
+    return rows
 
 
 def raised_in_reset(error: BaseException) -> bool:

@@ -1,13 +1,22 @@
-"""One seed, separate random streams: drawing more from one part of a run never shifts another."""
+"""One seed, separate random streams: drawing more from one part of a run never shifts another.
 
+All are branches of one ``numpy.random.SeedSequence``. Every environment of a run and every episode of an evaluation has
+a branch of its own, so that runs with seeds 0 and 1 share none.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from rltransformers.core.errors import ConfigError
 
 STREAMS = ("model", "environment", "data", "action")
+BRANCHES = (*STREAMS, "evaluation")
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,42 @@ def generators(seed: int | None, device: torch.device | str = "cpu") -> Generato
         raise ConfigError(f"seed must be 0 or larger, got {seed}; or None for a random one")
     children = np.random.SeedSequence(seed).spawn(len(STREAMS))
     return Generators(**{name: _stream(child, device) for name, child in zip(STREAMS, children, strict=True)})
+
+
+def branch(seed: int, name: str, *numbers: int) -> np.random.SeedSequence:
+    """The branch of a run's seed that is called ``name`` (one of ``BRANCHES``), or a numbered branch of that one."""
+    return np.random.SeedSequence(seed, spawn_key=(BRANCHES.index(name), *numbers))
+
+
+def branch_seeds(seed: int, name: str, count: int, first: int = 0) -> list[int]:
+    """Independent seeds (below 2**31) of the environments or episodes ``first``, ``first`` + 1, ... of a run."""
+    return [int(branch(seed, name, number).generate_state(1)[0] >> 1) for number in range(first, first + count)]
+
+
+def seed_environments(env: VecEnv, seeds: Sequence[int]) -> None:
+    """Let every environment begin its next reset with a seed of its own; ``VecEnv.seed(s)`` hands out s, s + 1, ...
+
+    A ``VecEnv`` with a ``seed`` of its own gets the first one.
+    """
+    while isinstance(env, VecEnvWrapper) and type(env).seed is VecEnvWrapper.seed:
+        env = env.venv
+    if type(env).seed is VecEnv.seed:
+        env._seeds = list(seeds)
+    else:
+        env.seed(seeds[0])
+
+
+def vector_seed(env: VectorEnv[Any, Any, Any], seeds: Sequence[int | None]) -> Any:
+    """``seeds``, one for each copy, as ``env.reset`` takes them.
+
+    Gymnasium's base class promises to take one number: a program for all copies gets the first, unless it has the
+    attribute ``takes_seeds``.
+    """
+    if all(seed is None for seed in seeds):
+        return None
+    program = env.unwrapped
+    takes_list = isinstance(program, SyncVectorEnv | AsyncVectorEnv) or getattr(program, "takes_seeds", False)
+    return list(seeds) if takes_list else seeds[0]
 
 
 def step_seed(seed: int, step: int, purpose: str) -> int:

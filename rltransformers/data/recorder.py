@@ -45,17 +45,20 @@ from rltransformers.core.guard import (
     checked_copies,
     construction,
     read_leaves,
+    reset_rows,
+    warn_of_statistics,
 )
 from rltransformers.core.members import members, numbers
 from rltransformers.core.ranges import Environments, Episodes, Steps, WholeNumber, check, shown, suggesting
 from rltransformers.core.registry import find_spec
-from rltransformers.core.seeding import generators
+from rltransformers.core.seeding import generators, seed_environments, vector_seed
 from rltransformers.core.spaces import (
     check_supported,
     differing_spaces,
     leaf_spaces,
     leaf_values,
     nest_leaves,
+    observation_leaves,
     space_from_leaves,
     space_outline,
     stored_dtype,
@@ -147,6 +150,7 @@ def record(
     check(env_kwargs, Mapping[str, Any] | None, "env_kwargs")
     chosen = recorded if recorded is None or isinstance(recorded, ObservationView) else _chosen(recorded)
     vector, owned = _vector_env(env, num_envs, dict(env_kwargs or {}), vectorization_mode)
+    warn_of_statistics(vector.env)
     try:
         with checked_copies(vector.env):
             parts = behaviour.parts if isinstance(behaviour, Mixture) else ((1.0, behaviour),)
@@ -169,9 +173,9 @@ def record(
                 recording = _Recording(vector, actor, view, progress, done_before)
                 if episodes is not None or longest_episode is not None:
                     recording.longest = longest_allowed(longest_episode, spec)
-                env_seed = int(streams.environment.numpy.integers(2**31 - vector.num_envs))
+                seeds = streams.environment.numpy.integers(2**31, size=vector.num_envs).tolist()
                 quota = _quota(share, vector.num_envs) if episodes is not None else None
-                recording.run(share if quota is None else None, quota, env_seed, streams.action.numpy)
+                recording.run(share if quota is None else None, quota, seeds, streams.action.numpy)
                 result = recording.trajectories(name or env_id or "recording", env_id, env_spec)
                 facts = {"name": _label(actor), "weight": weight, "steps": result.steps, "episodes": len(result)}
                 described.append(facts)
@@ -239,11 +243,11 @@ class _Recording:
         self.last: list[tuple[int, npt.NDArray[np.int64], Leaves]] = []  # (rows so far, environments, observations)
 
     def run(
-        self, steps: int | None, quota: npt.NDArray[np.int64] | None, seed: int, generator: np.random.Generator
+        self, steps: int | None, quota: npt.NDArray[np.int64] | None, seeds: list[int], generator: np.random.Generator
     ) -> None:
         """Fills the arrays until ``steps`` are counted and the running episodes ended, or every quota is met."""
         vector, batch = self.vector, self.vector.num_envs
-        observations = vector.reset(seed)
+        observations = vector.reset(seeds)
         seen = self._seen(observations)
         first, rewards = np.ones(batch, bool), np.zeros(batch)
         reads_rewards = "rewards" in inspect.signature(self.behaviour.act).parameters
@@ -524,7 +528,7 @@ class _Vector(Protocol):
     action_space: Space
     spec: Any
 
-    def reset(self, seed: int) -> Any: ...
+    def reset(self, seeds: list[int]) -> Any: ...
 
     def step(self, actions: Any) -> _Step: ...
 
@@ -540,10 +544,10 @@ class _GymnasiumVector:
         self._none = np.zeros(env.num_envs, bool)
         self._leaves = read_leaves(self.observation_space)
 
-    def reset(self, seed: int) -> Any:
+    def reset(self, seeds: list[int]) -> Any:
         self._ended, self._steps = self._none, 0
         self._age, self._episode = np.zeros(self.num_envs, np.int64), np.zeros(self.num_envs, np.int64)
-        observations = attempt(self.env, "in step 0", self.env.reset, seed=seed)[0]
+        observations = attempt(self.env, "in step 0", self.env.reset, seed=vector_seed(self.env, seeds))[0]
         self._check(observations)
         return observations
 
@@ -589,13 +593,19 @@ class _GymnasiumVector:
 class _SB3Vector:
     def __init__(self, env: VecEnv) -> None:
         self.env, self.num_envs = env if is_vecenv_wrapped(env, FiniteVecEnv) else FiniteVecEnv(env), env.num_envs
-        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self._flat, self.action_space = env.observation_space, env.action_space
+        leaves = observation_leaves(self._flat)
+        self._nested = any("/" in path for path in leaves)  # of make_vec_env, which makes nested spaces flat
+        self.observation_space = space_from_leaves(leaves) if self._nested else self._flat
         self.spec = env.get_attr("spec")[0] if env.has_attr("spec") else None
         self._none = np.zeros(env.num_envs, bool)
 
-    def reset(self, seed: int) -> Any:
-        self.env.seed(seed)
-        return self.env.reset()
+    def reset(self, seeds: list[int]) -> Any:
+        seed_environments(self.env, seeds)
+        return self._as_space(self.env.reset())
+
+    def _as_space(self, observations: Any) -> Any:
+        return nest_leaves(self.observation_space, observations) if self._nested else observations
 
     def step(self, actions: Any) -> _Step:
         observations, rewards, ended, infos = self.env.step(actions)
@@ -604,9 +614,10 @@ class _SB3Vector:
         if ended.any():
             truncated = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos]) & ended
             finals = [info.get("terminal_observation") for info in infos]
-            last = _replaced(self.observation_space, observations, ended, finals)
+            last = _replaced(self._flat, observations, ended, finals)
         # Of a vector environment that resets in a step of its own: that step leads to the first observation.
-        ignored = np.array([bool(info.get("reset_row", False)) for info in infos])
+        ignored = reset_rows(self.env)
+        observations, last = self._as_space(observations), self._as_space(last)
         return _Step(observations, last, rewards, ended & ~truncated, truncated, ignored, first=ended | ignored)
 
     def close(self) -> None:

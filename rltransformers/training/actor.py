@@ -16,6 +16,7 @@ from rltransformers.core.action_masks import ACTION_MASK, masks_of_step
 from rltransformers.core.described import spaces_line
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Seed, check
+from rltransformers.core.seeding import branch
 from rltransformers.core.spaces import leaf_spaces, nest_leaves
 from rltransformers.policies.noise import draw_noise
 from rltransformers.policies.observations import StateWatch, fit_observation, fit_rewards, fit_starts
@@ -50,7 +51,8 @@ class Actor:
         self.observation_space, self.action_space = policy.observation_space, policy.action_space
         self.deterministic, self.name = check(deterministic, bool, "deterministic"), name
         self._policy = policy
-        self._generator = np.random.default_rng(check(seed, Seed | None, "seed"))
+        check(seed, Seed | None, "seed")
+        self._generator = np.random.default_rng(None if seed is None else branch(seed, "action"))
         self._state_watch = StateWatch()
         self._state: Any = None
         self._start: Bools | None = None  # where the next observation begins an episode; None before the first reset

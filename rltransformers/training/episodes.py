@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from rltransformers.core.action_masks import ACTION_MASK, first_allowed
 from rltransformers.core.episodes import LONGEST_EPISODE, endless_episode, success_of
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.guard import attempt, check_observations, check_outcome, checked_copies
+from rltransformers.core.guard import attempt, check_observations, check_outcome, checked_copies, warn_of_statistics
 from rltransformers.core.seeding import episode_noise
 from rltransformers.core.spaces import differing_spaces, leaf_spaces, leaf_values, nest_leaves, space_outline
 from rltransformers.policies.decision import ActingState, Decider, DecisionPolicy
@@ -94,6 +94,7 @@ def play(
         DataError: for an observation or a reward that the space or the network cannot hold, and for an exception of the
             environment (chained), with environment and step; for an episode that goes on after ``longest`` steps.
     """
+    warn_of_statistics(envs)
     bar = tqdm(total=len(episodes), desc="evaluating", unit="episode", disable=not progress, leave=False)
     with checked_copies(envs), bar:
         _play(envs, episodes, act, decider, draws, longest, name, bar)

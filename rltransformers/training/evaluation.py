@@ -1,6 +1,6 @@
 """Evaluation: results per episode with their summary, and an unbiased evaluation of any Stable-Baselines3-like model.
 
-Every started episode counts and episode k always starts from seed ``seed + k``, which sampled actions follow from as
+Every started episode counts and episode k always starts from branch k of the seed, which sampled actions follow from as
 well, so the number of environment copies changes the speed of an evaluation, not its result.
 """
 
@@ -24,9 +24,9 @@ from rltransformers.core.described import count
 from rltransformers.core.episodes import endless_episode, episode_record, longest_allowed, success_of
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import replacing
-from rltransformers.core.guard import FiniteVecEnv, checked_copies
+from rltransformers.core.guard import FiniteVecEnv, checked_copies, warn_of_statistics
 from rltransformers.core.ranges import Episodes, check, suggesting
-from rltransformers.core.seeding import episode_noise
+from rltransformers.core.seeding import branch_seeds, episode_noise, seed_environments
 from rltransformers.data.d4rl import normalized_score
 from rltransformers.functional.statistics import iqm, stratified_bootstrap
 
@@ -51,6 +51,7 @@ class EvaluationResult:
 
     Attributes:
         env_id: names the reference scores; None when unknown.
+        seeds: that the environment was reset with, per episode.
         successes: by ``is_success``, else ``success``, of the last info of each episode; None where the environment has
             neither.
         target_return: what a Decision Transformer was asked for, in reward units; None otherwise.
@@ -196,7 +197,7 @@ def evaluate_online(
     progress: bool = False,
     longest_episode: int | None = None,
 ) -> EvaluationResult:
-    """Run ``episodes`` episodes of ``model`` in ``env``, episode k from seed ``seed + k``.
+    """Run ``episodes`` episodes of ``model`` in ``env``, each from a seed of its own, which follows from ``seed``.
 
     The copies of ``env`` start together and wait for the slowest, wave after wave: which episodes count is fixed before
     they start, so short ones are not favoured. A copy that waits plays on, uncounted: where a few episodes are far
@@ -227,14 +228,17 @@ def evaluate_online(
         raise ConfigError("an evaluation must not change the VecNormalize statistics; set training=False on it")
     if normalize is not None and normalize.norm_reward and not monitored:
         raise ConfigError("returns would be counted after normalisation; put a VecMonitor below the VecNormalize")
+    warn_of_statistics(env)
     finished: list[_Episode] = []
+    seeds = branch_seeds(seed, "evaluation", episodes + env.num_envs)  # of those too that only fill the last wave
     bar = tqdm(total=episodes, desc="evaluating", unit="episode", disable=not progress, leave=False)
     with checked_copies(env), bar:
         env = env if is_vecenv_wrapped(env, FiniteVecEnv) else FiniteVecEnv(env)
         for first in range(0, episodes, env.num_envs):
             count = min(env.num_envs, episodes - first)
             wave: list[_Episode | None] = [None] * count
-            for copy, episode in _wave(model, env, count, seed + first, deterministic, monitored, env_id, longest):
+            own = seeds[first : first + env.num_envs]
+            for copy, episode in _wave(model, env, count, own, deterministic, monitored, env_id, longest):
                 wave[copy] = episode
                 bar.update()
             finished += [episode for episode in wave if episode is not None]
@@ -244,7 +248,7 @@ def evaluate_online(
         env_id=env_id,
         returns=tuple(episode.total for episode in finished),
         lengths=tuple(episode.length for episode in finished),
-        seeds=tuple(range(seed, seed + episodes)),
+        seeds=tuple(seeds[:episodes]),
         successes=successes if len(successes) == episodes else None,
         step=None if step is None else int(step),
     )
@@ -261,18 +265,18 @@ def _wave(
     model: Predictor,
     env: VecEnv,
     count: int,
-    seed: int,
+    seeds: Sequence[int],
     deterministic: bool,
     monitored: bool,
     env_id: str,
     longest: int,
 ) -> Iterator[tuple[int, _Episode]]:
     """The first episode of the first ``count`` copies, each as (copy, episode) when it ends."""
-    env.seed(seed)
+    seed_environments(env, seeds)
     observation: Any = env.reset()
     state: Any = None
     takes = inspect.signature(model.predict).parameters
-    noise = [episode_noise(seed + copy) for copy in range(env.num_envs)]
+    noise = [episode_noise(seed) for seed in seeds]
     rewards: Any = np.zeros(env.num_envs)
     start: NDArray[np.bool_] = np.ones(env.num_envs, dtype=bool)
     running = np.arange(env.num_envs) < count

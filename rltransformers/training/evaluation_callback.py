@@ -30,7 +30,7 @@ class EvaluationCallback(EventCallback):
         log_path: folder for ``evaluations.npz`` with timesteps [E], results and ep_lengths [E, episodes], all of the
             best target return, as ``EvalCallback`` writes it.
         deterministic: most probable actions, or samples.
-        num_envs, env_kwargs, seed: as in ``evaluate``; episode i is seeded with ``seed + i`` every time.
+        num_envs, env_kwargs, seed: as in ``evaluate``; the same episodes every time.
         callback_on_new_best: called after an evaluation with a new highest mean, such as Stable-Baselines3's
             ``StopTrainingOnRewardThreshold``; its False ends training.
         callback_after_eval: called after every evaluation, such as ``StopTrainingOnNoModelImprovement``.

@@ -199,7 +199,7 @@ class EvaluationConfig:
         every: steps from one evaluation to the next, of the environment online, of the gradient offline; 0: only at the
             end.
         target_returns: commanded returns of a Decision Transformer.
-        seed: episode k starts from ``seed + k``; far from the seeds of training.
+        seed: from which the seeds of the episodes follow; they are none of training, whatever its seed.
         deterministic: the most likely action instead of a sampled one.
         kwargs: keywords of the environment that differ from ``environment.kwargs``: train on many levels, test on one.
         longest_episode: steps after which an episode that goes on is an error; ``None``: 200,000, or the step limit

@@ -167,6 +167,8 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         buffer.reset(policy.without_cache(state), state.previous_action, state.previous_reward)
         before = self.num_timesteps
         callback.on_rollout_start()
+        if self._moved:
+            self._reset_environments()
         segment_before = self._segment if self.memory_refresh == "epoch" else None
         self._segment = None  # until this one is whole: what follows a rollout that was given up follows no segment
         watch = self._watch(env, values_last=False)
@@ -185,6 +187,9 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
                 self._rollout_from = None
                 return False
             self._update_info_buffer(infos, dones)
+            if self._moved:  # by the callback: these episodes end here, as cut by a limit
+                infos, dones = _cut(infos, dones, new_obs), np.ones_like(dones)
+                new_obs = self._reset_environments()
             buffer.add(leaves, actions, rewards, episode_starts, dones, values, log_probs, counts)
             if np.count_nonzero(dones):
                 self._bootstrap(buffer, self._acting, *watch.last_observations(dones, infos, self._place))
@@ -354,6 +359,17 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
     def _watched_rows(self) -> Tensor:
         """The one environment that the memory panel looks at, to cost little: another one in every update."""
         return torch.as_tensor([self._n_updates // self.n_epochs % self.n_envs], device=self.device)
+
+
+def _cut(infos: list[dict[str, Any]], dones: np.ndarray, observations: Any) -> list[dict[str, Any]]:
+    """``infos`` in which the episodes that go on are cut by a limit, at these last observations."""
+
+    def cut(row: int) -> dict[str, Any]:
+        leaves = observations.items() if isinstance(observations, Mapping) else ()
+        last = {key: leaf[row] for key, leaf in leaves} or observations[row]
+        return infos[row] | {"terminal_observation": last, "TimeLimit.truncated": True}
+
+    return [info if dones[row] else cut(row) for row, info in enumerate(infos)]
 
 
 def with_auxiliary(loss: LossT, now: SegmentEvaluation) -> LossT:

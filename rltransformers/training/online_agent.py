@@ -47,9 +47,10 @@ from rltransformers.core.device import find_device, to_tensor
 from rltransformers.core.episodes import episode_record, success_of
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, one_line, refuse_unknown
 from rltransformers.core.files import check_path
-from rltransformers.core.guard import attempt, named_fault, raised_in_reset
+from rltransformers.core.guard import attempt, named_fault, raised_in_reset, reset_rows, warn_of_statistics
+from rltransformers.core.moves import Moves
 from rltransformers.core.ranges import Count, Environments, Seed, annotations, check, check_settings, strict
-from rltransformers.core.seeding import generators
+from rltransformers.core.seeding import branch_seeds, generators, seed_environments
 from rltransformers.core.spaces import leaf_spaces, space_from_json, space_to_json
 from rltransformers.core.world import World, current_world, rows_of
 from rltransformers.data.rollout import Segment
@@ -202,6 +203,22 @@ class OnlineAgent(BaseAlgorithm):
         self._learning_rate = as_schedule(value, "learning_rate")
         self.lr_schedule = self._learning_rate
 
+    @property
+    def _last_obs(self) -> Any:
+        """The newest observation, of where the environments stand as long as ``_moved`` says nothing else."""
+        return self._observation
+
+    @_last_obs.setter
+    def _last_obs(self, observation: Any) -> None:
+        self._observation = observation
+        if observation is not None and self.env is not None:
+            self._moves.note()
+
+    @property
+    def _moved(self) -> bool:
+        """Whether the environments were reset or stepped by somebody else since the newest observation."""
+        return self.env is not None and self._moves.unknown
+
     @cached_property
     def world(self) -> World:
         """The processes that train this agent, as ``rltransformers.core.world.join`` found them."""
@@ -298,9 +315,15 @@ class OnlineAgent(BaseAlgorithm):
         self._scale = RewardScale(self.n_envs, self.world) if self.scale_rewards else None
         self._counted = 0  # steps of this process in the running rollout
         self._ended: list[list[EndedEpisode]] = []  # episodes of this process in it, by step
+        self._look_at_environment()
         if not self.world.leads:
             self.tensorboard_log, self.verbose = None, 0
         check_path(self.tensorboard_log or "")
+
+    def _look_at_environment(self) -> None:
+        if self.env is not None:
+            self._moves = Moves(self.env)
+            warn_of_statistics(self.env)
 
     def _to_device(self, array: Any) -> Tensor:
         return to_tensor(array, self.device)
@@ -334,13 +357,25 @@ class OnlineAgent(BaseAlgorithm):
         if scale is not None:
             scale.update(unscaled, cast(np.ndarray, self._last_episode_starts), self.gamma)
             rewards = scale(unscaled)
-        resets = np.array([info.get("reset_row", False) for info in infos], bool)
+        resets = reset_rows(env)
         self._count_steps(env.num_envs - int(np.count_nonzero(resets)))
         self._acting = with_reward(state, rewards)
         self._last_obs = new_obs
         # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
         self._last_episode_starts = dones | resets
         return Outcome(new_obs, rewards, dones, infos, ~resets, unscaled)
+
+    def _reset_environments(self) -> Any:
+        """The first observations of new episodes, which act next.
+
+        Raises:
+            DataError: for an exception of an environment (chained), and for what a ``VecNormalize`` must not take in.
+        """
+        env = cast(VecEnv, self.env)
+        with self._watch(env, values_last=False).taking_in("in step 0"):
+            self._last_obs = attempt(env, "in step 0", env.reset)
+        self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
+        return self._last_obs
 
     # Update
 
@@ -548,13 +583,14 @@ class OnlineAgent(BaseAlgorithm):
         self._check_masks(env)
         self.observation_space = env.observation_space  # that of a file is nested where the environment's is flat
         super().set_env(env, force_reset)
+        self._look_at_environment()
         if packed is not None:
             set_statistics(cast(VecNormalize, self._vec_normalize_env), packed, self.world)
             self._scaled_rewards = packed["settings"]["norm_reward"]
 
     @strict
     def begin_episodes(self, seed: Seed) -> None:
-        """Begin new episodes in all environments; those of environment i follow from ``seed + i``.
+        """Begin new episodes in all environments; those of every environment follow from ``seed``.
 
         Only between two updates: in a rollout the steps so far would lose their ends.
 
@@ -563,10 +599,8 @@ class OnlineAgent(BaseAlgorithm):
         """
         if self.env is None:
             raise ConfigError(f"this agent has no environment; load it with {self.kind}.load(path, env=env)")
-        self.env.seed(seed + self.world.rank * self.n_envs)
-        with self._watch(self.env, values_last=False).taking_in("in step 0"):
-            self._last_obs = cast(Any, attempt(self.env, "in step 0", self.env.reset))
-        self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
+        self._seed_environments(seed)
+        self._reset_environments()
 
     @strict
     def set_random_seed(self, seed: Seed | None = None) -> None:
@@ -577,14 +611,19 @@ class OnlineAgent(BaseAlgorithm):
         if seed is None:
             return
         super().set_random_seed(seed)
-        if self.env is not None and not self.world.alone:
-            self.env.seed(seed + self.world.rank * self.n_envs)
+        if self.env is not None:
+            self._seed_environments(seed)
         self._begin_streams(seed)
+
+    def _seed_environments(self, seed: int) -> None:
+        """Seeds for the next reset, each of which depends on the number of the environment among ``all_envs`` alone."""
+        count = self.env.num_envs  # type: ignore[union-attr]  # asked for where there is one
+        seed_environments(cast(VecEnv, self.env), branch_seeds(seed, "environment", count, self.world.rank * count))
 
     @property
     def stands_in_episodes(self) -> bool:
         """Whether ``learn(..., reset_num_timesteps=False)`` goes on with running episodes; else it begins new ones."""
-        return self._last_obs is not None
+        return self._last_obs is not None and not self._moved
 
     # Acting
 
@@ -767,6 +806,8 @@ class OnlineAgent(BaseAlgorithm):
         return os.fspath(value) if isinstance(value, os.PathLike) else value
 
     def _tensors(self) -> dict[str, Any]:
+        if self.world.any(self._moved):
+            self._last_obs = None  # of episodes that are gone: nobody can go on from it
         logger = self.logger if hasattr(self, "_logger") else None
         again = self.memory_refresh == "epoch" and self._segment is not None  # the next update encodes it again
         return {
@@ -885,8 +926,8 @@ class OnlineAgent(BaseAlgorithm):
             state = unpack_arrays(tensors.get("environment"))
         if force_reset is False and tensors["last_observation"] is None and model.num_timesteps:
             raise ConfigError(
-                "the file holds no place to go on from: its agent had no environment when it was saved; leave "
-                "force_reset out to begin new episodes"
+                "the file holds no place to go on from: its agent had no environment when it was saved, or one that "
+                "somebody else had reset or stepped; leave force_reset out to begin new episodes"
             )
         restorable = known and state is not None and vec_env is not None and takes_state(vec_env, state)
         if tensors["last_observation"] is not None and (restorable if force_reset is None else not force_reset):
@@ -896,9 +937,9 @@ class OnlineAgent(BaseAlgorithm):
                     "load with force_reset=True to begin new episodes"
                 )
             with contents_of(path, cls.kind):
-                model._restore_place(tensors)
                 if restorable:
                     restore_environment(cast(VecEnv, vec_env), state)
+                model._restore_place(tensors)
         return model
 
     @classmethod

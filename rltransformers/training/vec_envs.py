@@ -41,7 +41,7 @@ def as_vec_env(env: Any, monitor: bool = True) -> VecEnv:
     if isinstance(env, str | EnvSpec):
         env = _drawing(found_source(env))
     elif callable(env) and not isinstance(env, gym.Env):
-        env = make_env(env)
+        env = make_env(env, flat=False)
     if isinstance(env, VectorEnv):
         env = with_statistics(GymnasiumVecEnv(env))
     elif not isinstance(env, VecEnv):
@@ -69,10 +69,10 @@ def _drawing(spec: Any) -> gym.Env[Any, Any]:
     with warnings.catch_warnings():  # of environments that do not draw
         warnings.simplefilter("ignore")
         try:
-            return make_env(spec, env_kwargs={"render_mode": "rgb_array"})
+            return make_env(spec, env_kwargs={"render_mode": "rgb_array"}, flat=False)
         except ConfigError:  # some take no such keyword; what else is wrong is told by the second try
             pass
-    return make_env(spec)
+    return make_env(spec, flat=False)
 
 
 def check_trained_spaces(trained: tuple[Space, Space], env: VecEnv) -> None:

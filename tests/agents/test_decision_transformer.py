@@ -469,7 +469,7 @@ def test_results_do_not_depend_on_how_many_environments_run_at_once(trained: Dec
     one_by_one = run(num_envs=1)
     for options in ({"num_envs": 4}, {"num_envs": 100}):
         for ours, theirs in zip(run(**options), one_by_one, strict=True):
-            assert ours.seeds == theirs.seeds == tuple(range(40, 49))
+            assert ours.seeds == theirs.seeds and len(set(ours.seeds)) == 9
             assert ours.lengths == theirs.lengths
             assert ours.successes == theirs.successes
             np.testing.assert_allclose(ours.returns, theirs.returns, atol=1e-4)  # float32 kernels of other shapes
@@ -529,7 +529,7 @@ def test_the_return_asked_for_falls_by_every_reward_received(
     result = trained.evaluate("test/Drift-v0", [6.0], episodes=1, seed=3)[0]
     env = Drift()
     rewards: list[float] = []
-    observation, _ = env.reset(seed=3)
+    observation, _ = env.reset(seed=result.seeds[0])
     state = None
     for t in range(result.lengths[0]):
         previous = rewards[-1] if rewards else None

@@ -28,6 +28,7 @@ from rltransformers.agents import GTrXLPPO, GTrXLVMPO
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
+from rltransformers.core.seeding import branch_seeds, seed_environments
 from rltransformers.envs import make_vec_env
 from rltransformers.training.on_policy_agent import MemoryRefresh, OnPolicyMemoryAgent
 from rltransformers.training.online_agent import GENERATORS
@@ -40,7 +41,7 @@ STEPS = 2 * 12
 
 def walks() -> VecEnv:
     env = DummyVecEnv([partial(Walk, (5, 30)), partial(Walk, (7,), True)])
-    env.seed(0)
+    seed_environments(env, branch_seeds(0, "environment", 2))  # as the agent does
     return env
 
 

@@ -18,7 +18,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 
 from rltransformers.agents import GTrXLPPO
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
+from rltransformers.core.guard import reset_rows
 from rltransformers.core.spaces import leaf_values
+from rltransformers.data import record
 from rltransformers.envs import FlatDict, GymnasiumVecEnv, make_vec_env
 from rltransformers.policies.observations import fit_observation
 from rltransformers.training.evaluation import evaluate_online
@@ -310,12 +312,12 @@ def episode_returns(model: GTrXLPPO, episodes: int) -> list[list[float]]:
     totals, found = np.zeros(env.num_envs), [[] for _ in range(env.num_envs)]  # type: ignore[var-annotated]
     while min(map(len, found)) < episodes:
         action, state = model.predict(observation, state, start, deterministic=True)
-        observation, reward, start, infos = env.step(action)
+        observation, reward, start, _ = env.step(action)
         totals += reward
         for i in np.flatnonzero(start):
             found[i].append(round(float(totals[i]), 4))
             totals[i] = 0.0
-        start = start | np.array([info.get("reset_row", False) for info in infos])
+        start = start | reset_rows(env)
     return [returns[:episodes] for returns in found]
 
 
@@ -352,10 +354,11 @@ class ResetRows(VecEnv):
 
     def step_wait(self) -> Any:
         rows, rewards, dones, infos = [], np.zeros(2, np.float32), np.zeros(2, dtype=bool), []
+        self.reset_rows = self.over
         for i, env in enumerate(self.envs):
             if self.over[i]:
                 rows.append(env.reset()[0])
-                infos.append({"reset_row": True})
+                infos.append({})
                 continue
             observation, rewards[i], terminated, truncated, _ = env.step(self.actions[i])
             dones[i] = terminated or truncated
@@ -374,6 +377,22 @@ class ResetRows(VecEnv):
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
         return [False, False]
+
+
+class Telling(Walk):
+    """Puts into its infos what vector environments put there, and once did."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        *row, info = super().step(action)
+        return *row, info | {"reset_row": True, "reset_rows": True}  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("make", [Telling, lambda: DummyVecEnv([Telling] * 2), lambda: SyncVectorEnv([Telling] * 2)])
+def test_infos_of_an_environment_make_no_reset_rows(make: Any) -> None:
+    model = agent(make())
+    model.learn(1)
+    assert model._segment is not None and bool(model._segment.counts.all())
+    assert record(make(), "random", steps=20).steps >= 20
 
 
 def test_reset_rows_are_no_steps_and_start_no_memory() -> None:

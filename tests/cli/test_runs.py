@@ -33,6 +33,7 @@ from rltransformers.cli.keywords import check_keywords
 from rltransformers.cli.main import build_parser, main
 from rltransformers.cli.words import split_overrides
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.seeding import branch_seeds
 from rltransformers.core.signals import signals_to
 from rltransformers.data import load_trajectories
 from rltransformers.envs import DropIndices
@@ -150,7 +151,7 @@ def test_a_run_leaves_everything_it_promises_and_evaluates_again_to_the_same_epi
         "lstm": [3],
     }[name]
     other = json.loads(run(capsys, "evaluate", str(folder.path), "--json", "--episodes", "2", "--seed", "9", *trust))
-    assert other[0]["seeds"] == [9, 10]
+    assert other[0]["seeds"] == branch_seeds(9, "evaluation", 2)
     words = "is a run folder: go on with `train --resume runs/"
     assert words in refused(capsys, "train", os.path.relpath(folder.path))
 

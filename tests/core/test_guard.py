@@ -155,6 +155,7 @@ gymnasium.register("test/Wrong-v0", entry_point="tests.envs.faulty:Wrong")
 
 def stepped(env: Any) -> None:
     """Three steps of a Stable-Baselines3 vector environment; copy 1 has seed 11."""
+    env.seed(10)
     try:
         env.reset()
         for _ in range(3):
@@ -164,11 +165,11 @@ def stepped(env: Any) -> None:
 
 
 def in_one_process(**options: Any) -> None:
-    stepped(make_vec_env("test/Wrong-v0", 3, seed=10, env_kwargs=options))
+    stepped(make_vec_env("test/Wrong-v0", 3, env_kwargs=options))
 
 
 def in_three_processes(processes: Processes = True, **options: Any) -> None:
-    stepped(make_vec_env("test/Wrong-v0", 3, seed=10, env_kwargs=options, processes=processes))
+    stepped(make_vec_env("test/Wrong-v0", 3, env_kwargs=options, processes=processes))
 
 
 def in_evaluation(**options: Any) -> None:

@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 from rltransformers.core.errors import ConfigError, DataError, MissingExtraError
 from rltransformers.core.guard import innermost
 from rltransformers.core.ranges import Processes
+from rltransformers.core.seeding import branch_seeds
 from rltransformers.envs import DropIndices, GymnasiumVecEnv, find_spec, make_env, make_vec_env, make_vector_env
 from rltransformers.envs.make import WrapperConfig
 from rltransformers.envs.pool import EnvPoolVector
@@ -125,6 +126,7 @@ def test_wrappers_are_named_with_options_and_applied_in_order() -> None:
 def whole_rows(env: VecEnv, steps: int = 40) -> list[Any]:
     """What a learner sees, ends of episodes included, under seeded actions; a second reset with other seeds at last."""
     env.action_space.seed(1)
+    env.seed(3)
     seen: list[Any] = [env.reset()]
     for _ in range(steps):
         *row, infos = env.step(np.array([env.action_space.sample() for _ in range(env.num_envs)]))
@@ -155,7 +157,7 @@ PROCESSES = [
 def test_whoever_steps_the_copies_gives_the_same_rows(processes: Processes, kind: type) -> None:
     """Observations, rewards, ends of both kinds with their last observations, lengths and returns; seeds, too."""
     wrappers: list[WrapperConfig] = [{"name": "DropIndices", "indices": [1, 3]}, "History"]
-    given: dict[str, Any] = {"seed": 3, "env_kwargs": {"max_episode_steps": 14}}
+    given: dict[str, Any] = {"env_kwargs": {"max_episode_steps": 14}}
     given |= {} if processes == "envpool" else {"wrappers": wrappers}
     alone = whole_rows(make_vec_env("CartPole-v1", 2, **given))
     apart = make_vec_env("CartPole-v1", 2, processes=processes, **given)
@@ -367,9 +369,9 @@ def test_more_processes_than_open_files_are_refused_with_the_setting(
 
 
 def gymnasium_rows(env: VectorEnv[Any, Any, Any], steps: int = 30) -> list[Any]:
-    """Observations of copies with seeds 4, 5, ... under the actions of ``rows``, and how each step ended."""
+    """Observations of copies with the seeds of a run of seed 4 under the actions of ``rows``; how each step ended."""
     env.single_action_space.seed(1)
-    seen: list[Any] = [env.reset(seed=4)[0]]
+    seen: list[Any] = [env.reset(seed=branch_seeds(4, "environment", env.num_envs))[0]]  # type: ignore[arg-type]
     for _ in range(steps):
         actions = np.array([env.single_action_space.sample() for _ in range(env.num_envs)])
         observations, rewards, terminated, truncated, _ = env.step(actions)

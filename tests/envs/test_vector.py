@@ -14,6 +14,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor
 
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.guard import reset_rows
 from rltransformers.envs import FlatDict, GymnasiumVecEnv, make_vec_env
 from rltransformers.envs.vector import SerialVecEnv, supports_partial_reset, with_statistics
 
@@ -70,7 +71,7 @@ def rows(venv: VecEnv, steps: int = 40) -> list[Any]:
     seen: list[Any] = [venv.reset(), [dict(info) for info in venv.reset_infos]]
     for _ in range(steps):
         row = venv.step(np.array([venv.action_space.sample() for _ in range(venv.num_envs)]))
-        seen.append((*row, [dict(info) for info in venv.reset_infos]))
+        seen.append((*row, [dict(info) for info in venv.reset_infos], reset_rows(venv)))
     venv.close()
     return seen
 
@@ -169,7 +170,7 @@ def test_an_environment_without_partial_reset_marks_its_reset_rows() -> None:
     assert not supports_partial_reset(wrapped)
     got, expected = rows(GymnasiumVecEnv(wrapped), 90), rows(DummyVecEnv([cart_pole] * 3), 90)
     for i in range(3):
-        marked = [bool(row[3][i].get("reset_row")) for row in got[2:]]
+        marked = [bool(row[5][i]) for row in got[2:]]
         ended = [bool(row[2][i]) for row in got[2:]]
         assert sum(marked) >= 3
         assert marked == [False, *ended[:-1]]
@@ -233,7 +234,7 @@ def test_partial_resets_are_trusted_only_where_they_work() -> None:
 def test_gymnasiums_own_numpy_cart_pole_runs() -> None:
     third = gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="vector_entry_point")
     seen = rows(GymnasiumVecEnv(third), 80)
-    assert any(info.get("reset_row") for row in seen[2:] for info in row[3])
+    assert any(row[5].any() for row in seen[2:])
 
 
 def test_observations_are_copies() -> None:

@@ -11,6 +11,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 
 from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.seeding import branch_seeds
 from rltransformers.training.evaluation import (
     EvaluationResult,
     evaluate_online,
@@ -60,16 +61,17 @@ def by_hand(seed: int) -> tuple[float, int]:
 @pytest.mark.parametrize("monitor", [False, True])
 def test_each_episode_is_the_one_of_its_seed_however_many_copies_run(copies: int, monitor: bool) -> None:
     result = evaluate_online(Counter(), vector(copies, monitor), "Countdown", episodes=7, seed=40)
-    expected = [by_hand(seed) for seed in range(40, 47)]
+    seeds = branch_seeds(40, "evaluation", 7)
+    expected = [by_hand(seed) for seed in seeds]
     assert list(zip(result.returns, result.lengths, strict=True)) == expected
-    assert result.seeds == tuple(range(40, 47))
+    assert result.seeds == tuple(seeds)
     assert result.successes == tuple(length % 2 == 0 for _, length in expected)
 
 
 def test_monitored_returns_are_counted_below_the_normalisation() -> None:
     env = VecNormalize(VecMonitor(vector(2)), training=False)
     result = evaluate_online(Counter(), env, "Countdown", episodes=4, seed=3)
-    assert list(result.returns) == [by_hand(seed)[0] for seed in range(3, 7)]
+    assert list(result.returns) == [by_hand(seed)[0] for seed in result.seeds]
 
 
 class Lives(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -93,7 +95,7 @@ class Lives(gymnasium.Wrapper[Any, Any, Any, Any]):
 def test_a_lost_life_starts_the_memory_anew_and_does_not_end_the_game() -> None:
     env = DummyVecEnv([lambda: Lives(Monitor(Countdown()))] * 2)
     result = evaluate_online(Counter(), env, "Countdown", episodes=4, seed=40)
-    lengths = [by_hand(seed)[1] for seed in range(40, 44)]
+    lengths = [by_hand(seed)[1] for seed in result.seeds]
     assert list(result.lengths) == lengths
     # The counter never reaches its third step, so it always acts 0.
     assert list(result.returns) == [sum(range(1, length + 1)) for length in lengths]
@@ -190,7 +192,8 @@ def test_a_monitor_above_the_normalisation_does_not_hide_it() -> None:
     with pytest.raises(ConfigError, match="VecMonitor below"):
         evaluate_online(Counter(), VecMonitor(VecNormalize(vector(1), training=False)), "Countdown")
     env = VecMonitor(VecNormalize(vector(1), training=False, norm_reward=False))
-    assert evaluate_online(Counter(), env, "Countdown", episodes=1, seed=3).returns[0] == by_hand(3)[0]
+    result = evaluate_online(Counter(), env, "Countdown", episodes=1, seed=3)
+    assert result.returns[0] == by_hand(result.seeds[0])[0]
 
 
 def test_alignment_compares_discounted_returns_with_discounted_targets(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ def add(commands: Parsers) -> None:
         "evaluate",
         "Evaluate a trained agent.",
         """
-RUN is a run folder made by `rltransformers train`. Episode k starts from seed SEED + k, so results of two agents
-are comparable episode by episode. Printed are mean, standard deviation, interquartile mean with its 95 % bootstrap
-interval over episodes, episode length, and success rate and normalised score where they are defined.
+RUN is a run folder made by `rltransformers train`. Every episode has a seed that follows from SEED, so results of two
+agents are comparable episode by episode. Printed are mean, standard deviation, interquartile mean with its 95 %
+bootstrap interval over episodes, episode length, and success rate and normalised score where they are defined.
 
   rltransformers evaluate runs/gtrxl_cue_recall-seed0 --episodes 100
   rltransformers evaluate runs/gtrxl_cue_recall-seed0 --env-kwargs '{"delay": 20}'
@@ -42,7 +42,9 @@ interval over episodes, episode length, and success rate and normalised score wh
         metavar="R",
         help="return a Decision Transformer is asked for; repeat for several (default: of the config)",
     )
-    parser.add_argument("--seed", type=flag(Seed), help="seed of the first episode (default: of the config)")
+    parser.add_argument(
+        "--seed", type=flag(Seed), help="from which the seeds of the episodes follow (default: of the config)"
+    )
     parser.add_argument(
         "--env",
         metavar="ID",
