@@ -17,7 +17,7 @@ from rltransformers.agents.gtrxl_dqn import GTrXLDQN
 from rltransformers.agents.load import CHECKPOINT, Agent, agent_checkpoint, load_agent, steps_of
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.checkpoint import Checkpoint, save_checkpoint
-from rltransformers.core.errors import CheckpointError, ConfigError, MissingExtraError, error_line, require
+from rltransformers.core.errors import CheckpointError, ConfigError, MissingExtraError, error_line, one_line, require
 from rltransformers.core.files import replacing_folder
 from rltransformers.core.ranges import strict
 from rltransformers.core.spaces import leaf_spaces, space_from_json
@@ -109,6 +109,11 @@ def _check_environments(results: Sequence[EvaluationResult]) -> None:
         raise ConfigError(
             f"the results are of {', '.join(sorted(names))}, and a card is about one environment; give those of one"
         )
+
+
+def _quoted(text: str) -> str:
+    """``text`` as code of Markdown in one line, so that nothing in it is read as Markdown or HTML."""
+    return f"`{one_line(text).replace('`', chr(39))}`"
 
 
 def _plain(env_id: str) -> str:
@@ -209,7 +214,7 @@ def _card(kind: str, result: EvaluationResult, snippet: str) -> str:
     return f"""---
 {yaml.safe_dump(matter, sort_keys=False)}---
 
-# {kind} in {result.env_id}
+# {kind} in {_quoted(str(result.env_id))}
 
 Mean return **{value}** over {len(result.returns)} episodes{target}.
 All episodes: `results.json`. Settings: `config.json`.

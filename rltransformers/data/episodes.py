@@ -102,7 +102,9 @@ def _stack(episodes: Sequence[Mapping[str, Any]], key: str, name: str) -> Any:
                 map_leaves(join, values[0], value)
             except _MISFITS as error:
                 what = f"{key} of episode {index}" + (" do not fit those of episode 0" if index else " are unfit")
-                raise DataError(f"{name}: {what}: {_shapes(values[0], value, error)}") from error
+                text = isinstance(error, DataError) and key == "observations"
+                way_out = "; observation_leaves=[...] keeps the leaves that are numbers" if text else ""
+                raise DataError(f"{name}: {what}: {_shapes(values[0], value, error)}{way_out}") from error
         raise
 
 

@@ -75,8 +75,8 @@ def _doubt(role: str, leaf: gym.Space[Any], values: Any) -> str | None:
         return "each action is a number without an axis, where most environments have Box(..., (1,))"
     if rows.dtype == np.uint8:
         return "the actions are bytes of several axes, as those of an image"
-    if _all_rows(rows, _whole):
-        return "all actions are whole numbers; those that stand for classes are integers, actions.astype(int)"
+    if _all_rows(rows, _classes):
+        return "all actions are small whole numbers; if they stand for classes, pass actions.astype(int)"
     if isinstance(leaf, spaces.Box) and (largest := float(leaf.high.max())) > 1.0:
         return (
             f"actions reach {largest:g}; where the environment takes less, as [-1, 1], it clips them, and so should "
@@ -94,8 +94,8 @@ def _one_hot(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return np.asarray(((rows == 0) | ones).all(axis=-1) & (ones.sum(axis=-1) == 1))
 
 
-def _whole(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    return np.asarray(rows == np.trunc(rows))
+def _classes(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    return np.asarray((rows == np.trunc(rows)) & (rows >= 0) & (rows < 256))
 
 
 def prune_space(space: gym.Space[Any], leaves: Sequence[str] | None) -> gym.Space[Any]:

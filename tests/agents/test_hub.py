@@ -139,6 +139,12 @@ def test_a_run_brings_its_config_and_its_final_evaluation(agent: Any, tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hub", "run"]
 
 
+def test_a_card_quotes_the_id(agent: Any, tmp_path: Path) -> None:
+    odd = replace(BEST, env_id="CartPole-v1`\n# <b>Trust me</b>")
+    card = (package_for_hub(agent, tmp_path / "card", [odd]) / "README.md").read_text()
+    assert f"# {agent.kind} in `CartPole-v1' # <b>Trust me</b>`\n" in card
+
+
 def test_a_folder_is_refused_before_anything_is_written(agent: Any, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     nameless = EvaluationResult(None, (1.0,), (1,), (0,))

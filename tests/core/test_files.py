@@ -2,10 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rltransformers.core.files import replacing, replacing_folder
+from rltransformers.core.errors import ConfigError
+from rltransformers.core.files import file_lock, replacing, replacing_folder
 
 
 def test_the_new_content_appears_when_the_block_ends(tmp_path: Path) -> None:
@@ -76,3 +78,10 @@ def test_an_old_folder_comes_back_when_the_new_one_cannot_take_its_name(
     with pytest.raises(OSError, match="no space"), replacing_folder(path) as temporary:
         (temporary / "new").touch()
     assert [each.name for each in path.iterdir()] == ["old"] and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("door", [replacing, replacing_folder, lambda path: file_lock(path, "it", ConfigError)])
+def test_a_path_with_a_nul_character_is_refused(door: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds a NUL character"), door(f"{tmp_path}/a\0.zip"):
+        pass
+    assert not list(tmp_path.iterdir())

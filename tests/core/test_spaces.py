@@ -201,6 +201,9 @@ def test_a_description_made_to_do_harm_is_refused(text: str) -> None:
         space_from_json(text)
 
 
+PAIR = np.array([1, 2], np.float32)
+
+
 @pytest.mark.parametrize(
     ("text", "space"),
     [
@@ -208,7 +211,10 @@ def test_a_description_made_to_do_harm_is_refused(text: str) -> None:
         ("MultiDiscrete([2 3])", spaces.MultiDiscrete([2, 3])),  # as it is printed
         ("MultiBinary([2, 3])", spaces.MultiBinary([2, 3])),
         ("Box(-inf, inf, (2,), float32)", spaces.Box(-np.inf, np.inf, (2,), np.float32)),
-        ("Box([-1. -2.], [1. 2.], (2,), float32)", spaces.Box(np.float32([-1, -2]), np.float32([1, 2]))),
+        (
+            "Box([-1. -2.], [1. 2.], (2,), float32)",
+            spaces.Box(np.array([-1, -2], np.float32), np.array([1, 2], np.float32)),
+        ),
         ("Dict({'a': Tuple([Discrete(2)])})", spaces.Dict({"a": spaces.Tuple([spaces.Discrete(2)])})),
     ],
 )

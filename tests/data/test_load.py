@@ -2,12 +2,14 @@
 
 import io
 import json
+import re
 import shutil
 import threading
 import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -24,6 +26,7 @@ from rltransformers.data import Trajectories, load_trajectories, write_minari
 from rltransformers.data.d4rl import read_d4rl_file
 from rltransformers.data.load import _EPISODES_AT_ONCE, _FORMATS
 from rltransformers.data.spaces import infer_space
+from rltransformers.training.decision_data import training_data
 from tests.data.coded import LENGTHS, coded_episodes, flat, wrong_pairs
 
 BOX: dict[str, Any] = {"observation_space": spaces.Box(-np.inf, np.inf, (2,)), "action_space": spaces.Box(-1, 1, (1,))}
@@ -729,3 +732,71 @@ def test_data_without_last_observations_are_not_written_as_minari() -> None:
 
 def test_trajectories_can_be_made_from_episodes_directly() -> None:
     assert wrong_pairs(Trajectories.from_episodes(coded_episodes(), **BOX)) == 0
+
+
+# Guessed spaces ------------------------------------------------------------
+
+DOUBTFUL = {
+    "one integer per row": (np.arange(6)[:, None] % 2, r"Discrete\(2\)"),
+    "classes": (np.arange(6) % 2, "no class above 1 occurs"),
+    "one-hot integers": (np.eye(3, dtype=int)[np.arange(6) % 3], "one-hot"),
+    "one-hot floats": (np.eye(3)[np.arange(6) % 3], "one-hot"),
+    "one-hot flags": (np.eye(3, dtype=bool)[np.arange(6) % 3], "one-hot"),
+    "bytes": (np.array([[9, 200, 30]] * 6, np.uint8), "may be numbers of Box"),
+    "a picture": (np.zeros((6, 2, 2), np.uint8), "bytes of several axes"),
+    "several classes": (np.array([[0, 1], [2, 1]] * 3), "no classes above"),
+    "no axis": (np.linspace(0, 1, 6), "without an axis"),
+    "classes as floats": (np.arange(6.0)[:, None], "small whole numbers"),
+    "beyond the unit box": (np.full((6, 2), 1.37), "reach 1.37"),
+}
+
+
+def walk(actions: Any) -> dict[str, Any]:
+    return {"observations": np.zeros((7, 2)), "actions": actions, "rewards": np.ones(6)}
+
+
+@pytest.mark.parametrize("kind", DOUBTFUL)
+def test_what_speaks_against_a_guessed_space_is_kept_and_said_before_training(kind: str, tmp_path: Path) -> None:
+    actions, words = DOUBTFUL[kind]
+    data = load_trajectories([walk(actions)])
+    assert re.search(words, data.guesses["action_space"])
+    opened = Trajectories.open(data.save(tmp_path / "folder"))
+    assert opened.guesses == data.guesses == data.select([0]).guesses
+    settings: Any = SimpleNamespace(top_fraction=1.0, delayed_reward=False)
+    with pytest.warns(UserWarning, match=words):
+        training_data(opened, settings)
+    given = load_trajectories([walk(actions)], action_space=data.action_space)
+    assert not given.guesses
+
+
+def test_flags_and_numbers_in_the_unit_box_are_no_doubtful_guess() -> None:
+    for actions in (np.arange(6) % 2 == 0, np.linspace(-0.9, 0.9, 12).reshape(6, 2)):
+        assert not load_trajectories([walk(actions)]).guesses
+
+
+@pytest.mark.parametrize("kind", ["rewards", "observations", "actions"])
+def test_a_number_that_hides_all_others_is_refused(kind: str) -> None:
+    episode = walk(np.linspace(-0.9, 0.9, 12).reshape(6, 2))
+    episode[kind] = np.where(episode[kind] == episode[kind].flat[0], 2.0**62, episode[kind])
+    with pytest.raises(DataError, match=f"{kind}.*float32 tells no others apart"):
+        load_trajectories([episode])
+
+
+def test_text_among_observations_names_the_leaves_to_keep(tmp_path: Path) -> None:
+    episode = walk(np.zeros((6, 1)))
+    told = np.array(["go"] * 7)
+    episode["observations"] = {"seen": np.zeros((7, 2)), "told": told}
+    space = spaces.Dict({"seen": spaces.Box(-1, 1, (2,)), "told": spaces.Text(4)})
+    for given in ({}, {"observation_space": space}):
+        with pytest.raises(DataError if not given else ConfigError, match=r"observation_leaves="):
+            load_trajectories([episode], **given)
+        assert load_trajectories([episode], observation_leaves=["seen"], **given).steps == 6
+    np.savez(tmp_path / "a.npz", **{"observations/seen": np.zeros((6, 2)), "observations/told": told[:6]},
+             actions=np.zeros((6, 1)), rewards=np.ones(6), terminals=np.arange(6) == 5)  # fmt: skip
+    assert load_trajectories(tmp_path / "a.npz", observation_leaves=["seen"]).steps == 6
+
+
+@pytest.mark.parametrize("version", ["v99999999999999999999", "v1000000"])
+def test_absurd_versions_of_minari_ids_are_refused(version: str) -> None:
+    with pytest.raises(ConfigError, match="beyond 999,999"):
+        write_minari(load_trajectories(coded_episodes((2,))), f"data-{version}")

@@ -222,3 +222,23 @@ def test_a_stored_replay_goes_on_as_if_nothing_had_happened(steps: int) -> None:
             assert all(torch.equal(value[path], getattr(two, name)[path]) for path in value)
         elif isinstance(value, torch.Tensor):
             assert torch.equal(value, getattr(two, name))
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value", "words"),
+    [
+        ("actions", "", 1_000_000, "actions hold 1000000"),
+        ("actions", "", 1, "outside Discrete"),
+        ("observations", "place", np.nan, "'place' hold"),
+        ("rewards", None, np.inf, "rewards are not finite"),
+    ],
+)
+def test_rows_that_no_environment_gave_are_named(kind: str, path: str | None, value: float, words: str) -> None:
+    writer = Writer(replay())
+    for _ in range(6):
+        writer.step()
+    state = writer.buffer.state_dict(8)
+    assert writer.buffer.fault(state) is None
+    rows = state[kind] if path is None else state[kind][path]
+    rows[1, 3] = value
+    assert words in str(writer.buffer.fault(state))
