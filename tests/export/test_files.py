@@ -168,8 +168,8 @@ def test_a_file_keeps_the_weights_it_was_written_with(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch": 0}, "batch must be a whole number from 1 to 65536"),
-        ({"batch": 10**9}, "batch must be a whole number from 1 to 65536"),
+        ({"batch": 0}, r"batch must be a whole number in \[1, 65536\]"),
+        ({"batch": 10**9}, r"batch must be a whole number in \[1, 65536\]"),
         ({"metadata": {"array": np.zeros(3)}}, "what JSON can hold"),
         ({"metadata": {"score": float("nan")}}, "what JSON can hold"),
         ({"shared": ["y"]}, "does not take: y"),
