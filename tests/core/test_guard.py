@@ -196,7 +196,7 @@ def test_a_fault_at_the_reset_is_in_step_0() -> None:
 
 
 SEEN = np.zeros(2, np.float32)
-FIVE = (SEEN, 1.0, False, False, {})
+FIVE: Any = (SEEN, 1.0, False, False, {})
 
 
 class Returning(gymnasium.Env[Any, Any]):
