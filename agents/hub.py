@@ -209,8 +209,8 @@ def _card(kind: str, result: EvaluationResult, snippet: str) -> str:
         "tags": [result.env_id, "deep-reinforcement-learning", task, "rltransformers"],
         "model-index": [{"name": kind, "results": [entry]}],
     }
-    kind = "return" if result.discounted_returns is None else "discounted return"
-    target = "" if result.target_return is None else f", asked for a {kind} of {result.target_return:g}"
+    what = "return" if result.discounted_returns is None else "discounted return"
+    target = "" if result.target_return is None else f", asked for a {what} of {result.target_return:g}"
     return f"""---
 {yaml.safe_dump(matter, sort_keys=False)}---
 

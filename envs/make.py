@@ -280,7 +280,7 @@ def _make_program(
     if "autoreset_mode" in options:
         raise ConfigError("env_kwargs: how episodes are reset is not theirs to choose; leave autoreset_mode out")
     with construction(spec, options):
-        program = {"vectorization_mode": "vector_entry_point", "autoreset_mode": mode.value}
+        program: dict[str, Any] = {"vectorization_mode": "vector_entry_point", "autoreset_mode": mode.value}
         return gymnasium.make_vec(spec, count, **options, **program)
 
 

@@ -174,11 +174,8 @@ class SegmentReplay:
                 f"{n_envs} environments, but one with its context of {context} steps needs {needed}: buffer_size "
                 f"must be at least {needed * segment_length * n_envs}"
             )
-        nested = isinstance(observation_space, gym.Space)
-        self.spaces = {
-            "observations": leaf_spaces(observation_space) if nested else observation_space,
-            "actions": leaf_spaces(action_space),
-        }
+        seen = leaf_spaces(observation_space) if isinstance(observation_space, gym.Space) else observation_space
+        self.spaces = {"observations": seen, "actions": leaf_spaces(action_space)}
         self.observation_leaves = observation_layout(observation_space)
         self.action_leaves = action_layout(action_space)
         lead = (n_envs, self.rows)

@@ -142,7 +142,9 @@ def test_a_run_brings_its_config_and_its_final_evaluation(agent: Any, tmp_path: 
 def test_a_card_quotes_the_id(agent: Any, tmp_path: Path) -> None:
     odd = replace(BEST, env_id="CartPole-v1`\n# <b>Trust me</b>")
     card = (package_for_hub(agent, tmp_path / "card", [odd]) / "README.md").read_text()
-    assert f"# {agent.kind} in `CartPole-v1' # <b>Trust me</b>`\n" in card
+    assert [line for line in card.splitlines() if line.startswith("#")] == [
+        f"# {agent.kind} in `CartPole-v1' # <b>Trust me</b>`"
+    ]
 
 
 def test_a_folder_is_refused_before_anything_is_written(agent: Any, tmp_path: Path) -> None:

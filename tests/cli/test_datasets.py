@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def test_a_space_that_was_guessed_is_named_and_can_be_given(work: Path, capsys: 
     """Actions of shape [T, 1] stand for the classes of a Discrete; the last class never occurs in these."""
     data = record(TASK, "random", episodes=6, num_envs=2, seed=0)
     rows = np.arange(data.steps) + np.repeat(np.arange(len(data)), data.lengths)
-    arrays = {"observations": data.observations[""][rows], "rewards": data.rewards}
+    arrays: dict[str, Any] = {"observations": data.observations[""][rows], "rewards": data.rewards}
     actions = np.minimum(data.actions[""], 1)[:, None]
     np.savez("walks.npz", actions=actions, terminals=data.terminations | data.truncations, **arrays)
     printed = run(capsys, "inspect", "walks.npz")

@@ -787,12 +787,14 @@ def test_text_among_observations_names_the_leaves_to_keep(tmp_path: Path) -> Non
     told = np.array(["go"] * 7)
     episode["observations"] = {"seen": np.zeros((7, 2)), "told": told}
     space = spaces.Dict({"seen": spaces.Box(-1, 1, (2,)), "told": spaces.Text(4)})
-    for given in ({}, {"observation_space": space}):
+    options: list[dict[str, Any]] = [{}, {"observation_space": space}]
+    for given in options:
         with pytest.raises(DataError if not given else ConfigError, match=r"observation_leaves="):
             load_trajectories([episode], **given)
         assert load_trajectories([episode], observation_leaves=["seen"], **given).steps == 6
-    np.savez(tmp_path / "a.npz", **{"observations/seen": np.zeros((6, 2)), "observations/told": told[:6]},
-             actions=np.zeros((6, 1)), rewards=np.ones(6), terminals=np.arange(6) == 5)  # fmt: skip
+    arrays: dict[str, Any] = {"observations/seen": np.zeros((6, 2)), "observations/told": told[:6]}
+    arrays |= {"actions": np.zeros((6, 1)), "rewards": np.ones(6), "terminals": np.arange(6) == 5}
+    np.savez(tmp_path / "a.npz", **arrays)
     assert load_trajectories(tmp_path / "a.npz", observation_leaves=["seen"]).steps == 6
 
 

@@ -255,10 +255,11 @@ def test_an_edited_description_is_refused_or_changes_nothing_else(data: Trajecto
     folder = data.save(tmp_path / "folder")
     file = folder / "trajectories.json"
     description = json.loads(file.read_text())
+    values: tuple[Any, ...] = ("x", None, [], {}, -1, 2**70)
     texts = [description | {key: json.dumps(edited(json.loads(description[key]), place, new))}
              for key in ("observation_space", "action_space") for place in places(json.loads(description[key]))
-             for new in ("x", None, [], {}, -1, 2**70)]  # fmt: skip
-    texts += [edited(description, place, new) for place in places(description) for new in ("x", None, [], {}, -1)]
+             for new in values]  # fmt: skip
+    texts += [edited(description, place, new) for place in places(description) for new in values]
     refused = 0
     for text in texts:
         file.write_text(json.dumps(text))

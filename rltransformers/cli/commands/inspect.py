@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from typing import Any
 
 from rltransformers.cli.printing import print_json, print_tree
 from rltransformers.cli.words import Parsers, command, flag
@@ -47,9 +48,10 @@ def run(arguments: argparse.Namespace) -> None:
     from rltransformers.data import load_trajectories, normalized_score
 
     given = {name: getattr(arguments, name) for name in ("observation_space", "action_space")}
+    known: dict[str, Any] = {name: space_from_text(text) for name, text in given.items() if text is not None}
     data = load_trajectories(
         arguments.dataset,
-        **{name: space_from_text(text) for name, text in given.items() if text is not None},
+        **known,
         observation_leaves=arguments.observation_leaves,
         time_limit=arguments.time_limit,
         trust=arguments.trust,
