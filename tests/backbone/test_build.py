@@ -12,6 +12,7 @@ import torch
 from rltransformers.attention.reach import Reach
 from rltransformers.backbone import AXES, PLAIN, Backbone, BackboneConfig, build, catalogue, choices, rules
 from rltransformers.core.spec import Feature, Spec
+from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.memory import transformer_xl
 from rltransformers.memory.interface import MemoryOptions
 from rltransformers.mixers import linear
@@ -132,9 +133,10 @@ def test_only_online_means_are_statistics_that_processes_add_up() -> None:
 
     backbone = Backbone({**PLAIN, "width": 12, "heads": 2, "selection": {"name": "routing", "clusters": 3}})
     backbone.layers.append(Mine())
-    chooser = backbone.layer(0).mixing.mixer.chooser
-    assert [value.data_ptr() for value in backbone.seen()][:2] == [chooser.sums.data_ptr(), chooser.counts.data_ptr()]
-    assert len(backbone.seen()) == 2 * backbone.config.layers
+    means = [module for module in backbone.modules() if isinstance(module, OnlineMeans)]
+    found = [value.data_ptr() for value in backbone.seen()]
+    assert found == [value.data_ptr() for module in means for value in (module.sums, module.counts)]
+    assert len(means) == backbone.config.layers
 
 
 @pytest.mark.parametrize("module", [build, rules, choices])

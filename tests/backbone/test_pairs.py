@@ -141,7 +141,7 @@ def test_l13_sees_a_mixer_that_overwrites_what_another_mechanism_does(
     double: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_one = replace(AXES["mixer"].table["additive"], name="mine", offers=SOFTMAX.offers, refuses=())
-    monkeypatch.setitem(AXES["mixer"].table, "mine", of_one)  # type: ignore[index]
+    monkeypatch.setitem(AXES["mixer"].table, "mine", of_one)
     monkeypatch.setitem(MECHANISMS["mixer"], "mine", {"mixer": "mine"})
     monkeypatch.setattr(build, "check_score", lambda *arguments: None)
     for other in (("head_mixing", "collaborative"), ("head_mixing", "mqa")):
@@ -166,7 +166,7 @@ def test_a_score_of_ones_own_is_refused_beside_a_mechanism_that_acts_in_the_scor
     """Whatever the mixer declares, a mechanism is not left out silently."""
     table = AXES["mixer"].table
     for name in ("additive", "gcn", "synthesizer_dense"):
-        monkeypatch.setitem(table, "mine", replace(table[name], name="mine", offers=SOFTMAX.offers, refuses=()))  # type: ignore[index]
+        monkeypatch.setitem(table, "mine", replace(table[name], name="mine", offers=SOFTMAX.offers, refuses=()))
         chosen = {**PLAIN, **SIZES, "position": "none", "mixer": "mine"}
         BackboneConfig(**chosen)
         with pytest.raises(ConfigError) as error:
@@ -176,7 +176,7 @@ def test_a_score_of_ones_own_is_refused_beside_a_mechanism_that_acts_in_the_scor
         assert f"{axis} {value['name'] if isinstance(value, dict) else value!r}".replace("'", "") in str(
             error.value
         ).replace("'", "")
-    monkeypatch.setitem(table, "mine", replace(table["hopfield"], name="mine"))  # type: ignore[index]
+    monkeypatch.setitem(table, "mine", replace(table["hopfield"], name="mine"))
     BackboneConfig(**{**chosen, **values})
 
 

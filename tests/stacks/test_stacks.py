@@ -61,6 +61,7 @@ def test_a_universal_stack_applies_one_layer_and_says_which_time_it_is() -> None
 def test_adaptive_time_weighs_the_applications_by_the_probabilities_of_halting() -> None:
     backbone, x, call, states = backbone_of(depth="universal_act")
     y, _ = backbone.stack.run(x, states, call)
+    assert backbone.halt is not None
     total, spent, halted = torch.zeros_like(x), torch.zeros(x.shape[:2]), torch.zeros(x.shape[:2], dtype=torch.bool)
     for index, state in enumerate(states):
         signal = sinusoid(torch.tensor(index + 1), 12, x)
