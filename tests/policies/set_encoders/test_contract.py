@@ -50,7 +50,7 @@ def test_every_entry_has_a_row() -> None:
     assert {row.name for row in ROWS.values()} == set(ENCODERS)
     for name, spec in ENCODERS.items():
         assert (spec.name, spec.axis) == (name, "encoder")
-        assert spec.paper and spec.summary and spec.formula and spec.traits.causal_form == ""
+        assert spec.paper and spec.summary and spec.formula and spec.traits.causal_form
 
 
 @pytest.mark.parametrize("name", ENCODERS)
