@@ -1,5 +1,6 @@
 """How a Decision Transformer plays episodes to learn from (Zheng et al. 2022, arXiv 2202.05607). N environments."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -116,14 +117,16 @@ def play_round(
     Raises:
         DataError: for what the environment may not return, and for an episode that does not end.
     """
-    played = record(
-        envs,
-        behaviour,
-        episodes=envs.num_envs,
-        seed=step_seed(seed, episodes, "online"),
-        name="online",
-        longest_episode=longest,
-    )
+    with warnings.catch_warnings():  # of an environment that nobody can make again: nobody is to, of a replay
+        warnings.filterwarnings("ignore", ".*keeps no specification", UserWarning)
+        played = record(
+            envs,
+            behaviour,
+            episodes=envs.num_envs,
+            seed=step_seed(seed, episodes, "online"),
+            name="online",
+            longest_episode=longest,
+        )
     return in_spaces(played, *behaviour.spaces)
 
 
