@@ -159,6 +159,7 @@ class OnlineAgent(BaseAlgorithm):
     acting: str
     memory_refresh: str
     max_grad_norm: float
+    gamma: float
     scale_rewards: bool
 
     @classmethod

@@ -126,7 +126,9 @@ def normalised(
         observations = {path: to_tensor(leaf, CPU) for path, leaf in _by_key(normaliser.normalize_obs, arrays).items()}
     change: Any = scale or (None if normaliser is None else normaliser.normalize_reward)
     if change is not None:
-        scaled = {name: _scaled(change, getattr(window, name)) for name in ("rewards", "previous_rewards")}
+        scaled: dict[str, Any] = {
+            name: _scaled(change, getattr(window, name)) for name in ("rewards", "previous_rewards")
+        }
         window = replace(window, **scaled)
     return replace(window, observations={path: leaf.to(types[path]) for path, leaf in observations.items()})
 

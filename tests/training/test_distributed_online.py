@@ -112,8 +112,9 @@ STOPS: dict[str, dict[str, Any]] = {
 def test_a_checkpoint_does_not_depend_on_the_number_of_processes(
     two: Pool, case: dict[str, Any], tmp_path: Path
 ) -> None:
-    case = {"task": "cue", "num_envs": 4, "normalize": False} | case
-    going_on = {name: case[name] for name in ("agent", "task", "num_envs", "normalize")} | {"steps": 4 * 6 * 4}
+    usual: dict[str, Any] = dict(task="cue", num_envs=4, normalize=False)
+    case = usual | case
+    going_on: dict[str, Any] = {name: case[name] for name in ("agent", *usual)} | {"steps": 4 * 6 * 4}
     whole = online(updates=4, **case)
     two.run(online, updates=2, save=str(tmp_path / "two"), **case)
     online(updates=2, save=str(tmp_path / "one"), **case)
@@ -127,7 +128,8 @@ def test_a_checkpoint_does_not_depend_on_the_number_of_processes(
 def test_all_processes_end_with_the_rollout_in_which_the_callback_of_one_ends_training(
     two: Pool, case: dict[str, Any]
 ) -> None:
-    case = {"task": "cue", "num_envs": 4} | case
+    usual: dict[str, Any] = dict(task="cue", num_envs=4)
+    case = usual | case
     first, _ = two.run(online, updates=1, **case)
     for each in two.run(online, updates=4, ends_in=1, **case):  # in the second rollout
         assert each["steps"] == 2 * 6 * 4

@@ -88,9 +88,14 @@ def test_sums_begin_with_episodes_however_these_begin() -> None:
     model = agent(GTrXLPPO, strolls(), scale_rewards=True).learn(STEPS)
     before = statistics(model)
     model.begin_episodes(3)
-    seen = []
+    seen: list[np.ndarray] = []
     update = model._scale.update
-    model._scale.update = lambda rewards, starts, gamma: seen.append(rewards) or update(rewards, starts, gamma)
+
+    def listening(rewards: np.ndarray, *rest: Any) -> None:
+        seen.append(rewards)
+        update(rewards, *rest)
+
+    model._scale.update = listening
     model.learn(24, reset_num_timesteps=False)
     assert statistics(model)[2] == before[2] + 24
     first = 0.0  # the 7 steps of the second environment since its last episode began, which was with step 8 of 12
