@@ -45,7 +45,7 @@ def one_line(value: object) -> str:
     return " ".join(str(value).split())
 
 
-def error_line(error: Exception) -> str:
+def error_line(error: BaseException) -> str:
     """An error of somebody else's code in one line, with its type."""
     return f"{type(error).__name__}: {one_line(error)}"
 

@@ -353,7 +353,8 @@ class ResetRows(VecEnv):
         self.actions = actions
 
     def step_wait(self) -> Any:
-        rows, rewards, dones, infos = [], np.zeros(2, np.float32), np.zeros(2, dtype=bool), []
+        rewards, dones = np.zeros(2, np.float32), np.zeros(2, dtype=bool)
+        rows, infos = [], list[dict[str, Any]]()
         self.reset_rows = self.over
         for i, env in enumerate(self.envs):
             if self.over[i]:
@@ -384,7 +385,7 @@ class Telling(Walk):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         *row, info = super().step(action)
-        return *row, info | {"reset_row": True, "reset_rows": True}  # type: ignore[return-value]
+        return *row, info | {"reset_row": True, "reset_rows": True}
 
 
 @pytest.mark.parametrize("make", [Telling, lambda: DummyVecEnv([Telling] * 2), lambda: SyncVectorEnv([Telling] * 2)])

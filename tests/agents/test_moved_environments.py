@@ -48,7 +48,13 @@ class Coded(gym.Env[Any, Any]):
 
 def agent(kind: str, env: Any) -> Any:
     if kind == "dqn":
-        sizes = {"segment_length": 4, "learning_starts": 0, "batch_size": 2, "train_freq": 5, "buffer_size": 400}
+        sizes: dict[str, Any] = {
+            "segment_length": 4,
+            "learning_starts": 0,
+            "batch_size": 2,
+            "train_freq": 5,
+            "buffer_size": 400,
+        }
         return GTrXLDQN("GTrXLQPolicy", env, **sizes, **COMMON)
     return (GTrXLPPO if kind == "ppo" else GTrXLVMPO)("GTrXLPolicy", env, n_steps=5, **COMMON)
 
@@ -60,7 +66,8 @@ def rows(model: OnlineAgent) -> list[tuple[np.ndarray, np.ndarray]]:
         assert replay is not None
         leaf, first = replay.observations[""].numpy(), replay.first.numpy()
         return [(leaf[i, : replay.written[i]], first[i, : replay.written[i]]) for i in range(model.n_envs)]
-    segment = model._segment  # type: ignore[attr-defined]  # of the agents on policy
+    segment = model._segment
+    assert segment is not None
     return list(zip(segment.observations[""].numpy(), segment.first.numpy(), strict=True))
 
 
@@ -154,7 +161,7 @@ def test_a_callback_may_move_the_environments_at_any_moment(kind: str) -> None:
     for step, event in ((3, "step"), (5, "step"), (5, "end"), (5, "start")):  # a rollout has 5 steps
         env = DummyVecEnv(TWO)
         model = agent(kind, env)
-        model.learn(20 if event == "start" else 10, MovesAt(2 * step, lambda env=env: env.step(ACTIONS), event))
+        model.learn(20 if event == "start" else 10, MovesAt(2 * step, partial(env.step, ACTIONS), event))
         check_true(model)
 
 
