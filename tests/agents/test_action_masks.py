@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from rltransformers.agents import Actor, GTrXLDQN, GTrXLPPO
 from rltransformers.core.action_masks import choices_of
 from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.seeding import branch_seeds
 from rltransformers.envs import ActionMasks
 from rltransformers.policies.shipping import ActorCriticInFile
 from rltransformers.training.evaluation import evaluate_online
@@ -116,7 +117,7 @@ def test_last_observations_of_cut_episodes_are_kept_with_their_masks() -> None:
     masks, counts = replay.observations["action_mask"][0, :written], replay.counts[0, :written]
     assert int((~counts).sum()) >= 4
     alone, drawn = Locks(truncates=True), []
-    alone.reset(seed=0)
+    alone.reset(seed=branch_seeds(0, "environment", 1)[0])
     for acted in counts.tolist():
         drawn.append(alone.mask.copy())
         if acted:

@@ -24,6 +24,8 @@ from tests.export.laws import ROUNDING, Run, assert_runs_equal, cloned
 from tests.export.stand_in import StandIn
 
 STEPS = 30
+ROWS = STEPS + 1
+"""Places of a table: an episode, and the observation behind its limit."""
 """Of the longest episode, which the tables of places are made for."""
 ACTINGS: tuple[Acting, ...] = ("eager", "compiled")
 Agent = GTrXLPPO | DecisionTransformer
@@ -38,7 +40,7 @@ def _environment() -> Any:
 
 
 def online(
-    acting: str, rows: int = STEPS, position: str = "learned", environment: str = "Short-v0", **settings: Any
+    acting: str, rows: int = ROWS, position: str = "learned", environment: str = "Short-v0", **settings: Any
 ) -> GTrXLPPO:
     places = {"position": {"name": position, "max_len": rows}}
     policy = {"backbone": {"width": 8, "layers": 1, "heads": 2, "memory": 4} | places, "previous_action": True}
@@ -194,7 +196,7 @@ class TestWithACompiler:
         assert results[0] == results[1]
         assert packages(cache) == 1
 
-    @pytest.mark.parametrize(("environment", "rows"), [("Short-v0", STEPS), ("Pendulum-v1", 200)])
+    @pytest.mark.parametrize(("environment", "rows"), [("Short-v0", ROWS), ("Pendulum-v1", 201)])
     def test_an_online_agent_learns_the_same(self, cache: Path, environment: str, rows: int) -> None:
         """Four updates; acting in the last three has weights that an update changed, and deviations of actions."""
         before = packages(cache)
@@ -211,7 +213,7 @@ class TestWithACompiler:
 
     def test_an_online_agent_refuses_the_step_behind_its_table(self, cache: Path, trained: Path) -> None:
         count, error = steps_until_refused(GTrXLPPO.load(trained, device="cpu", acting="compiled"))
-        assert count == STEPS and f"outside the position table of {STEPS} rows" in error
+        assert count == ROWS and f"outside the position table of {ROWS} rows" in error
 
     @pytest.mark.parametrize("mode", get_args(ActingMode))
     def test_an_offline_agent_acts_the_same(self, cache: Path, tmp_path: Path, mode: ActingMode) -> None:

@@ -92,7 +92,8 @@ def test_two_processes_learn_what_one_learns(two: Pool, case: dict[str, Any]) ->
 def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     for name, value in expected.items():
         if isinstance(value, np.ndarray):
-            np.testing.assert_allclose(found[name], value, rtol=0, atol=TOLERANCE, err_msg=name)
+            # Variances of returns reach 1e4, and are of rewards in float32.
+            np.testing.assert_allclose(found[name], value, rtol=1e-8, atol=TOLERANCE, err_msg=name)
         else:
             assert found[name] == pytest.approx(value, abs=1e-5), name
 
