@@ -27,7 +27,6 @@ from rltransformers.core.ranges import (
     check_fields,
     shown,
 )
-from rltransformers.core.spaces import space_from_text
 from rltransformers.training.search import read_search
 
 MAX_VALUES = 100_000
@@ -136,6 +135,8 @@ class DatasetConfig:
 
     def reading(self) -> dict[str, Any]:
         """How ``id`` is read: keywords of ``load_trajectories``."""
+        from rltransformers.core.spaces import space_from_text  # slow to import, and configs are read to be completed
+
         plain = ("time_limit", "split_on_discontinuity", "cache", "observation_leaves")
         options: dict[str, Any] = {name: getattr(self, name) for name in plain}
         for name in ("observation_space", "action_space"):
