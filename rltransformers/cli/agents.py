@@ -24,7 +24,7 @@ from rltransformers.backbone import Backbone
 from rltransformers.cli.collect import collect_episodes, make_environment
 from rltransformers.cli.keywords import MEMORY_AGENTS, check_config, offline_policy
 from rltransformers.core.action_masks import ACTION_MASK
-from rltransformers.core.errors import CheckpointError, ConfigError
+from rltransformers.core.errors import CheckpointError, ConfigError, one_line
 from rltransformers.core.files import replacing
 from rltransformers.core.registry import find_spec
 from rltransformers.core.seeding import branch_seeds, seed_environments
@@ -199,7 +199,9 @@ class OnlineRunAgent(RunAgent):
         try:
             return RecurrentPPO.load(checkpoint, env=env, device=self._device)
         except (ValueError, AssertionError, KeyError, EOFError, RuntimeError) as error:
-            raise CheckpointError(f"checkpoint {checkpoint} is corrupt or not of a RecurrentPPO ({error})") from error
+            raise CheckpointError(
+                f"checkpoint {checkpoint} is corrupt or not of a RecurrentPPO ({one_line(error)})"
+            ) from error
 
     @property
     def _device(self) -> str:
@@ -448,7 +450,7 @@ def checkpoint_step(path: Path) -> int:
                 return int(json.loads(archive.read("data"))["num_timesteps"])
         return steps_of(agent_checkpoint(path))
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {path} is corrupt or of no agent ({error})") from error
+        raise CheckpointError(f"checkpoint {path} is corrupt or of no agent ({one_line(error)})") from error
 
 
 def _normalization_path(checkpoint: Path) -> Path:

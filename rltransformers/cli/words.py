@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.errors import ConfigError, did_you_mean, one_line
 from rltransformers.core.ranges import Count, Threads, describe, fits
 
 Parsers = Any  # argparse keeps the type of its sub-parsers private
@@ -97,7 +97,7 @@ def mapping(text: str, name: str) -> dict[str, Any]:
     try:
         value = json.loads(text, object_pairs_hook=once)
     except json.JSONDecodeError as error:
-        raise ConfigError(f'{name} must be JSON such as {{"delay": 16}}, got {text!r} ({error})') from error
+        raise ConfigError(f'{name} must be JSON such as {{"delay": 16}}, got {text!r} ({one_line(error)})') from error
     if not isinstance(value, dict):
         raise ConfigError(f"{name} must be a JSON object, got {text!r}")
     return value

@@ -91,7 +91,9 @@ def save_checkpoint(path: File, kind: str, settings: Mapping[str, Any], tensors:
     try:
         header_text = json.dumps(header, indent=1)
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"cannot save {kind} to {name}: settings must be JSON values ({error})") from error
+        raise CheckpointError(
+            f"cannot save {kind} to {name}: settings must be JSON values ({one_line(error)})"
+        ) from error
     try:
         plain = _plain(tensors, kind)
         with (
@@ -460,9 +462,9 @@ def _read(path: Path | io.BufferedIOBase) -> tuple[dict[str, Any], bytes]:
     except CheckpointError:
         raise
     except _CORRUPT as error:
-        raise CheckpointError(f"checkpoint {name} is corrupt or truncated ({error})") from error
+        raise CheckpointError(f"checkpoint {name} is corrupt or truncated ({one_line(error)})") from error
     except OSError as error:
-        raise CheckpointError(f"checkpoint {name} cannot be read ({error})") from error
+        raise CheckpointError(f"checkpoint {name} cannot be read ({one_line(error)})") from error
 
 
 def _check_header(name: str, header: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.errors import ConfigError, DataError, one_line
 
 PICKLES = (".pkl", ".pickle")
 """Files that are programs."""
@@ -70,7 +70,7 @@ def read_json(path: str | os.PathLike[str], refusal: type[Exception], way_out: s
             raise ValueError(f"it has {size:,} bytes, at most {LARGEST_JSON:,} are read")
         return json.loads(file.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise refusal(f"{file} is missing or damaged ({error}); {way_out}") from error
+        raise refusal(f"{file} is missing or damaged ({one_line(error)}); {way_out}") from error
 
 
 def check_name(name: str) -> None:

@@ -53,7 +53,7 @@ def construction(source: str | EnvSpec | Callable[..., Any], options: Mapping[st
         mujoco = ".mujoco." in str(getattr(source, "entry_point", ""))
         extra = ": pip install 'rltransformers[mujoco]'" if mujoco else ""
         raise MissingExtraError(
-            f"{source_name(source)} needs a package that is not installed{extra} ({error})"
+            f"{source_name(source)} needs a package that is not installed{extra} ({one_line(error)})"
         ) from error
     except ConfigError as error:
         raise ConfigError(f"env_kwargs of {source_name(source)}: {error}") from error

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from rltransformers.core.errors import DataError
+from rltransformers.core.errors import DataError, one_line
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
@@ -43,7 +43,7 @@ def numbers(values: Any) -> Array:
     try:
         array = np.asarray(values)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError(f"is no array of numbers ({error})") from error
+        raise DataError(f"is no array of numbers ({one_line(error)})") from error
     check_numeric(array.dtype)
     return array
 
@@ -96,7 +96,7 @@ def members(space: Space, rows: Array, *, bounded: bool = False) -> Bools:
     if bounded and isinstance(space, spaces.Box):
         low, high = action_bounds(space)
         inside = inside & (rows >= low) & (rows <= high)
-    return np.asarray(inside if inside.ndim == 1 else inside.reshape(len(rows), -1).all(axis=1))
+    return np.asarray(inside if inside.ndim == 1 else inside.all(axis=tuple(range(1, inside.ndim))))
 
 
 def all_members(space: Space, rows: Array) -> bool:

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rltransformers.core.errors import ConfigError, DataError, error_line
+from rltransformers.core.errors import ConfigError, DataError, error_line, one_line
 from rltransformers.core.ranges import shown
 
 Space = gym.Space[Any]
@@ -349,7 +349,7 @@ def space_from_json(text: str) -> Space:
     try:
         return _rebuild(json.loads(text))
     except (KeyError, TypeError, ValueError, AssertionError, ArithmeticError, RecursionError, AttributeError) as error:
-        raise DataError(f"not the description of a space ({error}): {str(text)[:80]!r}") from error
+        raise DataError(f"not the description of a space ({one_line(error)}): {str(text)[:80]!r}") from error
 
 
 def space_from_text(text: str) -> Space:

@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rltransformers.core.errors import DataError
+from rltransformers.core.errors import DataError, one_line
 from rltransformers.core.members import numbers
 from rltransformers.core.spaces import leaf_values, map_leaves, nest_leaves
 from rltransformers.data.keys import key_names, pick_leaves
@@ -132,4 +132,4 @@ def _append_last(space: Space, observations: Any, following: Any, steps: int, wh
             space, {path: join(rows, last[path]) for path, rows in leaf_values(space, observations).items()}
         )
     except _MISFITS as error:
-        raise DataError(f"{where} do not fit the observations ({error})") from error
+        raise DataError(f"{where} do not fit the observations ({one_line(error)})") from error

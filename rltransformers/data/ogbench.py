@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from rltransformers.core.errors import DataError, require
+from rltransformers.core.errors import DataError, one_line, require
 from rltransformers.core.registry import OGBENCH
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.d4rl_files import D4RL_FILES
@@ -79,7 +79,7 @@ def read_ogbench(dataset: str, file: Path, *, name: str | None = None, **options
         dtype = np.uint8 if dataset.startswith("visual-") else np.float32
         arrays = ogbench.load_dataset(str(file), ob_dtype=dtype, add_info=True)
     except Exception as error:  # NumPy, zipfile and zlib each have errors of their own for damaged files
-        raise DataError(f"{damage} ({error}); download it again") from error
+        raise DataError(f"{damage} ({one_line(error)}); download it again") from error
     env = gymnasium.make(env_id, disable_env_checker=True)
     try:
         relabel(env_id, env, arrays)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rltransformers.core.errors import ConfigError, DataError, require
+from rltransformers.core.errors import ConfigError, DataError, one_line, require
 from rltransformers.core.files import existing_file, read_json
 from rltransformers.core.spaces import map_leaves
 from rltransformers.data.arrays import nested
@@ -164,12 +164,9 @@ def _file_batches(files: list[Path]) -> Iterator[Any]:
 def _parquet(file: Path) -> Iterator[Any]:
     parquet = require("pyarrow.parquet", EXTRA)
     with parquet.ParquetFile(file) as opened:
-        metadata = opened.metadata
-        values = sum(
-            metadata.row_group(group).column(column).num_values
-            for group in range(metadata.num_row_groups)
-            for column in range(metadata.num_columns)
-        )
+        groups = [opened.metadata.row_group(group) for group in range(opened.metadata.num_row_groups)]
+        # A damaged file may have fewer columns in a group than it says; asking for those ends the process.
+        values = sum(group.column(column).num_values for group in groups for column in range(group.num_columns))
         _check_values(values, file)
         yield from opened.iter_batches(_ROWS_AT_ONCE)
 
@@ -203,7 +200,7 @@ def _damage(file: Path, pyarrow: Any) -> Iterator[None]:
     except DataError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
-        raise DataError(f"{file} is truncated or no table ({error}); write or download it again") from error
+        raise DataError(f"{file} is truncated or no table ({one_line(error)}); write or download it again") from error
 
 
 def _described(file: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from rltransformers.core.described import count, spaces_line
-from rltransformers.core.errors import DataError, did_you_mean
+from rltransformers.core.errors import DataError, did_you_mean, one_line
 from rltransformers.core.files import replacing_folder
 from rltransformers.core.members import (
     LARGEST_FLOAT,
@@ -377,7 +377,9 @@ class Trajectories:
         try:
             description = json.loads((path / DESCRIPTION).read_text())
         except (OSError, ValueError, RecursionError) as error:
-            raise DataError(f"{path} is no readable folder of trajectories ({error}); save() writes one") from error
+            raise DataError(
+                f"{path} is no readable folder of trajectories ({one_line(error)}); save() writes one"
+            ) from error
         if not isinstance(description, dict) or description.get("format") != FORMAT:
             raise DataError(f"{path / DESCRIPTION} does not describe trajectories of this library")
         if description.get("version") != FORMAT_VERSION:
@@ -397,7 +399,9 @@ class Trajectories:
                 array: Array = np.load(path / file, mmap_mode="c", allow_pickle=False)
                 return array if mmap else np.array(array)
             except Exception as error:  # an edited header makes numpy raise anything
-                raise DataError(f"{path / file} is missing or damaged ({error}); load the source again") from error
+                raise DataError(
+                    f"{path / file} is missing or damaged ({one_line(error)}); load the source again"
+                ) from error
 
         observation_space = space_from_json(description["observation_space"])
         action_space = space_from_json(description["action_space"])

@@ -22,7 +22,7 @@ from rltransformers.attention.columns import window_distance
 from rltransformers.attention.engines.gathered import fetch
 from rltransformers.attention.reach import Reach
 from rltransformers.attention.roles import Retriever
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, one_line
 from rltransformers.core.files import replacing
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.functional.call import Call
@@ -206,7 +206,7 @@ def load_bank(path: str, dims: Dims) -> tuple[Tensor, Tensor]:
             found = [file[name] for name in ("keys", "values")]
     except (OSError, ValueError, KeyError, EOFError, TypeError, BadZipFile) as error:  # TypeError: a single array
         raise ConfigError(
-            f"memory_kind 'memorizing': {path!r} is no bank ({error}); write it with save_bank"
+            f"memory_kind 'memorizing': {path!r} is no bank ({one_line(error)}); write it with save_bank"
         ) from error
     for name, values in zip(("keys", "values"), found, strict=True):
         if values.dtype.kind not in "fiu" or not np.isfinite(values).all():

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from rltransformers.core.action_masks import MASK_METHOD
 from rltransformers.core.described import count
 from rltransformers.core.episodes import endless_episode, episode_record, longest_allowed, success_of
-from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.errors import ConfigError, DataError, one_line
 from rltransformers.core.files import replacing
 from rltransformers.core.guard import FiniteVecEnv, checked_copies, warn_of_statistics
 from rltransformers.core.ranges import Episodes, check, suggesting
@@ -183,7 +183,7 @@ def read_results(path: str | os.PathLike[str]) -> list[EvaluationResult]:
     try:
         return [EvaluationResult.from_dict(values) for values in json.loads(Path(path).read_text())]
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-        raise DataError(f"{path} is not a list of evaluation results ({error})") from error
+        raise DataError(f"{path} is not a list of evaluation results ({one_line(error)})") from error
 
 
 @suggesting

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.checkpoint import contents_of, load_weights
-from rltransformers.core.errors import CheckpointError, ConfigError, require
+from rltransformers.core.errors import CheckpointError, ConfigError, one_line, require
 from rltransformers.core.files import read_json
 from rltransformers.core.ranges import DropoutRate, PositiveNumber, check, shown
 from rltransformers.policies.decision import ActingMode
@@ -208,7 +208,9 @@ def _weights(folder: Path) -> Mapping[str, Tensor]:
         try:
             found: dict[str, Tensor] = load(folder / SAFE)
         except (safetensors.SafetensorError, OSError, ValueError, RuntimeError, MemoryError) as error:
-            raise CheckpointError(f"{folder / SAFE} is truncated or damaged ({error}); download it again") from error
+            raise CheckpointError(
+                f"{folder / SAFE} is truncated or damaged ({one_line(error)}); download it again"
+            ) from error
         return found
     if (folder / PICKLED).is_file():
         return load_weights(folder / PICKLED)

@@ -20,7 +20,7 @@ from stable_baselines3.common.logger import (
     TensorBoardOutputFormat,
 )
 
-from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.errors import ConfigError, DataError, one_line
 from rltransformers.core.files import check_name, check_path, file_lock, naming, numbered, remove_left_overs, replacing
 from rltransformers.training.evaluation import EvaluationResult, write_results
 from rltransformers.training.event_files import cut_event_files
@@ -200,8 +200,8 @@ class RunFolder:
                 if number == len(lines):  # without an end: what wrote it was killed
                     break
                 raise DataError(
-                    f"{self.evaluations}, line {number} is damaged ({error}); delete that line, the evaluations in the "
-                    "others are kept"
+                    f"{self.evaluations}, line {number} is damaged ({one_line(error)}); delete that line, "
+                    "the evaluations in the others are kept"
                 ) from error
         return evaluations
 

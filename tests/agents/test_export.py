@@ -157,7 +157,7 @@ BETWEEN_LAYERS = (
 WRITTEN = (
     *("gtrxl", "universal_act", "compressive", "topk", "linear_transformer", "average", "nystromformer", "bp"),
     *("memorizing", "bigbird", "clustered", "rfa", "capsule", "tupe", "gaussian_predicted", "poolingformer", "calm"),
-    *("informer", "dynamic_conv", "gmlp", "graph_attention", "synthesizer_dense", "lowrank_band"),
+    *("informer", "dynamic_conv", "gmlp", "graph_attention", "synthesizer_dense", "lowrank_band", "blockwise"),
 )
 """Presets that are written: together they have every operation, with the types that it takes, of any preset.
 
