@@ -230,7 +230,8 @@ def test_the_learned_value_under_time_limits_is_within_one_percent() -> None:
     rate = {"start": 5e-2, "end": 1e-4}
     model = agent(env, {"memory": 0, "layers": 1}, n_steps=20, gamma=0.9, learning_rate=rate, scale_rewards=False)
     model.learn(20 * 60)
-    value = float(rollout(model).values.mean())
+    with pytest.warns(UserWarning, match="learning_rate from 0.0001"):  # one rollout more than the run was to have
+        value = float(rollout(model).values.mean())
     assert value == pytest.approx(10.0, rel=0.01)  # the goal stated for this law: bias of at most 1 %
 
 
@@ -445,7 +446,8 @@ def test_predict_equals_the_rollout(history: bool, kind: type[Any]) -> None:
     policy = {"previous_action": history, "previous_reward": history, "first_step": history}
     model = agent(walks(3), kind=kind, policy=policy, n_steps=20, scale_rewards=False)  # a scale moves in a rollout
     segment = rollout(model)
-    expected = model.policy.action_head.decode(evaluated(model, segment).outputs)[""][..., 0]
+    head = model.policy.action_head
+    expected = head.execute(head.decode(evaluated(model, segment).outputs))[""][..., 0]
     state = None
     for t in range(20):
         reward = segment.rewards[:, t - 1].numpy() if history and t else None
@@ -458,7 +460,7 @@ def test_predict_equals_the_rollout(history: bool, kind: type[Any]) -> None:
             deterministic=True,
             reward=reward,
         )
-        np.testing.assert_allclose(action[:, 0], expected[:, t].numpy(), atol=1e-4)
+        np.testing.assert_allclose(action[:, 0], expected[:, t].numpy(), atol=1e-3)  # float32, up to 100
 
 
 @pytest.mark.parametrize("kind", ON_POLICY)
