@@ -1,9 +1,9 @@
 """Transformers for sequential decisions: Gated Transformer-XL policies online, Decision Transformers offline."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # that of ``typing``: under ``python -m`` a module of the current folder would be imported for it
 if TYPE_CHECKING:  # what ``__getattr__`` imports by need, so that ``import rltransformers`` is fast
+    from typing import Any
+
     from rltransformers.agents import (
         Actor,
         DecisionTransformer,
@@ -53,7 +53,9 @@ _MODULES = {
 _PLACES = {name: f"rltransformers.{module}" for module, names in _MODULES.items() for name in names.split()}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    from importlib import import_module
+
     if name not in _PLACES:
         raise AttributeError(f"module 'rltransformers' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_PLACES[name]), name)

@@ -29,7 +29,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rltransformers.cli.main import main as cli
 from rltransformers.core.checkpoint import load_checkpoint
-from rltransformers.core.modules import SAFE_PATH
+from rltransformers.core.modules import safe_path
 from rltransformers.training.run_folder import RunFolder
 
 BACKBONE = {"width": 8, "layers": 1, "heads": 2}
@@ -77,9 +77,10 @@ def configs(updates: int) -> dict[str, dict[str, Any]]:
     }
 
 
+@safe_path()
 def main(words: Sequence[str] | None = None) -> int:
     """Run, print the table, return 0 when every run equals the one that was left alone."""
-    os.environ |= {"OMP_NUM_THREADS": "1", SAFE_PATH: "1"}
+    os.environ["OMP_NUM_THREADS"] = "1"
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--kills", type=int, default=20, help="kills of each run (default: 20)")
     parser.add_argument(

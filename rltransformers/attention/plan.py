@@ -162,8 +162,9 @@ class Plan:
             return set()
 
         def shapes(each: Score, channels: int) -> list[torch.Size]:
-            query = each.split_queries(torch.empty(1, 2, each.query_width + heads * channels))
-            parts = query, *each.split(torch.empty(1, 2, each.key_width + groups * channels))
+            with torch.device("cpu"):  # some operations on tensors without storage load PyTorch's compiler, 5 s
+                query = each.split_queries(torch.empty(1, 2, each.query_width + heads * channels))
+                parts = query, *each.split(torch.empty(1, 2, each.key_width + groups * channels))
             return [part.shape for part in parts]
 
         if type(first) is not Score or shapes(score, 0) != shapes(first, 0):

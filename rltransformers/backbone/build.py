@@ -102,7 +102,12 @@ def check_score(config: BackboneConfig, layer: int, plan: Plan, score: Score) ->
     lost, shared = plan.lost_under(score), setting_features(config).get(Feature.SHARED_KEYS)
     makers = choices.selection, *choices.patterns, common.head_mixing
     others = () if type(plan.score) is not Score else (*common.common(), choices.span)
-    acting = [(title(each), without(each)) for each in (*makers, *others) if lost & {*each.spec.needs}]
+    offers = choices.mixer.spec.offers  # what the mixer does not promise was not put into this layer
+    acting = [
+        (title(each), without(each))
+        for each in (*makers, *others)
+        if lost & {*each.spec.needs} and offered(each, offers)
+    ]
     if shared is not None and Feature.SHARED_KEYS in lost:
         acting.insert(0, (shared.text, shared.way_out))
     for text, way_out in acting:

@@ -266,7 +266,6 @@ LSTM = ("--agent", "recurrent_ppo", "--backbone", "null")
         (("evaluate", "run", "--checkpoint", "third"), "--checkpoint"),
         (("evaluate",), "RUN"),
         (("nonsense",), "nonsense"),
-        ((), "COMMAND"),
     ],
 )  # fmt: skip
 def test_the_command_line_answers_with_one_line_and_code_two(

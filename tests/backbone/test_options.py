@@ -324,7 +324,7 @@ def test_a_field_refuses_every_value_that_it_does_not_mean(name: str) -> None:
     least = 0 if name in ("memory", "dropout") else 1
     for value in VALUES:
         plain = as_python(value)
-        number = isinstance(plain, int) and not isinstance(plain, bool)
+        number = type(plain) in (int, float) and plain == plain // 1  # 0.0 is a whole number
         accepted = {
             **dict.fromkeys(FIELDS, (number and plain in (least,)) or (plain is None and name not in REQUIRED)),
             **dict.fromkeys(SWITCHES, isinstance(plain, bool)),

@@ -999,7 +999,7 @@ def test_debug_shows_the_error_itself(work: Path) -> None:
 
 def test_list_prints_what_a_config_can_name(capsys: pytest.CaptureFixture[str]) -> None:
     contents = json.loads(run(capsys, "list", "--json"))
-    assert set(contents) == {"axes", "presets", "agents", "configs"}
+    assert set(contents) == {"axes", "presets", "agents", "wrappers", "configs"}
     assert {"gtrxl", "decision_transformer"} <= {preset["name"] for preset in contents["presets"]}
     assert {"gtrxl_ppo", "decision_transformer"} <= set(contents["agents"])
     for entries in contents["axes"].values():

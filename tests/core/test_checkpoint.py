@@ -166,7 +166,7 @@ def test_another_format_version_is_refused(saved: Path) -> None:
         "settings": {},
     }
     rewrite(saved, header__json=json.dumps(header).encode())
-    with pytest.raises(CheckpointError, match=r"format version 2, this code reads 1.*rltransformers 9\.9"):
+    with pytest.raises(CheckpointError, match=r"format version 3, this code reads 2.*rltransformers 9\.9"):
         load_checkpoint(saved)
 
 

@@ -91,7 +91,7 @@ def test_dropped_indices_leave_the_rest() -> None:
     run(wrapped)
 
 
-@pytest.mark.parametrize("indices", [[1.7], [False, True], [0.0, 2], ["1"], np.array([0.5])], ids=str)
+@pytest.mark.parametrize("indices", [[1.7], [False, True], [0.5, 2], ["1"], np.array([0.5])], ids=str)
 def test_indices_are_whole_numbers(indices: Any) -> None:
     for wrapper in (KeepIndices, DropIndices):
         with pytest.raises(ConfigError, match="an entry of indices must be a whole number"):

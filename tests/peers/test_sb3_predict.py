@@ -39,6 +39,7 @@ def test_one_observation_gives_an_action_of_the_space_and_a_batch_one_for_each(m
     vec_env.step(actions)
 
 
+@pytest.mark.filterwarnings("ignore:predict was called 50 times")  # each is the first step of an episode
 @every_agent
 def test_classes_are_predicted_on_and_explored_among(kind: Kind) -> None:
     model = agent(kind, IdentityEnv(3), policy={"epsilon": 1.0} if kind is GTrXLDQN else None)
