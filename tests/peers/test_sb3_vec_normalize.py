@@ -68,7 +68,10 @@ def test_an_evaluation_takes_over_the_statistics_and_refuses_an_environment_with
     theirs: Any = training.normalize_obs(raw)
     np.testing.assert_allclose(np.asarray(evaluated.normalize_obs(raw)), theirs)
     wrong = EvalCallback(walks(kind, 1), n_eval_episodes=1, eval_freq=STEPS, verbose=0, warn=False)
-    with pytest.raises(ConfigError, match="evaluates in DummyVecEnv, training runs in VecNormalize"):
+    with (
+        pytest.warns(UserWarning, match="same type"),
+        pytest.raises(ConfigError, match="evaluates in DummyVecEnv, training runs in VecNormalize"),
+    ):
         model.learn(STEPS, callback=wrong)
 
 

@@ -63,7 +63,7 @@ class _Agent:
         return policy.with_cache(policy.without_cache(state))
 
     def save(self, state: PolicyState, folder: Path) -> None:
-        self.model.save(folder / "model.zip")
+        save(self.model, folder / "model.zip")
         torch.save(state.tensors(), folder / "state.pt")
 
     def load(self, folder: Path) -> tuple[Self, PolicyState]:
@@ -74,9 +74,7 @@ class _Agent:
     def resumed(self, folder: Path) -> tuple[Tensor, Tensor]:
         model = self.model
         collect_more(model)
-        with warnings.catch_warnings():  # no update follows these steps, so that none are lost
-            warnings.filterwarnings("ignore", "saved at step", UserWarning)
-            model.save(folder / "run.zip")
+        save(model, folder / "run.zip")
         loaded = type(model).load(folder / "run.zip", env=model.env, device="cpu", force_reset=False)
         return self._next_outputs(loaded), self._next_outputs(model)
 
@@ -88,6 +86,13 @@ class _Agent:
         observation, first = torch.as_tensor(model._last_obs), torch.as_tensor(model._last_episode_starts)
         outputs, values, _ = policy.network_step({"": observation}, model._acting, first, policy.tables.current())
         return torch.cat([outputs, values[:, None]], -1)
+
+
+def save(model: Any, path: Path) -> None:
+    """Save ``model`` behind a rollout from which no update learns."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "saved at step", UserWarning)
+        model.save(path)
 
 
 def collect_more(model: Any) -> Recorder:
