@@ -24,9 +24,9 @@ from tests.export.laws import ROUNDING, Run, assert_runs_equal, cloned
 from tests.export.stand_in import StandIn
 
 STEPS = 30
+"""Of the longest episode."""
 ROWS = STEPS + 1
 """Places of a table: an episode, and the observation behind its limit."""
-"""Of the longest episode, which the tables of places are made for."""
 ACTINGS: tuple[Acting, ...] = ("eager", "compiled")
 Agent = GTrXLPPO | DecisionTransformer
 
@@ -126,7 +126,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An online agent that is no longer indifferent between actions."""
     path = tmp_path_factory.mktemp("online") / "agent.zip"
-    online("eager", learning_rate=1e-2).learn(256).save(path)
+    online("eager", learning_rate=3e-3).learn(256).save(path)
     return path
 
 
