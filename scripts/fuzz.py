@@ -1,5 +1,5 @@
-"""Hostile inputs by the thousand: `python scripts/fuzz.py` tries configs, keywords, data, checkpoints, environments and
-command lines, and prints how many were accepted, refused with a reason, or met a fault.
+"""Hostile inputs by the thousand: `python scripts/fuzz.py` tries configs, keywords, data, files, environments, spaces,
+arrays and command lines, and prints how many were accepted, refused with a reason, or met a fault.
 
 A fault is a traceback nobody can read, a hang, or an input that was accepted and is not what it says. Every input has a
 number; `--only AREA --seed S --number N` tries one again and shows the whole traceback.
@@ -21,7 +21,17 @@ sys.path.insert(0, str(ROOT))  # so that the modules next to this file are found
 
 import torch  # noqa: E402
 
-from scripts.fuzzing import checkpoints, commands, configs, data, environments, keywords  # noqa: E402
+from scripts.fuzzing import (  # noqa: E402
+    checkpoints,
+    commands,
+    configs,
+    data,
+    environments,
+    files,
+    keywords,
+    moved,
+    spaces_and_arrays,
+)
 from scripts.fuzzing.probe import Area, Judgement, Probe, judge, shown  # noqa: E402
 
 AREAS: Mapping[str, Area] = {
@@ -31,8 +41,14 @@ AREAS: Mapping[str, Area] = {
     "checkpoints": checkpoints.draw,
     "environments": environments.draw,
     "commands": commands.draw,
+    "files": files.draw,
+    "moved": moved.draw,
+    "spaces": spaces_and_arrays.draw,
 }
-SHARES = {"configs": 6, "keywords": 6, "data": 5, "checkpoints": 3, "environments": 2, "commands": 3}
+SHARES = {
+    "configs": 6, "keywords": 6, "data": 5, "checkpoints": 3, "environments": 2, "commands": 3,
+    "files": 3, "moved": 3, "spaces": 4,
+}  # fmt: skip
 GIGABYTES = 8
 """Address space of a run: what asks for more is a size that should have been refused."""
 
