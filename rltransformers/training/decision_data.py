@@ -117,11 +117,19 @@ def action_units_of(data: Trajectories) -> dict[str, list[list[float]]]:
 
 
 def check_scale(return_scale: float, largest: float) -> None:
-    """Raise ConfigError unless returns of up to ``largest`` are at most ``MAX_SCALED`` times ``return_scale``."""
+    """Raise ConfigError unless returns of up to ``largest`` are at most ``MAX_SCALED`` times ``return_scale``.
+
+    Nor may the scale be 0 in float32.
+    """
     if largest > MAX_SCALED * return_scale:
         raise ConfigError(
             f"return_scale ({return_scale:g}) is too small for returns of up to {largest:g}: the network would read "
             f"{largest / return_scale:g}, at most {MAX_SCALED:g} makes sense; leave it out for one that fits the data"
+        )
+    if return_scale < np.finfo(np.float32).tiny:
+        raise ConfigError(
+            f"return_scale ({return_scale:g}) is 0 in float32, by which returns are divided; leave it out for one that "
+            "fits the data"
         )
 
 

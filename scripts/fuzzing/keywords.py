@@ -41,13 +41,13 @@ CALLS: dict[str, dict[str, tuple[str, ...]]] = {
         "learn": ("gradient_steps", "log_interval", "tb_log_name", "progress_bar", "callback"),
         "predict": ("deterministic", "reward", "episode_start", "state", "observation", "target_return"),
         "evaluate": ("target_returns", "episodes", "num_envs", "seed", "env_kwargs", "wrappers", "deterministic",
-                     "acting", "acting_mode", "env"),
+                     "acting_mode", "env"),
     },
 }  # fmt: skip
 # An independent table: which keywords take no number, which may be None, which may be false or true.
 NONE_ALLOWED = {
     "batch_size", "clip_range_vf", "target_kl", "gradient_window", "popart", "tensorboard_log", "policy_kwargs", "seed",
-    "tb_log_name",
+    "tb_log_name", "log_interval", "warmup_steps",
     "decay_steps", "return_scale", "callback", "reward", "episode_start", "state", "target_return", "target_returns",
     "env_kwargs", "acting", "acting_mode",
 }  # fmt: skip
