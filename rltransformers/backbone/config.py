@@ -246,7 +246,7 @@ def find_preset(name: str) -> Preset:
     """
     check(name, str, "backbone.preset")
     if name not in PRESETS:
-        raise ConfigError(f"unknown preset {name!r}; {did_you_mean(name, PRESETS)}")
+        raise ConfigError(f"backbone: unknown preset {name!r}; {did_you_mean(name, PRESETS)}")
     return PRESETS[name]
 
 

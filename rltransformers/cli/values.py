@@ -49,7 +49,7 @@ def _check_backbone(backbone: Mapping[str, Any], agent: str) -> None:
     presets = [each["name"] for each in catalogue()["presets"]]
     preset = check(backbone.get("preset", presets[0]), str, "backbone.preset")
     if preset not in presets:
-        raise ConfigError(f"unknown preset {preset!r}; {did_you_mean(preset, presets)}")
+        raise ConfigError(f"backbone: unknown preset {preset!r}; {did_you_mean(preset, presets)}")
     types = _types("backbone.", agent)
     for name, value in backbone.items():
         key = f"backbone.{name}"

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from rltransformers.backbone import PRESETS, BackboneConfig, catalogue
+from rltransformers.core.errors import ConfigError
 from scripts.benchmarks.elements import backbone_of
 from scripts.fuzzing.probe import HOSTILE, Probe, WrongError, shown
 
@@ -23,6 +24,10 @@ def draw(chance: random.Random) -> Probe:
     for _ in range(examples):
         _use_example(values, chance)
     changes = chance.choice((0, 1, 1, 1, 2))
+    try:
+        BackboneConfig.from_dict(values)
+    except ConfigError:
+        examples += 1  # it may not be had anyway
     names = [
         chance.choice((_change_field, _change_option, _change_shape, _change_key))(values, chance)
         for _ in range(changes)

@@ -48,7 +48,7 @@ CALLS: dict[str, dict[str, tuple[str, ...]]] = {
 NONE_ALLOWED = {
     "batch_size", "clip_range_vf", "target_kl", "gradient_window", "popart", "tensorboard_log", "policy_kwargs", "seed",
     "tb_log_name", "log_interval", "warmup_steps",
-    "decay_steps", "return_scale", "callback", "reward", "episode_start", "state", "target_return", "target_returns",
+    "decay_steps", "return_scale", "return_head", "callback", "reward", "episode_start", "state", "target_return", "target_returns",
     "env_kwargs", "acting", "acting_mode",
 }  # fmt: skip
 BOOLEANS = {
