@@ -169,7 +169,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             except DataError as fault:
                 return self._error("reward", str(fault))
         text = f"environment {self._index} raised {type(error).__name__} {self._when()}: {one_line(error)}"
-        return DataError(f"{text}; {RETURNS}" if "values to unpack (expected" in text else text)
+        return DataError(_with_way_out(text))
 
     def _check_observation(self, observation: Any) -> None:
         try:
@@ -268,8 +268,20 @@ def _missing(path: str, found: Mapping[str, Any]) -> Any:
 
 RETURNS = (
     "reset returns two values, observation and info (a dict), step returns five: observation, reward, terminated, "
-    "truncated, info; an environment of the old gym fits in shimmy.GymV21CompatibilityV0(env=env)"
+    "truncated, info; reset takes the keywords seed and options; an environment of the old gym fits in "
+    "shimmy.GymV21CompatibilityV0(env=env)"
 )
+_OF_OLD_GYM = (
+    "values to unpack (expected",
+    "cannot unpack non-iterable",
+    "reset() got an unexpected keyword argument 'seed'",
+    "reset() got an unexpected keyword argument 'options'",
+)
+"""What Python says of a reset or a step that returns, or takes, something else."""
+
+
+def _with_way_out(text: str) -> str:
+    return f"{text}; {RETURNS}" if any(sign in text for sign in _OF_OLD_GYM) else text
 
 
 # Vector environments that a caller built -------------------------------------------------------
@@ -386,7 +398,7 @@ def _raised_by(env: VecEnv | VectorEnv[Any, Any, Any], error: Exception, when: s
     if found is None and env.num_envs == 1:
         found = 0
     who = f"one of the environments 0..{env.num_envs - 1}" if found is None else f"environment {found}"
-    return f"{who} raised {type(error).__name__} {when}: {one_line(error)}"
+    return _with_way_out(f"{who} raised {type(error).__name__} {when}: {one_line(error)}")
 
 
 def _copy_at_fault(error: BaseException) -> int | str | None:
