@@ -26,6 +26,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 from rltransformers.core.action_masks import LAST_MASK, MASK_METHOD
 from rltransformers.core.errors import ConfigError, DataError, MissingExtraError, WorldError, error_line, one_line
 from rltransformers.core.members import all_finite, all_members, finite, flags, members, numbers
+from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import SUPPORTED_LEAVES, Space, is_nested, leaf_values, observation_leaves
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -63,6 +64,22 @@ def construction(source: str | EnvSpec | Callable[..., Any], options: Mapping[st
         raise ConfigError(
             f"{source_name(source)} cannot be made with env_kwargs {dict(options)}: {error_line(error)}"
         ) from error
+
+
+def made_by(function: Callable[..., Any], options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    """The environment that ``function`` makes.
+
+    Raises:
+        ConfigError: when it raises an exception (chained), or makes something else.
+    """
+    with construction(function, options):
+        made = function(**options)
+    if not isinstance(made, gymnasium.Env):
+        raise ConfigError(
+            f"{source_name(function)} makes {shown(made)}, which is no environment of Gymnasium; a function makes one "
+            "environment, and vector environments are given themselves"
+        )
+    return made
 
 
 class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
