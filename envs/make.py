@@ -21,7 +21,7 @@ from rltransformers.core.errors import (
     one_line,
     refuse_unknown,
 )
-from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv, construction, source_name
+from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv, construction, made_by, source_name
 from rltransformers.core.modules import SAFE_PATH, import_module, safe_path
 from rltransformers.core.ranges import Environments, Processes, Seed, annotations, check, shown, suggesting
 from rltransformers.core.registry import GLOBAL_RANDOMNESS, find_spec
@@ -264,13 +264,10 @@ def _checked(env_kwargs: Any, wrappers: Any) -> dict[str, Any]:
 def _make(source: EnvSpec | Callable[..., Env] | Env, options: dict[str, Any]) -> Env:
     if isinstance(source, gymnasium.Env):
         return source
+    if not isinstance(source, EnvSpec):
+        return made_by(source, options)
     with construction(source, options):
-        if isinstance(source, EnvSpec):
-            return gymnasium.make(source, disable_env_checker=True, **options)
-        made = source(**options)
-    if not isinstance(made, gymnasium.Env):
-        raise ConfigError(f"{source_name(source)} makes {shown(made)}, which is no environment of Gymnasium")
-    return made
+        return gymnasium.make(source, disable_env_checker=True, **options)
 
 
 def _make_program(

@@ -42,6 +42,18 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
+def check_run(path: str | os.PathLike[str]) -> None:
+    """Raise ConfigError unless ``path`` is the folder of a run."""
+    folder, config = check_path(path), "config.yaml"
+    if (folder / config).is_file():
+        return
+    if folder.is_file() and (folder.parent / config).is_file():
+        raise ConfigError(
+            f"{path} is a file of the run {folder.parent}; name the run (evaluate takes --checkpoint, too)"
+        )
+    raise ConfigError(f"{path} is not a run folder: it has no {config}; runs are made by `rltransformers train`")
+
+
 def existing_file(path: str | os.PathLike[str]) -> Path:
     """The path of a file that is there.
 

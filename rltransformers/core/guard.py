@@ -26,6 +26,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 from rltransformers.core.action_masks import LAST_MASK, MASK_METHOD
 from rltransformers.core.errors import ConfigError, DataError, MissingExtraError, WorldError, error_line, one_line
 from rltransformers.core.members import all_finite, all_members, finite, flags, members, numbers
+from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import SUPPORTED_LEAVES, Space, is_nested, leaf_values, observation_leaves
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -63,6 +64,22 @@ def construction(source: str | EnvSpec | Callable[..., Any], options: Mapping[st
         raise ConfigError(
             f"{source_name(source)} cannot be made with env_kwargs {dict(options)}: {error_line(error)}"
         ) from error
+
+
+def made_by(function: Callable[..., Any], options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    """The environment that ``function`` makes.
+
+    Raises:
+        ConfigError: when it raises an exception (chained), or makes something else.
+    """
+    with construction(function, options):
+        made = function(**options)
+    if not isinstance(made, gymnasium.Env):
+        raise ConfigError(
+            f"{source_name(function)} makes {shown(made)}, which is no environment of Gymnasium; a function makes one "
+            "environment, and vector environments are given themselves"
+        )
+    return made
 
 
 class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -169,7 +186,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             except DataError as fault:
                 return self._error("reward", str(fault))
         text = f"environment {self._index} raised {type(error).__name__} {self._when()}: {one_line(error)}"
-        return DataError(f"{text}; {RETURNS}" if "values to unpack (expected" in text else text)
+        return DataError(_with_way_out(text))
 
     def _check_observation(self, observation: Any) -> None:
         try:
@@ -268,8 +285,20 @@ def _missing(path: str, found: Mapping[str, Any]) -> Any:
 
 RETURNS = (
     "reset returns two values, observation and info (a dict), step returns five: observation, reward, terminated, "
-    "truncated, info; an environment of the old gym fits in shimmy.GymV21CompatibilityV0(env=env)"
+    "truncated, info; reset takes the keywords seed and options; an environment of the old gym fits in "
+    "shimmy.GymV21CompatibilityV0(env=env)"
 )
+_OF_OLD_GYM = (
+    "values to unpack (expected",
+    "cannot unpack non-iterable",
+    "reset() got an unexpected keyword argument 'seed'",
+    "reset() got an unexpected keyword argument 'options'",
+)
+"""What Python says of a reset or a step that returns, or takes, something else."""
+
+
+def _with_way_out(text: str) -> str:
+    return f"{text}; {RETURNS}" if any(sign in text for sign in _OF_OLD_GYM) else text
 
 
 # Vector environments that a caller built -------------------------------------------------------
@@ -386,7 +415,7 @@ def _raised_by(env: VecEnv | VectorEnv[Any, Any, Any], error: Exception, when: s
     if found is None and env.num_envs == 1:
         found = 0
     who = f"one of the environments 0..{env.num_envs - 1}" if found is None else f"environment {found}"
-    return f"{who} raised {type(error).__name__} {when}: {one_line(error)}"
+    return _with_way_out(f"{who} raised {type(error).__name__} {when}: {one_line(error)}")
 
 
 def _copy_at_fault(error: BaseException) -> int | str | None:

@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from rltransformers.core.guard import innermost
 
 _MOVES = "rltransformers_moves"
-_MOVERS = ("reset", "step", "step_async")
+_MOVERS = ("reset", "reset_async", "step", "step_async")
 _CALLER = "env_method"  # which calls a method of environments in other processes by its name
 
 

@@ -12,7 +12,6 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import gymnasium as gym
@@ -44,6 +43,7 @@ from rltransformers.core.guard import (
     check_outcome,
     checked_copies,
     construction,
+    made_by,
     read_leaves,
     reset_rows,
     warn_of_statistics,
@@ -654,8 +654,9 @@ def _vector_env(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str |
             return _GymnasiumVector(gym.make_vec(spec, count, mode, **env_kwargs)), True
     if callable(env):
         importlib.import_module("rltransformers.envs")  # registers ours, of which the function may make one
+        copies = iter([made_by(env, env_kwargs) for _ in range(count)])
         with construction(env, env_kwargs):
-            return _GymnasiumVector(SyncVectorEnv([partial(env, **env_kwargs)] * count)), True
+            return _GymnasiumVector(SyncVectorEnv([lambda: next(copies)] * count)), True
     raise ConfigError(
         f"cannot record in {type(env).__name__}; pass an id, a function, an environment or a vector of them"
     )

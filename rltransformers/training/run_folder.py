@@ -21,7 +21,16 @@ from stable_baselines3.common.logger import (
 )
 
 from rltransformers.core.errors import ConfigError, DataError, one_line
-from rltransformers.core.files import check_name, check_path, file_lock, naming, numbered, remove_left_overs, replacing
+from rltransformers.core.files import (
+    check_name,
+    check_path,
+    check_run,
+    file_lock,
+    naming,
+    numbered,
+    remove_left_overs,
+    replacing,
+)
 from rltransformers.training.evaluation import EvaluationResult, write_results
 from rltransformers.training.event_files import cut_event_files
 from rltransformers.training.plots import plot_learning_curve
@@ -92,17 +101,8 @@ class RunFolder:
         Raises:
             ConfigError: when ``path`` is not one.
         """
-        folder = cls(path)
-        if not folder.config.is_file():
-            run = cls(folder.path.parent)
-            if folder.path.is_file() and run.config.is_file():
-                raise ConfigError(
-                    f"{path} is a file of the run {run.path}; name the run (evaluate takes --checkpoint, too)"
-                )
-            raise ConfigError(
-                f"{path} is not a run folder: it has no config.yaml; runs are made by `rltransformers train`"
-            )
-        return folder
+        check_run(path)
+        return cls(path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

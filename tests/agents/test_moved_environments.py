@@ -112,6 +112,7 @@ MOVES: list[tuple[str, Callable[[Any, Any], Any]]] = [  # of the environment as 
     *((mode.value, lambda env, model: env.reset()) for mode in AutoresetMode),
     *((mode.value, lambda env, model: model.env.step(ACTIONS)) for mode in AutoresetMode),
     ("AsyncVectorEnv", lambda env, model: env.step(ACTIONS)),
+    ("AsyncVectorEnv", lambda env, model: (env.reset_async(), env.reset_wait())),
 ]
 
 

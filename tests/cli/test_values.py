@@ -58,6 +58,7 @@ def test_wrong_values_and_keys_are_refused_before_torch_is_imported(tmp_path: Pa
     commands += [
         ["tune", "online.yaml", "--search", words] for words in ("algorithm.gamma=0..2", "algorithm.gama=0..1")
     ]
+    commands += [["evaluate", "absent"], ["evaluate", "run/config.yaml"], ["train", "--resume", "absent"]]
     commands += [["train", "--resume", "run", "--train.total_timesteps", "x"], ["show", "online.yaml", "--lr", "1"]]
     done = subprocess.run(
         [sys.executable, "-c", MAIN], input=json.dumps(commands), cwd=tmp_path, capture_output=True, text=True

@@ -235,6 +235,15 @@ def test_results_of_another_number_or_shape_are_told_what_is_due(
         env.step(0)
 
 
+def test_a_reset_without_the_keywords_of_gymnasium_is_told_what_is_due() -> None:
+    class OldReset(Returning):
+        def reset(self) -> Any:  # type: ignore[override]  # as in the old gym
+            return SEEN
+
+    with pytest.raises(DataError, match=r"keyword argument 'seed'; .*reset takes the keywords seed and options"):
+        CheckedEnv(OldReset(SEEN, FIVE), 0).reset(seed=0)
+
+
 @pytest.mark.slow  # starts processes
 @pytest.mark.parametrize(("fault", "at", "processes"), [("raises", 0, True), ("no reward", 2, "async")])
 def test_a_fault_in_a_process_of_its_own_is_named_too(fault: str, at: int, processes: Processes) -> None:

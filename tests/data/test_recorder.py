@@ -460,6 +460,12 @@ def test_a_function_that_makes_no_environment_of_these_keywords_is_named() -> No
         record(Coded, act, 5, env_kwargs={"foo": 1})
 
 
+@pytest.mark.parametrize("make", [lambda: gym.make_vec("CartPole-v1", 2), lambda: DummyVecEnv([Coded]), lambda: None])
+def test_a_function_that_makes_no_single_environment_is_told_what_to_give(make: Any) -> None:
+    with pytest.raises(ConfigError, match=r"no environment of Gymnasium; .* vector environments are given themselves"):
+        record(make, "random", episodes=1)
+
+
 def test_indices_and_numbers_of_numpy_are_taken() -> None:
     data = record("CartPole-v1", "random", np.int64(50), seed=np.uint32(3), recorded=np.array([0, 2]))  # type: ignore[arg-type]
     assert data.metadata["recorded"] == {"": [0, 2]} and data.metadata["seed"] == 3

@@ -6,6 +6,7 @@ import sys
 from rltransformers.cli.printing import print_json, print_results
 from rltransformers.cli.words import Parsers, add_threads, add_trust, command, flag, mapping
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.files import check_run
 from rltransformers.core.ranges import Count, Episodes, Seed
 
 
@@ -94,10 +95,11 @@ bootstrap interval over episodes, episode length, and success rate and normalise
 
 def run(arguments: argparse.Namespace) -> None:
     """Do it, and print what came of it."""
-    from rltransformers.cli import runs
-
     if arguments.videos is not None and arguments.video is None:
         raise ConfigError("--videos says how many episodes --video FOLDER records: give --video, too")
+    check_run(arguments.folder)  # before torch is imported
+    from rltransformers.cli import runs
+
     results, pictures = runs.evaluate(
         arguments.folder,
         arguments.episodes,

@@ -8,7 +8,7 @@ from pathlib import Path
 from rltransformers.cli.printing import print_json, print_results
 from rltransformers.cli.words import Parsers, add_config, add_engine, add_trust, command, flag, jobs_of
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.files import check_name
+from rltransformers.core.files import check_name, check_run
 from rltransformers.core.ranges import Count, Seed, check
 from rltransformers.training.experiment import ExperimentConfig
 
@@ -90,8 +90,9 @@ def run(arguments: argparse.Namespace) -> None:
         if arguments.seeds is not None:
             _train_seeds(arguments, name, config)
             return
-    elif (saved := Path(arguments.resume) / "config.yaml").is_file():
-        check_values(read_experiment(saved, arguments.overrides))  # what is wrong is told before torch is imported
+    else:  # what is wrong is told before torch is imported
+        check_run(arguments.resume)
+        check_values(read_experiment(Path(arguments.resume) / "config.yaml", arguments.overrides))
     from rltransformers.cli import runs
     from rltransformers.core.world import join
 
