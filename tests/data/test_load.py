@@ -408,6 +408,9 @@ def test_the_evaluation_environment_of_a_minari_set_is_read_and_written() -> Non
     assert json.loads(data.summary()["metadata"]["eval_env_spec"])["id"] == "CartPole-v1"
     env = write_minari(data, "coded/eval-v1").recover_environment(eval_env=True)
     assert env.spec.id == "CartPole-v1"
+    assert Trajectories.concatenate([data, data]).metadata["eval_env_spec"] == data.metadata["eval_env_spec"]
+    other = replace(data, metadata={"eval_env_spec": gym.spec("Acrobot-v1").to_json()})
+    assert "eval_env_spec" not in Trajectories.concatenate([data, other]).metadata
 
 
 def test_minari_can_add_episodes_to_a_written_set() -> None:
