@@ -750,6 +750,7 @@ DOUBTFUL = {
     "several classes": (np.array([[0, 1], [2, 1]] * 3), "no classes above"),
     "no axis": (np.linspace(0, 1, 6), "without an axis"),
     "classes as floats": (np.arange(6.0)[:, None], "small whole numbers"),
+    "classes as floats without an axis": (np.arange(6.0), "small whole numbers"),
     "beyond the unit box": (np.full((6, 2), 1.37), "reach 1.37"),
 }
 
