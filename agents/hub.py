@@ -81,7 +81,7 @@ def package_for_hub(
     if best.env_id is None:
         raise ConfigError("the results name no environment; give them an env_id, the card is about it")
     _check_environments(results)
-    with replacing_folder(folder) as place:
+    with replacing_folder(folder) as place, _named(folder, place):
         if run is not None:
             if not run.last.is_file():
                 raise CheckpointError(f"run {run.path} has no {CHECKPOINT}: it was stopped before its first checkpoint")
@@ -101,6 +101,17 @@ def package_for_hub(
         snippet = _snippet(best, experiment, _masks_beside(checkpoint.settings))
         (place / CARD).write_text(_card(checkpoint.kind, best, snippet))
     return folder
+
+
+@contextmanager
+def _named(folder: Path, place: Path) -> Iterator[None]:
+    """Errors of checkpoints in the block name ``folder`` in place of ``place``, where it is filled."""
+    try:
+        yield
+    except CheckpointError as error:
+        if str(place) not in str(error):
+            raise
+        raise CheckpointError(str(error).replace(str(place), str(folder))) from error
 
 
 def _check_environments(results: Sequence[EvaluationResult]) -> None:

@@ -1,5 +1,12 @@
 """Transformers for sequential decisions: Gated Transformer-XL policies online, Decision Transformers offline."""
 
+import os
+import sys
+
+_module = sys.orig_argv[-len(sys.argv)] if sys.argv[:1] == ["-m"] else ""  # whose package Python is looking for
+if _module.removeprefix("-m").split(".")[0] == __name__ and not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
+    del sys.path[0]  # ``python -m`` put it there; a module that somebody left in the folder must not run
+
 TYPE_CHECKING = False  # that of ``typing``: under ``python -m`` a module of the current folder would be imported for it
 if TYPE_CHECKING:  # what ``__getattr__`` imports by need, so that ``import rltransformers`` is fast
     from typing import Any

@@ -63,7 +63,9 @@ def success_of(info: Mapping[str, Any], environment: int) -> bool | None:
     if info.get(name) is None:
         return None
     try:
-        return bool(numbers(np.reshape(info[name], ())))
+        if np.isnan(value := numbers(np.reshape(info[name], ()))):
+            raise ValueError("NaN is neither")
+        return bool(value)
     except (DataError, ValueError) as error:
         if name == "success":
             return None

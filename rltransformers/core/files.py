@@ -23,6 +23,7 @@ LARGEST_JSON = 16 * 2**20
 """Bytes of the longest description that is read."""
 LONGEST_NAME = 200
 """Bytes of the name of a run folder; file systems take 255, and a number may come behind it."""
+_CUT_SHORT = re.compile(r"\d+ requested and \d+ written")
 _RANDOM = "[a-z0-9_]{8}"  # what tempfile puts into a name
 
 
@@ -167,7 +168,10 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        own = error.filename is None or Path(os.fsdecode(error.filename)).name.startswith(f".{path.stem}.")
+        names = [os.fsdecode(each) for each in (error.filename, error.filename2) if each is not None]
+        own = not names or any(part.startswith(f".{path.stem}.") for each in names for part in Path(each).parts)
+        if error.errno is None and _CUT_SHORT.fullmatch(str(error)):  # NumPy does not say why
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path)) from error
         if error.errno is None or not own:
             raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error

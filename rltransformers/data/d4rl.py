@@ -143,7 +143,9 @@ def _tree(group: Any) -> dict[str, Any]:
         if not isinstance(node, h5py.Group):
             return node
         if h5py.h5o.get_info(node.id).rc > 1:
-            raise DataError(f"{node.file.filename}: the group {node.name!r} has several names, and may hold itself")
+            raise DataError(
+                f"{node.file.filename}: the group {node.name!r} has several names, and may hold itself; write it once"
+            )
         return {key: walk(child) for key, child in node.items()}
 
     return {key: walk(group[key]) for key in group if key not in (*IGNORED, "virtual")}

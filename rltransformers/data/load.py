@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rltransformers.core.errors import OUR_ERRORS, ConfigError, DataError, did_you_mean, error_line
+from rltransformers.core.errors import OUR_ERRORS, ConfigError, DataError, did_you_mean, error_line, one_line
 from rltransformers.core.files import (
     existing_file,
     file_lock,
@@ -257,7 +257,7 @@ def open_minari(dataset: str) -> Any:
     try:
         return minari.MinariDataset(folder / "data")
     except Exception as error:  # Minari raises asserts, KeyErrors and ValueErrors for damaged or too new metadata
-        raise DataError(f"the Minari data set {dataset!r} in {folder} cannot be opened: {error}") from error
+        raise DataError(f"the Minari data set {dataset!r} in {folder} cannot be opened: {one_line(error)}") from error
 
 
 def _local_minari_ids(root: Path) -> list[str]:

@@ -240,8 +240,11 @@ class SegmentReplay:
     def fault(self, state: Mapping[str, Any]) -> str | None:
         """What rows of a ``state_dict`` hold that no environment gave: numbers outside their space, or not finite."""
         written = np.arange(state["rewards"].shape[1]) < np.asarray(state["written"])[:, None]
-        if not finite(state["rewards"].numpy()).all():
-            return "rewards are not finite"
+        for name in ("rewards", "priorities"):
+            if not finite(state[name].numpy()).all():
+                return f"{name} are not finite"
+        if bool((state["priorities"] < 0).any()):
+            return f"priorities hold {float(state['priorities'].min()):g}; they begin at 0"
         for kind, leaves in self.spaces.items():
             for path, leaf in leaves.items():
                 rows = state[kind][path].numpy()[written]

@@ -71,12 +71,12 @@ def _doubt(role: str, leaf: gym.Space[Any], values: Any) -> str | None:
         return f"the {role} hold one whole number each, for which most environments have Discrete({leaf.nvec[0]})"
     if isinstance(leaf, spaces.MultiDiscrete):
         return f"no classes above {(leaf.nvec - 1).tolist()} occur, and the environment may have more"
-    if not shape:
-        return "each action is a number without an axis, where most environments have Box(..., (1,))"
     if rows.dtype == np.uint8:
         return "the actions are bytes of several axes, as those of an image"
     if _all_rows(rows, _classes):
         return "all actions are small whole numbers; if they stand for classes, pass actions.astype(int)"
+    if not shape:
+        return "each action is a number without an axis, where most environments have Box(..., (1,))"
     if isinstance(leaf, spaces.Box) and (largest := float(leaf.high.max())) > 1.0:
         return (
             f"actions reach {largest:g}; where the environment takes less, as [-1, 1], it clips them, and so should "

@@ -22,6 +22,7 @@ from rltransformers.data.arrays import nested
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.keys import ENDS, IGNORED, NAMES
+from rltransformers.data.parquet_footer import stated_values
 from rltransformers.data.trajectories import Allocate, Trajectories
 
 EXTRA = "parquet"
@@ -164,10 +165,7 @@ def _file_batches(files: list[Path]) -> Iterator[Any]:
 def _parquet(file: Path) -> Iterator[Any]:
     parquet = require("pyarrow.parquet", EXTRA)
     with parquet.ParquetFile(file) as opened:
-        groups = [opened.metadata.row_group(group) for group in range(opened.metadata.num_row_groups)]
-        # A damaged file may have fewer columns in a group than it says; asking for those ends the process.
-        values = sum(group.column(column).num_values for group in groups for column in range(group.num_columns))
-        _check_values(values, file)
+        _check_values(stated_values(file), file)
         yield from opened.iter_batches(_ROWS_AT_ONCE)
 
 

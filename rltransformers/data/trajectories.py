@@ -426,7 +426,7 @@ class Trajectories:
     def concatenate(parts: "Iterable[Trajectories]", name: str | None = None) -> "Trajectories":
         """The episodes of all parts in memory, one part after the other, e.g. of several files of one task.
 
-        A single part is not copied. The environment is that of the parts where all name the same one, else unknown.
+        A single part is not copied. The environment, and the one for evaluations, is what all parts name, else unknown.
 
         Args:
             name: of the result; None joins the names of the parts.
@@ -443,7 +443,11 @@ class Trajectories:
                     f"only Trajectories are concatenated, got {shown(part)}; load_trajectories makes them of a source"
                 )
         names = list(dict.fromkeys(part.name for part in listed))
-        joined = join_trajectories(listed, name or " + ".join(names), {"format": "concatenated", "parts": names})
+        metadata: dict[str, Any] = {"format": "concatenated", "parts": names}
+        (evaluated, *others) = (part.metadata.get("eval_env_spec") for part in listed)
+        if evaluated is not None and all(each == evaluated for each in others):
+            metadata["eval_env_spec"] = evaluated
+        joined = join_trajectories(listed, name or " + ".join(names), metadata)
         return joined if len({part.env_id for part in listed}) == 1 else replace(joined, env_id=None, env_spec=None)
 
     @classmethod

@@ -63,7 +63,7 @@ class Episode:
         self.length += 1
         if ended:
             present = {
-                key: infos[key][row]
+                key: infos[key] if isinstance(infos[key], Mapping) else infos[key][row]
                 for key in ("is_success", "success")
                 if key in infos and np.all(infos.get(f"_{key}", np.ones(row + 1, bool))[row])
             }

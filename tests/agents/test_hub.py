@@ -38,6 +38,7 @@ from rltransformers.training.experiment import build_experiment
 from rltransformers.training.run_folder import RunFolder
 from tests.agents.masked_envs import Locks
 from tests.agents.test_actor import MAKERS, SMALL, Stream, online
+from tests.cli.test_surroundings import files_of_at_most
 from tests.envs import stand_in_pool
 
 RESULT = EvaluationResult("CartPole-v1", (10.0, 30.0), (10, 30), (5, 6))
@@ -145,6 +146,14 @@ def test_a_card_quotes_the_id(agent: Any, tmp_path: Path) -> None:
     assert [line for line in card.splitlines() if line.startswith("#")] == [
         f"# {agent.kind} in `CartPole-v1' # <b>Trust me</b>`"
     ]
+
+
+def test_a_full_disk_is_told_of_the_folder_and_not_of_a_temporary_one(agent: Any, tmp_path: Path) -> None:
+    run = run_of(agent, tmp_path, config_of(agent))
+    for source, results in ((agent, [RESULT]), (run.path, None)):
+        with files_of_at_most(3000), pytest.raises((CheckpointError, OSError)) as refused:
+            package_for_hub(source, tmp_path / "hub", results)
+        assert str(tmp_path / "hub") in str(refused.value) and ".hub" not in str(refused.value)
 
 
 def test_a_folder_is_refused_before_anything_is_written(agent: Any, tmp_path: Path) -> None:

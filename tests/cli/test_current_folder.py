@@ -66,8 +66,23 @@ def test_an_ordered_process_imports_nothing_from_its_folder(traps: Path) -> None
     assert not (traps / "owned").exists()
 
 
-def test_python_m_is_the_command_without_the_current_folder(traps: Path) -> None:
-    assert "CartPole" in finished(traps, "-m", "rltransformers", "show", "--env", "CartPole-v1").stdout
+@pytest.mark.parametrize("words", [("-m",), ("-um",), ("-X", "utf8", "-m")])
+def test_python_m_is_the_command_without_the_current_folder(traps: Path, words: tuple[str, ...]) -> None:
+    assert "CartPole" in finished(traps, *words, "rltransformers", "show", "--env", "CartPole-v1").stdout
+
+
+@pytest.mark.parametrize("module", ["rltransformers.conformance", "rltransformers.cli.main"])
+def test_python_m_with_a_module_of_the_package_leaves_out_the_current_folder(traps: Path, module: str) -> None:
+    assert "usage" in finished(traps, "-m", module, "--help").stdout
+
+
+def test_python_m_with_a_package_that_imports_this_one_keeps_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "__init__.py").write_text("import rltransformers")
+    (tmp_path / "own" / "__main__.py").write_text("import beside")
+    (tmp_path / "beside.py").write_text("print('found')")
+    done = subprocess.run([sys.executable, "-m", "own"], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.stdout == "found\n", done.stderr
 
 
 @pytest.mark.slow

@@ -408,6 +408,9 @@ def test_the_evaluation_environment_of_a_minari_set_is_read_and_written() -> Non
     assert json.loads(data.summary()["metadata"]["eval_env_spec"])["id"] == "CartPole-v1"
     env = write_minari(data, "coded/eval-v1").recover_environment(eval_env=True)
     assert env.spec.id == "CartPole-v1"
+    assert Trajectories.concatenate([data, data]).metadata["eval_env_spec"] == data.metadata["eval_env_spec"]
+    other = replace(data, metadata={"eval_env_spec": gym.spec("Acrobot-v1").to_json()})
+    assert "eval_env_spec" not in Trajectories.concatenate([data, other]).metadata
 
 
 def test_minari_can_add_episodes_to_a_written_set() -> None:
@@ -747,6 +750,7 @@ DOUBTFUL = {
     "several classes": (np.array([[0, 1], [2, 1]] * 3), "no classes above"),
     "no axis": (np.linspace(0, 1, 6), "without an axis"),
     "classes as floats": (np.arange(6.0)[:, None], "small whole numbers"),
+    "classes as floats without an axis": (np.arange(6.0), "small whole numbers"),
     "beyond the unit box": (np.full((6, 2), 1.37), "reach 1.37"),
 }
 

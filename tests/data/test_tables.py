@@ -1,6 +1,7 @@
 """Parquet files and data sets of Hugging Face: what is read is what was written, and what is wrong is named."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import Trajectories, load_trajectories
+from rltransformers.data.parquet_footer import stated_values
 from tests.data.coded import LENGTHS, coded_episodes, flat, wrong_pairs
 
 pa = pytest.importorskip("pyarrow", reason="needs the extra parquet")
@@ -181,6 +183,24 @@ def test_a_file_that_states_far_more_than_it_stores_is_refused(tmp_path: Path, m
     monkeypatch.setattr("rltransformers.data.tables.MAX_VALUES", 2)
     with pytest.raises(DataError, match=r"states 20,000 values in [\d,]+ bytes; it is damaged"):
         load_trajectories(tmp_path / "large.parquet")
+
+
+def test_a_file_with_any_byte_of_its_footer_flipped_is_read_or_refused(tmp_path: Path) -> None:
+    """pyarrow ends the process where it is asked about a column of a damaged row group."""
+    whole = file_of(tmp_path, replay_rows()).read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    for place in range(footer, len(whole)):
+        (tmp_path / "flipped.parquet").write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with suppress(DataError):
+            load_trajectories(tmp_path / "flipped.parquet")
+
+
+def test_the_footer_states_as_many_values_as_pyarrow_counts(tmp_path: Path) -> None:
+    columns = {"rewards": np.zeros(50), "flag": np.arange(50) % 2 == 0, "text": ["x" * 99] * 50, "list": [[1, 2]] * 50}
+    parquet.write_table(pa.table(columns), tmp_path / "groups.parquet", row_group_size=3)
+    described = parquet.read_metadata(tmp_path / "groups.parquet").to_dict()
+    counted = sum(column["num_values"] for group in described["row_groups"] for column in group["columns"])
+    assert stated_values(tmp_path / "groups.parquet") == counted == 250
 
 
 # Hugging Face datasets ------------------------------------------------------------
