@@ -97,7 +97,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Do it, and print what came of it."""
     if arguments.videos is not None and arguments.video is None:
         raise ConfigError("--videos says how many episodes --video FOLDER records: give --video, too")
-    check_run(arguments.folder)  # before torch is imported
+    env_kwargs = mapping(arguments.env_kwargs, "--env-kwargs")
+    check_run(arguments.folder)  # what is wrong is told before torch is imported
     from rltransformers.cli import runs
 
     results, pictures = runs.evaluate(
@@ -109,7 +110,7 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.sample,
         arguments.plot,
         arguments.threads,
-        mapping(arguments.env_kwargs, "--env-kwargs"),
+        env_kwargs,
         arguments.longest_episode,
         arguments.trust,
         arguments.acting,
