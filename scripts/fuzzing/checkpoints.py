@@ -13,7 +13,7 @@ import torch
 
 from rltransformers.agents import DecisionTransformer
 from scripts.fuzzing.keywords import ONLINE, build
-from scripts.fuzzing.probe import HOSTILE, Probe, WrongError, shown
+from scripts.fuzzing.probe import HOSTILE, Probe, WrongError, edit_json, is_json, shown
 
 HEADER, TENSORS = "header.json", "tensors.pt"
 AGENTS: dict[str, Any] = {**ONLINE, "decision_transformer": DecisionTransformer}
@@ -77,21 +77,8 @@ def _edit_header(content: bytes, chance: random.Random) -> Damaged:
     """One value of the header replaced or taken away; the checksums are right."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         header, tensors = json.loads(archive.read(HEADER)), archive.read(TENSORS)
-    path, place = [], header
-    while True:
-        key = chance.choice(sorted(place, key=str)) if isinstance(place, dict) else chance.randrange(len(place))
-        path.append(key)
-        if not isinstance(place[key], dict | list) or not place[key] or chance.random() < 0.2:
-            break
-        place = place[key]
-    values = [value for value in HOSTILE if _is_json(value)]
-    if chance.random() < 0.25:
-        del place[path[-1]]
-        text = f"header without {path}"
-    else:
-        place[path[-1]] = chance.choice(values)
-        text = f"header with {path} = {shown(place[path[-1]])}"
-    return text, _zip(json.dumps(header).encode(), tensors), None
+    text = edit_json(header, chance, [value for value in HOSTILE if is_json(value)])
+    return f"header {text}", _zip(json.dumps(header).encode(), tensors), None
 
 
 def _edit_tensors(content: bytes, chance: random.Random) -> Damaged:
@@ -123,14 +110,6 @@ def _zip(header: bytes, tensors: bytes) -> bytes:
         archive.writestr(HEADER, header)
         archive.writestr(TENSORS, tensors)
     return buffer.getvalue()
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _act(agent: str, content: bytes, weights: dict[str, torch.Tensor]) -> None:

@@ -18,11 +18,12 @@ from rltransformers.data import load_trajectories, write_minari
 from rltransformers.training.actor import Actor
 from scripts.fuzzing.data import episodes
 from scripts.fuzzing.keywords import DT, build, check_finite, data
-from scripts.fuzzing.probe import HOSTILE, Probe, WrongError, shown
+from scripts.fuzzing.probe import HOSTILE, Probe, WrongError, edit_json, is_json
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-files-")
 Damage = Callable[[Path, random.Random], str]
 """Changes a copy of a file or a folder, and says how."""
+JSON_VALUES = [value for value in HOSTILE if is_json(value, allow_nan=False)]
 
 
 # What is damaged -------------------------------------------------------------------------------------------
@@ -148,33 +149,9 @@ def _edit_json(path: Path, chance: random.Random) -> str:
         return _flip(path, chance)
     file = chance.choice(texts)
     content = json.loads(file.read_text())
-    text = edit(content, chance)
+    text = edit_json(content, chance, JSON_VALUES)
     file.write_text(json.dumps(content))
     return f"{file.name} {text}"
-
-
-def edit(content: Any, chance: random.Random) -> str:
-    """Replace or remove one value of a nested JSON value in place; says which."""
-    path, place = [], content
-    while True:
-        key = chance.choice(sorted(place, key=str)) if isinstance(place, dict) else chance.randrange(len(place))
-        path.append(key)
-        if not isinstance(place[key], dict | list) or not place[key] or chance.random() < 0.2:
-            break
-        place = place[key]
-    if chance.random() < 0.25:
-        del place[path[-1]]
-        return f"without {path}"
-    place[path[-1]] = chance.choice([value for value in HOSTILE if _is_json(value)])
-    return f"with {path} = {shown(place[path[-1]])}"
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _edit_hdf5(path: Path, chance: random.Random) -> str:
@@ -227,7 +204,7 @@ def _edit_onnx(path: Path, chance: random.Random) -> str:
     model = onnx.load(path)
     entry = model.metadata_props[0]
     content = json.loads(entry.value)
-    text = edit(content, chance)
+    text = edit_json(content, chance, JSON_VALUES)
     entry.value = json.dumps(content)
     onnx.save(model, path)
     return f"metadata {text}"

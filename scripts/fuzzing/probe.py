@@ -1,9 +1,10 @@
 """One hostile or harmless input, what must come of it, and the judgement over what came of it."""
 
+import json
 import random
 import signal
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -109,6 +110,31 @@ def shown(value: Any, longest: int = 80) -> str:
     """``value`` in a report."""
     text = repr(value)
     return text if len(text) <= longest else f"{text[:longest]}..."
+
+
+def is_json(value: Any, allow_nan: bool = True) -> bool:
+    """Whether a JSON text can hold ``value``."""
+    try:
+        json.dumps(value, allow_nan=allow_nan)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def edit_json(content: Any, chance: random.Random, values: Sequence[Any]) -> str:
+    """Remove one value of nested JSON in place, or put one of ``values`` there; says which."""
+    path, place = [], content
+    while True:
+        key = chance.choice(sorted(place, key=str)) if isinstance(place, dict) else chance.randrange(len(place))
+        path.append(key)
+        if not isinstance(place[key], dict | list) or not place[key] or chance.random() < 0.2:
+            break
+        place = place[key]
+    if chance.random() < 0.25:
+        del place[path[-1]]
+        return f"without {path}"
+    place[path[-1]] = chance.choice(values)
+    return f"with {path} = {shown(place[path[-1]])}"
 
 
 @contextmanager
