@@ -5,6 +5,7 @@ steps, M memory rows, W model width, L layers.
 """
 
 import argparse
+import gc
 import importlib.util
 import itertools
 import os
@@ -152,9 +153,11 @@ def laws(sizes: Sizes, device: str, seconds: float) -> Iterator[Row]:
     """The laws of every mechanism with tensors on the device, in processes of their own."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "laws.xml")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={results}"]
+        # Warnings are errors here, and pytest-benchmark warns beside pytest-xdist wherever both are installed.
+        plugins = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
+        command = [sys.executable, "-m", "pytest", "-q", *plugins, f"--junitxml={results}"]
         several = device != "cpu" and importlib.util.find_spec("xdist") is not None
-        processes = ["-n", str(min(8, os.cpu_count() or 1))] if several else []
+        processes = ["-n", str(min(16, os.cpu_count() or 1))] if several else []
         process = subprocess.Popen(
             [*command, *processes, "-k", sizes.laws, *LAWS],
             cwd=ROOT,
@@ -476,12 +479,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(names: Sequence[str], seconds: float) -> int:
     """Measure within so many seconds in all, and write the figures of every part as it ends; 1 if a part failed."""
     end, failed = monotonic() + seconds, []
+    stretch = seconds / sum(PARTS[name].seconds for name in names)
     for name in names:
         part, left = PARTS[name], end - monotonic()
         if left < 5:
             print(f"{name}: left out, {left:.0f} s are left")
             continue
-        given = min(part.seconds, left)
+        given = min(stretch * part.seconds, left)
         try:
             rows = report(name, within(part.rows(FULL, "cuda", given), given), FOLDER, "scripts/on_gpu.sh")
         except (Exception, SystemExit) as error:  # the other parts still count
@@ -489,6 +493,7 @@ def run(names: Sequence[str], seconds: float) -> int:
             failed.append(name)
         else:
             failed += [name] if any(row.met is False for row in rows) else []
+        gc.collect()  # a policy and its CUDA graph name each other; the memory of the next part would count theirs
         torch.cuda.empty_cache()
     if failed:
         print(f"failed: {', '.join(failed)}; the messages stand above", file=sys.stderr)

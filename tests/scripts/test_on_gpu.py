@@ -100,13 +100,20 @@ def test_an_unknown_part_is_refused_with_the_nearest_name(capsys: pytest.Capture
 def test_a_part_out_of_time_writes_what_it_has_and_the_next_one_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu, "PARTS", {"long": Part(endless, 0.05), "next": Part(quick, 30)})
-    assert gpu.run(["long", "next"], 60) == 0
+    monkeypatch.setattr(gpu, "PARTS", {"long": Part(endless, 0.05), "next": Part(quick, 30), "last": Part(quick, 10)})
+    assert gpu.run(["long", "next", "last"], 40.05) == 0
     with (folder / "long.csv").open(newline="") as file:
         assert [row["name"] for row in csv.DictReader(file)] == ["first"]
     with (folder / "next.csv").open(newline="") as file:
         assert [(row["name"], float(row["ours"])) for row in csv.DictReader(file)] == [("whole, cuda", 30.0)]
     assert "scripts/on_gpu.sh" in (folder / "next.json").read_text()
+
+
+def test_parts_that_are_chosen_share_the_time_of_those_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "PARTS", {"one": Part(quick, 10), "two": Part(quick, 30), "other": Part(quick, 60)})
+    assert gpu.run(["one", "two"], 100) == 0
+    with (folder / "one.csv").open(newline="") as file:
+        assert [float(row["ours"]) for row in csv.DictReader(file)] == [25.0]
 
 
 def test_the_end_of_the_time_does_not_cut_off_whoever_takes_the_rows() -> None:
