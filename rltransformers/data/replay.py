@@ -114,7 +114,7 @@ class Drawable:
         oldest, counts = self.oldest, self.counts
         ends = np.cumsum(counts)
         if not prioritized:
-            chosen = torch.randint(int(ends[-1]), (count,), generator=generator).numpy()
+            chosen = torch.randint(int(ends[-1]), (count,), generator=generator, device="cpu").numpy()
             weights = torch.ones(count)
         else:
             rows = np.repeat(np.arange(len(counts)), counts)

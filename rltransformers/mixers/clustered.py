@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Call
+from rltransformers.functional.draws import layer_generator, seeded_normal
 from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.functional.prefixes import bounded_exp
 from rltransformers.functional.recurrences import causal_sums
@@ -48,10 +49,8 @@ class Clustered(OnlineMeans, HeadsMixer):
         shape = dims.heads, clusters, dims.head_dim
         self.register_buffer("codebook", torch.empty(shape))
         self.make_sums(shape)
-        if not self.codebook.is_meta:  # a network that is only measured draws nothing
-            generator = torch.Generator().manual_seed(seed * 1_000_003 + dims.layer)
-            # The first weights give queries of normalised inputs a variance of 1/3.
-            self.codebook.copy_(torch.randn(shape, generator=generator, dtype=torch.float64) / 3**0.5)
+        # The first weights give queries of normalised inputs a variance of 1/3.
+        self.codebook.copy_(seeded_normal(shape, layer_generator(seed, dims.layer)) / 3**0.5)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Values weighted for each codeword, the sum of the weights, and the keys that weigh most with their values."""

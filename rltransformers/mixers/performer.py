@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.functional.draws import layer_generator, seeded_normal
 from rltransformers.mixers.interface import Dims
 from rltransformers.mixers.kernel import KernelAttention
 
@@ -24,12 +25,12 @@ LARGEST = 60.0
 def orthogonal_directions(features: int, head_dim: int, generator: torch.Generator) -> Float[Tensor, "m Dh"]:
     """Rows N(0, I), orthogonal inside blocks of ``head_dim`` rows; float64 (arXiv 2009.14794, section 2.4)."""
     blocks = -(-features // head_dim)
-    normal = torch.randn(blocks, head_dim, head_dim, generator=generator, dtype=torch.float64)
+    normal = seeded_normal((blocks, head_dim, head_dim), generator)
     basis, upper = torch.linalg.qr(normal)
     # QR alone is not uniform over rotations: the signs of the diagonal of R make it so.
     basis = basis * upper.diagonal(dim1=-2, dim2=-1).sign()[:, None]
     rows = basis.transpose(-1, -2).flatten(0, 1)[:features]
-    lengths = torch.randn(features, head_dim, generator=generator, dtype=torch.float64).norm(dim=1)
+    lengths = seeded_normal((features, head_dim), generator).norm(dim=1)
     return rows * lengths[:, None]
 
 
@@ -68,9 +69,7 @@ class Performer(KernelAttention):
     def __init__(self, dims: Dims, features: int, seed: int) -> None:
         super().__init__(dims, features, 0.0)
         self.register_buffer("directions", torch.empty(features, dims.head_dim))
-        if not self.directions.is_meta:  # a network that is only measured draws nothing
-            generator = torch.Generator().manual_seed(seed * 1_000_003 + dims.layer)
-            self.directions.copy_(orthogonal_directions(features, dims.head_dim, generator))
+        self.directions.copy_(orthogonal_directions(features, dims.head_dim, layer_generator(seed, dims.layer)))
 
     def of_queries(self, q: Tensor) -> Tensor:
         """``query_features``."""

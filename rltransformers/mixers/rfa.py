@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.call import Call
+from rltransformers.functional.draws import layer_generator, seeded_normal
 from rltransformers.mixers.interface import Dims
 from rltransformers.mixers.kernel import KernelAttention
 
@@ -52,9 +53,7 @@ class RandomFeatureAttention(KernelAttention):
         self.register_buffer("directions", torch.empty(shape))
         self.register_parameter("scale", nn.Parameter(torch.ones(shape[0], 1, shape[2])) if learned_scale else None)
         self.gate = nn.Linear(dims.width, dims.kv_heads) if gate else None
-        if not self.directions.is_meta:  # a network that is only measured draws nothing
-            generator = torch.Generator().manual_seed(seed * 1_000_003 + dims.layer)
-            self.directions.copy_(torch.randn(shape, generator=generator, dtype=torch.float64) / sigma)
+        self.directions.copy_(seeded_normal(shape, layer_generator(seed, dims.layer)) / sigma)
 
     def of_queries(self, q: Tensor) -> Tensor:
         """``fourier_features`` along the directions of the key heads."""

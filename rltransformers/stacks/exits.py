@@ -85,7 +85,7 @@ def draw(x: Float[Tensor, "B T D"], layers: int) -> Int[Tensor, "B T"]:
     """A layer for every token, all alike probable, from the numbers of the stream: a resumed run draws the same."""
     seed = int(x.detach().double().sum().cpu().view(torch.int64)) % 2**63
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(layers, x.shape[:2], generator=generator).to(x.device)
+    return torch.randint(layers, x.shape[:2], generator=generator, device="cpu").to(x.device)
 
 
 def idle(left: Bool[Tensor, "B T"], index: int, call: Call) -> bool:

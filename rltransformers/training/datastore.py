@@ -23,7 +23,9 @@ def fill_store(policy: DecisionPolicy, sampler: ContextSampler, seed: int, devic
     if readout.options.better:
         episodes = episodes[returns >= returns.mean()]
     windows, wanted = sampler.covering(episodes.to(sampler.device))
-    order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(seed)).to(sampler.device)
+    order = torch.randperm(len(windows), generator=torch.Generator("cpu").manual_seed(seed), device="cpu").to(
+        sampler.device
+    )
     store, stored, trains = readout.store, 0, policy.training
     store.clear()
     policy.eval()

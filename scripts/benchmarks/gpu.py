@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from rltransformers.functional.means import masked_mean
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.decision import DecisionPolicy
 from rltransformers.policies.steps import ActorCriticMachine
+from scripts.benchmarks.gpu_agents import AGENTS, COMPILED
 from scripts.benchmarks.harness import RESULTS, ROOT, Row, absolute, interleave, line, parameters, repeat, report
 
 FOLDER = RESULTS / "gpu"
@@ -66,6 +68,8 @@ class Sizes:
     heads: int
     window: int
     lengths: tuple[int, ...]
+    steps: int
+    updates: int
     repetitions: int
 
 
@@ -86,6 +90,8 @@ FULL = Sizes(
     heads=8,
     window=512,
     lengths=(1024, 4096, 16384, 65536),
+    steps=20_480,
+    updates=800,
     repetitions=5,
 )
 TINY = Sizes(
@@ -105,6 +111,8 @@ TINY = Sizes(
     heads=2,
     window=4,
     lengths=(8, 16),
+    steps=2_048,
+    updates=30,
     repetitions=1,
 )
 
@@ -155,13 +163,13 @@ def laws(sizes: Sizes, device: str, seconds: float) -> Iterator[Row]:
         results = Path(folder, "laws.xml")
         # Warnings are errors here, and pytest-benchmark warns beside pytest-xdist wherever both are installed.
         plugins = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
-        command = [sys.executable, "-m", "pytest", "-q", *plugins, f"--junitxml={results}"]
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=line", *plugins, f"--junitxml={results}"]
         several = device != "cpu" and importlib.util.find_spec("xdist") is not None
         processes = ["-n", str(min(16, os.cpu_count() or 1))] if several else []
         process = subprocess.Popen(
             [*command, *processes, "-k", sizes.laws, *LAWS],
             cwd=ROOT,
-            env={**os.environ, LAW_DEVICE: device, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, LAW_DEVICE: device, "OMP_NUM_THREADS": "1", "COLUMNS": "240"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -179,7 +187,7 @@ def laws(sizes: Sizes, device: str, seconds: float) -> Iterator[Row]:
         finally:
             process.kill()
             process.wait()
-        print(output[-6000:])
+        print(output[-9000:])
         yield law_row(results, sizes, device, cut)
 
 
@@ -415,6 +423,23 @@ def attention(sizes: Sizes, device: str, seconds: float) -> Iterator[Row]:
         yield from measured(f"banded, {position}, T {time_}", setting, "ms", work, sizes.repetitions, device)
 
 
+# Agents
+
+
+def agents(sizes: Sizes, device: str, seconds: float) -> Iterator[Row]:
+    """Every agent trained on the device, judged, saved, loaded on the CPU and trained on; one that fails is a row."""
+    del seconds
+    for name, rows in (AGENTS if device == "cpu" else AGENTS | COMPILED).items():
+        try:
+            yield from rows(sizes.steps, sizes.updates, device)
+        except OutOfTimeError:
+            raise
+        except Exception as error:  # the other agents still count
+            traceback.print_exc()
+            note = f"{type(error).__name__}: {error}"
+            yield absolute(f"{name} ended", f"device {device}", "1 where it ended well", [0.0], ">= 1", note=note)
+
+
 # What parts share
 
 
@@ -450,12 +475,13 @@ class Part:
 
 
 PARTS = {
-    "laws": Part(laws, 150),
-    "graph": Part(graph, 45),
-    "dt-update": Part(decision_update, 60),
-    "gtrxl-update": Part(gtrxl_update, 75),
-    "acting": Part(acting, 120),
-    "attention": Part(attention, 90),
+    "laws": Part(laws, 240),
+    "graph": Part(graph, 30),
+    "dt-update": Part(decision_update, 20),
+    "gtrxl-update": Part(gtrxl_update, 20),
+    "acting": Part(acting, 40),
+    "attention": Part(attention, 40),
+    "agents": Part(agents, 150),
 }
 
 
@@ -523,6 +549,7 @@ USED: dict[str, Callable[[Sizes], str]] = {
     "dt-update": lambda sizes: f"{described(sizes.decision)}, K {sizes.context}, batch {sizes.decision_batch}",
     "gtrxl-update": lambda sizes: f"{described(sizes.gtrxl)}, {sizes.segments} segments of {sizes.segment_steps}",
     "acting": lambda sizes: f"{described(sizes.acting)}, envs {', '.join(map(str, sizes.envs))}",
+    "agents": lambda sizes: f"{sizes.steps:,} steps online, {sizes.updates:,} updates offline",
     "attention": lambda sizes: f"width {sizes.width}, window {sizes.window}, T {', '.join(map(str, sizes.lengths))}",
 }
 

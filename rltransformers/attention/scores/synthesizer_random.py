@@ -15,6 +15,7 @@ from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.scores.interface import EXPLICIT, ValuesOnly, check_value_heads, tokens_in_window
 from rltransformers.core.spec import Size, Spec, Traits
+from rltransformers.functional.draws import layer_generator, seeded_normal
 from rltransformers.mixers.interface import Dims
 
 
@@ -30,12 +31,10 @@ class RandomSynthesizer(ValuesOnly):
         super().__init__(dims)
         self.names = ("entries",) if rank is None else ("of_heads", "of_places")
         shapes = [(dims.heads, distances)] if rank is None else [(dims.heads, rank), (rank, distances)]
-        tables = [torch.empty(shape) for shape in shapes]
-        if not tables[0].is_meta:  # a network that is only measured draws nothing
-            generator = torch.Generator().manual_seed(seed * 1_000_003 + dims.layer)
-            for table in tables:
-                table.copy_(torch.randn(table.shape, generator=generator) * (rank or 1) ** -0.25)
-        for name, drawn in zip(self.names, tables, strict=True):
+        generator, dtype = layer_generator(seed, dims.layer), torch.get_default_dtype()
+        for name, shape in zip(self.names, shapes, strict=True):
+            normal = seeded_normal(shape, generator, dtype) * (rank or 1) ** -0.25
+            drawn = torch.empty(shape).copy_(normal)
             if learned:
                 self.register_parameter(name, nn.Parameter(drawn))
             else:

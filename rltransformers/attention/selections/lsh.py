@@ -18,6 +18,7 @@ from rltransformers.attention.selections.interface import newest_of_class
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.functional.call import Call
+from rltransformers.functional.draws import layer_generator, seeded_normal
 from rltransformers.functional.keys import At
 from rltransformers.mixers.interface import Dims
 
@@ -79,9 +80,7 @@ class Hashing(Chooser):
         self.window, self.rounds = window, rounds
         shape = dims.heads, rounds, dims.head_dim, buckets // 2
         self.register_buffer("rotations", torch.empty(shape))
-        if not self.rotations.is_meta:  # a network that is only measured draws nothing
-            generator = torch.Generator().manual_seed(seed * 1_000_003 + dims.layer)
-            self.rotations.copy_(torch.randn(shape, generator=generator, dtype=torch.float64))
+        self.rotations.copy_(seeded_normal(shape, layer_generator(seed, dims.layer)))
 
     def score(self, dims: Dims) -> Score:
         """One projection for queries and keys."""
