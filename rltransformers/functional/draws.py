@@ -17,5 +17,6 @@ def seeded_normal(
 
     Where that is "meta", nothing is drawn: a network whose size alone is asked for needs no numbers.
     """
-    device = "meta" if torch.get_default_device().type == "meta" else "cpu"
-    return torch.randn(shape, generator=None if device == "meta" else generator, dtype=dtype, device=device)
+    if torch.get_default_device().type == "meta":
+        return torch.empty(shape, dtype=dtype)
+    return torch.randn(shape, generator=generator, dtype=dtype, device="cpu")
