@@ -37,7 +37,7 @@ def online(agent: type[Any], policy: str, options: dict[str, Any], steps: int, d
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.zip")
         model.save(path)
-        share = equal_actions(model, agent.load(path, device="cpu"))
+        share = equal_actions(model, agent.load(path, device="cpu", acting="eager"))
         yield absolute(f"{agent.__name__}, on the CPU", setting, "share of equal actions", [share], ALIKE)
         again = agent.load(path, env=env, device=device)
         before = again.num_timesteps
@@ -72,7 +72,7 @@ def offline(options: dict[str, Any], updates: int, device: str) -> Iterator[Row]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.zip")
         model.save(path)
-        difference = abs(reached(DecisionTransformer.load(path, device="cpu")) - reached(model))
+        difference = abs(reached(DecisionTransformer.load(path, device="cpu", acting="eager")) - reached(model))
         yield absolute("DecisionTransformer, on the CPU", setting, "difference of returns", [difference], NEAR)
         again = DecisionTransformer.load(path, dataset=walks, device=device)
         again.learn(updates // 10)
