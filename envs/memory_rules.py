@@ -523,6 +523,80 @@ class DistractorTMaze:
         return Outcome(state | {"x": x, "t": t}, reward, turned, right, (t >= self.limit) & ~turned)
 
 
+@dataclass(frozen=True)
+class EndlessTMaze:
+    """Corridors one after another, each with a junction at its end and a cue of its own in its first cell.
+
+    The agent walks by itself, one cell per step. Observation: Box [3] of zeros and ones: the cue, (1, 0) for left and
+    (0, 1) for right in the first cell of a corridor, (0, 0) elsewhere; then whether the cell is a junction. Action:
+    Discrete(2), left, right, looked at only in junctions. The side of the newest cue pays 1 and leads into the next
+    corridor; the other side pays 0 and ends the episode. An episode succeeds, and ends, after ``junctions`` of them.
+    Corridors have ``corridor`` cells, or shortest_corridor..corridor, each number equally likely. The best return is
+    ``junctions``; the best mean return without memory is 1 - 2 ** -junctions.
+
+    An older cue counts for nothing: what has to be learned is to overwrite. Who learned with 10 junctions can be asked
+    for 1,000. After the task of "Memory retention is not enough" (2026, arXiv 2601.15086).
+
+    Raises:
+        ConfigError: when ``corridor`` or ``shortest_corridor`` is below 2, the shortest longer than ``corridor``, or
+            ``junctions`` below 1.
+    """
+
+    corridor: int = 8
+    shortest_corridor: int | None = 3
+    junctions: int = 10
+
+    draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        _check_number("corridor", self.corridor, 2)
+        if self.shortest_corridor is not None:
+            _check_number("shortest_corridor", self.shortest_corridor, 2)
+            _check_number("corridor", self.corridor, self.shortest_corridor)
+        _check_number("junctions", self.junctions, 1)
+
+    @property
+    def horizon(self) -> int:
+        return self.corridor * self.junctions
+
+    @property
+    def observation_space(self) -> spaces.Box:
+        return spaces.Box(0.0, 1.0, (3,), np.float32)
+
+    @property
+    def action_space(self) -> spaces.Discrete:
+        return spaces.Discrete(2)
+
+    def start(self, uniform: Array) -> State:
+        seed = _whole(uniform[:, 0], 2**53)
+        return {"seed": seed, **self._corridor(seed, np.zeros(len(seed), np.int64))}
+
+    def observe(self, state: State) -> Array:
+        first = state["cell"] == 0
+        cue = [first & (state["side"] == side) for side in (0, 1)]
+        return np.stack([*cue, state["cell"] == state["end"]], 1).astype(np.float32)
+
+    def step(self, state: State, action: Array) -> Outcome:
+        turned = state["cell"] == state["end"]
+        right = turned & (action == state["side"])
+        solved = right & (state["number"] == self.junctions - 1)
+        following = self._corridor(state["seed"], state["number"] + 1)
+        walked = state | {"cell": state["cell"] + 1}
+        after = {name: np.where(right, following.get(name, walked[name]), walked[name]) for name in state}
+        return Outcome(after, right.astype(np.float64), solved | (turned & ~right), solved)
+
+    def _corridor(self, seed: Array, number: Array) -> State:
+        """The first cell of the corridor with this number, 0 first: its last cell and the side of its cue."""
+        shortest = self.corridor if self.shortest_corridor is None else self.shortest_corridor
+        drawn = _random_words(seed, 2 * number) % np.uint64(self.corridor - shortest + 1)
+        return {
+            "number": number,
+            "cell": np.zeros(len(seed), np.int64),
+            "end": shortest - 1 + drawn.astype(np.int64),
+            "side": _random_bits(seed, 2 * number + 1).astype(np.int64),
+        }
+
+
 def _whole(uniform: Array, n: int) -> Array:
     """Uniform numbers in [0, 1) as whole numbers 0..n-1."""
     return (uniform * n).astype(np.int64)
@@ -539,14 +613,19 @@ def _log_uniform(uniform: Array, shortest: int | None, longest: int) -> Array:
 
 
 def _random_bits(seed: Array, place: Array) -> Array:
-    """A fair coin for every pair of seed and place, both whole numbers from 0: the same for the same pair.
+    """A fair coin for every pair of seed and place: the highest bit of ``_random_words``."""
+    coin: Array = _random_words(seed, place) >> np.uint64(63) == 1
+    return coin
 
-    The highest bit of what SplitMix64 (Steele et al. 2014) draws at this place, from the seed mixed by it beforehand.
+
+def _random_words(seed: Array, place: Array) -> Array:
+    """64 random bits for every pair of seed and place, both whole numbers from 0: the same for the same pair.
+
+    What SplitMix64 (Steele et al. 2014) draws at this place, from the seed mixed by it beforehand.
     """
     step = np.uint64(0x9E3779B97F4A7C15)
     begin = _mixed(seed.astype(np.uint64) * step)
-    coin: Array = _mixed(begin + place.astype(np.uint64) * step) >> np.uint64(63) == 1
-    return coin
+    return _mixed(begin + place.astype(np.uint64) * step)
 
 
 def _mixed(words: Array) -> Array:

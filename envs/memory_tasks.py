@@ -310,7 +310,28 @@ class DistractorTMazeVector(MemoryTaskVector):
     rules_type = memory_rules.DistractorTMaze
 
 
-TASKS = ("CueRecall", "PassiveTMaze", "ActiveTMaze", "KeyToDoor", "Stitching", "ProofOfMemory", "DistractorTMaze")
+class EndlessTMaze(MemoryTask):
+    """``rltransformers/EndlessTMaze-v0``; rules: ``memory_rules.EndlessTMaze``."""
+
+    rules_type = memory_rules.EndlessTMaze
+
+
+class EndlessTMazeVector(MemoryTaskVector):
+    """Vectorised ``rltransformers/EndlessTMaze-v0``."""
+
+    rules_type = memory_rules.EndlessTMaze
+
+
+TASKS = (
+    "CueRecall",
+    "PassiveTMaze",
+    "ActiveTMaze",
+    "KeyToDoor",
+    "Stitching",
+    "ProofOfMemory",
+    "DistractorTMaze",
+    "EndlessTMaze",
+)
 
 
 def register_tasks() -> None:

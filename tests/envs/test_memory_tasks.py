@@ -22,6 +22,7 @@ from rltransformers.envs.memory_rules import (
     UP,
     CueRecall,
     DistractorTMaze,
+    EndlessTMaze,
     KeyToDoor,
     PassiveTMaze,
     ProofOfMemory,
@@ -38,6 +39,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "Stitching": {"size": 2, "part_steps": 5, "parts": True},
     "ProofOfMemory": {},
     "DistractorTMaze": {"corridor": 3, "distractors": 5, "limit": 9, "shortest_way": 1},
+    "EndlessTMaze": {"corridor": 4, "shortest_corridor": 2, "junctions": 3},
 }
 
 
@@ -564,6 +566,76 @@ def test_bits_of_distractors_are_those_of_split_mix_64() -> None:
     np.testing.assert_array_equal(_random_bits(np.array(seeds)[:, None], np.arange(99)), expected)
 
 
+def cue_keeper(newest: bool) -> Callable[[Array], Array]:
+    """To the side of the newest cue, or always to that of the first."""
+    side: Array | None = None
+
+    def act(observation: Array) -> Array:
+        nonlocal side
+        shown = observation[:, 1].astype(np.int64)
+        if side is None:
+            side = shown
+        elif newest:
+            side = np.where(observation[:, :2].any(1), shown, side)
+        return side
+
+    return act
+
+
+@pytest.mark.parametrize("options", [{}, {"corridor": 3, "shortest_corridor": None, "junctions": 1000}])
+def test_who_overwrites_its_cue_walks_the_endless_t_maze_to_its_end(options: dict[str, Any]) -> None:
+    returns, success = play("EndlessTMaze", 100, cue_keeper(newest=True), **options)
+    assert success.all()
+    np.testing.assert_array_equal(returns, options.get("junctions", 10))
+
+
+@pytest.mark.parametrize(("first", "act"), [(0, random_policy(2)), (1, cue_keeper(newest=False))])
+def test_without_overwriting_the_endless_t_maze_pays_a_geometric_series(
+    first: int, act: Callable[[Array], Array]
+) -> None:
+    """Who keeps the first cue is right once more. 4 standard deviations (2 ** 0.5) of 5,000 returns are 0.08."""
+    returns, success = play("EndlessTMaze", 5000, act)
+    assert abs(returns.mean() - (first + 1 - 2.0 ** -(10 - first))) < 0.08
+    assert abs(success.mean() - 2.0 ** -(10 - first)) < 4 * 2.0 ** -((10 - first) / 2) / 5000**0.5
+
+
+def test_the_endless_t_maze_by_hand() -> None:
+    """Actions count in junctions alone; the wrong side ends the episode and pays nothing."""
+    rules = EndlessTMaze(corridor=3, shortest_corridor=None, junctions=2)
+    for right_ones in range(3):
+        state = rules.start(np.array([[0.3]]))
+        for number in range(min(right_ones + 1, 2)):
+            cue, side = rules.observe(state)[0], int(state["side"][0])
+            assert cue.tolist() == [1 - side, side, 0]
+            for junction in (False, True):
+                state, reward, terminated, *_ = rules.step(state, np.array([1 - side]))
+                assert not reward[0] and not terminated[0]
+                assert rules.observe(state)[0].tolist() == [0, 0, junction]
+            state, reward, terminated, success, _ = rules.step(
+                state, np.array([side if number < right_ones else 1 - side])
+            )
+            assert reward[0] == (number < right_ones)
+        assert terminated[0] and success[0] == (right_ones == 2)
+
+
+def test_corridors_and_sides_of_the_endless_t_maze_are_uniform_and_independent() -> None:
+    """20,000 corridors: 4 standard deviations of a share of 1 / 6 are 0.0105, of one half 0.0141."""
+    rules = EndlessTMaze(junctions=1000)
+    state = rules.start(np.random.default_rng(0).random((20, 1)))
+    lengths, sides = [], []
+    for number in range(1000):
+        corridor = rules._corridor(state["seed"], np.full(20, number))
+        lengths.append(corridor["end"] + 1)
+        sides.append(corridor["side"])
+    length, side = np.concatenate(lengths), np.concatenate(sides)
+    values, counts = np.unique(length, return_counts=True)
+    np.testing.assert_array_equal(values, np.arange(3, 9))
+    np.testing.assert_allclose(counts / 20_000, 1 / 6, atol=0.0105)
+    assert abs(side.mean() - 0.5) < 0.0141
+    assert abs(np.corrcoef(length, side)[0, 1]) < 4 / 20_000**0.5
+    assert abs(np.corrcoef(side[:-20], side[20:])[0, 1]) < 4 / 20_000**0.5
+
+
 @pytest.mark.parametrize("form", [make, lambda task, **options: make_vec(task, 2, **options)])
 @pytest.mark.parametrize(
     ("task", "options", "words"),
@@ -583,6 +655,10 @@ def test_bits_of_distractors_are_those_of_split_mix_64() -> None:
         ("KeyToDoor", {"size": 10**6}, "size must be at most 10,000"),
         ("DistractorTMaze", {"distractors": 10**9}, "distractors must be at most 1,000,000"),
         ("ProofOfMemory", {"limit": 9}, "unknown setting limit; it takes none"),
+        ("EndlessTMaze", {"corridor": 1}, "corridor must be a whole number of at least 2"),
+        ("EndlessTMaze", {"shortest_corridor": 1}, "shortest_corridor must be a whole number of at least 2"),
+        ("EndlessTMaze", {"corridor": 4, "shortest_corridor": 5}, "corridor must be a whole number of at least 5"),
+        ("EndlessTMaze", {"junctions": 0}, "junctions must be a whole number of at least 1"),
         ("DistractorTMaze", {"corridor": 1}, "corridor must be a whole number of at least 2"),
         ("DistractorTMaze", {"corridor": 257}, "corridor must be at most 256, since the cell is shown in 8 bits"),
         ("DistractorTMaze", {"distractors": -1}, "distractors"),
