@@ -4,7 +4,7 @@ import ast
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from tests.attention.row import Limit, Row
 from tests.attention.rows import PRESET_ROWS, ROWS, cases, config_of, entry_config, examples, preset_config
 from tests.backbone import laws
 from tests.backbone.laws import Case, perturbed
+from tests.choice import ALL_CASES
 
 ROOT = Path(__file__).parents[2]
 CASES = cases() | {f"preset:{name}": (preset_config(name), PRESET_ROWS.get(name, Row())) for name in PRESETS}
@@ -36,8 +37,19 @@ def merged(cases: Mapping[str, tuple[BackboneConfig, Row]]) -> dict[str, list[st
 
 
 NAMES = merged(CASES)
-every_case = pytest.mark.parametrize("name", [pytest.param(name, id="=".join(names)) for name, names in NAMES.items()])
-every_entry = pytest.mark.parametrize("key", ROWS, ids=":".join)
+
+
+def of_cases(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Run a law on these cases, and on every case where all are asked for."""
+    chosen = NAMES if ALL_CASES else names
+    return pytest.mark.parametrize("name", [pytest.param(name, id="=".join(NAMES[name])) for name in chosen])
+
+
+# A preset combines entries: what they keep each alone, it keeps unless they meet, which splits and twins show.
+every_case = of_cases(NAMES)
+every_mechanism = of_cases(name for name in NAMES if not name.startswith("preset:"))
+# Options of an entry change neither what it costs nor what its weights are saved as.
+every_plain_entry = of_cases(name for name in NAMES if tuple(name.split(":")) in ROWS)
 
 
 @pytest.fixture(autouse=True)
@@ -59,30 +71,28 @@ def test_every_catalogue_entry_has_a_row_and_every_row_an_entry() -> None:
     assert set(PRESET_ROWS) <= set(PRESETS)
 
 
-@every_entry
-def test_every_row_carries_a_twin_of_its_axis(key: tuple[str, str]) -> None:
-    axis, _ = key
-    if not AXES[axis].neutral:
-        assert ROWS[key].twin is None
-    else:
-        assert type(twin_of(*key)) is type(twin_of(axis, AXES[axis].neutral))
+def test_every_row_carries_a_twin_of_its_axis() -> None:
+    for axis, name in ROWS:
+        if not AXES[axis].neutral:
+            assert ROWS[axis, name].twin is None, (axis, name)
+        else:
+            assert type(twin_of(axis, name)) is type(twin_of(axis, AXES[axis].neutral)), (axis, name)
 
 
-@every_entry
-def test_every_row_has_a_limit_and_a_reason_for_what_is_unusual(key: tuple[str, str]) -> None:
-    row = ROWS[key]
-    assert row.limits
+def test_every_row_has_a_limit_and_a_reason_for_what_is_unusual() -> None:
     usual = Row()
-    if (row.tolerance, row.float32, row.bfloat16) != (usual.tolerance, usual.float32, usual.bfloat16):
-        assert row.why
-    for limit in row.limits:
-        if isinstance(limit, str):
-            path, test = limit.split("::")
-            tree = ast.parse((ROOT / path).read_text())
-            assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for key, row in ROWS.items():
+        assert row.limits, key
+        if (row.tolerance, row.float32, row.bfloat16) != (usual.tolerance, usual.float32, usual.bfloat16):
+            assert row.why, key
+        for limit in row.limits:
+            if isinstance(limit, str):
+                path, test = limit.split("::")
+                tree = ast.parse((ROOT / path).read_text())
+                assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, limit
 
 
-@every_case
+@every_mechanism
 def test_l1_nothing_depends_on_the_future(name: str) -> None:
     laws.causality(case_of(name))
 
@@ -92,7 +102,7 @@ def test_l2_any_split_gives_the_same_outputs_and_state(name: str) -> None:
     laws.split_invariance(case_of(name))
 
 
-@every_case
+@every_mechanism
 def test_l2_cutting_a_call_into_blocks_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = case_of(name)
     folded, state = case.backbone(case.x, None, case.reset)
@@ -118,7 +128,7 @@ def test_l2_acting_without_gradient_equals_the_segment_with_it(name: str) -> Non
     torch.autograd.grad(y.sum(), case.x)
 
 
-@every_case
+@every_mechanism
 def test_l2_keys_in_place_of_layer_inputs_act_alike(name: str) -> None:
     case = case_of(name)
     shapes = {
@@ -135,7 +145,7 @@ def test_l2_keys_in_place_of_layer_inputs_act_alike(name: str) -> None:
             case.close(torch.cat(outputs, 1), whole)
 
 
-@every_case
+@every_mechanism
 def test_l2_leaving_out_outputs_changes_neither_the_others_nor_the_state(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,12 +161,12 @@ def test_l2_leaving_out_outputs_changes_neither_the_others_nor_the_state(
                 case.close_states(after, state)
 
 
-@every_case
+@every_mechanism
 def test_l3_an_episode_in_a_stream_equals_the_episode_alone(name: str) -> None:
     laws.episode_isolation(case_of(name))
 
 
-@every_case
+@every_mechanism
 def test_l4_padding_and_other_streams_change_nothing(name: str) -> None:
     laws.padding(case_of(name))
 
@@ -224,7 +234,7 @@ def test_l6_at_its_limit_an_entry_becomes_another(key: tuple[str, str], index: i
         assert before.isfinite().all()
 
 
-@every_case
+@every_mechanism
 def test_l7_gradients_are_those_of_finite_differences(name: str) -> None:
     step, errors = 1e-6, []
     for seed in range(3):
@@ -251,7 +261,7 @@ def test_l7_gradients_are_those_of_finite_differences(name: str) -> None:
     raise AssertionError(errors)
 
 
-@every_case
+@every_mechanism
 def test_l7_every_parameter_receives_a_gradient_and_the_given_state_none(name: str) -> None:
     backbone = perturbed(CASES[name][0])
     case = Case.of(backbone)
@@ -301,7 +311,7 @@ def window_of_16(values: BackboneConfig) -> BackboneConfig:
     return BackboneConfig.from_dict(plain)
 
 
-@every_case
+@every_plain_entry
 def test_l8_work_and_kept_memory_grow_with_the_tokens_as_declared(name: str) -> None:
     config = of_one_layer(window_of_16(CASES[name][0]))
     backbone = backbone_of(config)
@@ -324,7 +334,7 @@ def examples_with_traits() -> dict[tuple[str, str], str]:
     return {(axis, spec.name): spec.traits.time for axis, specs in catalogue().items() for spec in specs}
 
 
-@every_case
+@every_plain_entry
 def test_l8_a_step_costs_the_same_after_492_steps_as_after_12(name: str) -> None:
     config = of_one_layer(window_of_16(CASES[name][0]))
     backbone = backbone_of(config).eval()
@@ -353,7 +363,7 @@ def test_l8_reversible_layers_keep_nothing_that_grows_with_their_number() -> Non
     assert kept[3] > 3 * kept[2]
 
 
-@every_case
+@every_mechanism
 def test_l9_states_can_be_saved_picked_moved_and_joined(name: str) -> None:
     case = case_of(name)
     backbone, reset = case.backbone, case.reset
@@ -384,7 +394,7 @@ def test_l9_states_can_be_saved_picked_moved_and_joined(name: str) -> None:
             assert moved.tensors["position"].dtype == torch.long
 
 
-@every_case
+@every_plain_entry
 def test_l9_a_new_backbone_with_the_same_weights_continues_alike(name: str) -> None:
     case = case_of(name)
     config = BackboneConfig.from_dict(case.backbone.config.to_dict())
@@ -402,7 +412,7 @@ def test_l9_a_new_backbone_with_the_same_weights_continues_alike(name: str) -> N
         assert torch.equal(other(case.x, state)[0], case.backbone(case.x, state)[0])
 
 
-@every_case
+@every_mechanism
 def test_l10_autocast_stays_in_the_bound_of_bfloat16_in_segments_and_in_acting(name: str) -> None:
     row, case = CASES[name][1], case_of(name)
     with torch.no_grad():
@@ -427,7 +437,7 @@ def test_l10_autocast_stays_in_the_bound_of_bfloat16_in_segments_and_in_acting(n
     assert all(value.isfinite().all() for value in after.tensors.values())
 
 
-@every_case
+@every_plain_entry
 def test_l10_float32_is_precise_and_bfloat16_stays_in_its_bound(name: str) -> None:
     row = CASES[name][1]
     case = case_of(name)

@@ -14,7 +14,7 @@ from rltransformers.backbone.tables import Tables
 from rltransformers.export.step import check_step, pure_program
 from tests.attention.rows import ROWS
 from tests.attention.stepping import BackboneStep, Tensors
-from tests.attention.test_contract import CASES, NAMES, every_case, of_one_layer
+from tests.attention.test_contract import CASES, NAMES, every_mechanism, of_one_layer
 from tests.backbone.laws import perturbed
 from tests.choice import ALL_CASES, STRICT_TRACING
 from tests.export.tape import Operations
@@ -179,7 +179,7 @@ def test_l12_no_tensor_is_kept_at_the_level_of_a_module(folder: str) -> None:
         assert not re.search(r"\b(lru_cache|functools\.cache|@cache)\b", path.read_text()), path
 
 
-@every_case
+@every_mechanism
 def test_l12_a_step_in_place_keeps_shapes_and_addresses_and_equals_the_pure_one(name: str) -> None:
     step, generator = step_of(name), torch.Generator().manual_seed(2)
     backbone = step.backbone
@@ -197,7 +197,7 @@ def test_l12_a_step_in_place_keeps_shapes_and_addresses_and_equals_the_pure_one(
             assert {key: own.tensors[key].data_ptr() for key in rings} == rings
 
 
-@every_case
+@every_mechanism
 def test_l12_a_step_makes_no_tensor_from_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step needs besides its inputs is a buffer; a CUDA graph cannot copy numbers from the host."""
     step = step_of(name)
@@ -225,7 +225,7 @@ def test_a_step_that_gives_the_last_token_alone_leaves_the_same_state(name: str)
         torch.testing.assert_close(same.tensors[key], value, rtol=1e-12, atol=1e-12)
 
 
-@every_case
+@every_mechanism
 def test_l12_tables_follow_every_weight_however_it_is_changed(name: str) -> None:
     step = step_of(name)
     backbone = step.backbone

@@ -13,7 +13,7 @@ from rltransformers.core.spec import Choice
 from rltransformers.memory import compressive
 from rltransformers.policies.readouts.catalogue import READOUTS
 from rltransformers.policies.set_encoders.catalogue import ENCODERS
-from tests.attention.rows import cases
+from tests.attention.rows import cases, preset_config
 
 COMPRESSIVE = {"name": "compressive", "slots": 2, "rate": 2}
 ADAPTIVE = {"name": "adaptive", "ramp": 2.0}
@@ -344,22 +344,15 @@ def test_a_choice_for_all_layers_acts_in_those_that_can() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_survive_json(name: str) -> None:
-    config = BackboneConfig.preset(name, memory=40) if name != "nystromformer" else BackboneConfig.preset(
-        name, mixer={"name": "nystrom", "block": 4, "landmarks": 3})  # fmt: skip
-    again = BackboneConfig.from_dict(json.loads(json.dumps(config.to_dict())))
-    assert again.to_dict() == config.to_dict()
-
-
-@pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_works_with_no_more_than_its_name(name: str) -> None:
     Backbone(BackboneConfig.preset(name))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_tested_config_survives_json(name: str) -> None:
-    config = CASES[name][0]
-    assert BackboneConfig.from_dict(json.loads(json.dumps(config.to_dict()))).to_dict() == config.to_dict()
+def test_every_tested_config_and_preset_survives_json() -> None:
+    presets = {f"preset {name}": preset_config(name) for name in PRESETS}
+    for name, config in {**{name: config for name, (config, _) in CASES.items()}, **presets}.items():
+        again = BackboneConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+        assert again.to_dict() == config.to_dict(), name
 
 
 def test_choices_cycle_over_layers_and_heads() -> None:
