@@ -1,7 +1,7 @@
 """Checks that any policy with memory can be put to: is what it does when acting what it learns from?
 
-``check_policy(policy)`` runs them on anything with the members of ``PolicyWithMemory``; ``adapters`` holds this
-package's agents and those of other libraries. ``python -m rltransformers.conformance`` prints the table.
+``check_policy(policy)`` runs them on anything with the members of ``PolicyWithMemory``. ``python -m
+rltransformers.conformance`` prints the results of this package's agents, whose members are in ``adapters``.
 """
 
 from rltransformers.conformance.checks import CHECKS, Result, check_one, check_policy

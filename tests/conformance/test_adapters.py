@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from rltransformers.conformance.__main__ import checked, main
-from rltransformers.conformance.adapters import OURS, SUBJECTS, Subject
+from rltransformers.conformance import __main__ as command
 from rltransformers.conformance.checks import CHECKS, Result, Status
-from rltransformers.conformance.report import END, START, Checked, as_markdown, in_page
 from tests.docs.blocks import ROOT, Block, blocks_of
+from tests.peers.conformance import OURS, SUBJECTS, Subject, checked, main
+from tests.peers.table import END, START, Row, as_markdown, in_page
 
 PAGE = ROOT / "docs" / "conformance.md"
 ALWAYS = [subject for subject in SUBJECTS if subject.library in (OURS, "sb3-contrib")]
@@ -21,7 +21,7 @@ def committed(subject: Subject) -> tuple[str, list[Status]]:
     """Version and statuses in the table of the page."""
     table = PAGE.read_text().partition(START)[2].partition(END)[0]
     row = re.search(rf"^\| {subject.library} (\S+) `{re.escape(subject.name)}` \| (.+) \|$", table, re.MULTILINE)
-    assert row is not None, f"{subject.name} is not in the table: python -m rltransformers.conformance --write {PAGE}"
+    assert row is not None, f"{subject.name} is not in the table: python -m tests.peers.conformance --write {PAGE}"
     cells = row.group(2).split(" | ")
     return row.group(1), [
         "does not apply" if cell == "–" else "failed" if cell.startswith("**") else "passed" for cell in cells
@@ -76,12 +76,14 @@ def test_the_command_prints_and_writes_what_it_found(
 ) -> None:
     results = [Result(name, "passed", 1e-7, 1e-5) for name in CHECKS]
     results[0] = Result("step = segment", "failed", 0.5, 1e-5, "row 1, step 2")
-    monkeypatch.setattr("rltransformers.conformance.__main__.check_policy", lambda policy: results)
+    monkeypatch.setattr("tests.peers.conformance.check_policy", lambda policy: results)
+    monkeypatch.setattr(command, "check_policy", lambda policy: results)
     page = tmp_path / "page.md"
     page.write_text(f"before\n{START}\nold\n{END}\nafter\n")
-    assert main(["--library", "sb3-contrib", "--write", str(page)]) == 0  # another library's failure is no error
-    assert main(["--library", OURS]) == 1
-    assert "step = segment                    failed          5.0e-01   row 1, step 2" in capsys.readouterr().out
+    main(["--library", "sb3-contrib", "--write", str(page)])
+    assert "step = segment: failed 5.0e-01 (row 1, step 2)" in capsys.readouterr().out
+    assert command.main(["--agent", "GTrXLPPO"]) == 1
+    assert "GTrXLPPO\n  step = segment: failed 5.0e-01 (row 1, step 2)" in capsys.readouterr().out
     text = page.read_text()
     assert "old" not in text and text.startswith("before") and text.endswith("after\n")
     assert "`RecurrentPPO` | **0.5** | 1e-07" in text
@@ -90,10 +92,10 @@ def test_the_command_prints_and_writes_what_it_found(
 def test_a_page_that_is_not_there_is_refused_before_anything_is_computed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rltransformers.conformance.__main__.check_policy", lambda policy: pytest.fail("computed"))
+    monkeypatch.setattr("tests.peers.conformance.check_policy", lambda policy: pytest.fail("computed"))
     with pytest.raises(SystemExit):
         main(["--write", str(tmp_path / "missing.md")])
-    assert "there is no page" in capsys.readouterr().err
+    assert "No such file" in capsys.readouterr().err
     page = tmp_path / "page.md"
     page.write_text("text without marks")
     with pytest.raises(SystemExit):
@@ -103,20 +105,18 @@ def test_a_page_that_is_not_there_is_refused_before_anything_is_computed(
     monkeypatch.setattr(Subject, "installed", property(lambda subject: subject.library == OURS))
     with pytest.raises(SystemExit):
         main(["--library", "d3rlpy", "--write", str(page)])
-    assert "would lack the rows of d3rlpy, not installed here" in capsys.readouterr().err
+    assert "would lack the rows of d3rlpy, not installed" in capsys.readouterr().err
     assert page.read_text() == f"{START}\nold\n{END}\n"
 
 
 def test_a_page_without_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="no place for the table"):
-        in_page("text", as_markdown([Checked("name", "library 1", [])]))
+        in_page("text", as_markdown([Row("name", "library 1", [])]))
 
 
 def test_policies_of_a_library_that_is_missing_are_told_with_the_extra(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Subject, "installed", property(lambda subject: False))
-    assert main(["--library", "d3rlpy"]) == 0
-    assert "d3rlpy: DecisionTransformer: not installed; pip install 'rltransformers[conformance]'" in (
-        capsys.readouterr().out
-    )
+    main(["--library", "d3rlpy"])
+    assert "d3rlpy: DecisionTransformer: not installed; pip install" in capsys.readouterr().out

@@ -210,6 +210,8 @@ def run_command(words: Sequence[str]) -> None:
         check_script(arguments[0], arguments[1:])
     elif program == "python" and arguments[0] == "-m" and arguments[1].startswith("rltransformers."):
         check_arguments(f"{arguments[1]}.__main__", arguments[2:])
+    elif program == "python" and arguments[0] == "-m" and arguments[1].startswith("tests."):
+        check_arguments(arguments[1], arguments[2:])
     elif program == "python" and arguments[0].startswith("examples/"):
         done = subprocess.run([sys.executable, ROOT / arguments[0], *arguments[1:]], capture_output=True, text=True)
         if done.returncode:

@@ -17,11 +17,12 @@ from transformers.utils import logging
 from rltransformers.conformance.adapters import sequences
 from rltransformers.conformance.adapters.rollouts import shaken
 from rltransformers.conformance.protocol import Traits
+from tests.peers.adapters.recomputing import EXEMPT, Recomputing
 
 CONTEXT, LONGEST_EPISODE = 8, 20
 
 
-class HuggingFacePolicy(sequences.Recomputing):
+class HuggingFacePolicy(Recomputing):
     """Outputs: predicted actions."""
 
     inputs = sequences.INPUTS
@@ -29,9 +30,7 @@ class HuggingFacePolicy(sequences.Recomputing):
 
     def __init__(self) -> None:
         logging.disable_progress_bar()  # of saving and loading
-        self.traits = Traits(
-            full=CONTEXT, longest=CONTEXT, resets_inside=False, continues=False, exempt=sequences.RECOMPUTED
-        )
+        self.traits = Traits(full=CONTEXT, longest=CONTEXT, resets_inside=False, continues=False, exempt=EXEMPT)
         config = DecisionTransformerConfig(
             state_dim=sequences.OBSERVATION,
             act_dim=sequences.ACTION,

@@ -1,4 +1,4 @@
-"""Results as text for a terminal, and as Markdown for ``docs/conformance.md``."""
+"""Results of the conformance checks as Markdown for ``docs/conformance.md``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ START, END = "<!-- conformance:start -->", "<!-- conformance:end -->"
 
 
 @dataclass(frozen=True)
-class Checked:
+class Row:
     """The results of one policy, in the order of ``CHECKS``."""
 
     name: str
@@ -17,17 +17,7 @@ class Checked:
     results: Sequence[Result]
 
 
-def as_text(checked: Checked) -> str:
-    """A line per check."""
-    width = max(len(name) for name in CHECKS)
-    lines = [f"{checked.library}: {checked.name}"]
-    for result in checked.results:
-        figure = "" if result.figure is None else f"{result.figure:.1e}"
-        lines.append(f"  {result.check:{width}}  {result.status:14}  {figure:8}  {result.note}".rstrip())
-    return "\n".join(lines)
-
-
-def as_markdown(rows: Sequence[Checked]) -> str:
+def as_markdown(rows: Sequence[Row]) -> str:
     """A table of figures, what failed with its place, and why checks do not apply."""
     lines = [
         f"| policy | {' | '.join(CHECKS)} |",
@@ -56,7 +46,7 @@ def _cell(result: Result) -> str:
     return f"**{result.figure:.2g}**" if result.failed else f"{result.figure:.0e}" if result.figure else "0"
 
 
-def _reasons(check: str, rows: Sequence[Checked]) -> list[str]:
+def _reasons(check: str, rows: Sequence[Row]) -> list[str]:
     """Notes on a check that did not fail, each with the policies that it is true of."""
     names: dict[str, list[str]] = {}
     for row in rows:

@@ -16,6 +16,7 @@ from rltransformers.conformance.adapters import sequences
 from rltransformers.conformance.adapters.rollouts import DISCOUNT, LIMITS, ROLLOUT, shaken
 from rltransformers.conformance.environment import Limited
 from rltransformers.conformance.protocol import Bootstrap, Traits
+from tests.peers.adapters.recomputing import EXEMPT, Recomputing
 
 HIDDEN, STACKED = 16, 20
 NO_LEARNER = "a module without a learner"
@@ -95,7 +96,7 @@ class TorchRLRecurrentPolicy:
         return list(self.net.parameters())
 
 
-class TorchRLDecisionTransformer(sequences.Recomputing):
+class TorchRLDecisionTransformer(Recomputing):
     """``DTActor`` behind ``DecisionTransformerInferenceWrapper``, as the recipe of the library puts them together.
 
     The newest 20 steps are stacked, with zeros before an episode (``CatFrames``); inputs: see ``sequences``.
@@ -107,7 +108,7 @@ class TorchRLDecisionTransformer(sequences.Recomputing):
     inputs = sequences.INPUTS
 
     def __init__(self, visible: int = 5) -> None:
-        exempt = sequences.RECOMPUTED | {
+        exempt = EXEMPT | {
             "saved in mid-episode": "the caller holds the steps and the weights",
             "padding does not matter": "no mask: that it sees the zeros before an episode shows in step = segment",
         }

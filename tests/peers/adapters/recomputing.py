@@ -1,0 +1,39 @@
+"""Acting of Decision Transformers that keep no memory of the network: the newest steps are computed again."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rltransformers.conformance.adapters import sequences
+
+EXEMPT = sequences.OFFLINE | {
+    "changed weights take effect": "nothing is cached: every decision computes its window again",
+    "reset leaks nothing": "the caller holds the steps, and an episode begins without any",
+}
+"""Checks that do not apply to policies whose caller holds the newest steps."""
+
+
+class Recomputing:
+    """Keep the newest steps and compute their window again for every decision. State: steps [B, t, D].
+
+    Args:
+        context: steps of a window.
+        decide: outputs [B, A] of the newest of n <= ``context`` steps [B, n, D], which began at the given step of the
+            episode; what the last of them says of the action is not to be read.
+    """
+
+    def __init__(self, context: int, decide: Callable[[Tensor, int], Tensor]) -> None:
+        self.context, self.decide = context, decide
+
+    def reset(self, batch: int) -> Tensor:
+        return torch.zeros(batch, 0, sequences.INPUTS)
+
+    def step(self, inputs: Float[Tensor, "B D"], first: Bool[Tensor, " B"], state: Tensor) -> tuple[Tensor, Tensor]:
+        steps = inputs[:, None] if bool(first.all()) else torch.cat([state, inputs[:, None]], 1)
+        start = max(0, steps.shape[1] - self.context)
+        return self.decide(steps[:, start:], start), steps
+
+    def lookback(self, step: int) -> int:
+        return min(step + 1, self.context)
