@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # what ``__getattr__`` imports by need, so that ``import rltr
     from rltransformers.backbone import Backbone, BackboneConfig
     from rltransformers.data import Trajectories, load_trajectories, record
     from rltransformers.envs import make_env, make_vec_env
+    from rltransformers.mechanisms import register
     from rltransformers.training.evaluation import EvaluationResult, evaluate_online
 
 __version__ = "0.1.0"
@@ -47,6 +48,7 @@ __all__ = [
     "package_for_hub",
     "push_to_hub",
     "record",
+    "register",
 ]
 _MODULES = {
     "agents": (
@@ -55,6 +57,7 @@ _MODULES = {
     "backbone": "Backbone BackboneConfig",
     "data": "Trajectories load_trajectories record",
     "envs": "make_env make_vec_env",
+    "mechanisms": "register",
     "training.evaluation": "EvaluationResult evaluate_online",
 }
 _PLACES = {name: f"rltransformers.{module}" for module, names in _MODULES.items() for name in names.split()}

@@ -7,24 +7,26 @@ and the completion of the shell read. A setting is what an annotation and the en
 import dataclasses
 import inspect
 import json
-import re
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
-from enum import StrEnum
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args
 
 import gymnasium
 
 from rltransformers.backbone import AXES, PLAIN, PRESETS, BackboneConfig, catalogue
-from rltransformers.backbone.choices import WEIGHT
-from rltransformers.backbone.config import LossWeight
+from rltransformers.cli.entries import (
+    Setting,
+    choice_entries,
+    explanations,
+    loss_entries,
+    mechanism_entry,
+    plain_default,
+    setting_entry,
+)
 from rltransformers.cli.keywords import AGENT_CLASSES, keyword_hints, policy_class, policy_hints
-from rltransformers.cli.values import CHOICES
-from rltransformers.core.ranges import describe
-from rltransformers.core.spec import Choice, Spec
-from rltransformers.core.stored_types import to_json
+from rltransformers.core.spec import Spec
 from rltransformers.envs.wrappers import WRAPPERS
 from rltransformers.policies.observed import ObservationOptions
 from rltransformers.policies.readouts.catalogue import READOUTS
@@ -33,7 +35,6 @@ from rltransformers.training.decision_settings import CriticOptions
 from rltransformers.training.experiment import RESTARTING, AgentName, ExperimentConfig
 
 PATH = Path(__file__).resolve().parents[1] / "rltransformers" / "cli" / "catalogue.json"
-REQUIRED = "required"
 OF_MECHANISM = {"accepts": "a name, or {name: ..., option: value}"}
 OF_RECURRENT_PPO = {
     "n_steps": "Steps per environment between two updates",
@@ -84,7 +85,6 @@ OF_AGENTS = {
     "evaluation.target_returns": OFFLINE,
 }
 """Settings, and sections, that ``ExperimentConfig`` refuses for other agents."""
-Setting = dict[str, Any]
 
 
 def text() -> str:
@@ -110,7 +110,7 @@ def contents() -> dict[str, Any]:
         for name, preset in sorted(PRESETS.items())
     ]
     return {
-        "axes": {axis: [_mechanism(spec) for spec in specs] for axis, specs in _axes().items()},
+        "axes": {axis: [mechanism_entry(spec) for spec in specs] for axis, specs in _axes().items()},
         "presets": presets,
         "agents": [agent.value for agent in AgentName],
         "wrappers": sorted(WRAPPERS),
@@ -120,19 +120,6 @@ def contents() -> dict[str, Any]:
 
 def _axes() -> dict[str, list[Spec]]:
     return catalogue() | {"encoder": list(ENCODERS.values()), "readout": list(READOUTS.values())}
-
-
-def _mechanism(spec: Spec) -> dict[str, Any]:
-    return {
-        "id": spec.id,
-        "name": spec.name,
-        "paper": spec.paper,
-        "summary": spec.summary,
-        "formula": spec.formula,
-        "settings": spec.settings,
-        "options": spec.options_text(),
-        "traits": asdict(spec.traits),
-    }
 
 
 def settings() -> list[Setting]:
@@ -156,23 +143,14 @@ def _below(entry: Setting) -> Iterator[Setting]:
         case "algorithm.critic_kwargs":
             inner = list(_of_record(CriticOptions, f"{key}."))
         case "policy.readout":
-            inner = list(_of_choice(key, READOUTS))
+            inner = list(choice_entries(key, READOUTS))
         case "policy.observation":
             explained = explanations(ObservationOptions)
             choice = _setting(f"{key}.encoder", Any, None, explained["encoder"])
             leaves = _setting(f"{key}.leaves", ObservationOptions.__annotations__["leaves"], None, explained["leaves"])
             choice |= OF_MECHANISM | {"names": list(ENCODERS)}
-            inner = [choice, *_of_choice(f"{key}.encoder", ENCODERS), leaves]
+            inner = [choice, *choice_entries(f"{key}.encoder", ENCODERS), leaves]
     yield from (each | {"agents": entry["agents"]} for each in inner)
-
-
-def _of_choice(key: str, specs: Mapping[str, Spec]) -> Iterator[Setting]:
-    """The keys of a mechanism that is written with its options."""
-    yield _setting(f"{key}.name", str, dataclasses.MISSING, "The mechanism, where its options are set too") | {
-        "names": [name for name, spec in specs.items() if not spec.settings]
-    }
-    for spec in specs.values():
-        yield from _options(key, spec)
 
 
 def _of_some_agents(entry: Setting) -> Setting:
@@ -198,7 +176,7 @@ def _backbone_by_agent() -> Iterator[Setting]:
     preset = AgentName.DECISION_TRANSFORMER.value
     others = [agent.value for agent in AgentName if agent not in (preset, AgentName.RECURRENT_PPO)]
     defaults = {**PLAIN, **PRESETS[preset].overrides}
-    own = {name: _plain(value) for name, value in defaults.items()} | OF_DECISION_TRANSFORMER
+    own = {name: plain_default(value) for name, value in defaults.items()} | OF_DECISION_TRANSFORMER
     for entry in _backbone():
         default = own.get(entry["key"].removeprefix("backbone."), entry["default"])
         if default == entry["default"]:
@@ -221,13 +199,7 @@ def _backbone() -> Iterator[Setting]:
         key, specs = f"backbone.{each.name}", AXES[each.name].table.values() if each.name in AXES else ()
         if each.name == "losses":
             for spec in specs:
-                yield _setting(
-                    f"{key}.{spec.name}", LossWeight, 0.0, f"Weight of the auxiliary loss: {spec.summary.rstrip('.')}"
-                )
-                if spec.ranges():
-                    weight = "Weight of the auxiliary loss, where its options are set too"
-                    yield _setting(f"{key}.{spec.name}.{WEIGHT}", LossWeight, dataclasses.MISSING, weight)
-                    yield from _options(f"{key}.{spec.name}", spec)
+                yield from loss_entries(spec)
             continue
         if not specs:
             yield _setting(key, hints[each.name], each.default, explained[each.name])
@@ -237,27 +209,13 @@ def _backbone() -> Iterator[Setting]:
             "accepts": OF_MECHANISM["accepts"] + _lists(each.name),
             "names": names,
         }
-        yield from _of_choice(key, {spec.name: spec for spec in specs})
+        yield from choice_entries(key, {spec.name: spec for spec in specs})
 
 
 def _lists(axis: str) -> str:
     if AXES[axis].per_layer:
         return "; a list gives the layers theirs in turn"
     return "; a list gives several that act together" if AXES[axis].several else ""
-
-
-def _options(key: str, spec: Spec) -> Iterator[Setting]:
-    explained, ranges, defaults = explanations(spec.options), spec.ranges(), spec.defaults()
-    if len(defaults) == 1:  # the record of a single option may say it in its first line
-        (name,), (first, *_) = defaults, (inspect.getdoc(spec.options) or "").split("\n\n")
-        explained = {name: _explanation(name, first)} | explained
-    texts = dict(zip(defaults, spec.options_text(), strict=True))
-    for name, default in defaults.items():
-        accepts = re.sub(r"^[^(]*\((.*)\)$", r"\1", texts[name].removeprefix(f"{name}={default}"))
-        yield _setting(f"{key}.{name}", ranges[name], default, explained.get(name, "")) | {
-            "accepts": accepts,
-            "of": spec.name,
-        }
 
 
 def _algorithm() -> Iterator[Setting]:
@@ -297,55 +255,7 @@ def _by_agent(
 
 
 def _setting(key: str, hint: Any, default: Any, says: str) -> Setting:
-    names = [str(name).lower() if isinstance(name, bool) else name for name in _names(hint)]
+    entry = setting_entry(key, hint, default, says)
     if key == "environment.id":
-        names = [each for each in gymnasium.registry if each.startswith("rltransformers/")]
-    entry: Setting = {"key": key, "accepts": describe(hint), "default": _plain(default), "says": says}
-    if key.startswith(("backbone.", "algorithm.", "policy.")) and hint is not Any:  # other sections need no torch
-        entry["type"] = CHOICES if hint == Sequence[Choice] else to_json(hint)
-    return entry | ({"names": sorted(names)} if names else {})
-
-
-def _plain(value: Any) -> str:
-    if value in (dataclasses.MISSING, inspect.Parameter.empty):
-        return REQUIRED
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, type):
-        return value.__name__
-    return json.dumps(value, default=str)
-
-
-def _names(hint: Any) -> list[Any]:
-    """The values that completion can offer."""
-    if hint is bool:
-        return [True, False]
-    if get_origin(hint) is Literal:
-        return list(get_args(hint))
-    if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return [each.value for each in hint]
-    return [name for part in get_args(hint) for name in _names(part)]
-
-
-def explanations(described: type) -> dict[str, str]:
-    """Explanation of each argument or attribute in the docstring of a class, or of one it is made from.
-
-    Read is ``name, other: text`` under "Args:" or "Attributes:".
-    """
-    found: dict[str, str] = {}
-    for each in reversed(described.__mro__):
-        documents = [inspect.cleandoc(part.__doc__ or "") for part in (each, each.__init__)]  # type: ignore[misc]
-        for document in documents:
-            block = re.search(r"^(?:Args|Attributes):\n((?: {4}.*\n?|\n)*)", document, re.MULTILINE)
-            entries = re.findall(r"^ {4}([\w, ]+): (.*(?:\n {5,}.*)*)", block.group(1) if block else "", re.MULTILINE)
-            for names, words in entries:
-                found |= {name: _explanation(name, words) for name in names.split(", ")}
-    return found
-
-
-def _explanation(name: str, words: str) -> str:
-    """The text of an entry as a sentence of its own: behind its name, "learning_rate: of AdamW" leaves the noun out."""
-    line = " ".join(words.split()).replace("``", "").rstrip(".;, ")
-    if line.startswith("of "):
-        line = f"{name.replace('_', ' ')} {line}"
-    return line if "_" in line.split()[0] else line[:1].upper() + line[1:]
+        entry["names"] = sorted(each for each in gymnasium.registry if each.startswith("rltransformers/"))
+    return entry

@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rltransformers.backbone.axes import AXES, CHOICES, Axis
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.spec import Choice, Feature, is_list
+from rltransformers.core.spec import WEIGHT, Choice, Feature, is_list
 
 if TYPE_CHECKING:
     from rltransformers.backbone.config import BackboneConfig
-
-WEIGHT = "weight"
-"""Beside the options of a loss."""
 
 
 @dataclass(frozen=True)

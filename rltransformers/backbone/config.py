@@ -11,16 +11,16 @@ from annotated_types import Ge, Le
 
 from rltransformers.backbone.axes import CHOICES, PLAIN
 from rltransformers.backbone.build import check_parts, part_numbers
-from rltransformers.backbone.choices import WEIGHT, Choices, groups, read
+from rltransformers.backbone.choices import Choices, groups, read
 from rltransformers.backbone.losses import LOSSES
 from rltransformers.backbone.presets import PRESETS, Preset
 from rltransformers.backbone.rules import check_combinations, unread_of_loss
 from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
+from rltransformers.core.extensions import load_installed
 from rltransformers.core.ranges import DropoutRate, check
-from rltransformers.core.spec import Choice, Feature, Size, is_list, without_unread
+from rltransformers.core.spec import WEIGHT, Choice, Feature, LossWeight, Size, is_list, without_unread
 
 ComputeType = Literal["float32", "bfloat16"]
-LossWeight = Annotated[float, Ge(0), Le(1e6)]
 
 
 @dataclass(frozen=True)
@@ -285,6 +285,8 @@ def check_losses(written: Mapping[Any, Any]) -> None:
     Raises:
         ConfigError: an unknown loss, or a weight outside its range.
     """
+    if any(name not in LOSSES for name in written):
+        load_installed()
     refuse_unknown(written, LOSSES, "backbone.losses.")
     for name, value in written.items():
         path = f"backbone.losses.{name}"

@@ -18,7 +18,9 @@ def complete(parser: Any) -> None:
     from argcomplete.completers import ChoicesCompleter, DirectoriesCompleter
 
     from rltransformers.cli.main import WITH_SETTINGS
+    from rltransformers.core.extensions import load_installed
 
+    load_installed()
     for name in WITH_SETTINGS:
         _add_settings(parser.commands[name])
     for each in parser.commands.values():

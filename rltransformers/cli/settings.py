@@ -1,7 +1,8 @@
 """Every setting of a run by its dotted key: what it takes, its default, and the right key for a wrong one.
 
-All of it is read from ``catalogue.json``, which ``scripts/update_docs.py`` writes from annotations and docstrings, so
-that help, suggestions and the completion of a shell need neither torch nor Stable-Baselines3.
+It is read from ``catalogue.json``, which ``scripts/update_docs.py`` writes from annotations and docstrings, so that
+help, suggestions and the completion of a shell need neither torch nor Stable-Baselines3. Registered mechanisms of other
+packages are added to it.
 """
 
 import difflib
@@ -12,7 +13,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from rltransformers.cli.entries import loss_entries, mechanism_entry, option_entries
 from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.extensions import EXTENSIONS, Extension
 from rltransformers.core.synonyms import meant_by
 
 SET_ELSEWHERE = {
@@ -52,18 +55,46 @@ class Setting:
     names: tuple[str, ...] = ()
 
 
-@cache
 def catalogue() -> dict[str, Any]:
-    """Mechanisms by axis, presets, agents, wrappers and settings, as JSON values."""
+    """Mechanisms by axis, presets, agents, wrappers and settings, as JSON values; registered mechanisms included."""
+    return _catalogue(frozenset(EXTENSIONS))
+
+
+@cache
+def _catalogue(registered: frozenset[tuple[str, str]]) -> dict[str, Any]:
+    """Read the file and add the ``registered`` (axis, name)."""
     text = (resources.files("rltransformers.cli") / "catalogue.json").read_text(encoding="utf-8")
     values: dict[str, Any] = json.loads(text)
+    for axis, name in sorted(registered):
+        _add(values, EXTENSIONS[axis, name])
     return values
 
 
-@cache
+def _add(values: dict[str, Any], extension: Extension) -> None:
+    """Add a registered mechanism and its settings to a catalogue."""
+    spec, settings = extension.spec, values["settings"]
+    values["axes"][spec.axis].append(mechanism_entry(spec))
+    place = {"encoder": "policy.observation.encoder", "readout": "policy.readout"}.get(spec.axis)
+    key = place or f"backbone.{spec.axis}"
+    takers = {agent for entry in settings if entry["key"].startswith(f"{key}.") for agent in entry["agents"]}
+    agents = [agent for agent in values["agents"] if agent in takers]
+    if spec.axis == "losses":
+        settings += [entry | {"agents": agents} for entry in loss_entries(spec)]
+        return
+    for entry in settings:
+        if entry["key"] in (key, f"{key}.name") and "names" in entry:
+            entry["names"].append(spec.name)
+    settings += [entry | {"agents": agents} for entry in option_entries(key, spec)]
+
+
 def all_settings() -> tuple[Setting, ...]:
-    """Every setting, in the order of a config."""
-    entries: list[dict[str, Any]] = catalogue()["settings"]
+    """Every setting, in the order of a config; those of registered mechanisms last."""
+    return _settings(frozenset(EXTENSIONS))
+
+
+@cache
+def _settings(registered: frozenset[tuple[str, str]]) -> tuple[Setting, ...]:
+    entries: list[dict[str, Any]] = _catalogue(registered)["settings"]
     known = [each.name for each in fields(Setting)]
     made: list[Setting] = []
     for entry in entries:

@@ -8,15 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from rltransformers.cli.entries import CHOICES
 from rltransformers.cli.settings import SET_ELSEWHERE, catalogue
 from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.extensions import load_installed
 from rltransformers.core.ranges import check, check_settings
 from rltransformers.core.spec import Choice, NoOptions, Spec, is_list
 from rltransformers.core.stored_types import from_json
 from rltransformers.training.experiment import ExperimentConfig
-
-CHOICES = "choices"
-"""In ``catalogue.json`` the type of an option that is a list of mechanisms."""
 
 
 def check_values(config: ExperimentConfig) -> None:
@@ -60,6 +59,9 @@ def _check_backbone(backbone: Mapping[str, Any], agent: str) -> None:
             check(value, types[name], key)
     losses, weights = backbone.get("losses"), _types("backbone.losses.", agent)
     if isinstance(losses, Mapping):
+        if not losses.keys() <= weights.keys():
+            load_installed()
+            weights = _types("backbone.losses.", agent)
         numbers = {
             name: value for name, value in losses.items() if not (name in weights and isinstance(value, Mapping))
         }
@@ -88,7 +90,6 @@ def _choices(value: Any, place: str) -> Iterator[tuple[str, Any]]:
         yield from _choices(each, f"{place}[{index}]")
 
 
-@cache
 def _types(section: str, agent: str) -> dict[str, Any]:
     """The annotations of the settings right below ``section`` that an agent has."""
     return {

@@ -11,10 +11,15 @@ from typing import Annotated, Any, get_args, get_origin
 from annotated_types import Ge, Le
 
 from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
+from rltransformers.core.extensions import find_mechanism, names_of
 from rltransformers.core.ranges import check, describe, shown
 
 Size = Annotated[int, Ge(1), Le(1_000_000)]
 """Rows, units, tokens: large enough for every use, small enough that products of three sizes fit 64 bits."""
+
+WEIGHT = "weight"
+"""Key beside the options of a loss."""
+LossWeight = Annotated[float, Ge(0), Le(1e6)]
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Spec:
-    """One row of the catalogue.
+    """A mechanism: one row of the catalogue. One of another package needs ``name``, ``axis``, ``summary``, ``build``.
 
     Attributes:
         id: the row's id, for instance "P12".
@@ -149,11 +154,11 @@ class Spec:
         formula: what is computed, one line of plain text: t is the query, s a key, d = t - s.
     """
 
-    id: str
-    name: str
-    axis: str
-    paper: str
-    summary: str
+    id: str = ""
+    name: str = ""
+    axis: str = ""
+    paper: str = ""
+    summary: str = ""
     build: Callable[..., Any] | None = None
     options: type = NoOptions
     settings: str = ""
@@ -234,9 +239,9 @@ class Choice:
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
             raise ConfigError(f"{path} takes a name or {{name: ..., option: value}}, got {value!r}")
         name = value["name"]
-        if name not in table:
-            raise ConfigError(f"{path}: unknown {axis} {name!r}; {did_you_mean(name, table)}")
-        spec = table[name]
+        spec = find_mechanism(axis, name, table)
+        if spec is None:
+            raise ConfigError(f"{path}: unknown {axis} {name!r}; {did_you_mean(name, names_of(axis, table))}")
         if spec.settings:
             raise ConfigError(f"{path}: {axis} {name!r} is chosen by other settings: write {spec.settings}")
         given = {key: option for key, option in value.items() if key != "name"}
@@ -315,7 +320,7 @@ def _choices(value: Any, axis: str, table: Mapping[str, Spec], path: str) -> tup
         raise ConfigError(f"{path} must be a list of names or {{name: ..., option: value}}, got {shown(value)}")
     for place, each in enumerate(map(_plain, value)):
         name = each.get("name") if isinstance(each, Mapping) else each
-        spec = table.get(name) if isinstance(name, str) else None
+        spec = find_mechanism(axis, name, table) if isinstance(name, str) else None
         if spec is not None and Sequence[Choice] in spec.ranges().values():
             raise ConfigError(
                 f"{path}[{place}]: {axis} {name!r} inside itself adds nothing; write its parts in its place"

@@ -49,6 +49,8 @@ def list_contents() -> dict[str, Any]:
     """Everything ``rltransformers list`` knows, as JSON values."""
     from rltransformers.cli.configs import packaged_configs
     from rltransformers.cli.settings import catalogue
+    from rltransformers.core.extensions import load_installed
 
+    load_installed()
     known = {name: value for name, value in catalogue().items() if name != "settings"}
     return known | {"configs": packaged_configs()}

@@ -32,7 +32,9 @@ the beginning of one; without it all settings are explained.
 def run(arguments: argparse.Namespace) -> None:
     """Print them."""
     from rltransformers.cli.settings import catalogue, find_settings
+    from rltransformers.core.extensions import load_installed
 
+    load_installed()
     found = find_settings(arguments.key, arguments.agent)
     if arguments.json:
         print_json([asdict(each) for each in found])

@@ -1,0 +1,126 @@
+"""What the command line says about mechanisms and settings: entries of its catalogue, as JSON values.
+
+``scripts/update_docs.py`` writes those of this package to ``catalogue.json``; those of registered mechanisms are made
+when they are asked for.
+"""
+
+import dataclasses
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Any, Literal, get_args, get_origin
+
+from rltransformers.core.ranges import describe
+from rltransformers.core.spec import WEIGHT, Choice, LossWeight, Spec
+from rltransformers.core.stored_types import to_json
+
+REQUIRED = "required"
+CHOICES = "choices"
+"""The type of an option that is a list of mechanisms."""
+Setting = dict[str, Any]
+
+
+def mechanism_entry(spec: Spec) -> dict[str, Any]:
+    """Describe a mechanism for ``rltransformers list``."""
+    return {
+        "id": spec.id,
+        "name": spec.name,
+        "paper": spec.paper,
+        "summary": spec.summary,
+        "formula": spec.formula,
+        "settings": spec.settings,
+        "options": spec.options_text(),
+        "traits": asdict(spec.traits),
+    }
+
+
+def choice_entries(key: str, specs: Mapping[str, Spec]) -> Iterator[Setting]:
+    """Explain the keys of a mechanism that is written with its options."""
+    yield setting_entry(f"{key}.name", str, dataclasses.MISSING, "The mechanism, where its options are set too") | {
+        "names": [name for name, spec in specs.items() if not spec.settings]
+    }
+    for spec in specs.values():
+        yield from option_entries(key, spec)
+
+
+def option_entries(key: str, spec: Spec) -> Iterator[Setting]:
+    """Explain the options of a mechanism that stands at ``key``."""
+    explained, ranges, defaults = explanations(spec.options), spec.ranges(), spec.defaults()
+    if len(defaults) == 1:  # the record of a single option may say it in its first line
+        (name,), (first, *_) = defaults, (inspect.getdoc(spec.options) or "").split("\n\n")
+        explained = {name: _explanation(name, first)} | explained
+    texts = dict(zip(defaults, spec.options_text(), strict=True))
+    for name, default in defaults.items():
+        accepts = re.sub(r"^[^(]*\((.*)\)$", r"\1", texts[name].removeprefix(f"{name}={default}"))
+        yield setting_entry(f"{key}.{name}", ranges[name], default, explained.get(name, "")) | {
+            "accepts": accepts,
+            "of": spec.name,
+        }
+
+
+def loss_entries(spec: Spec) -> Iterator[Setting]:
+    """Explain the weight and the options of an auxiliary loss."""
+    key = f"backbone.losses.{spec.name}"
+    yield setting_entry(key, LossWeight, 0.0, f"Weight of the auxiliary loss: {spec.summary.rstrip('.')}")
+    if spec.ranges():
+        weight = "Weight of the auxiliary loss, where its options are set too"
+        yield setting_entry(f"{key}.{WEIGHT}", LossWeight, dataclasses.MISSING, weight)
+        yield from option_entries(key, spec)
+
+
+def setting_entry(key: str, hint: Any, default: Any, says: str) -> Setting:
+    """Explain one setting."""
+    names = [str(name).lower() if isinstance(name, bool) else name for name in _names(hint)]
+    entry: Setting = {"key": key, "accepts": describe(hint), "default": plain_default(default), "says": says}
+    if key.startswith(("backbone.", "algorithm.", "policy.")) and hint is not Any:  # other sections need no torch
+        entry["type"] = CHOICES if hint == Sequence[Choice] else to_json(hint)
+    return entry | ({"names": sorted(names)} if names else {})
+
+
+def plain_default(value: Any) -> str:
+    """Write a default as YAML; "required" where there is none."""
+    if value in (dataclasses.MISSING, inspect.Parameter.empty):
+        return REQUIRED
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, type):
+        return value.__name__
+    return json.dumps(value, default=str)
+
+
+def _names(hint: Any) -> list[Any]:
+    """The values that completion can offer."""
+    if hint is bool:
+        return [True, False]
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return [each.value for each in hint]
+    return [name for part in get_args(hint) for name in _names(part)]
+
+
+def explanations(described: type) -> dict[str, str]:
+    """Explanation of each argument or attribute in the docstring of a class, or of one it is made from.
+
+    Read is ``name, other: text`` under "Args:" or "Attributes:".
+    """
+    found: dict[str, str] = {}
+    for each in reversed(described.__mro__):
+        documents = [inspect.cleandoc(part.__doc__ or "") for part in (each, each.__init__)]  # type: ignore[misc]
+        for document in documents:
+            block = re.search(r"^(?:Args|Attributes):\n((?: {4}.*\n?|\n)*)", document, re.MULTILINE)
+            entries = re.findall(r"^ {4}([\w, ]+): (.*(?:\n {5,}.*)*)", block.group(1) if block else "", re.MULTILINE)
+            for names, words in entries:
+                found |= {name: _explanation(name, words) for name in names.split(", ")}
+    return found
+
+
+def _explanation(name: str, words: str) -> str:
+    """The text of an entry as a sentence of its own: behind its name, "learning_rate: of AdamW" leaves the noun out."""
+    line = " ".join(words.split()).replace("``", "").rstrip(".;, ")
+    if line.startswith("of "):
+        line = f"{name.replace('_', ' ')} {line}"
+    return line if "_" in line.split()[0] else line[:1].upper() + line[1:]

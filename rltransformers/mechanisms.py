@@ -1,0 +1,179 @@
+"""Everything that a mechanism of another package needs: ``register``, its record, and the classes it is made from.
+
+A mechanism is a ``Spec``: a name, the axis it belongs to, a summary, and a function that builds it. ``register`` adds
+it to the choices of every config, of both kinds of agent.
+"""
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from rltransformers.attention.columns import Columns
+from rltransformers.attention.plan import Plan
+from rltransformers.attention.reach import Reach, Rule
+from rltransformers.attention.roles import (
+    Chooser,
+    Combine,
+    HeadOptions,
+    Judged,
+    Objective,
+    Part,
+    Retriever,
+    Score,
+    Selected,
+    Stage,
+    View,
+)
+from rltransformers.backbone.axes import AXES
+from rltransformers.backbone.depth import Depth
+from rltransformers.blocks.gates import Gate
+from rltransformers.blocks.residual import Gated, PostNorm, PreNorm, Residual
+from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.extensions import EXTENSIONS, Extension
+from rltransformers.core.ranges import check, describe
+from rltransformers.core.record import Probe
+from rltransformers.core.spec import WEIGHT, Choice, Feature, Loss, NoOptions, Refusal, Size, Spec, Traits, Unread
+from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.keys import Past
+from rltransformers.functional.recurrences import causal_sums, kernel_attention
+from rltransformers.functional.windows import Tokens
+from rltransformers.memory.interface import MemoryOptions, RowMemory
+from rltransformers.mixers.interface import Dims, Mixed, Mixer, RowMixer, StateMixer
+from rltransformers.mixers.kernel import HeadsMixer, KernelAttention
+from rltransformers.policies.readouts.catalogue import READOUTS
+from rltransformers.policies.readouts.interface import StoreOptions
+from rltransformers.policies.set_encoders.catalogue import ENCODERS
+from rltransformers.policies.set_encoders.interface import EncoderOptions
+from rltransformers.positions.interface import Acts, Position
+
+__all__ = [
+    "EXTENSIONS", "Acts", "Call", "Choice", "Chooser", "Columns", "Combine", "Depth", "Dims", "EncoderOptions",
+    "Feature", "Gate", "Gated", "HeadOptions", "HeadsMixer", "Judged", "KernelAttention", "Loss", "MemoryOptions",
+    "Mixed", "Mixer", "NoOptions", "Objective", "Part", "Past", "Plan", "Position", "PostNorm", "PreNorm", "Probe",
+    "Reach", "Refusal", "Residual", "Retriever", "RowMemory", "RowMixer", "Rule", "Score", "Selected", "Size", "Spec",
+    "Stage", "StateMixer", "StoreOptions", "Tokens", "Traits", "Unread", "View", "causal_sums", "chosen",
+    "kernel_attention", "register",
+]  # fmt: skip
+
+TABLES: Mapping[str, Mapping[str, Spec]] = {
+    **{name: axis.table for name, axis in AXES.items()},
+    "encoder": ENCODERS,
+    "readout": READOUTS,
+}
+"""Mechanisms by axis and name."""
+SIZES = {
+    "memory_kind": "rows, width, key_width, sinks, tokens_per_step",
+    "depth": "",
+    "residual": "width",
+    "ff": "width, hidden",
+    "topology": "dims, dropout",
+    "encoder": "elements, width",
+    "readout": "width, leaves",
+}
+"""Arguments of ``build`` in front of the options, by axis; ``dims`` on the others."""
+BASES = {"memory_kind": MemoryOptions, "encoder": EncoderOptions, "readout": StoreOptions}
+"""What the record of options has to be made from, by axis."""
+
+
+def register(spec: Spec) -> Spec:
+    """Add a mechanism to the choices of its axis, for all configs of this process, and return it.
+
+    Registering the same record again changes nothing.
+
+    Raises:
+        ConfigError: not a Spec, an unknown axis, a name that is taken, options that are no frozen dataclass or have a
+            default outside their range, or a ``build`` that does not take what its axis hands out.
+    """
+    return add(spec, str(sys._getframe(1).f_globals.get("__name__", "")))
+
+
+def add(spec: Spec, module: str, distribution: str = "") -> Spec:
+    """Add a mechanism that ``module`` registers, of an installed ``distribution`` where one names it.
+
+    Raises:
+        ConfigError: as ``register``.
+    """
+    check_spec(spec)
+    present = EXTENSIONS.get((spec.axis, spec.name))
+    table = TABLES[spec.axis]
+    if spec.name in table and table[spec.name] is not spec:
+        owner = present.module if present else getattr(table[spec.name].build, "__module__", "rltransformers")
+        raise ConfigError(f"{spec.axis} {spec.name!r} is taken by {owner}; choose another name")
+    if present is None or distribution:
+        assert isinstance(table, MutableMapping)
+        table[spec.name] = spec
+        EXTENSIONS[spec.axis, spec.name] = Extension(spec, module, distribution)
+    return spec
+
+
+def add_installed(value: object, module: str, distribution: str) -> None:
+    """Add what an entry point names: a Spec; a module has registered its own when it was imported.
+
+    Raises:
+        ConfigError: for anything else, and as ``register``.
+    """
+    if not isinstance(value, ModuleType):
+        add(value, module, distribution)  # type: ignore[arg-type]  # ``add`` refuses what is no Spec
+
+
+def check_spec(spec: Any) -> None:
+    """Raise unless a mechanism is described well enough to be chosen, explained and built.
+
+    Raises:
+        ConfigError: as ``register``, but for a taken name.
+    """
+    if not isinstance(spec, Spec):
+        raise ConfigError(f"register takes a Spec, got {spec!r}: Spec(name=..., axis=..., summary=..., build=...)")
+    if spec.axis not in TABLES:
+        raise ConfigError(f"Spec.axis: unknown axis {spec.axis!r}; {did_you_mean(spec.axis, TABLES)}")
+    if not isinstance(spec.name, str) or not spec.name.isidentifier():
+        raise ConfigError(f"Spec.name must be letters, digits and underscores, as 'my_mixer', got {spec.name!r}")
+    what = f"{spec.axis} {spec.name!r}"
+    if not spec.summary:
+        raise ConfigError(f"{what} has no summary; say in one sentence what it changes, for `rltransformers list`")
+    check_options(spec, what)
+    sizes = SIZES.get(spec.axis, "dims")
+    if spec.axis == "mixer" and Feature.SCORES in spec.offers:
+        sizes = "dims, plan"
+    if spec.build is None and spec.axis == "losses":  # another mechanism produces it
+        return
+    call = f"build({', '.join(filter(None, [sizes, 'options']))})"
+    if not callable(spec.build):
+        raise ConfigError(f"{what} has no build; write a function {call}")
+    try:
+        inspect.signature(spec.build).bind(*range(sizes.count(",") + 1 + bool(sizes)))
+    except TypeError as error:
+        raise ConfigError(f"{what} is built by {call}, which its function does not take: {error}") from error
+
+
+def check_options(spec: Spec, what: str) -> None:
+    """Raise unless the options are a frozen dataclass of settings that a config can hold.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    record = spec.options
+    frozen = isinstance(record, type) and dataclasses.is_dataclass(record) and record.__dataclass_params__.frozen
+    if not frozen:
+        raise ConfigError(f"the options of {what} must be a class under @dataclass(frozen=True), got {record!r}")
+    base = BASES.get(spec.axis, object)
+    if not issubclass(record, base):
+        raise ConfigError(f"the options of {what} must be made from {base.__name__}: class Options({base.__name__})")
+    try:
+        ranges = spec.ranges()
+    except (NameError, TypeError) as error:
+        raise ConfigError(f"the options of {what} have annotations that cannot be read: {error}") from error
+    for name, default in spec.defaults().items():
+        if name == (WEIGHT if spec.axis == "losses" else "name"):  # a key beside the options in a config
+            raise ConfigError(f"{what}: an option cannot be called {name!r}; choose another name")
+        if ranges[name] == Sequence[Choice]:
+            continue
+        try:
+            describe(ranges[name])
+        except (AttributeError, TypeError) as error:
+            raise ConfigError(f"{what}: the annotation of option {name} is none that a config can hold") from error
+        if default is not dataclasses.MISSING:
+            check(default, ranges[name], f"{what}: the default of option {name}")
