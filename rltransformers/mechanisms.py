@@ -149,15 +149,19 @@ def check_spec(spec: Any) -> None:
         raise ConfigError(f"{what} is built by {call}, which its function does not take: {error}") from error
 
 
+def is_frozen(record: Any) -> bool:
+    """Return whether a dataclass is one under ``@dataclass(frozen=True)``."""
+    return bool(record.__dataclass_params__.frozen)
+
+
 def check_options(spec: Spec, what: str) -> None:
     """Raise unless the options are a frozen dataclass of settings that a config can hold.
 
     Raises:
         ConfigError: names the option.
     """
-    record = spec.options
-    frozen = isinstance(record, type) and dataclasses.is_dataclass(record) and record.__dataclass_params__.frozen
-    if not frozen:
+    record: Any = spec.options
+    if not (isinstance(record, type) and dataclasses.is_dataclass(record) and is_frozen(record)):
         raise ConfigError(f"the options of {what} must be a class under @dataclass(frozen=True), got {record!r}")
     base = BASES.get(spec.axis, object)
     if not issubclass(record, base):

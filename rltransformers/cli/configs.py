@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rltransformers.cli.settings import catalogue, refuse_unknown_settings
+from rltransformers.cli.trust import import_modules
 from rltransformers.cli.words import Overrides
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.training.experiment import (
@@ -43,8 +44,13 @@ def packaged_configs() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in entries if entry.name.endswith(".yaml"))
 
 
-def find_config(name: str, overrides: Sequence[tuple[str, str]]) -> tuple[str, ExperimentConfig]:
+def find_config(
+    name: str, overrides: Sequence[tuple[str, str]], imports: Sequence[str] = (), trust: bool = False
+) -> tuple[str, ExperimentConfig]:
     """Stem and content of a config: a YAML file, or the name of a packaged one, also as configs/NAME.yaml.
+
+    The modules that it names under ``imports`` are imported where ``trust`` allows it, and ``imports`` of the command
+    line are added to them.
 
     Raises:
         ConfigError: when it is neither, and for what ``read_experiment`` refuses; with the full key that was meant.
@@ -52,13 +58,13 @@ def find_config(name: str, overrides: Sequence[tuple[str, str]]) -> tuple[str, E
     path = Path(name)
     if path.is_file():
         try:
-            return path.stem, _read(path.read_text(), name, overrides)
+            return path.stem, _read(path.read_text(), name, overrides, imports, trust)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"config {name} cannot be read: {error}") from error
     stem = name.removeprefix("configs/").removesuffix(".yaml")
     if stem in packaged_configs():
         text = (resources.files("rltransformers.configs") / f"{stem}.yaml").read_text()
-        return stem, _read(text, f"packaged config {stem}", overrides)
+        return stem, _read(text, f"packaged config {stem}", overrides, imports)
     if path.stem in packaged_configs():
         raise ConfigError(f"config {name}: there is no such file; for the packaged config name it alone: {path.stem}")
     if (path / "config.yaml").is_file():
@@ -83,7 +89,9 @@ def environment_named(name: str) -> str | None:
     return max(ids, key=lambda key: ("/" not in key, key), default=None)
 
 
-def config_of_env(env_id: str, overrides: Sequence[tuple[str, str]]) -> tuple[str, ExperimentConfig]:
+def config_of_env(
+    env_id: str, overrides: Sequence[tuple[str, str]], imports: Sequence[str] = ()
+) -> tuple[str, ExperimentConfig]:
     """Name and content of the config of an environment with the usual settings of the agent that ``overrides`` name.
 
     Raises:
@@ -92,7 +100,7 @@ def config_of_env(env_id: str, overrides: Sequence[tuple[str, str]]) -> tuple[st
     agent = parse_yaml(dict(overrides).get("agent", AgentName.GTRXL_PPO), "--agent")
     recurrent = agent == AgentName.RECURRENT_PPO
     text = USUAL_OFFLINE if agent == AgentName.DECISION_TRANSFORMER else USUAL_RECURRENT if recurrent else USUAL
-    config = _read(text, "--env", overrides)
+    config = _read(text, "--env", overrides, imports)
     return f"{env_id.rpartition(':')[2].rpartition('/')[2]}-{config.agent}", config
 
 
@@ -109,16 +117,23 @@ def read_config(arguments: argparse.Namespace) -> tuple[str, ExperimentConfig, O
             f"packaged configs: {names}"
         )
     if arguments.config is not None:
-        return *find_config(arguments.config, arguments.overrides), arguments.overrides
+        trust = getattr(arguments, "trust", False)
+        return *find_config(arguments.config, arguments.overrides, arguments.imports, trust), arguments.overrides
     typed = [("environment.id", json.dumps(arguments.env)), *arguments.overrides]
     for key, _ in arguments.overrides:
         if key in ("environment", "environment.id"):
             raise ConfigError(f"--{key} would replace --env; name the environment once, as --env or in a CONFIG")
-    return *config_of_env(arguments.env, typed), typed
+    return *config_of_env(arguments.env, typed, arguments.imports), typed
 
 
-def _read(text: str, source: str, overrides: Sequence[tuple[str, str]]) -> ExperimentConfig:
+def _read(
+    text: str, source: str, overrides: Sequence[tuple[str, str]], imports: Sequence[str], trust: bool = False
+) -> ExperimentConfig:
     values = read_values(text, source, overrides)
+    if modules := values.get("imports"):
+        import_modules(modules, source, trust or "imports" in dict(overrides))
+    if imports:
+        values["imports"] = list(dict.fromkeys([*(modules or ()), *imports]))
     typed: dict[str, Any] = {"agent": values.get("agent")}
     for key, words in overrides:
         set_value(typed, key, parse_yaml(words, f"--{key}"))

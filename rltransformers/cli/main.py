@@ -13,6 +13,7 @@ from rltransformers import __version__
 from rltransformers.cli.commands import collect, evaluate, export, inspect, settings, show, train, tune
 from rltransformers.cli.commands import list as listing
 from rltransformers.cli.printing import short_warning
+from rltransformers.cli.trust import import_typed
 from rltransformers.cli.words import Overrides, Parser, split_overrides
 from rltransformers.core.errors import OUR_ERRORS, ConfigError, did_you_mean
 from rltransformers.core.files import naming, refusal
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.commands[words[0]].refuse_unknown_options(words[1:])
         arguments = parser.parse_args(words)
         arguments.overrides = overrides
+        import_typed(arguments.imports)
         arguments.run(arguments)
         with naming("standard output"):
             sys.stdout.flush()

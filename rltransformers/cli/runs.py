@@ -16,7 +16,7 @@ from stable_baselines3.common.logger import Logger
 from rltransformers.agents import DecisionTransformer, load_agent
 from rltransformers.cli.agents import RunAgent, build_agent, checkpoint_step
 from rltransformers.cli.keywords import require_exportable
-from rltransformers.cli.trust import not_typed, programs, require_trust, trust_flag
+from rltransformers.cli.trust import import_modules, not_typed, programs, require_trust, trust_flag
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import naming
 from rltransformers.core.signals import Stopped, signals_to
@@ -138,6 +138,7 @@ def resume(
         config = read_experiment(folder.config, overrides)
         edited = _edited(folder, config, overrides)
         require_trust(not_typed(programs(config, folder.last), overrides), path, trust)
+        import_modules(config.imports, path, trust=True)
         threads = use_threads(config.threads)
         begun = folder.last.is_file()
         agent = build_agent(config, folder.last if begun else None)
@@ -295,6 +296,7 @@ def evaluate(
     folder = RunFolder.open(path)
     config = read_experiment(folder.config)
     require_trust(programs(config, getattr(folder, checkpoint), training=False), path, trust)
+    import_modules(config.imports, path, trust=True)
     changes: dict[str, Any] = {"deterministic": config.evaluation.deterministic and not sample}
     if episodes is not None:
         changes["episodes"] = episodes

@@ -11,6 +11,8 @@ from rltransformers.training.experiment import ExperimentConfig, build_experimen
 from rltransformers.training.search import OneOf, Span, read_search
 
 Search = dict[str, Span | OneOf]
+SAME_FOR_ALL = ("output", "tune", "agent", "threads", "imports", "evaluation")
+"""Settings and sections that all trials of a study have in common."""
 
 
 def read_space(
@@ -41,7 +43,7 @@ def read_space(
                     "seed is no setting to search: the best of several seeds is luck; `rltransformers train --seeds N` "
                     "says how far they lie apart"
                 )
-            if key == "environment.id" or key.partition(".")[0] in ("output", "tune", "agent", "threads", "evaluation"):
+            if key == "environment.id" or key.partition(".")[0] in SAME_FOR_ALL:
                 raise ConfigError(
                     f"{key} is no setting to search: it is the same in all trials of a study, whose scores are compared"
                 )

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, error_line
 from rltransformers.core.files import is_pickle
+from rltransformers.core.modules import import_module
+from rltransformers.core.ranges import check
 from rltransformers.training.experiment import AgentName, DatasetConfig, ExperimentConfig
 
 _DATA_BEHAVIOURS = ("random", "checkpoint", "export")
+_ALLOWED: set[str] = set()
+"""Effects that somebody typed, or said yes to, in this process."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,44 @@ def programs(config: ExperimentConfig, checkpoint: Path | None = None, training:
 
     With ``checkpoint`` the run begins by loading that file. Without ``training`` no behaviour is recorded.
     """
-    found = environment_programs(config.environment.id, config.environment.wrappers)
+    found = import_programs(config.imports)
+    found += environment_programs(config.environment.id, config.environment.wrappers)
     if training and config.dataset is not None:
         found += dataset_programs(config.dataset)
     if checkpoint is not None and config.agent is AgentName.RECURRENT_PPO:
         found.append(Program("", f"{checkpoint} is a pickle of Stable-Baselines3 that runs code when it is loaded"))
     return found
+
+
+def import_programs(modules: Sequence[str]) -> list[Program]:
+    """Modules that register mechanisms."""
+    return [Program("imports", f"imports runs the module {name}") for name in modules]
+
+
+def import_typed(modules: Sequence[str]) -> None:
+    """Import the modules that a command line names; what files name of earlier commands is asked for again.
+
+    Raises:
+        ConfigError: when an import fails.
+    """
+    _ALLOWED.clear()
+    _ALLOWED.update(each.effect for each in import_programs(modules))
+    import_modules(list(modules), "--import", trust=True)
+
+
+def import_modules(modules: Any, source: str, trust: bool) -> None:
+    """Import the modules that ``imports`` of the file ``source`` names, which register mechanisms.
+
+    Raises:
+        ConfigError: for what is no list of modules, without consent as ``require_trust``, or when an import fails.
+    """
+    names = check(modules, list[str], "imports")
+    require_trust(import_programs(names), source, trust)
+    for name in names:
+        try:
+            import_module(name)
+        except Exception as error:  # somebody else's module may raise anything
+            raise ConfigError(f"imports: the module {name!r} cannot be imported: {error_line(error)}") from error
 
 
 def dataset_programs(dataset: DatasetConfig) -> list[Program]:
@@ -99,17 +135,19 @@ def not_typed(found: Sequence[Program], overrides: Sequence[tuple[str, str]]) ->
 
 
 def require_trust(found: Sequence[Program], source: str | os.PathLike[str], trust: bool) -> None:
-    """Return when nothing would run, with ``trust``, or after a yes on the terminal.
+    """Return when nothing would run that was not allowed before, with ``trust``, or after a yes on the terminal.
 
     Raises:
         ConfigError: otherwise; names the file and everything it would run.
     """
+    found = [each for each in found if each.effect not in _ALLOWED]
     if trust or not found:
         return
     warning = f"{source} would run code of whoever made it: {'; '.join(each.effect for each in found)}"
     if sys.stdin.isatty() and sys.stderr.isatty():
         print(f"{warning}\nDo you trust it? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            _ALLOWED.update(each.effect for each in found)
             return
     raise ConfigError(f"{warning}; if you trust that, add --trust (from Python: trust=True)")
 

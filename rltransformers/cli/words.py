@@ -59,6 +59,14 @@ def command(commands: Parsers, name: str, summary: str, text: str) -> Parser:
         allow_abbrev=False,
     )
     assert isinstance(parser, Parser)
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import a module that registers mechanisms of its own; may be repeated",
+    )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from rltransformers import __version__
 from rltransformers.core.errors import CheckpointError, ConfigError, one_line
+from rltransformers.core.extensions import extensions_named, require_extensions
 from rltransformers.core.files import LARGEST_JSON, refusal, replacing
 from rltransformers.core.ranges import NonNegativeNumber, check, shown, strict
 
@@ -75,18 +76,20 @@ def save_checkpoint(path: File, kind: str, settings: Mapping[str, Any], tensors:
 
     ``kind`` is the class name of the agent, ``settings`` what its constructor needs as JSON values, ``tensors`` any
     nesting of dictionaries, lists and tuples over tensors, numbers, strings, booleans and None. Missing folders are
-    made.
+    made. The file names the modules of the registered mechanisms that are in ``settings``.
 
     Raises:
         CheckpointError: when a value is none of these (names the key), or the file cannot be written.
     """
-    header = {
+    header: dict[str, Any] = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "code_version": __version__,
         "kind": kind,
         "settings": settings,
     }
+    if mechanisms := extensions_named(settings):
+        header["mechanisms"] = mechanisms
     name = file_name(path)
     try:
         header_text = json.dumps(header, indent=1)
@@ -149,13 +152,16 @@ def load_checkpoint(path: File, kind: str | None = None, map_location: str | tor
     """Read a checkpoint; tensors land on ``map_location``. With ``kind``, a checkpoint of any other agent is refused.
 
     Raises:
-        CheckpointError: when the file is missing, corrupt, truncated, of another format version or of another agent.
+        CheckpointError: when the file is missing, corrupt, truncated, of another format version or of another agent, or
+            needs mechanisms of a module that was not imported; it is never imported from here.
     """
     path = path if isinstance(path, io.BufferedIOBase) else _existing(Path(path))
     header, payload = _read(path)
     name, found_kind = file_name(path), str(header["kind"])
     if kind is not None and found_kind != kind:
         raise CheckpointError(f"{name} is a {found_kind} checkpoint; load it with {found_kind}.load, not {kind}.load")
+    with contents_of(path, found_kind):
+        require_extensions(header.get("mechanisms", []), name)
     try:
         _check_sizes(payload)
         tensors = torch.load(io.BytesIO(payload), map_location=map_location, weights_only=True)

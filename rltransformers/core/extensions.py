@@ -112,14 +112,17 @@ def require_extensions(stored: Any, source: str) -> None:
     for entry in check(stored, list[Mapping[str, str]], f"{source}: mechanisms"):
         axis, name, module, distribution = (entry.get(key, "") for key in ("axis", "name", "module", "distribution"))
         if find_mechanism(axis, name, {}) is None:
-            what = f"{source} needs {axis} {name!r}, which the module {module} registers"
+            what = f"{source} needs {axis} {name!r}, which"
             if module == "__main__":
                 raise CheckpointError(
-                    f"{what.removesuffix(module)}that script registers which made the file: move it into a module of "
-                    "its own and import that first"
+                    f"{what} the script registers that made the file: move it into a module of its own and import that "
+                    "first"
                 )
             way_out = f"pip install {distribution}, or " if distribution else ""
-            raise CheckpointError(f"{what}: {way_out}import {module} first (on the command line: --import {module})")
+            raise CheckpointError(
+                f"{what} the module {module} registers: {way_out}import {module} first (on the command line: --import "
+                f"{module})"
+            )
         if (owner := EXTENSIONS[axis, name].module) != module:
             warnings.warn(
                 f"{source} was saved with {axis} {name!r} of the module {module}; here {owner} registered it: it has "

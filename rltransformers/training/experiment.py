@@ -252,6 +252,7 @@ class ExperimentConfig:
         online: episodes of its own that a decision_transformer goes on learning from.
         output: folder that run folders are made in; ``~`` is the home folder.
         threads: threads of torch; ``None``: ``OMP_NUM_THREADS`` where it is set, else 1.
+        imports: modules that register mechanisms of their own, imported before anything is checked.
         tune: what ``rltransformers tune`` tries; training takes no notice of it.
     """
 
@@ -267,6 +268,7 @@ class ExperimentConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     output: str = "runs"
     threads: Threads | None = None
+    imports: list[str] = field(default_factory=list)
     tune: TuneConfig | None = None
 
     def __post_init__(self) -> None:

@@ -92,7 +92,9 @@ def run(arguments: argparse.Namespace) -> None:
             return
     else:  # what is wrong is told before torch is imported
         check_run(arguments.resume)
-        check_values(read_experiment(Path(arguments.resume) / "config.yaml", arguments.overrides))
+        config = read_experiment(Path(arguments.resume) / "config.yaml", arguments.overrides)
+        trust.import_modules(config.imports, arguments.resume, arguments.trust)
+        check_values(config)
     from rltransformers.cli import runs
     from rltransformers.core.world import join
 
