@@ -17,7 +17,7 @@ help:
 	@echo "make test   run all tests, training tests included (about 13 minutes on 2 idle cores, the installation included)"
 	@echo "make test-oldest   run all tests with the oldest versions that pyproject.toml allows (PyTorch from PyPI, about 3 GB)"
 	@echo "make test-third-party   run the checks in which packages of others do most of the work, and write docs/third_party.md"
-	@echo "make check  format, lint, types, import rules, the site and the fast tests, before every commit"
+	@echo "make check  format, lint, types, import rules, the site and the fast tests that the changes need, before every commit"
 	@echo "make clean  remove caches and build products; $(VENV), $(VENV)-oldest and runs stay"
 	@echo "The first use of each makes $(VENV) and installs the pinned versions of constraints.txt."
 	@echo "Another Python: make test PYTHON=python3.12"
