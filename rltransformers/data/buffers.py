@@ -6,6 +6,7 @@ an environment does: see ``trajectories_from_buffer``.
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -39,6 +40,7 @@ def trajectories_from_buffer(
     action_space: gym.Space[Any] | None = None,
     name: str | None = None,
     time_limit: Count | None = None,
+    observation_leaves: Sequence[str] | None = None,
 ) -> Trajectories:
     """Trajectories of a buffer of Stable-Baselines3 as its agents fill it, one environment after the other.
 
@@ -87,9 +89,15 @@ def trajectories_from_buffer(
             f"use a larger buffer"
         )
     flat = {key: map_leaves(lambda rows: _flat(rows)[whole.reshape(-1)], rows) for key, rows in arrays.items()}
-    options: dict[str, Any] = {"observation_space": observation_space, "action_space": action_space}
-    source = "stable_baselines3"
-    return trajectories_from_d4rl(flat, **options, name=name, time_limit=time_limit, source=source)
+    return trajectories_from_d4rl(
+        flat,
+        observation_space=observation_space,
+        action_space=action_space,
+        name=name,
+        time_limit=time_limit,
+        observation_leaves=observation_leaves,
+        source="stable_baselines3",
+    )
 
 
 def read_buffer(path: str | os.PathLike[str], *, name: str | None = None, **options: Any) -> Trajectories:

@@ -17,23 +17,14 @@ import numpy.typing as npt
 from rltransformers.core.errors import OUR_ERRORS, DataError, error_line
 from rltransformers.core.files import existing_file
 from rltransformers.core.members import check_numeric, flags, numbers
-from rltransformers.core.spaces import leaf_spaces, leaf_values
+from rltransformers.core.spaces import leaf_values
+from rltransformers.data.checks import check_time_limit, jumps, leaf_name, naming
+from rltransformers.data.d4rl_files import existing_d4rl_file
 from rltransformers.data.hdf5 import check_file
 from rltransformers.data.keys import IGNORED, key_names, pick_leaves
-from rltransformers.data.spaces import chunks, guess_space, prune_space
-from rltransformers.data.trajectories import (
-    REWARD,
-    Allocate,
-    Trajectories,
-    TrajectoryWriter,
-    check_time_limit,
-    column,
-    fit_leaf,
-    jumps,
-    leaf_name,
-)
-
-Array = npt.NDArray[Any]
+from rltransformers.data.spaces import choose_spaces, chunks
+from rltransformers.data.trajectories import Trajectories
+from rltransformers.data.writer import Allocate, TrajectoryWriter, column
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 _CACHE_BYTES = 0  # HDF5's 8 MiB per array stay full of chunks that are read once
@@ -135,6 +126,11 @@ def read_d4rl_file(path: str | os.PathLike[str], **options: Any) -> Trajectories
             raise DataError(f"{file_path} is damaged ({error_line(error)}); download it again") from error
 
 
+def read_d4rl_id(dataset: str, *, name: str | None = None, **options: Any) -> Trajectories:
+    """Read the file that the d4rl package keeps for one of its ids; options as for ``trajectories_from_d4rl``."""
+    return read_d4rl_file(existing_d4rl_file(dataset), name=name or dataset, **options)
+
+
 def _tree(group: Any) -> dict[str, Any]:
     """All arrays that may be read as a dict of lazily read HDF5 data sets; nested groups stay nested."""
     import h5py
@@ -180,7 +176,7 @@ def trajectories_from_d4rl(
     *,
     observation_space: gym.Space[Any] | None = None,
     action_space: gym.Space[Any] | None = None,
-    name: str = "d4rl",
+    name: str | None = None,
     time_limit: int | None = None,
     split_on_discontinuity: bool = False,
     observation_leaves: Sequence[str] | None = None,
@@ -205,6 +201,7 @@ def trajectories_from_d4rl(
         DataError: missing, doubled or unknown keys (see ``key_names``), arrays of different lengths, no rows, flags or
             numbers that are none, or no ``next_observations`` to compare.
     """
+    name = name or "dict"
     arrays = pick_leaves(arrays, observation_leaves)
     names = key_names(arrays, name)
     missing = [key for key in REQUIRED if {"terminals": "terminations"}.get(key, key) not in names]
@@ -214,14 +211,9 @@ def trajectories_from_d4rl(
             f"{list(REQUIRED)}; an episode stands in a list: [episode]"
         )
     given = {ours: arrays[theirs] for ours, theirs in names.items()}
-    guesses: dict[str, str] = {}
-    observation_space = prune_space(observation_space, observation_leaves) if observation_space else None
-    if observation_space is None:
-        observation_space, doubt = guess_space(given["observations"], "observations", name)
-        guesses |= doubt
-    if action_space is None:
-        action_space, doubt = guess_space(given["actions"], "actions", name)
-        guesses |= doubt
+    observation_space, action_space, guesses = choose_spaces(
+        observation_space, action_space, observation_leaves, given.__getitem__, name
+    )
     rewards = _array(given["rewards"], f"{name}: {names['rewards']}")
     rows = len(rewards)
     if rows == 0:
@@ -269,76 +261,26 @@ def trajectories_from_d4rl(
     bounds = np.concatenate([[0], np.flatnonzero(ends) + 1, [] if ends[-1] else [rows]]).astype(np.int64)
     check_time_limit(np.diff(bounds), time_limit, name)
     writer = TrajectoryWriter(np.diff(bounds), observation_space, action_space, name=name, allocate=allocate)
-    _fill(writer, observations, actions, following, rewards)
     last = bounds[1:] - 1
-    writer.terminations[:], writer.truncations[:] = False, False
-    writer.terminations[last] = terminals[last]
-    if time_limit is not None:
-        at_limit = last[np.diff(bounds) == time_limit]
-        writer.terminations[at_limit] = False
-    writer.truncations[last] = ~writer.terminations[last] | (timeouts[last] if timeouts is not None else False)
-    return writer.finish(final_observations=following is not None, guesses=guesses, metadata={"format": source})
+    terminated = terminals[last] & (np.diff(bounds) != time_limit)
+    truncated = ~terminated if timeouts is None else ~terminated | timeouts[last]
+    writer.fill(observations, actions, rewards, terminated, truncated, following)
+    return writer.finish(guesses=guesses, metadata={"format": source})
 
 
 def _leaves(space: gym.Space[Any], values: Any, where: str) -> dict[str, Any]:
-    try:
-        found = leaf_values(space, values)
-    except DataError as error:
-        raise DataError(f"{where} do not fit the space: {error}") from error
-    return {path: _array(leaf, f"{where}{f'[{path!r}]' if path else ''}") for path, leaf in found.items()}
-
-
-def _fill(
-    writer: TrajectoryWriter,
-    observations: Mapping[str, Any],
-    actions: Mapping[str, Any],
-    following: Mapping[str, Any] | None,
-    rewards: Any,
-) -> None:
-    """Copies one flat array after the other, chunk by chunk, so that a file larger than memory passes through."""
-    offsets, lasts = writer.offsets, writer.offsets[1:] - 1
-    for path, leaf in leaf_spaces(writer.spaces[0]).items():
-        target = writer.observations[path]
-        for chunk in chunks(observations[path]):
-            values = _fit(writer.name, "observations", path, leaf, observations[path], chunk)
-            steps = np.arange(chunk.start, chunk.stop)
-            target[steps + np.searchsorted(offsets, steps, side="right") - 1] = values
-            if following is None:
-                _fill_last(target, lasts, chunk, values)
-        if following is not None:
-            for chunk in chunks(following[path]):
-                values = _fit(writer.name, "next_observations", path, leaf, following[path], chunk)
-                _fill_last(target, lasts, chunk, values)
-    for path, leaf in leaf_spaces(writer.spaces[1]).items():
-        for chunk in chunks(actions[path]):
-            writer.actions[path][chunk] = _fit(writer.name, "actions", path, leaf, actions[path], chunk)
-    for chunk in chunks(rewards):
-        writer.rewards[chunk] = _fit(writer.name, "rewards", "", REWARD, rewards, chunk)
-    writer._next = len(lasts)
-
-
-def _fill_last(target: Array, lasts: npt.NDArray[np.int64], chunk: slice, values: Array) -> None:
-    """The rows behind the last steps that lie in the chunk, from the values of those steps."""
-    episodes = np.arange(*np.searchsorted(lasts, [chunk.start, chunk.stop]))
-    target[lasts[episodes] + episodes + 1] = values[lasts[episodes] - chunk.start]
-
-
-def _fit(name: str, kind: str, path: str, space: gym.Space[Any], rows: Any, chunk: slice) -> Array:
-    try:
-        return fit_leaf(space, np.asarray(rows[chunk]), chunk.start)
-    except DataError as error:
-        raise DataError(f"{name}: {leaf_name(kind, path)} {error}") from error
+    with naming(f"{where} do not fit the space:"):
+        leaves = leaf_values(space, values)
+    return {path: _array(leaf, leaf_name(where, path)) for path, leaf in leaves.items()}
 
 
 def _array(values: Any, where: str) -> Any:
     """Rows of numbers; HDF5 arrays as they are, so that they are read in chunks."""
-    try:
+    with naming(where):
         if hasattr(values, "shape") and hasattr(values, "dtype") and not isinstance(values, np.ma.MaskedArray):
             check_numeric(values.dtype)
         else:
             values = numbers(values)
-    except DataError as error:
-        raise DataError(f"{where} {error}") from error
     if len(values.shape) == 0:
         raise DataError(f"{where} is a single number, one row per step is needed")
     return values
@@ -346,10 +288,8 @@ def _array(values: Any, where: str) -> Any:
 
 def _flags(values: Any, where: str) -> npt.NDArray[np.bool_]:
     values = _array(values, where)
-    try:
+    with naming(where):
         return column(flags(values))
-    except DataError as error:
-        raise DataError(f"{where} {error}") from error
 
 
 def _discontinuities(observations: Mapping[str, Any], following: Mapping[str, Any]) -> npt.NDArray[np.bool_]:

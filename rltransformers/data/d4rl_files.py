@@ -7,6 +7,8 @@ The names of the files are those of the URLs in d4rl's tables (Farama-Foundation
 import os
 from pathlib import Path
 
+from rltransformers.core.errors import DataError
+
 _LOCOMOTION = ("halfcheetah", "hopper", "walker2d", "ant")
 _QUALITIES = ("random", "medium", "expert", "medium-replay", "full-replay", "medium-expert")
 _DEXTROUS = ("pen", "hammer", "relocate", "door")
@@ -51,3 +53,18 @@ def d4rl_file(name: str) -> Path | None:
         return None
     folder = os.environ.get("D4RL_DATASET_DIR") or "~/.d4rl/datasets"
     return Path(folder).expanduser() / f"{D4RL_FILES[name]}.hdf5"
+
+
+def existing_d4rl_file(name: str) -> Path:
+    """Return the file of a D4RL id.
+
+    Raises:
+        DataError: when it is not there, with the place where it would lie.
+    """
+    file = d4rl_file(name)
+    if file is None or not file.is_file():
+        raise DataError(
+            f"the D4RL data set {name!r} is not on this machine: there is no file {file}; download it there, "
+            f"set D4RL_DATASET_DIR to the folder that holds it, or pass the path of another file"
+        )
+    return file

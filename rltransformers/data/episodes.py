@@ -9,9 +9,11 @@ import numpy as np
 from rltransformers.core.errors import DataError, one_line
 from rltransformers.core.members import numbers
 from rltransformers.core.spaces import leaf_values, map_leaves, nest_leaves
+from rltransformers.data.checks import jumps, naming
 from rltransformers.data.keys import key_names, pick_leaves
-from rltransformers.data.spaces import guess_space, prune_space
-from rltransformers.data.trajectories import Allocate, Trajectories, TrajectoryWriter, column, jumps
+from rltransformers.data.spaces import choose_spaces
+from rltransformers.data.trajectories import Trajectories
+from rltransformers.data.writer import Allocate, TrajectoryWriter, column
 
 Space = gym.Space[Any]
 
@@ -23,7 +25,7 @@ def trajectories_from_episodes(
     *,
     observation_space: Space | None = None,
     action_space: Space | None = None,
-    name: str = "episodes",
+    name: str | None = None,
     time_limit: int | None = None,
     observation_leaves: Sequence[str] | None = None,
     allocate: Allocate | None = None,
@@ -39,26 +41,22 @@ def trajectories_from_episodes(
         DataError: for no episodes, an empty one, missing or unknown keys, arrays of different lengths, and values that
             are not in the spaces.
     """
+    name = name or "episodes"
     listed = [_arrays(pick_leaves(episode, observation_leaves), index, name) for index, episode in enumerate(episodes)]
     if not listed:
         raise DataError(f"{name}: holds no episode; nothing can be learned from it")
     lengths = [len(episode["rewards"]) for episode in listed]
     if 0 in lengths:
         raise DataError(f"{name}: episode {lengths.index(0)} is empty; drop episodes without steps")
-    guesses: dict[str, str] = {}
-    observation_space = prune_space(observation_space, observation_leaves) if observation_space else None
-    if observation_space is None:
-        observation_space, doubt = guess_space(_stack(listed, "observations", name), "observations", name)
-        guesses |= doubt
-    if action_space is None:
-        action_space, doubt = guess_space(_stack(listed, "actions", name), "actions", name)
-        guesses |= doubt
-    writer = TrajectoryWriter(lengths, observation_space, action_space, name=name, allocate=allocate)
+    *spaces, guesses = choose_spaces(
+        observation_space, action_space, observation_leaves, lambda key: _stack(listed, key, name), name
+    )
+    writer = TrajectoryWriter(lengths, *spaces, name=name, allocate=allocate)
     for index, episode in enumerate(listed):
         observations = episode["observations"]
         if "next_observations" in episode:
             steps, where = len(episode["rewards"]), f"{name}: next_observations of episode {index}"
-            observations = _append_last(observation_space, observations, episode["next_observations"], steps, where)
+            observations = _append_last(spaces[0], observations, episode["next_observations"], steps, where)
         writer.add(
             observations,
             episode["actions"],
@@ -80,10 +78,8 @@ def _arrays(episode: Any, index: int, name: str) -> dict[str, Any]:
         if key not in given:
             raise DataError(f"{where} lacks {key!r}; present: {sorted(map(str, episode))}")
     arrays = {ours: episode[theirs] for ours, theirs in given.items()}
-    try:
+    with naming(f"{name}: rewards of episode {index}"):
         arrays["rewards"] = np.atleast_1d(column(numbers(arrays["rewards"])))
-    except DataError as error:
-        raise DataError(f"{name}: rewards of episode {index} {error}") from error
     return arrays
 
 

@@ -1,4 +1,4 @@
-"""Trajectories written as Minari data sets; reading them is in ``rltransformers.data.load``.
+"""Minari data sets as trajectories, and trajectories written as Minari data sets.
 
 Minari's own collector needs jax and records one environment at a time; here whole episodes go straight to the file of
 its storage, in the layout that its ``update_episodes`` gives them.
@@ -6,7 +6,8 @@ its storage, in the layout that its ``update_episodes`` gives them.
 
 import importlib.metadata
 import itertools
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,160 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from rltransformers.core.errors import ConfigError, DataError, error_line, one_line
+from rltransformers.core.errors import OUR_ERRORS, ConfigError, DataError, did_you_mean, error_line, one_line
 from rltransformers.core.files import file_lock, remove_left_overs, replacing_folder
-from rltransformers.core.spaces import leaf_spaces, nest_leaves
-from rltransformers.data.hdf5 import HDF5Writer, Tree
-from rltransformers.data.trajectories import Leaves, Space, Trajectories
+from rltransformers.core.spaces import leaf_spaces, leaf_values, nest_leaves
+from rltransformers.data.adapt import check_layout_of
+from rltransformers.data.checks import Space
+from rltransformers.data.hdf5 import HDF5Writer, Tree, check_file
+from rltransformers.data.spaces import prune_space
+from rltransformers.data.trajectories import Leaves, Trajectories
+from rltransformers.data.writer import Allocate, TrajectoryWriter
 
 LARGEST_VERSION = 999_999
+EPISODES_AT_ONCE = 32
+"""Episodes read while their file is open, for HDF5 keeps some 30 KB about each of them until the file closes."""
+
+
+# Reading ------------------------------------------------------------
+
+
+def is_minari_dataset(dataset: object) -> bool:
+    """Whether this is a ``MinariDataset``."""
+    return type(dataset).__name__ == "MinariDataset" and hasattr(dataset, "iterate_episodes")
+
+
+def is_local_minari(dataset: str) -> bool:
+    """Whether a text is the id or the folder of a Minari data set on this machine."""
+    from minari.storage import get_dataset_path  # slow to import
+
+    return _holds_minari(Path(dataset).expanduser()) or _holds_minari(get_dataset_path(dataset))
+
+
+def _holds_minari(folder: Path) -> bool:
+    return (folder / "data" / "metadata.json").is_file()
+
+
+def minari_files(dataset: Any) -> list[Any]:
+    """Return the files of a data set (id, folder or object), and which of its episodes it has."""
+    dataset = open_minari(dataset) if isinstance(dataset, str) else dataset
+    files = sorted(path for path in Path(dataset.storage.data_path).glob("*") if path.is_file())
+    return [*files, [int(index) for index in dataset.episode_indices]]
+
+
+def open_minari(dataset: str) -> Any:
+    """The ``MinariDataset`` of an id or folder on this machine; nothing is ever downloaded.
+
+    Raises:
+        DataError: at once, with the command that fetches the data or the closest local ids.
+    """
+    import minari  # slow to import and needed for Minari data only
+    from minari.storage import get_dataset_path
+
+    folder = Path(dataset).expanduser()
+    if not _holds_minari(folder):
+        restore_minari(dataset)
+        folder = get_dataset_path(dataset)
+    if not _holds_minari(folder):
+        root = get_dataset_path()
+        local = [str(path.parent.parent.relative_to(root)) for path in root.glob("**/data/metadata.json")]
+        hint = f" On this machine: {did_you_mean(dataset, local)}" if local else ""
+        raise DataError(
+            f"the Minari data set {dataset!r} is not in {get_dataset_path()}; with network access run "
+            f"`minari download {dataset}`, or set MINARI_DATASETS_PATH.{hint}"
+        )
+    try:
+        return minari.MinariDataset(folder / "data")
+    except Exception as error:  # Minari raises asserts, KeyErrors and ValueErrors for damaged or too new metadata
+        raise DataError(f"the Minari data set {dataset!r} in {folder} cannot be opened: {one_line(error)}") from error
+
+
+def read_minari(
+    dataset: Any,
+    *,
+    name: str | None = None,
+    time_limit: int | None = None,
+    observation_space: Space | None = None,
+    action_space: Space | None = None,
+    observation_leaves: Sequence[str] | None = None,
+    allocate: Allocate | None = None,
+) -> Trajectories:
+    """Read a ``MinariDataset``, or the one of an id or folder on this machine; options as for ``load_trajectories``.
+
+    Raises:
+        DataError: for a set that is not there or damaged, and where its metadata state other lengths than its episodes.
+    """
+    dataset = open_minari(dataset) if isinstance(dataset, str) else dataset
+    name = name or str(dataset.id)
+    with _damage(name):
+        indices = [int(index) for index in dataset.episode_indices]
+        if not indices:
+            raise DataError(f"{name}: holds no episode; nothing can be learned from it")
+        raw = dataset.storage.read_raw_metadata(dataset.storage.data_path)
+        stored_space, total_steps = dataset.observation_space, dataset.total_steps
+        env_spec = raw.get("env_spec")
+        env_id = str(json.loads(env_spec)["id"]) if env_spec else None
+        read_space = prune_space(stored_space, observation_leaves)
+        for file in sorted(Path(dataset.storage.data_path).glob("*.hdf5")):
+            check_file(file)
+        lengths = [
+            int(metadata["total_steps"])
+            for batch in _batches(indices)
+            for metadata in dataset.storage.get_episode_metadata(batch)
+        ]
+    if observation_space is not None:
+        check_layout_of(observation_space, read_space, "observation", name)
+    if action_space is not None:
+        check_layout_of(action_space, dataset.action_space, "action", name)
+    spaces = observation_space or read_space, action_space or dataset.action_space
+    writer = TrajectoryWriter(lengths, *spaces, name=name, allocate=allocate)
+    for index, length, episode in zip(indices, lengths, _episodes(dataset, indices, name), strict=True):
+        if len(episode.rewards) != length:
+            raise DataError(
+                f"{name}: episode {index} has {len(episode.rewards)} steps on reading, its metadata say {length}; "
+                f"Minari's {raw.get('data_format')} reader cuts episodes above 32,767 steps: store the data as hdf5"
+            )
+        writer.add(
+            nest_leaves(spaces[0], leaf_values(stored_space, episode.observations)),
+            nest_leaves(spaces[1], leaf_values(dataset.action_space, episode.actions)),
+            episode.rewards,
+            episode.terminations,
+            episode.truncations,
+            time_limit=time_limit,
+        )
+    if sum(lengths) != total_steps:
+        raise DataError(
+            f"{name}: episodes hold {sum(lengths)} steps, the metadata say {total_steps}; write the set again"
+        )
+    names = ("ref_min_score", "ref_max_score", "algorithm_name", "eval_env_spec")
+    facts = {key: raw[key] for key in names if raw.get(key) is not None and raw[key] != env_spec}
+    metadata = {"format": "minari", "dataset_id": dataset.id, **facts}
+    return writer.finish(env_id=env_id, env_spec=env_spec, metadata=metadata)
+
+
+def _batches(indices: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (indices[start : start + EPISODES_AT_ONCE] for start in range(0, len(indices), EPISODES_AT_ONCE))
+
+
+def _episodes(dataset: Any, indices: Sequence[int], name: str) -> Iterator[Any]:
+    for batch in _batches(indices):
+        with _damage(name):
+            yield from dataset.iterate_episodes(batch)
+
+
+@contextmanager
+def _damage(name: str) -> Iterator[None]:
+    try:
+        yield
+    except OUR_ERRORS:
+        raise
+    except Exception as error:  # edited files make Minari, h5py and pyarrow raise anything
+        raise DataError(
+            f"{name}: the stored episodes are damaged ({error_line(error)}); download or record the set again"
+        ) from error
+
+
+# Writing ------------------------------------------------------------
 
 
 def write_minari(

@@ -45,17 +45,24 @@ def ogbench_file(name: str) -> Path | None:
     return None
 
 
-def missing_file(name: str, file: Path) -> DataError:
-    """The error for an OGBench id whose file is not there."""
-    return DataError(
-        f"the OGBench data set {name!r} is not on this machine: there is no file {file}; with network access run "
-        f"`python -c \"import ogbench; ogbench.download_datasets(['{file.stem}'])\"`, or generate it with OGBench's "
-        f"own scripts"
-    )
+def existing_ogbench_file(name: str) -> Path:
+    """Return the file of an OGBench id with a task.
+
+    Raises:
+        DataError: when it is not there, with the command that fetches it.
+    """
+    file = ogbench_file(name)
+    if file is None or not file.is_file():
+        raise DataError(
+            f"the OGBench data set {name!r} is not on this machine: there is no file {file}; with network access run "
+            f"`python -c \"import ogbench; ogbench.download_datasets(['{file and file.stem}'])\"`, or generate it with "
+            f"OGBench's own scripts"
+        )
+    return file
 
 
-def read_ogbench(dataset: str, file: Path, *, name: str | None = None, **options: Any) -> Trajectories:
-    """Trajectories of an OGBench id with a task; ``options`` are those of ``trajectories_from_d4rl``.
+def read_ogbench(dataset: str, *, name: str | None = None, **options: Any) -> Trajectories:
+    """Read the file of an OGBench id with a task; options as for ``trajectories_from_d4rl``.
 
     Rewards and ends are those that OGBench computes for the task, -1 in every step before the goal and 0 in the one
     that ends an episode there. A recording goes on after the goal: what follows is another episode, from the first step
@@ -65,7 +72,7 @@ def read_ogbench(dataset: str, file: Path, *, name: str | None = None, **options
         MissingExtraError: without ogbench.
         DataError: for a task that the environment does not have, or a file that is no dataset of OGBench.
     """
-    found = _TASK.fullmatch(dataset)
+    file, found = existing_ogbench_file(dataset), _TASK.fullmatch(dataset)
     assert found is not None
     env_id = f"{found['env']}-singletask{found['task'] or ''}-{found['version']}"
     ogbench = require("ogbench", "ogbench")

@@ -45,12 +45,31 @@ def infer_space(values: Any, role: str, name: str) -> gym.Space[Any]:
     return space_of(map_leaves(partial(_leaf_space, role, name), values))
 
 
-def guess_space(values: Any, role: str, name: str) -> tuple[gym.Space[Any], dict[str, str]]:
-    """The space of ``infer_space``, and under the name of its argument why that of the environment may be another."""
-    space = infer_space(values, role, name)
-    doubts = (_doubt(role, leaf, leaf_values(space, values)[path]) for path, leaf in leaf_spaces(space).items())
-    doubt = next((each for each in doubts if each is not None), None)
-    return space, {} if doubt is None else {f"{role[:-1]}_space": f"{space} is a guess: {doubt}"}
+def choose_spaces(
+    observation_space: gym.Space[Any] | None,
+    action_space: gym.Space[Any] | None,
+    leaves: Sequence[str] | None,
+    rows: Callable[[str], Any],
+    name: str,
+) -> tuple[gym.Space[Any], gym.Space[Any], dict[str, str]]:
+    """Return both spaces, guessed from the data where they are None, and ``Trajectories.guesses`` of those.
+
+    Args:
+        leaves: of the observations that are kept; None keeps all.
+        rows: gives all rows of "observations" or "actions".
+    """
+    guesses: dict[str, str] = {}
+
+    def guess(role: str) -> gym.Space[Any]:
+        values = rows(role)
+        space = infer_space(values, role, name)
+        doubts = (_doubt(role, leaf, leaf_values(space, values)[path]) for path, leaf in leaf_spaces(space).items())
+        if (doubt := next((doubt for doubt in doubts if doubt is not None), None)) is not None:
+            guesses[f"{role[:-1]}_space"] = f"{space} is a guess: {doubt}"
+        return space
+
+    observation_space = prune_space(observation_space, leaves) if observation_space else guess("observations")
+    return observation_space, action_space or guess("actions"), guesses
 
 
 def _doubt(role: str, leaf: gym.Space[Any], values: Any) -> str | None:

@@ -23,7 +23,8 @@ from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.keys import ENDS, IGNORED, NAMES
 from rltransformers.data.parquet_footer import stated_values
-from rltransformers.data.trajectories import Allocate, Trajectories
+from rltransformers.data.trajectories import Trajectories
+from rltransformers.data.writer import Allocate
 
 EXTRA = "parquet"
 STATE, SPLITS, INFO = "state.json", "dataset_dict.json", "dataset_info.json"
@@ -42,12 +43,13 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in {".parquet", ".arrow"}
 
 
-def table_files(path: Path) -> list[Path]:
+def table_files(path: str | os.PathLike[str]) -> list[Path]:
     """The files that a table consists of, in their order.
 
     Raises:
         DataError: for missing or damaged files, and folders of several splits.
     """
+    path = Path(path).expanduser()
     if not path.is_dir():
         return [existing_file(path)]
     if (path / SPLITS).is_file():
@@ -70,9 +72,8 @@ def read_table(path: str | os.PathLike[str], *, name: str | None = None, **optio
         DataError: when a file is missing or damaged, or as ``trajectories_from_tables``.
         MissingExtraError: without pyarrow.
     """
-    place = Path(path).expanduser()
-    files = table_files(place)
-    name = name or _configuration(files[0].parent / INFO) or place.stem
+    files = table_files(path)
+    name = name or _configuration(files[0].parent / INFO) or Path(path).expanduser().stem
     return trajectories_from_tables(partial(_file_batches, files), name=name, **options)
 
 

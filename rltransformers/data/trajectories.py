@@ -6,67 +6,24 @@ row n + e: every episode owns T + 1 observation rows, the last of which follows 
 
 import hashlib
 import itertools
-import json
 import os
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from types import UnionType
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-from gymnasium import spaces
 
 from rltransformers.core.described import count, spaces_line
-from rltransformers.core.errors import DataError, did_you_mean, one_line
-from rltransformers.core.files import replacing_folder
-from rltransformers.core.members import (
-    LARGEST_FLOAT,
-    action_bounds,
-    all_members,
-    check_numeric,
-    flags,
-    members,
-    numbers,
-)
+from rltransformers.core.errors import DataError
 from rltransformers.core.ranges import Fraction, UnitInterval, check, shown
-from rltransformers.core.spaces import (
-    SUPPORTED_LEAVES,
-    check_supported,
-    leaf_spaces,
-    leaf_values,
-    normalised_leaves,
-    space_from_json,
-    space_to_json,
-    stored_dtype,
-)
-from rltransformers.data.spaces import LARGEST_NUMBER, chunks
+from rltransformers.core.spaces import leaf_spaces, normalised_leaves
+from rltransformers.data.checks import Array, Space, check_contents, check_layout
+from rltransformers.data.spaces import chunks
 
-Array = npt.NDArray[Any]
-Space = gym.Space[Any]
 Leaves = dict[str, Array]
-Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
-
-FORMAT = "rltransformers-trajectories"
-FORMAT_VERSION = 2
-DESCRIPTION = "trajectories.json"
-DESCRIBED: dict[str, type | UnionType] = {
-    "observation_space": str,
-    "action_space": str,
-    "name": str,
-    "env_id": str | None,
-    "env_spec": str | None,
-    "final_observations": bool,
-    "metadata": dict,
-    "guesses": dict,
-    "checksums": dict,
-}
-"""Keys of the description beside format and version, and the types of their values."""
-REWARD = spaces.Box(-np.inf, np.inf, (), np.float32)
 
 
 @dataclass(frozen=True)
@@ -128,9 +85,9 @@ class Trajectories:
     guesses: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self, contents_checked: bool) -> None:
-        _check_layout(self)
+        check_layout(self)
         if not contents_checked:
-            _check_contents(self)
+            check_contents(self)
 
     def __repr__(self) -> str:
         returns = self.returns
@@ -173,6 +130,7 @@ class Trajectories:
 
         Decision Transformer (arXiv 2106.01345, section 3) uses discount 1. Summed backwards in float64 per episode.
         """
+        check(discount, UnitInterval, "discount")
         return _return_to_go(np.asarray(self.rewards, np.float64), self.offsets, discount).astype(np.float32)
 
     def episode(self, index: int) -> Episode:
@@ -215,9 +173,12 @@ class Trajectories:
         if indices.min() < 0 or indices.max() >= len(self):
             raise DataError(f"{self.name}: episodes {indices.min()}..{indices.max()} asked, 0..{len(self) - 1} exist")
         lengths = self.lengths[indices]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
         steps = _ranges(self.offsets[indices], lengths)
         rows = _ranges(self.offsets[indices] + indices, lengths + 1)
+        return self._take(rows, steps, np.concatenate([[0], np.cumsum(lengths)]))
+
+    def _take(self, rows: Any, steps: Any, offsets: Array) -> "Trajectories":
+        """Return these rows of the observations and these steps of the rest, as episodes with these offsets."""
         return replace(
             self,
             observations={path: leaf[rows] for path, leaf in self.observations.items()},
@@ -277,16 +238,20 @@ class Trajectories:
             del values  # before the next ones are made
         return np.asarray(total / self.steps)
 
+    def _arrays(self) -> Leaves:
+        """Return all arrays with a row per step, by name."""
+        arrays = {name: getattr(self, name) for name in ("rewards", "terminations", "truncations")}
+        for kind in ("observations", "actions"):
+            arrays |= {f"{kind}/{path}": leaf for path, leaf in getattr(self, kind).items()}
+        return arrays
+
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits that two recordings share when all their numbers are equal.
 
         SHA-256 over names, types, shapes and bytes of the arrays; spaces, names and metadata do not count.
         """
         digest = hashlib.sha256()
-        leaves = {f"observations/{path}": leaf for path, leaf in self.observations.items()}
-        leaves |= {f"actions/{path}": leaf for path, leaf in self.actions.items()}
-        leaves |= {name: getattr(self, name) for name in ("rewards", "terminations", "truncations", "offsets")}
-        for name, leaf in sorted(leaves.items()):
+        for name, leaf in sorted((self._arrays() | {"offsets": self.offsets}).items()):
             digest.update(f"{name} {leaf.dtype.str} {leaf.shape}".encode())
             for chunk in chunks(leaf):
                 digest.update(leaf[chunk].tobytes())
@@ -296,13 +261,6 @@ class Trajectories:
         """Description for ``rltransformers inspect``, as JSON values."""
         returns, lengths = self.returns, self.lengths
         ends = self.offsets[1:] - 1
-        leaves = [
-            *self.observations.values(),
-            *self.actions.values(),
-            self.rewards,
-            self.terminations,
-            self.truncations,
-        ]
         return {
             "name": self.name,
             "env_id": self.env_id,
@@ -316,53 +274,24 @@ class Trajectories:
             "final_observations": self.final_observations,
             "observations": {path: str(leaf) for path, leaf in leaf_spaces(self.observation_space).items()},
             "actions": {path: str(leaf) for path, leaf in leaf_spaces(self.action_space).items()},
-            "megabytes": round(sum(leaf.nbytes for leaf in leaves) / 1e6, 3),
+            "megabytes": round(sum(array.nbytes for array in self._arrays().values()) / 1e6, 3),
             "fingerprint": self.fingerprint(),
             "metadata": dict(self.metadata),
             "guesses": dict(self.guesses),
         }
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Writes one .npy per leaf and a JSON description, all or nothing; returns the folder.
+        """Write one .npy per leaf and a JSON description, all or nothing; return the folder.
 
         Raises:
             DataError: when ``folder`` exists and ``overwrite`` is False, or holds something else than trajectories.
         """
-        target = Path(folder)
-        if target.exists() and not overwrite:
-            raise DataError(f"{target} exists; pass overwrite=True or another folder")
-        if target.exists() and not (target / DESCRIPTION).is_file():
-            raise DataError(f"{target} exists and holds no trajectories; it is not overwritten: choose another folder")
-        with replacing_folder(target) as temporary:
-            for file, array in self._files().items():
-                np.save(temporary / file, array, allow_pickle=False)
-            self._describe(temporary)
-        return target
+        from rltransformers.data.folders import save_trajectories
 
-    def _files(self) -> Leaves:
-        arrays = {f"observations.{i}.npy": leaf for i, leaf in enumerate(self.observations.values())}
-        arrays |= {f"actions.{i}.npy": leaf for i, leaf in enumerate(self.actions.values())}
-        arrays |= {f"{name}.npy": getattr(self, name) for name in ("rewards", "terminations", "truncations", "offsets")}
-        return arrays
+        return save_trajectories(self, folder, overwrite)
 
-    def _describe(self, folder: Path) -> None:
-        description = {
-            "format": FORMAT,
-            "version": FORMAT_VERSION,
-            "observation_space": space_to_json(self.observation_space),
-            "action_space": space_to_json(self.action_space),
-            "name": self.name,
-            "env_id": self.env_id,
-            "env_spec": self.env_spec,
-            "final_observations": self.final_observations,
-            "metadata": dict(self.metadata),
-            "guesses": dict(self.guesses),
-            "checksums": {file.name: _checksum(file) for file in sorted(folder.glob("*.npy"))},
-        }
-        (folder / DESCRIPTION).write_text(json.dumps(description, indent=1))
-
-    @classmethod
-    def open(cls, folder: str | os.PathLike[str], *, mmap: bool = True) -> "Trajectories":
+    @staticmethod
+    def open(folder: str | os.PathLike[str], *, mmap: bool = True) -> "Trajectories":
         """Read a folder of ``save``, without executing code. All of it is read once and compared with its checksums.
 
         Changes to memory-mapped arrays stay in memory and never reach the files.
@@ -373,54 +302,9 @@ class Trajectories:
         Raises:
             DataError: when a file is missing, damaged, edited, or of another format version.
         """
-        path = Path(folder)
-        try:
-            description = json.loads((path / DESCRIPTION).read_text())
-        except (OSError, ValueError, RecursionError) as error:
-            raise DataError(
-                f"{path} is no readable folder of trajectories ({one_line(error)}); save() writes one"
-            ) from error
-        if not isinstance(description, dict) or description.get("format") != FORMAT:
-            raise DataError(f"{path / DESCRIPTION} does not describe trajectories of this library")
-        if description.get("version") != FORMAT_VERSION:
-            raise DataError(
-                f"{path} has format version {description.get('version')}, this release reads {FORMAT_VERSION}; "
-                f"load the source again"
-            )
-        for key, kind in DESCRIBED.items():
-            if key not in description or not isinstance(description[key], kind):
-                wrong = f"holds {shown(description[key])} as" if key in description else "lacks"
-                raise DataError(f"{path / DESCRIPTION} {wrong} {key!r}: it is damaged; load the source again")
+        from rltransformers.data.folders import open_trajectories
 
-        def read(file: str) -> Array:
-            try:  # mapping compares the shape in the header with the size of the file, reading would allocate it
-                if _checksum(path / file) != description["checksums"].get(file):
-                    raise ValueError("its content is not what was written")
-                array: Array = np.load(path / file, mmap_mode="c", allow_pickle=False)
-                return array if mmap else np.array(array)
-            except Exception as error:  # an edited header makes numpy raise anything
-                raise DataError(
-                    f"{path / file} is missing or damaged ({one_line(error)}); load the source again"
-                ) from error
-
-        observation_space = space_from_json(description["observation_space"])
-        action_space = space_from_json(description["action_space"])
-        return cls(
-            {leaf: read(f"observations.{i}.npy") for i, leaf in enumerate(leaf_spaces(observation_space))},
-            {leaf: read(f"actions.{i}.npy") for i, leaf in enumerate(leaf_spaces(action_space))},
-            read("rewards.npy"),
-            read("terminations.npy"),
-            read("truncations.npy"),
-            np.array(read("offsets.npy")),
-            observation_space,
-            action_space,
-            description["name"],
-            description["env_id"],
-            description["env_spec"],
-            description["final_observations"],
-            description["metadata"],
-            guesses=description["guesses"],
-        )
+        return open_trajectories(folder, mmap)
 
     @staticmethod
     def concatenate(parts: "Iterable[Trajectories]", name: str | None = None) -> "Trajectories":
@@ -469,144 +353,6 @@ class Trajectories:
             action_space=action_space,
             name=name,
             time_limit=time_limit,
-        )
-
-
-class TrajectoryWriter:
-    """Fills preallocated arrays episode by episode; the number of steps and episodes is known beforehand.
-
-    ``allocate(file name, shape, dtype)`` decides where the arrays live (memory by default).
-    """
-
-    def __init__(
-        self,
-        lengths: Sequence[int] | Array,
-        observation_space: Space,
-        action_space: Space,
-        *,
-        name: str,
-        allocate: Allocate | None = None,
-    ) -> None:
-        known = leaf_spaces(observation_space)
-        numeric = [path for path, leaf in known.items() if path and isinstance(leaf, SUPPORTED_LEAVES)]
-        way_out = f"keep the others with observation_leaves={numeric}" if numeric else "encode it as one of these"
-        check_supported(observation_space, f"{name}: observation", way_out)
-        check_supported(action_space, f"{name}: action", "encode it as one of these")
-        self.name = name
-        self.spaces = (observation_space, action_space)
-        self.offsets = np.concatenate([[0], np.cumsum(np.asarray(lengths, np.int64))]).astype(np.int64)
-        steps, episodes = int(self.offsets[-1]), len(self.offsets) - 1
-        place = allocate or (lambda file, shape, dtype: np.empty(shape, dtype))
-
-        def make(file: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-            try:
-                return place(file, shape, dtype)
-            except (MemoryError, ValueError, OverflowError) as error:
-                raise DataError(
-                    f"{name}: {steps:,} steps do not fit into memory ({error}); pass cache=folder, or check the source"
-                ) from error
-
-        def leaves(kind: str, space: Space, rows: int) -> Leaves:
-            return {
-                path: make(f"{kind}.{i}.npy", (rows, *(leaf.shape or ())), stored_dtype(leaf))
-                for i, (path, leaf) in enumerate(leaf_spaces(space).items())
-            }
-
-        self.observations = leaves("observations", observation_space, steps + episodes)
-        self.actions = leaves("actions", action_space, steps)
-        self.rewards = make("rewards.npy", (steps,), np.dtype(np.float32))
-        self.terminations = make("terminations.npy", (steps,), np.dtype(bool))
-        self.truncations = make("truncations.npy", (steps,), np.dtype(bool))
-        self.final_observations = True
-        self._next = 0
-
-    def add(
-        self,
-        observations: Any,
-        actions: Any,
-        rewards: Any,
-        terminations: Any,
-        truncations: Any,
-        *,
-        time_limit: int | None = None,
-    ) -> None:
-        """Writes the next episode: observations of T + 1 rows, or T when the last one is unknown; the others of T.
-
-        A last step without any flag is marked truncated. With ``time_limit``, an episode of exactly that length that
-        claims to have terminated counts as truncated: many exporters do not tell the two apart. A longer one is
-        refused.
-        """
-        e = self._next
-        start, end = int(self.offsets[e]), int(self.offsets[e + 1])
-        length = end - start
-        for path, rows in self._rows("observations", self.spaces[0], observations):
-            if len(rows) not in (length, length + 1):
-                raise self._error(
-                    "observations", path, f"has {len(rows)} rows for {length} rewards; {length} or +1 fit"
-                )
-            target = self.observations[path]
-            target[start + e : start + e + len(rows)] = rows
-            if len(rows) == length:
-                self.final_observations = False
-                target[end + e] = target[end + e - 1]
-        for path, rows in self._rows("actions", self.spaces[1], actions):
-            if len(rows) != length:
-                raise self._error("actions", path, f"has {len(rows)} rows for {length} rewards")
-            self.actions[path][start:end] = rows
-        for _, rows in self._rows("rewards", REWARD, rewards):
-            if len(rows) != length:
-                raise self._error("rewards", "", f"has {len(rows)} rows, {length} were announced")
-            self.rewards[start:end] = rows
-        terminated, truncated = self._flags("terminations", terminations), self._flags("truncations", truncations)
-        check_time_limit(np.array([length]), time_limit, self.name, e)
-        if length == time_limit:
-            terminated[-1], truncated[-1] = False, True
-        if not terminated[-1]:
-            truncated[-1] = True
-        self.terminations[start:end], self.truncations[start:end] = terminated, truncated
-        self._next += 1
-
-    def _rows(self, kind: str, space: Space, value: Any) -> Iterator[tuple[str, Array]]:
-        """Path and fitted rows of every leaf."""
-        try:
-            found = leaf_values(space, value)
-        except DataError as error:
-            raise self._error(kind, "", f"do not fit the space: {error}") from error
-        for path, leaf in leaf_spaces(space).items():
-            try:
-                yield path, fit_leaf(leaf, numbers(found[path]))
-            except DataError as error:
-                raise self._error(kind, path, str(error)) from error
-
-    def _flags(self, kind: str, value: Any) -> npt.NDArray[np.bool_]:
-        """Flags [T] of the next episode; one number speaks for its last step only."""
-        length = int(self.offsets[self._next + 1] - self.offsets[self._next])
-        try:
-            marked = column(flags(value))
-        except DataError as error:
-            raise self._error(kind, "", str(error)) from error
-        if marked.ndim == 0:
-            marked = np.append(np.zeros(length - 1, bool), marked)
-        if len(marked) != length:
-            raise self._error(kind, "", f"has {len(marked)} rows for {length} rewards")
-        return marked
-
-    def _error(self, kind: str, path: str, text: str) -> DataError:
-        return DataError(f"{self.name}: {leaf_name(kind, path)} of episode {self._next} {text}")
-
-    def finish(self, **facts: Any) -> Trajectories:
-        """The checked trajectories; ``facts`` are further fields of ``Trajectories``."""
-        assert self._next == len(self.offsets) - 1, "fewer episodes were added than announced"
-        return Trajectories(
-            self.observations,
-            self.actions,
-            self.rewards,
-            self.terminations,
-            self.truncations,
-            self.offsets,
-            *self.spaces,
-            name=self.name,
-            **({"final_observations": self.final_observations} | facts),
         )
 
 
@@ -660,135 +406,15 @@ def join_trajectories(
 
 
 def _newest(parts: Sequence[Trajectories], count: int) -> list[Trajectories]:
-    """The last ``count`` episodes of all parts, as views."""
-    kept: list[Trajectories] = []
+    """Return the last ``count`` episodes of all parts, as views."""
+    views: list[Trajectories] = []
     for part in reversed(parts):
         if count > 0:
-            kept.insert(0, _since(part, max(len(part) - count, 0)))
+            first = max(len(part) - count, 0)
+            start = int(part.offsets[first])
+            views.insert(0, part._take(slice(start + first, None), slice(start, None), part.offsets[first:] - start))
             count -= len(part)
-    return kept
-
-
-def _since(data: Trajectories, first: int) -> Trajectories:
-    """The episodes from the number ``first`` on, as views."""
-    start = int(data.offsets[first])
-    return replace(
-        data,
-        observations={path: leaf[start + first :] for path, leaf in data.observations.items()},
-        actions={path: leaf[start:] for path, leaf in data.actions.items()},
-        rewards=data.rewards[start:],
-        terminations=data.terminations[start:],
-        truncations=data.truncations[start:],
-        offsets=data.offsets[first:] - start,
-        contents_checked=True,
-    )
-
-
-def in_spaces(data: Trajectories, observation_space: Space, action_space: Space) -> Trajectories:
-    """The same episodes as data of spaces that differ in bounds, in the width of numbers, and in further classes alone.
-
-    Raises:
-        DataError: a number is beyond the type that the spaces store.
-    """
-
-    def fitted(space: Space, values: Leaves) -> Leaves:
-        return {path: fit_leaf(leaf, values[path]) for path, leaf in leaf_spaces(space).items()}
-
-    return replace(
-        data,
-        observations=fitted(observation_space, data.observations),
-        actions=fitted(action_space, data.actions),
-        observation_space=observation_space,
-        action_space=action_space,
-        contents_checked=True,
-    )
-
-
-def fit_leaf(space: Space, rows: Array, first: int = 0) -> Array:
-    """Rows [R, ...] in the stored type of the leaf; a surplus axis of size 1 is dropped, no value is changed.
-
-    ``first`` is the number of the first row in messages.
-
-    Raises:
-        DataError: when the shape does not match the space, integers are expected and others are given, or a number is
-            beyond the stored type.
-    """
-    shape, dtype = space.shape or (), stored_dtype(space)
-    if rows.ndim == len(shape) + 2 and rows.shape[-1] == 1 and rows.shape[1:-1] == shape:
-        rows = rows[..., 0]
-    if rows.shape[1:] != shape or rows.ndim == 0:
-        raise DataError(f"has rows of shape {rows.shape[1:]}, the space {space} asks for {shape}")
-    check_numeric(rows.dtype)
-    if space is REWARD and rows.dtype.itemsize > 1:
-        sizes = np.abs(rows, dtype=np.float64)
-        beyond = (sizes > LARGEST_NUMBER) & (sizes <= LARGEST_FLOAT)
-        _refuse(rows, beyond, f"is beyond {LARGEST_NUMBER:g}, so float32 tells no others apart; repair it", first)
-    if rows.dtype == dtype:
-        return rows
-    if dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            fitted = rows.astype(dtype)
-        _refuse(rows, np.isinf(fitted) & np.isfinite(rows), f"is beyond the largest {dtype}; scale it down", first)
-        return fitted
-    if rows.dtype.kind == "f":
-        _refuse(rows, rows != np.trunc(rows), f"is not an integer, the space is {space}", first)
-    lowest, highest = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    beyond = (rows < lowest) | (rows >= float(highest) + 1 if rows.dtype.kind == "f" else rows > highest)
-    _refuse(rows, beyond, f"is outside {lowest}..{highest}, the space is {space}", first)
-    return rows.astype(dtype)
-
-
-def _refuse(rows: Array, wrong: Array, fault: str, first: int) -> None:
-    if wrong.any():
-        where = tuple(np.argwhere(wrong)[0])
-        raise DataError(f"holds the number {rows[where]!s} in row {first + where[0]}, which {fault}")
-
-
-def column(values: Array) -> Array:
-    """[N] of (N,) or (N, 1), a single number as it is.
-
-    Raises:
-        DataError: for other shapes.
-    """
-    if values.ndim == 2 and values.shape[1] == 1:
-        return values[:, 0]
-    if values.ndim > 1:
-        raise DataError(f"has shape {values.shape}, one number per step is needed")
-    return values
-
-
-def jumps(next_observations: Array, following: Array) -> npt.NDArray[np.bool_]:
-    """Where next observations [T, ...] are not the observations [T, ...] of the following rows, to 1e-6."""
-    difference = np.abs(np.asarray(next_observations, np.float64) - np.asarray(following, np.float64))
-    return np.asarray((difference > 1e-6).any(axis=tuple(range(1, difference.ndim))))
-
-
-def check_time_limit(lengths: Array, time_limit: int | None, name: str, first: int = 0) -> None:
-    """Refuses episodes [E] that are longer than the step limit of their environment, of which ``first`` is the number.
-
-    Raises:
-        DataError: an episode has more than ``time_limit`` steps.
-    """
-    if time_limit is not None and (longer := np.flatnonzero(lengths > time_limit)).size:
-        e = int(longer[0])
-        raise DataError(
-            f"{name}: episode {first + e} has {int(lengths[e]):,} steps, more than time_limit={time_limit:,}, the step "
-            "limit of the environment; correct the limit, or where resets are not marked, the ends of episodes"
-        )
-
-
-def leaf_name(kind: str, path: str) -> str:
-    """How messages call a leaf: observations['camera']."""
-    return f"{kind}[{path!r}]" if path else kind
-
-
-def _checksum(file: Path) -> int:
-    """CRC-32 of the content of a file."""
-    checksum = 0
-    with file.open("rb") as stream:
-        while piece := stream.read(2**16):
-            checksum = zlib.crc32(piece, checksum)
-    return checksum
+    return views
 
 
 def _ranges(starts: Array, lengths: Array) -> npt.NDArray[np.int64]:
@@ -798,7 +424,6 @@ def _ranges(starts: Array, lengths: Array) -> npt.NDArray[np.int64]:
 
 
 def _return_to_go(rewards: Array, offsets: Array, discount: float) -> Array:
-    check(discount, UnitInterval, "discount")
     lengths = np.diff(offsets)
     result = np.empty(len(rewards), np.float64)
     if len(lengths) <= lengths.max():  # few long episodes: one filter each
@@ -824,107 +449,3 @@ def _spread(values: Array) -> dict[str, float]:
     names = ("min", "p10", "median", "p90", "max")
     spread = {name: float(value) for name, value in zip(names, quantiles, strict=True)}
     return {"mean": float(np.mean(values)), "std": float(np.std(values)), **spread}
-
-
-def _check_layout(data: Trajectories) -> None:
-    name, offsets = data.name, data.offsets
-    if offsets.ndim != 1 or offsets.dtype.kind not in "iu":
-        raise DataError(f"{name}: offsets are {offsets.dtype} {offsets.shape}, expected int64 (episodes + 1,)")
-    if len(offsets) < 2:
-        raise DataError(f"{name}: holds no episode; nothing can be learned from it")
-    lengths = np.diff(offsets.astype(np.int64))
-    if lengths.min() <= 0 or offsets[0] != 0:
-        raise DataError(f"{name}: episode {int(lengths.argmin())} is empty; drop episodes without steps")
-    steps, episodes = int(offsets[-1]), len(offsets) - 1
-    for kind, leaves, space, rows in (
-        ("observations", data.observations, data.observation_space, steps + episodes),
-        ("actions", data.actions, data.action_space, steps),
-    ):
-        expected = leaf_spaces(space)
-        if list(leaves) != list(expected):
-            wrong = next(iter(set(leaves) ^ set(expected)), "")
-            raise DataError(
-                f"{name}: {kind} have leaves {list(leaves)}, the space {list(expected)}; "
-                f"{did_you_mean(wrong, expected)}"
-            )
-        for path, leaf in expected.items():
-            want, dtype = (rows, *(leaf.shape or ())), stored_dtype(leaf)
-            if leaves[path].shape != want or leaves[path].dtype != dtype:
-                raise DataError(
-                    f"{name}: {leaf_name(kind, path)} is {leaves[path].dtype} {leaves[path].shape}; {steps} steps of "
-                    f"{episodes} episodes in {leaf} need {dtype} {want}"
-                )
-    for kind, dtype in (
-        ("rewards", np.dtype(np.float32)),
-        ("terminations", np.dtype(bool)),
-        ("truncations", np.dtype(bool)),
-    ):
-        array = getattr(data, kind)
-        if array.shape != (steps,) or array.dtype != dtype:
-            raise DataError(f"{name}: {kind} are {array.dtype} {array.shape}, expected {dtype} ({steps},)")
-
-
-def _check_contents(data: Trajectories) -> None:
-    bounds = data.offsets
-    for path, leaf in leaf_spaces(data.observation_space).items():
-        _check_leaf(data, "observations", path, leaf, data.observations[path], bounds + np.arange(len(bounds)))
-    check_actions(data, data.action_space)
-    _check_leaf(data, "rewards", "", REWARD, data.rewards, bounds)
-    ended = data.terminations | data.truncations
-    last = np.zeros(data.steps, bool)
-    last[bounds[1:] - 1] = True
-    wrong = np.flatnonzero(ended != last)
-    if wrong.size:
-        episode, step = _locate(int(wrong[0]), bounds)
-        length = int(bounds[episode + 1] - bounds[episode])
-        raise DataError(
-            f"{data.name}: episode {episode} is terminated or truncated at step {step} but has {length} steps; "
-            f"end episodes where their flags are set"
-        )
-
-
-def check_actions(data: Trajectories, space: Space) -> None:
-    """Raise unless all actions lie in the space, up to the rounding of floats (see ``members``).
-
-    Raises:
-        DataError: names episode, step, value, bound and the way out.
-    """
-    for path, leaf in leaf_spaces(space).items():
-        _check_leaf(data, "actions", path, leaf, data.actions[path], data.offsets)
-
-
-def _check_leaf(data: Trajectories, kind: str, path: str, space: Space, rows: Array, bounds: Array) -> None:
-    for chunk in chunks(rows):
-        part = np.asarray(rows[chunk])
-        if kind != "actions" and all_members(space, part):
-            continue
-        good = members(space, part, bounded=kind == "actions")
-        if good.all():
-            continue
-        row = int(np.argmin(good))
-        episode, step = _locate(chunk.start + row, bounds)
-        value = np.array2string(part[row], threshold=8)
-        raise DataError(
-            f"{data.name}: {leaf_name(kind, path)} of episode {episode}, step {step} is {value}, "
-            f"{_fault(space, part[row])}"
-        )
-
-
-def _fault(space: Space, row: Array) -> str:
-    """Message about a row that is no member, with the way out."""
-    if row.dtype.kind == "f" and not np.isfinite(row).all():
-        return "NaN or infinity; drop that episode or repair the recording"
-    if not isinstance(space, spaces.Box):
-        return f"outside {space}; pass the space that the data come from"
-    low, high = action_bounds(space)
-    at = tuple(np.argwhere((row < low) | (row > high))[0])
-    entry = f" at entry {[int(index) for index in at]}" if at else ""
-    return (
-        f"outside the bounds {space.low[at]}..{space.high[at]}{entry}; pass the action_space that the data come from, "
-        f"or clip the actions as the environment did"
-    )
-
-
-def _locate(row: int, bounds: Array) -> tuple[int, int]:
-    episode = int(np.searchsorted(bounds, row, side="right")) - 1
-    return episode, row - int(bounds[episode])

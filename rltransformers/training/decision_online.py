@@ -16,8 +16,8 @@ from rltransformers.core.ranges import WholeNumber, check_fields
 from rltransformers.core.seeding import step_seed
 from rltransformers.core.spaces import leaf_values, nest_leaves
 from rltransformers.data import Trajectories
+from rltransformers.data.adapt import in_spaces
 from rltransformers.data.recorder import record
-from rltransformers.data.trajectories import in_spaces
 from rltransformers.policies.action_heads import ActionHead, ContinuousAction, NormalAction
 from rltransformers.policies.decision import ActingState, Decider
 from rltransformers.training.decision_data import DataSummary

@@ -43,8 +43,8 @@ from rltransformers.core.spaces import differing_spaces, space_from_json, space_
 from rltransformers.core.spec import Choice
 from rltransformers.core.world import World, current_world
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
+from rltransformers.data.checks import check_actions
 from rltransformers.data.episode_replay import EpisodeReplay
-from rltransformers.data.trajectories import check_actions
 from rltransformers.policies.decision import ActingMode, Decider, DecisionPolicy
 from rltransformers.policies.observed import Encoding, read_observation
 from rltransformers.policies.readouts.catalogue import read_readout

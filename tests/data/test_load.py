@@ -23,8 +23,8 @@ from minari.data_collector import EpisodeBuffer
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import leaf_spaces, nest_leaves, stored_dtype
 from rltransformers.data import Trajectories, load_trajectories, write_minari
-from rltransformers.data.d4rl import read_d4rl_file
-from rltransformers.data.load import _EPISODES_AT_ONCE, _FORMATS
+from rltransformers.data.d4rl import trajectories_from_d4rl
+from rltransformers.data.minari import EPISODES_AT_ONCE
 from rltransformers.data.spaces import infer_space
 from rltransformers.training.decision_data import training_data
 from tests.data.coded import LENGTHS, coded_episodes, flat, wrong_pairs
@@ -426,7 +426,7 @@ def test_minari_can_add_episodes_to_a_written_set() -> None:
 
 
 def test_many_episodes_are_read_a_few_at_a_time() -> None:
-    lengths = tuple(1 + i % 4 for i in range(2 * _EPISODES_AT_ONCE + 3))
+    lengths = tuple(1 + i % 4 for i in range(2 * EPISODES_AT_ONCE + 3))
     write_minari(load_trajectories(coded_episodes(lengths)), "coded/many-v0")
     assert wrong_pairs(load_trajectories("coded/many-v0"), lengths) == 0
 
@@ -672,9 +672,9 @@ def test_processes_that_begin_together_write_one_copy(tmp_path: Path, monkeypatc
         reads.append(given)
         begun.set()
         time.sleep(0.2)
-        return read_d4rl_file(*given, **options)
+        return trajectories_from_d4rl(*given, **options)
 
-    monkeypatch.setitem(_FORMATS, ".hdf5", slow)
+    monkeypatch.setattr("rltransformers.data.d4rl.trajectories_from_d4rl", slow)
     found: list[Trajectories] = []
     threads = [threading.Thread(target=lambda: found.append(load_trajectories(path, cache=cache))) for _ in range(2)]
     threads[0].start()

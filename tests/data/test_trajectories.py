@@ -188,10 +188,10 @@ def test_an_interrupted_save_leaves_the_old_folder(
 ) -> None:
     data.save(tmp_path / "folder")
 
-    def fail(self: Trajectories, folder: Path) -> None:
+    def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Trajectories, "_describe", fail)
+    monkeypatch.setattr("rltransformers.data.folders._describe", fail)
     with pytest.raises(KeyboardInterrupt):
         data.select([1]).save(tmp_path / "folder", overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]

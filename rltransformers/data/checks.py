@@ -1,0 +1,167 @@
+"""Checks of trajectories: layout, finite numbers, classes inside their spaces, flags only at the ends of episodes.
+
+Axis letters: E episodes, N steps of all episodes, T steps of one episode.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from rltransformers.core.errors import DataError, did_you_mean
+from rltransformers.core.members import action_bounds, all_members, members
+from rltransformers.core.spaces import leaf_spaces, stored_dtype
+from rltransformers.data.spaces import chunks
+
+if TYPE_CHECKING:
+    from rltransformers.data.trajectories import Trajectories
+
+Array = npt.NDArray[Any]
+Space = gym.Space[Any]
+
+REWARD = spaces.Box(-np.inf, np.inf, (), np.float32)
+
+
+def check_layout(data: "Trajectories") -> None:
+    """Raise unless offsets, leaves, shapes and types are those that the spaces ask for.
+
+    Raises:
+        DataError: names the array, its shape and type, and those that are expected.
+    """
+    name, offsets = data.name, data.offsets
+    if offsets.ndim != 1 or offsets.dtype.kind not in "iu":
+        raise DataError(f"{name}: offsets are {offsets.dtype} {offsets.shape}, expected int64 (episodes + 1,)")
+    if len(offsets) < 2:
+        raise DataError(f"{name}: holds no episode; nothing can be learned from it")
+    lengths = np.diff(offsets.astype(np.int64))
+    if lengths.min() <= 0 or offsets[0] != 0:
+        raise DataError(f"{name}: episode {int(lengths.argmin())} is empty; drop episodes without steps")
+    steps, episodes = int(offsets[-1]), len(offsets) - 1
+    for kind, leaves, space, rows in (
+        ("observations", data.observations, data.observation_space, steps + episodes),
+        ("actions", data.actions, data.action_space, steps),
+    ):
+        expected = leaf_spaces(space)
+        if list(leaves) != list(expected):
+            wrong = next(iter(set(leaves) ^ set(expected)), "")
+            raise DataError(
+                f"{name}: {kind} have leaves {list(leaves)}, the space {list(expected)}; "
+                f"{did_you_mean(wrong, expected)}"
+            )
+        for path, leaf in expected.items():
+            shape, dtype = (rows, *(leaf.shape or ())), stored_dtype(leaf)
+            if leaves[path].shape != shape or leaves[path].dtype != dtype:
+                raise DataError(
+                    f"{name}: {leaf_name(kind, path)} is {leaves[path].dtype} {leaves[path].shape}; {steps} steps of "
+                    f"{episodes} episodes in {leaf} need {dtype} {shape}"
+                )
+    for kind, dtype in (("rewards", np.dtype("f4")), ("terminations", np.dtype("?")), ("truncations", np.dtype("?"))):
+        array = getattr(data, kind)
+        if array.shape != (steps,) or array.dtype != dtype:
+            raise DataError(f"{name}: {kind} are {array.dtype} {array.shape}, expected {dtype} ({steps},)")
+
+
+def check_contents(data: "Trajectories") -> None:
+    """Raise unless all numbers are finite and inside their spaces, and episodes end where their flags are set.
+
+    Raises:
+        DataError: names the leaf, the episode and the step, and the way out.
+    """
+    offsets = data.offsets
+    for path, leaf in leaf_spaces(data.observation_space).items():
+        _check_leaf(data, "observations", path, leaf, data.observations[path], offsets + np.arange(len(offsets)))
+    check_actions(data, data.action_space)
+    _check_leaf(data, "rewards", "", REWARD, data.rewards, offsets)
+    last = np.zeros(data.steps, bool)
+    last[offsets[1:] - 1] = True
+    wrong = np.flatnonzero((data.terminations | data.truncations) != last)
+    if wrong.size:
+        episode, step = _locate(int(wrong[0]), offsets)
+        raise DataError(
+            f"{data.name}: episode {episode} is terminated or truncated at step {step} but has "
+            f"{data.lengths[episode]} steps; end episodes where their flags are set"
+        )
+
+
+def check_actions(data: "Trajectories", space: Space) -> None:
+    """Raise unless all actions lie in the space, up to the rounding of floats (see ``members``).
+
+    Raises:
+        DataError: names episode, step, value, bound and the way out.
+    """
+    for path, leaf in leaf_spaces(space).items():
+        _check_leaf(data, "actions", path, leaf, data.actions[path], data.offsets)
+
+
+def _check_leaf(data: "Trajectories", kind: str, path: str, space: Space, rows: Array, bounds: Array) -> None:
+    for chunk in chunks(rows):
+        part = np.asarray(rows[chunk])
+        if kind != "actions" and all_members(space, part):
+            continue
+        inside = members(space, part, bounded=kind == "actions")
+        if not inside.all():
+            row = int(np.argmin(inside))
+            episode, step = _locate(chunk.start + row, bounds)
+            raise DataError(
+                f"{data.name}: {leaf_name(kind, path)} of episode {episode}, step {step} is "
+                f"{np.array2string(part[row], threshold=8)}, {_fault(space, part[row])}"
+            )
+
+
+def _fault(space: Space, row: Array) -> str:
+    """Say what is wrong with a row that is no member, and the way out."""
+    if row.dtype.kind == "f" and not np.isfinite(row).all():
+        return "NaN or infinity; drop that episode or repair the recording"
+    if not isinstance(space, spaces.Box):
+        return f"outside {space}; pass the space that the data come from"
+    low, high = action_bounds(space)
+    at = tuple(np.argwhere((row < low) | (row > high))[0])
+    entry = f" at entry {[int(index) for index in at]}" if at else ""
+    return (
+        f"outside the bounds {space.low[at]}..{space.high[at]}{entry}; pass the action_space that the data come from, "
+        f"or clip the actions as the environment did"
+    )
+
+
+def _locate(row: int, bounds: Array) -> tuple[int, int]:
+    """Episode and step of a row, where episode e begins in row ``bounds[e]``."""
+    episode = int(np.searchsorted(bounds, row, side="right")) - 1
+    return episode, row - int(bounds[episode])
+
+
+def check_time_limit(lengths: Array, time_limit: int | None, name: str, first: int = 0) -> None:
+    """Raise for episodes [E] that are longer than the step limit of their environment; ``first`` numbers the first one.
+
+    Raises:
+        DataError: an episode has more than ``time_limit`` steps.
+    """
+    if time_limit is not None and (longer := np.flatnonzero(lengths > time_limit)).size:
+        e = int(longer[0])
+        raise DataError(
+            f"{name}: episode {first + e} has {int(lengths[e]):,} steps, more than time_limit={time_limit:,}, the step "
+            "limit of the environment; correct the limit, or where resets are not marked, the ends of episodes"
+        )
+
+
+def jumps(next_observations: Array, following: Array) -> npt.NDArray[np.bool_]:
+    """Return where next observations [T, ...] differ from the observations [T, ...] of the following rows by 1e-6."""
+    difference = np.abs(np.asarray(next_observations, np.float64) - np.asarray(following, np.float64))
+    return np.asarray((difference > 1e-6).any(axis=tuple(range(1, difference.ndim))))
+
+
+def leaf_name(kind: str, path: str) -> str:
+    """Name a leaf as messages do: observations['camera']."""
+    return f"{kind}[{path!r}]" if path else kind
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Begin the message of a DataError of the block with ``where``."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{where} {error}") from error

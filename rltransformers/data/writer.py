@@ -1,0 +1,263 @@
+"""Arrays of trajectories, filled episode by episode or from flat arrays; sizes are known beforehand."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rltransformers.core.errors import DataError
+from rltransformers.core.members import LARGEST_FLOAT, check_numeric, flags, numbers
+from rltransformers.core.spaces import SUPPORTED_LEAVES, check_supported, leaf_spaces, leaf_values, stored_dtype
+from rltransformers.data.checks import REWARD, Array, Space, check_time_limit, leaf_name, naming
+from rltransformers.data.spaces import LARGEST_NUMBER, chunks
+from rltransformers.data.trajectories import Leaves, Trajectories
+
+Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
+"""File name, shape and type to an array."""
+
+
+class TrajectoryWriter:
+    """Fills preallocated arrays, with ``add`` episode by episode or with ``fill`` all at once.
+
+    Args:
+        lengths: steps of each episode [E].
+        allocate: decides where the arrays live, by default in memory.
+
+    Raises:
+        DataError: for spaces that are not supported, and for arrays that do not fit into memory.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | Array,
+        observation_space: Space,
+        action_space: Space,
+        *,
+        name: str,
+        allocate: Allocate | None = None,
+    ) -> None:
+        numeric = [p for p, leaf in leaf_spaces(observation_space).items() if p and isinstance(leaf, SUPPORTED_LEAVES)]
+        way_out = f"keep the others with observation_leaves={numeric}" if numeric else "encode it as one of these"
+        check_supported(observation_space, f"{name}: observation", way_out)
+        check_supported(action_space, f"{name}: action", "encode it as one of these")
+        self.name = name
+        self.spaces = (observation_space, action_space)
+        self.offsets = np.concatenate([[0], np.cumsum(np.asarray(lengths, np.int64))]).astype(np.int64)
+        steps, episodes = int(self.offsets[-1]), len(self.offsets) - 1
+
+        def make(file: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+            try:
+                return np.empty(shape, dtype) if allocate is None else allocate(file, shape, dtype)
+            except (MemoryError, ValueError, OverflowError) as error:
+                raise DataError(
+                    f"{name}: {steps:,} steps do not fit into memory ({error}); pass cache=folder, or check the source"
+                ) from error
+
+        def leaves(kind: str, space: Space, rows: int) -> Leaves:
+            return {
+                path: make(f"{kind}.{i}.npy", (rows, *(leaf.shape or ())), stored_dtype(leaf))
+                for i, (path, leaf) in enumerate(leaf_spaces(space).items())
+            }
+
+        self.observations = leaves("observations", observation_space, steps + episodes)
+        self.actions = leaves("actions", action_space, steps)
+        self.rewards = make("rewards.npy", (steps,), np.dtype(np.float32))
+        self.terminations = make("terminations.npy", (steps,), np.dtype(bool))
+        self.truncations = make("truncations.npy", (steps,), np.dtype(bool))
+        self.final_observations = True
+        self._next = 0
+
+    def add(
+        self,
+        observations: Any,
+        actions: Any,
+        rewards: Any,
+        terminations: Any,
+        truncations: Any,
+        *,
+        time_limit: int | None = None,
+    ) -> None:
+        """Write the next episode: observations of T + 1 rows, or T when the last one is unknown; the others of T.
+
+        A last step without any flag is marked truncated. With ``time_limit``, an episode of exactly that length that
+        claims to have terminated counts as truncated: many exporters do not tell the two apart. A longer one is
+        refused.
+        """
+        e = self._next
+        start, end = int(self.offsets[e]), int(self.offsets[e + 1])
+        length = end - start
+        for path, rows in self._rows("observations", self.spaces[0], observations):
+            if len(rows) not in (length, length + 1):
+                raise self._error(
+                    "observations", path, f"has {len(rows)} rows for {length} rewards; {length} or +1 fit"
+                )
+            target = self.observations[path]
+            target[start + e : start + e + len(rows)] = rows
+            if len(rows) == length:
+                self.final_observations = False
+                target[end + e] = target[end + e - 1]
+        for path, rows in self._rows("actions", self.spaces[1], actions):
+            if len(rows) != length:
+                raise self._error("actions", path, f"has {len(rows)} rows for {length} rewards")
+            self.actions[path][start:end] = rows
+        for _, rows in self._rows("rewards", REWARD, rewards):
+            if len(rows) != length:
+                raise self._error("rewards", "", f"has {len(rows)} rows, {length} were announced")
+            self.rewards[start:end] = rows
+        terminated, truncated = self._flags("terminations", terminations), self._flags("truncations", truncations)
+        check_time_limit(np.array([length]), time_limit, self.name, e)
+        if length == time_limit:
+            terminated[-1], truncated[-1] = False, True
+        if not terminated[-1]:
+            truncated[-1] = True
+        self.terminations[start:end], self.truncations[start:end] = terminated, truncated
+        self._next += 1
+
+    def fill(
+        self,
+        observations: Mapping[str, Any],
+        actions: Mapping[str, Any],
+        rewards: Any,
+        terminated: npt.NDArray[np.bool_],
+        truncated: npt.NDArray[np.bool_],
+        next_observations: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write all episodes from flat arrays of N rows by leaf path, in pieces: files may be larger than memory.
+
+        Args:
+            terminated, truncated: of the last step of each episode [E].
+            next_observations: only the last of each episode is read; None repeats its last observation instead.
+        """
+        lasts = self.offsets[1:] - 1
+        for path, leaf in leaf_spaces(self.spaces[0]).items():
+            target = self.observations[path]
+            for chunk, rows in self._chunks("observations", path, leaf, observations[path]):
+                steps = np.arange(chunk.start, chunk.stop)
+                target[steps + np.searchsorted(self.offsets, steps, side="right") - 1] = rows
+                if next_observations is None:
+                    _write_last(target, lasts, chunk, rows)
+            if next_observations is not None:
+                for chunk, rows in self._chunks("next_observations", path, leaf, next_observations[path]):
+                    _write_last(target, lasts, chunk, rows)
+        for path, leaf in leaf_spaces(self.spaces[1]).items():
+            for chunk, rows in self._chunks("actions", path, leaf, actions[path]):
+                self.actions[path][chunk] = rows
+        for chunk, rows in self._chunks("rewards", "", REWARD, rewards):
+            self.rewards[chunk] = rows
+        self.terminations[:], self.truncations[:] = False, False
+        self.terminations[lasts], self.truncations[lasts] = terminated, truncated
+        self.final_observations = next_observations is not None
+        self._next = len(lasts)
+
+    def _chunks(self, kind: str, path: str, space: Space, rows: Any) -> Iterator[tuple[slice, Array]]:
+        """Yield pieces of a flat array in the stored type of its leaf, and where they stand."""
+        for chunk in chunks(rows):
+            with naming(f"{self.name}: {leaf_name(kind, path)}"):
+                fitted = fit_leaf(space, np.asarray(rows[chunk]), chunk.start)
+            yield chunk, fitted
+
+    def _rows(self, kind: str, space: Space, value: Any) -> Iterator[tuple[str, Array]]:
+        """Yield path and rows, in the stored type, of every leaf of the next episode."""
+        try:
+            leaves = leaf_values(space, value)
+        except DataError as error:
+            raise self._error(kind, "", f"do not fit the space: {error}") from error
+        for path, leaf in leaf_spaces(space).items():
+            try:
+                rows = fit_leaf(leaf, numbers(leaves[path]))
+            except DataError as error:
+                raise self._error(kind, path, str(error)) from error
+            yield path, rows
+
+    def _flags(self, kind: str, value: Any) -> npt.NDArray[np.bool_]:
+        """Flags [T] of the next episode; one number speaks for its last step only."""
+        length = int(self.offsets[self._next + 1] - self.offsets[self._next])
+        try:
+            marks = column(flags(value))
+        except DataError as error:
+            raise self._error(kind, "", str(error)) from error
+        if marks.ndim == 0:
+            marks = np.append(np.zeros(length - 1, bool), marks)
+        if len(marks) != length:
+            raise self._error(kind, "", f"has {len(marks)} rows for {length} rewards")
+        return marks
+
+    def _error(self, kind: str, path: str, text: str) -> DataError:
+        return DataError(f"{self.name}: {leaf_name(kind, path)} of episode {self._next} {text}")
+
+    def finish(self, **facts: Any) -> Trajectories:
+        """Return the checked trajectories; ``facts`` are further fields of ``Trajectories``."""
+        assert self._next == len(self.offsets) - 1, "fewer episodes were added than announced"
+        return Trajectories(
+            self.observations,
+            self.actions,
+            self.rewards,
+            self.terminations,
+            self.truncations,
+            self.offsets,
+            *self.spaces,
+            name=self.name,
+            final_observations=self.final_observations,
+            **facts,
+        )
+
+
+def _write_last(target: Array, lasts: npt.NDArray[np.int64], chunk: slice, rows: Array) -> None:
+    """Write the rows behind those last steps of episodes that lie in the chunk."""
+    episodes = np.arange(*np.searchsorted(lasts, [chunk.start, chunk.stop]))
+    target[lasts[episodes] + episodes + 1] = rows[lasts[episodes] - chunk.start]
+
+
+def fit_leaf(space: Space, rows: Array, first: int = 0) -> Array:
+    """Convert rows [R, ...] to the stored type of the leaf; drop a surplus axis of size 1, change no value.
+
+    Args:
+        first: number of the first row in messages.
+
+    Raises:
+        DataError: when the shape does not match the space, integers are expected and others are given, or a number is
+            beyond the stored type.
+    """
+    shape, dtype = space.shape or (), stored_dtype(space)
+    if rows.ndim == len(shape) + 2 and rows.shape[-1] == 1 and rows.shape[1:-1] == shape:
+        rows = rows[..., 0]
+    if rows.shape[1:] != shape or rows.ndim == 0:
+        raise DataError(f"has rows of shape {rows.shape[1:]}, the space {space} asks for {shape}")
+    check_numeric(rows.dtype)
+    if space is REWARD and rows.dtype.itemsize > 1:
+        sizes = np.abs(rows, dtype=np.float64)
+        beyond = (sizes > LARGEST_NUMBER) & (sizes <= LARGEST_FLOAT)
+        _refuse(rows, beyond, f"is beyond {LARGEST_NUMBER:g}, so float32 tells no others apart; repair it", first)
+    if rows.dtype == dtype:
+        return rows
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            fitted = rows.astype(dtype)
+        _refuse(rows, np.isinf(fitted) & np.isfinite(rows), f"is beyond the largest {dtype}; scale it down", first)
+        return fitted
+    if rows.dtype.kind == "f":
+        _refuse(rows, rows != np.trunc(rows), f"is not an integer, the space is {space}", first)
+    lowest, highest = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    beyond = (rows < lowest) | (rows >= float(highest) + 1 if rows.dtype.kind == "f" else rows > highest)
+    _refuse(rows, beyond, f"is outside {lowest}..{highest}, the space is {space}", first)
+    return rows.astype(dtype)
+
+
+def _refuse(rows: Array, wrong: Array, fault: str, first: int) -> None:
+    if wrong.any():
+        place = tuple(np.argwhere(wrong)[0])
+        raise DataError(f"holds the number {rows[place]!s} in row {first + place[0]}, which {fault}")
+
+
+def column(values: Array) -> Array:
+    """Return [N] of (N,) or (N, 1), a single number as it is.
+
+    Raises:
+        DataError: for other shapes.
+    """
+    if values.ndim == 2 and values.shape[1] == 1:
+        return values[:, 0]
+    if values.ndim > 1:
+        raise DataError(f"has shape {values.shape}, one number per step is needed")
+    return values
