@@ -224,8 +224,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         if self._moved:
             self._reset_environments()
         normaliser = self._vec_normalize_env
-        watch = self._watch(env, values_last=True)
-        seen = watch.observation(self._last_obs, self._place)
+        seen = self._guard.leaves(self._last_obs)
         leaves = policy.leaves_to_tensors(seen)
         going_on = True
         for step in range(train_freq.frequency):
@@ -237,8 +236,8 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             noise = self._own_rows(policy.exploration(self._rates(), self._action_generator))
             actions, _, _, state = policy.step(leaves, self._acting, first, noise, overwrites=True)
             executed = policy.environment_actions(actions)
-            new_obs, rewards, dones, infos, counts, unscaled = self._step_environments(env, watch, executed, state)
-            cut, last = watch.last_observations(dones, infos, self._place)
+            new_obs, rewards, dones, infos, counts, unscaled = self._step_environments(executed, state)
+            cut, last = self._guard.last_leaves(dones, infos, values_read_masks=True)
             terminal = dones.copy()
             terminal[cut] = False
             earned = unscaled if normaliser is None else normaliser.get_original_reward()
@@ -254,7 +253,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
                 return RolloutReturn((step + 1) * env.num_envs, self._episode_num - episodes, continue_training=False)
             if self._moved:  # by the callback: the replay takes these episodes as left
                 new_obs = self._reset_environments()
-            seen = watch.observation(new_obs, self._place)
+            seen = self._guard.leaves(new_obs)
             leaves = policy.leaves_to_tensors(seen)
         going_on = self._share_rollout(before, going_on)
         self._episode_num = episodes + int(self.world.total(torch.tensor(self._episode_num - episodes)))

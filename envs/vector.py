@@ -152,7 +152,7 @@ class GymnasiumVecEnv(VecEnv):
         observation, rewards, terminated, truncated, vector_infos = self.env.step(self._actions)
         self._step += 1
         flags = {"terminated": terminated, "truncated": truncated}
-        check_outcome(self.num_envs, rewards, flags, f"in step {self._step}")
+        check_outcome(self.num_envs, rewards, flags, lambda: f"in step {self._step}")
         leaves = self._leaves(observation)
         infos = _info_list(vector_infos, self.num_envs)
         terminated, truncated = np.asarray(terminated), np.asarray(truncated)

@@ -1,16 +1,18 @@
-"""Environments that stop at the first wrong thing they return or raise, with its place. N is the number of copies.
+"""Environments that stop at the first wrong thing they return or raise, and say where. N: number of environments.
 
-``CheckedEnv`` looks at the types and shapes of one copy, before anything casts or broadcasts them; ``FiniteVecEnv`` and
-``check_outcome`` at the values of all copies at once. Environments that a caller built get the same by
-``check_copies`` and ``attempt``.
+``CheckedEnv`` checks types and shapes of one environment, before anything casts or broadcasts them. ``FiniteVecEnv``
+checks the values of all environments at once; ``Guard`` is the one of an agent, ``guarding`` the one of an evaluation
+or a recording.
 """
 
+import copyreg
 import math
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
+from functools import cache, wraps
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -20,24 +22,48 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper, VecMonitor
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecEnv,
+    VecEnvWrapper,
+    VecMonitor,
+    VecNormalize,
+    is_vecenv_wrapped,
+    unwrap_vec_normalize,
+)
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from rltransformers.core.action_masks import LAST_MASK, MASK_METHOD
+from rltransformers.core.action_masks import ACTION_MASK, LAST_MASK, MASK_METHOD, check_masks, choices_of, fit_masks
 from rltransformers.core.errors import ConfigError, DataError, MissingExtraError, WorldError, error_line, one_line
 from rltransformers.core.members import all_finite, all_members, finite, flags, members, numbers
 from rltransformers.core.ranges import shown
-from rltransformers.core.spaces import SUPPORTED_LEAVES, Space, is_nested, leaf_values, observation_leaves
+from rltransformers.core.spaces import (
+    SUPPORTED_LEAVES,
+    Space,
+    is_nested,
+    leaf_values,
+    nested_leaves,
+    observation_leaves,
+)
 
 _LARGEST = float(np.finfo(np.float32).max)
 _FAULT = "rltransformers_fault"
 _WAY_OUT = "repair the environment or its wrappers"
 ENVIRONMENT_ERRORS = (ConfigError, DataError, MissingExtraError, WorldError)
 """Errors of ours that an environment or a wrapper may raise: they say enough by themselves."""
+When = Callable[[], str]
+"""Returns the step, for messages, as "in step 3"."""
+Place = Callable[[int], str]
+"""Row of a batch to its environment and, where known, the step, for messages, as "2 in step 7"."""
+AnyVectorEnv = VecEnv | VectorEnv[Any, Any, Any]
+
+
+# Making an environment -------------------------------------------------------
 
 
 def source_name(source: str | EnvSpec | Callable[..., Any] | gymnasium.Env[Any, Any]) -> str:
-    """How messages call an environment."""
+    """Return the name of an environment for messages."""
     if isinstance(source, EnvSpec):
         return source.id
     if isinstance(source, gymnasium.Env):
@@ -67,47 +93,48 @@ def construction(source: str | EnvSpec | Callable[..., Any], options: Mapping[st
 
 
 def made_by(function: Callable[..., Any], options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """The environment that ``function`` makes.
+    """Make an environment with ``function``.
 
     Raises:
         ConfigError: when it raises an exception (chained), or makes something else.
     """
     with construction(function, options):
-        made = function(**options)
-    if not isinstance(made, gymnasium.Env):
+        env = function(**options)
+    if not isinstance(env, gymnasium.Env):
         raise ConfigError(
-            f"{source_name(function)} makes {shown(made)}, which is no environment of Gymnasium; a function makes one "
+            f"{source_name(function)} makes {shown(env)}, which is no environment of Gymnasium; a function makes one "
             "environment, and vector environments are given themselves"
         )
-    return made
+    return env
+
+
+# One environment -------------------------------------------------------
 
 
 class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Copy ``index`` of an environment, unchanged as long as what it returns has the types and shapes of its spaces.
+    """Environment ``index`` of a vector, unchanged as long as it returns the types and shapes of its spaces.
 
-    The last observation of an episode is a copy, which outlives the next reset of an environment that writes into the
-    arrays it returned.
-
-    Attributes that are set on it are set on the environment.
+    The last observation of an episode is copied, so that the next reset of an environment that reuses its arrays does
+    not overwrite it. Attributes that are set on the wrapper are set on the environment.
 
     Args:
-        relay: in a process of its own, where an exception would end the process without a word: put the message into
-            the info instead, where ``FiniteVecEnv`` finds it.
+        relay: put the message of an error into the info, where ``FiniteVecEnv`` reads it. For an environment in a
+            process of its own, which an exception would end without a message.
 
     Raises:
-        DataError: names copy, step (of the episode; 0 is the reset) and episode (from 0) when the environment raises an
-            exception, which is chained; when an observation has no such shape or members, or a reward or a flag is
-            none.
+        DataError: names environment, step (of the episode; 0 is the reset) and episode (from 0) when the environment
+            raises an exception, which is chained; when an observation has no such shape or members, or a reward or a
+            flag is none.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], index: int, relay: bool = False) -> None:
         super().__init__(env)
         self._index, self._relay, self._t, self._episode = index, relay, 0, -1
         self._space = env.observation_space
-        self._checks = _leaf_checks(self._space)
-        bare = len(self._checks) == 1 and self._checks[0][0] == ""
-        self._bare: tuple[Any, Any] = self._checks[0][2:4] if bare else (None, None)  # type and shape of the one leaf
-        self._flat = isinstance(self._space, spaces.Dict) and set(observation_leaves(self._space)) == set(self._space)
+        self._leaves = [
+            (path, leaf.dtype, leaf.shape, _classes(leaf)) for path, leaf in read_leaves(self._space).items()
+        ]
+        self._flat = isinstance(self._space, spaces.Dict) and not is_nested(self._space)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "env" or name[0] == "_":
@@ -117,20 +144,13 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     @property
     def spec(self) -> Any:  # type: ignore[override]  # gymnasium declares a plain attribute
-        """That of the environment: a dataset need not know who watched its recording."""
+        """That of the environment, so that a dataset does not record the check."""
         return self.env.spec
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        object.__setattr__(self, "_t", 0)
-        self._episode += 1
+        self._t, self._episode = 0, self._episode + 1
         try:
-            try:
-                results: Any = self.env.reset(seed=seed, options=options)
-                if not (isinstance(results, tuple | list) and len(results) == 2 and isinstance(results[1], Mapping)):
-                    raise self._wrong_results("reset", results)
-                observation, info = results
-            except Exception as error:
-                raise self._raised(error) from error
+            observation, info = self._results("reset", 2, seed=seed, options=options)
             self._check_observation(observation)
         except DataError as error:
             if not self._relay:
@@ -141,23 +161,16 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         object.__setattr__(self, "_t", self._t + 1)  # past __setattr__, for speed
         try:
-            try:
-                results: Any = self.env.step(action)
-                if not (isinstance(results, tuple | list) and len(results) == 5 and isinstance(results[4], Mapping)):
-                    raise self._wrong_results("step", results)
-                observation, reward, terminated, truncated, info = results
-            except Exception as error:
-                raise self._raised(error) from error
-            if type(observation) is not np.ndarray or (observation.dtype, observation.shape) != self._bare:
-                self._check_observation(observation)
+            observation, reward, terminated, truncated, info = self._results("step", 5, action)
+            self._check_observation(observation)
             if type(reward) is not float or not -_LARGEST <= reward <= _LARGEST:
-                self._check_reward(reward)
+                _check_value("reward", reward, self._index, self._when)
             if terminated is not True and terminated is not False:
-                self._check_flag("terminated", terminated)
+                _check_value("terminated", terminated, self._index, self._when)
             if truncated is not True and truncated is not False:
-                self._check_flag("truncated", truncated)
-            if truncated and not terminated and self._masks():
-                with suppress(Exception):  # who reads masks asks in every step, and is told there what is wrong
+                _check_value("truncated", truncated, self._index, self._when)
+            if truncated and not terminated and self.env.has_wrapper_attr(MASK_METHOD):
+                with suppress(Exception):  # whoever reads masks calls the method in every step, and raises then
                     info[LAST_MASK] = np.array(self.env.get_wrapper_attr(MASK_METHOD)())  # the reset may write into it
         except DataError as error:
             if not self._relay:
@@ -167,13 +180,21 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             observation = deepcopy(observation)
         return observation, reward, terminated, truncated, info
 
-    def _masks(self) -> bool:
-        """Whether the environment says which actions it allows; a reset makes it forget what it allowed last."""
-        return self.env.has_wrapper_attr(MASK_METHOD) and callable(self.env.get_wrapper_attr(MASK_METHOD))
+    def _results(self, method: str, count: int, *arguments: Any, **keywords: Any) -> Any:
+        """Call a method of the environment, which returns so many values, the last of them an info."""
+        try:
+            results = getattr(self.env, method)(*arguments, **keywords)
+        except ENVIRONMENT_ERRORS:
+            raise
+        except Exception as error:
+            raise self._named_error(error) from error
+        several = isinstance(results, tuple | list)
+        if several and len(results) == count and isinstance(results[-1], Mapping):
+            return results
+        kinds = [type(value).__name__ for value in results] if several else type(results).__name__
+        raise DataError(f"{method} of environment {self._index} returned {kinds} {self._when()}; {RETURNS}")
 
-    def _raised(self, error: Exception) -> Exception:
-        if isinstance(error, ENVIRONMENT_ERRORS):
-            return error
+    def _named_error(self, error: Exception) -> DataError:
         if self._episode < 0 and self._t:
             return DataError(
                 f"environment {self._index} is to take a step and was never reset ({one_line(error)}); reset it, or "
@@ -182,105 +203,35 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         if isinstance(frame.f_locals.get("self"), Monitor) and "reward" in frame.f_locals:  # it adds rewards up
             try:
-                _check_reward(frame.f_locals["reward"])
+                _check_value("reward", frame.f_locals["reward"], self._index, self._when)
             except DataError as fault:
-                return self._error("reward", str(fault))
+                return fault
         text = f"environment {self._index} raised {type(error).__name__} {self._when()}: {one_line(error)}"
         return DataError(_with_way_out(text))
 
     def _check_observation(self, observation: Any) -> None:
+        """Raise DataError unless the observation is of the space; arrays are checked for type and shape alone."""
+        flat = self._flat and type(observation) is dict and len(observation) == len(self._leaves)
         try:
-            if not self._checks:
+            values = observation if flat else leaf_values(self._space, observation)
+        except DataError:
+            values = {}
+        for path, dtype, shape, classes in self._leaves:
+            value = values.get(path)
+            if type(value) is np.ndarray:
+                good = value.dtype == dtype and value.shape == shape
+            else:
+                good = classes is not None and type(value) in (int, np.int64) and value in classes
+            if not good:
+                check_single(self._space, observation, "observation", f"{self._index} {self._when()}")
                 return
-            flat = self._flat and type(observation) is dict and len(observation) == len(self._space)  # type: ignore[arg-type]
-            found = observation if flat else leaf_values(self._space, observation)
-            for path, leaf, dtype, shape, classes in self._checks:
-                value = found[path] if path in found else _missing(path, found)
-                kind = type(value)
-                if kind is np.ndarray:
-                    if value.dtype == dtype and value.shape == shape:
-                        continue
-                elif classes is not None and (kind is int or kind is np.int64) and value in classes:
-                    continue
-                _check_leaf(path, leaf, value)
-        except DataError as error:
-            raise self._error("observation", str(error)) from error
-
-    def _check_reward(self, reward: Any) -> None:
-        try:
-            _check_reward(reward)
-        except DataError as error:
-            raise self._error("reward", str(error)) from error
-
-    def _check_flag(self, name: str, flag: Any) -> None:
-        try:
-            if flags(flag).shape != ():
-                raise DataError(f"has shape {np.shape(flag)}, it must be True or False")
-        except DataError as error:
-            raise self._error(name, str(error)) from error
-
-    def _error(self, what: str, text: str) -> DataError:
-        return DataError(f"{what} of environment {self._index} {text} {self._when()}; {_WAY_OUT}")
-
-    def _wrong_results(self, call: str, results: Any) -> DataError:
-        kinds = (
-            [type(value).__name__ for value in results] if isinstance(results, tuple | list) else type(results).__name__
-        )
-        return DataError(f"{call} of environment {self._index} returned {kinds} {self._when()}; {RETURNS}")
 
     def _when(self) -> str:
         return f"in step {self._t} of its episode {self._episode}"
 
 
-def read_leaves(space: Space) -> dict[str, Space]:
-    """The leaves that a network can read; a recording may leave out others."""
-    return {path: leaf for path, leaf in observation_leaves(space).items() if isinstance(leaf, SUPPORTED_LEAVES)}
-
-
-LeafCheck = tuple[str, Space, Any, tuple[int, ...], range | None]
-
-
-def _leaf_checks(space: Space) -> list[LeafCheck]:
-    """Per leaf: path, space, dtype, shape and, for one class, the allowed ones."""
-    return [
-        (
-            path,
-            leaf,
-            leaf.dtype,
-            tuple(leaf.shape or ()),
-            range(int(leaf.start), int(leaf.start + leaf.n)) if isinstance(leaf, spaces.Discrete) else None,
-        )
-        for path, leaf in read_leaves(space).items()
-    ]
-
-
-def _check_leaf(path: str, leaf: Space, value: Any) -> None:
-    at = f"at {path!r} " if path else ""
-    try:
-        rows = _shaped_leaf(leaf, value)
-    except DataError as error:
-        raise DataError(f"{at}{error}") from error
-    if not members(leaf, rows[None])[0]:
-        raise DataError(f"{at}is {one_line(value)}, not of {leaf} (or not finite)")
-
-
-def _shaped_leaf(leaf: Space, value: Any) -> np.ndarray:
-    rows = numbers(value)
-    if rows.shape != leaf.shape:
-        raise DataError(f"has shape {rows.shape}, the space {leaf.shape}")
-    return rows
-
-
-def _check_reward(reward: Any) -> None:
-    value = numbers(reward)
-    if value.shape != ():
-        raise DataError(f"has shape {value.shape}, it must be one number, as float(reward)")
-    if not finite(value.astype(np.float64)).all():
-        raise DataError(f"is {value.reshape(())}, not finite in float32")
-
-
-def _missing(path: str, found: Mapping[str, Any]) -> Any:
-    raise DataError(f"the key {path!r} is missing; present: {sorted(map(str, found))}")
+def _classes(leaf: Space) -> range | None:
+    return range(int(leaf.start), int(leaf.start + leaf.n)) if isinstance(leaf, spaces.Discrete) else None
 
 
 RETURNS = (
@@ -294,29 +245,29 @@ _OF_OLD_GYM = (
     "reset() got an unexpected keyword argument 'seed'",
     "reset() got an unexpected keyword argument 'options'",
 )
-"""What Python says of a reset or a step that returns, or takes, something else."""
+"""Messages of Python about a reset or a step that returns, or takes, something else."""
 
 
 def _with_way_out(text: str) -> str:
     return f"{text}; {RETURNS}" if any(sign in text for sign in _OF_OLD_GYM) else text
 
 
-# Vector environments that a caller built -------------------------------------------------------
+# Vector environments -------------------------------------------------------
 
 
-def check_copies(env: VecEnv | VectorEnv[Any, Any, Any]) -> None:
-    """Puts a ``CheckedEnv`` around every copy in this process that has none; copies elsewhere stay as they are."""
+def check_copies(env: AnyVectorEnv) -> None:
+    """Put a ``CheckedEnv`` around every environment in this process that has none."""
     holder: Any = innermost(env)
     if isinstance(holder, DummyVecEnv | SyncVectorEnv):
-        copies = enumerate(holder.envs)
+        inner = enumerate(holder.envs)
         holder.envs = type(holder.envs)(
-            copy if isinstance(copy, CheckedEnv) else CheckedEnv(copy, index) for index, copy in copies
+            each if isinstance(each, CheckedEnv) else CheckedEnv(each, index) for index, each in inner
         )
 
 
 @contextmanager
-def checked_copies(env: VecEnv | VectorEnv[Any, Any, Any]) -> Iterator[None]:
-    """``check_copies`` for the length of the block; afterwards the copies are those of the caller again."""
+def checked_copies(env: AnyVectorEnv) -> Iterator[None]:
+    """``check_copies`` for the length of the block; afterwards the environments are those of the caller again."""
     holder: Any = innermost(env)
     before = getattr(holder, "envs", None)
     check_copies(env)
@@ -327,8 +278,20 @@ def checked_copies(env: VecEnv | VectorEnv[Any, Any, Any]) -> Iterator[None]:
             holder.envs = before
 
 
-def innermost(env: VecEnv | VectorEnv[Any, Any, Any]) -> VecEnv | VectorEnv[Any, Any, Any]:
-    """The vector environment inside all wrappers of vector environments."""
+@contextmanager
+def guarding(env: VecEnv) -> Iterator[VecEnv]:
+    """Within the block, check all that comes out of ``env``; afterwards it holds the environments of the caller again.
+
+    Warns:
+        UserWarning: of wrappers whose running statistics are lost with the environment.
+    """
+    warn_of_statistics(env)
+    with checked_copies(env):
+        yield env if is_vecenv_wrapped(env, FiniteVecEnv) else FiniteVecEnv(env)
+
+
+def innermost(env: AnyVectorEnv) -> AnyVectorEnv:
+    """Return the vector environment inside all wrappers of vector environments."""
     if isinstance(env, VecEnvWrapper):
         return innermost(env.venv)
     if isinstance(env, VectorEnv):
@@ -341,7 +304,7 @@ _STATISTICS = {"NormalizeObservation": "obs_rms", "NormalizeReward": "return_rms
 """Wrappers of Gymnasium, for single and for vector environments, and the attribute that each has."""
 
 
-def warn_of_statistics(env: VecEnv | VectorEnv[Any, Any, Any]) -> None:
+def warn_of_statistics(env: AnyVectorEnv) -> None:
     """Warn of wrappers whose running statistics are lost with the environment."""
     names = [name for name, attribute in _STATISTICS.items() if _has_attribute(env, attribute)]
     if names:
@@ -355,8 +318,8 @@ def warn_of_statistics(env: VecEnv | VectorEnv[Any, Any, Any]) -> None:
         )
 
 
-def _has_attribute(env: VecEnv | VectorEnv[Any, Any, Any], name: str) -> bool:
-    """Whether a copy, a wrapper of one or a vector wrapper of Gymnasium has such an attribute."""
+def _has_attribute(env: AnyVectorEnv, name: str) -> bool:
+    """Whether an environment, a wrapper of one or a vector wrapper of Gymnasium has such an attribute."""
     layer: Any = env if isinstance(env, VectorEnv) else vars(env.unwrapped).get("env")
     while isinstance(layer, VectorWrapper):
         if name in vars(layer):
@@ -364,7 +327,7 @@ def _has_attribute(env: VecEnv | VectorEnv[Any, Any, Any], name: str) -> bool:
         layer = layer.env
     holder: Any = innermost(env)
     if isinstance(holder, DummyVecEnv | SyncVectorEnv):
-        return any(copy.has_wrapper_attr(name) for copy in holder.envs)
+        return any(each.has_wrapper_attr(name) for each in holder.envs)
     if isinstance(holder, AsyncVectorEnv):
         return any(holder.call("has_wrapper_attr", name))
     return isinstance(holder, SubprocVecEnv) and holder.has_attr(name)
@@ -376,6 +339,265 @@ def reset_rows(env: VecEnv) -> np.ndarray:
     return rows
 
 
+def guarded(env: VecEnv) -> bool:
+    """Whether ``env`` is a ``FiniteVecEnv``, under nothing that changes what comes out of it."""
+    while isinstance(env, VecMonitor):
+        env = env.venv
+    return isinstance(env, FiniteVecEnv)
+
+
+class FiniteVecEnv(VecEnvWrapper):
+    """Check all that comes out of ``venv``, and what a ``VecNormalize`` in it takes in; hand it on unchanged.
+
+    One comparison per leaf and step. What a ``guarded`` one lets through is not checked again.
+
+    Args:
+        when: the step, for messages; None counts from the last reset of this wrapper (0 is the reset itself).
+
+    Raises:
+        DataError: when an observation (terminal ones included) or a reward is no finite number, or a class lies outside
+            its space; when the environment raises an exception or a process of it ends. Names the environment and the
+            step. The statistics of a ``VecNormalize`` are then as they were before the step.
+    """
+
+    def __init__(self, venv: VecEnv, when: When | None = None) -> None:
+        super().__init__(venv)
+        self._step = 0
+        self._when = self._own_step if when is None else when
+        checked = guarded(venv)
+        self._leaves = {} if checked else read_leaves(venv.observation_space)
+        self._flat = not is_nested(venv.observation_space)
+        self._checks_outcomes = not checked and not getattr(type(venv), "checks_outcomes", False)
+        self._relays = not checked and isinstance(innermost(venv), SubprocVecEnv | AsyncVectorEnv)
+        normalizer = unwrap_vec_normalize(venv)
+        inside = normalizer is not None and not guarded(normalizer.venv)
+        self.inside = _GuardInside(normalizer, self._when) if inside else nullcontext()  # type: ignore[arg-type]
+
+    def reset(self) -> VecEnvObs:
+        self._step = 0
+        with self.inside:
+            observation = attempt(self.venv, self._own_step, self.venv.reset)
+        if self._relays:
+            _refuse_faults(self.venv.reset_infos)
+        self.check(observation, self._own_step)
+        return observation
+
+    def step_async(self, actions: np.ndarray) -> None:
+        attempt(self.venv, self._when, self.venv.step_async, actions)
+
+    def step_wait(self) -> VecEnvStepReturn:
+        self._step += 1
+        with self.inside:
+            observation, rewards, dones, infos = attempt(self.venv, self._when, self.venv.step_wait)
+        if self._relays:
+            _refuse_faults(infos)
+        if self._checks_outcomes:
+            check_outcome(self.num_envs, rewards, {"done": dones}, self._when)
+        if self._leaves:
+            self.check(observation, self._when)
+        dones = np.asarray(dones, bool)
+        if self._leaves and np.count_nonzero(dones):
+            if self._relays:
+                _refuse_faults(self.venv.reset_infos)
+            for index in np.flatnonzero(dones).tolist():
+                if "terminal_observation" in infos[index]:
+                    last = infos[index]["terminal_observation"]
+                    place = f"{index} {self._when()}"
+                    check_single(self.venv.observation_space, last, "terminal observation", place)
+        return observation, rewards, dones, infos
+
+    def check(self, observation: Any, when: When) -> None:
+        """Raise DataError unless the observation of all environments is of the space, and finite."""
+        values = observation if self._flat else leaf_values(self.venv.observation_space, observation)
+        values = values if isinstance(values, dict) else {"": values}
+        check_observations(self._leaves, values, place=lambda index: f"{index} {when()}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self._step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._step = state["step"]
+
+    def close(self) -> None:
+        processes = _processes(innermost(self.venv))
+        if processes and not all(process.is_alive() for process in processes):
+            return  # Stable-Baselines3 would wait for an answer of the dead
+        self.venv.close()
+
+    def _own_step(self) -> str:
+        return f"in step {self._step}"
+
+
+class _GuardInside:
+    """Within the block, check what a ``VecNormalize`` takes in: one NaN would stay in its statistics for good.
+
+    Only there: Stable-Baselines3 compares wrappers of training and evaluation one by one.
+    """
+
+    def __init__(self, normalizer: VecNormalize, when: When) -> None:
+        self._normalizer, self._guard = normalizer, FiniteVecEnv(normalizer.venv, when)
+
+    def __enter__(self) -> None:
+        self._normalizer.venv = self._guard
+
+    def __exit__(self, *_: object) -> None:
+        self._normalizer.venv = self._guard.venv
+
+
+def _refuse_faults(infos: Any) -> None:
+    """Raise the error that a ``CheckedEnv`` in another process relayed."""
+    for info in infos:
+        if info and _FAULT in info:
+            raise DataError(info[_FAULT])
+
+
+class Guard(FiniteVecEnv):
+    """Step the environments of an agent: checked, with masks of actions, and aware of resets and steps by others.
+
+    The agent keeps its own stack of wrappers. Resets and steps are counted where they end: in the innermost environment
+    of every copy in this process, else in the vector environment that talks to the copies. Such an object gets a
+    subclass of its class that counts (as ``torch.nn.utils.parametrize`` does it); it stays an instance of its class,
+    and its copies are plain ones again.
+
+    Args:
+        steps: returns the steps that the run has made so far.
+        masks: whether the agent reads masks of actions.
+        beside: whether these are what the environments' method ``action_masks()`` says, and no part of the observation.
+    """
+
+    def __init__(self, venv: VecEnv, steps: Callable[[], int], masks: bool, beside: bool) -> None:
+        super().__init__(venv, lambda: f"at step {steps() + 1} of this run")
+        self._place: Place = lambda row: f"{row} at step {steps()} of this run"
+        self._masks, self._beside = masks, beside
+        self._programs = [_counting(program) for program in _programs(venv)]
+        self.note()
+
+    def note(self) -> None:
+        """Take all resets and steps so far for the agent's own."""
+        self._known = [program.get(_MOVES, 0) for program in self._programs]
+
+    @property
+    def moved(self) -> bool:
+        """Whether somebody reset or stepped an environment since ``note``."""
+        return self._known != [program.get(_MOVES, 0) for program in self._programs]
+
+    def leaves(self, observation: Any) -> dict[str, Any]:
+        """Return the leaves [N, ...] of the newest observation and, if the agent reads them, its masks [N, M].
+
+        Raises:
+            DataError: for what is no mask, or one that allows nothing.
+        """
+        leaves = nested_leaves(observation)
+        if self._masks:
+            if self._beside:
+                masks = attempt(self.venv, lambda: f"in {MASK_METHOD}()", self.venv.env_method, MASK_METHOD)
+                leaves[ACTION_MASK] = fit_masks(masks, self.action_space, self.num_envs)
+            # What an environment that resets in its next step ignores need not be allowed.
+            idle = getattr(self.unwrapped, "resets_next", None)
+            acting = np.arange(self.num_envs) if idle is None else np.flatnonzero(~idle)
+            masks = np.asarray(leaves[ACTION_MASK])[acting]
+            check_masks(masks, self.action_space, lambda row: self._place(int(acting[row])))
+        return leaves
+
+    def last_leaves(
+        self, dones: np.ndarray, infos: Sequence[Mapping[str, Any]], values_read_masks: bool = False
+    ) -> tuple[list[int], dict[str, np.ndarray]]:
+        """Environments whose episode a limit cut, and the leaves of their true last observations.
+
+        Args:
+            values_read_masks: whether the values of last observations depend on their masks.
+
+        Raises:
+            DataError: where values depend on masks, and an environment has reset before anybody asked for its mask.
+        """
+        cut = [index for index in np.flatnonzero(dones).tolist() if infos[index].get("TimeLimit.truncated", False)]
+        cut = [index for index in cut if "terminal_observation" in infos[index]]
+        rows = [nested_leaves(infos[index]["terminal_observation"]) for index in cut]
+        leaves = {path: np.stack([np.asarray(row[path]) for row in rows]) for path in (rows[0] if rows else ())}
+        if self._masks and cut:
+            if self._beside:
+                masks = [infos[index].get(LAST_MASK) for index in cut]
+                leaves[ACTION_MASK] = self._last_masks(masks, cut, values_read_masks)
+            if values_read_masks:
+                check_masks(np.asarray(leaves[ACTION_MASK]), self.action_space, lambda row: self._place(cut[row]))
+        return cut, leaves
+
+    def _last_masks(self, masks: list[Any], cut: list[int], needed: bool) -> np.ndarray:
+        lost = [index for index, mask in zip(cut, masks, strict=True) if mask is None]
+        if lost and needed:
+            raise DataError(
+                f"environment {self._place(lost[0])} was cut by a limit and has reset, and its last mask of actions "
+                "went with it, without which the value of the last observation is not known: put the wrapper "
+                "ActionMasks of rltransformers.envs around the environments"
+            )
+        all_allowed = np.ones(sum(choices_of(self.action_space)), np.int8)
+        masks = [all_allowed if mask is None else mask for mask in masks]
+        return fit_masks(np.stack(masks), self.action_space, len(cut))
+
+
+_MOVES = "rltransformers_moves"
+_MOVERS = ("reset", "reset_async", "step", "step_async")
+_CALLER = "env_method"  # which calls a method of environments in other processes by its name
+
+
+def _programs(env: VecEnv) -> Sequence[Any]:
+    """The objects that every reset and step of the environments comes to."""
+    holder: Any = innermost(env)
+    if not isinstance(holder, DummyVecEnv | SyncVectorEnv):
+        return [holder]
+    programs: list[Any] = list(holder.envs)
+    for index in range(len(programs)):
+        while isinstance(programs[index], gymnasium.Wrapper):  # ``unwrapped`` may be anything
+            programs[index] = programs[index].env
+    return programs
+
+
+def _counting(program: Any) -> dict[str, Any]:
+    """Let ``program`` count its resets and steps from now on; return its attributes, which hold the count."""
+    kind = type(program)
+    if _MOVES not in vars(kind):
+        with suppress(TypeError):  # of classes in C, which have no subclasses of the same layout
+            program.__class__ = _counting_class(kind)  # type: ignore[arg-type]  # a class is hashable
+    return vars(program)
+
+
+def _new(kind: type, *arguments: Any) -> Any:
+    return kind.__new__(kind, *arguments)
+
+
+@cache
+def _counting_class(kind: type) -> type:
+    """A subclass of the same name that counts calls of ``kind``'s methods in its objects' dictionaries."""
+
+    def counting(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)  # with its signature, which checkers of environments read
+        def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            if name in _MOVERS or (arguments and arguments[0] in _MOVERS):
+                attributes = self.__dict__
+                attributes[_MOVES] = attributes.get(_MOVES, 0) + 1
+            return method(self, *arguments, **keywords)
+
+        return call
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        reduced: Any = super(counted, self).__reduce_ex__(protocol)
+        if isinstance(reduced, str) or not reduced[1] or reduced[1][0] is not counted:
+            return reduced
+        # pickle insists on the class of the object only where it is made by this function
+        make = _new if reduced[0] is copyreg.__newobj__ else reduced[0]  # type: ignore[attr-defined]
+        return make, (kind, *reduced[1][1:]), *reduced[2:]
+
+    methods = {
+        name: counting(name, getattr(kind, name)) for name in (*_MOVERS, _CALLER) if callable(getattr(kind, name, None))
+    }
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, _MOVES: 0}
+    counted: Any = type(kind)(kind.__name__, (kind,), {**names, **methods, "__reduce_ex__": reduce})
+    return counted
+
+
+# Exceptions of vector environments -------------------------------------------------------
+
+
 def raised_in_reset(error: BaseException) -> bool:
     """Whether a vector environment was being reset when ``error`` was raised."""
     return any(
@@ -384,60 +606,51 @@ def raised_in_reset(error: BaseException) -> bool:
     )
 
 
-def attempt(env: VecEnv | VectorEnv[Any, Any, Any], when: str, call: Any, *arguments: Any, **keywords: Any) -> Any:
-    """Result of ``call``, a method of ``env``.
-
-    Args:
-        when: the step, for messages, as "in step 3".
+def attempt(env: AnyVectorEnv, when: When, call: Any, *arguments: Any, **keywords: Any) -> Any:
+    """Return the result of ``call``, a method of ``env``.
 
     Raises:
-        DataError: in place of any exception, which is chained; names the step and, where it can be known, the copy.
+        DataError: in place of any exception, which is chained; names the step and, where it can be known, the
+            environment.
     """
     try:
         return call(*arguments, **keywords)
     except ENVIRONMENT_ERRORS:
         raise
     except Exception as error:
-        raise named_fault(env, error, when) from error
+        raise named_fault(env, error, when()) from error
 
 
-def named_fault(env: VecEnv | VectorEnv[Any, Any, Any], error: Exception, when: str) -> DataError:
-    """The error to raise for an exception of ``env``."""
+def named_fault(env: AnyVectorEnv, error: Exception, when: str) -> DataError:
+    """Return the error to raise for an exception of ``env``."""
     broken = isinstance(error, EOFError | ConnectionError)
     text = _ended_process(innermost(env), when) if broken else None
-    return DataError(text or _raised_by(env, error, when))
+    if text is not None:
+        return DataError(text)
+    index = _environment_at_fault(error, when)
+    if isinstance(index, DataError):
+        return index
+    if index is None and env.num_envs == 1:
+        index = 0
+    who = f"one of the environments 0..{env.num_envs - 1}" if index is None else f"environment {index}"
+    return DataError(_with_way_out(f"{who} raised {type(error).__name__} {when}: {one_line(error)}"))
 
 
-def _raised_by(env: VecEnv | VectorEnv[Any, Any, Any], error: Exception, when: str) -> str:
-    found = _copy_at_fault(error)
-    if isinstance(found, str):
-        return f"{found} {when}; {_WAY_OUT}"
-    if found is None and env.num_envs == 1:
-        found = 0
-    who = f"one of the environments 0..{env.num_envs - 1}" if found is None else f"environment {found}"
-    return _with_way_out(f"{who} raised {type(error).__name__} {when}: {one_line(error)}")
-
-
-def _copy_at_fault(error: BaseException) -> int | str | None:
-    """The copy, or what is wrong with it, from the frames that both libraries were in; None where they do not tell."""
+def _environment_at_fault(error: BaseException, when: str) -> int | DataError | None:
+    """The environment, or what is wrong with it, from the frames that both libraries were in; None if unknown."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         local = frame.f_locals
         if isinstance(local.get("self"), AsyncVectorEnv) and isinstance(local.get("index"), int):
             return int(local["index"])
-        if frame.f_code.co_name == "_stack_obs":  # of SubprocVecEnv: the copies do not fit on each other
-            for index, observation in enumerate(local["obs_list"]):
-                try:
-                    found = leaf_values(local["space"], observation)
-                    for path, leaf, *_ in _leaf_checks(local["space"]):
-                        _check_leaf(path, leaf, found[path])
-                except DataError as fault:
-                    return f"observation of environment {index} {fault}"
-        if isinstance(local.get("self"), SubprocVecEnv) and "rews" in local:
-            for index, reward in enumerate(local["rews"]):
-                try:
-                    _check_reward(reward)
-                except DataError as fault:
-                    return f"reward of environment {index} {fault}"
+        try:
+            if frame.f_code.co_name == "_stack_obs":  # of SubprocVecEnv: the observations do not fit on each other
+                for index, observation in enumerate(local["obs_list"]):
+                    check_single(local["space"], observation, "observation", f"{index} {when}")
+            if isinstance(local.get("self"), SubprocVecEnv) and "rews" in local:
+                for index, reward in enumerate(local["rews"]):
+                    _check_value("reward", reward, index, lambda: when)
+        except DataError as fault:
+            return fault
     return None
 
 
@@ -469,56 +682,54 @@ def _processes(holder: Any) -> list[BaseProcess]:
     return list(holder.processes) if isinstance(holder, SubprocVecEnv | AsyncVectorEnv) else []
 
 
-def check_outcome(count: int, rewards: Any, ends: Mapping[str, Any], when: "When") -> None:
-    """Raise unless there is one finite reward and one flag of each kind per copy.
+# Values -------------------------------------------------------
+
+
+def read_leaves(space: Space) -> dict[str, Space]:
+    """The leaves that a network can read; a recording may leave out others."""
+    return {path: leaf for path, leaf in observation_leaves(space).items() if isinstance(leaf, SUPPORTED_LEAVES)}
+
+
+def check_outcome(count: int, rewards: Any, ends: Mapping[str, Any], when: When) -> None:
+    """Raise DataError unless there is one finite reward and one flag of each kind per environment.
+
+    The message names the first environment at fault.
 
     Args:
         ends: flags [N] by name.
-        when: the step, for messages, as "in step 3".
-
-    Raises:
-        DataError: names the first copy at fault.
     """
-    if not (type(rewards) is np.ndarray and rewards.dtype.kind == "f" and rewards.shape == (count,)):
-        _check_each("reward", rewards, count, when, _check_reward)
-    elif not all_finite(rewards):
-        index = int(np.argmin(finite(rewards)))
-        raise DataError(
-            f"reward of environment {index} is {rewards[index]} {_at(when, index)}, not finite in float32; {_WAY_OUT}"
-        )
+    plain = type(rewards) is np.ndarray and rewards.dtype.kind == "f" and rewards.shape == (count,)
+    if not plain or not all_finite(rewards):
+        _check_each("reward", rewards, count, when)
     for name, ended in ends.items():
         if not (type(ended) is np.ndarray and ended.dtype.kind == "b" and ended.shape == (count,)):
-            _check_each(name, ended, count, when, flags)
+            _check_each(name, ended, count, when)
 
 
-def _check_each(what: str, values: Any, count: int, when: "When", check: Any) -> None:
+def _check_each(what: str, values: Any, count: int, when: When) -> None:
     if np.ndim(values) == 0 or len(values) != count:
         raise DataError(
-            f"{what} must be one for each of {count} environments, got {_short(values)} {_at(when, 0)}; {_WAY_OUT}"
+            f"{what} must be one for each of {count} environments, got {_short(values)} {when()}; {_WAY_OUT}"
         )
     for index, value in enumerate(values):
-        try:
-            if np.shape(value) != ():
-                raise DataError(f"has shape {np.shape(value)}, it must be one number")
-            check(value)
-        except DataError as error:
-            raise DataError(f"{what} of environment {index} {error} {_at(when, index)}; {_WAY_OUT}") from error
+        _check_value(what, value, index, when)
 
 
-When = str | Callable[[int], str]
-"""The step, for messages, as "in step 3"; of this copy."""
-
-
-def _at(when: When, index: int) -> str:
-    return when if isinstance(when, str) else when(index)
+def _check_value(what: str, value: Any, index: int, when: When) -> None:
+    """Raise DataError unless the value of environment ``index`` is a finite reward, or a flag of another name."""
+    try:
+        array = numbers(value) if what == "reward" else flags(value)
+        if array.shape != ():
+            due = "one number, as float(reward)" if what == "reward" else "True or False"
+            raise DataError(f"has shape {array.shape}, it must be {due}")
+    except DataError as error:
+        raise DataError(f"{what} of environment {index} {error} {when()}; {_WAY_OUT}") from error
+    if not finite(array.astype(np.float64)).all():
+        raise DataError(f"{what} of environment {index} is {array} {when()}, not finite in float32; {_WAY_OUT}")
 
 
 def _short(value: Any) -> str:
     return one_line(repr(value))[:80]
-
-
-Place = Callable[[int], str]
-"""How messages call a row of a batch: the number of its environment and, where known, the step, as "2 in step 7"."""
 
 
 def check_observations(
@@ -547,13 +758,25 @@ def _checked_rows(name: str, space: Space, rows: Any, place: Place) -> np.ndarra
         )
     for row, value in enumerate(rows):
         try:
-            _shaped_leaf(space, value)
+            shape = numbers(value).shape
+            if shape != space.shape:
+                raise DataError(f"has shape {shape}, the space {space.shape}")
         except DataError as error:
             raise DataError(f"{name} of environment {place(row)} {error}; {_WAY_OUT}") from error
     try:
         return numbers(rows).reshape(len(rows), *(space.shape or ()))
     except DataError as error:
         raise DataError(f"{name} {error}; {_WAY_OUT}") from error
+
+
+def check_single(space: Space, observation: Any, what: str, place: str) -> None:
+    """Raise DataError unless the observation of one environment is of ``space``; ``place`` as for ``Place``."""
+    try:
+        values = leaf_values(space, observation)
+    except DataError as error:
+        raise DataError(f"{what} of environment {place}: {error}; {_WAY_OUT}") from error
+    leaves = read_leaves(space)
+    check_observations(leaves, {path: [values[path]] for path in leaves}, what, lambda _: place)
 
 
 def named(what: str, path: str) -> str:
@@ -590,111 +813,3 @@ NOT_FINITE = (
     "look whether its weights are finite, and scale observations that are too large for float32 inside the network "
     "(VecNormalize does)"
 )
-
-
-def surely_good(leaves: Mapping[str, Space], observations: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether all observations pass ``check_observations``, seen at once; False also where that takes a look at each.
-
-    True only for arrays of the shapes and types of the leaves.
-    """
-    for path, leaf in leaves.items():
-        values = [observation.get(path) for observation in observations]
-        arrays = [v for v in values if type(v) is np.ndarray and v.shape == leaf.shape and v.dtype == leaf.dtype]
-        if len(arrays) < len(values) or (arrays and not all_members(leaf, np.stack(arrays))):
-            return False
-    return True
-
-
-def check_single(space: Space, observation: Any, what: str, place: str) -> None:
-    """Raise DataError unless the observation of one environment is of ``space``; ``place`` as for ``Place``."""
-    try:
-        values = leaf_values(space, observation)
-    except DataError as error:
-        raise DataError(f"{what} of environment {place}: {error}; {_WAY_OUT}") from error
-    alone = {path: [values[path]] for path in read_leaves(space)}
-    check_observations(read_leaves(space), alone, what, lambda _: place)
-
-
-def guarded(env: VecEnv) -> bool:
-    """Whether all that comes out of ``env`` has passed a ``FiniteVecEnv`` and nothing after it that changes it."""
-    while isinstance(env, VecMonitor):
-        env = env.venv
-    return isinstance(env, FiniteVecEnv)
-
-
-class FiniteVecEnv(VecEnvWrapper):
-    """Hands everything on unchanged; one comparison per leaf and step.
-
-    Raises:
-        DataError: when an observation (terminal ones included) or a reward is no finite number, or a class lies outside
-            its space; when the environment raises an exception or a process of it ends. Names the sub-environment and
-            the step, counted from this wrapper's last reset (0 is the reset itself).
-    """
-
-    def __init__(self, venv: VecEnv) -> None:
-        super().__init__(venv)
-        self._step = 0
-        self._leaves = read_leaves(venv.observation_space)
-        self._flat = not is_nested(venv.observation_space)
-        self._relays = isinstance(innermost(venv), SubprocVecEnv | AsyncVectorEnv)
-        self._checks_outcomes = not getattr(type(venv), "checks_outcomes", False)
-
-    def reset(self) -> VecEnvObs:
-        self._step = 0
-        observation = attempt(self.venv, self._when(), self.venv.reset)
-        self._refuse_faults(self.venv.reset_infos)
-        self._check_observation(observation)
-        return observation
-
-    def step_async(self, actions: np.ndarray) -> None:
-        attempt(self.venv, self._when(), self.venv.step_async, actions)
-
-    def step_wait(self) -> VecEnvStepReturn:
-        self._step += 1
-        when = self._when()
-        observation, rewards, dones, infos = attempt(self.venv, when, self.venv.step_wait)
-        self._refuse_faults(infos)
-        if self._checks_outcomes:
-            check_outcome(self.num_envs, rewards, {"done": dones}, when)
-        self._check_observation(observation)
-        dones = np.asarray(dones, bool)
-        if np.count_nonzero(dones):
-            self._refuse_faults(self.venv.reset_infos)
-            self._check_last(dones, infos)
-        return observation, rewards, dones, infos
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"step": self._step}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._step = state["step"]
-
-    def close(self) -> None:
-        processes = _processes(innermost(self.venv))
-        if processes and not all(process.is_alive() for process in processes):
-            return  # Stable-Baselines3 would wait for an answer of the dead
-        self.venv.close()
-
-    def _when(self) -> str:
-        return f"in step {self._step}"
-
-    def _place(self, index: int) -> str:
-        return f"{index} {self._when()}"
-
-    def _refuse_faults(self, infos: Any) -> None:
-        if self._relays:
-            for info in infos:
-                if info and _FAULT in info:
-                    raise DataError(info[_FAULT])
-
-    def _check_observation(self, observation: Any) -> None:
-        values = observation if self._flat else leaf_values(self.venv.observation_space, observation)
-        check_observations(self._leaves, values if isinstance(values, dict) else {"": values}, place=self._place)
-
-    def _check_last(self, dones: np.ndarray, infos: Sequence[Mapping[str, Any]]) -> None:
-        ended = [index for index in np.flatnonzero(dones).tolist() if "terminal_observation" in infos[index]]
-        last = [infos[index]["terminal_observation"] for index in ended]
-        if self._flat and surely_good(self._leaves, [one if isinstance(one, dict) else {"": one} for one in last]):
-            return
-        for index, one in zip(ended, last, strict=True):
-            check_single(self.venv.observation_space, one, "terminal observation", self._place(index))

@@ -547,7 +547,7 @@ class _GymnasiumVector:
     def reset(self, seeds: list[int]) -> Any:
         self._ended, self._steps = self._none, 0
         self._age, self._episode = np.zeros(self.num_envs, np.int64), np.zeros(self.num_envs, np.int64)
-        observations = attempt(self.env, "in step 0", self.env.reset, seed=vector_seed(self.env, seeds))[0]
+        observations = attempt(self.env, lambda: "in step 0", self.env.reset, seed=vector_seed(self.env, seeds))[0]
         self._check(observations)
         return observations
 
@@ -567,9 +567,9 @@ class _GymnasiumVector:
     def _step(self, actions: Any) -> _Step:
         self._steps += 1
         when = f"in step {self._steps} of the recording"
-        observations, rewards, terminated, truncated, infos = attempt(self.env, when, self.env.step, actions)
+        observations, rewards, terminated, truncated, infos = attempt(self.env, lambda: when, self.env.step, actions)
         self._age += 1
-        check_outcome(self.num_envs, rewards, {"terminated": terminated, "truncated": truncated}, self._place)
+        check_outcome(self.num_envs, rewards, {"terminated": terminated, "truncated": truncated}, lambda: when)
         self._check(observations)
         terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
         ended = terminated | truncated
@@ -582,7 +582,7 @@ class _GymnasiumVector:
             self._check(last)
         elif ended.any():
             last = copy.deepcopy(observations)
-            observations = attempt(self.env, when, self.env.reset, options={"reset_mask": ended})[0]
+            observations = attempt(self.env, lambda: when, self.env.reset, options={"reset_mask": ended})[0]
             self._check(observations)
         return _Step(observations, last, rewards, terminated, truncated, self._none, first=ended)
 

@@ -6,6 +6,7 @@ N environments, R of them running an episode that counts.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -133,7 +134,7 @@ def _play(
         if decider.policy.masks and len(rows) < count:
             _idle(envs, observation, np.setdiff1d(np.arange(count), rows), actions)
         steps += 1
-        when = f"in step {steps} of this evaluation"
+        when = partial("in step {} of this evaluation".format, steps)
         # Copies: an environment may keep its action, a view of them, for its next step.
         taken = nest_leaves(envs.single_action_space, {path: value.copy() for path, value in actions.items()})
         observation, rewards, terminated, truncated, infos = attempt(envs, when, envs.step, taken)
@@ -145,7 +146,7 @@ def _play(
                 raise endless_episode(name, int(row), longest)
         bar.update(int(ended[rows].sum()))
         if ended.any():
-            observation = _restart(envs, ended, playing, waiting, when)
+            observation = _restart(envs, ended, playing, waiting, when())
         goes_on = np.array([playing[row] is not None for row in rows])
         start, reward = ended[rows][goes_on], np.asarray(rewards)[rows][goes_on]
         rows = rows[goes_on]
@@ -267,4 +268,4 @@ def _reset(
     envs: VectorEnv[Any, Any, Any], seeds: list[int | None], when: str, options: dict[str, Any] | None = None
 ) -> Any:
     """The observations after a reset with one seed per environment (the signature of the base class knows only one)."""
-    return attempt(envs, when, envs.reset, seed=seeds, options=options)[0]
+    return attempt(envs, lambda: when, envs.reset, seed=seeds, options=options)[0]

@@ -24,7 +24,7 @@ from rltransformers.core.described import count
 from rltransformers.core.episodes import endless_episode, episode_record, longest_allowed, success_of
 from rltransformers.core.errors import ConfigError, DataError, one_line
 from rltransformers.core.files import replacing
-from rltransformers.core.guard import FiniteVecEnv, checked_copies, warn_of_statistics
+from rltransformers.core.guard import guarding
 from rltransformers.core.ranges import Episodes, check, suggesting
 from rltransformers.core.seeding import branch_seeds, episode_noise, seed_environments
 from rltransformers.data.d4rl import normalized_score
@@ -228,12 +228,10 @@ def evaluate_online(
         raise ConfigError("an evaluation must not change the VecNormalize statistics; set training=False on it")
     if normalize is not None and normalize.norm_reward and not monitored:
         raise ConfigError("returns would be counted after normalisation; put a VecMonitor below the VecNormalize")
-    warn_of_statistics(env)
     finished: list[_Episode] = []
     seeds = branch_seeds(seed, "evaluation", episodes + env.num_envs)  # of those too that only fill the last wave
     bar = tqdm(total=episodes, desc="evaluating", unit="episode", disable=not progress, leave=False)
-    with checked_copies(env), bar:
-        env = env if is_vecenv_wrapped(env, FiniteVecEnv) else FiniteVecEnv(env)
+    with guarding(env) as env, bar:
         for first in range(0, episodes, env.num_envs):
             count = min(env.num_envs, episodes - first)
             wave: list[_Episode | None] = [None] * count

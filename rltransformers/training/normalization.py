@@ -1,8 +1,8 @@
 """Running statistics of Stable-Baselines3's ``VecNormalize`` as plain tensors, so that no checkpoint is a pickle."""
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 import gymnasium as gym
@@ -28,7 +28,7 @@ from rltransformers.core.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from rltransformers.core.errors import CheckpointError, ConfigError, DataError
+from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.ranges import LARGEST, NonNegativeNumber, UnitInterval, check, check_settings
 from rltransformers.core.spaces import leaf_spaces
 from rltransformers.core.world import World
@@ -68,21 +68,6 @@ def with_normalizer(env: VecEnv, packed: Mapping[str, Any]) -> VecEnv:
         with suppress(ValueError, KeyError):  # what it cannot normalise is not what the agent was trained on
             env = VecNormalize(env, **settings)
     return env
-
-
-@contextmanager
-def kept_statistics(wrapper: VecNormalize) -> Iterator[None]:
-    """Within the block, what ``wrapper`` takes into its statistics goes out again when a DataError ends it."""
-    every = [wrapper.ret_rms, *_of_observations(wrapper).values()]
-    before = [(each.mean, each.var, each.count) for each in every]  # updates replace them, and write into none
-    returns = wrapper.returns.copy()
-    try:
-        yield
-    except DataError:
-        for each, (mean, var, count) in zip(every, before, strict=True):
-            each.mean, each.var, each.count = mean, var, count
-        wrapper.returns = returns
-        raise
 
 
 def set_statistics(wrapper: VecNormalize, packed: Mapping[str, Any], world: World | None = None) -> None:

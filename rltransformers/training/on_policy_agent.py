@@ -171,8 +171,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             self._reset_environments()
         segment_before = self._segment if self.memory_refresh == "epoch" else None
         self._segment = None  # until this one is whole: what follows a rollout that was given up follows no segment
-        watch = self._watch(env, values_last=False)
-        leaves = policy.leaves_to_tensors(watch.observation(self._last_obs, self._place))
+        leaves = policy.leaves_to_tensors(self._guard.leaves(self._last_obs))
         going_on = True
         while not buffer.full:
             episode_starts = cast(np.ndarray, self._last_episode_starts)
@@ -180,7 +179,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             noise = self._own_rows(policy.action_head.draw(self.all_envs, self._action_generator))
             actions, values, log_probs, state = policy.step(leaves, self._acting, first, noise, overwrites=True)
             clipped_actions = policy.environment_actions(actions)
-            new_obs, rewards, dones, infos, counts, _ = self._step_environments(env, watch, clipped_actions, state)
+            new_obs, rewards, dones, infos, counts, _ = self._step_environments(clipped_actions, state)
             callback.update_locals(locals())
             going_on = bool(callback.on_step()) and going_on
             if not going_on and self.world.alone:
@@ -192,8 +191,8 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
                 new_obs = self._reset_environments()
             buffer.add(leaves, actions, rewards, episode_starts, dones, values, log_probs, counts)
             if np.count_nonzero(dones):
-                self._bootstrap(buffer, self._acting, *watch.last_observations(dones, infos, self._place))
-            leaves = policy.leaves_to_tensors(watch.observation(new_obs, self._place))
+                self._bootstrap(buffer, self._acting, *self._guard.last_leaves(dones, infos))
+            leaves = policy.leaves_to_tensors(self._guard.leaves(new_obs))
         if not self._share_rollout(before, going_on):
             self._rollout_from = None
             return False

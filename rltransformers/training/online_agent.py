@@ -47,11 +47,10 @@ from rltransformers.core.device import find_device, to_tensor
 from rltransformers.core.episodes import episode_record, success_of
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError, one_line, refuse_unknown
 from rltransformers.core.files import check_path
-from rltransformers.core.guard import attempt, named_fault, raised_in_reset, reset_rows, warn_of_statistics
-from rltransformers.core.moves import Moves
+from rltransformers.core.guard import Guard, named_fault, raised_in_reset, reset_rows, warn_of_statistics
 from rltransformers.core.ranges import Count, Environments, Seed, annotations, check, check_settings, strict
 from rltransformers.core.seeding import branch_seeds, generators, seed_environments
-from rltransformers.core.spaces import leaf_spaces, space_from_json, space_to_json
+from rltransformers.core.spaces import space_from_json, space_to_json
 from rltransformers.core.world import World, current_world, rows_of
 from rltransformers.data.rollout import Segment
 from rltransformers.envs.saving import part_of_state, restore_environment, takes_state
@@ -98,7 +97,6 @@ from rltransformers.training.schedules import Scheduled, as_schedule, is_line, p
 from rltransformers.training.stepping import PolicySteps, Scalings
 from rltransformers.training.unwritten_metrics import UnwrittenMetrics
 from rltransformers.training.vec_envs import as_vec_env, check_trained_spaces
-from rltransformers.training.watch import Masks, Watch
 
 Space = gym.Space[Any]
 GENERATORS = ("_action_generator", "_batch_generator", "_predict_generator")
@@ -213,12 +211,12 @@ class OnlineAgent(BaseAlgorithm):
     def _last_obs(self, observation: Any) -> None:
         self._observation = observation
         if observation is not None and self.env is not None:
-            self._moves.note()
+            self._guard.note()
 
     @property
     def _moved(self) -> bool:
         """Whether the environments were reset or stepped by somebody else since the newest observation."""
-        return self.env is not None and self._moves.unknown
+        return self.env is not None and self._guard.moved
 
     @cached_property
     def world(self) -> World:
@@ -299,14 +297,8 @@ class OnlineAgent(BaseAlgorithm):
         if self.acting == "compiled":
             self.policy.machine_code = ActorCriticMachine(self.policy)
 
-    def _watch(self, env: VecEnv, values_last: bool) -> Watch:
-        """The watch over observations of ``env`` while steps are collected; ``values_last`` as for ``Masks``."""
-        masks = Masks(env, self.action_space, self.policy.masks_beside, values_last) if self.policy.masks else None
-        return Watch(env, self._vec_normalize_env, self._leaf_spaces, masks)
-
     def _begin_run(self) -> None:
         """Nothing remembered yet, of episodes, of rollouts and of metrics."""
-        self._leaf_spaces = leaf_spaces(self.policy.tree)
         self._acting = self.policy.initial_state(self.n_envs)
         self._segment: Segment | None = None
         self._segment_before: Segment | None = None
@@ -323,7 +315,7 @@ class OnlineAgent(BaseAlgorithm):
 
     def _look_at_environment(self) -> None:
         if self.env is not None:
-            self._moves = Moves(self.env)
+            self._guard = Guard(self.env, self._steps_of_run, self.policy.masks, self.policy.masks_beside)
             warn_of_statistics(self.env)
 
     def _to_device(self, array: Any) -> Tensor:
@@ -331,9 +323,9 @@ class OnlineAgent(BaseAlgorithm):
 
     # Rollout
 
-    def _place(self, row: int) -> str:
-        """An environment and the step it is at, for messages."""
-        return f"{row} at step {self.num_timesteps // self.n_envs} of this run"
+    def _steps_of_run(self) -> int:
+        """Steps of each environment so far."""
+        return self.num_timesteps // self.n_envs
 
     @property
     def _own_scale(self) -> RewardScale | None:
@@ -345,21 +337,19 @@ class OnlineAgent(BaseAlgorithm):
             by_wrapper = self.env is None and loaded is not None and loaded["settings"]["norm_reward"]
         return None if by_wrapper else self._scale
 
-    def _step_environments(self, env: VecEnv, watch: Watch, actions: Any, state: PolicyState) -> Outcome:
+    def _step_environments(self, actions: Any, state: PolicyState) -> Outcome:
         """Take one step in all environments with ``actions``, which left ``state``, and count it.
 
         Raises:
             DataError: for an exception of an environment (chained), and for rewards or flags that are none.
         """
-        when = f"at step {self.num_timesteps // self.n_envs + 1} of this run"
-        new_obs, unscaled, dones, infos = watch.step(env, actions, when)
-        watch.outcome(unscaled, dones, when)
+        new_obs, unscaled, dones, infos = self._guard.step(actions)
         rewards, scale = unscaled, self._own_scale
         if scale is not None:
             scale.update(unscaled, cast(np.ndarray, self._last_episode_starts), self.gamma)
             rewards = scale(unscaled)
-        resets = reset_rows(env)
-        self._count_steps(env.num_envs - int(np.count_nonzero(resets)))
+        resets = reset_rows(self._guard)
+        self._count_steps(self.n_envs - int(np.count_nonzero(resets)))
         self._acting = with_reward(state, rewards)
         self._last_obs = new_obs
         # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
@@ -372,9 +362,7 @@ class OnlineAgent(BaseAlgorithm):
         Raises:
             DataError: for an exception of an environment (chained), and for what a ``VecNormalize`` must not take in.
         """
-        env = cast(VecEnv, self.env)
-        with self._watch(env, values_last=False).taking_in("in step 0"):
-            self._last_obs = attempt(env, "in step 0", env.reset)
+        self._last_obs = self._guard.reset()
         self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
         return self._last_obs
 
@@ -478,12 +466,13 @@ class OnlineAgent(BaseAlgorithm):
             self._scaled_rewards = bool(self._vec_normalize_env.norm_reward)
         share_statistics(self.world, self._vec_normalize_env)
         try:
-            with self._watch(cast(VecEnv, self.env), values_last=False).taking_in("in step 0"):
+            with self._guard.inside:
                 result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest)
         except Exception as error:
             if isinstance(error, ConfigError | DataError) or self.env is None or not raised_in_reset(error):
                 raise
             raise named_fault(self.env, error, "in step 0") from error
+        self._guard.check(self._last_obs, lambda: "in step 0")
         if self._vec_normalize_env is not None:
             check_evaluation_env(result[1], cast(VecEnv, self.env))
         if not reset_num_timesteps and self.num_timesteps and self.world.leads:

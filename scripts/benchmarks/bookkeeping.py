@@ -150,7 +150,7 @@ class Clocks:
 
     def __enter__(self) -> "Clocks":
         model = self._model
-        self._watch(model.env, "step", "environments")
+        self._watch(getattr(model, "_guard", model.env), "step", "environments")
         self._watch(model.rollout_buffer, "add", "buffer")
         self._watch(model.rollout_buffer, "reset", "buffer")
         self._watch(model.rollout_buffer, "finish", "buffer")
@@ -161,9 +161,7 @@ class Clocks:
         if hasattr(model, "_observed"):
             self._watch(model, "_observed", "observations")
         else:
-            from rltransformers.training.watch import Watch
-
-            self._watch(Watch, "observation", "observations")
+            self._watch(model._guard, "leaves", "observations")
             self._watch(model.policy, "leaves_to_tensors", "observations")
         return self
 

@@ -12,7 +12,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rltransformers.core.errors import DataError
-from rltransformers.core.guard import CheckedEnv, surely_good
+from rltransformers.core.guard import CheckedEnv
 from rltransformers.core.members import all_finite
 from rltransformers.core.ranges import Processes
 from rltransformers.envs import FiniteVecEnv, make_vec_env, make_vector_env
@@ -75,29 +75,6 @@ def test_finite_numbers_pass_unchanged() -> None:
         np.testing.assert_equal(watched.step(np.zeros(2, np.int64)), plain.step(np.zeros(2, np.int64)))
 
 
-LEAVES: dict[str, gymnasium.Space[Any]] = {"a": spaces.Box(-1.0, 1.0, (2,)), "b": spaces.Box(0, 9, (1,), np.int64)}
-GOOD = {"a": np.zeros(2, np.float32), "b": np.ones(1, np.int64)}
-
-
-def test_arrays_of_the_types_of_the_space_are_good_at_once() -> None:
-    assert surely_good(LEAVES, [GOOD, GOOD]) and surely_good(LEAVES, [])
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"a": np.array([0, np.nan], np.float32)},
-        {"a": np.zeros(3, np.float32)},
-        {"a": np.zeros(2)},
-        {"a": [0.0, 0.0]},
-        {"b": np.array([1.0])},
-        {"b": None},
-    ],
-)
-def test_anything_else_is_not_good_at_once(wrong: dict[str, Any]) -> None:
-    assert not surely_good(LEAVES, [GOOD, GOOD | wrong])
-
-
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_finite_is_what_is_finite_in_float32(dtype: Any) -> None:
     largest = float(np.finfo(np.float32).max)
@@ -117,9 +94,13 @@ def cut(observation: np.ndarray) -> np.ndarray:
 def test_a_bare_observation_of_another_shape_is_refused_before_it_is_broadcast() -> None:
     pendulum = gymnasium.make("Pendulum-v1", disable_env_checker=True)
     env = CheckedEnv(gymnasium.wrappers.TransformObservation(pendulum, cut, pendulum.observation_space), 4)
-    with pytest.raises(DataError, match=r"observation of environment 4 has shape \(1,\), the space \(3,\)"):
+    with pytest.raises(
+        DataError, match=r"observation of environment 4 in step \d .* has shape \(1,\), the space \(3,\)"
+    ):
         env.reset()
-    with pytest.raises(DataError, match=r"observation of environment 4 has shape \(1,\), the space \(3,\)"):
+    with pytest.raises(
+        DataError, match=r"observation of environment 4 in step \d .* has shape \(1,\), the space \(3,\)"
+    ):
         env.step(np.zeros(1, np.float32))
 
 
@@ -139,13 +120,13 @@ def test_make_vec_env_is_guarded() -> None:
 
 
 WORDS = (
-    {fault: f"observation of environment 1 .*{leaf!r}.* in step 2" for fault, (leaf, _) in OBSERVATIONS.items()}
+    {fault: f"observation {leaf!r} of environment 1 in step 2" for fault, (leaf, _) in OBSERVATIONS.items()}
     | {
         fault: f"{('', 'reward', 'terminated', 'truncated')[i]} of environment 1 .* in step 2"
         for fault, (i, _) in RESULTS.items()
     }
     | {
-        "missing": "observation of environment 1 the key 'count' is missing.* in step 2",
+        "missing": "observation of environment 1 in step 2 .*the key 'count' is missing",
         "raises": "environment 1 raised ZeroDivisionError in step 2 of its episode 0: the pole broke",
         "too few": "environment 1 (raised ValueError|returned .*) in step 2 .*step returns five",
     }
