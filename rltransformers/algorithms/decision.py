@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rltransformers.functional.means import masked_mean
-from rltransformers.policies.action_heads import ActionHead, ActionLeaf, ContinuousAction, NormalAction
+from rltransformers.policies.action_heads import ActionHead
+from rltransformers.policies.action_leaves import ActionLeaf, ContinuousAction, NormalAction
 
 Mean = Callable[[Tensor, Tensor], Tensor]
 """The mean of values over the entries that are valid: ``masked_mean``, or that over several processes."""
@@ -25,7 +26,7 @@ def squared_error(prediction: Float[Tensor, "... A"], target: Float[Tensor, "...
 def leaf_loss(leaf: ActionLeaf, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
     """Loss of one leaf at every step: mean squared error in head units, or the negative log-probability."""
     if isinstance(leaf, ContinuousAction) and not isinstance(leaf, NormalAction):
-        return squared_error(leaf.squash(output), leaf.normalise(action))
+        return squared_error(leaf.squash(output), leaf.as_numbers(action))
     return -leaf.log_prob(output, action)
 
 

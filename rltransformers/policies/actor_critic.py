@@ -313,7 +313,7 @@ class GTrXLPolicy(MemoryPolicy):
             return
         steps = (segment.observations, *previous_steps(segment), segment.first)
         features, _ = self.actor(*steps, segment.memory.actor, None)
-        actions = self.action_head.recorded(self.action_head.execute(segment.actions))
+        actions = self.action_head.as_numbers(self.action_head.execute(segment.actions))
         rows = segment.counts & (segment.advantages > 0) if readout.options.better else segment.counts
         latent, actions, rows = (each.transpose(0, 1) for each in (self.action_hidden(features), actions, rows))
         readout.store.add(latent[rows], actions[rows], rows.new_zeros(int(rows.sum()), dtype=torch.long))

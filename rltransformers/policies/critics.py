@@ -1,6 +1,6 @@
 """Twin critics of one step, and what a policy is worth under them: exact expectations, differentiable in the policy.
 
-Axes: J alternatives of an action, A numbers of one (as ``ActionHead.recorded`` writes them), O outputs of the head;
+Axes: J alternatives of an action, A numbers of one (as ``ActionHead.as_numbers`` writes them), O outputs of the head;
 "..." any leading axes.
 """
 
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional.modules import linear
-from rltransformers.policies.action_heads import ActionHead, BinaryAction, CategoricalAction, ContinuousAction
+from rltransformers.policies.action_heads import ActionHead
+from rltransformers.policies.action_leaves import BinaryAction, CategoricalAction, ContinuousAction
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.registered import LeafChoice
 

@@ -28,7 +28,8 @@ from rltransformers.core.spec import Choice
 from rltransformers.functional.context import EVERY, Context
 from rltransformers.functional.modules import linear
 from rltransformers.functional.windows import descending, padded_behind
-from rltransformers.policies.action_heads import ActionHead, Units, blank_invalid
+from rltransformers.policies.action_heads import ActionHead, blank_invalid
+from rltransformers.policies.action_leaves import Units
 from rltransformers.policies.critics import TwinCritics, check_alternatives
 from rltransformers.policies.deep_losses import predicts_later
 from rltransformers.policies.observations import (
@@ -230,7 +231,7 @@ class DecisionPolicy(nn.Module):
         """Fields of ``PolicyOutput`` by leaf, of head outputs and of actions."""
         found = {"action": dict(actions)} | self.head.distribution(outputs, actions)
         if self.critics is not None:
-            numbers = self.head.recorded(actions).unsqueeze(-2)
+            numbers = self.head.as_numbers(actions).unsqueeze(-2)
             found["value"] = {"": self.critics(self.standardised(observations), numbers).amin(0).squeeze(-1)}
         return found
 
@@ -662,7 +663,7 @@ class Decider:
         """Of the candidates of every environment, the row of the one that the more pessimistic critic values most."""
         policy, count = self.policy, len(self.jitter)
         assert policy.critics is not None
-        numbers = policy.head.recorded(actions).unflatten(0, (-1, count))
+        numbers = policy.head.as_numbers(actions).unflatten(0, (-1, count))
         best = policy.critics(policy.standardised(observations), numbers).amin(0).argmax(1)
         return torch.arange(best.shape[0], device=best.device) * count + best
 

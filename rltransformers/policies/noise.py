@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.policies.action_heads import ActionHead, GaussianAction
+from rltransformers.policies.action_heads import ActionHead
 
 NoiseType = type[np.float32] | type[np.float64]
 
@@ -21,7 +21,7 @@ class Noise(NamedTuple):
 
 def noise_of(head: ActionHead) -> list[Noise]:
     """Random numbers that sampling an action takes, by leaf."""
-    return [Noise(leaf.draws, isinstance(leaf, GaussianAction)) for _, leaf in head.named_leaves()]
+    return [Noise(leaf.draws, leaf.normal_noise) for _, leaf in head.named_leaves()]
 
 
 def draw_noise(

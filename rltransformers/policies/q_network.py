@@ -21,7 +21,8 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import UnitInterval, strict
 from rltransformers.data.replay import Window
 from rltransformers.functional.modules import approach, linear
-from rltransformers.policies.action_heads import LEAST, MASKED, ActionHead, CategoricalAction
+from rltransformers.policies.action_heads import ActionHead
+from rltransformers.policies.action_leaves import LEAST, MASKED, CategoricalAction
 from rltransformers.policies.deep_losses import Targets, predicts_later, shifted, tell_deep_losses
 from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.memory_policy import (
@@ -90,8 +91,7 @@ class QHead(ActionHead):
 
     def __init__(self, space: spaces.Discrete, width: int, epsilon: float) -> None:
         super().__init__(space, width, embeds=False)
-        leaf = EpsilonGreedyAction(space, epsilon)
-        self.leaves, self._named = nn.ModuleList([leaf]), [("", leaf)]
+        self.leaves = nn.ModuleList([EpsilonGreedyAction(space, epsilon)])
 
 
 @dataclass

@@ -23,7 +23,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import space_to_json
 from rltransformers.export.files import write_onnx, write_pt2
 from rltransformers.export.step import Tensors
-from rltransformers.policies.action_heads import ActionHead, GaussianAction, blank_invalid
+from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.decision import Decider
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.steps import TABLE, ActorCriticStep, DecisionStep, announce, leaf_name
@@ -75,11 +75,10 @@ class PolicyInFile(nn.Module):
     def __init__(self, head: ActionHead, tables: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.head_leaves = [
-            (leaf_name("action", path), leaf.draws, "normal" if isinstance(leaf, GaussianAction) else "uniform")
+            (leaf_name("action", path), leaf.draws, "normal" if leaf.normal_noise else "uniform")
             for path, leaf in head.named_leaves()
         ]
-        spaces = dict(zip(head.paths, head.spaces, strict=True))
-        self.action_types = {leaf_name("action", path): _torch_type(space) for path, space in spaces.items()}
+        self.action_types = {leaf_name("action", path): _torch_type(space) for path, space in head.spaces.items()}
         self.table_names = [f"{TABLE}.{name}" for name in tables]
         for index, table in enumerate(tables.values()):
             self.register_buffer(f"table_{index}", table)

@@ -66,7 +66,7 @@ class CriticLearner:
                 values.gather(1, last)[:, 0],
                 self.options.discount,
             )
-        taken = head.recorded(head.blank(batch.actions, batch.valid)).unsqueeze(-2)
+        taken = head.as_numbers(head.blank(batch.actions, batch.valid)).unsqueeze(-2)
         self.critics.requires_grad_(True)
         loss = critic_loss(self.critics(observations, taken).squeeze(-1), targets, counts, world.mean)
         self.optimizer.zero_grad(set_to_none=True)

@@ -18,7 +18,8 @@ from rltransformers.core.spaces import leaf_values, nest_leaves
 from rltransformers.data import Trajectories
 from rltransformers.data.adapt import in_spaces
 from rltransformers.data.recorder import record
-from rltransformers.policies.action_heads import ActionHead, ContinuousAction, NormalAction
+from rltransformers.policies.action_heads import ActionHead
+from rltransformers.policies.action_leaves import ContinuousAction, NormalAction
 from rltransformers.policies.decision import ActingState, Decider
 from rltransformers.training.decision_data import DataSummary
 from rltransformers.training.decision_settings import Settings

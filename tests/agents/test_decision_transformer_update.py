@@ -115,7 +115,7 @@ def plain_loss(policy: DecisionPolicy, data: Plain, windows: list[list[int]], mo
         features, _ = policy.backbone(torch.stack(tokens)[None], timestep=torch.tensor(times)[None], record=record)
         for place, n in enumerate(window):
             output = head.linear(features[0, place * group + group - 2])
-            if isinstance(policy.head.spaces[0], spaces.Box):
+            if isinstance(policy.head.spaces[""], spaces.Box):
                 wanted = torch.as_tensor((data.actions[n] - (BOX.low + BOX.high) / 2) / ((BOX.high - BOX.low) / 2))
                 errors.append((output.tanh() - wanted).square().mean())
             else:

@@ -42,7 +42,7 @@ def test_the_expected_value_is_the_mean_over_sampled_actions(kind: str) -> None:
     count = 4000 if head.draws else 1
     noise = torch.rand(len(outputs), count, head.draws, generator=torch.Generator().manual_seed(3)).double()
     actions = head.decode(outputs[:, None].expand(-1, count, -1), noise if head.draws else None)
-    sampled = critics(observations, head.recorded(actions))
+    sampled = critics(observations, head.as_numbers(actions))
     error = sampled.std(-1, correction=0) / count**0.5
     # 4.5 standard errors for ten means; a Box is clamped in float32
     assert torch.all((sampled.mean(-1) - expected).abs() <= 4.5 * error + 1e-6)

@@ -12,7 +12,8 @@ from rltransformers.algorithms.decision import step_losses
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.functional.means import masked_mean
-from rltransformers.policies.action_heads import ActionHead, CategoricalAction, ContinuousAction
+from rltransformers.policies.action_heads import ActionHead
+from rltransformers.policies.action_leaves import CategoricalAction, ContinuousAction
 from rltransformers.policies.decision import MAX_SCALED, ActingState, Decider, DecisionPolicy
 
 OBSERVATION = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -118,7 +119,7 @@ def test_every_valid_step_has_the_same_weight_in_the_loss() -> None:
     outputs, head = policy(**inputs), policy.head
     leaf = head.named_leaves()[0][1]
     assert isinstance(leaf, ContinuousAction)
-    errors = (leaf.squash(outputs) - leaf.normalise(inputs["actions"][""])).square().mean(-1)
+    errors = (leaf.squash(outputs) - leaf.as_numbers(inputs["actions"][""])).square().mean(-1)
     by_hand = torch.cat([errors[0], errors[1, :2]]).mean()
     torch.testing.assert_close(
         masked_mean(step_losses(head, outputs, inputs["actions"]), inputs["valid"]), by_hand, **EXACT
@@ -144,7 +145,7 @@ def test_a_bounded_box_is_predicted_inside_its_bounds_and_an_open_one_is_not_squ
     leaf = ContinuousAction(space, 4)
     action = leaf.decode(torch.tensor([[50.0, 50.0, -3.0], [-50.0, 0.5, 3.0]]))
     assert torch.equal(action, torch.tensor([[2.0, 50.0, 0.0], [-2.0, 0.5, 3.0]]))
-    assert torch.equal(leaf.normalise(torch.tensor([1.0, 5.0, 7.0])), torch.tensor([0.5, 5.0, 7.0]))
+    assert torch.equal(leaf.as_numbers(torch.tensor([1.0, 5.0, 7.0])), torch.tensor([0.5, 5.0, 7.0]))
 
 
 def test_classes_are_counted_from_the_start_of_the_space() -> None:

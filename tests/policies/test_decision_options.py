@@ -91,7 +91,7 @@ def test_acting_equals_the_training_forward_on_the_window_it_reports(
                 found[t, row] = torch.nan if guess is None else guess[0, -1] * policy.return_scale
             if actor.jitter:
                 assert policy.critics is not None
-                numbers = policy.head.recorded({"": torch.stack(options)})
+                numbers = policy.head.as_numbers({"": torch.stack(options)})
                 worth = policy.critics({"": stream.observations[t, row]}, numbers).amin(0)
                 again[t, row] = options[int(worth.argmax())]
             else:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import leaf_spaces
-from rltransformers.policies.action_heads import ActionHead, CategoricalAction
+from rltransformers.policies.action_heads import ActionHead
+from rltransformers.policies.action_leaves import CategoricalAction
 from rltransformers.policies.readouts.catalogue import READOUTS, read_readout
 from rltransformers.policies.readouts.interface import Datastore
 from rltransformers.policies.readouts.spalm import GatedMemory
@@ -50,7 +51,7 @@ def filled(head: ActionHead, space: spaces.Space[Any], rows: int = ROWS) -> tupl
     """Keys and actions that the head has stored."""
     assert head.readout is not None
     keys, actions = torch.randn(rows, WIDTH), actions_of(space, rows)
-    head.readout.store.add(keys, head.recorded(actions), torch.arange(rows) // 2)
+    head.readout.store.add(keys, head.as_numbers(actions), torch.arange(rows) // 2)
     return keys, actions
 
 
@@ -127,7 +128,7 @@ def test_duplicates_add_up() -> None:
     """Three neighbours at one place: shares of thirds."""
     head = head_of(SPACES["one"], {"name": "knn", "weight": 1.0, "neighbours": 3})
     assert head.readout is not None
-    head.readout.store.add(torch.ones(3, WIDTH), head.recorded({"": torch.tensor([2, 4, 4])}), torch.zeros(3).long())
+    head.readout.store.add(torch.ones(3, WIDTH), head.as_numbers({"": torch.tensor([2, 4, 4])}), torch.zeros(3).long())
     (found,) = probabilities(head, head(torch.randn(1, WIDTH)))
     torch.testing.assert_close(found, torch.tensor([[1 / 3, 0, 2 / 3]]), atol=1e-12, rtol=0)
 
@@ -171,7 +172,7 @@ def test_an_open_gate_is_the_model_and_a_shut_one_the_only_action_there_is() -> 
     head = head_of(SPACES["one"], {"name": "spalm", "neighbours": 4})
     readout = head.readout
     assert isinstance(readout, GatedMemory)
-    readout.store.add(torch.randn(6, WIDTH), head.recorded({"": torch.full((6,), 3)}), torch.zeros(6).long())
+    readout.store.add(torch.randn(6, WIDTH), head.as_numbers({"": torch.full((6,), 3)}), torch.zeros(6).long())
     features = torch.randn(4, WIDTH)
     readout.gate.bias.data.fill_(1e3)
     torch.testing.assert_close(head(features), plain(head, features))

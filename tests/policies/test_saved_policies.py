@@ -50,7 +50,7 @@ def made(name: str) -> MemoryPolicy:
     if policy.action_head.readout is not None:
         keys, actions = torch.randn(12, 8, generator=generator), {"": torch.arange(12) % 4 - 1}
         episodes = torch.zeros(12, dtype=torch.long)
-        policy.action_head.readout.store.add(keys, policy.action_head.recorded(actions), episodes)
+        policy.action_head.readout.store.add(keys, policy.action_head.as_numbers(actions), episodes)
     return cast(MemoryPolicy, policy)
 
 

@@ -5,7 +5,7 @@ Axes: W width of features, A outputs of an action head, N rows of a store, C nei
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import torch
 from annotated_types import Ge, Le
@@ -14,26 +14,13 @@ from torch import Tensor, nn
 
 from rltransformers.core.spec import Size
 from rltransformers.functional.nearest import FlatIndex, Search, searches_outside
+from rltransformers.policies.action_leaves import ActionLeaf
 
 MAX_ROWS = 2**20
 LARGEST_PRODUCT = 2**22
 """Distances that are computed at once, where nothing is compiled: more of them leave the cache of a processor."""
 FARTHEST = 1e9
 """In steps of the resolution; times ``MAX_ROWS`` and plus a row it is still a whole number of float64."""
-
-
-class RecordedLeaf(Protocol):
-    """A leaf of an action space, as readouts know it; its actions are stored as ``outputs`` numbers."""
-
-    outputs: int
-    countable: bool
-    """Whether the numbers are those of classes or bits, so that their weighted mean is a probability."""
-    tied: bool
-    """Whether rows of the head's last layer stand for actions, one row per class."""
-
-    def mixed(self, output: Tensor, recorded: Tensor, share: Tensor) -> Tensor:
-        """Outputs whose probabilities are ``share`` times ``recorded`` and the rest times those of ``output``."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -177,7 +164,7 @@ class Readout(nn.Module):
 
     learns = False
 
-    def __init__(self, width: int, leaves: Sequence[RecordedLeaf], options: StoreOptions, resolution: float) -> None:
+    def __init__(self, width: int, leaves: Sequence[ActionLeaf], options: StoreOptions, resolution: float) -> None:
         super().__init__()
         self.leaves, self.options = list(leaves), options
         outputs = sum(leaf.outputs for leaf in self.leaves)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Spec, Traits
 from rltransformers.functional.modules import linear
-from rltransformers.policies.readouts.interface import Readout, RecordedLeaf, StoreOptions
+from rltransformers.policies.action_leaves import ActionLeaf
+from rltransformers.policies.readouts.interface import Readout, StoreOptions
 
 FINENESS = 1e-3
 """Distances closer than this share of the temperature count as equal."""
@@ -65,7 +66,7 @@ class NearestNeighbours(Readout):
         return torch.cat([leaf.mixed(output, other, share) for leaf, output, other in parts], -1)
 
 
-def build(width: int, leaves: Sequence[RecordedLeaf], options: Options) -> NearestNeighbours:
+def build(width: int, leaves: Sequence[ActionLeaf], options: Options) -> NearestNeighbours:
     """O1.
 
     Raises:

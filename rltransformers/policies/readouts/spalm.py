@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from rltransformers.core.spec import Spec, Traits
 from rltransformers.functional.modules import linear
-from rltransformers.policies.readouts.interface import Readout, RecordedLeaf, StoreOptions
+from rltransformers.policies.action_leaves import ActionLeaf
+from rltransformers.policies.readouts.interface import Readout, StoreOptions
 
 RESOLUTION = 1e-3
 
@@ -39,7 +40,7 @@ class GatedMemory(Readout):
     learns = True
     options: Options
 
-    def __init__(self, width: int, leaves: Sequence[RecordedLeaf], options: Options) -> None:
+    def __init__(self, width: int, leaves: Sequence[ActionLeaf], options: Options) -> None:
         super().__init__(width, leaves, options, RESOLUTION)
         own = sum(leaf.outputs for leaf in self.leaves if not leaf.tied)
         self.values = nn.Parameter(torch.randn(own, width) * width**-0.5) if own else None
@@ -71,7 +72,7 @@ class GatedMemory(Readout):
         return linear(layer, features + share * (memory - features))
 
 
-def build(width: int, leaves: Sequence[RecordedLeaf], options: Options) -> GatedMemory:
+def build(width: int, leaves: Sequence[ActionLeaf], options: Options) -> GatedMemory:
     """O2."""
     return GatedMemory(width, leaves, options)
 

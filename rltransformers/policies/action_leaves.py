@@ -1,0 +1,478 @@
+"""Leaves of an action space: a token from an action, an action and its distribution from outputs of a head.
+
+Everything is arithmetic on tensors whose shapes do not depend on their values, so that a step can be traced and
+compiled. "..." stands for any leading axes, W is model width, C counts the components of a leaf, N the classes of its
+largest, M the entries of a mask.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from jaxtyping import Bool, Float, Int, Num
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rltransformers.core.ranges import LARGEST
+from rltransformers.core.spaces import box_bounds
+from rltransformers.functional.divergences import (
+    bernoulli_divergence,
+    categorical_divergence,
+    gaussian_covariance_divergence,
+    gaussian_mean_divergence,
+)
+from rltransformers.functional.modules import linear
+
+HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
+LEAST = 1e-30
+"""Of a probability that is a mixture: its logarithm is finite."""
+MASKED = -1e30
+"""Output of a class that must not be taken: its probability is exactly 0, its logarithm finite."""
+LOG_STD_RANGE = (-5.0, 2.0)
+"""Of deviations that a network predicts, as in the published code of the Online Decision Transformer."""
+Units = Sequence[Sequence[float]]
+"""Centres and scales of the components of a Box."""
+
+
+class ActionLeaf(nn.Module):
+    """One leaf of an action space.
+
+    Attributes:
+        shape: of an action.
+        outputs: numbers that the leaf reads of the head's row.
+        draws: numbers of noise that sampling an action takes, uniform in [0, 1) or standard normal (``normal_noise``).
+        numbers: numbers of an action as ``as_numbers`` writes it.
+        choices: entries of a mask.
+        countable: whether actions are classes or bits.
+        tied: whether rows of the head's last layer stand for actions, one row per class.
+        has_density: whether ``log_prob`` and ``entropy`` exist.
+    """
+
+    shape: tuple[int, ...]
+    outputs: int
+    draws: int
+    numbers: int
+    choices = 0
+    countable = tied = normal_noise = False
+    has_density = True
+
+    def embed(self, action: Tensor) -> Float[Tensor, "... W"]:
+        """The token of an action."""
+        raise NotImplementedError
+
+    def decode(self, output: Float[Tensor, "... A"], noise: Float[Tensor, "... U"] | None = None) -> Tensor:
+        """The most probable action [..., leaf shape], or with ``noise`` a sample."""
+        raise NotImplementedError
+
+    def execute(self, action: Tensor) -> Tensor:
+        """The action as the environment takes it, from one that ``decode`` gave."""
+        return action
+
+    def as_drawn(self, action: Tensor) -> Tensor:
+        """The inverse of ``execute``."""
+        return action
+
+    def as_numbers(self, action: Tensor) -> Float[Tensor, "... A"]:
+        """An action of the environment as readouts store it and critics read it."""
+        raise NotImplementedError
+
+    def mixed(self, output: Tensor, recorded: Tensor, share: Float[Tensor, "... 1"]) -> Tensor:
+        """Outputs whose probabilities are ``share`` times ``recorded`` and the rest times those of ``output``."""
+        raise NotImplementedError
+
+    def masked(self, output: Tensor, allowed: Bool[Tensor, "... M"]) -> Tensor:
+        """The output where only ``allowed`` classes or values of bits can be taken."""
+        return output
+
+    def distribution(self, output: Tensor) -> dict[str, Tensor]:
+        """Fields of ``PolicyOutput``, in the units of the environment."""
+        raise NotImplementedError
+
+    def log_prob(self, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
+        """Log-probability of an action that ``decode`` gave, all components together; of a Box before clipping."""
+        raise NotImplementedError
+
+    def entropy(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        """Entropy in nats, the sum over the components; of a Box differential, in head units, before clipping."""
+        raise NotImplementedError
+
+    def log_barrier(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        """Minus the divergence from the uniform distribution; what must not be taken does not count."""
+        raise NotImplementedError
+
+    def divergences(self, output: Tensor, old: Any, old_output: Tensor) -> dict[str, Float[Tensor, "..."]]:
+        """KL(old || this) by kind, of outputs and of an ``old`` leaf of the same kind; the sum over the components."""
+        raise NotImplementedError
+
+
+class BoxAction(ActionLeaf):
+    """A Box leaf in head units, in which its bounds are -1 and 1.
+
+    Components with an open side keep the units of the environment, unless ``units`` has others for them; one of a
+    single value is 0. Actions of a Box of integers are rounded to the nearest.
+
+    Args:
+        units: centre and scale of every component, for those with an open side; None leaves these as they are.
+    """
+
+    centre: Tensor
+    scale: Tensor
+    bounded: Tensor
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, space: spaces.Box, units: Units | None = None) -> None:
+        super().__init__()
+        low, high = (bound.reshape(-1) for bound in box_bounds(space))
+        closed = (np.abs(low) < LARGEST) & (np.abs(high) < LARGEST)  # float32 ends at 3.4e38
+        half = np.where(closed, high / 2 - low / 2, 0.0)
+        bounded = half >= np.finfo(np.float32).tiny
+        centre, scale = np.zeros_like(low), np.where(bounded, half, 1.0)
+        if units is not None:
+            centre[~closed], scale[~closed] = (np.asarray(each)[~closed] for each in units)
+        centre[closed] = low[closed] / 2 + high[closed] / 2
+        self.shape, self.components, self.whole = space.shape, len(low), holds_integers(space)
+        self.outputs = self.numbers = self.components
+        self.all_bounded = bool(bounded.all())
+        low, high = (bound.reshape(-1) for bound in inner_bounds(space))  # what is executed lies in the Box
+        buffers = {"centre": centre.astype(np.float32), "scale": scale.astype(np.float32)}
+        for name, values in {**buffers, "low": low, "high": high, "bounded": bounded}.items():
+            self.register_buffer(name, torch.as_tensor(values), persistent=False)
+
+    def as_numbers(self, action: Tensor) -> Float[Tensor, "... A"]:
+        """An action of the environment in head units, flat; data outside the bounds lands outside [-1, 1]."""
+        return (_flat(action, self.shape).to(self.centre.dtype) - self.centre) / self.scale
+
+    def inside(self, flat: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        """The action of the Box that is nearest to one in head units: [..., A] to [..., leaf shape]."""
+        action = torch.addcmul(self.centre, flat, self.scale)
+        action = action.round() if self.whole else action
+        return _shaped(action.clamp(self.low, self.high), self.shape)
+
+
+class ContinuousAction(BoxAction):
+    """A Box leaf of which one action is predicted, in head units; actions are those of the environment.
+
+    Args:
+        width: of the tokens; None for no tokens.
+        units: as for ``BoxAction``.
+    """
+
+    draws = 0
+    has_density = False
+
+    def __init__(self, space: spaces.Box, width: int | None, units: Units | None = None) -> None:
+        super().__init__(space, units)
+        self.embedding = None if width is None else nn.Linear(self.components, width)
+
+    def squash(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "... A"]:
+        """The predicted action in head units: tanh between two bounds, the output itself elsewhere."""
+        return output.tanh() if self.all_bounded else torch.where(self.bounded, output.tanh(), output)
+
+    def embed(self, action: Tensor) -> Float[Tensor, "... W"]:
+        assert self.embedding is not None
+        return linear(self.embedding, self.as_numbers(action))
+
+    def decode(self, output: Float[Tensor, "... A"], noise: Tensor | None = None) -> Tensor:
+        return self.inside(self.squash(output))
+
+    def distribution(self, output: Tensor) -> dict[str, Tensor]:
+        return {"mean": _shaped(torch.addcmul(self.centre, self.squash(output), self.scale), self.shape)}
+
+    def disturbed(self, action: Tensor, noise: Tensor) -> Tensor:
+        """The action moved by ``noise`` in head units, inside the Box; both [..., leaf shape]."""
+        return self.inside(self.as_numbers(action) + _flat(noise, self.shape).to(self.centre.dtype))
+
+
+class NormalAction(ContinuousAction):
+    """A Box leaf whose components are normal in head units: means and deviations from the network (arXiv 2202.05607).
+
+    The mean is the action of a ``ContinuousAction``, so acting without noise is the same. Samples are clipped to the
+    bounds; that paper bends them by tanh, which has no closed entropy and no density for actions at the bounds.
+    """
+
+    has_density = True
+
+    def __init__(self, space: spaces.Box, width: int | None, units: Units | None = None) -> None:
+        super().__init__(space, width, units)
+        self.outputs = self.draws = 2 * self.components
+
+    def squash(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "... A"]:
+        """The mean in head units."""
+        return super().squash(output[..., : self.components])
+
+    def log_std(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "... A"]:
+        """Logarithms of the deviations in head units, within ``LOG_STD_RANGE``."""
+        low, high = LOG_STD_RANGE
+        return low + 0.5 * (high - low) * (output[..., self.components :].tanh() + 1.0)
+
+    def decode(self, output: Float[Tensor, "... O"], noise: Float[Tensor, "... U"] | None = None) -> Tensor:
+        """The mean, or a sample, inside the Box.
+
+        Two uniform numbers make a normal one (Box and Muller 1958), in operations that every runtime has.
+        """
+        if noise is None:
+            return super().decode(output)
+        one, other = noise.to(output.dtype).unflatten(-1, (2, self.components)).unbind(-2)
+        distance = (-2.0 * torch.log1p(-one.clamp(max=1.0 - 1e-7))).sqrt()  # float32 rounds numbers below 1 to 1
+        normal = distance * (2.0 * math.pi * other).cos()
+        return self.inside(torch.addcmul(self.squash(output), self.log_std(output).exp(), normal))
+
+    def distribution(self, output: Float[Tensor, "... O"]) -> dict[str, Tensor]:
+        deviation = _shaped(self.log_std(output).exp() * self.scale, self.shape)
+        return super().distribution(output) | {"deviation": deviation}
+
+    def log_prob(self, output: Float[Tensor, "... O"], action: Tensor) -> Float[Tensor, "..."]:
+        return _normal_log_prob(self.as_numbers(action), self.squash(output), self.log_std(output))
+
+    def entropy(self, output: Float[Tensor, "... O"]) -> Float[Tensor, "..."]:
+        return (self.log_std(output) + (0.5 + HALF_LOG_TAU)).sum(-1)
+
+
+class GaussianAction(BoxAction):
+    """A Box leaf whose components are normal: means from the network, one standard deviation each for all states.
+
+    Samples, means, deviations, log-probabilities and entropies are in head units, as an agent stores and sees its
+    actions; ``execute`` makes of a sample what the environment takes.
+    """
+
+    normal_noise = True
+
+    def __init__(self, space: spaces.Box, log_std: float) -> None:
+        super().__init__(space)
+        self.draws = self.components
+        self.log_std = nn.Parameter(torch.full((self.outputs,), float(log_std)))
+
+    def decode(self, output: Float[Tensor, "... A"], noise: Float[Tensor, "... A"] | None = None) -> Tensor:
+        flat = output if noise is None else torch.addcmul(output, self.log_std.exp(), noise.to(output.dtype))
+        return _shaped(flat, self.shape)
+
+    def execute(self, action: Tensor) -> Tensor:
+        return self.inside(_flat(action, self.shape))
+
+    def as_drawn(self, action: Tensor) -> Tensor:
+        return _shaped(self.as_numbers(action), self.shape)
+
+    def distribution(self, output: Float[Tensor, "... A"]) -> dict[str, Tensor]:
+        mean, deviation = torch.addcmul(self.centre, output, self.scale), self.log_std.exp() * self.scale
+        return {"mean": _shaped(mean, self.shape), "deviation": _shaped(deviation.expand_as(mean), self.shape)}
+
+    def log_prob(self, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
+        return _normal_log_prob(_flat(action, self.shape), output, self.log_std)
+
+    def entropy(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        return (self.log_std + (0.5 + HALF_LOG_TAU)).sum().expand(output.shape[:-1])
+
+    def divergences(
+        self, output: Float[Tensor, "... A"], old: "GaussianAction", old_output: Float[Tensor, "... A"]
+    ) -> dict[str, Float[Tensor, "..."]]:
+        """Apart for the mean (with the old deviations) and for the covariance (the same for all states)."""
+        old_log_std = old.log_std.detach()
+        covariance = gaussian_covariance_divergence(old_log_std, self.log_std)
+        return {
+            "mean": gaussian_mean_divergence(old_output, output, old_log_std),
+            "covariance": covariance.expand(output.shape[:-1]),
+        }
+
+
+class CategoricalAction(ActionLeaf):
+    """A Discrete or MultiDiscrete leaf: one softmax per component, tokens are sums of one embedding per component."""
+
+    start: Tensor
+    offset: Tensor
+    places: Tensor
+    exists: Tensor
+    like: Tensor
+    countable = tied = True
+
+    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete, width: int | None) -> None:
+        super().__init__()
+        sizes = np.atleast_1d(space.n if isinstance(space, spaces.Discrete) else space.nvec).reshape(-1)
+        self.sizes = [int(size) for size in sizes]
+        self.shape = space.shape or ()
+        self.outputs = self.choices = self.numbers = sum(self.sizes)
+        self.draws, self.largest = len(self.sizes), max(self.sizes)
+        self.equal = min(self.sizes) == self.largest
+        self.embedding = None if width is None else nn.Embedding(self.outputs, width)
+        start = torch.as_tensor(np.atleast_1d(space.start).reshape(-1).astype(np.int64))
+        self.counted_from_zero = not bool(start.any())
+        offset = torch.as_tensor(np.cumsum([0, *self.sizes[:-1]]))
+        classes = torch.arange(self.largest)
+        exists = classes < torch.as_tensor(self.sizes)[:, None]
+        places = torch.where(exists, offset[:, None] + classes, 0).flatten()
+        like = torch.zeros(())  # has the type of outputs
+        for name, values in (
+            ("start", start), ("offset", offset), ("places", places), ("exists", exists), ("like", like)
+        ):  # fmt: skip
+            self.register_buffer(name, values, persistent=False)
+
+    def classes(self, action: Tensor) -> Int[Tensor, "... C"]:
+        """Class index of every component, counted from 0."""
+        lead = action.dim() - len(self.shape)
+        flat = action.reshape(*action.shape[:lead], self.draws).long()
+        return flat if self.counted_from_zero else flat - self.start
+
+    def as_numbers(self, action: Tensor) -> Float[Tensor, "... A"]:
+        """1 for the class of every component, 0 for its others."""
+        place = self.classes(action) + self.offset
+        zeros = self.like.new_zeros(*place.shape[:-1], self.outputs)
+        return zeros.scatter(-1, place, 1.0)
+
+    def mixed(
+        self, output: Float[Tensor, "... A"], recorded: Float[Tensor, "... A"], share: Float[Tensor, "... 1"]
+    ) -> Float[Tensor, "... A"]:
+        """Logits, component by component."""
+        parts = zip(output.split_with_sizes(self.sizes, -1), recorded.split_with_sizes(self.sizes, -1), strict=True)
+        mixtures = [share * other + (1 - share) * own.softmax(-1) for own, other in parts]
+        return torch.cat(mixtures, -1).clamp(min=LEAST).log()
+
+    def masked(self, output: Float[Tensor, "... A"], allowed: Bool[Tensor, "... A"]) -> Float[Tensor, "... A"]:
+        return output.masked_fill(~allowed, MASKED)
+
+    def logits(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "... C N"]:
+        """One row of logits per component; -inf for the classes that the largest component has and this one lacks."""
+        shape = (*output.shape[:-1], self.draws, self.largest)
+        if self.equal:
+            return output.view(shape)
+        return output.index_select(-1, self.places).view(shape).masked_fill(~self.exists, -math.inf)
+
+    def embed(self, action: Tensor) -> Float[Tensor, "... W"]:
+        assert self.embedding is not None
+        embedded: Tensor = self.embedding(self.classes(action) + self.offset).sum(-2)
+        return embedded
+
+    def decode(self, output: Float[Tensor, "... A"], noise: Float[Tensor, "... C"] | None = None) -> Tensor:
+        logits = self.logits(output)
+        if noise is None:
+            chosen = logits.argmax(-1)
+        else:
+            # Class k is taken where the noise lies in [P(< k), P(<= k)). Rounded probabilities sum to nearly 1;
+            # measured in parts of their own sum, no class of probability 0 is ever taken.
+            up_to = logits.softmax(-1).cumsum(-1)
+            chosen = (up_to[..., :-1] <= noise.unsqueeze(-1) * up_to[..., -1:]).sum(-1)
+        if not self.counted_from_zero:
+            chosen = chosen + self.start
+        return chosen.view(*output.shape[:-1], *self.shape)
+
+    def distribution(self, output: Float[Tensor, "... A"]) -> dict[str, Tensor]:
+        parts = output.split_with_sizes(self.sizes, -1)
+        return {"probabilities": torch.cat([part.softmax(-1) for part in parts], -1)}
+
+    def log_prob(self, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
+        logs = self.logits(output).log_softmax(-1)
+        return logs.gather(-1, self.classes(action).unsqueeze(-1)).sum((-2, -1))
+
+    def _log_probs(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "... C N"]:
+        """Of every class, and 0 where there is none."""
+        logs = self.logits(output).log_softmax(-1)
+        return logs if self.equal else logs.masked_fill(~self.exists, 0.0)
+
+    def entropy(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        logs = self._log_probs(output)
+        return -(logs.exp() * logs).sum((-2, -1))
+
+    def log_barrier(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        """Mean log-probability of the classes plus the logarithm of their number, the sum over the components."""
+        logs = self._log_probs(output)
+        counted = (logs > 0.5 * MASKED) & self.exists
+        counts = counted.sum(-1).to(logs.dtype)
+        return (torch.where(counted, logs, 0.0).sum(-1) / counts + counts.log()).sum(-1)
+
+    def divergences(
+        self, output: Float[Tensor, "... A"], old: "CategoricalAction", old_output: Float[Tensor, "... A"]
+    ) -> dict[str, Float[Tensor, "..."]]:
+        return {"classes": categorical_divergence(self._log_probs(old_output), self._log_probs(output))}
+
+
+class BinaryAction(ActionLeaf):
+    """A MultiBinary leaf: independent bits."""
+
+    like: Tensor
+    countable = True
+
+    def __init__(self, space: spaces.MultiBinary, width: int | None) -> None:
+        super().__init__()
+        self.shape = space.shape
+        self.outputs = self.draws = self.numbers = int(np.prod(space.shape))
+        self.choices = 2 * self.outputs
+        self.embedding = None if width is None else nn.Linear(self.outputs, width)
+        self.register_buffer("like", torch.zeros(()), persistent=False)  # has the type of outputs
+
+    def as_numbers(self, action: Tensor) -> Float[Tensor, "... A"]:
+        """Numbers 0 and 1, flat."""
+        return _flat(action, self.shape).to(self.like.dtype)
+
+    def mixed(
+        self, output: Float[Tensor, "... A"], recorded: Float[Tensor, "... A"], share: Float[Tensor, "... 1"]
+    ) -> Float[Tensor, "... A"]:
+        """Logits, bit by bit."""
+        on, off = (
+            (share * other + (1 - share) * own.sigmoid()).clamp(min=LEAST)
+            for other, own in ((recorded, output), (1 - recorded, -output))
+        )
+        return on.log() - off.log()
+
+    def masked(self, output: Float[Tensor, "... A"], allowed: Bool[Tensor, "... M"]) -> Float[Tensor, "... A"]:
+        """The output where only ``allowed`` values of bits can be taken; they stand as 0 and 1 of each bit, in turn."""
+        off, on = allowed.unflatten(-1, (self.outputs, 2)).unbind(-1)
+        return torch.where(off, output, -MASKED).masked_fill(~on, MASKED)
+
+    def embed(self, action: Tensor) -> Float[Tensor, "... W"]:
+        assert self.embedding is not None
+        embedded: Tensor = self.embedding(self.as_numbers(action))
+        return embedded
+
+    def decode(self, output: Float[Tensor, "... A"], noise: Float[Tensor, "... A"] | None = None) -> Tensor:
+        on = output > 0 if noise is None else output.sigmoid() > noise
+        return _shaped(on.to(torch.int8), self.shape)
+
+    def distribution(self, output: Float[Tensor, "... A"]) -> dict[str, Tensor]:
+        return {"probabilities": _shaped(output.sigmoid(), self.shape)}
+
+    # With s the logistic function, log s(x) = x + log s(-x): both sides of a bit from one logarithm.
+
+    def log_prob(self, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:
+        return torch.addcmul(F.logsigmoid(-output), self.as_numbers(action), output).sum(-1)
+
+    def entropy(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        return -torch.addcmul(F.logsigmoid(-output), output.sigmoid(), output).sum(-1)
+
+    def log_barrier(self, output: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
+        """Mean log-probability of 0 and 1 plus log 2, the sum over the bits that can be both."""
+        each = F.logsigmoid(-output) + 0.5 * output + math.log(2.0)
+        return torch.where(output.abs() < -0.5 * MASKED, each, 0.0).sum(-1)
+
+    def divergences(
+        self, output: Float[Tensor, "... A"], old: "BinaryAction", old_output: Float[Tensor, "... A"]
+    ) -> dict[str, Float[Tensor, "..."]]:
+        return {"classes": bernoulli_divergence(old_output, output)}
+
+
+def holds_integers(space: spaces.Box) -> bool:
+    """Whether a Box is one of integers or booleans, to which numbers in between are rounded."""
+    return not np.issubdtype(space.dtype, np.floating)
+
+
+def inner_bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds of a Box in float32, never outside it: 0.1 in float64 lies below 0.1 in float32."""
+    low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+    exact_low, exact_high = (bound.astype(np.float64) for bound in (space.low, space.high))
+    low = np.where(low.astype(np.float64) < exact_low, np.nextafter(low, np.float32(np.inf)), low)
+    high = np.where(high.astype(np.float64) > exact_high, np.nextafter(high, np.float32(-np.inf)), high)
+    return low, high
+
+
+def _flat(action: Tensor, shape: tuple[int, ...]) -> Num[Tensor, "... A"]:
+    return action if len(shape) == 1 else action.reshape(*action.shape[: action.dim() - len(shape)], math.prod(shape))
+
+
+def _shaped(flat: Num[Tensor, "... A"], shape: tuple[int, ...]) -> Tensor:
+    return flat if len(shape) == 1 else flat.reshape(*flat.shape[:-1], *shape)
+
+
+def _normal_log_prob(flat: Tensor, mean: Tensor, log_std: Tensor) -> Float[Tensor, "..."]:
+    distance = (flat - mean) * (-log_std).exp()
+    return -(0.5 * distance.square() + log_std + HALF_LOG_TAU).sum(-1)
