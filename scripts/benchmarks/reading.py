@@ -25,11 +25,11 @@ NETWORK = ("attention", "backbone", "blocks", "functional", "memory", "mixers", 
 
 
 class Reading:
-    """Code objects of this package that ran, and the deepest nesting of them."""
+    """Code objects of this package that ran, how many calls there were, and how deep they were nested."""
 
     def __init__(self) -> None:
         self.functions: set[tuple[str, str, int]] = set()
-        self.deepest = self._depth = 0
+        self.deepest = self.calls = self._depth = 0
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         """Take in one event of ``sys.setprofile``."""
@@ -37,14 +37,15 @@ class Reading:
         path = Path(code.co_filename)
         if event not in ("call", "return") or code.co_name.startswith("<") or not _is_ours(path):
             return
+        self.calls += event == "call"
         self._depth += 1 if event == "call" else -1
         self.deepest = max(self.deepest, self._depth)
         self.functions.add((str(path.resolve()), code.co_qualname, code.co_firstlineno))
 
     def row(self) -> str:
-        """Functions and files, in all and without the network, and the depth."""
+        """Functions and files, in all and without the network, the depth, and the calls."""
         outside = {each for each in self.functions if Path(each[0]).parent.name not in NETWORK}
-        counts = [len(self.functions), _files(self.functions), len(outside), _files(outside), self.deepest]
+        counts = [len(self.functions), _files(self.functions), len(outside), _files(outside), self.deepest, self.calls]
         return "".join(f"{count:>10}" for count in counts)
 
 
@@ -80,14 +81,16 @@ def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
     observation = np.asarray(model._last_obs)
     yield "predict", lambda: model.predict(observation)
     layer = Backbone({**backbone, "layers": 1})
-    tokens = torch.randn(2, 8, 16)
+    tokens, reset = torch.randn(2, 8, 16), torch.zeros(2, 1, dtype=torch.bool)
+    state = layer.initial_state(2, cached=True)
     yield "a segment through one layer", lambda: layer(tokens)
+    yield "a step", torch.no_grad()(lambda: layer(tokens[:, :1], state, reset))
     yield "making a config", lambda: BackboneConfig.from_dict(backbone)
 
 
 def main() -> None:
     """Print the table."""
-    print(f"{'call':<30}" + "".join(f"{name:>10}" for name in ("functions", "files", "no network", "files", "depth")))
+    print(f"{'call':<30}" + "".join(f"{name:>10}" for name in ("functions", "files", "no network", "files", "depth", "calls")))
     for name, call in calls():
         with reading() as reader:
             call()
