@@ -18,8 +18,7 @@ from rltransformers.attention.roles import Chooser, Combine, HeadOptions, Part, 
 from rltransformers.attention.scores.interface import ValuesOnly
 from rltransformers.backbone.axes import AXES
 from rltransformers.backbone.rules import setting_features, title, without
-from rltransformers.blocks.layer import Layer
-from rltransformers.blocks.sublayer import Sublayer
+from rltransformers.blocks.layer import Layer, Sublayer
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Choice, Feature
 from rltransformers.memory.interface import MemoryOptions

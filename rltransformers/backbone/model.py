@@ -17,16 +17,14 @@ from rltransformers.backbone.config import BackboneConfig
 from rltransformers.backbone.depth import Depth
 from rltransformers.backbone.losses import ExitOptions
 from rltransformers.backbone.state import State, prefixed
-from rltransformers.blocks.layer import Layer
-from rltransformers.blocks.sublayer import detached
+from rltransformers.blocks.layer import Layer, detached
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import suggesting
 from rltransformers.core.record import Probe, Record
 from rltransformers.core.spec import Feature
 from rltransformers.functional.call import SILENT, Call, chosen
 from rltransformers.functional.context import EVERY, Context
-from rltransformers.functional.dropout import dropout
-from rltransformers.functional.modules import normalised
+from rltransformers.functional.modules import dropout, normalised
 from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.functional.windows import Tokens, descending, episode_positions, padded_behind
 from rltransformers.memory.interface import Cached, LayerState

@@ -1,12 +1,17 @@
-"""Transforms behind the mixer of a layer: position-wise transforms, and the table of all."""
+"""Transforms behind the mixer of a layer: position-wise transforms, and the table of all.
+
+Axes: B batch, T tokens, D model width.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from rltransformers.blocks import chunks, sep_conv
+from rltransformers.blocks import sep_conv
 from rltransformers.blocks.activations import ACTIVATIONS, Activation
 from rltransformers.core.spec import Feature, NoOptions, Refusal, Spec, Traits
 from rltransformers.functional.modules import linear
@@ -43,6 +48,20 @@ class GatedLinearUnit(nn.Module):
         """Transformed tokens."""
         gate, value = self.into(x).chunk(2, -1)
         return self.out(self.act(gate) * value)
+
+
+def in_chunks(transform: Callable[[Tensor], Tensor], x: Float[Tensor, "B T D"], chunks: int) -> Float[Tensor, "B T D"]:
+    """``transform(x)``, in at most ``chunks`` slices of the tokens, one after the other.
+
+    Its hidden units exist for one slice at a time. So that this holds in training as well, the backward pass computes
+    those of a slice again.
+    """
+    if chunks == 1 or x.shape[1] == 1:
+        return transform(x)
+    parts = x.chunk(chunks, 1)
+    if torch.is_grad_enabled():
+        return torch.cat([checkpoint(transform, part, use_reentrant=False) for part in parts], 1)
+    return torch.cat([transform(part) for part in parts], 1)
 
 
 @dataclass(frozen=True)
@@ -94,6 +113,11 @@ FEED_FORWARDS = {
             traits=Traits(causality="N/A"), formula="x", offers=(Feature.MIXER_ALONE,),
             refuses=(Refusal(Feature.CHUNKS, "there is no transform"),),
         ),
-        chunks.SPEC,
+        Spec(
+            "R4", "chunked", "ff", "Kitaev et al. 2020, arXiv 2001.04451, section 3",
+            "The transform takes the tokens in chunks, so that few of its hidden units exist at a time.",
+            settings="ff_chunks: n", example={"ff_chunks": 3}, traits=Traits(causality="N/A"),
+            formula="[ff(x_1); ...; ff(x_n)] of n slices of the tokens, computed again in the backward pass",
+        ),
     )
 }  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rltransformers.functional.dropout import keep_factor
+from rltransformers.functional.modules import keep_factor
 
 
 def banded_attention(

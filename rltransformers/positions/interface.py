@@ -8,14 +8,14 @@ acting computes it once per change of the weights and not at every step.
 """
 
 from enum import Flag, auto
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
+from annotated_types import Ge
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from rltransformers.core.errors import DataError
-from rltransformers.functional.sinusoids import sinusoid
 
 
 class Sizes(Protocol):
@@ -166,6 +166,27 @@ def head_products(q: Float[Tensor, "B H T K"], table: Float[Tensor, "L HK"]) -> 
         return torch.bmm(q.squeeze(2).transpose(0, 1), r).transpose(0, 1).unsqueeze(2)
     q = q.transpose(0, 1).reshape(heads, batch * time, width)
     return torch.bmm(q, r).view(heads, batch, time, -1).transpose(0, 1)
+
+
+Base = Annotated[float, Ge(1)]
+"""Ratio of the longest to the shortest wavelength; below 1 angles would grow without bound."""
+
+
+def frequencies(dims: int, base: float | Tensor, like: Tensor) -> Float[Tensor, " half"]:
+    """base^(-2f/dims) for f = 0 .. dims/2 - 1, in at least float32."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    steps = torch.arange(0, dims, 2, device=like.device, dtype=dtype)
+    return base ** (-steps / dims)
+
+
+def sinusoid(place: Tensor, width: int, like: Tensor, base: float | Tensor = 10_000.0) -> Float[Tensor, "*n D"]:
+    """Interleaved [sin, cos] of ``place`` [...] at ``width`` / 2 frequencies, in the dtype of ``like``.
+
+    Source: Vaswani et al. 2017 (arXiv 1706.03762, section 3.5).
+    """
+    half = frequencies(width + width % 2, base, like)
+    angle = place[..., None].to(half.dtype) * half
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width].to(like.dtype)
 
 
 class Codes(nn.Module):

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.core.spec import NoOptions, Spec
-from rltransformers.functional.sinusoids import sinusoid
-from rltransformers.positions.interface import Acts, Position, Sizes
+from rltransformers.positions.interface import Acts, Position, Sizes, sinusoid
 
 START = 10_000.0  # the base of Vaswani et al. 2017
 

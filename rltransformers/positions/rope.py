@@ -9,8 +9,7 @@ from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Spec
-from rltransformers.functional.sinusoids import Base, frequencies
-from rltransformers.positions.interface import Acts, Position, Sizes
+from rltransformers.positions.interface import Acts, Base, Position, Sizes, frequencies
 
 
 def rotate_pairs(heads: Tensor, circle: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from rltransformers.core.spec import Feature, Spec
 from rltransformers.functional.modules import linear
-from rltransformers.functional.sinusoids import sinusoid
-from rltransformers.positions.interface import Acts, Position, Sizes
+from rltransformers.positions.interface import Acts, Position, Sizes, sinusoid
 
 
 class ShawSinusoidal(Position):

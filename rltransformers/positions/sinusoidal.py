@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rltransformers.core.spec import Spec
-from rltransformers.functional.sinusoids import Base, sinusoid
-from rltransformers.positions.interface import Acts, Position, Sizes
+from rltransformers.positions.interface import Acts, Base, Position, Sizes, sinusoid
 
 
 class Sinusoidal(Position):

@@ -5,8 +5,7 @@ from torch import Tensor, nn
 
 from rltransformers.core.spec import Feature, NoOptions, Spec
 from rltransformers.functional.modules import linear
-from rltransformers.functional.sinusoids import sinusoid
-from rltransformers.positions.interface import Acts, Position, Sizes, head_products
+from rltransformers.positions.interface import Acts, Position, Sizes, head_products, sinusoid
 
 
 class TransformerXLRelative(Position):

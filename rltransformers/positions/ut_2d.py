@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from rltransformers.core.spec import Feature, NoOptions, Spec
-from rltransformers.functional.sinusoids import sinusoid
-from rltransformers.positions.interface import Acts, Position, Sizes
+from rltransformers.positions.interface import Acts, Position, Sizes, sinusoid
 
 
 class PositionAndTime(Position):

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from rltransformers.blocks.layer import Layer
 from rltransformers.functional.call import Call, chosen
 from rltransformers.functional.context import EVERY
-from rltransformers.functional.sinusoids import sinusoid
 from rltransformers.memory.interface import LayerState
 from rltransformers.mixers.interface import Mixed
+from rltransformers.positions.interface import sinusoid
 
 Embed = Callable[[Tensor, Call], Tensor]
 """The stream with the encodings that act on the input of a layer."""

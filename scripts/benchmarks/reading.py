@@ -90,7 +90,10 @@ def calls() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 def main() -> None:
     """Print the table."""
-    print(f"{'call':<30}" + "".join(f"{name:>10}" for name in ("functions", "files", "no network", "files", "depth", "calls")))
+    print(
+        f"{'call':<30}"
+        + "".join(f"{name:>10}" for name in ("functions", "files", "no network", "files", "depth", "calls"))
+    )
     for name, call in calls():
         with reading() as reader:
             call()

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from rltransformers.backbone import Backbone
 from rltransformers.blocks.feedforward import FEED_FORWARDS, GatedOptions, build_glu
-from rltransformers.blocks.gates import Gate, GRUGate, HighwayGate, InputGate, OutputGate, SigTanhGate
 from rltransformers.blocks.halting import Halting
+from rltransformers.blocks.residual import Gate, GRUGate, HighwayGate, InputGate, OutputGate, SigTanhGate
 from rltransformers.blocks.reversible import ReversibleLayer
 from rltransformers.core.record import Record
 from rltransformers.core.spec import Choice
-from rltransformers.functional.dropout import dropout as apply_dropout
+from rltransformers.functional.modules import dropout as apply_dropout
 from tests.attention.rows import config_of
 from tests.backbone.laws import perturbed
 

@@ -9,12 +9,11 @@ import torch
 from rltransformers.backbone import Backbone
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spec import Choice, NoOptions
-from rltransformers.functional.sinusoids import sinusoid
 from rltransformers.mixers.interface import Dims
 from rltransformers.positions import da, rope, shaw, trxl
 from rltransformers.positions.alibi import slopes
 from rltransformers.positions.catalogue import POSITIONS
-from rltransformers.positions.interface import INSIDE_ATTENTION, Acts, Position
+from rltransformers.positions.interface import INSIDE_ATTENTION, Acts, Position, sinusoid
 from rltransformers.positions.learned import LearnedOptions, TimestepOptions, build_learned, build_timestep
 from rltransformers.positions.t5 import bucket
 

@@ -11,7 +11,7 @@ from rltransformers.backbone import PLAIN, Backbone, BackboneConfig, Record
 from rltransformers.core.record import Probe
 from rltransformers.functional.call import Call
 from rltransformers.functional.context import EVERY
-from rltransformers.functional.sinusoids import sinusoid
+from rltransformers.positions.interface import sinusoid
 from rltransformers.stacks.plain import layer_place
 from tests.backbone.laws import perturbed
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from rltransformers.attention.columns import Columns, beside, by_head
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.roles import Heads, View
-from rltransformers.functional.dropout import dropout
 from rltransformers.functional.keys import At
+from rltransformers.functional.modules import dropout
 from rltransformers.functional.windows import FEW_TOKENS
 from rltransformers.positions.interface import Acts
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from rltransformers.backbone.config import nearest_divisors
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.spaces import channels_first, is_image, leaf_spaces
-from rltransformers.functional.sinusoids import sinusoid
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.set_encoders.interface import EncoderOptions, Position, check_table
+from rltransformers.positions.interface import sinusoid
 
 Space = gym.Space[Any]
 

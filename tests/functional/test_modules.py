@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rltransformers.functional.dropout import dropout
+from rltransformers.functional.modules import dropout
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
