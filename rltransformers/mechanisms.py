@@ -17,20 +17,20 @@ from rltransformers.attention.reach import Reach, Rule
 from rltransformers.attention.roles import (
     Chooser,
     Combine,
+    HandUp,
     HeadOptions,
     Judged,
     Objective,
     Part,
-    Retriever,
     Score,
     Selected,
     Stage,
     View,
 )
+from rltransformers.attention.store import Store
 from rltransformers.backbone.axes import AXES
 from rltransformers.backbone.depth import Depth
-from rltransformers.blocks.gates import Gate
-from rltransformers.blocks.residual import Gated, PostNorm, PreNorm, Residual
+from rltransformers.blocks.residual import Gate, Gated, PostNorm, PreNorm, Residual
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.extensions import EXTENSIONS, Extension
 from rltransformers.core.ranges import check, describe
@@ -51,11 +51,11 @@ from rltransformers.positions.interface import Acts, Position
 
 __all__ = [
     "EXTENSIONS", "Acts", "Call", "Choice", "Chooser", "Columns", "Combine", "Depth", "Dims", "EncoderOptions",
-    "Feature", "Gate", "Gated", "HeadOptions", "HeadsMixer", "Judged", "KernelAttention", "Loss", "MemoryOptions",
-    "Mixed", "Mixer", "NoOptions", "Objective", "Part", "Past", "Plan", "Position", "PostNorm", "PreNorm", "Probe",
-    "Reach", "Refusal", "Residual", "Retriever", "RowMemory", "RowMixer", "Rule", "Score", "Selected", "Size", "Spec",
-    "Stage", "StateMixer", "StoreOptions", "Tokens", "Traits", "Unread", "View", "causal_sums", "chosen",
-    "kernel_attention", "register",
+    "Feature", "Gate", "Gated", "HandUp", "HeadOptions", "HeadsMixer", "Judged", "KernelAttention", "Loss",
+    "MemoryOptions", "Mixed", "Mixer", "NoOptions", "Objective", "Part", "Past", "Plan", "Position", "PostNorm",
+    "PreNorm", "Probe", "Reach", "Refusal", "Residual", "RowMemory", "RowMixer", "Rule", "Score", "Selected", "Size",
+    "Spec", "Stage", "StateMixer", "Store", "StoreOptions", "Tokens", "Traits", "Unread", "View", "causal_sums",
+    "chosen", "kernel_attention", "register",
 ]  # fmt: skip
 
 TABLES: Mapping[str, Mapping[str, Spec]] = {

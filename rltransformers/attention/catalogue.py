@@ -1,6 +1,6 @@
 """All mixers, patterns, selections, priors, head mechanisms and spans by name."""
 
-from rltransformers.attention import informer, layer
+from rltransformers.attention import informer, softmax
 from rltransformers.attention.heads import capsule_dynamic, capsule_em, collaborative, multi_head, talking
 from rltransformers.attention.patterns import (
     adjacency,
@@ -58,7 +58,7 @@ from rltransformers.mixers import (
 MIXERS = {
     spec.name: spec
     for spec in (
-        layer.SPEC,
+        softmax.SPEC,
         hopfield.SPEC,
         additive.SPEC,
         synthesizer_dense.SPEC,

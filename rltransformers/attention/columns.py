@@ -4,8 +4,12 @@ Axes: B batch, H heads (1 where heads agree), T tokens, S keys of all groups, L 
 Whatever depends on the distance alone is computed once per listed distance and spread over the keys.
 """
 
+from __future__ import annotations
+
+import functools
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -16,6 +20,14 @@ from rltransformers.functional import windows
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import At, Place, Ring, Rows
 from rltransformers.functional.windows import Tokens
+from rltransformers.positions.interface import Acts
+
+if TYPE_CHECKING:
+    from rltransformers.attention.plan import Plan
+    from rltransformers.attention.roles import Heads
+
+TABLES = "position", "factors", "keys", "parts"
+"""Tables of the position: scores of queries, factors of products, scores of keys; and the sum of other parts."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +101,9 @@ def beside(parts: list[Tensor]) -> Tensor:
     return torch.cat([part.expand(batch, heads, -1, -1) for part in parts], -1)
 
 
-def columns_of(pattern: Pattern, places: tuple[Place, ...], counts: tuple[int, ...], call: Call) -> Columns:
-    """The columns of groups with so many keys; those of a window alone are the same in all layers of a call."""
+def columns_of(pattern: Pattern, groups: list[tuple[Place, int]], call: Call) -> Columns:
+    """The columns of groups with these places and so many keys; those of a window alone are shared by the layers."""
+    places, counts = zip(*groups, strict=True)
     if any(isinstance(place, At) for place in places):
         return _columns(pattern, places, counts, call.tokens)
     key = "columns", pattern, counts, type(places[0])
@@ -101,7 +114,7 @@ def _columns(pattern: Pattern, places: tuple[Place, ...], counts: tuple[int, ...
     p, time = tokens.p, tokens.p.shape[1]
     if len(places) == 1 and isinstance(places[0], Ring) and time == 1:
         age = places[0].age
-        return Columns(window_mask(pattern, age[None], p, pattern.dense(counts[0])), age, (None,), 0)
+        return Columns(window_mask(pattern, age[None], p, counts[0] <= pattern.dense), age, (None,), 0)
     alone, edge = len(places) == 1 and isinstance(places[0], Rows), pattern.horizon + 1
     elsewhere = [edge if place.farthest is None else place.farthest for place in places if isinstance(place, At)]
     length = max(pattern.horizon, *elsewhere) + 1 if elsewhere else min(pattern.horizon + 1, *counts)
@@ -127,15 +140,16 @@ def window_distance(place: Rows | Ring, time: int, count: int, device: torch.dev
 
 
 def by_distance(
-    values: Float[Tensor, "B H T N"], visible: Bool[Tensor, "b h t N"], place: Rows | Ring, length: int
+    values: Float[Tensor, "B H T S"], visible: Bool[Tensor, "b h t S"], window: Heads, length: int
 ) -> Float[Tensor, "B T H L"]:
-    """Values of the rows of a window at the distances 0 .. length - 1, 0 where there is no visible row."""
-    time, count = values.shape[2:]
+    """Values of the window's rows, the last columns, at distances 0 .. length - 1; 0 where no row is visible."""
+    place, count, time = window.place, window.k.shape[-2], values.shape[2]
+    assert not isinstance(place, At)
+    values, visible = values[..., -count:], visible[..., -count:]
     back = torch.arange(length, device=values.device) + windows.descending(time, values.device)[:, None]
     row = count - 1 - back if isinstance(place, Rows) else (place.newest - back) % count
     index = row.clamp(min=0).expand(*values.shape[:2], -1, -1)
-    found = values.masked_fill(~visible, 0.0).gather(-1, index).masked_fill(row < 0, 0.0)
-    return found.transpose(1, 2)
+    return values.masked_fill(~visible, 0.0).gather(-1, index).masked_fill(row < 0, 0.0).transpose(1, 2)
 
 
 def seen_at(pattern: Pattern, place: At, p: Int[Tensor, "B T"]) -> Bool[Tensor, "B h T N"]:
@@ -174,3 +188,48 @@ def window_mask(
 def additive(visible: Bool[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     """0 where visible, minus infinity elsewhere."""
     return torch.where(visible, 0.0, -math.inf)
+
+
+def tables_of(plan: Plan, distance: Int[Tensor, " L"], like: Tensor) -> dict[str, Tensor]:
+    """Entries of ``TABLES`` under today's weights, first axis L, as far as the parts need them."""
+    position, tables = plan.position, {}
+    if Acts.SCORE in position.acts:
+        tables["position"] = position.of_distances(distance, like)
+    if Acts.FACTOR in position.acts:
+        tables["factors"] = position.factors(distance, like)
+    if Acts.KEY_SCORE in position.acts:
+        tables["keys"] = position.key_vectors(distance, like)
+    scores = [part.of_distances(distance, like) for part in plan.parts if part.scores_distances]
+    if scores:
+        tables["parts"] = functools.reduce(Tensor.add, scores)
+    return tables
+
+
+def listed_tables(plan: Plan, q: Float[Tensor, "B H T K"], columns: Columns, call: Call) -> dict[str, Tensor]:
+    """``TABLES`` of the listed distances."""
+    if not plan.scores_distances:
+        return {}
+    places = {name: f"{call.place}.{name}" for name in TABLES}
+    tables = {name: call.tables[place] for name, place in places.items() if place in call.tables}
+    if tables:
+        return {name: table.index_select(0, columns.listed) for name, table in tables.items()}
+    return tables_of(plan, columns.listed, q)
+
+
+def scores_by_distance(
+    plan: Plan, q: Float[Tensor, "B H T K"], listed: dict[str, Tensor], columns: Columns, call: Call
+) -> Float[Tensor, ...] | None:
+    """Scores by listed distance, [B, H, T, L] or [H, L], or None when there are none."""
+    scores = plan.position.scores(q, listed["position"]) if "position" in listed else None
+    if "parts" in listed:
+        parts = listed["parts"].T
+        scores = parts if scores is None else scores + (parts[:, None] if scores.dim() == 4 else parts)
+    if scores is not None and scores.dtype != q.dtype:
+        scores = scores.to(q.dtype)
+    own = [part.of_queries(q, columns.listed, call.tokens) for part in plan.on_queries]
+    if not plan.score.plain and (score := plan.score.by_distance(q, columns.listed)) is not None:
+        own.append(score)
+    if not own:
+        return scores
+    shared = [] if scores is None else [scores[:, None] if scores.dim() == 2 else scores]
+    return functools.reduce(Tensor.add, [*own, *shared])

@@ -7,19 +7,12 @@ import functools
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from rltransformers.attention.reach import Pattern
-from rltransformers.attention.roles import Chooser, Combine, Objective, Part, Retriever, Score, Stage
+from rltransformers.attention.roles import Chooser, Combine, HandUp, Objective, Part, Score, Stage
+from rltransformers.attention.store import Store
 from rltransformers.core.spec import Feature
-from rltransformers.functional.keys import Past
 from rltransformers.positions.interface import Acts, Position
-
-TABLES = "position", "factors", "keys", "parts"
-"""Tables of the position: scores of queries, factors of products, scores of keys; and the sum of other parts."""
-
-FEW_QUERIES = 8  # up to here the fused kernel is faster: it reads keys where they lie, not moved head by head
 
 
 @dataclass(frozen=True)
@@ -31,7 +24,7 @@ class Plan:
         score: how queries meet keys.
         position: encoding inside attention.
         chooser: picks the keys of every query before any product; None for all that the pattern allows.
-        retriever: reads what lies behind the window; None where nothing is kept there.
+        store: retrieves from what lies behind the window; None where nothing is kept there.
         selection, prior, head_mixing, span: parts of the stages.
         combine: what joins the outputs of the heads in place of a projection, or None.
         dropout: share of the weights that is set to 0 in training.
@@ -42,7 +35,7 @@ class Plan:
     score: Score
     position: Position = field(default_factory=Position)
     chooser: Chooser | None = None
-    retriever: Retriever | None = None
+    store: Store | None = None
     selection: Part = field(default_factory=Part)
     prior: Part = field(default_factory=Part)
     head_mixing: Part = field(default_factory=Part)
@@ -57,7 +50,7 @@ class Plan:
             if isinstance(value, functools.cached_property):
                 getattr(self, name)
 
-    @property
+    @functools.cached_property
     def parts(self) -> tuple[Part, ...]:
         """All parts in the order in which they act at one stage."""
         return self.score, self.head_mixing, self.prior, self.selection, self.span
@@ -88,18 +81,18 @@ class Plan:
         return tuple(part for part in self.parts if Stage.MIXED_WEIGHTS in part.stages)
 
     @functools.cached_property
-    def hands_on(self) -> bool:
-        """Whether the next layer needs the logits, or the weights."""
-        return any(part.hands_on or part.hands_rows or part.hands_weights for part in self.parts)
+    def hands(self) -> HandUp:
+        """What the layer above gets."""
+        return self.prior.hands
 
     @functools.cached_property
     def explicit(self) -> bool:
         """Whether logits or weights have to be seen or changed; otherwise fused forms compute the same."""
         stages = self.on_logits or self.on_masked_logits or self.on_weights or self.on_mixed_weights
         by_pair = Acts.FACTOR | Acts.KEY_SCORE | Acts.LABEL | Acts.VALUE
-        own = not self.score.plain or (self.retriever is not None and self.retriever.weighs)
+        own = not self.score.plain or (self.store is not None and self.store.weighs)
         own = own or self.prior.takes_weights
-        return bool(stages) or self.hands_on or bool(self.position.acts & by_pair) or own
+        return bool(stages) or self.hands is not HandUp.NOTHING or bool(self.position.acts & by_pair) or own
 
     @functools.cached_property
     def turns(self) -> bool:
@@ -119,41 +112,13 @@ class Plan:
     @functools.cached_property
     def ordered(self) -> bool:
         """Whether the output of a query depends on which query it is, or its keys are its own."""
-        own = self.chooser is not None or self.retriever is not None or bool(self.on_queries)
+        own = self.chooser is not None or self.store is not None or bool(self.on_queries)
         return self.explicit or self.scores_distances or self.turns or self.pattern.sinks > 0 or own
-
-    def of_distances(self, distance: Int[Tensor, " L"], like: Tensor) -> dict[str, Tensor]:
-        """Entries of ``TABLES`` under today's weights, first axis L, as far as the parts need it."""
-        found = {}
-        if Acts.SCORE in self.position.acts:
-            found["position"] = self.position.of_distances(distance, like)
-        if Acts.FACTOR in self.position.acts:
-            found["factors"] = self.position.factors(distance, like)
-        if Acts.KEY_SCORE in self.position.acts:
-            found["keys"] = self.position.key_vectors(distance, like)
-        scores = [part.of_distances(distance, like) for part in self.parts if part.scores_distances]
-        if scores:
-            found["parts"] = functools.reduce(Tensor.add, scores)
-        return found
-
-    def scores(self, q: Float[Tensor, "B H T K"], tables: dict[str, Tensor]) -> Float[Tensor, "... L"] | None:
-        """Scores by distance from what ``of_distances`` found: [B, H, T, L], [H, L], or None when there are none."""
-        position = self.position.scores(q, tables["position"]) if "position" in tables else None
-        parts = tables["parts"].T if "parts" in tables else None
-        if position is None or parts is None:
-            scores = parts if position is None else position
-        else:
-            scores = position + (parts[:, None] if position.dim() == 4 else parts)
-        return scores if scores is None or scores.dtype == q.dtype else scores.to(q.dtype)
 
     @functools.cached_property
     def judges_weights(self) -> bool:
         """Whether an auxiliary loss reads the weights."""
         return any(objective.reads_weights for objective in self.objectives)
-
-    def fuses(self, past: Past, reads_weights: bool) -> bool:
-        """Whether an engine without explicit logits computes ``past``."""
-        return not self.explicit and not reads_weights and not any(group.per_token for group in past)
 
     def lost_under(self, score: Score) -> set[Feature]:
         """What other mechanisms of the layer need of the score of this plan and do not find in one in its place."""
@@ -176,8 +141,3 @@ class Plan:
         except RuntimeError:  # no room for further channels
             fits = False
         return lost if fits else {*lost, Feature.CHANNELS}
-
-
-def kernel_of_torch(scored: bool, learns: bool, time: int, rate: float) -> bool:
-    """The one rule between the kernel of PyTorch and ``banded_attention``, both of which compute the same."""
-    return rate == 0.0 and (not scored or (time <= FEW_QUERIES and not learns))

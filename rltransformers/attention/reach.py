@@ -6,7 +6,7 @@ Axes: B batch, H heads (1 where heads agree), T tokens, N keys, L distances.
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Int
@@ -115,19 +115,36 @@ class AnyOf(Rule):
 
 @dataclass(frozen=True)
 class Pattern:
-    """The reach of every head, or one reach that all heads share."""
+    """The reach of every head, or one reach that all heads share.
+
+    Attributes:
+        horizon: largest distance of any head, in tokens.
+        sinks: sink tokens to keep.
+        anchored: True if the window edge of any head depends on the place of the token.
+        ruled: True if what any head sees depends on more than distances and the window's edge.
+        dense: number of distances 0 .. dense - 1 that every head allows.
+    """
 
     heads: tuple[Reach, ...]
+    horizon: int = field(init=False, compare=False)
+    sinks: int = field(init=False, compare=False)
+    anchored: bool = field(init=False, compare=False)
+    ruled: bool = field(init=False, compare=False)
+    dense: int = field(init=False, compare=False)
 
-    @property
-    def horizon(self) -> int:
-        """Largest distance of any head, in tokens."""
-        return max(reach.horizon for reach in self.heads)
-
-    @property
-    def sinks(self) -> int:
-        """Sink tokens to keep."""
-        return max(reach.sinks for reach in self.heads)
+    def __post_init__(self) -> None:
+        """Settle what follows from the heads."""
+        horizons, ruled = [reach.horizon for reach in self.heads], any(reach.rule is not None for reach in self.heads)
+        gapless = not ruled and all(reach.dilation == 1 for reach in self.heads)
+        values = {
+            "horizon": max(horizons),
+            "sinks": max(reach.sinks for reach in self.heads),
+            "anchored": any(reach.anchored for reach in self.heads),
+            "ruled": ruled,
+            "dense": min(horizons) + 1 if gapless else 0,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def allowed(self, distance: Int[Tensor, "T N"]) -> Bool[Tensor, "h T N"]:
         """Allowed distances per head, as far as they do not depend on the token; negative ones never are."""
@@ -135,25 +152,11 @@ class Pattern:
             return self.heads[0].allowed(distance)[None]
         return torch.stack([reach.allowed(distance) for reach in self.heads])
 
-    def dense(self, length: int) -> bool:
-        """Whether every head allows all distances 0 .. length - 1."""
-        return not self.ruled and all(reach.dilation == 1 and reach.horizon >= length - 1 for reach in self.heads)
-
     def limits(self, p: Int[Tensor, "B T"]) -> Int[Tensor, "B H T"]:
         """Window edge per head and token."""
         if len(self.heads) == 1:
             return self.heads[0].limit(p)[:, None]
         return torch.stack([reach.limit(p) for reach in self.heads], 1)
-
-    @property
-    def anchored(self) -> bool:
-        """Whether the window edge of any head depends on the place of the token."""
-        return any(reach.anchored for reach in self.heads)
-
-    @property
-    def ruled(self) -> bool:
-        """Whether what any head sees depends on more than distances and the window's edge."""
-        return any(reach.rule is not None for reach in self.heads)
 
     def by_rule(self, distance: Int[Tensor, "#B #H T N"], p: Int[Tensor, "B T"]) -> Bool[Tensor, "b h T N"]:
         """Which keys the rules of the heads let through."""

@@ -12,7 +12,7 @@ below); the mask of pattern and episode; changes of the masked logits (selection
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Flag, auto
+from enum import Enum, Flag, auto
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from rltransformers.attention.columns import Columns
 from rltransformers.attention.reach import Pattern, Reach
 from rltransformers.functional.call import Call
-from rltransformers.functional.keys import At, Group, Place, Rows
+from rltransformers.functional.keys import At, Place, Rows
 from rltransformers.functional.windows import Tokens
 from rltransformers.mixers.interface import Dims
 
@@ -52,6 +52,20 @@ class View:
     below: Tensor | None
 
 
+class HandUp(Enum):
+    """What a layer hands to the layer above, as ``View.below``.
+
+    NOTHING; LOGITS: unmasked logits [B, H, T, S]; DISTANCES: the same of the window by distance [B, T, H, L], 0 where
+    no key is visible; WEIGHTS: weights [B, H, T, S], without dropout. Logits and weights stand block by block where a
+    call is cut.
+    """
+
+    NOTHING = auto()
+    LOGITS = auto()
+    DISTANCES = auto()
+    WEIGHTS = auto()
+
+
 class Part(nn.Module):
     """Does nothing; a part names the stages where it acts and overrides their methods.
 
@@ -59,9 +73,7 @@ class Part(nn.Module):
         stages: where it changes logits or weights.
         scores_distances: whether it adds to the scores by distance.
         scores_queries: whether it adds to the scores by distance something else for every query.
-        hands_on: whether the layer above needs the unmasked logits.
-        hands_rows: whether it needs them by distance, 0 where no key is visible: [B, T, H, L] of the window.
-        hands_weights: whether it needs the weights in their place, which no dropout thins out then.
+        hands: what the layer above gets; of priors alone.
         takes_weights: whether the layer has no queries and keys and reads values with the weights of the layer below.
         group: number of layers after which such layers repeat.
     """
@@ -69,9 +81,7 @@ class Part(nn.Module):
     stages = Stage.NONE
     scores_distances = False
     scores_queries = False
-    hands_on = False
-    hands_rows = False
-    hands_weights = False
+    hands = HandUp.NOTHING
     takes_weights = False
     group = 1
 
@@ -105,14 +115,14 @@ class Part(nn.Module):
         """Hand auxiliary losses and metrics to ``call.probe``; only called when it listens."""
 
     def state_shapes(self, length: int) -> dict[str, tuple[int, ...]]:
-        """State tensors without the batch axis, of a part with ``hands_rows`` and a window of ``length`` tokens."""
+        """State tensors without the batch axis, of a part that hands on ``DISTANCES`` 0 .. length - 1."""
         return {}
 
     def carry(
         self, below: Tensor | None, state: dict[str, Tensor], call: Call
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Rows of a view, made from those of the layer below, [B, T, ...], and the state after the call."""
-        raise NotImplementedError("a part that hands on rows defines carry")
+        raise NotImplementedError("a part that hands on logits by distance defines carry")
 
     def constrain_(self) -> None:
         """Bring parameters back into their range after an optimiser step."""
@@ -180,6 +190,19 @@ class Heads:
         return self.k.dim() == 5
 
 
+def joined_heads(mixed: Float[Tensor, "B H T V"]) -> Float[Tensor, "B T HV"]:
+    """Outputs of all heads side by side."""
+    batch, heads, time, width = mixed.shape
+    if time == 1:
+        return mixed.reshape(batch, 1, heads * width)
+    return mixed.transpose(1, 2).reshape(batch, time, heads * width)
+
+
+def side_by_side(parts: list[Tensor]) -> Tensor:
+    """Groups along the axis of keys; one alone costs nothing."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+
 class Score(Part):
     """How queries meet keys: by scaled dot products, unless a method says otherwise.
 
@@ -234,6 +257,18 @@ class Score(Part):
             parts = rows.split_with_sizes([keys, values], -1)
             k, v = (part.unflatten(-1, (groups, -1)).movedim(-2, 1) for part in parts)
         return k, v
+
+    def keys_of(self, rows: Float[Tensor, "*n E"]) -> tuple[Float[Tensor, "*n G K"], Float[Tensor, "*n G V"]]:
+        """Keys and values of rows by key-value head."""
+        groups, values = self.dims.kv_heads, self.dims.kv_heads * self.dims.value_dim
+        k, v = rows.split_with_sizes([rows.shape[-1] - values, values], -1)
+        return k.unflatten(-1, (groups, -1)), v.unflatten(-1, (groups, -1))
+
+    def with_keys(self, rows: Float[Tensor, "B S E"], change: Callable[[Tensor], Tensor]) -> Float[Tensor, "B S F"]:
+        """Rows whose keys, those of all heads side by side, went through ``change``; values stay as they are."""
+        values = self.dims.kv_heads * self.dims.value_dim
+        k, v = rows.split_with_sizes([rows.shape[-1] - values, values], -1)
+        return torch.cat([change(k), v], -1)
 
     def settled(
         self,
@@ -346,35 +381,3 @@ class Chooser(nn.Module):
 
     def maintain(self) -> None:
         """Learn from what was seen since the last call of this; only between two rounds of collecting and learning."""
-
-
-class Retriever(nn.Module):
-    """Reads rows that lie behind the window and joins what it finds there with what the window gave.
-
-    Attributes:
-        farthest: largest distance in tokens of a row that it reads.
-        weighs: whether it needs the logarithm of the sum of exponentials of every head's logits in the window.
-    """
-
-    farthest: int
-    weighs = False
-
-    def queries(self, query: Float[Tensor, "B T Q"]) -> Float[Tensor, "B T Q"]:
-        """Queries as the whole layer compares them; themselves by default."""
-        return query
-
-    def keys(self, keys: Float[Tensor, "B S E"]) -> Float[Tensor, "B S E"]:
-        """Key rows as they are kept; themselves by default."""
-        return keys
-
-    def retrieve(self, query: Float[Tensor, "B T Q"], store: Group, call: Call) -> Float[Tensor, "B T H R"]:
-        """Rows that every query finds; ``store`` holds the rows of the window, too."""
-        raise NotImplementedError("a retriever defines retrieve")
-
-    def join(self, window: Float[Tensor, "B T HV"], found: Float[Tensor, "B T H R"]) -> Float[Tensor, "B T HO"]:
-        """Outputs of all heads side by side; where it ``weighs``, each of those of the window ends with its sum."""
-        raise NotImplementedError("a retriever defines join")
-
-    def split(self, rows: Float[Tensor, "*n E"]) -> tuple[Float[Tensor, "*n G K"], Float[Tensor, "*n G V"]]:
-        """Keys and values of rows that it reads."""
-        raise NotImplementedError("a retriever defines split")

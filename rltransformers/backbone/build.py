@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.reach import Pattern, Reach
-from rltransformers.attention.roles import Chooser, Combine, HeadOptions, Part, Score, Stage
+from rltransformers.attention.roles import Chooser, Combine, HandUp, HeadOptions, Part, Score, Stage
 from rltransformers.attention.scores.interface import ValuesOnly
 from rltransformers.backbone.axes import AXES
 from rltransformers.backbone.rules import setting_features, title, without
@@ -145,8 +145,8 @@ def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Positio
     prior: Part = common.prior.build(met) if prior_acts else Part()
     if prior.takes_weights:
         return Plan(pattern, ValuesOnly(dims), prior=prior, combine=heads if isinstance(heads, Combine) else None)
-    retriever = memory.retriever(dims) if stores else None
-    if retriever is not None and retriever.weighs and Stage.WEIGHTS in span.stages:
+    store = memory.build_store(dims) if stores else None
+    if store is not None and store.weighs and Stage.WEIGHTS in span.stages:
         raise ConfigError(
             f"memory_kind {common.memory_kind.name!r} with joint weighs what a query sees, and span "
             f"{choices.span.name!r} hides a part of it afterwards; leave joint out or set span to 'full'"
@@ -156,13 +156,13 @@ def build_plan(config: BackboneConfig, layer: int, dims: Dims, position: Positio
         score=heads if isinstance(heads, Score) else Score(dims) if chooser is None else chooser.score(dims),
         position=position,
         chooser=chooser,
-        retriever=retriever,
+        store=store,
         selection=selection if isinstance(selection, Part) else Part(),
         prior=prior,
         head_mixing=heads if isinstance(heads, Part) and not isinstance(heads, Score) else Part(),
         span=span,
         combine=heads if isinstance(heads, Combine) else None,
-        dropout=0.0 if prior.hands_weights else config.dropout,
+        dropout=0.0 if prior.hands is HandUp.WEIGHTS else config.dropout,
         objectives=tuple(each.build(dims) for each in common.losses if each.spec.build and offered(each, offers)),
     )
 

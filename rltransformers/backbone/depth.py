@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, Lt
 from torch import nn
@@ -18,66 +18,31 @@ Confidence = Literal["saturation", "classifier"]
 Predictor = Literal["multinomial", "geometric"]
 
 
+@dataclass(frozen=True)
 class Depth:
-    """Every layer once.
+    """How the layers are applied.
 
     Attributes:
-        shared: one layer is applied again and again.
+        stack: makes the stack of the layer of every application, the embedding of inputs, and what ``halt`` made.
+        halt: makes the module that decides where a token halts from D and the number of layers; None: no token halts.
+        shared: True if one layer is applied again and again.
     """
 
-    shared = False
-
-    def halt(self, width: int, layers: int) -> nn.Module | None:
-        """Map from the stream to where a token halts; None where no token halts."""
-        return None
-
-    def stack(self, layers: Sequence[Layer], embed: Embed, halt: nn.Module | None) -> Plain:
-        """The way through the layers, of which there is one per application."""
-        return Plain(layers)
+    stack: Callable[[Sequence[Layer], Embed, Any], Plain]
+    halt: Callable[[int, int], nn.Module] | None = None
+    shared: bool = False
 
 
-class UniversalDepth(Depth):
-    """One layer, always as many times."""
-
-    shared = True
-
-    def stack(self, layers: Sequence[Layer], embed: Embed, halt: nn.Module | None) -> Plain:
-        """Layers that are told where they are applied."""
-        return Universal(layers, embed)
+def exits_where(leaving: Callable[[int, int], Leaving]) -> Depth:
+    """Apply every layer once, until a token leaves."""
+    return Depth(lambda layers, embed, halt: Exits(layers, halt), leaving)
 
 
-@dataclass(frozen=True)
-class HaltingDepth(UniversalDepth):
-    """One layer, until the halting probabilities of each token add up to 1 - epsilon."""
-
-    epsilon: float
-
-    def halt(self, width: int, layers: int) -> nn.Module:
-        """A projection to one logit that starts in favour of halting."""
-        projection = nn.Linear(width, 1)
-        nn.init.ones_(projection.bias)
-        return projection
-
-    def stack(self, layers: Sequence[Layer], embed: Embed, halt: nn.Module | None) -> Plain:
-        """The stack that ``halt`` cuts short."""
-        assert isinstance(halt, nn.Linear)  # made by this class
-        return AdaptiveTime(layers, embed, halt, self.epsilon)
-
-
-@dataclass(frozen=True)
-class ExitDepth(Depth):
-    """Every layer once, until a token leaves."""
-
-    leaving: Callable[[int, int], Leaving]
-
-    def halt(self, width: int, layers: int) -> nn.Module:
-        """Module that decides where a token leaves."""
-        return self.leaving(width, layers)
-
-    def stack(self, layers: Sequence[Layer], embed: Embed, halt: nn.Module | None) -> Plain:
-        """The stack that tokens leave early."""
-        assert isinstance(halt, Leaving)  # made by this class
-        return Exits(layers, halt)
+def halting_unit(width: int, layers: int) -> nn.Linear:
+    """Make a projection to one logit that starts in favor of halting."""
+    projection = nn.Linear(width, 1)
+    nn.init.ones_(projection.bias)
+    return projection
 
 
 @dataclass(frozen=True)
@@ -120,8 +85,8 @@ def build_calm(options: ConfidentOptions) -> Depth:
     """D5."""
     rest = options.threshold, options.decay, options.horizon
     if options.confidence == "classifier":
-        return ExitDepth(lambda width, layers: Classified(width, *rest))
-    return ExitDepth(lambda width, layers: Saturated(*rest))
+        return exits_where(lambda width, layers: Classified(width, *rest))
+    return exits_where(lambda width, layers: Saturated(*rest))
 
 
 def unread_by_calm(options: ConfidentOptions) -> Collection[str]:
@@ -137,22 +102,24 @@ def unread_by_adaptive(options: AdaptiveOptions) -> Collection[str]:
 
 def build_adaptive(options: AdaptiveOptions) -> Depth:
     """D4."""
-    return ExitDepth(Multinomial if options.predictor == "multinomial" else Geometric)
+    return exits_where(Multinomial if options.predictor == "multinomial" else Geometric)
 
 
 def build_fixed(options: NoOptions) -> Depth:
     """D0."""
-    return Depth()
+    return Depth(lambda layers, embed, halt: Plain(layers))
 
 
 def build_universal(options: NoOptions) -> Depth:
     """D2."""
-    return UniversalDepth()
+    return Depth(lambda layers, embed, halt: Universal(layers, embed), shared=True)
 
 
 def build_halting(options: HaltingOptions) -> Depth:
     """D3."""
-    return HaltingDepth(options.epsilon)
+    return Depth(
+        lambda layers, embed, halt: AdaptiveTime(layers, embed, halt, options.epsilon), halting_unit, shared=True
+    )
 
 
 ONE_LAYER = (Refusal(Feature.MIXED_LAYERS, "there is only one layer, which cannot change between its applications"),)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rltransformers.attention.layer import Attention
+from rltransformers.attention.softmax import Memorizing
 from rltransformers.backbone.build import build_layers, build_positions
 from rltransformers.backbone.config import BackboneConfig
 from rltransformers.backbone.depth import Depth
@@ -68,12 +68,14 @@ class Backbone(nn.Module):
         self.final_norm = nn.LayerNorm(self.width) if self.config.final_norm else None
         forms: tuple[Cached, ...] = (False, True, "only")
         self.state_forms = {cached: self.state_shapes(cached) for cached in forms}
+        self.training_shapes = [self.layer(index).shapes(cached=False) for index in range(self.config.layers)]
+        self.tasks, self.reads_context = self.config.tasks, self.config.reads_context
         self.hands_out = any(Feature.STREAMS in each.spec.offers for each in self.config.choices.losses)
-        self.halt = depth.halt(self.width, self.config.layers)
-        self.stack = self.way(depth)
+        self.halt = None if depth.halt is None else depth.halt(self.width, self.config.layers)
+        self.stack = self.make_stack(depth)
 
-    def way(self, depth: Depth) -> Plain | Reversible:
-        """The way through the layers."""
+    def make_stack(self, depth: Depth) -> Plain | Reversible:
+        """Choose the stack that runs the layers: plain, universal, ACT, exits or reversible."""
         layers = [self.layer(index) for index in range(self.config.layers)]
         if Feature.INVERSE in self.config.choices.residual.spec.offers:
             return Reversible(layers)
@@ -130,8 +132,7 @@ class Backbone(nn.Module):
         keeps anything but rows, as sums or sinks, knows no such bound.
         """
         total = 0
-        for index in range(self.config.layers):
-            shapes = self.layer(index).shapes(cached=False)
+        for shapes in self.training_shapes:
             if any(name.rpartition(".")[2] not in ROWS for name in shapes):
                 return None
             counts = {name: shape[0] for name, shape in shapes.items()}
@@ -186,16 +187,19 @@ class Backbone(nn.Module):
             DataError: an episode is longer than a position table, or a task is none of those there are.
         """
         self.check_sizes(x, state, reset=reset, valid=valid, timestep=timestep, task=task)
-        self.check_context(x, context)
-        if task is None and self.config.tasks is not None:
+        if self.reads_context or context is not None:
+            self.check_context(x, context)
+        if task is None and self.tasks is not None:
             raise ConfigError(
-                f"the backbone reads which of {self.config.tasks} tasks an episode is: pass task=... [batch, time], or "
+                f"the backbone reads which of {self.tasks} tasks an episode is: pass task=... [batch, time], or "
                 "give the prior a fixed task"
             )
         if state is not None and state.acts:
             if x.shape[1] <= self.config.tokens_per_step and valid is None and record is None:
-                self.check_places(*self.places(state.tensors["position"], reset, timestep, x.shape[1]))
-                self.check_tasks(task)
+                if self.finite_positions:
+                    self.check_places(*self.places(state.tensors["position"], reset, timestep, x.shape[1]))
+                if self.tasks is not None:
+                    self.check_tasks(task)
                 return self.step(x, state, reset, timestep=timestep, task=task, context=context, wanted=wanted)
             y, after = self.segment(x, self.in_order(state), reset, valid, timestep, task, context, wanted, record)
             return y, self.in_rings(after)
@@ -276,12 +280,16 @@ class Backbone(nn.Module):
             context = None if context is None else context.sorted(order)
             wanted = EVERY  # sorted tokens go back to their places before any is left out
         tokens = self.locate(x, state, reset, timestep, None if valid is None else valid.sum(1), task)
-        self.check_places(tokens.p, tokens.timestep)
-        self.check_tasks(tokens.task)
+        if self.finite_positions:
+            self.check_places(tokens.p, tokens.timestep)
+        if self.tasks is not None:
+            self.check_tasks(tokens.task)
         if record is not None:
             record.streams, record.exits, record.mixed = [] if self.hands_out else None, None, None
         states = [self.layer_state(index, state, x) for index in range(self.config.layers)]
-        x, after = self.run(x, states, Call(tokens, Probe(record), wanted, context=context))
+        x, after = self.run(
+            x, states, Call(tokens, SILENT if record is None else Probe(record), wanted, context=context)
+        )
 
         def placed(x: Tensor) -> Tensor:
             if order is not None:
@@ -407,7 +415,7 @@ class Backbone(nn.Module):
 
     def check_context(self, x: Tensor, context: Context | None) -> None:
         """Raise ConfigError unless there are elements to look at where the layers do so, and only there."""
-        if not self.config.reads_context:
+        if not self.reads_context:
             if context is not None:
                 raise ConfigError("no layer reads the context that was passed; set topology to 'encoder_decoder'")
             return
@@ -437,12 +445,12 @@ class Backbone(nn.Module):
             position.check_places(p, p // self.config.tokens_per_step if timestep is None else timestep)
 
     def check_tasks(self, task: Int[Tensor, "B T"] | None) -> None:
-        """Raise DataError unless every task is one of those that there are; looks at data, so ``step`` does not ask."""
-        if task is None or self.config.tasks is None:
+        """Raise DataError unless every token has one of the ``tasks``; looks at data, so ``step`` does not call it."""
+        if task is None or self.tasks is None:
             return
         for each in (int(end) for end in task.aminmax()):
-            if not 0 <= each < self.config.tasks:
-                raise DataError(f"task {each} is none of the {self.config.tasks} tasks, which are counted from 0")
+            if not 0 <= each < self.tasks:
+                raise DataError(f"task {each} is none of the {self.tasks} tasks, which are counted from 0")
 
     def embed(self, x: Tensor, call: Call) -> Tensor:
         """Input with the encodings that act on it."""
@@ -455,10 +463,9 @@ class Backbone(nn.Module):
         """State of one layer; a stream that starts here has no memory rows at all."""
         if state is not None:
             return detached(state.layer(layer_place(index)))
-        shapes = self.layer(index).shapes(cached=False)
         return {
             name: x.new_zeros(x.shape[0], *((0, *shape[1:]) if name in ("hidden", "keys") else shape))
-            for name, shape in shapes.items()
+            for name, shape in self.training_shapes[index].items()
         }
 
     def with_cache(self, state: State) -> State:
@@ -503,11 +510,10 @@ class Backbone(nn.Module):
         """
         for index in range(len(self.layers)):
             mixer = self.layer(index).mixing.mixer
-            if isinstance(mixer, Attention) and mixer.retriever is not None:
+            if isinstance(mixer, Memorizing):
                 rows = self.without_cache(state).layer(layer_place(index))["keys"].detach()
                 age = descending(rows.shape[1], rows.device)
-                found: tuple[Tensor, Tensor] = mixer.retriever.split(rows[age <= state.tensors["position"][:, None]])
-                return found
+                return mixer.score.keys_of(rows[age <= state.tensors["position"][:, None]])
         raise ConfigError("no layer has a store; set memory_kind to 'memorizing'")
 
     def constrain_(self) -> None:
@@ -529,7 +535,7 @@ class Backbone(nn.Module):
 def gathered_state(tensors: dict[str, Tensor], layers: list[LayerState]) -> State:
     """One state of the states of all layers."""
     for index, part in enumerate(layers):
-        tensors |= prefixed(layer_place(index), part)
+        tensors |= {f"{layer_place(index)}.{name}": value for name, value in part.items()}
     return State(tensors)
 
 

@@ -109,8 +109,9 @@ class State:
         return State(turned | {"clock": self.tensors["clock"] + ahead})
 
     def layer(self, name: str) -> dict[str, Tensor]:
-        """Tensors of one layer."""
-        return part_of(name, self.tensors)
+        """Tensors of one layer by their own names."""
+        start = f"{name}."
+        return {key.removeprefix(start): value for key, value in self.tensors.items() if key.startswith(start)}
 
 
 def check_alike(states: Sequence[State]) -> None:

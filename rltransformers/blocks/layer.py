@@ -6,7 +6,7 @@ Axes: B batch, T tokens, D model width.
 from dataclasses import replace
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rltransformers.attention.cross import CrossAttention, looked_up
@@ -36,6 +36,7 @@ class Sublayer(nn.Module):
         super().__init__()
         self.mixer = mixer
         self.memory = memory
+        self.state_names = tuple(mixer.state_shapes())  # of the mixer
 
     def shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
         """State tensors without the batch axis."""
@@ -64,7 +65,7 @@ class Sublayer(nn.Module):
         seen = self.memory(x, keys, state, call, self.project(join))
         if call.probe.listens and seen.compressed is not None:
             call.probe.loss("compression", attention_difference(mixer, join, x, seen.compressed, call))
-        own = {name: state[name] for name in mixer.state_shapes()}
+        own = {name: state[name] for name in self.state_names}
         mixed = mixer(h, query, seen.past, own, call, below)
         return Mixed(mixed.out, seen.state | mixed.state, mixed.logits)
 
@@ -128,8 +129,8 @@ def attention_difference(mixer: Mixer, join: Residual, x: Tensor, compressed: Co
     if not exists.any():
         return x.new_zeros(())
     h, raw = join.prepare_frozen(x.detach()), join.prepare_frozen(compressed.blocks.flatten(1, 2))
-    old = mixer.content(h, raw, exists.repeat_interleave(rate, 1))
-    new = mixer.content(h, join.prepare_frozen(compressed.vectors), exists)
+    old = read_frozen(mixer, h, raw, exists.repeat_interleave(rate, 1))
+    new = read_frozen(mixer, h, join.prepare_frozen(compressed.vectors), exists)
     weight = (call.tokens.valid() & exists.any(1, keepdim=True)).to(x.dtype)
     return ((old - new).square().mean(-1) * weight).sum() / weight.sum().clamp(min=1)
 
@@ -199,7 +200,9 @@ class Layer(nn.Module):
             x, after = chosen(x, call.wanted), after | own
         else:
             out = self.transform(x)
-        return Mixed(self.join_ff.combine(x, out, call.probe.at("ff")), after, mixed.logits)
+        return Mixed(
+            self.join_ff.combine(x, out, call.probe.at("ff") if call.probe.listens else call.probe), after, mixed.logits
+        )
 
     def mix(self, x: Tensor, state: LayerState, call: Call, below: Tensor | None) -> Mixed:
         """The mixing submodule alone, not yet joined."""
@@ -233,8 +236,20 @@ class Layer(nn.Module):
         return dropout(mixed.out, self.dropout, self.training), after
 
 
+def read_frozen(
+    mixer: Attention, h: Float[Tensor, "B T D"], rows: Float[Tensor, "B S D"], seen: Bool[Tensor, "B S"]
+) -> Float[Tensor, "B T O"]:
+    """Values that queries of ``h`` read from ``rows`` by content alone, where ``seen``, with frozen weights."""
+    weight, given, score = mixer.project.weight.detach(), mixer.project.bias, mixer.score
+    bias = weight.new_zeros(len(weight)) if given is None else given.detach()
+    frozen = {name: value.detach() for name, value in score.named_parameters()}
+    prepare = (lambda heads: heads) if mixer.chooser is None else mixer.chooser.prepare
+    values: Tensor = torch.func.functional_call(score, frozen, (weight, bias, h, rows, seen, prepare))
+    return values
+
+
 def detached(state: LayerState) -> LayerState:
-    """The gradient stops where a call begins; what acting left behind becomes fit for a call that has a gradient."""
+    """Detach the state; clone inference-mode tensors so that autograd accepts them."""
     if torch.is_grad_enabled():
         state = {name: value.clone() if value.is_inference() else value for name, value in state.items()}
     return {name: value.detach() if value.requires_grad else value for name, value in state.items()}

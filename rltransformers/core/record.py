@@ -1,6 +1,6 @@
 """Record of one call of the backbone besides its output."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -39,40 +39,28 @@ class Record:
         self.mixed = None if self.mixed is None else self.mixed[:, tokens]
 
 
-@dataclass(frozen=True)
 class Probe:
-    """A place in the network that may tell something about itself; without a record nothing is told.
+    """A place in the network that reports losses and metrics to a record; without a record it does nothing.
 
     Attributes:
-        record: what collects, or None.
+        record: collects them, or None.
         place: name of the place, such as "layer0" or "layer0/ff".
+        listens: True with a record; what costs something to compute is left out otherwise.
+        reads_weights: True if attention weights have to be explicit.
     """
 
-    record: Record | None = None
-    place: str = ""
-
-    @property
-    def listens(self) -> bool:
-        """Whether anybody collects: what costs something to compute is left out otherwise."""
-        return self.record is not None
-
-    @property
-    def reads_weights(self) -> bool:
-        """Whether attention weights have to be explicit."""
-        return self.record is not None and self.record.weights
-
-    @property
-    def streams(self) -> list[Tensor] | None:
-        """Where streams after layers are collected; None where nobody asks for them."""
-        return None if self.record is None else self.record.streams
+    def __init__(self, record: Record | None = None, place: str = "") -> None:
+        self.record, self.place = record, place
+        self.listens = record is not None
+        self.reads_weights = record is not None and record.weights
 
     def at(self, place: str) -> "Probe":
-        """The same for a part of this place, or of the whole network."""
-        return self if self.record is None else replace(self, place=f"{self.place}/{place}" if self.place else place)
+        """The probe of a part of this place, or of the whole network."""
+        return Probe(self.record, f"{self.place}/{place}" if self.place else place) if self.listens else self
 
     def unheard(self) -> "Probe":
-        """The same for a record that nobody reads."""
-        return self if self.record is None else replace(self, record=Record(weights=self.record.weights))
+        """A probe of this place whose record is thrown away."""
+        return self if self.record is None else Probe(Record(weights=self.record.weights), self.place)
 
     def loss(self, name: str, value: Tensor) -> None:
         """Add to an auxiliary loss of the whole network."""
@@ -80,11 +68,11 @@ class Probe:
             self.record.add_loss(name, value)
 
     def metric(self, name: str, value: Tensor) -> None:
-        """Tell a scalar."""
+        """Report a scalar."""
         if self.record is not None:
             self.record.metrics[f"{self.place}/{name}"] = value
 
     def lookback(self, mass: Tensor) -> None:
-        """Tell the attention mass by distance [H, L]."""
+        """Report the attention mass by distance [H, L]."""
         if self.record is not None:
             self.record.lookback[self.place] = mass

@@ -18,7 +18,7 @@ NOBODY = slice(0, 0)
 """No token: what is computed for outputs alone is left out, and the state goes on."""
 
 SILENT = Probe()
-"""Tells nothing."""
+"""Reports nothing."""
 
 Made = TypeVar("Made")
 
@@ -57,17 +57,22 @@ class Call:
 
     def at(self, place: str, wanted: slice) -> "Call":
         """The same call in one layer, which has to give the ``wanted`` tokens."""
-        probe = self.probe.at(place)  # made anew rather than replaced, which takes three times as long
-        return Call(
+        probe = self.probe.at(place) if self.probe.listens else SILENT
+        return Call(  # made anew rather than replaced, which takes three times as long
             self.tokens, probe, wanted, self.clock, self.overwrites, self.tables, place, self.made, self.context
         )
 
+    def cut(self, block: int) -> "Call":
+        """Blocks of ``block`` tokens as further batch rows; nothing of a ring, of tables or of a context."""
+        folded = self.once(("blocks", block), lambda: Call(self.tokens.cut(block)))
+        return replace(folded, probe=self.probe)
+
     def silent(self) -> "Call":
-        """The same call, telling nothing."""
+        """The same call without a record."""
         return replace(self, probe=SILENT)
 
     def unheard(self) -> "Call":
-        """The same call, which tells as much to a record that nobody reads."""
+        """A copy whose losses and metrics go to a throw-away record (second run of a checkpointed layer)."""
         return replace(self, probe=self.probe.unheard())
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:

@@ -5,12 +5,15 @@ Axes: B batch, T tokens, N key rows of a group, E numbers of a key row. Memory, 
     rows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
+
+from rltransformers.functional import windows
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,27 @@ class Group:
 
 Past: TypeAlias = tuple[Group, ...]
 """All groups a layer may look at; the window of newest rows, Rows or Ring, is the last one."""
+
+
+def cut_past(past: Past, block: int, horizon: int, time: int) -> Past:
+    """Cut the groups of ``time`` tokens into blocks: further batch rows, each with ``horizon`` rows of past in front.
+
+    All groups but the window belong to single tokens.
+    """
+    *others, window = past
+    rows = window.rows
+    missing = horizon - (rows.shape[1] - time)
+    if missing > 0:
+        rows = F.pad(rows, (0, 0, missing, 0))
+    elif missing < 0:
+        rows = rows[:, -missing:]
+    groups = []
+    for group in others:
+        place = group.place
+        assert isinstance(place, At)
+        distance, visible = windows.fold(place.distance, block), windows.fold(place.visible, block)
+        groups.append(Group(windows.fold(group.rows, block), replace(place, distance=distance, visible=visible)))
+    return *groups, Group(windows.fold_keys(rows, horizon, block), Rows())
 
 
 def in_order(window: Group) -> Float[Tensor, "B N E"]:

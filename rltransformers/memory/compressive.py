@@ -153,7 +153,7 @@ class CompressiveMemory(Memory):
         p = call.tokens.p
         done = compressed_blocks(p, self.recent, self.rate)
         ring = seen.state["hidden_ring"]
-        oldest = interface.ring_place(ring, call).oldest
+        oldest = interface.ring_of(self.slots, call)[1].oldest
         raw = ring.index_select(1, (oldest + torch.arange(self.rate, device=x.device)) % self.slots)
         block = self.compress(raw[:, None]).detach()
         fresh = (done > compressed_blocks(p - 1, self.recent, self.rate))[..., None]

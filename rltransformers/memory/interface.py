@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rltransformers.attention.reach import Reach
-from rltransformers.attention.roles import Retriever
+from rltransformers.attention.store import Store
 from rltransformers.functional import windows
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import At, Group, Past, Ring, Rows
@@ -53,9 +53,9 @@ class MemoryOptions:
         """The layer, of those that are ``able``, that reads a store behind its window; None where none does."""
         return None
 
-    def retriever(self, dims: Dims) -> Retriever:
-        """Reader of the store in that layer."""
-        raise NotImplementedError("a memory with a store defines retriever")
+    def build_store(self, dims: Dims) -> Store:
+        """The store of that layer."""
+        raise NotImplementedError("a memory with a store defines build_store")
 
 
 @dataclass(frozen=True)
@@ -165,11 +165,12 @@ class RowMemory(Memory):
 
 
 def write(state: LayerState, x: Tensor, keys: Tensor, call: Call) -> Remembered:
-    """The tokens written into the rings, and what they see there."""
-    after = {"key_ring": written(state["key_ring"], keys, call)}
+    """Write the tokens into the rings, and give what they see there."""
+    slots, place = ring_of(state["key_ring"].shape[1], call)
+    after = {"key_ring": written(state["key_ring"], keys, slots, call.overwrites)}
     if "hidden_ring" in state:
-        after["hidden_ring"] = written(state["hidden_ring"], x, call)
-    past: Past = (Group(after["key_ring"], ring_place(after["key_ring"], call)),)
+        after["hidden_ring"] = written(state["hidden_ring"], x, slots, call.overwrites)
+    past: Past = (Group(after["key_ring"], place),)
     if "sinks" in state:
         after["sinks"] = noted(state["sinks"], x, call.tokens)[-1]
     if "sink_keys" in state:
@@ -179,48 +180,30 @@ def write(state: LayerState, x: Tensor, keys: Tensor, call: Call) -> Remembered:
     return Remembered(past, after)
 
 
-def written(ring: Float[Tensor, "B S X"], rows: Float[Tensor, "B T X"], call: Call) -> Float[Tensor, "B S X"]:
-    """The ring with the rows in the next slots; the very ring where its tensors belong to the call."""
-    slots = next_slots(ring, rows.shape[1], call)
-    rows = rows if rows.dtype == ring.dtype else rows.to(ring.dtype)
-    return ring.index_copy_(1, slots, rows) if call.overwrites else ring.index_copy(1, slots, rows)
+def ring_of(size: int, call: Call) -> tuple[Int[Tensor, "*T"], Ring]:
+    """Slots of the tokens of a call in rings of ``size`` slots, and the ages of all slots after them.
 
+    The slot of one token has no axis.
+    """
 
-def next_slots(ring: Tensor, count: int, call: Call) -> Int[Tensor, ""] | Int[Tensor, " T"]:
-    """Where the tokens of a call go; without an axis where there is one token."""
-    size = ring.shape[1]
-    if count == 1:
-        return newest_slot(size, call)
-
-    def following() -> Tensor:
+    def make() -> tuple[Tensor, Ring]:
         assert call.clock is not None  # a state with rings has a clock
-        return (call.clock + torch.arange(count, device=ring.device)) % size
-
-    return call.once(("slots", size), following)
-
-
-def newest_slot(size: int, call: Call) -> Int[Tensor, ""]:
-    """Where the last token of a call goes in rings of ``size`` slots."""
-
-    def last() -> Tensor:
-        assert call.clock is not None  # a state with rings has a clock
-        time = call.tokens.p.shape[1]
-        return (call.clock if time == 1 else call.clock + (time - 1)) % size
-
-    return call.once(("newest", size), last)
-
-
-def ring_place(ring: Tensor, call: Call) -> Ring:
-    """Ages of the slots after the tokens of the call were written."""
-
-    def ages() -> Ring:
-        size = ring.shape[1]
-        newest = newest_slot(size, call)
-        back = newest - torch.arange(size, device=ring.device)
+        time, device = call.tokens.p.shape[1], call.clock.device
+        newest = (call.clock if time == 1 else call.clock + (time - 1)) % size
+        back = newest - torch.arange(size, device=device)
         # One division in all: machine code computes ages anew for every key that it compares.
-        return Ring(torch.where(back < 0, back + size, back), newest)
+        place = Ring(torch.where(back < 0, back + size, back), newest)
+        return newest if time == 1 else (call.clock + torch.arange(time, device=device)) % size, place
 
-    return call.once(("ring", ring.shape[1]), ages)
+    return call.once(("ring", size), make)
+
+
+def written(
+    ring: Float[Tensor, "B S X"], rows: Float[Tensor, "B T X"], slots: Int[Tensor, "*T"], overwrites: bool
+) -> Float[Tensor, "B S X"]:
+    """The ring with the rows in the slots; the very ring where the call ``overwrites``."""
+    rows = rows if rows.dtype == ring.dtype else rows.to(ring.dtype)
+    return ring.index_copy_(1, slots, rows) if overwrites else ring.index_copy(1, slots, rows)
 
 
 def noted(sinks: Float[Tensor, "B n X"], rows: Float[Tensor, "B T X"], tokens: Tokens) -> list[Float[Tensor, "B n X"]]:

@@ -7,6 +7,7 @@ alone (``of_distances``, ``factors``, ``key_vectors``, ``circle``) is separate f
 acting computes it once per change of the weights and not at every step.
 """
 
+from collections.abc import Callable
 from enum import Flag, auto
 from typing import Annotated, Protocol
 
@@ -14,6 +15,7 @@ import torch
 from annotated_types import Ge
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rltransformers.core.errors import DataError
 
@@ -118,8 +120,8 @@ class Position(nn.Module):
         raise NotImplementedError("an encoding that has channels defines key_channels")
 
     def content_query(self, q: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
-        """QUERY: the query as it meets key contents."""
-        raise NotImplementedError("an encoding that acts on queries defines content_query")
+        """QUERY: the query as it meets key contents; unchanged by default."""
+        return q
 
     def circle(self, back: Int[Tensor, "*n"], like: Tensor) -> Float[Tensor, "*n 2 f"]:
         """ROTATION: cosine and sine by which a row that lies ``back`` tokens behind the last one is turned."""
@@ -156,6 +158,26 @@ class Position(nn.Module):
     def value_table(self, length: int, like: Tensor) -> Float[Tensor, "L V"]:
         """VALUE: vectors added to the values at the distances 0 .. length - 1, on the device of ``like``."""
         raise NotImplementedError("an encoding that acts on values defines value_table")
+
+
+def at_places(
+    position: Position,
+    rows: Float[Tensor, "B S X"],
+    p: Int[Tensor, "*b S"],
+    weight: Float[Tensor, "X D"],
+    channels: Callable[[Tensor, Tensor], Tensor],
+    heads: int,
+) -> Float[Tensor, "B S Z"]:
+    """Queries or keys with their places: plus the projected code, or with channels beside those of every head.
+
+    Args:
+        weight: projects inputs to these rows.
+        channels: ``query_channels`` or ``key_channels`` of the position.
+    """
+    if Acts.CODE in position.acts:
+        return rows + F.linear(position.code(p, rows), weight)
+    own, others = (part.unflatten(-1, (heads, -1)) for part in (rows, channels(p, rows)))
+    return torch.cat([own, others.expand(*rows.shape[:2], -1, -1)], -1).flatten(2)
 
 
 def head_products(q: Float[Tensor, "B H T K"], table: Float[Tensor, "L HK"]) -> Float[Tensor, "B H T L"]:

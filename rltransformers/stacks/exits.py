@@ -36,8 +36,9 @@ class Exits(Plain):
 
     def run(self, x: Tensor, states: Sequence[LayerState], call: Call) -> tuple[Tensor, list[LayerState]]:
         """Stream [B, t, D] of every token where it left, and the states after all layers."""
-        if call.probe.streams is not None:
-            self.hand_out(x, states, call)
+        record = call.probe.record
+        if record is not None and record.streams is not None:
+            self.hand_out(x, states, call, record)
         left = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
         stays: list[Tensor] = []
         least = self.leaving.ahead(call.tokens.p)
@@ -63,22 +64,21 @@ class Exits(Plain):
             call.probe.at("exits").metric("layers", (used * valid).sum() / valid.sum().clamp(min=1))
         return x, after
 
-    def hand_out(self, x: Tensor, states: Sequence[LayerState], call: Call) -> None:
+    def hand_out(self, x: Tensor, states: Sequence[LayerState], call: Call, record: Record) -> None:
         """The streams of a pass in which nobody leaves, and what the predictor makes of them, for ``Record``.
 
         All positions are aligned: each layer sees what the layer below made of every token (Elbayad et al. 2020,
         section 3.1); or every token leaves after a layer of its own (mixed, section 3.2).
         """
-        assert call.probe.record is not None
         aside = Record(streams=[])
         every = replace(call, probe=Probe(aside), wanted=EVERY)
         super().run(x, states, every)
         streams = aside.streams or []
-        call.probe.record.streams = [chosen(stream, call.wanted) for stream in streams]
+        record.streams = [chosen(stream, call.wanted) for stream in streams]
         if self.mixes:
             drawn = replace(self, leaving=Drawn(draw(x, len(self.layers))), mixes=False)
-            call.probe.record.mixed, _ = drawn.run(x, states, call.silent())
-        call.probe.record.exits = chosen(self.leaving.predictions(streams), call.wanted)
+            record.mixed, _ = drawn.run(x, states, call.silent())
+        record.exits = chosen(self.leaving.predictions(streams), call.wanted)
 
 
 def draw(x: Float[Tensor, "B T D"], layers: int) -> Int[Tensor, "B T"]:

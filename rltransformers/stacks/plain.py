@@ -41,14 +41,14 @@ class Plain:
 
     def run(self, x: Tensor, states: Sequence[LayerState], call: Call) -> tuple[Tensor, list[LayerState]]:
         """Stream [B, t, D] and states after all layers."""
-        after, below = [], None
+        after, below, record = [], None, call.probe.record
         for index, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
             wanted = call.wanted if index == len(self.layers) - 1 else EVERY
             mixed = self.apply(layer, self.into(x, index, call), state, call.at(layer_place(index), wanted), below)
             x, below = mixed.out, mixed.logits
             after.append(mixed.state)
-            if call.probe.streams is not None:
-                call.probe.streams.append(chosen(x, call.wanted) if wanted is EVERY else x)
+            if record is not None and record.streams is not None:
+                record.streams.append(chosen(x, call.wanted) if wanted is EVERY else x)
         return x, after
 
     def apply(self, layer: Layer, x: Tensor, state: LayerState, call: Call, below: Tensor | None) -> Mixed:

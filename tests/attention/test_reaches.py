@@ -98,5 +98,5 @@ def test_first_tokens_that_a_rule_leaves_out_of_the_window_are_seen_as_sinks(mon
 
 
 def test_a_pattern_with_a_rule_is_never_dense() -> None:
-    assert Pattern((Reach(MEMORY + 1),)).dense(MEMORY + 1)
-    assert not Pattern((Reach(MEMORY + 1, rule=Odd()),)).dense(MEMORY + 1)
+    assert Pattern((Reach(MEMORY + 1),)).dense == MEMORY + 1
+    assert Pattern((Reach(MEMORY + 1, rule=Odd()),)).dense == 0

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rltransformers.attention.layer import SPEC as SOFTMAX
+from rltransformers.attention.softmax import SPEC as SOFTMAX
 from rltransformers.backbone import AXES, PLAIN, BackboneConfig, Record, build, catalogue
 from rltransformers.blocks.reversible import ReversibleLayer
 from rltransformers.core.errors import ConfigError

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from rltransformers.attention.store import Store
 from rltransformers.backbone import PLAIN, Backbone, BackboneConfig
 from rltransformers.core.errors import ConfigError, MissingExtraError
-from rltransformers.memory.memorizing import Options, Store, save_bank
+from rltransformers.memory.memorizing import Options, save_bank
 from tests.attention.row import BASE
 from tests.backbone import laws
 from tests.backbone.laws import Case, perturbed
@@ -80,7 +81,7 @@ def test_of_one_stored_token_the_value_comes_back_weighted_by_the_gate() -> None
     seen: list[torch.Tensor] = []
     store, x = store_of(backbone), torch.randn(1, 3, 15)
     join = store.join
-    store.join = lambda window, found: seen.append(join(window, found)) or seen[-1]  # type: ignore[method-assign,func-returns-value]
+    store.join = lambda window, retrieved: seen.append(join(window, retrieved)) or seen[-1]  # type: ignore[method-assign,func-returns-value]
     assert store.gate is not None
     outputs = {}
     for gate in (-1e3, 0.3, 1e3):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rltransformers.attention.columns import Columns, beside, by_head
 from rltransformers.attention.plan import Plan
-from rltransformers.attention.roles import Heads, View
+from rltransformers.attention.roles import HandUp, Heads, View
 from rltransformers.functional.keys import At
 from rltransformers.functional.modules import dropout
 from rltransformers.functional.windows import FEW_TOKENS
@@ -30,7 +30,7 @@ def dense(
 ) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H T S"], Float[Tensor, "B H T S"]]:
     """Outputs, what the layer above may build on (the unmasked logits, or weights), and every head's own weights.
 
-    Where the plan has a retriever that ``weighs``, every output ends with the logarithm of the sum of exponentials.
+    Where the plan has a store that ``weighs``, every output ends with the logarithm of the sum of exponentials.
 
     Args:
         query: as it meets contents, turned where keys are.
@@ -64,10 +64,10 @@ def dense(
     mixed = weights
     for part in plan.on_mixed_weights:
         mixed = part.mixed_weights(mixed, view)
-    if plan.prior.hands_weights:
+    if plan.hands is HandUp.WEIGHTS:
         handed = mixed
     out = read(plan, dropout(mixed, plan.dropout, training), groups, columns)
-    if plan.retriever is not None and plan.retriever.weighs:
+    if plan.store is not None and plan.store.weighs:
         out = torch.cat([out, logits.logsumexp(-1, keepdim=True).to(out.dtype)], -1)
     return out, handed, weights
 

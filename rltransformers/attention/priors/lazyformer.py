@@ -5,7 +5,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from rltransformers.attention.roles import Part
+from rltransformers.attention.roles import HandUp, Part
 from rltransformers.core.spec import Feature, Refusal, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
@@ -16,7 +16,8 @@ class Lazy(Part):
     def __init__(self, dims: Dims, group: int) -> None:
         super().__init__()
         place = dims.layer % group
-        self.group, self.takes_weights, self.hands_weights = group, place > 0, place < group - 1
+        self.group, self.takes_weights = group, place > 0
+        self.hands = HandUp.WEIGHTS if place < group - 1 else HandUp.NOTHING
 
 
 @dataclass(frozen=True)

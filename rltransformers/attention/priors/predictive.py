@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.attention.roles import Part, Stage, View
+from rltransformers.attention.roles import HandUp, Part, Stage, View
 from rltransformers.core.spec import Feature, Refusal, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.functional.taps import newest_rows, with_past
@@ -46,7 +46,7 @@ class Predictive(Part):
 
     def __init__(self, dims: Dims, alpha: float) -> None:
         super().__init__()
-        self.hands_rows = True
+        self.hands = HandUp.DISTANCES
         self.alpha, self.heads = alpha, dims.heads
         if dims.layer > 0:
             self.stages = Stage.LOGITS

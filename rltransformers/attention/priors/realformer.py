@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from rltransformers.attention.roles import Part, Stage, View
+from rltransformers.attention.roles import HandUp, Part, Stage, View
 from rltransformers.core.spec import Feature, NoOptions, Refusal, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
@@ -11,7 +11,7 @@ class RealFormer(Part):
     """Residual attention: logits_l = own_l + logits_(l-1), both before the mask."""
 
     stages = Stage.LOGITS
-    hands_on = True
+    hands = HandUp.LOGITS
 
     def logits(self, logits: Tensor, view: View) -> Tensor:
         """Sum with those of the layer below, where there is one."""

@@ -12,10 +12,11 @@ from annotated_types import Ge, Le
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from rltransformers.attention.layer import SPEC as SOFTMAX
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.roles import Heads, Score
+from rltransformers.attention.softmax import SPEC as SOFTMAX
+from rltransformers.attention.softmax import attention_of
 from rltransformers.core.spec import Spec, Traits
 from rltransformers.mixers.interface import Dims
 
@@ -101,7 +102,7 @@ class Options:
 def build(dims: Dims, plan: Plan, options: Options) -> Attention:
     """S1."""
     score = Hopfield(dims, plan.score, options.updates, options.beta, options.learned)
-    return Attention(dims, replace(plan, score=score))
+    return attention_of(dims, replace(plan, score=score))
 
 
 SPEC = Spec(

@@ -12,11 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from rltransformers.attention.layer import SPEC as SOFTMAX
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.reach import check_window
 from rltransformers.attention.roles import Score
+from rltransformers.attention.softmax import SPEC as SOFTMAX
+from rltransformers.attention.softmax import attention_of
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
@@ -85,7 +86,7 @@ def build(dims: Dims, plan: Plan, options: Options) -> Attention:
     given = plan.pattern.heads * (dims.heads // len(plan.pattern.heads))
     wide = (replace(each, window=min(each.window, window)) for each in given[narrow_heads:])
     score = LowRankBand(dims, narrow_heads, rank)
-    return Attention(
+    return attention_of(
         dims, replace(plan, score=score, pattern=replace(plan.pattern, heads=(*given[:narrow_heads], *wide)))
     )
 

@@ -15,10 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.attention import layer
-from rltransformers.attention.layer import Attention, joined_heads
+from rltransformers.attention import layer, reports
+from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.reach import Pattern, Reach
+from rltransformers.attention.roles import joined_heads
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional import windows
 from rltransformers.functional.call import Call, chosen
@@ -102,7 +103,7 @@ class SlotAttention(Attention):
     ) -> Mixed:
         """The wanted tokens; long calls are cut into chunks with slots of their own, so work grows linearly with T."""
         if call.probe.listens:
-            self.tell(h, call)
+            reports.of_inputs(self, h, past[-1], call)
         (batch, time), rows = query.shape[:2], in_order(past[-1])
         size = layer.block_of(self.horizon)
         if time <= size:
@@ -110,9 +111,8 @@ class SlotAttention(Attention):
             seen = self.slots_and_tail(rows, call, time)
             mixed, logits = self.attend(h, chosen(query, early), seen, call, below, early)
         else:
-            early, folded = EVERY, call.once(("blocks", size), lambda: Call(call.tokens.cut(size)))
+            early, folded = EVERY, call.cut(size)
             seen = self.slots_and_tail(rows, call, size)
-            folded = replace(folded, probe=call.probe)
             mixed, logits = self.attend(windows.fold(h, size), windows.fold(query, size), seen, folded, below, early)
         mixed = joined_heads(mixed)
         if time > size:

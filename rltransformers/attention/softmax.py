@@ -1,0 +1,109 @@
+"""Softmax attention, the neutral mixer; in the layer with a store it reads that as well (Wu et al. 2022).
+
+Axes: B batch, T tokens, S key rows, D model width, H heads, V value width, Q and E numbers of a query and a key row.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rltransformers.attention.layer import Attention, block_of, cuts
+from rltransformers.attention.plan import Plan
+from rltransformers.attention.store import Store
+from rltransformers.core.spec import Feature, NoOptions, Spec, Traits
+from rltransformers.functional import windows
+from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.context import EVERY
+from rltransformers.functional.keys import At, Group, Past, Ring, Rows, cut_past
+from rltransformers.mixers.interface import Dims
+
+
+class Memorizing(Attention):
+    """Attention to the window, joined with what the store of the plan finds in the rows behind it."""
+
+    def __init__(self, dims: Dims, plan: Plan) -> None:
+        super().__init__(dims, plan)
+        self.stored = self.store.farthest - self.horizon
+
+    @property
+    def store(self) -> Store:
+        """The store of the plan."""
+        assert self.plan.store is not None
+        return self.plan.store
+
+    def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
+        """Queries and keys as the store compares them."""
+        query, keys = super().queries_and_keys(h)
+        return self.store.queries(query), self.score.with_keys(keys, self.store.keys)
+
+    def keys(self, h: Float[Tensor, "B S D"]) -> Float[Tensor, "B S E"]:
+        """Keys as the store compares them."""
+        return self.score.with_keys(super().keys(h), self.store.keys)
+
+    def heads(
+        self,
+        h: Tensor,
+        query: Tensor,
+        past: Past,
+        state: dict[str, Tensor],
+        call: Call,
+        below: Tensor | None,
+        wanted: slice,
+    ) -> tuple[Float[Tensor, "B t HO"], dict[str, Tensor], Tensor | None]:
+        """Join what the heads read in the window with what they retrieve from the whole of the rows."""
+        rows = past[-1]
+        window = newest(rows, self.horizon, self.dims.tokens_per_step, call)
+        out, state, handed = super().heads(h, query, (*past[:-1], window), state, call, below, EVERY)
+        return chosen(self.store.join(out, self.recall(query, rows, call)), wanted), state, handed
+
+    def recall(self, query: Float[Tensor, "B T Q"], rows: Group, call: Call) -> Float[Tensor, "B T H R"]:
+        """Retrieve for every query, long calls in blocks."""
+        (batch, time), horizon = query.shape[:2], self.horizon + self.stored
+        block = block_of(horizon)
+        folds = cuts((rows,), horizon + block)
+        if folds:
+            (rows,) = cut_past((rows,), block, horizon, time)
+            query, call = windows.fold(query, block), call.cut(block)
+        assert not isinstance(rows.place, At)
+        retrieved = self.store.retrieve(query, *self.score.keys_of(rows.rows), rows.place, call)
+        return windows.unfold_tokens(retrieved, time, batch) if folds else retrieved
+
+
+def newest(store: Group, horizon: int, tokens_per_step: int, call: Call) -> Group:
+    """The window at the end of a store, as a memory that keeps ``horizon`` rows has it."""
+    rows, place, time = store.rows, store.place, call.tokens.p.shape[1]
+    if isinstance(place, Rows):
+        return Group(rows[:, max(0, rows.shape[1] - horizon - time) :], place)
+    assert isinstance(place, Ring) and call.clock is not None
+    size = horizon + tokens_per_step
+    last = (call.clock + (time - 1)) % size
+    back = last - torch.arange(size, device=rows.device)
+    age = torch.where(back < 0, back + size, back)
+    return Group(rows.index_select(1, (place.newest - age) % rows.shape[1]), Ring(age, last))
+
+
+def attention_of(dims: Dims, plan: Plan) -> Attention:
+    """Make the attention of a plan."""
+    return Attention(dims, plan) if plan.store is None else Memorizing(dims, plan)
+
+
+def build(dims: Dims, plan: Plan, options: NoOptions) -> Attention:
+    """S0."""
+    return attention_of(dims, plan)
+
+
+SPEC = Spec(
+    id="S0",
+    name="softmax",
+    axis="mixer",
+    paper="Vaswani et al. 2017, arXiv 1706.03762, equation 1",
+    summary="Scaled dot products, normalised by a softmax over the window.",
+    build=build,
+    example={"mixer": "softmax"},
+    traits=Traits(family="EXPL", state="memory D (training), memory kv_heads (Dh + Dv) more (acting)", time="T"),
+    offers=(
+        *(Feature.SCORES, Feature.LOGITS, Feature.PRODUCTS, Feature.CHANNELS, Feature.OUTPUTS, Feature.COMMON_KEYS),
+        *(Feature.PATTERNS, Feature.ROWS, Feature.SLOTS, Feature.KEYS, Feature.RETRIEVAL),
+    ),
+    formula="o_t = sum_s softmax_s(q_t k_s / sqrt(Dh)) v_s",
+)
