@@ -90,14 +90,8 @@ from rltransformers.training.decision_settings import (
 )
 from rltransformers.training.distributed import check_shared, log_traffic, share_seen
 from rltransformers.training.entropy_bound import EntropyBound
-from rltransformers.training.episodes import (
-    Episode,
-    check_spaces,
-    check_vector_env,
-    play,
-    result_of,
-)
-from rltransformers.training.evaluation import EvaluationResult
+from rltransformers.training.episodes import check_spaces, check_vector_env, evaluate_decisions
+from rltransformers.training.evaluation import EvaluationEpisode, EvaluationResult, result_of
 from rltransformers.training.exits import calibrate
 from rltransformers.training.interval_log import IntervalLog
 from rltransformers.training.memory_panel import memory_panel
@@ -796,7 +790,7 @@ class DecisionTransformer(OfflineAgent):
             targets = target_list(target_returns, best, self.summary.return_scale)
         counted = self.settings.discount, self.settings.delayed_reward
         seeds = branch_seeds(seed, "evaluation", episodes)
-        played = [Episode(target, episode_seed, *counted) for target in targets for episode_seed in seeds]
+        played = [EvaluationEpisode(episode_seed, target, *counted) for target in targets for episode_seed in seeds]
         envs = self._vector_env(env, min(num_envs, len(played)), env_kwargs, wrappers)
         try:
             check_spaces(envs, self.observation_space, self.action_space)
@@ -806,7 +800,7 @@ class DecisionTransformer(OfflineAgent):
             longest = longest_allowed(longest_episode, spec)
             title = None if spec is None else spec.id
             act = partial(self._act, decider, overwrites=True)
-            play(envs, played, act, decider, draws, longest, title, progress_bar)
+            evaluate_decisions(envs, played, act, decider, draws, longest, title, progress_bar)
         finally:
             if not isinstance(env, gym.Env | VectorEnv):
                 envs.close()

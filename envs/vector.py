@@ -5,7 +5,7 @@ is already that of the next episode, and the info carries ``terminal_observation
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, cast
 
@@ -107,8 +107,13 @@ class GymnasiumVecEnv(VecEnv):
     Rewards are float32. The action space is ``single_action_space``; actions of a Dict or a Tuple come as a list, one
     for each copy.
 
+    Args:
+        raw: as recordings need it: rewards stay float64, leaves that no network reads are allowed, and NEXT_STEP
+            environments always reset in a call of their own, also where they do not say that they do.
+
     Attributes:
         reset_rows: sub-environments whose newest row is a reset row [N].
+        next_seed: returns the seed of the next episode of sub-environment i; None where seeds are as ``seed`` says.
 
     Raises:
         ConfigError: for unsupported spaces, or when the environment does not say how it resets.
@@ -117,12 +122,17 @@ class GymnasiumVecEnv(VecEnv):
     checks_outcomes = True
     """Rewards and ends of episodes were looked at: ``FiniteVecEnv`` need not look again."""
 
-    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+    next_seed: Callable[[int], int | None] | None = None
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], raw: bool = False) -> None:
         self.env = env
-        self.mode = _mode(env)
-        self.partial_reset = supports_partial_reset(env)
+        self.mode = _mode(env, AutoresetMode.NEXT_STEP if raw else None)
+        # Whether rows of ended episodes are reset within the step.
+        self.partial_reset = self.mode is not AutoresetMode.NEXT_STEP or (not raw and supports_partial_reset(env))
+        self._reward_type = np.float64 if raw else np.float32
         self._single = env.single_observation_space
-        check_observation_space(self._single)
+        if not raw:
+            check_observation_space(self._single)
         check_supported(env.single_action_space, "action")
         leaves = observation_leaves(self._single)
         observation_space = leaves.get("", spaces.Dict(leaves))
@@ -136,6 +146,8 @@ class GymnasiumVecEnv(VecEnv):
 
     def reset(self) -> VecEnvObs:
         seed = vector_seed(self.env, self._seeds)
+        if self.next_seed is not None:
+            seed = [self.next_seed(i) for i in range(self.num_envs)]
         observation, infos = self.env.reset(seed=seed, options=self._gymnasium_options())
         self._reset_seeds()
         self._reset_options()
@@ -175,7 +187,7 @@ class GymnasiumVecEnv(VecEnv):
         cuts = truncated & ~terminated if some_ended else ended
         for info, cut in zip(infos, cuts.tolist(), strict=True):
             info["TimeLimit.truncated"] = cut
-        return self._outside(leaves), np.array(rewards, np.float32), ended, infos
+        return self._outside(leaves), np.array(rewards, self._reward_type), ended, infos
 
     @property
     def resets_next(self) -> np.ndarray:
@@ -262,7 +274,12 @@ class GymnasiumVecEnv(VecEnv):
         return row.get("", row)
 
     def _reset_rows(self, ended: np.ndarray, leaves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        observation, infos = self.env.reset(options={"reset_mask": ended.copy()})
+        options = {"reset_mask": ended.copy()}
+        if self.next_seed is None:
+            observation, infos = self.env.reset(options=options)
+        else:
+            seeds: Any = [self.next_seed(i) if ended[i] else None for i in range(self.num_envs)]
+            observation, infos = self.env.reset(seed=seeds, options=options)
         fresh = leaf_values(self._single, observation)
         reset_infos = _info_list(infos, self.num_envs)
         for i in np.flatnonzero(ended).tolist():
@@ -310,8 +327,8 @@ def supports_partial_reset(env: VectorEnv[Any, Any, Any]) -> bool:
     return isinstance(env, SyncVectorEnv | MemoryTaskVector)
 
 
-def _mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    mode = env.metadata.get("autoreset_mode")
+def _mode(env: VectorEnv[Any, Any, Any], default: AutoresetMode | None = None) -> AutoresetMode:
+    mode = env.metadata.get("autoreset_mode", default)
     if not isinstance(mode, AutoresetMode):
         raise ConfigError(
             f"{env} does not say how it resets (metadata['autoreset_mode'] is {mode!r}); set a gymnasium AutoresetMode"

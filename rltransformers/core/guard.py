@@ -266,28 +266,16 @@ def check_copies(env: AnyVectorEnv) -> None:
 
 
 @contextmanager
-def checked_copies(env: AnyVectorEnv) -> Iterator[None]:
-    """``check_copies`` for the length of the block; afterwards the environments are those of the caller again."""
+def guarding(env: VecEnv) -> Iterator[VecEnv]:
+    """Within the block, check all that comes out of ``env``; afterwards it is as the caller made it."""
     holder: Any = innermost(env)
     before = getattr(holder, "envs", None)
     check_copies(env)
     try:
-        yield
+        yield env if is_vecenv_wrapped(env, FiniteVecEnv) else FiniteVecEnv(env)
     finally:
         if before is not None:
             holder.envs = before
-
-
-@contextmanager
-def guarding(env: VecEnv) -> Iterator[VecEnv]:
-    """Within the block, check all that comes out of ``env``; afterwards it holds the environments of the caller again.
-
-    Warns:
-        UserWarning: of wrappers whose running statistics are lost with the environment.
-    """
-    warn_of_statistics(env)
-    with checked_copies(env):
-        yield env if is_vecenv_wrapped(env, FiniteVecEnv) else FiniteVecEnv(env)
 
 
 def innermost(env: AnyVectorEnv) -> AnyVectorEnv:
@@ -336,6 +324,12 @@ def _has_attribute(env: AnyVectorEnv, name: str) -> bool:
 def reset_rows(env: VecEnv) -> np.ndarray:
     """Environments [N] whose newest step was a reset, as a ``GymnasiumVecEnv`` marks it; its action was ignored."""
     rows: np.ndarray = vars(env.unwrapped).get("reset_rows", np.zeros(env.num_envs, bool))
+    return rows
+
+
+def waiting_rows(env: VecEnv) -> np.ndarray:
+    """Environments [N] whose next step will be a reset and ignore its action, as a ``GymnasiumVecEnv`` says."""
+    rows: np.ndarray = getattr(env.unwrapped, "resets_next", np.zeros(env.num_envs, bool))
     return rows
 
 
@@ -492,9 +486,7 @@ class Guard(FiniteVecEnv):
             if self._beside:
                 masks = attempt(self.venv, lambda: f"in {MASK_METHOD}()", self.venv.env_method, MASK_METHOD)
                 leaves[ACTION_MASK] = fit_masks(masks, self.action_space, self.num_envs)
-            # What an environment that resets in its next step ignores need not be allowed.
-            idle = getattr(self.unwrapped, "resets_next", None)
-            acting = np.arange(self.num_envs) if idle is None else np.flatnonzero(~idle)
+            acting = np.flatnonzero(~waiting_rows(self))
             masks = np.asarray(leaves[ACTION_MASK])[acting]
             check_masks(masks, self.action_space, lambda row: self._place(int(acting[row])))
         return leaves

@@ -173,6 +173,12 @@ def stack_members(space: Space, values: Sequence[Any]) -> Any:
     return nest_leaves(space, {path: np.stack([row[path] for row in rows]) for path in leaf_spaces(space)})
 
 
+def split_members(space: Space, leaves: Mapping[str, Any]) -> list[Any]:
+    """The inverse of ``stack_members``: members of ``space`` from leaves [B, ...] by path."""
+    rows = len(next(iter(leaves.values())))
+    return [nest_leaves(space, {path: leaf[row] for path, leaf in leaves.items()}) for row in range(rows)]
+
+
 def space_from_leaves(leaves: Mapping[str, Space]) -> Space:
     """A space with the given leaves: the bare leaf for the single path "", else nested Dicts (never Tuples)."""
     return space_of(nest_paths(leaves))

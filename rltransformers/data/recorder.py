@@ -6,7 +6,6 @@ Gymnasium's vector environments in all three autoreset modes and Stable-Baseline
 """
 
 import copy
-import importlib
 import inspect
 import sys
 import warnings
@@ -19,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.wrappers.vector import RecordEpisodeStatistics, RecordVideo
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.policies import BasePolicy
@@ -38,20 +37,16 @@ from rltransformers.core.episodes import endless_episode, longest_allowed
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean, one_line
 from rltransformers.core.guard import (
     FiniteVecEnv,
-    attempt,
-    check_observations,
-    check_outcome,
-    checked_copies,
     construction,
+    guarding,
     made_by,
-    read_leaves,
-    reset_rows,
+    named,
     warn_of_statistics,
 )
 from rltransformers.core.members import members, numbers
 from rltransformers.core.ranges import Environments, Episodes, Steps, WholeNumber, check, shown, suggesting
 from rltransformers.core.registry import find_spec
-from rltransformers.core.seeding import generators, seed_environments, vector_seed
+from rltransformers.core.seeding import generators, seed_environments
 from rltransformers.core.spaces import (
     check_supported,
     differing_spaces,
@@ -61,12 +56,15 @@ from rltransformers.core.spaces import (
     observation_leaves,
     space_from_leaves,
     space_outline,
+    split_members,
     stored_dtype,
 )
 from rltransformers.data.behaviours import Behaviour, Mixture, as_behaviour, decides_by_itself
 from rltransformers.data.rollout import bytes_of
 from rltransformers.data.spaces import chunks
 from rltransformers.data.trajectories import Leaves, Trajectories, join_trajectories
+from rltransformers.envs.play import steps as play
+from rltransformers.envs.vector import GymnasiumVecEnv
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
@@ -149,10 +147,10 @@ def record(
     check(progress, Callable[..., Any] | None, "progress")
     check(env_kwargs, Mapping[str, Any] | None, "env_kwargs")
     chosen = recorded if recorded is None or isinstance(recorded, ObservationView) else _chosen(recorded)
-    vector, owned = _vector_env(env, num_envs, dict(env_kwargs or {}), vectorization_mode)
-    warn_of_statistics(vector.env)
+    played, owned = _vector_env(env, num_envs, dict(env_kwargs or {}), vectorization_mode)
+    warn_of_statistics(played.given)
     try:
-        with checked_copies(vector.env):
+        with guarding(played.env) as played.env:
             parts = behaviour.parts if isinstance(behaviour, Mixture) else ((1.0, behaviour),)
             if deterministic and all(decides_by_itself(part) for _, part in parts):
                 raise ConfigError(
@@ -160,21 +158,21 @@ def record(
                     "behaviours decide by themselves; leave it out"
                 )
             shares = Mixture(tuple(parts)).shares(steps or episodes or 0)
-            view = _view(chosen, vector.observation_space)
-            _check_room(steps, episodes, _layout(view.observation_space, vector.action_space))
-            streams, spec = generators(seed), _single_spec(vector.spec)
-            env_id, env_spec = spec.id if spec else None, _spec_json(vector, spec)
+            view = _view(chosen, played.observation_space)
+            _check_room(steps, episodes, _layout(view.observation_space, played.action_space))
+            streams, spec = generators(seed), played.single_spec
+            env_id, env_spec = spec.id if spec else None, _spec_json(played)
             results: list[Trajectories] = []
             described: list[dict[str, Any]] = []
             for (weight, part), share in zip(parts, shares, strict=True):
-                actor = as_behaviour(part, vector.observation_space, vector.action_space, deterministic=deterministic)
-                _check_fits(actor, vector)
+                actor = as_behaviour(part, played.observation_space, played.action_space, deterministic=deterministic)
+                _check_fits(actor, played)
                 done_before = sum(result.steps for result in results)
-                recording = _Recording(vector, actor, view, progress, done_before)
+                recording = _Recording(played, actor, view, progress, done_before)
                 if episodes is not None or longest_episode is not None:
                     recording.longest = longest_allowed(longest_episode, spec)
-                seeds = streams.environment.numpy.integers(2**31, size=vector.num_envs).tolist()
-                quota = _quota(share, vector.num_envs) if episodes is not None else None
+                seeds = streams.environment.numpy.integers(2**31, size=played.env.num_envs).tolist()
+                quota = _quota(share, played.env.num_envs) if episodes is not None else None
                 recording.run(share if quota is None else None, quota, seeds, streams.action.numpy)
                 result = recording.trajectories(name or env_id or "recording", env_id, env_spec)
                 facts = {"name": _label(actor), "weight": weight, "steps": result.steps, "episodes": len(result)}
@@ -182,7 +180,7 @@ def record(
                 results.append(result)
     finally:
         if owned:
-            vector.close()
+            played.given.close()
     metadata: dict[str, Any] = {"format": "recorded", "behaviours": described, "seed": seed}
     if isinstance(chosen, dict):
         metadata["recorded"] = chosen
@@ -224,54 +222,55 @@ class _Recording:
 
     def __init__(
         self,
-        vector: "_Vector",
+        played: "_Played",
         behaviour: Behaviour,
         view: ObservationView,
         progress: Callable[[int], None] | None,
         done_before: int,
     ) -> None:
-        self.vector, self.behaviour, self.view, self.progress = vector, behaviour, view, progress
+        self.played, self.behaviour, self.view, self.progress = played, behaviour, view, progress
         self.done_before = done_before
         self.longest: int | None = None
-        self.layout = _layout(view.observation_space, vector.action_space)
-        self.numbers = np.arange(vector.num_envs)
+        self.layout = _layout(view.observation_space, played.action_space)
+        self.numbers = np.arange(played.env.num_envs)
         self.capacity = 0
         self.rows = 0
         self.arrays: Leaves = {}
         self.observation_leaves = leaf_spaces(view.observation_space)
-        self.action_leaves = leaf_spaces(vector.action_space)
+        self.action_leaves = leaf_spaces(played.action_space)
         self.last: list[tuple[int, npt.NDArray[np.int64], Leaves]] = []  # (rows so far, environments, observations)
 
     def run(
         self, steps: int | None, quota: npt.NDArray[np.int64] | None, seeds: list[int], generator: np.random.Generator
     ) -> None:
-        """Fills the arrays until ``steps`` are counted and the running episodes ended, or every quota is met."""
-        vector, batch = self.vector, self.vector.num_envs
-        observations = vector.reset(seeds)
-        seen = self._seen(observations)
-        first, rewards = np.ones(batch, bool), np.zeros(batch)
+        """Fill the arrays until ``steps`` are counted and the running episodes ended, or every quota is met."""
+        env, batch = self.played.env, self.played.env.num_envs
         reads_rewards = "rewards" in inspect.signature(self.behaviour.act).parameters
         live = np.ones(batch, bool) if quota is None else quota > 0
         finished, age = np.zeros(batch, np.int64), np.zeros(batch, np.int64)
         count, finishing = 0, 0
         self._reserve(min((steps or 1024 * batch) + 64 * batch, FIRST_BYTES // bytes_of(self.layout)))
-        while live.any() and finishing <= LONGEST_FINISH:
+
+        def act(observation: Any, first: Bools, rewards: Array) -> Any:
+            observations = self.played.nested(observation)
             extra = {"rewards": rewards} if reads_rewards else {}
-            taken = self._taken(self.behaviour.act(observations, first, generator, **extra))
-            self._write_before(seen, taken, live)
-            step = vector.step(nest_leaves(vector.action_space, taken))
-            counted = live & ~step.ignored
-            ended = (step.terminated | step.truncated) & counted
-            self._write_after(step, counted, live)
-            observations, first, rewards = step.observations, step.first, step.rewards
-            seen = self._seen(observations)
+            actions = self._checked_actions(self.behaviour.act(observations, first, generator, **extra))
+            self._write_before(self._seen(observations), actions, live)
+            return actions[""] if "" in actions else split_members(self.played.action_space, actions)
+
+        seed_environments(env, seeds)
+        for step in play(env, act):
+            counted = live & ~step.resets
+            ended = step.ended & counted
+            cut = np.array([bool(info.get("TimeLimit.truncated", False)) for info in step.infos]) & step.ended
+            self._write_after(step.rewards, step.ended & ~cut, cut, counted, live)
             if ended.any():
-                self._keep_last(ended, seen if step.last is observations else self._seen(step.last))
+                self._keep_last(ended, self._seen(self.played.last(step.infos, ended)))
             count += int(counted.sum())
             finished += ended
             age = np.where(ended, 0, age + counted)
             if self.longest is not None and (age >= self.longest).any():
-                spec = _single_spec(vector.spec)
+                spec = self.played.single_spec
                 raise endless_episode(spec.id if spec else None, int(age.argmax()), self.longest)
             if quota is not None:
                 live = finished < quota
@@ -280,8 +279,11 @@ class _Recording:
                 finishing += 1
             if self.progress is not None:
                 self.progress(self.done_before + count)
+            if not live.any() or finishing > LONGEST_FINISH:
+                break
         if live.any():
-            self._keep_last(live, seen)
+            seen = self._seen(self.played.nested(step.observation))
+            self._keep_last(live, {path: np.asarray(seen[path])[live] for path in self.observation_leaves})
 
     def _reserve(self, capacity: int) -> None:
         for key, (shape, dtype) in self.layout.items():
@@ -300,50 +302,54 @@ class _Recording:
     def _seen(self, observations: Any) -> dict[str, Any]:
         return leaf_values(self.view.observation_space, self.view.function(observations))
 
-    def _taken(self, actions: Any) -> dict[str, Array]:
-        """Actions of the behaviour by leaf path, as arrays of numbers."""
-        leaves = {}
-        for path, values in leaf_values(self.vector.action_space, actions).items():
+    def _checked_actions(self, actions: Any) -> dict[str, Array]:
+        """Actions of the behaviour by leaf path, each a member of its space.
+
+        Raises:
+            DataError: for what is no number, and for actions outside the space.
+            ConfigError: for another number of them.
+        """
+        leaves, name = {}, _label(self.behaviour)
+        values = leaf_values(self.played.action_space, actions)
+        for path, leaf in self.action_leaves.items():
             try:
-                leaves[path] = numbers(values)
+                taken = leaves[path] = numbers(values[path])
             except DataError as error:
-                which = f" {path!r}" if path else ""
-                raise DataError(f"the action{which} of the behaviour {_label(self.behaviour)} {error}") from error
+                raise DataError(f"the {named('action', path)} of the behaviour {name} {error}") from error
+            if np.shape(taken) != (len(self.numbers), *(leaf.shape or ())):
+                raise ConfigError(
+                    f"the behaviour {name} returned actions of shape {np.shape(taken)} for {len(self.numbers)} "
+                    f"environments with action space {leaf}"
+                )
+            good = members(leaf, taken, bounded=True)
+            if not good.all():
+                worst = int(np.argmin(good))
+                raise DataError(
+                    f"the behaviour {name} returned the action {taken[worst]} for environment {worst}, outside {leaf}; "
+                    "clip it, or wrap the environment in what does"
+                )
+            if taken.dtype.kind == "f" and not isinstance(leaf, spaces.Box):
+                raise DataError(
+                    f"the behaviour {name} returned numbers of {taken.dtype} for {leaf}; return whole numbers, as "
+                    "actions.astype(int)"
+                )
         return leaves
 
-    def _write_before(self, seen: Mapping[str, Any], taken: Mapping[str, Array], live: Bools) -> None:
+    def _write_before(self, seen: Mapping[str, Any], actions: Mapping[str, Array], live: Bools) -> None:
         rows, which = self._next(live)
         if rows.stop > self.capacity:
             self._reserve(max(2 * self.capacity, rows.stop))
         self.arrays["environments"][rows] = self.numbers[which]
         for path in self.observation_leaves:
             self.arrays[f"observations {path}"][rows] = np.asarray(seen[path])[which]
-        for path, leaf in self.action_leaves.items():
-            if np.shape(taken[path]) != (self.vector.num_envs, *(leaf.shape or ())):
-                raise ConfigError(
-                    f"the behaviour {_label(self.behaviour)} returned actions of shape {np.shape(taken[path])} for "
-                    f"{self.vector.num_envs} environments with action space {leaf}"
-                )
-            good = members(leaf, taken[path], bounded=True)
-            if good.all() and taken[path].dtype.kind == "f" and not isinstance(leaf, spaces.Box):
-                raise DataError(
-                    f"the behaviour {_label(self.behaviour)} returned numbers of {taken[path].dtype} for {leaf}; "
-                    "return whole numbers, as actions.astype(int)"
-                )
-            if good.all():
-                self.arrays[f"actions {path}"][rows] = taken[path][which]
-            else:
-                worst = int(np.argmin(good))
-                raise DataError(
-                    f"the behaviour {_label(self.behaviour)} returned the action {taken[path][worst]} for "
-                    f"environment {worst}, outside {leaf}; clip it, or wrap the environment in what does"
-                )
+        for path in self.action_leaves:
+            self.arrays[f"actions {path}"][rows] = actions[path][which]
 
-    def _write_after(self, step: "_Step", counted: Bools, live: Bools) -> None:
+    def _write_after(self, rewards: Array, terminated: Bools, truncated: Bools, counted: Bools, live: Bools) -> None:
         rows, which = self._next(live)
-        self.arrays["rewards"][rows] = step.rewards[which]
-        self.arrays["terminations"][rows] = step.terminated[which]
-        self.arrays["truncations"][rows] = step.truncated[which]
+        self.arrays["rewards"][rows] = rewards[which]
+        self.arrays["terminations"][rows] = terminated[which]
+        self.arrays["truncations"][rows] = truncated[which]
         self.arrays["counted"][rows] = counted[which]
         self.rows = rows.stop
 
@@ -353,10 +359,9 @@ class _Recording:
         return slice(self.rows, self.rows + count), slice(None) if count == len(live) else live
 
     def _keep_last(self, envs: Bools, seen: Mapping[str, Any]) -> None:
-        """Stores the observations that follow the newest actions of these environments."""
-        indices = np.flatnonzero(envs)
-        leaves = {path: np.asarray(seen[path])[indices] for path in self.observation_leaves}  # indexing copies
-        self.last.append((self.rows, indices, leaves))
+        """Store the observations that follow the newest actions of these environments."""
+        leaves = {path: np.asarray(seen[path]) for path in self.observation_leaves}
+        self.last.append((self.rows, np.flatnonzero(envs), leaves))
 
     def trajectories(self, name: str, env_id: str | None, env_spec: str | None) -> Trajectories:
         """The episodes, environment by environment."""
@@ -394,25 +399,25 @@ class _Recording:
             truncated,
             offsets,
             self.view.observation_space,
-            self.vector.action_space,
+            self.played.action_space,
             name,
             env_id,
             env_spec,
         )
 
 
-def _check_fits(behaviour: Behaviour, vector: "_Vector") -> None:
+def _check_fits(behaviour: Behaviour, played: "_Played") -> None:
     """Raise ConfigError for a policy of other spaces, and where it and the environment would both normalise."""
     if isinstance(behaviour, _Spaced):
         for role, ours, theirs in differing_spaces(
-            (behaviour.observation_space, behaviour.action_space), (vector.observation_space, vector.action_space)
+            (behaviour.observation_space, behaviour.action_space), (played.observation_space, played.action_space)
         ):
             raise ConfigError(
                 f"the {role} space of the behaviour {_label(behaviour)} ({space_outline(ours)}) is not that of the "
                 f"environment ({space_outline(theirs)}); give it the environment that it was trained in, with its "
                 "wrappers"
             )
-    if is_vecenv_wrapped(vector.env, VecNormalize) and getattr(behaviour, "normalizes", False):
+    if is_vecenv_wrapped(played.env, VecNormalize) and getattr(behaviour, "normalizes", False):
         raise ConfigError(
             f"the behaviour {_label(behaviour)} normalises observations by itself, and so does this environment, whose "
             "recording would be normalised too; give the environment without VecNormalize, as env.venv or an id"
@@ -501,162 +506,66 @@ def _kept_space(path: str, leaf: Space, indices: list[int] | None) -> Space:
     return spaces.MultiBinary(len(chosen))
 
 
-# Vector environments of both libraries ------------------------------------------------------------
+# Environments ------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Step:
-    """Outcome of one call of step.
+class _Played:
+    """Environments of either library as a ``VecEnv`` with the spaces of one environment, nested as behaviours see them.
 
-    ``observations`` are those to act on next; ``last`` equals them except where an episode ended and the environment
-    was reset within the call: there it holds the last observation. ``ignored`` rows are no transition.
+    Args:
+        given: a vector environment of Gymnasium or Stable-Baselines3.
     """
 
-    observations: Any
-    last: Any
-    rewards: Array
-    terminated: Bools
-    truncated: Bools
-    ignored: Bools
-    first: Bools
+    def __init__(self, given: VectorEnv[Any, Any, Any] | VecEnv) -> None:
+        self.given = given
+        if isinstance(given, VecEnv):
+            self.env: VecEnv = given
+            leaves = observation_leaves(given.observation_space)
+            flattened = any("/" in path for path in leaves)  # of make_vec_env, which makes nested spaces flat
+            self.observation_space = space_from_leaves(leaves) if flattened else given.observation_space
+            self.spec = given.get_attr("spec")[0] if given.has_attr("spec") else None
+        else:
+            self.env = GymnasiumVecEnv(given, raw=True)
+            self.observation_space = given.single_observation_space
+            # Of one environment first: it knows its wrappers.
+            self.spec = getattr(given.unwrapped, "envs", [given])[0].spec or given.spec
+        self.action_space = self.env.action_space
+        self.single_spec = _single_spec(self.spec)
+
+    def nested(self, observation: Any) -> Any:
+        """A batch of observations, nested as the observation space."""
+        leaves = observation if isinstance(observation, dict) else {"": observation}
+        return nest_leaves(self.observation_space, leaves)
+
+    def last(self, infos: Sequence[Mapping[str, Any]], ended: Bools) -> Any:
+        """The last observations of the environments that ended an episode, as a nested batch."""
+        flat = self.env.observation_space
+        rows = [leaf_values(flat, infos[index]["terminal_observation"]) for index in np.flatnonzero(ended).tolist()]
+        leaves = {path: np.stack([np.asarray(row[path]) for row in rows]) for path in rows[0]}
+        return nest_leaves(self.observation_space, leaves)
 
 
-class _Vector(Protocol):
-    env: Any
-    num_envs: int
-    observation_space: Space
-    action_space: Space
-    spec: Any
-
-    def reset(self, seeds: list[int]) -> Any: ...
-
-    def step(self, actions: Any) -> _Step: ...
-
-    def close(self) -> None: ...
-
-
-class _GymnasiumVector:
-    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
-        self.env, self.num_envs = env, env.num_envs
-        self.spec = getattr(env.unwrapped, "envs", [env])[0].spec or env.spec  # of one first: it knows its wrappers
-        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
-        self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
-        self._none = np.zeros(env.num_envs, bool)
-        self._leaves = read_leaves(self.observation_space)
-
-    def reset(self, seeds: list[int]) -> Any:
-        self._ended, self._steps = self._none, 0
-        self._age, self._episode = np.zeros(self.num_envs, np.int64), np.zeros(self.num_envs, np.int64)
-        observations = attempt(self.env, lambda: "in step 0", self.env.reset, seed=vector_seed(self.env, seeds))[0]
-        self._check(observations)
-        return observations
-
-    def _place(self, index: int) -> str:
-        return f"in step {self._age[index]} of its episode {self._episode[index]}"
-
-    def _check(self, observations: Any) -> None:
-        values = leaf_values(self.observation_space, observations)
-        check_observations(self._leaves, values, place=lambda index: f"{index} {self._place(index)}")
-
-    def step(self, actions: Any) -> _Step:
-        result = self._step(actions)
-        self._episode += result.first
-        self._age[result.first] = 0
-        return result
-
-    def _step(self, actions: Any) -> _Step:
-        self._steps += 1
-        when = f"in step {self._steps} of the recording"
-        observations, rewards, terminated, truncated, infos = attempt(self.env, lambda: when, self.env.step, actions)
-        self._age += 1
-        check_outcome(self.num_envs, rewards, {"terminated": terminated, "truncated": truncated}, lambda: when)
-        self._check(observations)
-        terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
-        ended = terminated | truncated
-        if self.mode is AutoresetMode.NEXT_STEP:  # the step after an end ignores the action and returns the reset
-            ignored, self._ended = self._ended, ended
-            return _Step(observations, observations, rewards, terminated, truncated, ignored, first=ignored)
-        last = observations
-        if ended.any() and self.mode is AutoresetMode.SAME_STEP:
-            last = _replaced(self.observation_space, observations, ended, infos["final_obs"])
-            self._check(last)
-        elif ended.any():
-            last = copy.deepcopy(observations)
-            observations = attempt(self.env, lambda: when, self.env.reset, options={"reset_mask": ended})[0]
-            self._check(observations)
-        return _Step(observations, last, rewards, terminated, truncated, self._none, first=ended)
-
-    def close(self) -> None:
-        self.env.close()
-
-
-class _SB3Vector:
-    def __init__(self, env: VecEnv) -> None:
-        self.env, self.num_envs = env if is_vecenv_wrapped(env, FiniteVecEnv) else FiniteVecEnv(env), env.num_envs
-        self._flat, self.action_space = env.observation_space, env.action_space
-        leaves = observation_leaves(self._flat)
-        self._nested = any("/" in path for path in leaves)  # of make_vec_env, which makes nested spaces flat
-        self.observation_space = space_from_leaves(leaves) if self._nested else self._flat
-        self.spec = env.get_attr("spec")[0] if env.has_attr("spec") else None
-        self._none = np.zeros(env.num_envs, bool)
-
-    def reset(self, seeds: list[int]) -> Any:
-        seed_environments(self.env, seeds)
-        return self._as_space(self.env.reset())
-
-    def _as_space(self, observations: Any) -> Any:
-        return nest_leaves(self.observation_space, observations) if self._nested else observations
-
-    def step(self, actions: Any) -> _Step:
-        observations, rewards, ended, infos = self.env.step(actions)
-        ended = np.asarray(ended, bool)
-        truncated, last = self._none, observations
-        if ended.any():
-            truncated = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos]) & ended
-            finals = [info.get("terminal_observation") for info in infos]
-            last = _replaced(self._flat, observations, ended, finals)
-        # Of a vector environment that resets in a step of its own: that step leads to the first observation.
-        ignored = reset_rows(self.env)
-        observations, last = self._as_space(observations), self._as_space(last)
-        return _Step(observations, last, rewards, ended & ~truncated, truncated, ignored, first=ended | ignored)
-
-    def close(self) -> None:
-        self.env.close()
-
-
-def _replaced(space: Space, observations: Any, envs: Bools, finals: Sequence[Any]) -> Any:
-    """A copy of the batch with the given observations in the rows of ``envs``."""
-    leaves = {path: np.array(leaf) for path, leaf in leaf_values(space, observations).items()}
-    for index in np.flatnonzero(envs).tolist():
-        for path, value in leaf_values(space, finals[index]).items():
-            leaves[path][index] = value
-    return nest_leaves(space, leaves)
-
-
-def _vector_env(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str | None) -> tuple[_Vector, bool]:
-    """The environment behind one interface, and whether it was made here."""
+def _vector_env(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str | None) -> tuple[_Played, bool]:
+    """The environments to play in, and whether they were made here."""
     check(mode, VectorMode | None, "vectorization_mode")
     made = isinstance(env, str | EnvSpec)
     if (env_kwargs and not (made or callable(env))) or (mode is not None and not made):
         raise ConfigError(
             "env_kwargs apply to ids and functions that make an environment, vectorization_mode to ids alone"
         )
-    if isinstance(env, VecEnv):
-        return _SB3Vector(env), False
-    if isinstance(env, VectorEnv):
-        return _GymnasiumVector(env), False
+    if isinstance(env, VecEnv | VectorEnv):
+        return _Played(env), False
     if isinstance(env, gym.Env):
-        return _GymnasiumVector(SyncVectorEnv([lambda: env])), False
+        return _Played(SyncVectorEnv([lambda: env])), False
     count = check(num_envs, Environments, "num_envs")
     if made:
         spec = find_spec(env) if isinstance(env, str) else env
         with construction(spec, env_kwargs):
-            return _GymnasiumVector(gym.make_vec(spec, count, mode, **env_kwargs)), True
+            return _Played(gym.make_vec(spec, count, mode, **env_kwargs)), True
     if callable(env):
-        importlib.import_module("rltransformers.envs")  # registers ours, of which the function may make one
         copies = iter([made_by(env, env_kwargs) for _ in range(count)])
         with construction(env, env_kwargs):
-            return _GymnasiumVector(SyncVectorEnv([lambda: next(copies)] * count)), True
+            return _Played(SyncVectorEnv([lambda: next(copies)] * count)), True
     raise ConfigError(
         f"cannot record in {type(env).__name__}; pass an id, a function, an environment or a vector of them"
     )
@@ -674,12 +583,13 @@ def _single_spec(spec: Any) -> Any:
     return single
 
 
-def _spec_json(vector: "_Vector", spec: EnvSpec | None) -> str | None:
-    """``spec`` as JSON; None, with a warning, where Gymnasium makes no environment of it, or not this one."""
+def _spec_json(played: _Played) -> str | None:
+    """The specification as JSON; None, with a warning, where Gymnasium makes no environment of it, or not this one."""
+    spec = played.single_spec
     if spec is None:
         return None
     try:
-        wrong = _not_made_again(vector, spec)
+        wrong = _not_made_again(played, spec)
         if wrong is None:
             return str(spec.to_json())
     except (TypeError, ValueError) as error:  # made by a function, or with arguments that JSON does not know
@@ -692,11 +602,11 @@ def _spec_json(vector: "_Vector", spec: EnvSpec | None) -> str | None:
     return None
 
 
-def _not_made_again(vector: "_Vector", spec: EnvSpec) -> str | None:
-    """What of the environments in ``vector`` their ``spec`` does not make again; None where nothing is missing."""
-    if vector.spec.kwargs.get("wrappers"):
+def _not_made_again(played: _Played, spec: EnvSpec) -> str | None:
+    """What of the environments their ``spec`` does not make again; None where nothing is missing."""
+    if played.spec is not None and played.spec.kwargs.get("wrappers"):
         return "make_vec put wrappers around each environment in a process of its own"
-    inner = vector.env
+    inner: Any = played.given
     while isinstance(inner, VecEnvWrapper | VectorWrapper):
         if not isinstance(inner, WATCHING_VECTORS):
             return f"the wrapper {type(inner).__name__} is around all environments together"

@@ -23,7 +23,7 @@ from rltransformers.policies.action_leaves import ContinuousAction, NormalAction
 from rltransformers.policies.decision import ActingState, Decider
 from rltransformers.training.decision_data import DataSummary
 from rltransformers.training.decision_settings import Settings
-from rltransformers.training.episodes import Act, action_token, executed
+from rltransformers.training.episodes import ActForTargets, action_token, executed
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Exploring:
     """A behaviour that samples actions of a Decision Transformer asked for one return.
 
     Args:
-        act: as ``play`` takes it.
+        act: as ``evaluate_decisions`` takes it.
         decider: that it acts by.
         target: the return to ask for, NaN for what the policy predicts.
         noise: deviation of what is added to the one action of a Box, in units where its bounds are -1 and 1.
@@ -60,7 +60,7 @@ class Exploring:
 
     def __init__(
         self,
-        act: Act,
+        act: ActForTargets,
         decider: Decider,
         target: float,
         noise: float,

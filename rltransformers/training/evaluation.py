@@ -7,14 +7,13 @@ well, so the number of environment copies changes the speed of an evaluation, no
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
-from numpy.typing import NDArray
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, is_vecenv_wrapped, unwrap_vec_normalize
 from tqdm import tqdm
@@ -24,10 +23,11 @@ from rltransformers.core.described import count
 from rltransformers.core.episodes import endless_episode, episode_record, longest_allowed, success_of
 from rltransformers.core.errors import ConfigError, DataError, one_line
 from rltransformers.core.files import replacing
-from rltransformers.core.guard import guarding
+from rltransformers.core.guard import guarding, warn_of_statistics
 from rltransformers.core.ranges import Episodes, check, suggesting
 from rltransformers.core.seeding import branch_seeds, episode_noise, seed_environments
 from rltransformers.data.d4rl import normalized_score
+from rltransformers.envs.play import Act, steps
 from rltransformers.functional.statistics import iqm, stratified_bootstrap
 
 
@@ -186,6 +186,91 @@ def read_results(path: str | os.PathLike[str]) -> list[EvaluationResult]:
         raise DataError(f"{path} is not a list of evaluation results ({one_line(error)})") from error
 
 
+@dataclass
+class EvaluationEpisode:
+    """One episode of an evaluation: its seed, the return it is asked for (None: none), and its outcome.
+
+    ``discount`` and ``delayed`` (the whole return is paid in the last step) say how the target counts rewards.
+    """
+
+    seed: int
+    target: float | None = None
+    discount: float = 1.0
+    delayed: bool = False
+    total: float = 0.0
+    discounted: float = 0.0
+    length: int = 0
+    success: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.noise = episode_noise(self.seed)
+
+    @property
+    def obtained(self) -> float:
+        """The return as the target counts it."""
+        return self.total * self.discount ** (self.length - 1) if self.delayed else self.discounted
+
+    def add(self, reward: float) -> None:
+        """Count one step."""
+        self.total += reward
+        self.discounted += self.discount**self.length * reward
+        self.length += 1
+
+
+def play(
+    env: VecEnv,
+    act: Act,
+    running: list[EvaluationEpisode | None],
+    follow: Callable[[int], EvaluationEpisode | None],
+    end: Callable[[EvaluationEpisode, dict[str, Any]], bool],
+    longest: int,
+    name: str | None,
+    bar: Any,
+) -> None:
+    """Play the episodes that run, each to its end, and those that follow on them.
+
+    Args:
+        running: by environment; None where an environment plays nothing that counts.
+        follow: the episode that begins in environment i behind an end.
+        end: take the last info of an episode, and say whether the episode is over.
+        longest: steps after which an episode that goes on is an error.
+        name: of the environment, for messages.
+        bar: shows how many episodes are over.
+
+    Raises:
+        DataError: for an episode that does not end.
+    """
+    for step in steps(env, act):
+        for row, episode in enumerate(running):
+            if episode is None:
+                continue
+            episode.add(float(step.rewards[row]))
+            if step.ended[row] and end(episode, step.infos[row]):
+                episode.success = success_of(step.infos[row], row)
+                running[row] = follow(row)
+                bar.update()
+            elif episode.length >= longest:
+                raise endless_episode(name, row, longest)
+        if not any(running):
+            return
+
+
+def result_of(episodes: Sequence[EvaluationEpisode], env_id: str | None, step: int | None) -> EvaluationResult:
+    """The result of episodes that were played with one target return, by the weights of training step ``step``."""
+    discount = episodes[0].discount
+    successes = tuple(episode.success for episode in episodes if episode.success is not None)
+    return EvaluationResult(
+        env_id=env_id,
+        returns=tuple(episode.total for episode in episodes),
+        lengths=tuple(episode.length for episode in episodes),
+        seeds=tuple(episode.seed for episode in episodes),
+        successes=successes if len(successes) == len(episodes) else None,
+        target_return=episodes[0].target,
+        discounted_returns=None if discount == 1.0 else tuple(episode.obtained for episode in episodes),
+        step=step,
+    )
+
+
 @suggesting
 def evaluate_online(
     model: Predictor,
@@ -228,74 +313,37 @@ def evaluate_online(
         raise ConfigError("an evaluation must not change the VecNormalize statistics; set training=False on it")
     if normalize is not None and normalize.norm_reward and not monitored:
         raise ConfigError("returns would be counted after normalisation; put a VecMonitor below the VecNormalize")
-    finished: list[_Episode] = []
-    seeds = branch_seeds(seed, "evaluation", episodes + env.num_envs)  # of those too that only fill the last wave
-    bar = tqdm(total=episodes, desc="evaluating", unit="episode", disable=not progress, leave=False)
-    with guarding(env) as env, bar:
-        for first in range(0, episodes, env.num_envs):
-            count = min(env.num_envs, episodes - first)
-            wave: list[_Episode | None] = [None] * count
-            own = seeds[first : first + env.num_envs]
-            for copy, episode in _wave(model, env, count, own, deterministic, monitored, env_id, longest):
-                wave[copy] = episode
-                bar.update()
-            finished += [episode for episode in wave if episode is not None]
-    successes = tuple(episode.success for episode in finished if episode.success is not None)
-    step = getattr(model, "num_timesteps", None)
-    return EvaluationResult(
-        env_id=env_id,
-        returns=tuple(episode.total for episode in finished),
-        lengths=tuple(episode.length for episode in finished),
-        seeds=tuple(seeds[:episodes]),
-        successes=successes if len(successes) == episodes else None,
-        step=None if step is None else int(step),
-    )
-
-
-@dataclass(frozen=True)
-class _Episode:
-    total: float
-    length: int
-    success: bool | None
-
-
-def _wave(
-    model: Predictor,
-    env: VecEnv,
-    count: int,
-    seeds: Sequence[int],
-    deterministic: bool,
-    monitored: bool,
-    env_id: str,
-    longest: int,
-) -> Iterator[tuple[int, _Episode]]:
-    """The first episode of the first ``count`` copies, each as (copy, episode) when it ends."""
-    seed_environments(env, seeds)
-    observation: Any = env.reset()
-    state: Any = None
+    warn_of_statistics(env)
     takes = inspect.signature(model.predict).parameters
-    noise = [episode_noise(seed) for seed in seeds]
-    rewards: Any = np.zeros(env.num_envs)
-    start: NDArray[np.bool_] = np.ones(env.num_envs, dtype=bool)
-    running = np.arange(env.num_envs) < count
-    totals, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, dtype=np.int64)
-    while running.any():
-        inputs: dict[str, Any] = {"reward": rewards} if "reward" in takes else {}
-        if "generators" in takes:
-            inputs["generators"] = noise
-        if getattr(getattr(model, "policy", None), "masks_beside", False):
-            inputs["action_masks"] = np.stack(env.env_method(MASK_METHOD))
-        actions, state = model.predict(
-            observation, state=state, episode_start=start, deterministic=deterministic, **inputs
-        )
-        observation, rewards, start, infos = env.step(actions)
-        totals, lengths = totals + rewards, lengths + 1
-        for copy in np.flatnonzero(running & start):
-            record = episode_record(infos[copy])
-            if monitored and record is None:
-                continue  # a lost life ends the learner's episode, not the game (Atari wrappers)
-            running[copy] = False
-            total, length = (record["r"], record["l"]) if record is not None else (totals[copy], lengths[copy])
-            yield int(copy), _Episode(float(total), int(length), success_of(infos[copy], int(copy)))
-        if (lengths[running] >= longest).any():
-            raise endless_episode(env_id, int(np.flatnonzero(running & (lengths >= longest))[0]), longest)
+    played = [EvaluationEpisode(each) for each in branch_seeds(seed, "evaluation", episodes + env.num_envs)]
+    bar = tqdm(total=episodes, desc="evaluating", unit="episode", disable=not progress, leave=False)
+
+    def end(episode: EvaluationEpisode, info: dict[str, Any]) -> bool:
+        record = episode_record(info)
+        if record is not None:
+            episode.total, episode.length = float(record["r"]), int(record["l"])
+        return record is not None or not monitored  # a lost life is the end for the learner, not of the game (Atari)
+
+    with guarding(env) as env, bar:
+        for begin in range(0, episodes, env.num_envs):
+            wave = played[begin : begin + env.num_envs]  # those too that only fill the last one
+            seed_environments(env, [episode.seed for episode in wave])
+            state: Any = None
+
+            def act(observation: Any, first: Any, rewards: Any, noise: Any = tuple(each.noise for each in wave)) -> Any:
+                nonlocal state
+                inputs: dict[str, Any] = {"reward": rewards} if "reward" in takes else {}
+                if "generators" in takes:
+                    inputs["generators"] = noise
+                if getattr(getattr(model, "policy", None), "masks_beside", False):
+                    inputs["action_masks"] = np.stack(env.env_method(MASK_METHOD))
+                actions, state = model.predict(
+                    observation, state=state, episode_start=first, deterministic=deterministic, **inputs
+                )
+                return actions
+
+            running: list[EvaluationEpisode | None] = [*wave[: episodes - begin]]
+            running += [None] * (env.num_envs - len(running))
+            play(env, act, running, lambda _: None, end, longest, env_id, bar)
+    step = getattr(model, "num_timesteps", None)
+    return result_of(played[:episodes], env_id, None if step is None else int(step))

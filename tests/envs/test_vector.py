@@ -216,6 +216,14 @@ def test_statistics_of_a_monitor_keep_its_keywords() -> None:
         assert records and all(record["words"] == f"step {record['l']}" for record in records)
 
 
+def test_a_wrapped_environment_that_resets_in_the_step_has_no_reset_rows() -> None:
+    env = GymnasiumVecEnv(
+        RecordEpisodeStatistics(SyncVectorEnv([cart_pole] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
+    )
+    for *_, done, _infos, marked in rows(env, 60)[2:]:
+        assert not any(marked), done
+
+
 def test_partial_resets_are_trusted_only_where_they_work() -> None:
     sync = SyncVectorEnv([cart_pole] * 2)
     assert supports_partial_reset(sync)
