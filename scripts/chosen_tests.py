@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from rltransformers.backbone import AXES  # noqa: E402
 from rltransformers.core.spec import Spec  # noqa: E402
 
-NETWORK = {"attention", "backbone", "blocks", "functional", "memory", "mixers", "positions", "stacks"}
+NETWORK = {"attention", "backbone", "blocks", "functional", "laws", "memory", "mixers", "positions", "stacks"}
 LAWS = ("tests/attention", "tests/backbone")
 ALWAYS = ("tests/test_layout.py", "tests/test_package.py", "tests/scripts/test_update_docs.py")
 EVERYTHING = {"pyproject.toml", "constraints.txt", "Makefile", "tests/conftest.py"}

@@ -1,29 +1,47 @@
-"""``python -m rltransformers.conformance``: check the agents of this package and print the results."""
+"""``python -m rltransformers.conformance``: check the agents of this package, or a mechanism, and print the results."""
 
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from rltransformers.conformance.adapters import AGENTS
 from rltransformers.conformance.checks import check_policy
+from rltransformers.conformance.mechanisms import LAWS, check_mechanism
+from rltransformers.core.errors import ConfigError, error_line
+from rltransformers.core.modules import import_module
 
 
 def parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
     arguments = argparse.ArgumentParser(
         prog="python -m rltransformers.conformance",
-        description="Check agents with memory: does acting compute what learning computes? Seconds per agent.",
+        description="Check agents with memory, seconds each: does acting compute what learning computes? Or hold the "
+        "laws of the library against a mechanism, which takes a minute.",
     )
+    arguments.add_argument(
+        "mechanism", nargs="?", metavar="MODULE:NAME", help="a Spec of a module, which is imported; default: the agents"
+    )
+    arguments.add_argument("--law", choices=LAWS, action="append", help="of a mechanism only this law; may be repeated")
     arguments.add_argument("--agent", choices=AGENTS, action="append", help="only this agent; may be repeated")
     return arguments
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Print the results; return 1 if an agent failed a check."""
-    chosen = parser().parse_args(words).agent or AGENTS
-    torch.set_num_threads(1)  # the policies are tiny
+    """Print the results; return 1 if an agent failed a check, or a mechanism a law."""
+    arguments = parser()
+    parsed = arguments.parse_args(words)
+    torch.set_num_threads(1)  # the networks are tiny
+    if parsed.mechanism is not None:
+        try:
+            report = check_mechanism(mechanism_of(parsed.mechanism), only=parsed.law or list(LAWS))
+        except ConfigError as error:
+            arguments.error(str(error))
+        print(report)
+        return int(not report.held)
+    chosen = parsed.agent or AGENTS
     failed = False
     for name in chosen:
         torch.manual_seed(0)
@@ -31,6 +49,23 @@ def main(words: Sequence[str] | None = None) -> int:
         failed |= any(result.failed for result in results)
         print(f"{name}\n  " + "\n  ".join(map(str, results)), flush=True)
     return int(failed)
+
+
+def mechanism_of(text: str) -> Any:
+    """Return what ``MODULE:NAME`` names, one in the current folder first.
+
+    Raises:
+        ConfigError: for another text, a module that cannot be imported, and a name that is not in it.
+    """
+    module, _, name = text.partition(":")
+    if not name:
+        raise ConfigError(f"write MODULE:NAME, such as my_mechanisms:SPEC, got {text!r}")
+    try:
+        return getattr(import_module(module), name)
+    except AttributeError as error:
+        raise ConfigError(f"the module {module} has no {name!r}") from error
+    except Exception as error:  # somebody else's module may raise anything
+        raise ConfigError(f"the module {module!r} cannot be imported: {error_line(error)}") from error
 
 
 if __name__ == "__main__":

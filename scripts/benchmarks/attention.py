@@ -21,8 +21,8 @@ from rltransformers.functional import recurrences
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import Group, Rows
 from rltransformers.functional.windows import Tokens
+from rltransformers.laws.counting import cost
 from rltransformers.mixers.linear import EPS, positive
-from scripts.benchmarks.counting import cost
 from scripts.benchmarks.harness import (
     ROOT,
     Row,

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 from rltransformers.backbone import AXES, PLAIN, BackboneConfig
 from rltransformers.backbone import catalogue as entries
+from rltransformers.laws.counting import cost
+from rltransformers.laws.elements import backbone_of
 from scripts.benchmarks.attention import HEADS, SIZES, WIDTH, banded
-from scripts.benchmarks.counting import cost
-from scripts.benchmarks.elements import backbone_of
 from scripts.benchmarks.harness import RESULTS, Row, Timed, absolute, machine, timed
 from scripts.benchmarks.laws import require_green
 

@@ -8,7 +8,7 @@ import torch
 
 from rltransformers.backbone import PRESETS, BackboneConfig, catalogue
 from rltransformers.core.errors import ConfigError
-from scripts.benchmarks.elements import backbone_of
+from rltransformers.laws.elements import backbone_of
 from scripts.fuzzing.probe import HOSTILE, Probe, WrongError, shown
 
 B, T = 2, 9

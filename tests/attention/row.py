@@ -1,6 +1,6 @@
 """What a row of the tests says about one catalogue entry, and the edits that bring a backbone to a limit."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from rltransformers.attention.layer import Attention
 from rltransformers.backbone import Backbone
+from rltransformers.laws import EXACT, Limit
+from rltransformers.laws.gradients import Edit
 from rltransformers.stacks.plain import Universal
-from tests.backbone.laws import EXACT
-
-Edit = Callable[[Backbone, Backbone], None]
 
 BASE: dict[str, Any] = {
     "width": 15,
@@ -27,19 +26,6 @@ BASE: dict[str, Any] = {
 KERNEL: dict[str, Any] = {"width": 12, "heads": 4, "position": "sinusoidal"}
 GROUPED_SIZES: dict[str, Any] = {"width": 12, "heads": 4, "kv_heads": 2, "value_dim": 5}
 GROUPED = {**KERNEL, **GROUPED_SIZES}
-
-
-@dataclass(frozen=True)
-class Limit:
-    """``special`` and ``plain`` give equal outputs once ``edit`` has put the special one at its limit.
-
-    Parameters of equal name and shape are copied from special to plain first.
-    """
-
-    special: Mapping[str, Any]
-    plain: Mapping[str, Any]
-    edit: Edit = lambda special, plain: None
-    tolerance: float = EXACT
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from rltransformers.backbone import PLAIN, PRESETS, BackboneConfig, catalogue
+from rltransformers.laws import Limit
 from tests.attention import twins
 from tests.attention.entries import FAMILIES
 from tests.attention.row import (
@@ -28,7 +29,6 @@ from tests.attention.row import (
     PSEUDO_INVERSE,
     ROUTING,
     TREES,
-    Limit,
     Row,
     as_built,
     both,

@@ -13,9 +13,9 @@ from rltransformers.backbone import AXES
 from rltransformers.core.spec import NoOptions, Spec
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import At
+from rltransformers.laws import Case, perturbed
 from rltransformers.mixers.interface import Dims
 from tests.attention.rows import config_of
-from tests.backbone.laws import Case, perturbed
 
 MEMORY = 30
 

@@ -7,9 +7,9 @@ from rltransformers.attention.cross import CrossAttention
 from rltransformers.backbone import Backbone
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional.context import Context
+from rltransformers.laws import perturbed
 from rltransformers.mixers.interface import Dims
 from tests.attention.rows import config_of
-from tests.backbone.laws import perturbed
 
 B, T, N, D = 2, 7, 5, 15
 

@@ -13,9 +13,8 @@ from rltransformers.attention.layer import Attention
 from rltransformers.attention.selections.lsh import SELF, Hashing, buckets_of, first_of_each
 from rltransformers.backbone import Backbone
 from rltransformers.core.errors import ConfigError
-from scripts.benchmarks import counting
+from rltransformers.laws import EXACT, counting, perturbed
 from tests.attention.rows import config_of
-from tests.backbone.laws import EXACT, perturbed
 
 
 @pytest.fixture(autouse=True)

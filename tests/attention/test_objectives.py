@@ -14,7 +14,7 @@ from rltransformers.attention.layer import Attention
 from rltransformers.attention.objectives.disagreement import agreement, overlap
 from rltransformers.attention.objectives.guidance import squared_distance
 from rltransformers.backbone import PLAIN, Backbone, BackboneConfig, Record
-from tests.backbone.laws import perturbed
+from rltransformers.laws import perturbed
 
 SIZES: dict[str, Any] = {"width": 12, "heads": 3, "layers": 2, "memory": 5, "ff_width": 7, "position": "trxl"}
 ROUTING = {"name": "routing", "clusters": 2, "window": 3}

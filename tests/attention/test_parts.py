@@ -18,9 +18,9 @@ from rltransformers.backbone import Backbone, BackboneConfig, Record
 from rltransformers.blocks.layer import read_frozen
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional.windows import by_key, distances
+from rltransformers.laws import EXACT, perturbed
 from tests.attention.row import projections
 from tests.attention.rows import ROWS, config_of, entry_config
-from tests.backbone.laws import EXACT, perturbed
 
 
 @pytest.fixture(autouse=True)

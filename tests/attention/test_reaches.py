@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from rltransformers import laws
 from rltransformers.attention.reach import Pattern, Reach, Rule
 from rltransformers.backbone import AXES
 from rltransformers.core.spec import Feature, NoOptions, Spec
+from rltransformers.laws import Case, perturbed
 from rltransformers.mixers.interface import Dims
 from tests.attention.rows import config_of
-from tests.backbone import laws
-from tests.backbone.laws import Case, perturbed
 
 MEMORY = 6
 

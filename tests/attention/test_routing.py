@@ -17,9 +17,8 @@ from rltransformers.attention.selections.routing import Routing
 from rltransformers.backbone import Backbone, Record
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional.windows import distances
-from scripts.benchmarks import counting
+from rltransformers.laws import EXACT, counting, perturbed
 from tests.attention.rows import config_of
-from tests.backbone.laws import EXACT, perturbed
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from rltransformers.attention import layer
 from rltransformers.attention.selections import sac
 from rltransformers.backbone import Backbone
 from rltransformers.core.errors import ConfigError
+from rltransformers.laws import EXACT, perturbed
 from tests.attention.rows import config_of
-from tests.backbone.laws import EXACT, perturbed
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rltransformers import laws
 from rltransformers.attention.roles import Heads, Score
 from rltransformers.attention.scores.additive import Additive
 from rltransformers.attention.scores.hard_gaussian import HardGaussian
@@ -18,9 +19,8 @@ from rltransformers.attention.scores.lowrank_band import LowRankBand
 from rltransformers.attention.scores.synthesizer_random import RandomSynthesizer
 from rltransformers.backbone import PLAIN, BackboneConfig
 from rltransformers.functional.keys import Rows
+from rltransformers.laws import Case, perturbed
 from rltransformers.mixers.interface import Dims
-from tests.backbone import laws
-from tests.backbone.laws import Case, perturbed
 
 DIMS = Dims(width=14, heads=2, kv_heads=2, head_dim=7, value_dim=5, memory=6)
 

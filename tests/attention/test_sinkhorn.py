@@ -12,8 +12,8 @@ from rltransformers.attention.layer import Attention
 from rltransformers.attention.selections.sinkhorn import Sinkhorn
 from rltransformers.backbone import Backbone
 from rltransformers.core.errors import ConfigError
+from rltransformers.laws import EXACT, perturbed
 from tests.attention.rows import config_of
-from tests.backbone.laws import EXACT, perturbed
 
 TIME, BLOCK = 14, 3
 

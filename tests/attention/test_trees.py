@@ -9,7 +9,7 @@ from torch import Tensor
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.patterns.bp import BinaryPartition, slots_in_reach, spans
 from rltransformers.backbone import Backbone
-from scripts.benchmarks import counting
+from rltransformers.laws import counting
 from tests.attention.rows import config_of
 from tests.attention.twins import pointer_walk
 from tests.backbone.ways_out import refusal

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from rltransformers import laws
 from rltransformers.attention import layer as attention
 from rltransformers.backbone import PLAIN, BackboneConfig, catalogue
 from rltransformers.core.errors import ConfigError
-from scripts.benchmarks.elements import backbone_of
-from tests.backbone import laws
-from tests.backbone.laws import Case, perturbed
+from rltransformers.laws import Case, perturbed
+from rltransformers.laws.elements import backbone_of
 from tests.backbone.ways_out import mended, refusal
 
 WANTED = 200

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from rltransformers.backbone import PLAIN, Backbone, BackboneConfig, Record
-from scripts.benchmarks import counting
-from tests.backbone.laws import perturbed
+from rltransformers.laws import counting, perturbed
 
 SIZES: dict[str, Any] = {"width": 12, "heads": 3, "layers": 2, "memory": 6, "ff_width": 35, "position": "trxl"}
 ADAPTIVE = {"name": "adaptive", "ramp": 2.0, "initial": 0.3}

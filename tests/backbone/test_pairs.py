@@ -1,10 +1,8 @@
 """Every pair of mechanisms is accepted or refused as the table written by hand says; what is accepted runs."""
 
 import random
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -12,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from rltransformers import laws
 from rltransformers.attention.softmax import SPEC as SOFTMAX
 from rltransformers.backbone import AXES, PLAIN, BackboneConfig, Record, build, catalogue
 from rltransformers.blocks.reversible import ReversibleLayer
 from rltransformers.core.errors import ConfigError
-from scripts.benchmarks.elements import backbone_of
-from tests.backbone import laws
-from tests.backbone.combinations import MECHANISMS, SIZES, Name, settings, verdicts
-from tests.backbone.laws import Case, perturbed
+from rltransformers.laws import Case, pairs, perturbed
+from rltransformers.laws.pairs import ALIKE, IDLE
+from rltransformers.laws.partners import MECHANISMS, SIZES
+from tests.backbone.combinations import Name, settings, verdicts
 from tests.backbone.ways_out import mended, other_ways, refusal
 from tests.choice import ALL_CASES
 
@@ -43,9 +42,8 @@ REFUSED_KINDS = one_of_each_kind(REFUSED)
 
 @pytest.fixture
 def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+    with laws.in_double():
+        yield
 
 
 def test_the_table_knows_every_mechanism() -> None:
@@ -55,9 +53,9 @@ def test_the_table_knows_every_mechanism() -> None:
 
 @pytest.mark.parametrize(("left", "right"), AXIS_PAIRS)
 def test_a_pair_is_accepted_or_refused_for_the_reason_in_the_table(left: str, right: str) -> None:
-    pairs = {pair: words for pair, words in VERDICTS.items() if {axis for axis, _ in pair} == {left, right}}
+    words_of = {pair: words for pair, words in VERDICTS.items() if {axis for axis, _ in pair} == {left, right}}
     wrong = []
-    for pair, words in pairs.items():
+    for pair, words in words_of.items():
         message = refusal(settings(pair))
         if bool(message) != bool(words) or words not in message:
             wrong.append(f"{sorted(pair)}: expected {words or 'to work'!r}, got {message!r}")
@@ -73,18 +71,6 @@ def test_an_accepted_pair_gives_the_same_finite_numbers_in_parts(pair: list[Name
     laws.split_invariance(case, [[1] * 5, [2, 3]])
 
 
-IDLE = {
-    *((axis.name, axis.neutral) for axis in AXES.values()),  # what is there without a choice
-    ("memory_kind", "cache"),  # remembers what the plain memory does
-    ("ff", "chunked"),  # these say how something is computed, not what
-    ("residual", "checkpoint"),
-    ("residual", "mixed_precision"),
-}
-"""Mechanisms whose absence changes nothing."""
-ALIKE = {("pattern", "global"), ("span", "multi_scale")}
-"""A token sees itself and the first ones of its episode, and no window is shorter than itself."""
-
-
 def active_pairs() -> dict[tuple[str, str], list[list[Name]]]:
     """Accepted pairs of mechanisms that change something, by their axes.
 
@@ -94,7 +80,7 @@ def active_pairs() -> dict[tuple[str, str], list[list[Name]]]:
     for pair in ACCEPTED:
         if not IDLE & set(pair) and not {"setting", "losses"} & {*dict(pair)} and set(pair) != ALIKE:
             found.setdefault((pair[0][0], pair[1][0]), []).append(pair)
-    return found if ALL_CASES else {axes: one_each(pairs) for axes, pairs in found.items()}
+    return found if ALL_CASES else {axes: one_each(those) for axes, those in found.items()}
 
 
 def one_each(pairs: list[list[Name]]) -> list[list[Name]]:
@@ -108,38 +94,15 @@ def one_each(pairs: list[list[Name]]) -> list[list[Name]]:
 
 
 ACTIVE = active_pairs()
-
-
-def output(values: Mapping[str, Any], seed: int) -> Tensor:
-    """Of random tokens; a parameter of one name and shape has the same values in every backbone."""
-    backbone, generator = backbone_of(BackboneConfig(**{**PLAIN, **values})).eval(), torch.Generator()
-    with torch.no_grad():
-        for name, value in backbone.named_parameters():
-            generator.manual_seed(zlib.crc32(name.encode()) + seed)
-            start = (
-                value if bool((value == value.flatten()[0]).all()) else 0.3
-            )  # what starts at one number stays near it
-            value.copy_(start + torch.randn(value.shape, generator=generator) / 2)
-        backbone.constrain_()
-        y, _ = backbone(torch.randn(2, 19, backbone.width, generator=generator.manual_seed(seed)))
-    return y
-
-
-@cache
-def output_of(name: Name, seed: int) -> Tensor:
-    return output(settings(frozenset([name])), seed)
+OUTPUTS: dict[str, Tensor] = {}
+"""Of mechanisms alone."""
 
 
 def idle(pair: list[Name]) -> list[Name]:
-    """The mechanisms of a pair without which the other one computes the same; whether a token halts, weights decide."""
-    names = pair
-    for seed in range(3):
-        both = output(settings(frozenset(pair)), seed)
-        others = {name: next(other for other in pair if other != name) for name in names}
-        names = [name for name in names if torch.allclose(output_of(others[name], seed), both, 1e-9, 1e-9)]
-        if not names:
-            break
-    return names
+    """The mechanisms of a pair without which the other one computes the same."""
+    one, other = (settings(frozenset([name])) for name in pair)
+    unchanged = pairs.idle(settings(frozenset(pair)), one, other, OUTPUTS)
+    return [name for name, same in zip(pair, unchanged, strict=True) if same]
 
 
 @pytest.mark.parametrize("axes", ACTIVE, ids=":".join)

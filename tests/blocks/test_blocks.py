@@ -16,8 +16,8 @@ from rltransformers.blocks.reversible import ReversibleLayer
 from rltransformers.core.record import Record
 from rltransformers.core.spec import Choice
 from rltransformers.functional.modules import dropout as apply_dropout
+from rltransformers.laws import perturbed
 from tests.attention.rows import config_of
-from tests.backbone.laws import perturbed
 
 GATES: dict[str, type[Any]] = {
     "gru": GRUGate, "input": InputGate, "output": OutputGate, "highway": HighwayGate, "sigtanh": SigTanhGate,

@@ -10,9 +10,9 @@ from torch import Tensor
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional.windows import compressed_blocks
+from rltransformers.laws import perturbed
 from rltransformers.memory.compressive import Options, build
 from tests.attention.rows import config_of
-from tests.backbone.laws import perturbed
 
 
 @pytest.fixture(autouse=True)

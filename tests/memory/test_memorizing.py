@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from rltransformers import laws
 from rltransformers.attention.store import Store
 from rltransformers.backbone import PLAIN, Backbone, BackboneConfig
 from rltransformers.core.errors import ConfigError, MissingExtraError
+from rltransformers.laws import Case, perturbed
 from rltransformers.memory.memorizing import Options, save_bank
 from tests.attention.row import BASE
-from tests.backbone import laws
-from tests.backbone.laws import Case, perturbed
 
 
 @pytest.fixture(autouse=True)

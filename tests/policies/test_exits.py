@@ -19,10 +19,10 @@ from rltransformers.blocks.layer import Layer
 from rltransformers.blocks.leaving import NEVER, geometric, threshold_at
 from rltransformers.core.errors import ConfigError
 from rltransformers.data import Trajectories
+from rltransformers.laws import perturbed
 from rltransformers.policies.deep_losses import Targets, active, deep_loss, exits_loss, oracle, shifted
 from rltransformers.stacks.exits import draw
 from rltransformers.training.vec_envs import as_vec_env
-from tests.backbone.laws import perturbed
 
 SIZES: dict[str, Any] = {"width": 12, "heads": 3, "layers": 3, "memory": 5, "ff_width": 7, "position": "trxl"}
 CALM = {"name": "calm", "threshold": 0.9, "horizon": 9}

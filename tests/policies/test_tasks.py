@@ -14,11 +14,11 @@ from rltransformers.attention import layer
 from rltransformers.backbone import Backbone, BackboneConfig
 from rltransformers.core.errors import ConfigError
 from rltransformers.export.step import pure_program
+from rltransformers.laws import perturbed
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.decision import Decider, DecisionPolicy
 from rltransformers.policies.observations import task_leaf
 from rltransformers.policies.steps import ActorCriticStep, DecisionStep
-from tests.backbone.laws import perturbed
 
 TASKS = 3
 PRIOR = {"name": "camtl", "tasks": TASKS, "block": 4, "blocks": 2, "size": 5}

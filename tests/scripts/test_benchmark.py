@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from rltransformers.core.errors import ConfigError
+from rltransformers.laws import counting
 from scripts import benchmark
-from scripts.benchmarks import counting, harness, laws
+from scripts.benchmarks import harness, laws
 from scripts.benchmarks.harness import Pair, absolute, interleave, meets
 
 

@@ -11,9 +11,9 @@ from rltransformers.backbone import PLAIN, Backbone, BackboneConfig, Record
 from rltransformers.core.record import Probe
 from rltransformers.functional.call import Call
 from rltransformers.functional.context import EVERY
+from rltransformers.laws import perturbed
 from rltransformers.positions.interface import sinusoid
 from rltransformers.stacks.plain import layer_place
-from tests.backbone.laws import perturbed
 
 LAYERS, TIME = 3, 7
 

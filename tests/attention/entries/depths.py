@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from rltransformers.backbone import Backbone
+from rltransformers.laws import Limit
+from rltransformers.laws.gradients import Edit
 from tests.attention import twins
-from tests.attention.row import BLOCKS, HALTING, Edit, Limit, Row
+from tests.attention.row import BLOCKS, HALTING, Row
 from tests.attention.twins import Rows
 
 if TYPE_CHECKING:

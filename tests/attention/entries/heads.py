@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from rltransformers.backbone import Backbone
-from tests.attention.row import Limit, Row
+from rltransformers.laws import Limit
+from tests.attention.row import Row
 from tests.attention.twins import HeadMixing, Meeting, Reader, Rows, sigmoid
 
 HEADS = "tests/attention/test_heads.py::"

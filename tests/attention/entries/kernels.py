@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rltransformers.laws import Limit
 from tests.attention.row import (
     GROUPED,
     GROUPED_SIZES,
     KEEP_ALL,
-    Limit,
     Row,
     both,
     mean_by_softmax,

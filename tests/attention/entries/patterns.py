@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from rltransformers.backbone import Backbone
+from rltransformers.laws import Limit
 from tests.attention import twins
 from tests.attention.entries.scores import no_query, values
-from tests.attention.row import Limit, Row
+from tests.attention.row import Row
 from tests.attention.twins import Key, Meeting, Reader, Rows, Window, attention_by
 
 PATTERNS = "tests/attention/test_patterns.py::"

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from rltransformers.attention.layer import Attention
 from rltransformers.backbone import Backbone
+from rltransformers.laws import Limit
+from rltransformers.laws.gradients import Edit
 from tests.attention import twins
-from tests.attention.row import NONE, Edit, Limit, Row, both, fill, projections, zero
+from tests.attention.row import NONE, Row, both, fill, projections, zero
 from tests.attention.twins import Key, Reader, sinusoid_at
 
 AT = "mixing.mixer.position."

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from rltransformers.backbone import Backbone
+from rltransformers.laws import Limit
 from tests.attention import twins
-from tests.attention.row import HALTING, KERNEL, Limit, Row, fill, projections, zero
+from tests.attention.row import HALTING, KERNEL, Row, fill, projections, zero
 
 
 def dynamic_conv_twin(mixer: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from rltransformers.backbone import Backbone
-from tests.attention.row import GROUPED_SIZES, Limit, Row, both, projections, zero
+from rltransformers.laws import Limit
+from tests.attention.row import GROUPED_SIZES, Row, both, projections, zero
 from tests.attention.twins import (
     Key,
     Logits,

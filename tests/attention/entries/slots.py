@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from rltransformers.backbone import Backbone
+from rltransformers.laws import Limit
 from tests.attention import twins
-from tests.attention.row import GROUPED, GROUPED_SIZES, KEEP_ALL, Limit, Row, projections, tie_projections
+from tests.attention.row import GROUPED, GROUPED_SIZES, KEEP_ALL, Row, projections, tie_projections
 from tests.attention.twins import Key, Logits, Mixture, Reader, Rows, Window
 from tests.mixers.twins import csalr_twin
 

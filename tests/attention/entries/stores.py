@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor
 
+from rltransformers.laws import Limit
 from tests.attention import twins
-from tests.attention.row import CHOICE, Limit, Row, both, fill
+from tests.attention.row import CHOICE, Row, both, fill
 from tests.attention.twins import Reader, Rows, sigmoid, softmax
 
 

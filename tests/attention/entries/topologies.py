@@ -1,7 +1,8 @@
 """Rows of topologies: what layers read besides their own stream."""
 
+from rltransformers.laws import Limit
 from tests.attention import twins
-from tests.attention.row import GROUPED, GROUPED_SIZES, Limit, Row, zero
+from tests.attention.row import GROUPED, GROUPED_SIZES, Row, zero
 
 PRE = {"residual": "pre_ln"}
 

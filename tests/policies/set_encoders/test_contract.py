@@ -10,10 +10,10 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rltransformers.core.spec import Choice
+from rltransformers.laws import counting
 from rltransformers.policies.set_encoders.catalogue import ENCODERS, read_encoder
 from rltransformers.policies.set_encoders.encoder import SetEncoder, build_encoder
 from rltransformers.policies.set_encoders.interface import Encoded
-from scripts.benchmarks import counting
 from tests.policies.set_encoders import twins
 from tests.policies.set_encoders.rows import (
     ELEMENTS,

@@ -1,0 +1,309 @@
+"""Check a mechanism: hold every law of the library against it, and print what came out.
+
+``check_mechanism(SPEC)`` does what the tests of the library do with its own mechanisms, at small sizes in float64.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rltransformers import laws
+from rltransformers.backbone import AXES, PLAIN, BackboneConfig
+from rltransformers.core.errors import ConfigError, error_line
+from rltransformers.core.extensions import EXTENSIONS
+from rltransformers.core.spec import Spec
+from rltransformers.laws.gradients import TWIN_AXES, Limit, Reference
+from rltransformers.laws.partners import settings_of, sized
+from rltransformers.laws.states import HALF, SINGLE
+from rltransformers.mechanisms import TABLES, add, check_spec
+
+BASES: tuple[dict[str, Any], ...] = (
+    {"position": "trxl", "memory": 6},
+    {"position": "none", "memory": 6},
+    {"position": "trxl"},
+    {"position": "none"},
+)
+"""Settings around a mechanism; the first that accept it are taken."""
+
+HELD, FAILED, EXEMPT = "held", "failed", "not applicable"
+
+
+@dataclass(frozen=True)
+class LawResult:
+    """What came out of one law.
+
+    Attributes:
+        law: "L1" to "L13".
+        says: the law in a few words.
+        status: "held", "failed" or "not applicable".
+        note: how it failed, or why it does not apply.
+        figure: the largest difference that was compared; None where nothing was.
+    """
+
+    law: str
+    says: str
+    status: str
+    note: str = ""
+    figure: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Results of all laws; ``print`` shows a table.
+
+    Attributes:
+        name: axis and name of the mechanism.
+        results: one per law.
+    """
+
+    name: str
+    results: tuple[LawResult, ...]
+
+    @property
+    def held(self) -> bool:
+        """Whether no law failed."""
+        return all(result.status != FAILED for result in self.results)
+
+    def failed(self) -> dict[str, str]:
+        """Return the laws that failed, each with how."""
+        return {result.law: result.note for result in self.results if result.status == FAILED}
+
+    def __str__(self) -> str:
+        lines = [self.name]
+        for result in self.results:
+            figure = "" if result.figure is None else f"{result.figure:.1e}"
+            lines.append(f"  {result.law:4} {result.says:44} {result.status:15} {figure:8} {result.note}".rstrip())
+        return "\n".join(lines)
+
+
+@dataclass
+class Subject:
+    """A mechanism under examination, and what is known about it.
+
+    Attributes:
+        spec: the mechanism.
+        values: settings that choose it.
+        config: the same as a small config, with positions where these are accepted.
+        reference: a slow forward pass of a whole backbone, or None.
+        limits: settings under which it becomes another mechanism.
+        tolerance, single, half: bounds of float64, float32 and bfloat16.
+        figure: the largest difference of the law that is tried.
+        note: what else there is to say about it.
+    """
+
+    spec: Spec
+    values: Mapping[str, Any]
+    config: BackboneConfig
+    reference: Reference | None
+    limits: Sequence[Limit]
+    tolerance: float
+    single: float
+    half: float
+    figure: float | None = None
+    note: str = ""
+
+    def case(self) -> laws.Case:
+        """Make a backbone with weights of its own and streams for it."""
+        return laws.Case.of(laws.perturbed(self.config), tolerance=self.tolerance)
+
+    def on_case(self, *functions: Callable[[laws.Case], Any]) -> None:
+        """Hold laws of a case."""
+        for function in functions:
+            case = self.case()
+            function(case)
+            self.figure = max(self.figure or 0.0, case.differences.largest)
+
+
+class ExemptError(Exception):
+    """A law has nothing to say about a mechanism; the message says why."""
+
+
+def references(subject: Subject) -> None:
+    """L5."""
+    if subject.reference is None:
+        argument = "twin" if subject.spec.axis in TWIN_AXES else "reference"
+        raise ExemptError(f"no slow twin was passed, {argument}=...")
+    case = laws.equals_reference(laws.perturbed(subject.config), subject.reference, subject.tolerance)
+    subject.figure = case.differences.largest
+
+
+def limits(subject: Subject) -> None:
+    """L6."""
+    if not subject.limits:
+        raise ExemptError("no settings that make it another mechanism were passed, limits=...")
+    for limit in subject.limits:
+        special, plain = (BackboneConfig(**{**PLAIN, **sized(each)}) for each in (limit.special, limit.plain))
+        case = laws.becomes_another(special, plain, limit)
+        subject.figure = max(subject.figure or 0.0, case.differences.largest)
+
+
+def gradients(subject: Subject) -> None:
+    """L7."""
+    subject.figure = laws.finite_differences(subject.config)
+    laws.gradients_everywhere(subject.config)
+
+
+def costs(subject: Subject) -> None:
+    """L8."""
+    subject.note = f"as T^{laws.grows_as_declared(subject.config):.2f}"
+    laws.constant_steps(subject.config)
+
+
+def precision(subject: Subject) -> None:
+    """L10."""
+    laws.autocast(subject.case(), subject.half)
+    subject.figure = laws.low_precision(subject.case(), subject.single, subject.half)
+
+
+def exports(subject: Subject) -> None:
+    """L11."""
+    if subject.spec.axis == "losses":
+        raise ExemptError("a step computes no loss")
+    case = laws.exported_equals_eager(laws.step_of(subject.config), tolerance=10 * subject.tolerance)
+    subject.figure = case.differences.largest
+
+
+def steps(subject: Subject) -> None:
+    """L12."""
+    for function in (laws.fixed_addresses, laws.no_tensors_from_numbers, laws.fresh_tables):
+        function(laws.step_of(subject.config))
+
+
+def pairs(subject: Subject) -> None:
+    """L13."""
+    if subject.spec.axis == "losses":
+        raise ExemptError("a loss changes no output")
+    subject.note = f"beside {laws.each_acts(subject.spec, subject.values)} mechanisms"
+
+
+LAWS: dict[str, tuple[str, Callable[[Subject], None]]] = {
+    "L1": ("nothing depends on the future", lambda subject: subject.on_case(laws.causality)),
+    "L2": (
+        "any split into calls gives the same",
+        lambda subject: subject.on_case(
+            laws.split_invariance, laws.block_invariance, laws.acting_equals_training, laws.acting_from_keys,
+            laws.outputs_left_out,
+        ),
+    ),
+    "L3": ("an episode in a stream equals it alone", lambda subject: subject.on_case(laws.episode_isolation)),
+    "L4": ("padding and other streams change nothing", lambda subject: subject.on_case(laws.padding)),
+    "L5": ("values and gradients equal the twin", references),
+    "L6": ("at its limit it is another mechanism", limits),
+    "L7": ("gradients are right and reach every weight", gradients),
+    "L8": ("cost grows as declared", costs),
+    "L9": (
+        "states and weights are saved and continued",
+        lambda subject: subject.on_case(laws.portable_states, laws.same_weights),
+    ),
+    "L10": ("float32 and bfloat16 stay near float64", precision),
+    "L11": ("an exported step equals the eager one", exports),
+    "L12": ("a step has fixed shapes, follows weights", steps),
+    "L13": ("two mechanisms side by side both act", pairs),
+}  # fmt: skip
+"""The laws: what each says, and the function that tries it."""
+
+
+def check_mechanism(
+    spec: Spec,
+    options: Mapping[str, Any] | None = None,
+    twin: Callable[..., Any] | None = None,
+    *,
+    reference: Reference | None = None,
+    limits: Sequence[Limit] = (),
+    settings: Mapping[str, Any] | None = None,
+    tolerance: float = laws.EXACT,
+    single: float = SINGLE,
+    half: float = HALF,
+    only: Sequence[str] = tuple(LAWS),
+) -> Report:
+    """Hold the laws of the library against a mechanism, registered or not; takes about a minute on a processor.
+
+    Args:
+        spec: the mechanism, of an axis of the backbone.
+        options: values of its options that differ from their defaults.
+        twin: a slow, independent form for one episode, of a mixer or feed-forward part ``twin(module, h)``, of a
+            residual ``twin(module, x, y)``, all on [t, D] and returning [t, D]; ``module`` is what ``spec.build`` made.
+        reference: in place of a twin, a slow forward pass of the whole backbone: ``reference(backbone, x)`` on [t, D]
+            returns outputs [t, D] and the final state by name, or None.
+        limits: settings under which it computes what another mechanism does.
+        settings: other settings of ``BackboneConfig`` to check it with.
+        tolerance: of float64, relative to numbers of size 1.
+        single, half: of float32 and bfloat16, relative to the largest output.
+        only: laws to try, as ("L1", "L13").
+
+    Raises:
+        ConfigError: for what ``register`` refuses, an encoder or a readout, options that no small config accepts, and a
+            twin of an axis that takes none.
+    """
+    check_spec(spec)
+    if spec.axis not in AXES:
+        raise ConfigError(f"{spec.axis} {spec.name!r} is a part of policies; the laws are about those of a backbone")
+    if twin is not None and spec.axis not in TWIN_AXES:
+        raise ConfigError(
+            f"a twin stands in for a {' or '.join(TWIN_AXES)}; of {spec.axis} {spec.name!r} pass reference="
+        )
+    with torch.random.fork_rng(devices=[]), registered(spec), laws.in_double():
+        values, config = smallest(spec, options or {}, settings or {})
+        if twin is not None:
+            reference = laws.reference_of(spec.axis, twin)
+        subject = Subject(spec, values, config, reference, limits, tolerance, single, half)
+        return Report(f"{spec.axis} {spec.name}", tuple(tried(law, subject) for law in LAWS if law in only))
+
+
+def tried(law: str, subject: Subject) -> LawResult:
+    """Return what comes out of one law."""
+    says, function = LAWS[law]
+    subject.figure, subject.note = None, ""
+    torch.manual_seed(0)
+    try:
+        function(subject)
+    except ExemptError as reason:
+        return LawResult(law, says, EXEMPT, str(reason))
+    except laws.LawError as error:
+        return LawResult(law, says, FAILED, str(error), subject.figure)
+    except Exception as error:  # somebody else's module may raise anything
+        return LawResult(law, says, FAILED, f"it raised {error_line(error)[:300]}", subject.figure)
+    return LawResult(law, says, HELD, subject.note, subject.figure)
+
+
+@contextmanager
+def registered(spec: Spec) -> Iterator[None]:
+    """Register a mechanism for the block, unless it is registered already."""
+    table: Any = TABLES[spec.axis]
+    if table.get(spec.name) is spec:
+        yield
+        return
+    add(spec, str(getattr(spec.build, "__module__", "")))
+    try:
+        yield
+    finally:
+        del table[spec.name], EXTENSIONS[spec.axis, spec.name]
+
+
+def smallest(
+    spec: Spec, options: Mapping[str, Any], settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], BackboneConfig]:
+    """Find small settings that accept a mechanism, and the config that they make.
+
+    Raises:
+        ConfigError: none does; with the reason of the last.
+    """
+    own = dict(settings_of(spec.axis, spec.name, spec.example))
+    if options or spec.axis not in own:
+        own[spec.axis] = {"name": spec.name, **options}
+    if spec.axis == "losses":
+        own["losses"] = {spec.name: {"weight": 1.0, **options}}
+    elif isinstance(own[spec.axis], str):
+        own[spec.axis] = spec.name
+    elif isinstance(own[spec.axis], Mapping):
+        own[spec.axis] = {**own[spec.axis], "name": spec.name}
+    refusal: ConfigError | None = None
+    for base in BASES:
+        try:
+            return {**own, **settings}, BackboneConfig(**{**PLAIN, **sized({**base, **own, **settings})})
+        except ConfigError as error:
+            refusal = error
+    raise ConfigError(f"{spec.axis} {spec.name!r} is accepted by none of the small configs: {refusal}") from refusal

@@ -1,0 +1,174 @@
+"""Streams of episodes to try a backbone on, and how two results are compared.
+
+Axes: B streams, T tokens, D width. Every stream of ``Case`` has several episodes; sizes differ from each other.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from rltransformers.attention import layer as attention
+from rltransformers.backbone import Backbone, BackboneConfig, State
+from rltransformers.laws.elements import backbone_of
+
+B, T = 3, 23
+STARTS = [[7], [0, 3, 4, 15], [20]]  # adjacent episodes, one at the first token, one at the fourth token from the end
+SPLITS = [[10, 2, 11], [5, 5, 5, 5, 3], [2] + 10 * [1] + [11]]
+PADDING = [0, 1, 5, 6, 7, 13, 20, 30, 31]  # left, middle, right
+
+# Rounding of float64 (1e-16) through three layers of a few hundred additions each.
+EXACT = 1e-12
+
+
+class LawError(AssertionError):
+    """A backbone broke a law; the message says how."""
+
+
+def require(holds: object, message: str) -> None:
+    """Raise LawError unless a condition holds."""
+    if not holds:
+        raise LawError(message)
+
+
+@dataclass
+class Differences:
+    """The largest difference that was compared, relative to numbers of size 1."""
+
+    largest: float = 0.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A backbone and the streams it is tried on.
+
+    Attributes:
+        backbone: in evaluation mode.
+        x: tokens [B, T, D].
+        reset: True at the first token of an episode [B, T].
+        tolerance: allowed difference, relative to numbers of size 1.
+        differences: the largest difference so far.
+    """
+
+    backbone: Backbone
+    x: Tensor
+    reset: Tensor
+    tolerance: float = EXACT
+    differences: Differences = field(default_factory=Differences)
+
+    @staticmethod
+    def of(
+        backbone: Backbone,
+        starts: Sequence[Sequence[int]] = STARTS,
+        time: int = T,
+        tolerance: float = EXACT,
+    ) -> "Case":
+        """Draw random streams whose episodes begin at ``starts``."""
+        reset = torch.zeros(len(starts), time, dtype=torch.bool)
+        for row, places in zip(reset, starts, strict=True):
+            row[list(places)] = True
+        parameter = next(backbone.parameters())
+        x = torch.randn(len(starts), time, backbone.width, dtype=torch.float64).to(parameter.dtype)
+        return Case(backbone, x, reset, tolerance)
+
+    def episodes(self) -> list[tuple[int, int, int]]:
+        """List (row, first token, end) of every episode."""
+        borders = (sorted({0, *row.nonzero().flatten().tolist(), self.x.shape[1]}) for row in self.reset)
+        return [(row, first, end) for row, places in enumerate(borders) for first, end in pairwise(places)]
+
+    def close(self, value: Tensor, expected: Tensor, what: str = "outputs") -> None:
+        """Raise LawError unless two tensors differ by no more than the tolerance, relative to numbers of size 1."""
+        require(
+            value.shape == expected.shape,
+            f"{what} have shape {tuple(value.shape)} and {tuple(expected.shape)}, which should be equal",
+        )
+        if not value.numel():
+            return
+        value, expected = value.detach(), expected.detach()
+        error = (value - expected).abs() if value.is_floating_point() else (value != expected).double()
+        largest = float((error / expected.abs().clamp(min=1.0)).max())
+        self.differences.largest = max(self.differences.largest, largest)
+        allowed = error <= self.tolerance * (1 + expected.abs())
+        require(allowed.all(), f"{what} differ by {float(error.max()):.1e}, allowed are {self.tolerance:.0e}")
+
+    def close_states(self, value: State, expected: State) -> None:
+        """Compare all tensors of two states; of rings what lies in the window, wherever the clocks stand."""
+        value, expected = (self.backbone.in_order(state) if state.acts else state for state in (value, expected))
+        require(value.tensors.keys() == expected.tensors.keys(), "two states of one backbone have other tensors")
+        for name, tensor in expected.tensors.items():
+            self.close(value.tensors[name], tensor, f"state {name}")
+
+
+def start_generators(number: int) -> None:
+    """Seed PyTorch, without the stack trace that it keeps per seed for a GPU that is not there."""
+    if torch.cuda.is_available():
+        torch.manual_seed(number)
+    else:
+        torch.default_generator.manual_seed(number)
+
+
+def perturbed(config: BackboneConfig, scale: float = 0.2, seed: int = 0) -> Backbone:
+    """Build a backbone in evaluation mode with no parameter at the special value it starts from."""
+    start_generators(seed)
+    backbone = backbone_of(config).eval()
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            parameter.add_(scale * torch.randn_like(parameter))
+    backbone.constrain_()
+    return backbone
+
+
+@contextmanager
+def blocks_of(tokens: int) -> Iterator[None]:
+    """Let attention cut calls into blocks of so many tokens, in place of 32 at least."""
+    with patch.object(attention, "SMALLEST_BLOCK", tokens):
+        yield
+
+
+@contextmanager
+def in_double() -> Iterator[None]:
+    """Make tensors in float64, and cut calls of 23 tokens into blocks as calls of thousands are."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with blocks_of(4):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def in_parts(case: Case, split: Iterable[int], state: State | None) -> tuple[Tensor, State]:
+    """Return outputs and state when the streams arrive in several calls."""
+    outputs, first = [], 0
+    for count in split:
+        part = slice(first, first + count)
+        y, state = case.backbone(case.x[:, part], state, case.reset[:, part])
+        outputs.append(y)
+        first += count
+    assert state is not None
+    return torch.cat(outputs, 1), state
+
+
+def relevant(case: Case, value: State, expected: State) -> None:
+    """Compare two states where a later token could look: rows of the newest episode."""
+    value, expected = (case.backbone.in_order(state) if state.acts else state for state in (value, expected))
+    p = expected.tensors["position"]
+    require(value.tensors.keys() == expected.tensors.keys(), "two states of one backbone have other tensors")
+    require(torch.equal(value.tensors["position"], p), "two states stand at other positions of their episodes")
+    for name, tensor in expected.tensors.items():
+        last = name.split(".")[-1]
+        other = value.tensors[name]
+        if last in ("hidden", "keys"):
+            young = torch.arange(tensor.shape[1] - 1, -1, -1) <= p[:, None]
+        elif last in ("sinks", "sink_keys"):
+            young = torch.arange(tensor.shape[1]) <= p[:, None]
+        elif last == "slot_keys":
+            young = expected.tensors[name.replace("slot_keys", "slots")].ne(0).any(-1)
+        else:
+            case.close(other, tensor, f"state {name}")
+            continue
+        case.close(other[young], tensor[young], f"state {name}")
