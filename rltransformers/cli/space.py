@@ -1,11 +1,12 @@
-"""What a study of ``rltransformers tune`` searches, read and checked before torch is imported."""
+"""What a study of ``rltransformers tune`` searches, read and checked."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
+from rltransformers.backbone import BackboneConfig
+from rltransformers.cli.keywords import check_keywords
 from rltransformers.cli.settings import refuse_unknown_settings
-from rltransformers.cli.values import check_values
 from rltransformers.core.errors import ConfigError
 from rltransformers.training.experiment import ExperimentConfig, build_experiment, set_value
 from rltransformers.training.search import OneOf, Span, read_search
@@ -15,10 +16,8 @@ SAME_FOR_ALL = ("output", "tune", "agent", "threads", "imports", "evaluation")
 """Settings and sections that all trials of a study have in common."""
 
 
-def read_space(
-    base: Mapping[str, Any], space: Mapping[str, Any], check: Callable[[ExperimentConfig], None] = check_values
-) -> Search:
-    """Search space of every searched setting; ends of ranges and values of lists are ones that ``check`` takes.
+def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
+    """Search space of every searched setting; ends of ranges and values of lists are ones that the agent takes.
 
     Raises:
         ConfigError: for an empty search, an unknown setting, one inside another that is searched, one that is the same
@@ -55,7 +54,8 @@ def read_space(
                     f"search of {key}: trials would be evaluated in different environments, and their scores are "
                     "compared; write the keywords that differ into evaluation.kwargs, where they are the same for all"
                 )
-            check(config)
+            check_keywords(config.agent, config.algorithm, config.policy)
+            BackboneConfig.check_each(config.backbone)
     return search
 
 
