@@ -70,23 +70,14 @@ def check(value: Any, annotation: Any, name: str) -> Any:
     return _converted(value, annotation)
 
 
-def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``values`` by name, each checked against the annotation of the parameter of ``function`` that has its name.
+def check_settings(hints: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``values`` by name, each checked against the annotation of its name in ``hints``.
 
     Args:
         prefix: put before a name in messages, e.g. "algorithm.".
 
     Raises:
-        ConfigError: for a value outside its type or range, and for a name that ``function`` does not have.
-    """
-    return check_settings(annotations(function), values, prefix)
-
-
-def check_settings(hints: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``values`` by name, each checked against the annotation of its name in ``hints``.
-
-    Raises:
-        ConfigError: as ``check_arguments``.
+        ConfigError: for a value outside its type or range, and for a name that ``hints`` does not have.
     """
     refuse_unknown(values, hints, prefix)
     return {name: check(value, hints[name], prefix + name) for name, value in values.items()}

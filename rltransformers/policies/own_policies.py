@@ -28,7 +28,7 @@ def over(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -
 
 
 def policy_settings(kind: type[BasePolicy], settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The keywords of a policy by name, each of its type and in its range; ``prefix`` as for ``check_arguments``.
+    """The keywords of a policy by name, each of its type and in its range; ``prefix`` as for ``check_settings``.
 
     A subclass that hands ``**kwargs`` on has the keywords of its parents too.
 

@@ -21,8 +21,8 @@ from rltransformers.core.ranges import (
     UnitInterval,
     Weight,
     WholeNumber,
+    annotations,
     check,
-    check_arguments,
     check_fields,
     check_settings,
     describe,
@@ -167,11 +167,11 @@ def test_a_mistyped_name_gets_the_closest_one() -> None:
 def test_arguments_are_checked_by_the_signature() -> None:
     def agent(gamma: UnitInterval = 0.9, *, steps: Annotated[int, Ge(2)], name: str = "x") -> None: ...
 
-    assert check_arguments(agent, {"gamma": 1, "steps": np.int32(2)}) == {"gamma": 1, "steps": 2}
+    assert check_settings(annotations(agent), {"gamma": 1, "steps": np.int32(2)}) == {"gamma": 1, "steps": 2}
     with pytest.raises(ConfigError, match=r"algorithm\.steps must be a whole number of at least 2, got 1"):
-        check_arguments(agent, {"steps": 1}, "algorithm.")
+        check_settings(annotations(agent), {"steps": 1}, "algorithm.")
     with pytest.raises(ConfigError, match=r"unknown setting algorithm\.gama; did you mean 'gamma'"):
-        check_arguments(agent, {"gama": 1}, "algorithm.")
+        check_settings(annotations(agent), {"gama": 1}, "algorithm.")
 
 
 class Line(TypedDict):
