@@ -1,0 +1,1 @@
+"""Two mechanisms for rltransformers: retention, and a gate."""
