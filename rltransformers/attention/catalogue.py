@@ -1,6 +1,6 @@
 """All mixers, patterns, selections, priors, head mechanisms and spans by name."""
 
-from rltransformers.attention import informer, softmax
+from rltransformers.attention import informer, reach, roles, softmax
 from rltransformers.attention.heads import capsule_dynamic, capsule_em, collaborative, multi_head, talking
 from rltransformers.attention.patterns import (
     adjacency,
@@ -11,7 +11,6 @@ from rltransformers.attention.patterns import (
     bp,
     dilated,
     etc,
-    full,
     global_tokens,
     image_1d,
     image_2d,
@@ -23,7 +22,6 @@ from rltransformers.attention.patterns import (
     union,
 )
 from rltransformers.attention.priors import camtl, gaussian, gaussian_predicted, lazyformer, predictive, realformer
-from rltransformers.attention.priors import none as no_prior
 from rltransformers.attention.scores import (
     additive,
     gcn,
@@ -33,11 +31,11 @@ from rltransformers.attention.scores import (
     synthesizer_dense,
     synthesizer_random,
 )
+from rltransformers.attention.selections import interface as selection
 from rltransformers.attention.selections import lsh, routing, sac, sinkhorn, topk
-from rltransformers.attention.selections import none as no_selection
 from rltransformers.attention.slots import linformer, memory_compressed, poolingformer
 from rltransformers.attention.spans import adaptive, adaptive_dynamic, multi_scale
-from rltransformers.attention.spans import full as full_span
+from rltransformers.attention.spans import interface as span
 from rltransformers.mixers import (
     average,
     clustered,
@@ -89,7 +87,7 @@ MIXERS = {
 PATTERNS = {
     spec.name: spec
     for spec in (
-        full.SPEC,
+        reach.FULL,
         band.SPEC,
         dilated.SPEC,
         longformer.SPEC,
@@ -112,7 +110,7 @@ PATTERNS = {
 SELECTIONS = {
     spec.name: spec
     for spec in (
-        no_selection.SPEC,
+        selection.NONE,
         topk.SPEC,
         routing.SPEC,
         lsh.SPEC,
@@ -123,7 +121,7 @@ SELECTIONS = {
 PRIORS = {
     spec.name: spec
     for spec in (
-        no_prior.SPEC,
+        roles.NO_PRIOR,
         gaussian.SPEC,
         gaussian_predicted.SPEC,
         realformer.SPEC,
@@ -147,7 +145,7 @@ HEAD_MIXINGS = {
 SPANS = {
     spec.name: spec
     for spec in (
-        full_span.SPEC,
+        span.FULL,
         adaptive.SPEC,
         adaptive_dynamic.SPEC,
         multi_scale.SPEC,

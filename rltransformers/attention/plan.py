@@ -1,9 +1,8 @@
-"""The plan of attention: its parts, and the engine that computes it.
+"""The plan of attention: its parts, and what follows from them.
 
 Axes: B batch, H heads, T tokens, S keys, L distances, K head width.
 """
 
-import functools
 from dataclasses import dataclass, field
 
 import torch
@@ -15,9 +14,9 @@ from rltransformers.core.spec import Feature
 from rltransformers.positions.interface import Acts, Position
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Plan:
-    """The parts in their order, already built.
+    """The parts in their order, already built, and what follows from them.
 
     Attributes:
         pattern: who may look at whom.
@@ -29,6 +28,15 @@ class Plan:
         combine: what joins the outputs of the heads in place of a projection, or None.
         dropout: share of the weights that is set to 0 in training.
         objectives: auxiliary losses that read what is computed.
+        on_queries: parts that score distances for every query.
+        on_logits, on_masked_logits, on_weights, on_mixed_weights: parts that change these.
+        hands: what the layer above gets.
+        judges_weights: True if an auxiliary loss reads the weights.
+        turns: True if queries and keys are turned by their place.
+        position_knows_distances: True if the position makes something of distances besides turns and values.
+        scores_distances: True if scores depend on the distance.
+        explicit: True if logits or weights have to be seen or changed; otherwise fused forms compute the same.
+        ordered: True if unwanted queries cannot be dropped early, because scores depend on the query's index.
     """
 
     pattern: Pattern
@@ -45,80 +53,29 @@ class Plan:
     objectives: tuple[Objective, ...] = ()
 
     def __post_init__(self) -> None:
-        """Settle what follows from the parts: a strict trace cannot enter the lock of ``cached_property``."""
-        for name, value in vars(Plan).items():
-            if isinstance(value, functools.cached_property):
-                getattr(self, name)
-
-    @functools.cached_property
-    def parts(self) -> tuple[Part, ...]:
-        """All parts in the order in which they act at one stage."""
-        return self.score, self.head_mixing, self.prior, self.selection, self.span
-
-    @functools.cached_property
-    def on_queries(self) -> tuple[Part, ...]:
-        """Parts that score distances for every query."""
-        return tuple(part for part in self.parts if part.scores_queries)
-
-    @functools.cached_property
-    def on_logits(self) -> tuple[Part, ...]:
-        """Changes of unmasked logits."""
-        return tuple(part for part in (self.head_mixing, self.prior) if Stage.LOGITS in part.stages)
-
-    @functools.cached_property
-    def on_masked_logits(self) -> tuple[Part, ...]:
-        """Changes of masked logits."""
-        return tuple(part for part in self.parts if Stage.MASKED_LOGITS in part.stages)
-
-    @functools.cached_property
-    def on_weights(self) -> tuple[Part, ...]:
-        """Changes of weights."""
-        return tuple(part for part in self.parts if Stage.WEIGHTS in part.stages)
-
-    @functools.cached_property
-    def on_mixed_weights(self) -> tuple[Part, ...]:
-        """Mixtures of the weights of all heads."""
-        return tuple(part for part in self.parts if Stage.MIXED_WEIGHTS in part.stages)
-
-    @functools.cached_property
-    def hands(self) -> HandUp:
-        """What the layer above gets."""
-        return self.prior.hands
-
-    @functools.cached_property
-    def explicit(self) -> bool:
-        """Whether logits or weights have to be seen or changed; otherwise fused forms compute the same."""
-        stages = self.on_logits or self.on_masked_logits or self.on_weights or self.on_mixed_weights
-        by_pair = Acts.FACTOR | Acts.KEY_SCORE | Acts.LABEL | Acts.VALUE
-        own = not self.score.plain or (self.store is not None and self.store.weighs)
-        own = own or self.prior.takes_weights
-        return bool(stages) or self.hands is not HandUp.NOTHING or bool(self.position.acts & by_pair) or own
-
-    @functools.cached_property
-    def turns(self) -> bool:
-        """Whether queries and keys are turned by their place."""
-        return Acts.ROTATION in self.position.acts
-
-    @functools.cached_property
-    def scores_distances(self) -> bool:
-        """Whether scores depend on the distance."""
-        return self.position_knows_distances or any(part.scores_distances for part in self.parts)
-
-    @functools.cached_property
-    def position_knows_distances(self) -> bool:
-        """Whether the position makes something of distances besides turns and values."""
-        return bool(self.position.acts & (Acts.FACTOR | Acts.SCORE | Acts.KEY_SCORE))
-
-    @functools.cached_property
-    def ordered(self) -> bool:
-        """Whether the output of a query depends on which query it is, or its keys are its own."""
+        """Settle what follows from the parts, once; a plan does not change afterwards."""
+        position, parts = self.position, (self.score, self.head_mixing, self.prior, self.selection, self.span)
+        self.parts: tuple[Part, ...] = parts  # in the order in which they act at one stage
+        self.on_queries = [part for part in parts if part.scores_queries]
+        self.on_logits = [part for part in (self.head_mixing, self.prior) if Stage.LOGITS in part.stages]
+        self.on_masked_logits = [part for part in parts if Stage.MASKED_LOGITS in part.stages]
+        self.on_weights = [part for part in parts if Stage.WEIGHTS in part.stages]
+        self.on_mixed_weights = [part for part in parts if Stage.MIXED_WEIGHTS in part.stages]
+        self.hands = self.prior.hands
+        self.judges_weights = any(objective.reads_weights for objective in self.objectives)
+        self.turns = Acts.ROTATION in position.acts
+        self.position_knows_distances = bool(position.acts & (Acts.FACTOR | Acts.SCORE | Acts.KEY_SCORE))
+        self.scores_distances = self.position_knows_distances or any(part.scores_distances for part in parts)
+        self.explicit = bool(
+            any(part.stages for part in parts)
+            or self.hands is not HandUp.NOTHING
+            or position.acts & (Acts.FACTOR | Acts.KEY_SCORE | Acts.LABEL | Acts.VALUE)
+            or not self.score.plain
+            or (self.store is not None and self.store.weighs)
+            or self.prior.takes_weights
+        )
         own = self.chooser is not None or self.store is not None or bool(self.on_queries)
-        return self.explicit or self.scores_distances or self.turns or self.pattern.sinks > 0 or own
-
-    @functools.cached_property
-    def judges_weights(self) -> bool:
-        """Whether an auxiliary loss reads the weights."""
-        return any(objective.reads_weights for objective in self.objectives)
+        self.ordered = self.explicit or self.scores_distances or self.turns or self.pattern.sinks > 0 or own
 
     def lost_under(self, score: Score) -> set[Feature]:
         """What other mechanisms of the layer need of the score of this plan and do not find in one in its place."""

@@ -13,6 +13,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.spec import NoOptions, Spec, Traits
+from rltransformers.mixers.interface import Dims
 
 
 class Constant(nn.Module):
@@ -214,3 +216,15 @@ def check_window(name: str, window: int, memory: int) -> None:
             f"{name} window {window} looks {window - 1} steps back but memory keeps {memory}; "
             f"set memory to at least {window - 1} or window to at most {memory + 1}"
         )
+
+
+def build_full(dims: Dims, options: NoOptions) -> Reach:
+    """Build the reach that the memory bounds."""
+    return Reach(dims.memory + 1, tokens_per_step=dims.tokens_per_step)
+
+
+FULL = Spec(
+    "A0", "full", "pattern", "Vaswani et al. 2017, arXiv 1706.03762",
+    "Every token sees all of its episode that the memory holds.", build_full,
+    example={"pattern": "full"}, traits=Traits(horizon="memory"), formula="0 <= d <= memory",
+)  # fmt: skip

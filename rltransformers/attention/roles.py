@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from rltransformers.attention.columns import Columns
 from rltransformers.attention.reach import Pattern, Reach
+from rltransformers.core.spec import NoOptions, Spec
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import At, Place, Rows
 from rltransformers.functional.windows import Tokens
@@ -130,6 +131,17 @@ class Part(nn.Module):
     def narrowed(self, pattern: Pattern) -> Pattern:
         """The part of the layer's pattern that is left; asked once, when the layer is built."""
         return pattern
+
+
+def no_part(dims: Dims, options: NoOptions) -> Part:
+    """Build the part that does nothing."""
+    return Part()
+
+
+NO_PRIOR = Spec(
+    "B0", "none", "prior", "-", "Scores are content and position only.", no_part,
+    example={"prior": "none"}, formula="l_ts",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

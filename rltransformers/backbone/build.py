@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,7 +98,10 @@ def check_score(config: BackboneConfig, layer: int, plan: Plan, score: Score) ->
         ConfigError: names both.
     """
     choices, common = config.choices.layer(layer), config.choices
-    lost, shared = plan.lost_under(score), setting_features(config).get(Feature.SHARED_KEYS)
+    lost = plan.lost_under(score)
+    if not lost:
+        return
+    shared = setting_features(config).get(Feature.SHARED_KEYS)
     makers = choices.selection, *choices.patterns, common.head_mixing
     others = () if type(plan.score) is not Score else (*common.common(), choices.span)
     offers = choices.mixer.spec.offers  # what the mixer does not promise was not put into this layer
@@ -179,12 +182,6 @@ def layer_with_store(config: BackboneConfig) -> int | None:
     return memory.layer_with_store([i for i, each in enumerate(offers) if Feature.RETRIEVAL in each], config.layers)
 
 
-def layers_of_group(config: BackboneConfig) -> int:
-    """Layers after which those repeat that take weights from the layer below."""
-    prior: Part = config.choices.prior.build(layer_dims(config, 0))
-    return prior.group
-
-
 def reach_of(pattern: Reach | Chooser) -> Reach:
     """How far back a pattern looks; one that chooses keys itself says it beside the choice."""
     reach = pattern.reach if isinstance(pattern, Chooser) else pattern
@@ -231,13 +228,31 @@ def build_layers(config: BackboneConfig, indices: Iterable[int], positions: Sequ
     return layers
 
 
+@dataclass(frozen=True)
+class PartNumbers:
+    """How many numbers the parts of a backbone have, by name; norms around the layers do not count.
+
+    Attributes:
+        parameters: of all layers.
+        acting_state, training_state: per stream.
+    """
+
+    parameters: Mapping[str, int]
+    acting_state: Mapping[str, int]
+    training_state: Mapping[str, int]
+
+
 def check_parts(config: BackboneConfig) -> None:
     """Build everything without storage: what parts refuse is refused here, and so are absurd sizes.
 
     Raises:
         ConfigError: options that do not fit the sizes, or more than ``MAX_NUMBERS`` parameters or numbers of state.
     """
-    for what, counts in part_numbers(config).items():
+    numbers = config.counts
+    for what, counts in (
+        ("parameters", numbers.parameters),
+        ("numbers of state per stream", numbers.acting_state),
+    ):
         total = sum(counts.values())
         if total > MAX_NUMBERS:
             largest = max(counts, key=lambda name: counts[name])
@@ -247,41 +262,39 @@ def check_parts(config: BackboneConfig) -> None:
             )
 
 
-def part_numbers(config: BackboneConfig, cached: bool = True) -> dict[str, dict[str, int]]:
-    """The "parameters" and "numbers of state per stream" by name, of all parts but the norms around the layers.
-
-    Args:
-        cached: count the state of acting; else that of training.
+def part_numbers(config: BackboneConfig) -> PartNumbers:
+    """Count the numbers of all parts, of layers that are alike in one of them.
 
     Raises:
         ConfigError: options that do not fit the sizes.
     """
-    turns, store = math.lcm(len(config.choices.kinds), layers_of_group(config)), layer_with_store(config)
+    store, universal, prior = layer_with_store(config), shares_layers(config), config.choices.prior
+    carries = Feature.CARRY in prior.spec.offers  # then layers differ: the lowest one has nothing below it
+    turns = math.lcm(len(config.choices.kinds), prior.build(layer_dims(config, 0)).group if carries else 1)
     firsts: dict[tuple[int, bool, bool], int] = {}
-    universal = shares_layers(config)
     kinds = Counter(
-        0 if universal else firsts.setdefault((layer % turns, layer == store, layer == 0), layer)
+        0 if universal else firsts.setdefault((layer % turns, layer == store, carries and layer == 0), layer)
         for layer in range(config.layers)
     )
-    parameters: dict[str, int] = {}
-    state: dict[str, int] = {}
     with torch.device("meta"), _Unfilled():
         inputs, at_scores = build_positions(config, max(kinds) + 1)
-        at_score = at_scores[0]
-        counted: list[nn.Parameter] = []
         layers = build_layers(config, kinds, [at_scores[kind] for kind in kinds])
-        for (kind, count), layer in zip(kinds.items(), layers, strict=True):
-            common = [*at_score.common_parameters(), *layer.mixing.mixer.shared_parameters()]
-            for name, value in layer.named_parameters():
-                if any(value is each for each in counted):
-                    continue
-                in_common = any(value is each for each in common)
-                parameters[f"layers.{kind}.{name}"] = value.numel() * (1 if universal or in_common else count)
-                counted += [value] if in_common else []
+    parameters: dict[str, int] = {}
+    states: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    counted: list[nn.Parameter] = []
+    for (kind, count), layer in zip(kinds.items(), layers, strict=True):
+        common = [*at_scores[0].common_parameters(), *layer.mixing.mixer.shared_parameters()]
+        for name, value in layer.named_parameters():
+            if any(value is each for each in counted):
+                continue
+            in_common = any(value is each for each in common)
+            parameters[f"layers.{kind}.{name}"] = value.numel() * (1 if universal or in_common else count)
+            counted += [value] if in_common else []
+        for state, cached in zip(states, (True, False), strict=True):
             for name, shape in layer.shapes(cached).items():
                 state[f"layers.{kind}.{name}"] = math.prod(shape) * count
     parameters |= {f"input_positions.{name}": value.numel() for name, value in inputs.named_parameters()}
-    return {"parameters": parameters, "numbers of state per stream": state}
+    return PartNumbers(parameters, *states)
 
 
 class _Unfilled(TorchFunctionMode):

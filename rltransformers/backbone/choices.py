@@ -107,6 +107,8 @@ def groups(value: Any, axis: Axis) -> list[tuple[Choice, ...]]:
         ConfigError: as ``read``.
     """
     path = f"backbone.{axis.name}"
+    if isinstance(value, str):
+        return [(Choice.parse(value, axis.name, axis.table, path),)]
     return [
         tuple(
             Choice.parse(each, axis.name, axis.table, where)

@@ -2,7 +2,7 @@
 
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, cached_property
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,7 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from rltransformers.backbone.axes import CHOICES, PLAIN
-from rltransformers.backbone.build import check_parts, part_numbers
+from rltransformers.backbone.build import PartNumbers, check_parts, part_numbers
 from rltransformers.backbone.choices import Choices, groups, read
 from rltransformers.backbone.losses import LOSSES
 from rltransformers.backbone.presets import PRESETS, Preset
@@ -94,7 +94,9 @@ class BackboneConfig:
     def __post_init__(self) -> None:
         """Copy the values as plain ones; check types and ranges, names, combinations, and what would be built."""
         for name, annotation in _annotations().items():
-            object.__setattr__(self, name, check(plain(getattr(self, name)), annotation, f"backbone.{name}"))
+            value = getattr(self, name)
+            if value is not getattr(BackboneConfig, name, MISSING):  # defaults need no check
+                object.__setattr__(self, name, check(plain(value), annotation, f"backbone.{name}"))
         check_losses(self.losses)
         check_combinations(self)
         check_sizes(self)
@@ -155,6 +157,15 @@ class BackboneConfig:
         """The mechanisms with their options, per layer and for all layers."""
         return read(self)
 
+    @cached_property
+    def counts(self) -> PartNumbers:
+        """Sizes of the parts, counted once.
+
+        Raises:
+            ConfigError: options that do not fit the sizes.
+        """
+        return part_numbers(self)
+
     def loss_weights(self) -> dict[str, float]:
         """Weights of the auxiliary losses by name."""
         return {name: value[WEIGHT] if isinstance(value, Mapping) else value for name, value in self.losses.items()}
@@ -173,8 +184,7 @@ class BackboneConfig:
 
     def numbers(self) -> tuple[int, int]:
         """Parameters, and numbers of training state per stream, of all parts but the norms around the layers."""
-        parameters, state = (sum(counts.values()) for counts in part_numbers(self, cached=False).values())
-        return parameters, state
+        return sum(self.counts.parameters.values()), sum(self.counts.training_state.values())
 
 
 def without_idle(values: Any) -> Any:

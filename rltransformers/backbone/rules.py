@@ -132,18 +132,22 @@ def check_refusals(config: BackboneConfig) -> None:
     of_settings = setting_features(config)
     for layer in config.choices.kinds:
         together = (*layer, *common)
-        features = {feature: Origin(title(each), without(each)) for each in together for feature in each.spec.offers}
-        features |= of_settings
-        if len(layer.patterns) > 1:
-            features[Feature.HEAD_PATTERNS] = Origin("pattern is a list", without(layer.patterns[0]))
+        offering = {feature: each for each in together for feature in each.spec.offers}
         for choice in together:
             for refusal in choice.spec.refuses:
-                if refusal.feature in features:
-                    origin = features[refusal.feature]
-                    raise ConfigError(
-                        f"{title(choice)} does not go with {refusal.feature.value} ({origin.text}): {refusal.reason}; "
-                        f"{origin.way_out} or {without(choice).removeprefix('set ')}"
-                    )
+                feature = refusal.feature
+                if feature is Feature.HEAD_PATTERNS and len(layer.patterns) > 1:
+                    origin = Origin("pattern is a list", without(layer.patterns[0]))
+                elif feature in of_settings:
+                    origin = of_settings[feature]
+                elif feature in offering:
+                    origin = Origin(title(offering[feature]), without(offering[feature]))
+                else:
+                    continue
+                raise ConfigError(
+                    f"{title(choice)} does not go with {feature.value} ({origin.text}): {refusal.reason}; "
+                    f"{origin.way_out} or {without(choice).removeprefix('set ')}"
+                )
 
 
 def setting_features(config: BackboneConfig) -> dict[Feature, Origin]:
@@ -156,8 +160,8 @@ def setting_features(config: BackboneConfig) -> dict[Feature, Origin]:
         found[Feature.STEP_TOKENS] = Origin(f"tokens_per_step {config.tokens_per_step}", "set tokens_per_step to 1")
     if config.kv_heads is not None and config.kv_heads < config.heads:
         found[Feature.SHARED_KEYS] = Origin(f"kv_heads {config.kv_heads}", "leave kv_heads out")
-    first = kinds[0].of_keys
-    differing = [axis for axis in first if any(layer.of_keys[axis] != first[axis] for layer in kinds)]
+    keys = [layer.of_keys for layer in kinds]
+    differing = [axis for axis in keys[0] if any(each[axis] != keys[0][axis] for each in keys)]
     if differing:
         name = differing[0]
         found[Feature.MIXED_KEYS] = Origin(f"{name} is a list", f"set {name} to {AXES[name].neutral!r}")

@@ -244,8 +244,10 @@ class Choice:
             raise ConfigError(f"{path}: unknown {axis} {name!r}; {did_you_mean(name, names_of(axis, table))}")
         if spec.settings:
             raise ConfigError(f"{path}: {axis} {name!r} is chosen by other settings: write {spec.settings}")
-        given = {key: option for key, option in value.items() if key != "name"}
-        known, ranges = spec.defaults(), spec.ranges()
+        given, known = {key: option for key, option in value.items() if key != "name"}, spec.defaults()
+        if not given and dataclasses.MISSING not in known.values():
+            return Choice(spec, spec.options())
+        ranges = spec.ranges()
         refuse_unknown(given, known, f"{path}.", f"{axis} {name!r}")
         missing = [key for key, default in known.items() if default is dataclasses.MISSING and key not in given]
         if missing:

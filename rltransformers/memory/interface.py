@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from rltransformers.attention.reach import Reach
 from rltransformers.attention.store import Store
+from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional import windows
 from rltransformers.functional.call import Call
 from rltransformers.functional.keys import At, Group, Past, Ring, Rows
@@ -314,3 +315,42 @@ def unrolled(rings: LayerState, clock: Int[Tensor, ""], rows: int) -> LayerState
             value = value.index_select(1, slots)
         found[names.get(name, name)] = value
     return found
+
+
+# Kinds that keep rows alone
+
+
+def build_cache(
+    rows: int, width: int, key_width: int, sinks: int, tokens_per_step: int, options: MemoryOptions
+) -> RowMemory:
+    """Build a cache with a hard cap of ``rows`` tokens, oldest first out."""
+    return RowMemory(rows, width, key_width, sinks, tokens_per_step, stores_inputs=False)
+
+
+def build_transformer_xl(
+    rows: int, width: int, key_width: int, sinks: int, tokens_per_step: int, options: MemoryOptions
+) -> RowMemory:
+    """Build a memory in its window form: every token sees the same number of rows, whatever the split into calls.
+
+    Gradient reaches the key projection through the rows, but not their own past.
+    """
+    return RowMemory(rows, width, key_width, sinks, tokens_per_step, stores_inputs=True)
+
+
+CACHE = Spec(
+    "M0", "cache", "memory_kind", "-",
+    "Keeps keys and values as computed; training through it reaches no older weights.", build_cache, MemoryOptions,
+    example={"memory_kind": "cache"},
+    traits=Traits(horizon="memory", state="memory kv_heads (Dh + Dv)"), needs=(Feature.ROWS,),
+    formula="k, v of the last `memory` steps, as they were computed",
+)  # fmt: skip
+TRANSFORMER_XL = Spec(
+    "M1", "transformer_xl", "memory_kind", "Dai et al. 2019, arXiv 1901.02860, section 3.2",
+    "Keeps layer inputs; keys are recomputed with today's weights, the gradient stops at them.",
+    build_transformer_xl, MemoryOptions, example={"memory_kind": "transformer_xl"},
+    traits=Traits(
+        horizon="memory", state="memory D",
+        causal_form="every query sees the last memory + 1 steps instead of memory + its place in the segment",
+    ),
+    formula="k, v of [SG(inputs of the last `memory` steps); own inputs]",
+)  # fmt: skip

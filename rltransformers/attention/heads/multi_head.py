@@ -1,14 +1,7 @@
 """Independent heads; kv_heads, head_dim and value_dim are plain numbers of the config."""
 
-from rltransformers.attention.roles import Part
-from rltransformers.core.spec import NoOptions, Spec
-from rltransformers.mixers.interface import Dims
-
-
-def build(dims: Dims, options: NoOptions) -> Part:
-    """H0."""
-    return Part()
-
+from rltransformers.attention.roles import no_part
+from rltransformers.core.spec import Spec
 
 MHA = Spec(
     id="H0",
@@ -16,7 +9,7 @@ MHA = Spec(
     axis="head_mixing",
     paper="Vaswani et al. 2017, arXiv 1706.03762",
     summary="Independent heads, concatenated and projected.",
-    build=build,
+    build=no_part,
     example={"head_mixing": "mha"},
     formula="y_t = W_O [o_t1; ...; o_tH]",
 )

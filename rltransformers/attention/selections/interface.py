@@ -8,6 +8,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rltransformers.attention.columns import window_distance
+from rltransformers.attention.roles import no_part
+from rltransformers.core.spec import Spec
 from rltransformers.functional.keys import At, Place, Ring
 
 
@@ -53,3 +55,9 @@ def newest_by_distance(
     never = distance.shape[-1]  # further than any row lies back
     far, index = torch.where(same, distance, never).topk(count, -1, largest=False)
     return index, far < never
+
+
+NONE = Spec(
+    "C0", "none", "selection", "-", "All allowed keys are used.", no_part,
+    example={"selection": "none"}, formula="all s that the pattern allows",
+)  # fmt: skip

@@ -10,7 +10,8 @@ from annotated_types import Ge, Le
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rltransformers.attention.roles import Part, Stage, View
+from rltransformers.attention.roles import Part, Stage, View, no_part
+from rltransformers.core.spec import Spec
 from rltransformers.functional.call import Call
 
 Ramp = Annotated[float, Ge(1e-6), Le(1e6)]
@@ -45,3 +46,8 @@ class Span(Part):
         mean = self.mean(h, call.tokens.valid())
         call.probe.loss("span", mean)
         call.probe.metric("span", mean.detach())
+
+
+FULL = Spec(
+    "SP0", "full", "span", "-", "Heads use the whole window.", no_part, example={"span": "full"}, formula="m(d) = 1"
+)
