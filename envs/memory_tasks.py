@@ -226,102 +226,6 @@ def _with_rows(value: Array, rows: Array, fresh: Array) -> Array:
     return changed
 
 
-class CueRecall(MemoryTask):
-    """``rltransformers/CueRecall-v0``; rules: ``memory_rules.CueRecall``."""
-
-    rules_type = memory_rules.CueRecall
-
-
-class CueRecallVector(MemoryTaskVector):
-    """Vectorised ``rltransformers/CueRecall-v0``."""
-
-    rules_type = memory_rules.CueRecall
-
-
-class PassiveTMaze(MemoryTask):
-    """``rltransformers/PassiveTMaze-v0``; rules: ``memory_rules.PassiveTMaze``."""
-
-    rules_type = memory_rules.PassiveTMaze
-
-
-class PassiveTMazeVector(MemoryTaskVector):
-    """Vectorised ``rltransformers/PassiveTMaze-v0``."""
-
-    rules_type = memory_rules.PassiveTMaze
-
-
-class ActiveTMaze(MemoryTask):
-    """``rltransformers/ActiveTMaze-v0``; rules: ``memory_rules.ActiveTMaze``."""
-
-    rules_type = memory_rules.ActiveTMaze
-
-
-class ActiveTMazeVector(MemoryTaskVector):
-    """Vectorised ``rltransformers/ActiveTMaze-v0``."""
-
-    rules_type = memory_rules.ActiveTMaze
-
-
-class KeyToDoor(MemoryTask):
-    """``rltransformers/KeyToDoor-v0``; rules: ``memory_rules.KeyToDoor``."""
-
-    rules_type = memory_rules.KeyToDoor
-
-
-class KeyToDoorVector(MemoryTaskVector):
-    """Vectorised ``rltransformers/KeyToDoor-v0``."""
-
-    rules_type = memory_rules.KeyToDoor
-
-
-class Stitching(MemoryTask):
-    """``rltransformers/Stitching-v0``; rules: ``memory_rules.Stitching``."""
-
-    rules_type = memory_rules.Stitching
-
-
-class StitchingVector(MemoryTaskVector):
-    """Vectorised ``rltransformers/Stitching-v0``."""
-
-    rules_type = memory_rules.Stitching
-
-
-class ProofOfMemory(MemoryTask):
-    """``rltransformers/ProofOfMemory-v0``; rules: ``memory_rules.ProofOfMemory``."""
-
-    rules_type = memory_rules.ProofOfMemory
-
-
-class ProofOfMemoryVector(MemoryTaskVector):
-    """Vectorised ``rltransformers/ProofOfMemory-v0``."""
-
-    rules_type = memory_rules.ProofOfMemory
-
-
-class DistractorTMaze(MemoryTask):
-    """``rltransformers/DistractorTMaze-v0``; rules: ``memory_rules.DistractorTMaze``."""
-
-    rules_type = memory_rules.DistractorTMaze
-
-
-class DistractorTMazeVector(MemoryTaskVector):
-    """Vectorised ``rltransformers/DistractorTMaze-v0``."""
-
-    rules_type = memory_rules.DistractorTMaze
-
-
-class EndlessTMaze(MemoryTask):
-    """``rltransformers/EndlessTMaze-v0``; rules: ``memory_rules.EndlessTMaze``."""
-
-    rules_type = memory_rules.EndlessTMaze
-
-
-class EndlessTMazeVector(MemoryTaskVector):
-    """Vectorised ``rltransformers/EndlessTMaze-v0``."""
-
-    rules_type = memory_rules.EndlessTMaze
-
-
 TASKS = (
     "CueRecall",
     "PassiveTMaze",
@@ -332,6 +236,18 @@ TASKS = (
     "DistractorTMaze",
     "EndlessTMaze",
 )
+"""Names of tasks and of their rules; the classes ``<name>`` and ``<name>Vector`` stand in this module."""
+
+
+def _task_class(kind: type, name: str, rules: str) -> type:
+    """A subclass of ``kind`` with the rules of a task."""
+    doc = f"``rltransformers/{rules}-v0``; rules: ``memory_rules.{rules}``."
+    return type(name, (kind,), {"__module__": __name__, "__doc__": doc, "rules_type": getattr(memory_rules, rules)})
+
+
+for _name in TASKS:
+    globals()[_name] = _task_class(MemoryTask, _name, _name)
+    globals()[f"{_name}Vector"] = _task_class(MemoryTaskVector, f"{_name}Vector", _name)
 
 
 def register_tasks() -> None:

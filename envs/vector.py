@@ -154,7 +154,8 @@ class GymnasiumVecEnv(VecEnv):
         self._resets_next[:] = False
         self._step = 0
         self.reset_infos = _info_list(infos, self.num_envs)
-        return self._outside(self._leaves(observation))
+        leaves = self._leaves(observation)
+        return leaves.get("", leaves)
 
     def step_async(self, actions: Any) -> None:
         self._actions = stack_members(self.action_space, actions) if self._nested_actions else actions
@@ -187,7 +188,7 @@ class GymnasiumVecEnv(VecEnv):
         cuts = truncated & ~terminated if some_ended else ended
         for info, cut in zip(infos, cuts.tolist(), strict=True):
             info["TimeLimit.truncated"] = cut
-        return self._outside(leaves), np.array(rewards, self._reward_type), ended, infos
+        return leaves.get("", leaves), np.array(rewards, self._reward_type), ended, infos
 
     @property
     def resets_next(self) -> np.ndarray:
@@ -266,9 +267,6 @@ class GymnasiumVecEnv(VecEnv):
             return {"": np.array(observation)}
         return {path: np.array(leaf) for path, leaf in leaf_values(self._single, observation).items()}
 
-    def _outside(self, leaves: dict[str, np.ndarray]) -> VecEnvObs:
-        return leaves.get("", leaves)
-
     def _row(self, leaves: dict[str, np.ndarray], i: int) -> Any:
         row = {path: leaf[i].copy() for path, leaf in leaves.items()}
         return row.get("", row)
@@ -295,7 +293,8 @@ class GymnasiumVecEnv(VecEnv):
             final = reset_info.pop("final_obs")
             self.reset_infos[i] = reset_info
             infos[i] = dict(reset_info.pop("final_info", {}))
-            infos[i]["terminal_observation"] = self._outside(self._leaves(final))
+            leaves = self._leaves(final)
+            infos[i]["terminal_observation"] = leaves.get("", leaves)
         return infos
 
     def _gymnasium_options(self) -> dict[str, Any] | None:
@@ -359,7 +358,11 @@ def _parts(key: str, values: Any, num_envs: int) -> Sequence[Any]:
     if isinstance(values, Mapping):
         return _info_list(values, num_envs)
     if isinstance(values, np.ndarray | list | tuple) and len(values) == num_envs:
-        return [_plain(value) for value in values]
+        # numpy scalars as Python's, arrays as copies: environments may go on writing into what they returned
+        return [
+            value.item() if isinstance(value, np.generic) else value.copy() if isinstance(value, np.ndarray) else value
+            for value in values
+        ]
     return [values] * num_envs
 
 
@@ -369,10 +372,3 @@ def _member(values: Any, i: int) -> Any:
     if isinstance(values, tuple):
         return tuple(_member(value, i) for value in values)
     return values[i]
-
-
-def _plain(value: Any) -> Any:
-    """numpy scalars as Python's, arrays as copies: environments may go on writing into what they returned."""
-    if isinstance(value, np.generic):
-        return value.item()
-    return value.copy() if isinstance(value, np.ndarray) else value

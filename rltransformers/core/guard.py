@@ -393,18 +393,23 @@ class FiniteVecEnv(VecEnvWrapper):
         if self._leaves and np.count_nonzero(dones):
             if self._relays:
                 _refuse_faults(self.venv.reset_infos)
-            for index in np.flatnonzero(dones).tolist():
-                if "terminal_observation" in infos[index]:
-                    last = infos[index]["terminal_observation"]
-                    place = f"{index} {self._when()}"
-                    check_single(self.venv.observation_space, last, "terminal observation", place)
+            ended = [index for index in np.flatnonzero(dones).tolist() if "terminal_observation" in infos[index]]
+            if ended:
+                rows = [self._values(infos[index]["terminal_observation"]) for index in ended]
+                last = {path: [row.get(path) for row in rows] for path in self._leaves}
+                check_observations(
+                    self._leaves, last, "terminal observation", lambda row: f"{ended[row]} {self._when()}"
+                )
         return observation, rewards, dones, infos
 
     def check(self, observation: Any, when: When) -> None:
         """Raise DataError unless the observation of all environments is of the space, and finite."""
+        check_observations(self._leaves, self._values(observation), place=lambda index: f"{index} {when()}")
+
+    def _values(self, observation: Any) -> Mapping[str, Any]:
+        """Leaves by path."""
         values = observation if self._flat else leaf_values(self.venv.observation_space, observation)
-        values = values if isinstance(values, dict) else {"": values}
-        check_observations(self._leaves, values, place=lambda index: f"{index} {when()}")
+        return values if isinstance(values, dict) else {"": values}
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self._step}
@@ -744,7 +749,7 @@ def check_observations(
 
 def _checked_rows(name: str, space: Space, rows: Any, place: Place) -> np.ndarray:
     """``rows`` as an array, where it was none or has another shape; names the first row that is at fault."""
-    if np.ndim(rows) == 0:
+    if type(rows) is not list and np.ndim(rows) == 0:
         raise DataError(
             f"{name} of environment {place(0)} is {_short(rows)}, one is due for each environment; {_WAY_OUT}"
         )
