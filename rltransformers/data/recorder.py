@@ -61,7 +61,6 @@ from rltransformers.core.spaces import (
 )
 from rltransformers.data.behaviours import Behaviour, Mixture, as_behaviour, decides_by_itself
 from rltransformers.data.rollout import bytes_of
-from rltransformers.data.spaces import chunks
 from rltransformers.data.trajectories import Leaves, Trajectories, join_trajectories
 from rltransformers.envs.play import steps as play
 from rltransformers.envs.vector import GymnasiumVecEnv
@@ -72,7 +71,7 @@ Space = gym.Space[Any]
 
 VectorMode = Literal["sync", "async", "vector_entry_point"]
 """How copies of an environment are stepped, see ``gymnasium.make_vec``."""
-Recorded = Sequence[int] | Mapping[str, Sequence[int] | None]
+ObservationPart = Sequence[int] | Mapping[str, Sequence[int] | None]
 
 FIRST_BYTES = 64 * 2**20
 """Of the arrays that a recording begins with; they double when they are full."""
@@ -103,7 +102,7 @@ def record(
     seed: int | None = 0,
     env_kwargs: Mapping[str, Any] | None = None,
     vectorization_mode: VectorMode | None = None,
-    recorded: Recorded | ObservationView | None = None,
+    recorded: ObservationPart | ObservationView | None = None,
     deterministic: bool = False,
     name: str | None = None,
     progress: Callable[[int], None] | None = None,
@@ -192,6 +191,8 @@ def _quota(episodes: int, num_envs: int) -> npt.NDArray[np.int64]:
     return np.array([episodes // num_envs + (index < episodes % num_envs) for index in range(num_envs)], np.int64)
 
 
+IGNORED, STEP, LAST = 0, 1, 2
+"""Kinds of rows: a reset, a step with its observation, and the observation behind the last step of an episode."""
 Layout = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 
 
@@ -201,7 +202,7 @@ def _layout(observation_space: Space, action_space: Space) -> Layout:
         "rewards": ((), np.dtype(np.float32)),
         "terminations": ((), np.dtype(bool)),
         "truncations": ((), np.dtype(bool)),
-        "counted": ((), np.dtype(bool)),
+        "kinds": ((), np.dtype(np.int8)),
         "environments": ((), np.dtype(np.int32)),
     }
     for kind, space in (("observations", observation_space), ("actions", action_space)):
@@ -238,7 +239,6 @@ class _Recording:
         self.arrays: Leaves = {}
         self.observation_leaves = leaf_spaces(view.observation_space)
         self.action_leaves = leaf_spaces(played.action_space)
-        self.last: list[tuple[int, npt.NDArray[np.int64], Leaves]] = []  # (rows so far, environments, observations)
 
     def run(
         self, steps: int | None, quota: npt.NDArray[np.int64] | None, seeds: list[int], generator: np.random.Generator
@@ -265,7 +265,7 @@ class _Recording:
             cut = np.array([bool(info.get("TimeLimit.truncated", False)) for info in step.infos]) & step.ended
             self._write_after(step.rewards, step.ended & ~cut, cut, counted, live)
             if ended.any():
-                self._keep_last(ended, self._seen(self.played.last(step.infos, ended)))
+                self._write_last(ended, self._seen(self.played.last(step.infos, ended)))
             count += int(counted.sum())
             finished += ended
             age = np.where(ended, 0, age + counted)
@@ -283,7 +283,7 @@ class _Recording:
                 break
         if live.any():
             seen = self._seen(self.played.nested(step.observation))
-            self._keep_last(live, {path: np.asarray(seen[path])[live] for path in self.observation_leaves})
+            self._write_last(live, {path: np.asarray(seen[path])[live] for path in self.observation_leaves})
 
     def _reserve(self, capacity: int) -> None:
         for key, (shape, dtype) in self.layout.items():
@@ -337,9 +337,6 @@ class _Recording:
 
     def _write_before(self, seen: Mapping[str, Any], actions: Mapping[str, Array], live: Bools) -> None:
         rows, which = self._next(live)
-        if rows.stop > self.capacity:
-            self._reserve(max(2 * self.capacity, rows.stop))
-        self.arrays["environments"][rows] = self.numbers[which]
         for path in self.observation_leaves:
             self.arrays[f"observations {path}"][rows] = np.asarray(seen[path])[which]
         for path in self.action_leaves:
@@ -350,51 +347,39 @@ class _Recording:
         self.arrays["rewards"][rows] = rewards[which]
         self.arrays["terminations"][rows] = terminated[which]
         self.arrays["truncations"][rows] = truncated[which]
-        self.arrays["counted"][rows] = counted[which]
+        self.arrays["kinds"][rows] = np.where(counted[which], STEP, IGNORED)
         self.rows = rows.stop
 
-    def _next(self, live: Bools) -> tuple[slice, slice | Bools]:
-        """The rows of a step of these environments, and what takes their part of a batch, a view where it is all."""
-        count = int(np.count_nonzero(live))
-        return slice(self.rows, self.rows + count), slice(None) if count == len(live) else live
+    def _write_last(self, envs: Bools, seen: Mapping[str, Any]) -> None:
+        """Write the observations of these environments, and of no other, that follow their newest actions."""
+        rows, _ = self._next(envs)
+        self.arrays["kinds"][rows] = LAST
+        for path in self.observation_leaves:
+            self.arrays[f"observations {path}"][rows] = np.asarray(seen[path])
+        self.rows = rows.stop
 
-    def _keep_last(self, envs: Bools, seen: Mapping[str, Any]) -> None:
-        """Store the observations that follow the newest actions of these environments."""
-        leaves = {path: np.asarray(seen[path]) for path in self.observation_leaves}
-        self.last.append((self.rows, np.flatnonzero(envs), leaves))
+    def _next(self, envs: Bools) -> tuple[slice, slice | Bools]:
+        """The next rows of these environments, and what takes their part of a batch, a view where it is all."""
+        count = int(np.count_nonzero(envs))
+        rows, which = slice(self.rows, self.rows + count), slice(None) if count == len(envs) else envs
+        if rows.stop > self.capacity:
+            self._reserve(max(2 * self.capacity, rows.stop))
+        self.arrays["environments"][rows] = self.numbers[which]
+        return rows, which
 
     def trajectories(self, name: str, env_id: str | None, env_spec: str | None) -> Trajectories:
         """The episodes, environment by environment."""
-        place = np.flatnonzero(self.arrays["counted"][: self.rows])
-        env = self.arrays["environments"][place]
-        order = np.argsort(env, kind="stable")
-        place, env = place[order], env[order]
-        terminated, truncated = self.arrays["terminations"][place], self.arrays["truncations"][place]
-        ends = terminated | truncated
-        unfinished = np.append(env[1:] != env[:-1], True) & ~ends
-        truncated = truncated | unfinished
-        ends = ends | unfinished
-        offsets = np.concatenate([[0], np.flatnonzero(ends) + 1]).astype(np.int64)
-        episode: npt.NDArray[np.int64] = np.cumsum(ends) - ends
-        last_rows = offsets[1:] + np.arange(len(offsets) - 1)
-        keys = np.concatenate([indices * (self.rows + 1) + rows for rows, indices, _ in self.last])
-        last_rows = last_rows[np.argsort(np.argsort(keys))]  # in the order of self.last
-        step_rows = np.arange(len(place)) + episode
-        observations: Leaves = {}
-        for path in self.observation_leaves:
-            source = self.arrays[f"observations {path}"]
-            leaf = np.empty((len(place) + len(last_rows), *source.shape[1:]), source.dtype)
-            for chunk in chunks(source, len(place)):
-                leaf[step_rows[chunk]] = source[place[chunk]]
-            written = 0
-            for _, indices, leaves in self.last:
-                leaf[last_rows[written : written + len(indices)]] = leaves[path]
-                written += len(indices)
-            observations[path] = leaf
+        rows = np.flatnonzero(self.arrays["kinds"][: self.rows] != IGNORED)
+        rows = rows[np.argsort(self.arrays["environments"][rows], kind="stable")]
+        kinds = self.arrays["kinds"][rows]
+        steps = rows[kinds == STEP]
+        offsets = np.concatenate([[0], np.cumsum(kinds == STEP)[kinds == LAST]]).astype(np.int64)
+        terminated, truncated = self.arrays["terminations"][steps], self.arrays["truncations"][steps]
+        truncated[offsets[1:] - 1] |= ~terminated[offsets[1:] - 1]  # those that still ran
         return Trajectories(
-            observations,
-            {path: self.arrays[f"actions {path}"][place] for path in self.action_leaves},
-            self.arrays["rewards"][place],
+            {path: self.arrays[f"observations {path}"][rows] for path in self.observation_leaves},
+            {path: self.arrays[f"actions {path}"][steps] for path in self.action_leaves},
+            self.arrays["rewards"][steps],
             terminated,
             truncated,
             offsets,
@@ -439,7 +424,7 @@ def _label(behaviour: Behaviour) -> str:
 # What is recorded of an observation ------------------------------------------------------------
 
 
-def _chosen(recorded: Recorded) -> dict[str, list[int] | None]:
+def _chosen(recorded: ObservationPart) -> dict[str, list[int] | None]:
     """What to record as indices by leaf, None for a whole leaf.
 
     Raises:
