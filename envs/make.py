@@ -4,7 +4,8 @@ import errno
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from rltransformers.core.errors import (
     one_line,
     refuse_unknown,
 )
-from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv, construction, made_by, source_name
+from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv
 from rltransformers.core.modules import SAFE_PATH, import_module, safe_path
 from rltransformers.core.ranges import Environments, Processes, Seed, annotations, check, shown, suggesting
 from rltransformers.core.registry import GLOBAL_RANDOMNESS, find_spec
@@ -81,9 +82,11 @@ def make_vec_env(
     if processes == "envpool":
         venv = GymnasiumVecEnv(_make_pool(env_id, num_envs, options, wrappers))
     elif processes:
-        venv = _in_processes(found_source(env_id, num_envs, options), num_envs, options, wrappers, processes == "async")
+        venv = _in_processes(
+            environment_source(env_id, num_envs, options), num_envs, options, wrappers, processes == "async"
+        )
     else:
-        spec = found_source(env_id, num_envs, options)
+        spec = environment_source(env_id, num_envs, options)
         if isinstance(spec, EnvSpec) and _is_program(spec, wrappers):
             venv = GymnasiumVecEnv(_make_program(spec, num_envs, options, AutoresetMode.SAME_STEP))
         else:
@@ -109,14 +112,60 @@ def make_vector_env(
         ConfigError, MissingExtraError: as ``make_vec_env``.
     """
     options = _checked(env_kwargs, wrappers)
-    spec = found_source(env_id, num_envs, options)
+    spec = environment_source(env_id, num_envs, options)
     if isinstance(spec, EnvSpec) and _is_program(spec, wrappers):
         return _make_program(spec, num_envs, options, AutoresetMode.DISABLED)
     copies = _copies(spec, num_envs, options, wrappers, flat=False)
     return SyncVectorEnv(copies, autoreset_mode=AutoresetMode.DISABLED)
 
 
-def found_source(
+def source_name(source: str | EnvSpec | Callable[..., Any] | Env) -> str:
+    """Return the name of an environment for messages."""
+    if isinstance(source, EnvSpec):
+        return source.id
+    if isinstance(source, gymnasium.Env):
+        return source.spec.id if source.spec is not None else type(source.unwrapped).__name__
+    return str(getattr(source, "__qualname__", source))
+
+
+@contextmanager
+def construction(source: str | EnvSpec | Callable[..., Any], options: Mapping[str, Any]) -> Iterator[None]:
+    """Turn exceptions of a constructor into an error of ours that names the environment."""
+    try:
+        yield
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        mujoco = ".mujoco." in str(getattr(source, "entry_point", ""))
+        extra = ": pip install 'rltransformers[mujoco]'" if mujoco else ""
+        raise MissingExtraError(
+            f"{source_name(source)} needs a package that is not installed{extra} ({one_line(error)})"
+        ) from error
+    except ConfigError as error:
+        raise ConfigError(f"env_kwargs of {source_name(source)}: {error}") from error
+    except ENVIRONMENT_ERRORS:
+        raise
+    except Exception as error:  # whatever a constructor raises for keywords that it was not made for
+        raise ConfigError(
+            f"{source_name(source)} cannot be made with env_kwargs {dict(options)}: {error_line(error)}"
+        ) from error
+
+
+def make_by(function: Callable[..., Any], options: Mapping[str, Any]) -> Env:
+    """Make an environment with ``function``.
+
+    Raises:
+        ConfigError: when it raises an exception (chained), or makes something else.
+    """
+    with construction(function, options):
+        env = function(**options)
+    if not isinstance(env, gymnasium.Env):
+        raise ConfigError(
+            f"{source_name(function)} makes {shown(env)}, which is no environment of Gymnasium; a function makes one "
+            "environment, and vector environments are given themselves"
+        )
+    return env
+
+
+def environment_source(
     env: Any, num_envs: int = 1, env_kwargs: Mapping[str, Any] | None = None
 ) -> EnvSpec | Callable[..., Env] | Env:
     """Source of environments: an id as its specification, everything else as it is.
@@ -241,16 +290,18 @@ def make_env(
     ids in ``GLOBAL_RANDOMNESS`` get ``GlobalSeed``. Gymnasium's passive checker is off: some suites do not pass it.
     """
     options = _checked(env_kwargs, wrappers)
-    source = found_source(env, 1, options)
-    made: Env = CopyObservation(_make(source, options))
+    source = environment_source(env, 1, options)
+    wrapped: Env = CopyObservation(_make(source, options))
     if isinstance(source, EnvSpec) and source.id.startswith(GLOBAL_RANDOMNESS):
-        made = GlobalSeed(made)
+        wrapped = GlobalSeed(wrapped)
     for wrapper in wrappers:
-        made = wrapper(made) if callable(wrapper) else _wrap(made, wrapper)
-        if not isinstance(made, gymnasium.Env):
-            raise ConfigError(f"the wrapper {shown(wrapper)} makes {shown(made)}, which is no environment of Gymnasium")
-    _check_spaces(source_name(source), made)
-    return FlatDict(made) if flat and is_nested(made.observation_space) else made
+        wrapped = wrapper(wrapped) if callable(wrapper) else _wrap(wrapped, wrapper)
+        if not isinstance(wrapped, gymnasium.Env):
+            raise ConfigError(
+                f"the wrapper {shown(wrapper)} makes {shown(wrapped)}, which is no environment of Gymnasium"
+            )
+    _check_spaces(source_name(source), wrapped)
+    return FlatDict(wrapped) if flat and is_nested(wrapped.observation_space) else wrapped
 
 
 def _checked(env_kwargs: Any, wrappers: Any) -> dict[str, Any]:
@@ -265,7 +316,7 @@ def _make(source: EnvSpec | Callable[..., Env] | Env, options: dict[str, Any]) -
     if isinstance(source, gymnasium.Env):
         return source
     if not isinstance(source, EnvSpec):
-        return made_by(source, options)
+        return make_by(source, options)
     with construction(source, options):
         return gymnasium.make(source, disable_env_checker=True, **options)
 
@@ -322,15 +373,15 @@ def _wrapper_type(name: str) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
         return WRAPPERS[name]
     module, _, class_name = name.rpartition(":")
     try:
-        found = getattr(import_module(module or "gymnasium.wrappers"), class_name, None)
+        wrapper_type = getattr(import_module(module or "gymnasium.wrappers"), class_name, None)
     except (ImportError, TypeError, ValueError) as error:
         if not module and isinstance(error, ImportError):
             raise _missing_package(name, error) from error
         raise ConfigError(f"wrapper {name!r}: the module {module!r} cannot be imported ({error})") from error
-    if not (isinstance(found, type) and issubclass(found, gymnasium.Wrapper)):
+    if not (isinstance(wrapper_type, type) and issubclass(wrapper_type, gymnasium.Wrapper)):
         known = [*WRAPPERS, *(each for each in gymnasium.wrappers.__all__ if each[0].isupper())]  # no modules
         raise ConfigError(f"unknown wrapper {name!r}; {did_you_mean(name, known)}")
-    return found
+    return wrapper_type
 
 
 def _check_spaces(env_id: str, env: Env) -> None:

@@ -87,28 +87,28 @@ def fit_masks(masks: Any, action_space: Space, rows: int) -> np.ndarray:
     """
     size = sum(choices_of(action_space))
     try:
-        found = numbers(masks)
-        if found.size != rows * size or not (rows == 1 or found.shape[0] == rows):
-            raise DataError(f"has shape {found.shape}, {rows} environments with {size} choices each need {rows, size}")
-        return flags(found).reshape(rows, size).astype(np.int8)
+        array = numbers(masks)
+        if array.size != rows * size or not (rows == 1 or array.shape[0] == rows):
+            raise DataError(f"has shape {array.shape}, {rows} environments with {size} choices each need {rows, size}")
+        return flags(array).reshape(rows, size).astype(np.int8)
     except DataError as error:
         raise DataError(f"{MASK_METHOD} {error}") from error
 
 
-def masks_of_step(leaves: Mapping[str, np.ndarray], given: Any, action_space: Space) -> np.ndarray:
-    """The masks [E, M] of a step by which an action is chosen: those given with the call, else those observed.
+def masks_of_step(leaves: Mapping[str, np.ndarray], masks: Any, action_space: Space) -> np.ndarray:
+    """The masks [E, M] of a step by which an action is chosen: those of the call, else those observed.
 
     Args:
         leaves: the observation by path [E, ...].
-        given: as for ``fit_masks``, or None.
+        masks: as for ``fit_masks``, or None.
 
     Raises:
         DataError: for masks of another shape or other values, or that allow no action.
     """
     rows = len(next(iter(leaves.values())))
-    masks = leaves[ACTION_MASK] if given is None else fit_masks(given, action_space, rows)
-    check_masks(masks, action_space)
-    return masks
+    rows_of_masks: np.ndarray = leaves[ACTION_MASK] if masks is None else fit_masks(masks, action_space, rows)
+    check_masks(rows_of_masks, action_space)
+    return rows_of_masks
 
 
 def check_masks(
@@ -133,17 +133,17 @@ def check_masks(
 
 def first_allowed(masks: np.ndarray, action_space: Space) -> dict[str, np.ndarray]:
     """Actions by path [E, ...] that masks [E, M] allow, of every component the first one; a Box has no masks."""
-    found, begin = {}, 0
+    actions, begin = {}, 0
     for path, leaf in leaf_spaces(action_space).items():
         if isinstance(leaf, spaces.Box):
             continue
-        chosen = []
+        first = []
         for size in choices_of(leaf):
-            chosen.append((masks[:, begin : begin + size] != 0).argmax(1))
+            first.append((masks[:, begin : begin + size] != 0).argmax(1))
             begin += size
-        actions = np.stack(chosen, 1).reshape(len(masks), *(leaf.shape or ()))
-        found[path] = (actions + getattr(leaf, "start", 0)).astype(leaf.dtype)
-    return found
+        values = np.stack(first, 1).reshape(len(masks), *(leaf.shape or ()))
+        actions[path] = (values + getattr(leaf, "start", 0)).astype(leaf.dtype)
+    return actions
 
 
 def check_recorded(

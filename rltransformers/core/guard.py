@@ -19,7 +19,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
@@ -35,9 +34,8 @@ from stable_baselines3.common.vec_env import (
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from rltransformers.core.action_masks import ACTION_MASK, LAST_MASK, MASK_METHOD, check_masks, choices_of, fit_masks
-from rltransformers.core.errors import ConfigError, DataError, MissingExtraError, WorldError, error_line, one_line
+from rltransformers.core.errors import ConfigError, DataError, MissingExtraError, WorldError, one_line
 from rltransformers.core.members import all_finite, all_members, finite, flags, members, numbers
-from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import (
     SUPPORTED_LEAVES,
     Space,
@@ -57,55 +55,6 @@ When = Callable[[], str]
 Place = Callable[[int], str]
 """Row of a batch to its environment and, where known, the step, for messages, as "2 in step 7"."""
 AnyVectorEnv = VecEnv | VectorEnv[Any, Any, Any]
-
-
-# Making an environment -------------------------------------------------------
-
-
-def source_name(source: str | EnvSpec | Callable[..., Any] | gymnasium.Env[Any, Any]) -> str:
-    """Return the name of an environment for messages."""
-    if isinstance(source, EnvSpec):
-        return source.id
-    if isinstance(source, gymnasium.Env):
-        return source.spec.id if source.spec is not None else type(source.unwrapped).__name__
-    return str(getattr(source, "__qualname__", source))
-
-
-@contextmanager
-def construction(source: str | EnvSpec | Callable[..., Any], options: Mapping[str, Any]) -> Iterator[None]:
-    """Turn exceptions of a constructor into an error of ours that names the environment."""
-    try:
-        yield
-    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        mujoco = ".mujoco." in str(getattr(source, "entry_point", ""))
-        extra = ": pip install 'rltransformers[mujoco]'" if mujoco else ""
-        raise MissingExtraError(
-            f"{source_name(source)} needs a package that is not installed{extra} ({one_line(error)})"
-        ) from error
-    except ConfigError as error:
-        raise ConfigError(f"env_kwargs of {source_name(source)}: {error}") from error
-    except ENVIRONMENT_ERRORS:
-        raise
-    except Exception as error:  # whatever a constructor raises for keywords that it was not made for
-        raise ConfigError(
-            f"{source_name(source)} cannot be made with env_kwargs {dict(options)}: {error_line(error)}"
-        ) from error
-
-
-def made_by(function: Callable[..., Any], options: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """Make an environment with ``function``.
-
-    Raises:
-        ConfigError: when it raises an exception (chained), or makes something else.
-    """
-    with construction(function, options):
-        env = function(**options)
-    if not isinstance(env, gymnasium.Env):
-        raise ConfigError(
-            f"{source_name(function)} makes {shown(env)}, which is no environment of Gymnasium; a function makes one "
-            "environment, and vector environments are given themselves"
-        )
-    return env
 
 
 # One environment -------------------------------------------------------

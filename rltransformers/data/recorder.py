@@ -37,9 +37,7 @@ from rltransformers.core.episodes import endless_episode, longest_allowed
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean, one_line
 from rltransformers.core.guard import (
     FiniteVecEnv,
-    construction,
     guarding,
-    made_by,
     named,
     warn_of_statistics,
 )
@@ -62,6 +60,7 @@ from rltransformers.core.spaces import (
 from rltransformers.data.behaviours import Behaviour, Mixture, as_behaviour, decides_by_itself
 from rltransformers.data.rollout import bytes_of
 from rltransformers.data.trajectories import Leaves, Trajectories, join_trajectories
+from rltransformers.envs.make import construction, make_by
 from rltransformers.envs.play import steps as play
 from rltransformers.envs.vector import GymnasiumVecEnv
 
@@ -145,33 +144,35 @@ def record(
     check(name, str | None, "name")
     check(progress, Callable[..., Any] | None, "progress")
     check(env_kwargs, Mapping[str, Any] | None, "env_kwargs")
-    chosen = recorded if recorded is None or isinstance(recorded, ObservationView) else _chosen(recorded)
-    played, owned = _vector_env(env, num_envs, dict(env_kwargs or {}), vectorization_mode)
-    warn_of_statistics(played.given)
+    part = recorded if recorded is None or isinstance(recorded, ObservationView) else _part_of(recorded)
+    environments, owned = _vector_env(env, num_envs, dict(env_kwargs or {}), vectorization_mode)
+    warn_of_statistics(environments.source)
     try:
-        with guarding(played.env) as played.env:
+        with guarding(environments.env) as environments.env:
             parts = behaviour.parts if isinstance(behaviour, Mixture) else ((1.0, behaviour),)
-            if deterministic and all(decides_by_itself(part) for _, part in parts):
+            if deterministic and all(decides_by_itself(one) for _, one in parts):
                 raise ConfigError(
                     "deterministic=True is for agents, models and policies; random actions have no mode, and other "
                     "behaviours decide by themselves; leave it out"
                 )
             shares = Mixture(tuple(parts)).shares(steps or episodes or 0)
-            view = _view(chosen, played.observation_space)
-            _check_room(steps, episodes, _layout(view.observation_space, played.action_space))
-            streams, spec = generators(seed), played.single_spec
-            env_id, env_spec = spec.id if spec else None, _spec_json(played)
+            view = _view(part, environments.observation_space)
+            _check_room(steps, episodes, _layout(view.observation_space, environments.action_space))
+            streams, spec = generators(seed), environments.single_spec
+            env_id, env_spec = spec.id if spec else None, _spec_json(environments)
             results: list[Trajectories] = []
             described: list[dict[str, Any]] = []
-            for (weight, part), share in zip(parts, shares, strict=True):
-                actor = as_behaviour(part, played.observation_space, played.action_space, deterministic=deterministic)
-                _check_fits(actor, played)
+            for (weight, behaved), share in zip(parts, shares, strict=True):
+                actor = as_behaviour(
+                    behaved, environments.observation_space, environments.action_space, deterministic=deterministic
+                )
+                _check_fits(actor, environments)
                 done_before = sum(result.steps for result in results)
-                recording = _Recording(played, actor, view, progress, done_before)
+                recording = _Recording(environments, actor, view, progress, done_before)
                 if episodes is not None or longest_episode is not None:
                     recording.longest = longest_allowed(longest_episode, spec)
-                seeds = streams.environment.numpy.integers(2**31, size=played.env.num_envs).tolist()
-                quota = _quota(share, played.env.num_envs) if episodes is not None else None
+                seeds = streams.environment.numpy.integers(2**31, size=environments.env.num_envs).tolist()
+                quota = _quota(share, environments.env.num_envs) if episodes is not None else None
                 recording.run(share if quota is None else None, quota, seeds, streams.action.numpy)
                 result = recording.trajectories(name or env_id or "recording", env_id, env_spec)
                 facts = {"name": _label(actor), "weight": weight, "steps": result.steps, "episodes": len(result)}
@@ -179,10 +180,10 @@ def record(
                 results.append(result)
     finally:
         if owned:
-            played.given.close()
+            environments.source.close()
     metadata: dict[str, Any] = {"format": "recorded", "behaviours": described, "seed": seed}
-    if isinstance(chosen, dict):
-        metadata["recorded"] = chosen
+    if isinstance(part, dict):
+        metadata["recorded"] = part
     return join_trajectories(results, results[0].name, metadata)
 
 
@@ -223,28 +224,28 @@ class _Recording:
 
     def __init__(
         self,
-        played: "_Played",
+        environments: "_Environments",
         behaviour: Behaviour,
         view: ObservationView,
         progress: Callable[[int], None] | None,
         done_before: int,
     ) -> None:
-        self.played, self.behaviour, self.view, self.progress = played, behaviour, view, progress
+        self.environments, self.behaviour, self.view, self.progress = environments, behaviour, view, progress
         self.done_before = done_before
         self.longest: int | None = None
-        self.layout = _layout(view.observation_space, played.action_space)
-        self.numbers = np.arange(played.env.num_envs)
+        self.layout = _layout(view.observation_space, environments.action_space)
+        self.numbers = np.arange(environments.env.num_envs)
         self.capacity = 0
         self.rows = 0
         self.arrays: Leaves = {}
         self.observation_leaves = leaf_spaces(view.observation_space)
-        self.action_leaves = leaf_spaces(played.action_space)
+        self.action_leaves = leaf_spaces(environments.action_space)
 
     def run(
         self, steps: int | None, quota: npt.NDArray[np.int64] | None, seeds: list[int], generator: np.random.Generator
     ) -> None:
         """Fill the arrays until ``steps`` are counted and the running episodes ended, or every quota is met."""
-        env, batch = self.played.env, self.played.env.num_envs
+        env, batch = self.environments.env, self.environments.env.num_envs
         reads_rewards = "rewards" in inspect.signature(self.behaviour.act).parameters
         live = np.ones(batch, bool) if quota is None else quota > 0
         finished, age = np.zeros(batch, np.int64), np.zeros(batch, np.int64)
@@ -252,11 +253,11 @@ class _Recording:
         self._reserve(min((steps or 1024 * batch) + 64 * batch, FIRST_BYTES // bytes_of(self.layout)))
 
         def act(observation: Any, first: Bools, rewards: Array) -> Any:
-            observations = self.played.nested(observation)
+            observations = self.environments.nested(observation)
             extra = {"rewards": rewards} if reads_rewards else {}
             actions = self._checked_actions(self.behaviour.act(observations, first, generator, **extra))
             self._write_before(self._seen(observations), actions, live)
-            return actions[""] if "" in actions else split_members(self.played.action_space, actions)
+            return actions[""] if "" in actions else split_members(self.environments.action_space, actions)
 
         seed_environments(env, seeds)
         for step in play(env, act):
@@ -265,12 +266,12 @@ class _Recording:
             cut = np.array([bool(info.get("TimeLimit.truncated", False)) for info in step.infos]) & step.ended
             self._write_after(step.rewards, step.ended & ~cut, cut, counted, live)
             if ended.any():
-                self._write_last(ended, self._seen(self.played.last(step.infos, ended)))
+                self._write_last(ended, self._seen(self.environments.last(step.infos, ended)))
             count += int(counted.sum())
             finished += ended
             age = np.where(ended, 0, age + counted)
             if self.longest is not None and (age >= self.longest).any():
-                spec = self.played.single_spec
+                spec = self.environments.single_spec
                 raise endless_episode(spec.id if spec else None, int(age.argmax()), self.longest)
             if quota is not None:
                 live = finished < quota
@@ -282,7 +283,7 @@ class _Recording:
             if not live.any() or finishing > LONGEST_FINISH:
                 break
         if live.any():
-            seen = self._seen(self.played.nested(step.observation))
+            seen = self._seen(self.environments.nested(step.observation))
             self._write_last(live, {path: np.asarray(seen[path])[live] for path in self.observation_leaves})
 
     def _reserve(self, capacity: int) -> None:
@@ -310,7 +311,7 @@ class _Recording:
             ConfigError: for another number of them.
         """
         leaves, name = {}, _label(self.behaviour)
-        values = leaf_values(self.played.action_space, actions)
+        values = leaf_values(self.environments.action_space, actions)
         for path, leaf in self.action_leaves.items():
             try:
                 taken = leaves[path] = numbers(values[path])
@@ -384,25 +385,26 @@ class _Recording:
             truncated,
             offsets,
             self.view.observation_space,
-            self.played.action_space,
+            self.environments.action_space,
             name,
             env_id,
             env_spec,
         )
 
 
-def _check_fits(behaviour: Behaviour, played: "_Played") -> None:
+def _check_fits(behaviour: Behaviour, environments: "_Environments") -> None:
     """Raise ConfigError for a policy of other spaces, and where it and the environment would both normalise."""
     if isinstance(behaviour, _Spaced):
         for role, ours, theirs in differing_spaces(
-            (behaviour.observation_space, behaviour.action_space), (played.observation_space, played.action_space)
+            (behaviour.observation_space, behaviour.action_space),
+            (environments.observation_space, environments.action_space),
         ):
             raise ConfigError(
                 f"the {role} space of the behaviour {_label(behaviour)} ({space_outline(ours)}) is not that of the "
                 f"environment ({space_outline(theirs)}); give it the environment that it was trained in, with its "
                 "wrappers"
             )
-    if is_vecenv_wrapped(played.env, VecNormalize) and getattr(behaviour, "normalizes", False):
+    if is_vecenv_wrapped(environments.env, VecNormalize) and getattr(behaviour, "normalizes", False):
         raise ConfigError(
             f"the behaviour {_label(behaviour)} normalises observations by itself, and so does this environment, whose "
             "recording would be normalised too; give the environment without VecNormalize, as env.venv or an id"
@@ -424,7 +426,7 @@ def _label(behaviour: Behaviour) -> str:
 # What is recorded of an observation ------------------------------------------------------------
 
 
-def _chosen(recorded: ObservationPart) -> dict[str, list[int] | None]:
+def _part_of(recorded: ObservationPart) -> dict[str, list[int] | None]:
     """What to record as indices by leaf, None for a whole leaf.
 
     Raises:
@@ -436,44 +438,42 @@ def _chosen(recorded: ObservationPart) -> dict[str, list[int] | None]:
     return {path: None if indices is None else _indices(path, indices) for path, indices in by_leaf.items()}
 
 
-def _indices(path: str, given: Sequence[int]) -> list[int]:
+def _indices(path: str, values: Sequence[int]) -> list[int]:
     try:
-        found = np.asarray(given)
+        array = np.asarray(values)
     except ValueError:  # rows of different lengths
-        found = np.array(None)
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        array = np.array(None)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         where = f" of {path!r}" if path else ""
-        raise ConfigError(f"recorded{where} must be a list of indices, which are whole numbers; got {shown(given)}")
-    indices: list[int] = found.tolist()
+        raise ConfigError(f"recorded{where} must be a list of indices, which are whole numbers; got {shown(values)}")
+    indices: list[int] = array.tolist()
     return indices
 
 
-def _view(chosen: dict[str, list[int] | None] | ObservationView | None, space: Space) -> ObservationView:
-    if isinstance(chosen, ObservationView):
-        check_supported(chosen.observation_space, "recorded observation")
-        return chosen
-    if chosen is None:
+def _view(part: dict[str, list[int] | None] | ObservationView | None, space: Space) -> ObservationView:
+    if isinstance(part, ObservationView):
+        check_supported(part.observation_space, "recorded observation")
+        return part
+    if part is None:
         check_supported(space, "observation")
         return ObservationView(lambda observations: observations, space)
     leaves = leaf_spaces(space)
-    for path in chosen:
+    for path in part:
         if path not in leaves:
             raise ConfigError(f"recorded names the leaf {path!r}; {did_you_mean(path, leaves)}")
-    parts_by_path = {path: _kept_space(path, leaf, chosen[path]) for path, leaf in leaves.items() if path in chosen}
+    parts_by_path = {path: _space_of_part(path, leaf, part[path]) for path, leaf in leaves.items() if path in part}
     recorded_space = space_from_leaves(parts_by_path)
     check_supported(recorded_space, "recorded observation")
 
     def function(observations: Any) -> Any:
         values = leaf_values(space, observations)
-        parts = {
-            path: values[path] if chosen[path] is None else values[path][:, chosen[path]] for path in parts_by_path
-        }
+        parts = {path: values[path] if part[path] is None else values[path][:, part[path]] for path in parts_by_path}
         return nest_leaves(recorded_space, parts)
 
     return ObservationView(function, recorded_space)
 
 
-def _kept_space(path: str, leaf: Space, indices: list[int] | None) -> Space:
+def _space_of_part(path: str, leaf: Space, indices: list[int] | None) -> Space:
     if indices is None:
         return leaf
     size = leaf.shape[0] if leaf.shape is not None and len(leaf.shape) == 1 else 0
@@ -483,37 +483,37 @@ def _kept_space(path: str, leaf: Space, indices: list[int] | None) -> Space:
         )
     if len(set(indices)) < len(indices):
         raise ConfigError(f"recorded must name every entry{f' of {path!r}' if path else ''} once, got {indices}")
-    chosen = list(indices)
+    entries = list(indices)
     if isinstance(leaf, spaces.Box):
-        return spaces.Box(leaf.low[chosen], leaf.high[chosen], dtype=leaf.dtype.type)
+        return spaces.Box(leaf.low[entries], leaf.high[entries], dtype=leaf.dtype.type)
     if isinstance(leaf, spaces.MultiDiscrete):
-        return spaces.MultiDiscrete(leaf.nvec[chosen], start=leaf.start[chosen], dtype=leaf.dtype.type)
-    return spaces.MultiBinary(len(chosen))
+        return spaces.MultiDiscrete(leaf.nvec[entries], start=leaf.start[entries], dtype=leaf.dtype.type)
+    return spaces.MultiBinary(len(entries))
 
 
 # Environments ------------------------------------------------------------
 
 
-class _Played:
+class _Environments:
     """Environments of either library as a ``VecEnv`` with the spaces of one environment, nested as behaviours see them.
 
     Args:
-        given: a vector environment of Gymnasium or Stable-Baselines3.
+        source: a vector environment of Gymnasium or Stable-Baselines3.
     """
 
-    def __init__(self, given: VectorEnv[Any, Any, Any] | VecEnv) -> None:
-        self.given = given
-        if isinstance(given, VecEnv):
-            self.env: VecEnv = given
-            leaves = observation_leaves(given.observation_space)
+    def __init__(self, source: VectorEnv[Any, Any, Any] | VecEnv) -> None:
+        self.source = source
+        if isinstance(source, VecEnv):
+            self.env: VecEnv = source
+            leaves = observation_leaves(source.observation_space)
             flattened = any("/" in path for path in leaves)  # of make_vec_env, which makes nested spaces flat
-            self.observation_space = space_from_leaves(leaves) if flattened else given.observation_space
-            self.spec = given.get_attr("spec")[0] if given.has_attr("spec") else None
+            self.observation_space = space_from_leaves(leaves) if flattened else source.observation_space
+            self.spec = source.get_attr("spec")[0] if source.has_attr("spec") else None
         else:
-            self.env = GymnasiumVecEnv(given, raw=True)
-            self.observation_space = given.single_observation_space
+            self.env = GymnasiumVecEnv(source, raw=True)
+            self.observation_space = source.single_observation_space
             # Of one environment first: it knows its wrappers.
-            self.spec = getattr(given.unwrapped, "envs", [given])[0].spec or given.spec
+            self.spec = getattr(source.unwrapped, "envs", [source])[0].spec or source.spec
         self.action_space = self.env.action_space
         self.single_spec = _single_spec(self.spec)
 
@@ -530,27 +530,27 @@ class _Played:
         return nest_leaves(self.observation_space, leaves)
 
 
-def _vector_env(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str | None) -> tuple[_Played, bool]:
+def _vector_env(env: Any, num_envs: int, env_kwargs: dict[str, Any], mode: str | None) -> tuple[_Environments, bool]:
     """The environments to play in, and whether they were made here."""
     check(mode, VectorMode | None, "vectorization_mode")
-    made = isinstance(env, str | EnvSpec)
-    if (env_kwargs and not (made or callable(env))) or (mode is not None and not made):
+    is_id = isinstance(env, str | EnvSpec)
+    if (env_kwargs and not (is_id or callable(env))) or (mode is not None and not is_id):
         raise ConfigError(
             "env_kwargs apply to ids and functions that make an environment, vectorization_mode to ids alone"
         )
     if isinstance(env, VecEnv | VectorEnv):
-        return _Played(env), False
+        return _Environments(env), False
     if isinstance(env, gym.Env):
-        return _Played(SyncVectorEnv([lambda: env])), False
+        return _Environments(SyncVectorEnv([lambda: env])), False
     count = check(num_envs, Environments, "num_envs")
-    if made:
+    if is_id:
         spec = find_spec(env) if isinstance(env, str) else env
         with construction(spec, env_kwargs):
-            return _Played(gym.make_vec(spec, count, mode, **env_kwargs)), True
+            return _Environments(gym.make_vec(spec, count, mode, **env_kwargs)), True
     if callable(env):
-        copies = iter([made_by(env, env_kwargs) for _ in range(count)])
+        copies = iter([make_by(env, env_kwargs) for _ in range(count)])
         with construction(env, env_kwargs):
-            return _Played(SyncVectorEnv([lambda: next(copies)] * count)), True
+            return _Environments(SyncVectorEnv([lambda: next(copies)] * count)), True
     raise ConfigError(
         f"cannot record in {type(env).__name__}; pass an id, a function, an environment or a vector of them"
     )
@@ -568,13 +568,13 @@ def _single_spec(spec: Any) -> Any:
     return single
 
 
-def _spec_json(played: _Played) -> str | None:
+def _spec_json(environments: _Environments) -> str | None:
     """The specification as JSON; None, with a warning, where Gymnasium makes no environment of it, or not this one."""
-    spec = played.single_spec
+    spec = environments.single_spec
     if spec is None:
         return None
     try:
-        wrong = _not_made_again(played, spec)
+        wrong = _not_made_again(environments, spec)
         if wrong is None:
             return str(spec.to_json())
     except (TypeError, ValueError) as error:  # made by a function, or with arguments that JSON does not know
@@ -587,11 +587,11 @@ def _spec_json(played: _Played) -> str | None:
     return None
 
 
-def _not_made_again(played: _Played, spec: EnvSpec) -> str | None:
+def _not_made_again(environments: _Environments, spec: EnvSpec) -> str | None:
     """What of the environments their ``spec`` does not make again; None where nothing is missing."""
-    if played.spec is not None and played.spec.kwargs.get("wrappers"):
+    if environments.spec is not None and environments.spec.kwargs.get("wrappers"):
         return "make_vec put wrappers around each environment in a process of its own"
-    inner: Any = played.given
+    inner: Any = environments.source
     while isinstance(inner, VecEnvWrapper | VectorWrapper):
         if not isinstance(inner, WATCHING_VECTORS):
             return f"the wrapper {type(inner).__name__} is around all environments together"

@@ -34,17 +34,17 @@ def target_list(target_returns: Iterable[float] | float | None, best: float | No
         )
     if isinstance(target_returns, np.ndarray):
         target_returns = target_returns.tolist()
-    given = target_returns if isinstance(target_returns, Iterable) else [target_returns]
-    listed: list[Any] = [each.item() if isinstance(each, np.generic) else each for each in given]
-    for target in listed:
+    values = target_returns if isinstance(target_returns, Iterable) else [target_returns]
+    targets: list[Any] = [value.item() if isinstance(value, np.generic) else value for value in values]
+    for target in targets:
         number = isinstance(target, Real) and not isinstance(target, bool | np.bool_) and fits(target, float)
         if not number or not finite(np.array([target, float(target) / return_scale])).all():
             raise ConfigError(
                 f"target_returns holds {shown(target)}, which is not a finite number in float32; pass e.g. [100.0]"
             )
-    if not listed:
+    if not targets:
         raise ConfigError("target_returns is empty; pass at least one number, or None for the best of the dataset")
-    return [float(target) for target in listed]
+    return [float(target) for target in targets]
 
 
 def finite_targets(target_return: Any, rows: int, return_scale: float) -> np.ndarray:

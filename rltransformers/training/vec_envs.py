@@ -14,7 +14,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import check_copies
 from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import check_supported, is_nested
-from rltransformers.envs.make import found_source, make_env
+from rltransformers.envs.make import environment_source, make_env
 from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv, with_statistics
 from rltransformers.envs.wrappers import FlatDict
 from rltransformers.policies.memory_policy import check_action_space
@@ -39,7 +39,7 @@ def as_vec_env(env: Any, monitor: bool = True) -> VecEnv:
         MissingExtraError: when the package behind an id is not installed.
     """
     if isinstance(env, str | EnvSpec):
-        env = _drawing(found_source(env))
+        env = _drawing(environment_source(env))
     elif callable(env) and not isinstance(env, gym.Env):
         env = make_env(env, flat=False)
     if isinstance(env, VectorEnv):
