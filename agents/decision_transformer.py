@@ -88,16 +88,16 @@ from rltransformers.training.decision_settings import (
     jitter_of,
     readout_choice,
 )
-from rltransformers.training.distributed import check_shared, log_traffic, share_seen
+from rltransformers.training.distributed import check_shared, log_traffic
 from rltransformers.training.entropy_bound import EntropyBound
 from rltransformers.training.episodes import check_spaces, check_vector_env, evaluate_decisions
 from rltransformers.training.evaluation import EvaluationEpisode, EvaluationResult, result_of
 from rltransformers.training.exits import calibrate
 from rltransformers.training.interval_log import IntervalLog
-from rltransformers.training.memory_panel import memory_panel
 from rltransformers.training.offline_agent import OfflineAgent, Updates
 from rltransformers.training.stepping import NO_TARGET, DecisionSteps, act_on_arrays
 from rltransformers.training.target_returns import finite_targets, target_list
+from rltransformers.training.update import memory_panel
 
 if __name__ != "rltransformers.agents.decision_transformer":
     raise ImportError("import this file as rltransformers.agents.decision_transformer")
@@ -526,7 +526,7 @@ class DecisionTransformer(OfflineAgent):
         loss, parts = self._loss(batch, Record(), self._chances(settings.batch_size)[part], world)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        world.sum_gradients(self.policy.actor_parameters())
+        world.sum_in_place(each.grad for each in self.policy.actor_parameters())
         norm = torch.nn.utils.clip_grad_norm_(self.policy.actor_parameters(), settings.max_grad_norm)
         learning_rate = settings.learning_rate * learning_rate_factor(
             self.num_timesteps, settings.warmup_steps or 0, settings.decay_steps
@@ -535,7 +535,8 @@ class DecisionTransformer(OfflineAgent):
             group["lr"] = learning_rate
         self._optimizer.step()
         self.policy.backbone.constrain_()
-        share_seen(world, self.policy.backbone)
+        for sums in self.policy.backbone.seen():
+            world.sum_in_place([sums])
         self.policy.backbone.maintain()
         self.policy.eval()
         if self._critic is not None:

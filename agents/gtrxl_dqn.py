@@ -7,6 +7,7 @@ Checkpoints and environments are those of every ``OnlineAgent``. Axes: E environ
 import os
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal, Self, cast
 
 import numpy as np
@@ -18,32 +19,35 @@ from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn, 
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from rltransformers.algorithms.dqn import DQNLoss, Steps, dqn_loss, huber, q_targets, td_errors
+from rltransformers.algorithms.dqn import DQNLoss, Steps, dqn_loss, q_targets, step_losses
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.checkpoint import File
-from rltransformers.core.device import find_device
+from rltransformers.core.device import find_device, to_tensor
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, Fraction, PositiveNumber, Seed, UnitInterval, WholeNumber, strict
 from rltransformers.core.spaces import leaf_spaces
-from rltransformers.data.replay import Draw, Drawable, SegmentReplay, Window
+from rltransformers.data.replay import SegmentReplay, Window
+from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.observations import tree_space
 from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.q_network import GTrXLQPolicy
 from rltransformers.policies.steps import Acting
 from rltransformers.training.distributed import check_shared, log_traffic
-from rltransformers.training.exploration import LADDER, Exploration, check_exploration, exploration_rates
-from rltransformers.training.memory_panel import memory_panel
+from rltransformers.training.exploration import Exploration, check_exploration, exploration_rates
 from rltransformers.training.normalization import check_outermost
 from rltransformers.training.online_agent import OnlineAgent
 from rltransformers.training.replay_data import (
     check_priorities,
     check_replay_room,
     context_of,
+    draw_of_all,
     layout_of,
     load_replay,
     normalised,
+    own_window,
     pack_observation,
     part_of_replay,
+    prioritize_own,
     raw_last,
     raw_observation,
     restore_replay,
@@ -52,6 +56,7 @@ from rltransformers.training.replay_data import (
     unpack_observation,
 )
 from rltransformers.training.schedules import Scheduled, as_schedule
+from rltransformers.training.update import add_auxiliary, descend, log_losses, maintain, memory_panel
 from rltransformers.training.vec_envs import as_vec_env
 
 KIND = "GTrXLDQN"
@@ -229,12 +234,12 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         going_on = True
         for step in range(train_freq.frequency):
             episode_starts = cast(np.ndarray, self._last_episode_starts)
-            first = self._to_device(episode_starts)
+            first = to_tensor(episode_starts, self.device)
             raw = raw_observation(normaliser, self._last_obs, self._raw_obs)
             if policy.masks_beside:
                 raw[ACTION_MASK] = seen[ACTION_MASK]
             noise = self._own_rows(policy.exploration(self._rates(), self._action_generator))
-            actions, _, _, state = policy.step(leaves, self._acting, first, noise, overwrites=True)
+            actions, _, _, state = policy.step(leaves, self.carry.acting, first, noise, overwrites=True)
             executed = policy.environment_actions(actions)
             new_obs, rewards, dones, infos, counts, unscaled = self._step_environments(executed, state)
             cut, last = self._guard.last_leaves(dones, infos, values_read_masks=True)
@@ -256,7 +261,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             seen = self._guard.leaves(new_obs)
             leaves = policy.leaves_to_tensors(seen)
         going_on = self._share_rollout(before, going_on)
-        self._episode_num = episodes + int(self.world.total(torch.tensor(self._episode_num - episodes)))
+        self._episode_num = episodes + self.world.count(self._episode_num - episodes)
         played = train_freq.frequency * env.num_envs, self._episode_num - episodes
         if not going_on:
             return RolloutReturn(*played, continue_training=False)
@@ -276,107 +281,54 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
 
     def train(self, gradient_steps: int, batch_size: int) -> None:
         """So many updates on segments drawn from the replay, then bring the acting memory up to date."""
-        replay = self.replay_buffer
-        if replay is None or not int(self.world.total(torch.tensor(len(replay)))):
+        policy, replay, world, logger = self.policy, self.replay_buffer, self.world, self.logger
+        if replay is None or not world.count(len(replay)):
             return  # no segment is whole yet
         self._begin_update()
-        losses, norms = [], []
+        losses: list[DQNLoss] = []
+        norms: list[float] = []
         for _ in range(gradient_steps):
-            draw, takers = self._draw(replay, batch_size)
-            losses.append(self._loss(self._seen(self._window(replay, draw, takers).trimmed()), takers))
-            norms.append(float(self._step(losses[-1].total, self.policy.learned)))
+            draw, takers = draw_of_all(replay, batch_size, self._batch_generator, self.prioritized, world)
+            window = self._normalised(own_window(replay, draw, takers, world).trimmed())
+            now = policy.evaluate_window(window)
+            with torch.no_grad():
+                later = policy.evaluate_window(window, target=True)
+            part = Steps(policy.classes(window), window.rewards, window.terminal, window.counts, window.weights)
+            targets = q_targets(now.q, later.q, part, self.gamma, self.n_step, self.value_rescale)
+            policy.add_deep_losses(now, window, partial(step_losses, targets=targets, steps=part), targets.shape[1])
+            rows = world.whole({"q": now.q, "targets": targets, **vars(part)}, takers)
+            q, targets, steps = rows.pop("q"), rows.pop("targets"), Steps(**rows)
+            loss = add_auxiliary(dqn_loss(q, targets, steps), now, part.counts, steps.counts, world)
+            losses.append(loss)
+            norm = descend(policy, loss.total, policy.learned, self.max_grad_norm, self._n_updates, world)
+            norms.append(float(norm))
             if self.prioritized:
-                self._prioritize(replay, draw, losses[-1].priorities)
+                prioritize_own(replay, draw, loss.priorities, world)
             self._n_updates += 1
             if self._n_updates % self.target_update_interval == 0:
-                self.policy.follow(self.tau)
-        self._maintain()
-        self._refresh_memory(replay)
-        self._log_update(losses, norms)
+                policy.follow(self.tau)
+        maintain(policy, world)
+        with torch.no_grad():
+            self.carry.acting = self._renewed_memory(replay)
+        parts = {name: name for name in ("td_loss", "td_error", "q_value", "target")}
+        log_losses(logger, losses, parts)
+        logger.record("train/grad_norm", float(np.mean(norms)))
+        logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
-    def _draw(self, replay: SegmentReplay, count: int) -> tuple[Draw, Tensor]:
-        """Segments of the replays of all processes, and which process learns from each."""
-        if self.world.alone:
-            return replay.draw(count, self._batch_generator, self.prioritized), torch.zeros(count, dtype=torch.long)
-        oldest, counts = replay.eligible()
-        held = {"oldest": torch.from_numpy(oldest), "counts": torch.from_numpy(counts)}
-        if self.prioritized:
-            held["priorities"] = replay.priorities
-        held = self.world.rows_of_all(held)
-        drawable = Drawable(held["oldest"].numpy(), held["counts"].numpy(), held.get("priorities", replay.priorities))
-        draw = drawable.draw(count, self._batch_generator, self.prioritized)
-        return draw, self.world.takers(torch.from_numpy(draw.rows) // self.n_envs)
-
-    def _own(self, draw: Draw) -> np.ndarray:
-        """Places in a draw of the segments that the replay of this process holds."""
-        return np.flatnonzero(draw.rows // self.n_envs == self.world.rank)
-
-    def _part(self, draw: Draw, own: np.ndarray) -> Draw:
-        """Those at the places ``own`` of a draw, as this process counts its environments."""
-        return Draw(draw.rows[own] % self.n_envs, draw.segments[own], draw.weights[own])
-
-    def _window(self, replay: SegmentReplay, draw: Draw, takers: Tensor) -> Window:
-        """The drawn segments that this process learns from, wherever they are held."""
-        if self.world.alone:
-            return replay.gather(draw)
-        own = self._own(draw)
-        held = replay.gather(self._part(draw, own))
-        owners = torch.from_numpy(draw.rows) // self.n_envs
-        return Window(**self.world.exchange(held.tensors(), owners, takers), context=held.context)
-
-    def _prioritize(self, replay: SegmentReplay, draw: Draw, priorities: Tensor) -> None:
-        own = self._own(draw)
-        if len(own):
-            replay.prioritize(self._part(draw, own), priorities[own])
-        replay.largest_priority = max(replay.largest_priority, float(priorities.max()))
-
-    def _seen(self, window: Window) -> Window:
+    def _normalised(self, window: Window) -> Window:
         """A window as the policy sees it, on its device."""
         return normalised(self._vec_normalize_env, self._own_scale, window, self.policy.leaf_types).to(self.device)
 
-    def _loss(self, window: Window, takers: Tensor | None = None) -> DQNLoss:
-        """Of the windows of all processes, of which this one has those that it takes."""
-        policy = self.policy
-        now = policy.evaluate_window(window)
-        with torch.no_grad():
-            later = policy.evaluate_window(window, target=True)
-        steps = Steps(policy.classes(window), window.rewards, window.terminal, window.counts, window.weights)
-        targets = q_targets(now.q, later.q, steps, self.gamma, self.n_step, self.value_rescale)
-        policy.add_deep_losses(now, window, lambda q: huber(td_errors(q, targets, steps)), targets.shape[1])
-        if takers is None or self.world.alone:
-            loss, share = dqn_loss(now.q, targets, steps), 1.0
-        else:
-            whole = self.world.whole({"q": now.q, "targets": targets, **vars(steps)}, takers)
-            q, all_targets, all_steps = whole.pop("q"), whole.pop("targets"), Steps(**whole)
-            loss, share = dqn_loss(q, all_targets, all_steps), float(steps.counts.sum() / all_steps.counts.sum())
-        if now.auxiliary_loss is None:
-            return loss
-        named = {name: self.world.total(share * value.detach()) for name, value in now.losses.items()}
-        total = loss.total + self.world.total(share * now.auxiliary_loss)
-        return DQNLoss(**(vars(loss) | {"total": total, "auxiliary": named}))
-
-    def _refresh_memory(self, replay: SegmentReplay) -> None:
+    def _renewed_memory(self, replay: SegmentReplay) -> PolicyState:
         """Keys and values of the acting memory always follow the new weights; what they are made from may too."""
-        policy, state = self.policy, self._acting
-        with torch.no_grad():
-            if self.memory_refresh == "never" or not self.context or not replay.joined.all():
-                self._acting = policy.with_cache(policy.without_cache(state))
-                return
-            policy.set_training_mode(False)
-            window = self._seen(replay.newest(np.arange(self.n_envs), 0))
-            self._acting = policy.acting_state(window, state.previous_action, state.previous_reward)
+        policy, state = self.policy, self.carry.acting
+        if self.memory_refresh == "never" or not self.context or not replay.joined.all():
+            return policy.with_cache(policy.without_cache(state))
+        policy.set_training_mode(False)
+        window = self._normalised(replay.newest(np.arange(self.n_envs), 0))
+        return policy.acting_state(window, state.previous_action, state.previous_reward)
 
     # Log
-
-    def _log_update(self, losses: list[DQNLoss], norms: list[float]) -> None:
-        record = self.logger.record
-        for name in ("td_loss", "td_error", "q_value", "target"):
-            record(f"train/{name}", float(torch.stack([getattr(loss, name) for loss in losses]).mean()))
-        for name in losses[0].auxiliary:
-            record(f"train/{name}_loss", float(torch.stack([loss.auxiliary[name] for loss in losses]).mean()))
-        record("train/loss", float(losses[-1].total.detach()))
-        record("train/grad_norm", float(np.mean(norms)))
-        record("train/n_updates", self._n_updates, exclude="tensorboard")
 
     def dump_logs(self) -> None:
         """Write a line of the log, with a look at where attention goes in the newest segment of one environment."""
@@ -384,11 +336,11 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         rows = np.array([self._n_updates % self.n_envs])
         if replay is not None and self._n_updates and replay.written[rows] >= self.segment_length:
             self.policy.set_training_mode(False)
-            window = self._seen(replay.newest(rows, self.segment_length).trimmed())
-            for name, value in memory_panel(lambda each: self.policy.evaluate_window(window, record=each)).items():
+            window = self._normalised(replay.newest(rows, self.segment_length).trimmed())
+            for name, value in memory_panel(lambda record: self.policy.evaluate_window(window, record=record)).items():
                 self.logger.record(name, float(value))
         self.logger.record("rollout/exploration_rate", float(self._rates().mean()))
-        self.logger.record("replay/size", 0 if replay is None else int(self.world.total(torch.tensor(replay.size))))
+        self.logger.record("replay/size", 0 if replay is None else self.world.count(replay.size))
         log_traffic(self.logger, self.world)
         super().dump_logs()
 
@@ -450,22 +402,18 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             self.replay_buffer = self._new_replay()
             self._take_over()
 
-    def _setting(self, name: str) -> Any:
-        if name == "train_freq":
-            return cast(Any, self.train_freq).frequency
-        return self.exploration if (name, self.exploration) == ("exploration", LADDER) else super()._setting(name)
+    def _own_tensors(self) -> dict[str, Any]:
+        replay = self.replay_buffer
+        if replay is None:
+            return self._stored
+        raw = pack_observation(self._vec_normalize_env, self._last_obs, self._raw_obs)
+        rows = rows_of_replay(replay, self.world) if self.checkpoint_replay else None
+        return {
+            "replay": None if rows is None else {"layout": layout_of(replay, self.world), "rows": rows},
+            "last_raw_observation": self.world.to_leader(raw),
+        }
 
-    def _tensors(self) -> dict[str, Any]:
-        replay, stored = self.replay_buffer, self._stored
-        if replay is not None:
-            rows = rows_of_replay(replay, self.world) if self.checkpoint_replay else None
-            raw = self._of_all_envs(pack_observation(self._vec_normalize_env, self._last_obs, self._raw_obs))
-            stored_replay = None if rows is None else {"layout": layout_of(replay, self.world), "rows": rows}
-            stored = {"replay": stored_replay, "last_raw_observation": raw}
-        return super()._tensors() | stored
-
-    def _restore(self, tensors: Mapping[str, Any], n_envs: int) -> None:
-        super()._restore(tensors, n_envs)
+    def _restore_own(self, tensors: Mapping[str, Any], n_envs: int) -> None:
         self._stored = {name: tensors[name] for name in self._stored}
         if self.replay_buffer is not None:
             self._take_over()

@@ -11,9 +11,15 @@ from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Le
-from torch import Tensor
 
-from rltransformers.algorithms.ppo import PPOLoss, PPOWeights, Recording, ppo_loss, standard_scores
+from rltransformers.algorithms.ppo import (
+    PPOLoss,
+    PPOWeights,
+    deviation_over,
+    explained_variance,
+    ppo_loss,
+    standard_scores,
+)
 from rltransformers.core.ranges import (
     Count,
     Fraction,
@@ -26,13 +32,26 @@ from rltransformers.core.ranges import (
     WholeNumber,
     strict,
 )
-from rltransformers.data.rollout import Recorded, Segment
+from rltransformers.data.rollout import Recorded
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.steps import Acting
-from rltransformers.training.on_policy_agent import MemoryRefresh, OnPolicyMemoryAgent, with_auxiliary
-from rltransformers.training.ppo_log import log_update
+from rltransformers.training.carry import MemoryRefresh, renew_memory
+from rltransformers.training.distributed import log_traffic
+from rltransformers.training.on_policy_agent import OnPolicyMemoryAgent
 from rltransformers.training.rollout_settings import check_advantages, check_barrier
-from rltransformers.training.schedules import Scheduled, as_schedule
+from rltransformers.training.schedules import Scheduled, as_schedule, value_at
+from rltransformers.training.update import (
+    add_auxiliary,
+    descend,
+    evaluate,
+    follow_returns,
+    log_losses,
+    log_ratio_error,
+    maintain,
+    mean_of,
+    memory_panel,
+    minibatches,
+)
 
 
 class GTrXLPPO(OnPolicyMemoryAgent):
@@ -164,61 +183,75 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         if _init_setup_model:
             self._setup_model()
 
-    def _check_settings(self) -> None:
+    def _setup_model(self) -> None:
         check_barrier(self.barrier_coef, self.action_space)
         check_advantages(self.normalize_advantage, self.least_advantage_std, self.n_steps * self.all_envs)
-
-    # Update
+        super()._setup_model()
 
     def train(self) -> None:
         """Improve the policy on the collected segments, then bring the acting memory up to date."""
-        segment = self._segment
+        policy, carry, world, logger = self.policy, self.carry, self.world, self.logger
+        segment = carry.segment
         assert segment is not None  # learn() collects before it trains
         self._begin_update()
-        self._look_at_memory(segment)
-        recorded = self._recorded(segment)
-        losses = self._optimise(segment, recorded)
-        self._end_update(segment)
-        self._log_update(recorded, losses)
-
-    def _optimise(self, segment: Segment, recorded: Recorded) -> list[PPOLoss]:
+        watched = segment.rows(self._watched_rows())
+        for name, value in memory_panel(lambda record: policy.evaluate_segment(watched, record)).items():
+            logger.record(name, float(value))
+        steps = recorded = Recorded(**world.rows_of_all(segment.numbers()))
         if self.normalize_advantage:
-            advantages = standard_scores(recorded.advantages, recorded.counts, self.least_advantage_std)
-            recorded = replace(recorded, advantages=advantages)
-        losses: list[PPOLoss] = []
-        for epoch in range(self.n_epochs):
-            if epoch and self._segment_before is not None:
-                segment = replace(segment, memory=self._memory_after(self._segment_before))
-            for minibatch in self._minibatches(segment):
-                batch = recorded.rows(minibatch.rows)
-                self._follow_returns(batch)
-                loss = self._loss(minibatch.segment, batch, minibatch.takers)
-                losses.append(loss)
-                if self.target_kl is not None and float(loss.approx_kl) > 1.5 * self.target_kl:
-                    self._n_updates += 1
-                    return losses
-                self._descend(loss.total)
-            self._n_updates += 1
-        return losses
-
-    def _loss(self, part: Segment, batch: Recording, takers: Tensor | None = None) -> PPOLoss:
-        """Of a minibatch, of whose segments this process has a ``part``; ``takers`` as in ``Minibatch``."""
-        now = self.policy.evaluate_segment(part, gradient_window=self.gradient_window)
-        if takers is not None:
-            now = self._of_all(now, part, batch.counts, takers)
-        return with_auxiliary(ppo_loss(now, batch, self._loss_weights()), now)
-
-    def _loss_weights(self) -> PPOWeights:
-        return PPOWeights(
-            clip_range=self._weight("clip_range"),
-            clip_range_vf=None if self.clip_range_vf is None else self._weight("clip_range_vf"),
-            ent_coef=self._weight("ent_coef"),
-            vf_coef=self.vf_coef * self.policy.value_units,
-            barrier_coef=self._weight("barrier_coef"),
+            scores = standard_scores(recorded.advantages, recorded.counts, self.least_advantage_std)
+            steps = replace(recorded, advantages=scores)
+        progress = self._current_progress_remaining
+        weights = PPOWeights(
+            clip_range=value_at(self.clip_range, "clip_range", progress),
+            clip_range_vf=value_at(self.clip_range_vf, "clip_range_vf", progress),
+            ent_coef=value_at(self.ent_coef, "ent_coef", progress),
+            vf_coef=self.vf_coef,
+            barrier_coef=value_at(self.barrier_coef, "barrier_coef", progress),
         )
+        losses: list[PPOLoss] = []
+        again, stops = segment, False
+        for epoch in range(self.n_epochs):
+            if epoch and carry.before is not None:
+                with torch.no_grad():
+                    again = replace(segment, memory=policy.memory_after(carry.before))
+            for minibatch in minibatches(world, again, self._rows_per_batch(), self._batch_generator):
+                batch = steps.rows(minibatch.rows)
+                follow_returns(policy, batch)
+                now = evaluate(policy, minibatch, self.gradient_window, world)
+                loss = ppo_loss(now, batch, replace(weights, vf_coef=self.vf_coef * policy.value_units))
+                losses.append(add_auxiliary(loss, now.last, minibatch.segment.counts, batch.counts, world))
+                stops = self.target_kl is not None and float(loss.approx_kl) > 1.5 * self.target_kl
+                if stops:
+                    break
+                descend(policy, losses[-1].total, policy.parameters(), self.max_grad_norm, self._n_updates, world)
+            self._n_updates += 1
+            if stops:
+                break
+        maintain(policy, world)
+        with torch.no_grad():
+            memory, age = renew_memory(policy, segment, carry.acting, self.memory_refresh, self._watched_rows())
+            carry.acting = policy.with_cache(memory)  # keys and values always follow the new weights
+        policy.remember(segment)
+        logger.record("memory/staleness", age)
+        log_traffic(logger, world)
+        self._log_update(recorded, losses, weights)
 
-    def _log_update(self, recorded: Recorded, losses: list[PPOLoss]) -> None:
-        self._log_ratio_error(float(losses[0].ratio_error))
-        deviation = self.policy.action_head.standard_deviation()
-        log_update(self.logger, recorded, losses, self._loss_weights(), deviation)
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+    def _log_update(self, recorded: Recorded, losses: list[PPOLoss], weights: PPOWeights) -> None:
+        """Record means over the minibatches of an update, in the names of Stable-Baselines3."""
+        record, counts = self.logger.record, recorded.counts
+        parts = {"policy_gradient_loss": "policy", "value_loss": "value"}
+        log_losses(self.logger, losses, parts | {name: name for name in ("approx_kl", "clip_fraction")})
+        record("train/entropy_loss", -mean_of(losses, "entropy"))
+        record("train/advantage_std", float(deviation_over(recorded.advantages, counts)))
+        record("train/explained_variance", explained_variance(recorded.values, recorded.returns, counts))
+        for name in ("clip_range", "clip_range_vf", "ent_coef"):
+            if (value := getattr(weights, name)) is not None:
+                record(f"train/{name}", value)
+        if losses[0].log_barrier is not None and weights.barrier_coef:
+            record("train/log_barrier", mean_of(losses, "log_barrier"))
+            record("train/barrier_coef", weights.barrier_coef)
+        if (deviation := self.policy.action_head.standard_deviation()) is not None:
+            record("train/std", float(deviation.detach()))
+        record("train/n_updates", self._n_updates, exclude="tensorboard")
+        log_ratio_error(self.logger, float(losses[0].ratio_error), self.world)

@@ -12,11 +12,9 @@ from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Gt, Le
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import update_learning_rate
-from stable_baselines3.common.vec_env import VecEnv
-from torch import Tensor
 
+from rltransformers.algorithms.ppo import deviation_over, explained_variance
 from rltransformers.algorithms.vmpo import Multipliers, VMPOBounds, VMPOLoss, vmpo_loss
 from rltransformers.core.checkpoint import check_same, restore_optimizer, restore_weights
 from rltransformers.core.ranges import (
@@ -31,17 +29,29 @@ from rltransformers.core.ranges import (
     check,
     strict,
 )
-from rltransformers.data.rollout import Recorded, Segment
+from rltransformers.data.rollout import Recorded
 from rltransformers.functional.modules import approach
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.steps import Acting, ActorCriticMachine
-from rltransformers.training.on_policy_agent import MemoryRefresh, OnPolicyMemoryAgent, with_auxiliary
-from rltransformers.training.online_checkpoint import on_device
+from rltransformers.training.carry import MemoryRefresh, on_device, renew_memory
+from rltransformers.training.distributed import log_traffic
+from rltransformers.training.on_policy_agent import OnPolicyMemoryAgent
 from rltransformers.training.parameters import uncompiled
 from rltransformers.training.schedules import Scheduled
-from rltransformers.training.vmpo_log import log_update
+from rltransformers.training.update import (
+    add_auxiliary,
+    descend,
+    evaluate,
+    follow_returns,
+    log_losses,
+    log_ratio_error,
+    maintain,
+    mean_of,
+    memory_panel,
+    minibatches,
+)
 
 MIN_STEPS = 256
 """Of a minibatch by default: the median and the soft maximum of fewer advantages are mostly noise."""
@@ -113,6 +123,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
     of_environments = (*OnPolicyMemoryAgent.of_environments, "own_memory")
     scheduled = ("learning_rate",)
     first_values = ("eta_init", "alpha_init")
+    parts = OnPolicyMemoryAgent.parts | {name: name for name in ("target", "multipliers", "multiplier_optimizer")}
 
     @strict
     def __init__(
@@ -188,155 +199,130 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         kinds = self.policy.action_head.divergence_kinds()
         self.multipliers = Multipliers(self.eta_init, dict.fromkeys(kinds, self.alpha_init)).to(self.device)
         self.multiplier_optimizer = torch.optim.Adam(self.multipliers.parameters(), self.multiplier_learning_rate)
-        self._target_age = 0  # gradient steps of the learner since the target was renewed
-        self._own_memory: PolicyState | None = None  # the learner's, until acting takes its next step
-        self._first_memory: PolicyState | None = None  # the learner's at the start of this segment; None: the target's
 
     @property
     def _actor(self) -> GTrXLPolicy:
         return self.target
 
-    # Rollout
-
-    def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
-        """One segment of every environment, acted by the target; False when a callback ends training."""
-        self._first_memory = self._own_memory
-        return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
-
-    def _count_steps(self, count: int) -> None:
-        super()._count_steps(count)
-        self._own_memory = None
-
-    # Update
-
     def train(self) -> None:
         """Improve the learner on the collected segments, renew its memory, and the target when its time has come."""
-        acted = self._segment
+        policy, carry, world, logger = self.policy, self.carry, self.world, self.logger
+        acted = carry.segment
         assert acted is not None  # learn() collects before it trains
-        outputs, ratio_error = self._outputs_of_the_target(acted)
-        segment = acted if self._first_memory is None else replace(acted, memory=self._first_memory)
-        segment = self._with_advantages(segment)
-        self._begin_update()
-        self._look_at_memory(segment)
-        update_learning_rate(self.multiplier_optimizer, self.multiplier_learning_rate)
-        recorded = self._recorded(segment)
-        losses = self._optimise(segment, recorded, outputs)
-        self._segment = segment
-        self._end_update(segment)
-        self._log_update(recorded, losses, *self.world.largest(ratio_error))
-        if self._target_age >= self.target_update_interval:
-            self._renew_target()
-
-    @torch.no_grad()
-    def _outputs_of_the_target(self, acted: Segment) -> tuple[Tensor, float]:
-        """Its action outputs [E, T, A], and how far their probabilities are from those that acting computed."""
         self.target.set_training_mode(False)
-        found = self.target.evaluate_segment(acted)
-        errors = ((found.log_probs - acted.log_probs).exp() - 1.0).abs()
-        return found.outputs, float(torch.where(acted.counts, errors, torch.zeros_like(errors)).max())
-
-    @torch.no_grad()
-    def _with_advantages(self, segment: Segment) -> Segment:
-        """Raw advantages over the values that the learner gives before it learns."""
-        values = self.policy.evaluate_segment(segment).values
-        return replace(segment, values=values, advantages=segment.returns - values)
-
-    def _optimise(self, segment: Segment, recorded: Recorded, outputs: Tensor) -> list[VMPOLoss]:
+        with torch.no_grad():
+            old = self.target.evaluate_segment(acted)
+            errors = ((old.log_probs - acted.log_probs).exp() - 1.0).abs().masked_fill(~acted.counts, 0.0)
+            segment = acted if carry.own_memory is None else replace(acted, memory=carry.own_memory)
+            values = policy.evaluate_segment(segment).values  # advantages are raw, over the values before the update
+        carry.segment = segment = replace(segment, values=values, advantages=segment.returns - values)
+        self._begin_update()
+        watched = segment.rows(self._watched_rows())
+        for name, value in memory_panel(lambda record: policy.evaluate_segment(watched, record)).items():
+            logger.record(name, float(value))
+        update_learning_rate(self.multiplier_optimizer, self.multiplier_learning_rate)
+        recorded = Recorded(**world.rows_of_all(segment.numbers()))
         losses: list[VMPOLoss] = []
+        again = segment
         for epoch in range(self.n_epochs):
-            if epoch and self._segment_before is not None:
-                segment = replace(segment, memory=self._memory_after(self._segment_before))
-            for minibatch in self._minibatches(segment, outputs):
+            if epoch and carry.before is not None:
+                with torch.no_grad():
+                    again = replace(segment, memory=policy.memory_after(carry.before))
+            for minibatch in minibatches(world, again, self._rows_per_batch(), self._batch_generator, old.outputs):
                 batch = recorded.rows(minibatch.rows)
                 if not bool(batch.counts.any()):
                     continue
-                self._follow_returns(batch)
-                loss = self._loss(minibatch.segment, batch, minibatch.outputs, minibatch.takers)
-                losses.append(loss)
-                self._descend(loss.total)
-                self._target_age += 1
+                follow_returns(policy, batch)
+                now = evaluate(policy, minibatch, self.gradient_window, world)
+                divergences = policy.action_head.divergences(now.outputs, self.target.action_head, minibatch.outputs)
+                divergences = world.whole(divergences, minibatch.takers)
+                multipliers = self.multipliers  # whose gradient is the same on every process
+                loss = vmpo_loss(
+                    now, batch, divergences, multipliers.temperature, multipliers.penalties, self._bounds()
+                )
+                losses.append(add_auxiliary(loss, now.last, minibatch.segment.counts, batch.counts, world))
+                self.multiplier_optimizer.zero_grad()
+                descend(policy, losses[-1].total, policy.parameters(), self.max_grad_norm, self._n_updates, world)
+                self.multiplier_optimizer.step()
+                self.multipliers.constrain_()
+                carry.target_age += 1
             self._n_updates += 1
-        return losses
+        maintain(policy, world)
+        with torch.no_grad():  # the target keeps its weights, and so the memory of acting, for now
+            rows = self._watched_rows()
+            carry.own_memory, age = renew_memory(policy, segment, carry.acting, self.memory_refresh, rows)
+        policy.remember(segment)
+        logger.record("memory/staleness", age)
+        log_traffic(logger, world)
+        self._log_update(recorded, losses)
+        log_ratio_error(logger, world.largest(float(errors.max()))[0], world)
+        if carry.target_age >= self.target_update_interval:
+            self._renew_target()
+
+    def _bounds(self) -> VMPOBounds:
+        bounds = {"classes": self.eps_alpha, "mean": self.eps_mean, "covariance": self.eps_covariance}
+        return VMPOBounds(self.eps_eta, bounds, self.vf_coef * self.policy.value_units)
 
     def _rows_per_batch(self) -> int:
         if self.batch_size is not None:
             return super()._rows_per_batch()
         return min(self.all_envs, max(self.all_envs // 4, -(-MIN_STEPS // self.n_steps)))
 
-    def _loss(
-        self, part: Segment, batch: Recorded, target_outputs: Tensor | None, takers: Tensor | None = None
-    ) -> VMPOLoss:
-        """Of a minibatch, of whose segments this process has a ``part``; ``takers`` as in ``Minibatch``."""
-        assert target_outputs is not None  # they were handed to _minibatches
-        now = self.policy.evaluate_segment(part, gradient_window=self.gradient_window)
-        divergences = self.policy.action_head.divergences(now.outputs, self.target.action_head, target_outputs)
-        if takers is not None:
-            now, divergences = self._of_all(now, part, batch.counts, takers), self.world.whole(divergences, takers)
-        # The multipliers have the whole gradient on every process: what the processes told each other is the same.
-        multipliers = self.multipliers
-        loss = vmpo_loss(now, batch, divergences, multipliers.temperature, multipliers.penalties, self._bounds())
-        return with_auxiliary(loss, now)
-
-    def _bounds(self) -> VMPOBounds:
-        bounds = {"classes": self.eps_alpha, "mean": self.eps_mean, "covariance": self.eps_covariance}
-        return VMPOBounds(self.eps_eta, bounds, self.vf_coef * self.policy.value_units)
-
-    def _descend(self, loss: Tensor) -> None:
-        """A step of the learner and one of the multipliers, each by its own optimiser."""
-        self.multiplier_optimizer.zero_grad()
-        super()._descend(loss)
-        self.multiplier_optimizer.step()
-        self.multipliers.constrain_()
-
-    # Memory
-
-    def _refresh_memory(self, segment: Segment) -> None:
-        """The learner's memory follows its new weights. The target keeps its weights, and so its memory, for now."""
-        self._own_memory = self._renewed_memory(segment)
-
     @torch.no_grad()
     def _renew_target(self) -> None:
-        """The target takes on its share of the learner; a copy also takes its memory, which these weights made."""
-        assert self._own_memory is not None  # made by every update
-        self._target_age, learned = 0, uncompiled(self.policy).state_dict()
+        """Move the target towards the learner; a copy also takes its memory, which these weights made."""
+        carry, learned = self.carry, uncompiled(self.policy).state_dict()
+        assert carry.own_memory is not None  # made by every update
+        carry.target_age = 0
         if self.tau < 1.0:
             if isinstance(self.target.value_net, PopArt) and isinstance(self.policy.value_net, PopArt):
                 self.target.value_net.take_units(self.policy.value_net)  # weights of different units have no mean
             approach(self.target.state_dict(), learned, self.tau)
-            self._acting = self.target.with_cache(self.target.without_cache(self._acting))  # keys of the new weights
+            carry.acting = self.target.with_cache(self.target.without_cache(carry.acting))  # keys of the new weights
             return
         self.target.load_state_dict(learned)
-        self._acting = self.target.with_cache(self._own_memory)
+        carry.acting = self.target.with_cache(carry.own_memory)
 
-    def _log_update(self, recorded: Recorded, losses: list[VMPOLoss], ratio_error: float) -> None:
-        deviation = self.policy.action_head.standard_deviation()
-        log_update(self.logger, recorded, losses, self.multipliers, self._bounds(), deviation)
-        self._log_ratio_error(ratio_error)
-        self.logger.record("train/target_age", self._target_age)
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+    def _log_update(self, recorded: Recorded, losses: list[VMPOLoss]) -> None:
+        """Record means over the minibatches of an update, and the multipliers after it; divergences by their bounds."""
+        record, counts = self.logger.record, recorded.counts
+        record("train/explained_variance", explained_variance(recorded.values, recorded.returns, counts))
+        record("train/advantage_std", float(deviation_over(recorded.advantages, counts)))
+        record("train/temperature", float(self.multipliers.temperature.detach()))
+        for kind, penalty in self.multipliers.penalties.items():
+            record(f"train/alpha_{kind}", float(penalty.detach()))
+            record(f"train/kl_bound_{kind}", self._bounds().eps_alpha[kind])
+        if (deviation := self.policy.action_head.standard_deviation()) is not None:
+            record("train/std", float(deviation.detach()))
+        record("train/target_age", self.carry.target_age)
+        record("train/n_updates", self._n_updates, exclude="tensorboard")
+        if not losses:  # no step of the rollout counted
+            return
+        parts = {"policy_loss": "policy", "temperature_loss": "temperature", "value_loss": "value"}
+        log_losses(self.logger, losses, parts | {"weights_kl": "weights_divergence"})
+        record("train/entropy_loss", -mean_of(losses, "entropy"))
+        divergences = {kind: torch.stack([loss.divergences[kind] for loss in losses]) for kind in losses[0].divergences}
+        for kind, values in divergences.items():
+            record(f"train/kl_{kind}", float(values.mean()))
+        record("train/kl", float(torch.stack(list(divergences.values())).sum(0).mean()))
 
     # Files
 
-    def _parts(self) -> dict[str, str]:
-        own = ("target", "multipliers", "multiplier_optimizer")
-        return super()._parts() | {name: name for name in own}
-
-    def _tensors(self) -> dict[str, Any]:
-        memory = self._own_memory
-        return super()._tensors() | {
+    def _own_tensors(self) -> dict[str, Any]:
+        memory = self.carry.own_memory if self._lost_steps == 0 else None  # which is that of the last update
+        return {
             "target": self.target.state_dict(),
-            "target_age": self._target_age,
+            "target_age": self.carry.target_age,
             "multipliers": self.multipliers.state_dict(),
             "multiplier_optimizer": self.multiplier_optimizer.state_dict(),
-            "own_memory": self._of_all_envs(None if memory is None else memory.tensors()),
+            "own_memory": self.world.to_leader(None if memory is None else memory.tensors()),
         }
 
-    def _restore(self, tensors: Mapping[str, Any], n_envs: int) -> None:
-        super()._restore(tensors, n_envs)
+    def _restore_own(self, tensors: Mapping[str, Any], n_envs: int) -> None:
         restore_weights(self.target, tensors["target"], "target")
         restore_weights(self.multipliers, tensors["multipliers"], "multipliers")
         restore_optimizer(self.multiplier_optimizer, tensors["multiplier_optimizer"], "multiplier_optimizer")
-        self._target_age = check(tensors["target_age"], WholeNumber, "target_age")
+        self.carry.target_age = check(tensors["target_age"], WholeNumber, "target_age")
         if tensors["own_memory"] is not None:
             blank = self.policy.initial_state(self.n_envs, cached=False)
             check_same(tensors["own_memory"], blank.tensors(), "own_memory", n_envs)
@@ -344,4 +330,4 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
     def _restore_place(self, tensors: Mapping[str, Any]) -> None:
         super()._restore_place(tensors)
         if tensors["own_memory"] is not None:
-            self._own_memory = PolicyState.from_tensors(on_device(tensors["own_memory"], self.device))
+            self.carry.own_memory = PolicyState.from_tensors(on_device(tensors["own_memory"], self.device))

@@ -77,6 +77,11 @@ def td_errors(q: Float[Tensor, "B T A"], targets: Float[Tensor, "B L"], steps: S
     return targets - q[:, :length].gather(-1, steps.actions[:, :length, None]).squeeze(-1)
 
 
+def step_losses(q: Float[Tensor, "B T A"], targets: Float[Tensor, "B L"], steps: Steps) -> Float[Tensor, "B L"]:
+    """Huber loss of the value of every action that was taken, in the first L rows."""
+    return huber(td_errors(q, targets, steps))
+
+
 def q_targets(
     q: Float[Tensor, "B T A"],
     target_q: Float[Tensor, "B T A"],

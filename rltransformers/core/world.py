@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch says so in its docs alone
 from torch.distributed.rendezvous import rendezvous
 
@@ -101,6 +101,14 @@ class World:
         self._communicate(lambda: dist.all_reduce(found), found)
         return x - x.detach() + found if x.requires_grad else found
 
+    def count(self, number: int) -> int:
+        """The sum of a whole number over all processes."""
+        return int(self.total(torch.tensor(number)))
+
+    def share(self, part: Tensor, whole: Tensor) -> Tensor | float:
+        """The share of the True entries of ``whole`` that this process has in its ``part``."""
+        return 1.0 if self.alone else part.sum() / whole.sum().clamp(min=1)
+
     def mean(self, values: Tensor, valid: Tensor) -> Tensor:
         """The mean of all valid entries of all processes; 0 when nothing is valid. Gradient as for ``total``."""
         part = torch.where(valid, values, torch.zeros_like(values)).sum()
@@ -137,15 +145,15 @@ class World:
         self._communicate(lambda: dist.all_gather_object(found, value))
         return found
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace gradients by their sums over all processes, in one message."""
-        gradients = [each.grad for each in parameters if each.grad is not None]
-        if self.alone or not gradients:
+    def sum_in_place(self, tensors: Iterable[Tensor | None]) -> None:
+        """Replace tensors of one type by their sums over all processes, in one message; leave out None."""
+        parts = [] if self.alone else [tensor for tensor in tensors if tensor is not None]
+        if not parts:
             return
-        flat = torch.cat([each.flatten() for each in gradients])
+        flat = torch.cat([part.flatten() for part in parts])
         self._communicate(lambda: dist.all_reduce(flat), flat)
-        for gradient, found in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
-            gradient.copy_(found.view_as(gradient))
+        for part, total in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
+            part.copy_(total.view_as(part))
 
     # Rows
 

@@ -73,6 +73,10 @@ class Segment:
             previous_reward=self.previous_reward[index],
         )
 
+    def numbers(self) -> dict[str, Tensor]:
+        """What a loss compares with, by the names of ``Recorded``."""
+        return {name: getattr(self, name) for name in ("values", "log_probs", "advantages", "returns", "counts")}
+
     def __len__(self) -> int:
         return int(self.rewards.shape[0])
 

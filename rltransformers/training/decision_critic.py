@@ -71,7 +71,7 @@ class CriticLearner:
         loss = critic_loss(self.critics(observations, taken).squeeze(-1), targets, counts, world.mean)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        world.sum_gradients(self.critics.parameters())
+        world.sum_in_place(each.grad for each in self.critics.parameters())
         self.optimizer.step()
         self.critics.requires_grad_(False)
         return {"train/critic_loss": loss.detach(), "train/target_mean": world.mean(targets, counts)}

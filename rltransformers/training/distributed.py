@@ -8,7 +8,6 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
-from rltransformers.backbone import Backbone
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.world import Traffic, World, current_world
 
@@ -48,12 +47,6 @@ def share_statistics(world: World, normalizer: VecNormalize | None) -> None:
 def shared(own: RunningMeanStd) -> RunningMeanStd:
     """The same statistics, which take in what all processes see from now on."""
     return own if isinstance(own, SharedMeanStd) else SharedMeanStd(own)
-
-
-def share_seen(world: World, backbone: Backbone) -> None:
-    """Let ``backbone.maintain`` learn from what all processes saw."""
-    for seen in backbone.seen() if not world.alone else ():
-        seen.copy_(world.total(seen))
 
 
 def log_traffic(logger: Logger, world: World) -> None:

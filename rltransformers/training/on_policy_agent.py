@@ -5,10 +5,9 @@ Axes: E environments, T steps.
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,49 +16,20 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from rltransformers.algorithms.ppo import PPOLoss
-from rltransformers.algorithms.vmpo import VMPOLoss
 from rltransformers.core.checkpoint import File
-from rltransformers.core.device import find_device
+from rltransformers.core.device import find_device, to_tensor
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import strict
-from rltransformers.core.world import rows_of
-from rltransformers.data.rollout import Recorded, RolloutBuffer, Segment, row_batches
-from rltransformers.policies.actor_critic import GTrXLPolicy, SegmentEvaluation
-from rltransformers.policies.memory_policy import PolicyState
+from rltransformers.data.rollout import RolloutBuffer
+from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.own_policies import named_policy, policy_settings
-from rltransformers.policies.popart import PopArt
 from rltransformers.policies.steps import Acting
-from rltransformers.training.distributed import check_shared, log_traffic
-from rltransformers.training.memory_panel import memory_panel, staleness
+from rltransformers.training.carry import MemoryRefresh
+from rltransformers.training.distributed import check_shared
 from rltransformers.training.online_agent import OnlineAgent
-from rltransformers.training.online_checkpoint import segment_of, segment_tensors
 from rltransformers.training.rollout_settings import check_batch_size, check_room
 from rltransformers.training.schedules import Scheduled, as_schedule
 from rltransformers.training.vec_envs import as_vec_env
-
-LossT = TypeVar("LossT", PPOLoss, VMPOLoss)
-RATIO_TOLERANCE = 0.01
-"""Of the first probability ratio of an update: far above rounding, in bfloat16 (4e-4) too."""
-MemoryRefresh = Literal["never", "update", "epoch"]
-"""Ways to treat memory written by older weights; the agents say what each does."""
-
-
-@dataclass(frozen=True)
-class Minibatch:
-    """Whole segments of some environments.
-
-    Attributes:
-        rows: the environments, among those of all processes.
-        segment: the segments of them that this process evaluates.
-        outputs: what stands beside those [E, T, A]; None where nothing was handed in.
-        takers: which process evaluates each of ``rows``; None for a process that is alone.
-    """
-
-    rows: Tensor
-    segment: Segment
-    outputs: Tensor | None
-    takers: Tensor | None
 
 
 class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
@@ -70,6 +40,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
     """
 
     policy: GTrXLPolicy  # type: ignore[assignment]  # SB3 declares its own policy without memory
+    memory_refresh: MemoryRefresh
 
     def __init__(
         self,
@@ -133,7 +104,6 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         check_batch_size(self.batch_size, self.n_steps)
-        self._check_settings()
         rows = self._rows_per_batch()
         check_shared(self.world, self.policy_kwargs.get("readout"), rows, self.all_envs % rows or rows)
         check_room(self.n_envs, self.n_steps, self.observation_space, self.device)
@@ -144,14 +114,6 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         self._begin_run()
         self._rollout_from: int | None = None  # steps at the start of a rollout that no update has learned from yet
 
-    def _check_settings(self) -> None:
-        """Raise ConfigError unless the agent's own settings agree with each other and with the spaces."""
-
-    @property
-    def _actor(self) -> GTrXLPolicy:
-        """The policy that acts while a rollout is collected."""
-        return self.policy
-
     # Rollout
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
@@ -161,58 +123,61 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         all of them end.
         """
         buffer: RolloutBuffer = rollout_buffer
-        self._rollout_from = self.num_timesteps
-        policy, state = self._actor, self._acting
+        carry, policy = self.carry, self._actor
+        self._rollout_from = before = self.num_timesteps
         policy.set_training_mode(False)
-        buffer.reset(policy.without_cache(state), state.previous_action, state.previous_reward)
-        before = self.num_timesteps
+        start = policy.without_cache(carry.acting)
+        buffer.reset(start, start.previous_action, start.previous_reward)
         callback.on_rollout_start()
         if self._moved:
             self._reset_environments()
-        segment_before = self._segment if self.memory_refresh == "epoch" else None
-        self._segment = None  # until this one is whole: what follows a rollout that was given up follows no segment
+        segment_before = carry.segment if self.memory_refresh == "epoch" else None
+        carry.segment = None  # until this one is whole: what follows a rollout that was given up follows no segment
         leaves = policy.leaves_to_tensors(self._guard.leaves(self._last_obs))
         going_on = True
         while not buffer.full:
             episode_starts = cast(np.ndarray, self._last_episode_starts)
-            first = self._to_device(episode_starts)
             noise = self._own_rows(policy.action_head.draw(self.all_envs, self._action_generator))
-            actions, values, log_probs, state = policy.step(leaves, self._acting, first, noise, overwrites=True)
+            first = to_tensor(episode_starts, self.device)
+            actions, values, log_probs, state = policy.step(leaves, carry.acting, first, noise, overwrites=True)
             clipped_actions = policy.environment_actions(actions)
             new_obs, rewards, dones, infos, counts, _ = self._step_environments(clipped_actions, state)
             callback.update_locals(locals())
             going_on = bool(callback.on_step()) and going_on
             if not going_on and self.world.alone:
-                self._rollout_from = None
-                return False
+                return self._give_up()
             self._update_info_buffer(infos, dones)
             if self._moved:  # by the callback: these episodes end here, as cut by a limit
                 infos, dones = _cut(infos, dones, new_obs), np.ones_like(dones)
                 new_obs = self._reset_environments()
             buffer.add(leaves, actions, rewards, episode_starts, dones, values, log_probs, counts)
-            if np.count_nonzero(dones):
-                self._bootstrap(buffer, self._acting, *self._guard.last_leaves(dones, infos))
+            if dones.any():
+                cut, last = self._guard.last_leaves(dones, infos)
+                if cut:  # by a limit: valued at their true last observation, with the memory of that moment
+                    rows = to_tensor(np.array(cut), self.device)
+                    goes_on = torch.zeros(len(cut), dtype=torch.bool, device=self.device)
+                    buffer.truncate(rows, policy.values(policy.leaves_to_tensors(last), carry.acting[rows], goes_on))
             leaves = policy.leaves_to_tensors(self._guard.leaves(new_obs))
         if not self._share_rollout(before, going_on):
-            self._rollout_from = None
-            return False
-        last_values = policy.values(leaves, self._acting, self._to_device(self._last_episode_starts))
-        self._segment_before = segment_before
-        self._segment = buffer.finish(last_values, self.gamma, self.gae_lambda)
+            return self._give_up()
+        last_values = policy.values(leaves, carry.acting, to_tensor(self._last_episode_starts, self.device))
+        carry.before = segment_before
+        carry.segment = buffer.finish(last_values, self.gamma, self.gae_lambda)
         callback.update_locals(locals())
         callback.on_rollout_end()
         return True
 
-    def _bootstrap(
-        self, buffer: RolloutBuffer, state: PolicyState, cut: list[int], leaves: Mapping[str, np.ndarray]
-    ) -> None:
-        """Value episodes that a limit cut, at their true last observation and with the memory of that moment."""
-        if cut:
-            rows = self._to_device(cut)
-            goes_on = torch.zeros(len(cut), dtype=torch.bool, device=self.device)
-            buffer.truncate(rows, self._actor.values(self._actor.leaves_to_tensors(leaves), state[rows], goes_on))
+    def _give_up(self) -> bool:
+        """Forget a rollout that a callback ended: no update learns from it."""
+        self._rollout_from = self.carry.own_memory = None
+        return False
 
     # Files
+
+    @property
+    def _lost_steps(self) -> int:
+        """Steps of the running rollout, from which no update has learned yet."""
+        return 0 if self._rollout_from is None else self.num_timesteps - self._rollout_from
 
     @strict
     def save(self, path: File, exclude: Any = None, include: Any = None) -> None:
@@ -224,7 +189,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         Warns:
             UserWarning: of such steps. Not of ``best_model``, which ``EvalCallback`` keeps for its weights.
         """
-        lost = 0 if self._rollout_from is None else self.num_timesteps - self._rollout_from
+        lost = self._lost_steps
         if lost and not (isinstance(path, str | os.PathLike) and Path(path).stem == "best_model"):
             warnings.warn(
                 f"saved at step {self.num_timesteps:,}, inside a rollout: its {lost:,} steps so far are counted, and "
@@ -241,119 +206,10 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         self._rollout_from = None
         super()._begin_update()
 
-    def _look_at_memory(self, segment: Segment) -> None:
-        """Log what the memory is used for."""
-        if not self.world.leads:
-            return
-        watched = segment.rows(self._watched_rows())
-        for name, value in memory_panel(lambda record: self.policy.evaluate_segment(watched, record)).items():
-            self.logger.record(name, float(value))
-
-    def _log_ratio_error(self, error: float) -> None:
-        """Log how far the first probability ratio of an update is from 1; warn of more than rounding makes of it."""
-        self.logger.record("train/first_ratio_error", error)
-        if error > RATIO_TOLERANCE and self.world.leads:
-            warnings.warn(
-                f"acting and training disagree: train/first_ratio_error is above {RATIO_TOLERANCE}, where rounding "
-                "leaves 1e-4; the agent learns about actions that it would not have drawn. Parts of your own may see "
-                'more, or other, than one step at a time (docs/conformance.md); acting="eager" leaves out the compiler',
-                UserWarning,
-                stacklevel=2,
-            )
-
-    def _end_update(self, segment: Segment) -> None:
-        """Let mixers that learn from what they saw, the memory and the readout follow the new weights."""
-        self._maintain()
-        self._refresh_memory(segment)
-        self.policy.remember(segment)
-        log_traffic(self.logger, self.world)
-
     def _rows_per_batch(self) -> int:
         if self.batch_size is None:
             return max(1, self.all_envs // 4)
         return min(self.all_envs, self.batch_size // self.n_steps)
-
-    def _recorded(self, segment: Segment) -> Recorded:
-        """The segments of all processes."""
-        own = {each.name: getattr(segment, each.name) for each in fields(Recorded)}
-        return Recorded(**self.world.rows_of_all(own))
-
-    def _minibatches(self, segment: Segment, outputs: Tensor | None = None) -> Iterator[Minibatch]:
-        """The environments of all processes in random order, a minibatch at a time, the last of which may be smaller.
-
-        Args:
-            segment: of the environments of this process.
-            outputs: what goes with them [E, T, A].
-        """
-        device = segment.rewards.device
-        batches = row_batches(self.all_envs, self._rows_per_batch(), self._batch_generator)
-        if self.world.alone:
-            for rows in batches:
-                rows = rows.to(device)
-                yield Minibatch(rows, segment.rows(rows), None if outputs is None else outputs[rows], None)
-            return
-        # Every process takes its share of every minibatch. What it lacks of it changes hands before the epoch.
-        owners = [rows // self.n_envs for rows in batches]
-        takers = [self.world.takers(each) for each in owners]
-        order = torch.cat(batches)
-        own = (order[torch.cat(owners) == self.world.rank] % self.n_envs).to(device)
-        held = {"segment": rows_of(segment_tensors(segment), own), "outputs": None if outputs is None else outputs[own]}
-        taken = self.world.exchange(held, torch.cat(owners), torch.cat(takers))
-        begin = 0
-        for rows, who in zip(batches, takers, strict=True):
-            part = rows_of(taken, slice(begin, begin := begin + int((who == self.world.rank).sum())))
-            yield Minibatch(rows.to(device), segment_of(part["segment"]), part["outputs"], who)
-
-    def _of_all(self, now: SegmentEvaluation, part: Segment, counts: Tensor, takers: Tensor) -> SegmentEvaluation:
-        """Evaluation of a minibatch by all processes, each of its part, whose steps that count are ``counts`` [B, T].
-
-        The auxiliary losses of the network are means over steps, and weighted by their number.
-        """
-        names = ("log_probs", "values", "entropy", "log_barrier")
-        found = self.world.whole({name: getattr(now, name) for name in names}, takers)
-        last, weight = now.last, part.counts.sum() / counts.sum().clamp(min=1)
-        if last.auxiliary_loss is not None:
-            losses = {name: self.world.total(weight * value.detach()) for name, value in last.losses.items()}
-            last = replace(last, auxiliary_loss=self.world.total(weight * last.auxiliary_loss), losses=losses)
-        return replace(now, **found, last=last)
-
-    def _follow_returns(self, batch: Recorded) -> None:
-        """With PopArt: statistics first, the fit to them after."""
-        head = self.policy.value_net
-        if isinstance(head, PopArt) and bool(batch.counts.any()):
-            head.follow(batch.returns[batch.counts])
-
-    def _weight(self, name: str) -> float:
-        """A scheduled setting at this point of the run, whatever it is by now: number, dictionary, function."""
-        return as_schedule(getattr(self, name), name)(self._current_progress_remaining)
-
-    def _descend(self, loss: Tensor) -> None:
-        self._step(loss, self.policy.parameters())
-
-    # Memory
-
-    @torch.no_grad()
-    def _memory_after(self, segment: Segment) -> PolicyState:
-        return self.policy.memory_after(segment)
-
-    def _refresh_memory(self, segment: Segment) -> None:
-        """Keys and values of the acting memory always follow the new weights; what they are made from may too."""
-        renewed = self._renewed_memory(segment)
-        with torch.no_grad():
-            self._acting = self.policy.with_cache(renewed)
-
-    def _renewed_memory(self, segment: Segment) -> PolicyState:
-        """The memory after a segment, as ``memory_refresh`` wants it; how old the one of acting was is logged."""
-        stored = self.policy.without_cache(self._acting)
-        if self.memory_refresh == "never":
-            rows = self._watched_rows()
-            age = staleness(stored[rows], self._memory_after(segment.rows(rows)))
-            renewed = stored
-        else:
-            renewed = self._memory_after(segment)
-            age = staleness(stored, renewed)
-        self.logger.record("memory/staleness", age)
-        return renewed
 
     def _watched_rows(self) -> Tensor:
         """The one environment that the memory panel looks at, to cost little: another one in every update."""
@@ -369,11 +225,3 @@ def _cut(infos: list[dict[str, Any]], dones: np.ndarray, observations: Any) -> l
         return infos[row] | {"terminal_observation": last, "TimeLimit.truncated": True}
 
     return [info if dones[row] else cut(row) for row, info in enumerate(infos)]
-
-
-def with_auxiliary(loss: LossT, now: SegmentEvaluation) -> LossT:
-    """The loss with those of the network itself, which are in the evaluation it was made of."""
-    if now.last.auxiliary_loss is None:
-        return loss
-    named = {name: value.detach() for name, value in now.last.losses.items()}
-    return replace(loss, total=loss.total + now.last.auxiliary_loss, auxiliary=named)

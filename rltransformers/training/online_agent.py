@@ -5,12 +5,9 @@ Stable-Baselines3 looks these up on the class of an algorithm, so they are one c
 
 import inspect
 import os
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, cast
 
@@ -24,82 +21,51 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
-from torch import Tensor, nn
 
-from rltransformers.backbone import BackboneConfig
 from rltransformers.core.action_masks import ACTION_MASK, MASK_METHOD, observes_mask
 from rltransformers.core.checkpoint import (
-    Checkpoint,
     File,
-    check_same,
-    check_tensor,
-    contents_of,
-    file_name,
-    load_checkpoint,
-    pack_arrays,
-    restore_optimizer,
-    restore_weights,
-    save_checkpoint,
-    unpack_arrays,
 )
 from rltransformers.core.described import count
-from rltransformers.core.device import find_device, to_tensor
 from rltransformers.core.episodes import episode_record, success_of
-from rltransformers.core.errors import CheckpointError, ConfigError, DataError, one_line, refuse_unknown
+from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import check_path
 from rltransformers.core.guard import Guard, named_fault, raised_in_reset, reset_rows, warn_of_statistics
-from rltransformers.core.ranges import Count, Environments, Seed, annotations, check, check_settings, strict
+from rltransformers.core.ranges import Count, Environments, Seed, annotations, strict
 from rltransformers.core.seeding import branch_seeds, generators, seed_environments
-from rltransformers.core.spaces import space_from_json, space_to_json
 from rltransformers.core.world import World, current_world, rows_of
-from rltransformers.data.rollout import Segment
-from rltransformers.envs.saving import part_of_state, restore_environment, takes_state
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, with_reward
 from rltransformers.policies.observations import tree_space
 from rltransformers.policies.own_policies import (
-    check_same_network,
     named_policy,
     policy_settings,
-    restored_kwargs,
-    stored_kwargs,
 )
 from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_policy
 from rltransformers.policies.steps import ActorCriticMachine
-from rltransformers.policies.stored_size import check_stored_size
 from rltransformers.training.actor import Actor
-from rltransformers.training.distributed import EndedEpisode, share_seen, share_statistics
+from rltransformers.training.agent_files import load_agent, restore_place, save_agent, set_parameters, settings_of
+from rltransformers.training.carry import Carry
+from rltransformers.training.distributed import EndedEpisode, share_statistics
 from rltransformers.training.interval_log import check_callback
 from rltransformers.training.normalization import (
     check_evaluation_env,
     check_same_observations,
     check_same_rewards,
-    checked_normalization,
     pack_normalization,
     scalings_of,
     set_statistics,
     with_normalizer,
     wrapper_between,
 )
-from rltransformers.training.online_checkpoint import (
-    on_device,
-    pack_progress,
-    restore_generators,
-    restore_observation,
-    restore_progress,
-    segment_tensors,
-    stored_segment,
-)
-from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
 from rltransformers.training.reward_scale import RewardScale
 from rltransformers.training.run_card import write_run_card
-from rltransformers.training.schedules import Scheduled, as_schedule, is_line, plain_schedule, warn_of_jumps
+from rltransformers.training.schedules import Scheduled, as_schedule, warn_of_jumps
 from rltransformers.training.stepping import PolicySteps, Scalings
 from rltransformers.training.unwritten_metrics import UnwrittenMetrics
 from rltransformers.training.vec_envs import as_vec_env, check_trained_spaces
 
 Space = gym.Space[Any]
-GENERATORS = ("_action_generator", "_batch_generator", "_predict_generator")
 NOT_SETTINGS = ("policy", "env", "device", "_init_setup_model")
 """Arguments of a constructor that are given anew when a checkpoint is loaded."""
 
@@ -119,15 +85,6 @@ class Outcome(NamedTuple):
     unscaled: np.ndarray
 
 
-class Stored(NamedTuple):
-    """Description of an agent in a checkpoint: policy by name, constructor arguments, (observation, action) spaces."""
-
-    policy: str
-    settings: dict[str, Any]
-    spaces: tuple[Space, Space]
-    n_envs: int
-
-
 class OnlineAgent(BaseAlgorithm):
     """Base class of the online agents: an algorithm of Stable-Baselines3 whose policy has a memory.
 
@@ -139,7 +96,8 @@ class OnlineAgent(BaseAlgorithm):
         scheduled: constructor arguments that may be a schedule.
         policy_aliases: the policy of the agent, by the name that a user gives.
         of_environments: parts of a checkpoint whose tensors have a row for every environment.
-        first_values: constructor arguments that only a new agent reads: first values of what a checkpoint holds.
+        first_values: settings that only start a value which training then changes.
+        parts: names of ``get_parameters``, and where a checkpoint holds each.
     """
 
     kind: ClassVar[str]
@@ -153,6 +111,7 @@ class OnlineAgent(BaseAlgorithm):
         "running_returns",
     )
     first_values: ClassVar[tuple[str, ...]] = ()
+    parts: ClassVar[dict[str, str]] = {"policy": "policy", "policy.optimizer": "optimizer"}
     policy: Any  # a MemoryPolicy; SB3 declares its own policy without memory
     acting: str
     memory_refresh: str
@@ -299,9 +258,7 @@ class OnlineAgent(BaseAlgorithm):
 
     def _begin_run(self) -> None:
         """Nothing remembered yet, of episodes, of rollouts and of metrics."""
-        self._acting = self.policy.initial_state(self.n_envs)
-        self._segment: Segment | None = None
-        self._segment_before: Segment | None = None
+        self.carry = Carry(self.policy.initial_state(self.n_envs))
         self._metrics = UnwrittenMetrics()
         self._loaded_normalization: dict[str, Any] | None = None  # of a model that was loaded without environment
         self._scaled_rewards: bool | None = None  # whether it learned from rewards that VecNormalize scaled
@@ -317,9 +274,6 @@ class OnlineAgent(BaseAlgorithm):
         if self.env is not None:
             self._guard = Guard(self.env, self._steps_of_run, self.policy.masks, self.policy.masks_beside)
             warn_of_statistics(self.env)
-
-    def _to_device(self, array: Any) -> Tensor:
-        return to_tensor(array, self.device)
 
     # Rollout
 
@@ -350,7 +304,7 @@ class OnlineAgent(BaseAlgorithm):
             rewards = scale(unscaled)
         resets = reset_rows(self._guard)
         self._count_steps(self.n_envs - int(np.count_nonzero(resets)))
-        self._acting = with_reward(state, rewards)
+        self.carry.acting = with_reward(state, rewards)
         self._last_obs = new_obs
         # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
         self._last_episode_starts = dones | resets
@@ -375,32 +329,6 @@ class OnlineAgent(BaseAlgorithm):
         self._update_learning_rate(self.policy.optimizer)
         if (scale := self._own_scale) is not None:
             self.logger.record("train/reward_scale", float(np.sqrt(scale.moments.var)))
-
-    def _step(self, loss: Tensor, learned: Iterable[nn.Parameter]) -> Tensor:
-        """One step of the optimiser; returns the norm of the gradient of ``learned`` before it was clipped.
-
-        Raises:
-            DataError: for a loss that is not finite.
-        """
-        if not torch.isfinite(loss):
-            raise DataError(
-                f"the loss of update {self._n_updates} is {float(loss.detach())}; rewards or observations may be far "
-                "too large (VecNormalize scales observations, scale_rewards=True rewards), or learning_rate too high"
-            )
-        self.policy.optimizer.zero_grad()
-        loss.backward()
-        self.world.sum_gradients(self.policy.optimizer.param_groups[0]["params"])
-        norm = torch.nn.utils.clip_grad_norm_(learned, self.max_grad_norm)
-        self.policy.optimizer.step()
-        for part in self.policy.backbones():
-            part.backbone.constrain_()
-        return norm
-
-    def _maintain(self) -> None:
-        """Let mixers learn from what they saw, on all processes."""
-        for part in self.policy.backbones():
-            share_seen(self.world, part.backbone)
-            part.backbone.maintain()
 
     # Several processes
 
@@ -458,7 +386,7 @@ class OnlineAgent(BaseAlgorithm):
     ) -> tuple[int, BaseCallback]:
         check_callback(callback)
         before = self._current_progress_remaining
-        self._settings()  # an agent that cannot be saved is refused before it has learned
+        settings_of(self)  # an agent that cannot be saved is refused before it has learned
         if reset_num_timesteps:
             self._metrics = UnwrittenMetrics()
         self._counted, self._ended = 0, []
@@ -695,31 +623,10 @@ class OnlineAgent(BaseAlgorithm):
         """
         if exclude or include:
             raise ConfigError(f"a checkpoint of {self.kind} is always complete; leave out exclude and include")
-        for name in self.scheduled:
-            value = getattr(self, name)
-            if callable(value) and not is_line(as_schedule(value, name)):
-                warnings.warn(
-                    f"{name} is a function that is no straight line, and files hold no functions: this one holds its "
-                    f"present value; whoever goes on gives it again, load(path, {name}=...)",
-                    UserWarning,
-                    stacklevel=2,
-                )
-        settings = self._settings() | {
-            "observation_space": space_to_json(tree_space(self.observation_space)),
-            "action_space": space_to_json(self.action_space),
-            "n_envs": self.all_envs,
-            "policy": type(uncompiled(self.policy)).__name__,
-        }
-        tensors = self._tensors()
-        if self.world.leads:
-            save_checkpoint(path, self.kind, settings, tensors)
+        save_agent(self, path)
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
-        return list(self._parts()), []
-
-    def _parts(self) -> dict[str, str]:
-        """Names of ``get_parameters``, and where a checkpoint holds each."""
-        return {"policy": "policy", "policy.optimizer": "optimizer"}
+        return list(self.parts), []
 
     @strict
     def set_parameters(
@@ -740,15 +647,7 @@ class OnlineAgent(BaseAlgorithm):
             CheckpointError: when the file is missing, corrupt, or of another agent.
             ConfigError: for what does not fit; a part of other names or shapes changes nothing.
         """
-        if isinstance(load_path_or_dict, Mapping):
-            given = dict(load_path_or_dict)
-        else:
-            tensors = load_checkpoint(load_path_or_dict, self.kind, find_device(device)).tensors
-            with contents_of(load_path_or_dict, self.kind):
-                given = {name: tensors[key] for name, key in self._parts().items()}
-        take_parameters({name: uncompiled(attrgetter(name)(self)) for name in self._parts()}, given, exact_match)
-        actor = self._actor
-        self._acting = actor.with_cache(actor.without_cache(self._acting))
+        set_parameters(self, load_path_or_dict, exact_match, device)
 
     @property
     def _actor(self) -> MemoryPolicy:
@@ -764,64 +663,18 @@ class OnlineAgent(BaseAlgorithm):
 
     def hyperparameters(self) -> dict[str, Any]:
         """Kind and settings of the agent as JSON values, as TensorBoard shows them."""
-        return {"agent": self.kind, "n_envs": self.all_envs} | self._settings()
+        return {"agent": self.kind, "n_envs": self.all_envs} | settings_of(self)
 
-    def _settings(self) -> dict[str, Any]:
-        """Constructor arguments as JSON values.
+    def _own_tensors(self) -> dict[str, Any]:
+        """Tensors for a checkpoint, beside those of every online agent."""
+        return {}
 
-        Raises:
-            ConfigError: for a subclass whose constructor would not get them back, or does not keep one.
-        """
-        names, agent = self.setting_names(), next(each for each in type(self).__mro__ if "kind" in vars(each))
-        if lost := [name for name in agent.setting_names() if name not in names]:  # type: ignore[attr-defined]
-            raise ConfigError(
-                f"a {type(self).__name__} cannot be saved: its constructor takes no {', '.join(lost)}; let it take "
-                "**kwargs, and pass them to super().__init__"
-            )
-        if absent := [name for name in names if name != "stats_window_size" and not hasattr(self, name)]:
-            raise ConfigError(
-                f"a {type(self).__name__} cannot be saved: it does not keep the argument {absent[0]!r} of its "
-                f"constructor; set self.{absent[0]}"
-            )
-        return {name: self._setting(name) for name in names if name != "tensorboard_log"}
+    def _restore_own(self, tensors: Mapping[str, Any], n_envs: int) -> None:
+        """Restore ``_own_tensors`` of an agent with ``n_envs`` environments."""
 
-    def _setting(self, name: str) -> Any:
-        if name == "stats_window_size":
-            return self._stats_window_size
-        value = getattr(self, name)
-        if name == "policy_kwargs":
-            return stored_kwargs(value)
-        if name in self.scheduled and value is not None:
-            return plain_schedule(as_schedule(value, name), self._current_progress_remaining)
-        return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-    def _tensors(self) -> dict[str, Any]:
-        if self.world.any(self._moved):
-            self._last_obs = None  # of episodes that are gone: nobody can go on from it
-        logger = self.logger if hasattr(self, "_logger") else None
-        again = self.memory_refresh == "epoch" and self._segment is not None  # the next update encodes it again
-        return {
-            "policy": uncompiled(self.policy).state_dict(),
-            "optimizer": self.policy.optimizer.state_dict(),
-            "generators": {name: getattr(self, name).get_state() for name in GENERATORS},
-            "metrics": pack_arrays(self._metrics.to_store(logger)),
-            "segment": self._of_all_envs(segment_tensors(cast(Segment, self._segment)) if again else None),
-            "acting": self._of_all_envs(self._acting.tensors()),
-            **pack_progress(self, self.world),
-            "normalisation": self._shared_normalization(),
-            "reward_scale": None if self._scale is None else self._scale.tensors(),
-            "running_returns": None if self._scale is None else self._of_all_envs(torch.as_tensor(self._scale.returns)),
-        }
-
-    def _of_all_envs(self, tree: Any) -> Any:
-        """For a file, where process 0 needs them: tensors with the rows of all environments."""
-        return self.world.to_leader(tree)
-
-    def _shared_normalization(self) -> dict[str, Any] | None:
-        packed = self._normalization()
-        if packed is None or self.world.alone:
-            return packed
-        return packed | {"running_returns": self._of_all_envs(packed["running_returns"])}
+    def _restore_place(self, tensors: Mapping[str, Any]) -> None:
+        """Go on where acting stopped."""
+        restore_place(self, tensors)
 
     @classmethod
     @strict
@@ -860,170 +713,5 @@ class OnlineAgent(BaseAlgorithm):
             CheckpointError: when the file is missing, corrupt, or of another agent.
             ConfigError: when ``env`` has other spaces, or an override is unknown or changes the network.
         """
-        device = find_device(device)
-        checkpoint = load_checkpoint(path, cls.kind)
-        if print_system_info:
-            print_system(checkpoint.code_version)
-        tensors = checkpoint.tensors
-        with contents_of(path, cls.kind):
-            stored = cls._description(checkpoint)
-        refuse_unknown(overrides, cls.setting_names(), source="load")
-        overrides = replaced_settings(custom_objects, cls.setting_names()) | overrides
-        if outdated := [name for name in cls.first_values if name in overrides]:
-            raise ConfigError(
-                f"{', '.join(outdated)}: the first value of what the file holds as it is by now, so another one has no "
-                "effect; leave it out"
-            )
-        if "popart" in overrides and (overrides["popart"] is None) is not (stored.settings.get("popart") is None):
-            raise ConfigError(
-                f"popart was {stored.settings.get('popart')} when the agent was made: whether its value head follows "
-                "the returns is settled, and load changes only the step of one that does; leave popart out"
-            )
-        if overrides.get("policy_kwargs") is not None:
-            check_same_network(stored.settings.get("policy_kwargs") or {}, overrides["policy_kwargs"])
-        packed, vec_env = tensors.get("normalisation"), None if env is None else cls._wrap_env(env)
-        if vec_env is not None:
-            if packed is not None:
-                with contents_of(path, cls.kind):
-                    vec_env = with_normalizer(vec_env, packed)
-                check_same_observations(vec_env, packed)
-            check_trained_spaces(stored.spaces, vec_env)
-        alone = env is None and not overrides
-        with cls._fit_check(path, overrides), contents_of(path, cls.kind, alone):
-            model = cls._of_stored(stored, overrides, vec_env, device, tensors)
-        if model.policy.uses_previous_reward:
-            if model.scale_rewards != (trained := stored.settings["scale_rewards"]):
-                raise ConfigError(
-                    f"scale_rewards={model.scale_rewards}: the policy reads rewards and was trained with "
-                    f"scale_rewards={trained}; leave it out"
-                )
-            if vec_env is not None:
-                check_same_rewards(vec_env, packed)
-        if packed is not None and vec_env is not None:
-            model._scaled_rewards = packed["settings"]["norm_reward"]
-        with cls._fit_check(path, overrides), contents_of(path, cls.kind):
-            known = stored.n_envs == model.all_envs
-            if known and not model.world.alone:
-                tensors = model._own_part(tensors)
-            model._restore(tensors, model.n_envs if known else stored.n_envs)
-        with contents_of(path, cls.kind):
-            if overrides.get("seed") is not None:
-                model._begin_streams(model.seed)
-            if packed is not None and vec_env is None:
-                model._loaded_normalization = checked_normalization(packed, tree_space(model.observation_space))
-            elif packed is not None:
-                set_statistics(cast(VecNormalize, model._vec_normalize_env), packed, model.world)
-            state = unpack_arrays(tensors.get("environment"))
-        if force_reset is False and tensors["last_observation"] is None and model.num_timesteps:
-            raise ConfigError(
-                "the file holds no place to go on from: its agent had no environment when it was saved, or one that "
-                "somebody else had reset or stepped; leave force_reset out to begin new episodes"
-            )
-        restorable = known and state is not None and vec_env is not None and takes_state(vec_env, state)
-        if tensors["last_observation"] is not None and (restorable if force_reset is None else not force_reset):
-            if not known:
-                raise ConfigError(
-                    f"the run was saved with {stored.n_envs} environments, this one has {model.all_envs}; "
-                    "load with force_reset=True to begin new episodes"
-                )
-            with contents_of(path, cls.kind):
-                if restorable:
-                    restore_environment(cast(VecEnv, vec_env), state)
-                model._restore_place(tensors)
-        return model
-
-    @classmethod
-    def _description(cls, checkpoint: Checkpoint) -> Stored:
-        """Description of the agent of a checkpoint, each part checked."""
-        values, acting = checkpoint.settings, checkpoint.tensors["acting"]
-        settings, spaces, n_envs = cls._stored_settings(values)
-        policy = check(values["policy"], str, "policy")
-        rewards = check_tensor(acting["previous_reward"], "acting.previous_reward", (None,), torch.float32)
-        if len(rewards) != n_envs:
-            raise CheckpointError(f"it names {n_envs} environments and holds another number of memories")
-        if settings["scale_rewards"] and checkpoint.tensors.get("reward_scale") is None:
-            raise CheckpointError("it says that rewards are scaled and holds no scale")
-        return Stored(policy, settings, spaces, n_envs)
-
-    @classmethod
-    def _of_stored(
-        cls,
-        stored: Stored,
-        overrides: dict[str, Any],
-        env: VecEnv | None,
-        device: torch.device | str,
-        tensors: Mapping[str, Any],
-    ) -> Self:
-        """The agent that a checkpoint describes, with new weights, unless the file has fewer than it describes."""
-        make: Any = cls  # a subclass, whose constructor is another than that of its base
-        model: Self = make(
-            stored.policy, env, device=device, _init_setup_model=False, **stored.settings | dict(overrides)
-        )
-        if env is None:
-            (model.observation_space, model.action_space), model.n_envs = stored.spaces, stored.n_envs
-        backbone = BackboneConfig.from_dict(model.policy_kwargs.get("backbone") or {})
-        acting = check(tensors["acting"]["actor"], Mapping[str, Any], "acting.actor")
-        check_stored_size(backbone, tensors["policy"], acting, stored.n_envs)
-        model._setup_model()
-        return model
-
-    @classmethod
-    @contextmanager
-    def _fit_check(cls, path: File, overrides: Mapping[str, Any]) -> Iterator[None]:
-        """Within the block, that a checkpoint does not fit its agent is a fault of ``overrides`` if it fits without.
-
-        Raises:
-            ConfigError: names the overrides.
-        """
-        try:
-            yield
-        except CheckpointError as error:
-            if not overrides:
-                raise
-            if isinstance(path, str | os.PathLike):
-                cls.load(path, device="cpu")  # refuses a file that is broken
-            raise ConfigError(
-                f"what {file_name(path)} holds does not fit with {', '.join(overrides)} replaced "
-                f"({one_line(error.__cause__)}); a setting that changes the network, its memory or its optimiser "
-                "cannot be replaced on load: leave it out"
-            ) from error
-
-    def _own_part(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Of what a file holds of ``all_envs`` what belongs to the environments of this process."""
-        own = dict(tensors)
-        for name in self.of_environments:
-            own[name] = self._own_rows(own.get(name))
-        normalisation, state = own.get("normalisation"), own.get("environment")
-        if normalisation is not None:
-            own["normalisation"] = normalisation | {"running_returns": self._own_rows(normalisation["running_returns"])}
-        if state is not None:
-            own["environment"] = pack_arrays(part_of_state(unpack_arrays(state), self.world.rank, self.world.size))
-        return own
-
-    def _restore_place(self, tensors: Mapping[str, Any]) -> None:
-        """Go on where acting stopped: its memory and the newest observations."""
-        self._acting = PolicyState.from_tensors(on_device(tensors["acting"], self.device))
-        restore_observation(self, tensors)
-
-    @classmethod
-    def _stored_settings(cls, stored: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Space, Space], int]:
-        """Constructor arguments, the two spaces and the number of environments, each checked."""
-        known = [name for name in cls.setting_names() if name in stored and name != "tensorboard_log"]
-        settings = check_settings(cls._setting_hints(), {name: stored[name] for name in known}, "settings.")
-        given = restored_kwargs(settings["policy_kwargs"] or {})
-        settings["policy_kwargs"] = cls.check_policy(given, "settings.policy_kwargs.", stored["policy"])
-        both = space_from_json(stored["observation_space"]), space_from_json(stored["action_space"])
-        return settings, both, check(stored["n_envs"], Count, "settings.n_envs")
-
-    def _restore(self, tensors: Mapping[str, Any], n_envs: int) -> None:
-        """Everything but the place where acting stopped; ``n_envs`` is the number of environments then."""
-        restore_weights(self.policy, tensors["policy"])
-        restore_optimizer(self.policy.optimizer, tensors["optimizer"])
-        restore_generators({name: getattr(self, name) for name in GENERATORS}, tensors["generators"])
-        restore_progress(self, tensors)
-        check_same(tensors["acting"], self._acting.tensors(), "acting", n_envs)
-        if self._scale is not None and tensors.get("reward_scale") is not None:
-            self._scale.restore(tensors["reward_scale"], tensors["running_returns"], n_envs)
-        self._metrics = UnwrittenMetrics(unpack_arrays(tensors["metrics"]))
-        segment = stored_segment(tensors["segment"], self.policy, n_envs, self.device)
-        self._segment = segment if n_envs == self.n_envs else None
+        agent: Self = load_agent(cls, path, env, device, custom_objects, print_system_info, force_reset, overrides)
+        return agent

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,16 +11,13 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from torch import Tensor
 
-from rltransformers.core.checkpoint import check_same, check_tensor, pack_arrays, unpack_arrays
+from rltransformers.core.checkpoint import check_tensor, pack_arrays, unpack_arrays
 from rltransformers.core.device import CPU, to_tensor
 from rltransformers.core.guard import check_observations
 from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces, nest_leaves, nested_leaves
 from rltransformers.core.world import World
-from rltransformers.data.rollout import RolloutBuffer, Segment
 from rltransformers.envs.saving import environment_state, joined_states
-from rltransformers.policies.actor_critic import GTrXLPolicy
-from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.observations import tree_space
 
 Counter = Annotated[int, Ge(0), Lt(2**63)]
@@ -117,40 +113,3 @@ def restore_generators(generators: Mapping[str, torch.Generator], stored: Mappin
         value = check_tensor(stored[name], f"generators.{name}", (None,), torch.uint8)
         if len(value) == len(generator.get_state()):
             generator.set_state(value)
-
-
-def segment_tensors(segment: Segment) -> dict[str, Any]:
-    """Every tensor of a segment by name."""
-    tensors = {each.name: getattr(segment, each.name) for each in fields(Segment)}
-    return tensors | {"memory": segment.memory.tensors()}
-
-
-def segment_of(tensors: Mapping[str, Any]) -> Segment:
-    """The inverse of ``segment_tensors``."""
-    return Segment(**(dict(tensors) | {"memory": PolicyState.from_tensors(tensors["memory"])}))
-
-
-def stored_segment(
-    tensors: Mapping[str, Any] | None, policy: GTrXLPolicy, n_envs: int, device: torch.device
-) -> Segment | None:
-    """The segment of ``segment_tensors``, for ``n_envs`` environments; None for None.
-
-    Raises:
-        CheckpointError: names the first part that does not belong to a segment of ``policy``.
-    """
-    if tensors is None:
-        return None
-    tensors = on_device(check(tensors, Mapping[str, Any], "segment"), device)
-    steps = check_tensor(tensors["rewards"], "segment.rewards", (n_envs, None), torch.float32).shape[1]
-    empty = RolloutBuffer(1, steps, policy.seen_leaves, policy.action_space, device)
-    blank = policy.initial_state(1, cached=False)
-    empty.reset(blank, blank.previous_action, blank.previous_reward)
-    check_same(tensors, segment_tensors(empty.finish(blank.previous_reward, 1.0, 1.0)), "segment", n_envs)
-    return segment_of(tensors)
-
-
-def on_device(value: Any, device: torch.device) -> Any:
-    """Tensors in nested mappings on ``device``."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    return {key: on_device(part, device) for key, part in value.items()} if isinstance(value, Mapping) else value

@@ -25,7 +25,7 @@ from rltransformers.core.guard import check_observations
 from rltransformers.core.ranges import NonNegativeNumber, check
 from rltransformers.core.spaces import leaf_spaces, nested_leaves, space_to_json
 from rltransformers.core.world import World, rows_of
-from rltransformers.data.replay import SegmentReplay, Window
+from rltransformers.data.replay import Draw, Drawable, SegmentReplay, Window
 from rltransformers.data.rollout import bytes_of, observation_layout
 from rltransformers.policies.observations import tree_space
 from rltransformers.training.reward_scale import RewardScale
@@ -71,6 +71,42 @@ def context_of(burn_in: int | None, receptive_field: int | None) -> int:
             "which the memory is taken as good enough"
         )
     return receptive_field
+
+
+# Replays of all processes
+
+
+def draw_of_all(
+    replay: SegmentReplay, count: int, generator: torch.Generator, prioritized: bool, world: World
+) -> tuple[Draw, Tensor]:
+    """Draw segments of the replays of all processes; return them and which process learns from each."""
+    oldest, counts = replay.eligible()
+    rows = {"oldest": torch.from_numpy(oldest), "counts": torch.from_numpy(counts)}
+    rows = world.rows_of_all(rows | ({"priorities": replay.priorities} if prioritized else {}))
+    drawable = Drawable(rows["oldest"].numpy(), rows["counts"].numpy(), rows.get("priorities", replay.priorities))
+    draw = drawable.draw(count, generator, prioritized)
+    return draw, world.takers(torch.from_numpy(draw.rows) // replay.n_envs)
+
+
+def own_window(replay: SegmentReplay, draw: Draw, takers: Tensor, world: World) -> Window:
+    """The rows of the segments of a draw that this process learns from, wherever they are stored."""
+    window = replay.gather(_own(replay, draw, world)[1])
+    owners = torch.from_numpy(draw.rows) // replay.n_envs
+    return Window(**world.exchange(window.tensors(), owners, takers), context=window.context)
+
+
+def prioritize_own(replay: SegmentReplay, draw: Draw, priorities: Tensor, world: World) -> None:
+    """Give the drawn segments of this process their new priorities, which are of all of the draw."""
+    own, part = _own(replay, draw, world)
+    if len(own):
+        replay.prioritize(part, priorities[own])
+    replay.largest_priority = max(replay.largest_priority, float(priorities.max()))
+
+
+def _own(replay: SegmentReplay, draw: Draw, world: World) -> tuple[np.ndarray, Draw]:
+    """Places in a draw of the segments that the replay of this process stores, and these segments."""
+    own = np.flatnonzero(draw.rows // replay.n_envs == world.rank)
+    return own, Draw(draw.rows[own] % replay.n_envs, draw.segments[own], draw.weights[own])
 
 
 # VecNormalize

@@ -48,9 +48,9 @@ def as_schedule(value: Scheduled, name: str) -> FloatSchedule:
         ConfigError: for anything else, and for numbers that are negative or not finite; where a function gives them, at
             once for the start of a run, later when they come.
     """
-    value = check(value, Scheduled, name)
     if isinstance(value, FloatSchedule):
         return value
+    value = check(value, Scheduled, name)
     if isinstance(value, Mapping):
         return FloatSchedule(LinearSchedule(value["start"], value["end"], value.get("fraction", 1.0)))
     if callable(value):
@@ -60,6 +60,17 @@ def as_schedule(value: Scheduled, name: str) -> FloatSchedule:
         except TypeError as error:
             raise ConfigError(f"{name} must be a function of the remaining progress (1 to 0): {error}") from error
     return FloatSchedule(value)
+
+
+def value_at(value: Any, name: str, progress: float) -> Any:
+    """Return the value of a scheduled setting at a remaining progress; None for None.
+
+    Raises:
+        ConfigError: as ``as_schedule``.
+    """
+    if value is None or (type(value) is float and 0.0 <= value <= 1e6):  # a plain Weight
+        return value
+    return (value if isinstance(value, FloatSchedule) else as_schedule(value, name))(progress)
 
 
 def plain_schedule(schedule: Any, progress: float) -> float | dict[str, float]:

@@ -36,8 +36,8 @@ from rltransformers.data.trajectories import Trajectories
 from rltransformers.policies.steps import Acting
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.experiment import AgentName, ExperimentConfig, build_experiment, read_experiment
-from rltransformers.training.on_policy_agent import RATIO_TOLERANCE
 from rltransformers.training.run_folder import RunFolder
+from rltransformers.training.update import RATIO_TOLERANCE
 from scripts.benchmarks import harness
 from scripts.results.suites import ROOT, Cell, Task, config_hash
 from scripts.results.table import COLUMNS, Result, Row, locked, score_of

@@ -2,6 +2,7 @@
 
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor
 
 from rltransformers.agents import GTrXLDQN
-from rltransformers.data.replay import SegmentReplay
+from rltransformers.data.replay import SegmentReplay, Window
 from tests.agents.tiny_envs import Stroll
 
 TINY = {"preset": "gtrxl", "width": 16, "layers": 2, "heads": 2, "memory": 3}
@@ -58,6 +59,13 @@ def loud(model: GTrXLDQN) -> None:
 def replay_of(model: GTrXLDQN) -> SegmentReplay:
     assert model.replay_buffer is not None
     return model.replay_buffer
+
+
+def train_on(model: GTrXLDQN, window: Window) -> dict[str, float]:
+    """Metrics of an update on this window in place of a drawn one."""
+    with patch("rltransformers.agents.gtrxl_dqn.own_window", lambda *_: window):
+        model.train(1, len(window.weights))
+    return model.logger.name_to_value
 
 
 def collect(model: GTrXLDQN, steps: int, fresh: bool = False) -> list[list[Tensor | None]]:

@@ -36,5 +36,5 @@ def rollout(model: OnPolicyMemoryAgent) -> Segment:
     _, callback = model._setup_learn(10**6, reset_num_timesteps=False)
     assert model.env is not None
     model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
-    assert model._segment is not None
-    return model._segment
+    assert model.carry.segment is not None
+    return model.carry.segment

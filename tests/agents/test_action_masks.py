@@ -95,16 +95,16 @@ def test_replayed_values_are_those_of_acting_and_targets_keep_to_the_mask(source
     said = collect(model, 60)
     assert differences(model, said).max() < 1e-5
     replay = replay_of(model)
-    window = model._seen(replay.gather(replay.draw(16, torch.Generator().manual_seed(0))))
+    window = model._normalised(replay.gather(replay.draw(16, torch.Generator().manual_seed(0))))
     q = model.policy.evaluate_window(window).q
     masks = window.observations["action_mask"][:, window.context :].bool()
     assert (q[~masks] < -1e20).all()
     assert (q[masks].abs() < 1e6).all()
     assert masks.gather(-1, q.argmax(-1, keepdim=True)).all()
     assert masks.gather(-1, model.policy.classes(window)[..., None])[window.counts].all()
-    loss = model._loss(window)
-    assert torch.isfinite(loss.total)
-    assert float(loss.target.abs()) < 1e6
+    model.train(1, 16)
+    assert np.isfinite(model.logger.name_to_value["train/loss"])
+    assert abs(model.logger.name_to_value["train/target"]) < 1e6
     model.learn(300, reset_num_timesteps=False)
 
 
@@ -178,8 +178,8 @@ def test_environments_that_reset_in_their_next_step_may_allow_nothing_there() ->
 
     env = gym.wrappers.vector.RecordEpisodeStatistics(SyncVectorEnv([Over] * 2, autoreset_mode=AutoresetMode.NEXT_STEP))
     model = GTrXLPPO("GTrXLPolicy", env, n_steps=16, policy_kwargs={"backbone": TINY}, device="cpu", seed=0).learn(64)
-    assert model._segment is not None
-    assert not model._segment.counts.all()
+    assert model.carry.segment is not None
+    assert not model.carry.segment.counts.all()
     assert model.logger.name_to_value["train/first_ratio_error"] < 1e-5
 
 

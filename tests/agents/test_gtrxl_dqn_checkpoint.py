@@ -20,6 +20,7 @@ from rltransformers.agents.gtrxl_dqn import MemoryRefresh
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.envs import make_vec_env
+from rltransformers.training.agent_files import settings_of
 from tests.agents.replayed import agent, collect, replay_of, strolls
 from tests.agents.test_gtrxl_ppo_checkpoint import Rows, SaveAndStop, assert_equal, everything
 from tests.agents.tiny_envs import AnySpace, Stroll
@@ -288,7 +289,7 @@ def test_settings_come_back(tmp_path: Path) -> None:
     agent(**settings).save(tmp_path / "model")
     loaded = GTrXLDQN.load(tmp_path / "model", env=strolls(), device="cpu")
     for name, value in settings.items():
-        assert loaded._setting(name) == value
+        assert settings_of(loaded)[name] == value
     agent(exploration="ladder").save(tmp_path / "ladder")
     assert GTrXLDQN.load(tmp_path / "ladder", env=strolls()).exploration == "ladder"
     with pytest.raises(CheckpointError, match="load it with GTrXLDQN"):

@@ -17,7 +17,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.data.replay import Draw, Window
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.training.exploration import exploration_rates
-from tests.agents.replayed import EVERYTHING, N_STEP, SEGMENT, TINY, agent, collect, replay_of, strolls
+from tests.agents.replayed import EVERYTHING, N_STEP, SEGMENT, TINY, agent, collect, replay_of, strolls, train_on
 from tests.agents.test_gtrxl_ppo_envs import ResetRows
 from tests.agents.tiny_envs import AnySpace, Steady, Stroll
 from tests.attention.rows import small_windows
@@ -42,7 +42,7 @@ def all_segments(model: GTrXLDQN) -> Draw:
 def replayed(model: GTrXLDQN, window: Window) -> Tensor:
     model.policy.set_training_mode(False)
     with torch.no_grad():
-        return model.policy.evaluate_window(model._seen(window)).q
+        return model.policy.evaluate_window(model._normalised(window)).q
 
 
 def differences(model: GTrXLDQN, said: list[list[Tensor | None]], trim: bool = True) -> Tensor:
@@ -153,8 +153,7 @@ def test_a_true_value_function_has_no_error_under_time_limits(truncates: bool, n
             head.linear.weight.zero_()
             head.linear.bias.fill_(10.0)
     collect(model, 60)
-    window = model._seen(replay_of(model).gather(all_segments(model)))
-    loss = float(model._loss(window).td_error)
+    loss = train_on(model, replay_of(model).gather(all_segments(model)))["train/td_error"]
     assert loss < 1e-5 if truncates else loss > 0.5
 
 
@@ -206,7 +205,7 @@ def test_replay_keeps_raw_numbers_and_is_normalised_with_the_statistics_of_the_d
     model = agent(env, scale_rewards=True)
     collect(model, 40)
     window = replay_of(model).gather(all_segments(model))
-    seen = model._seen(window)
+    seen = model._normalised(window)
     expected = env.normalize_obs(window.observations[""].numpy())
     np.testing.assert_array_equal(seen.observations[""].numpy(), expected)
     raw = window.rewards[window.counts]
@@ -226,9 +225,9 @@ def test_acting_goes_on_from_the_memory_of_the_last_step(memory_refresh: str) ->
     model = agent(learning_rate=0.0, memory_refresh=memory_refresh)
     for steps in (7, 20, 11):
         collect(model, steps)
-        before = model.policy.without_cache(model._acting)
+        before = model.policy.without_cache(model.carry.acting)
         model.train(2, 3)
-        after = model.policy.without_cache(model._acting)
+        after = model.policy.without_cache(model.carry.acting)
         going_on = ~torch.as_tensor(model._last_episode_starts)
         assert torch.equal(before.actor.tensors["position"][going_on], after.actor.tensors["position"][going_on])
         for name in ("layer0.hidden", "layer1.hidden"):

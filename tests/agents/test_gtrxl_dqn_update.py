@@ -17,7 +17,7 @@ from rltransformers.agents import GTrXLDQN
 from rltransformers.backbone import Record
 from rltransformers.data.replay import Window
 from rltransformers.policies.q_network import GTrXLQPolicy
-from tests.agents.replayed import SEGMENT, agent, collect, replay_of, strolls
+from tests.agents.replayed import SEGMENT, agent, collect, replay_of, strolls, train_on
 from tests.agents.tiny_envs import AnySpace
 
 UPDATES, BATCH = 3, 4
@@ -187,13 +187,9 @@ def test_losses_behind_inner_layers_learn_from_the_same_targets() -> None:
     model = agent(backbone={"preset": "calm", "losses": {"exits": 0.5}})
     collect(model, 60)
     replay = replay_of(model)
-    window = model._seen(replay.gather(replay.draw(3, torch.Generator().manual_seed(0))))
-    model.policy.set_training_mode(True)
-    loss = model._loss(window)
-    assert set(loss.auxiliary) == {"exits"}
-    torch.testing.assert_close(loss.total, loss.td_loss + 0.5 * loss.auxiliary["exits"])
-    model.policy.zero_grad()
-    loss.total.backward()
+    logged = train_on(model, replay.gather(replay.draw(3, torch.Generator().manual_seed(0))))
+    assert logged["train/exits_loss"] > 0
+    assert logged["train/loss"] == pytest.approx(logged["train/td_loss"] + 0.5 * logged["train/exits_loss"], rel=1e-5)
     idle = [
         name
         for name, parameter in model.policy.named_parameters()

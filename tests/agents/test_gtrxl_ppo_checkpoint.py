@@ -30,8 +30,9 @@ from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.seeding import branch_seeds, seed_environments
 from rltransformers.envs import make_vec_env
-from rltransformers.training.on_policy_agent import MemoryRefresh, OnPolicyMemoryAgent
-from rltransformers.training.online_agent import GENERATORS
+from rltransformers.training.agent_files import GENERATORS, tensors_of
+from rltransformers.training.carry import MemoryRefresh
+from rltransformers.training.on_policy_agent import OnPolicyMemoryAgent
 from tests.agents.rollouts import ON_POLICY
 from tests.agents.tiny_envs import AnySpace, Walk
 
@@ -83,7 +84,7 @@ class Rows(KVWriter):
 
 def everything(model: OnPolicyMemoryAgent) -> dict[str, Any]:
     """What a checkpoint holds and the clock has no part in."""
-    tensors = dict(model._tensors())
+    tensors = dict(tensors_of(model))
     tensors["episodes"] = [{key: value for key, value in each.items() if key != "t"} for each in tensors["episodes"]]
     return tensors
 

@@ -207,7 +207,7 @@ def test_vec_normalize_and_its_statistics_are_used_in_training() -> None:
     model = agent(env).learn(32)
     assert model.get_vec_normalize_env() is env
     assert env.ret_rms.count > 30
-    segment = model._segment
+    segment = model.carry.segment
     assert segment is not None and float(segment.observations[""].abs().max()) <= 10.0
 
 
@@ -392,13 +392,13 @@ class Telling(Walk):
 def test_infos_of_an_environment_make_no_reset_rows(make: Any) -> None:
     model = agent(make())
     model.learn(1)
-    assert model._segment is not None and bool(model._segment.counts.all())
+    assert model.carry.segment is not None and bool(model.carry.segment.counts.all())
     assert record(make(), "random", steps=20).steps >= 20
 
 
 def test_reset_rows_are_no_steps_and_start_no_memory() -> None:
     model = agent(ResetRows(), n_steps=20).learn(32)
-    segment = model._segment
+    segment = model.carry.segment
     assert segment is not None
     ends = {row: np.flatnonzero(~segment.counts[row].numpy()).tolist() for row in range(2)}
     # lengths 5, 3, 5 and 4, 4, 4, 4, each followed by one row that only resets
@@ -410,7 +410,7 @@ def test_reset_rows_are_no_steps_and_start_no_memory() -> None:
     # the steps themselves are those of the environment without reset rows
     plain = agent(GymnasiumVecEnv(vector_env(AutoresetMode.SAME_STEP)), n_steps=16)
     plain.learn(32)
-    reference = plain._segment
+    reference = plain.carry.segment
     assert reference is not None
     kept = segment.observations[""][1][segment.counts[1]][:, 0]
     torch.testing.assert_close(kept, reference.observations[""][1][:, 0])
@@ -446,13 +446,16 @@ class OneArray(gym.Env[Any, Any]):
 def test_a_cut_episode_is_valued_at_its_last_observation_where_the_environment_writes_into_it_again(make: Any) -> None:
     valued: list[float] = []
 
-    class Watching(GTrXLPPO):
-        def _bootstrap(self, buffer: Any, state: Any, cut: list[int], leaves: Any) -> None:
-            valued.extend(leaves[""].ravel().tolist() if cut else [])
-            super()._bootstrap(buffer, state, cut, leaves)
+    model = GTrXLPPO("GTrXLPolicy", make(), n_steps=24, policy_kwargs={"backbone": BACKBONE}, device="cpu")
+    values = model.policy.values
 
-    Watching("GTrXLPolicy", make(), n_steps=24, policy_kwargs={"backbone": BACKBONE}, device="cpu").learn(24)
-    assert valued == [1.0, 1.0]
+    def watch(leaves: Any, *rest: Any) -> Any:
+        valued.extend(leaves[""].ravel().tolist())
+        return values(leaves, *rest)
+
+    model.policy.values = watch  # type: ignore[method-assign, assignment]
+    model.learn(24)
+    assert valued[:-1] == [1.0, 1.0]  # the last one is that of the observation behind the rollout
 
 
 # Bad input

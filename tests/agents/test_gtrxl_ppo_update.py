@@ -80,7 +80,7 @@ def advantages_of(model: GTrXLPPO, segment: Segment) -> Tensor:
     ends, gamma, trace = buffer.episode_ends, model.gamma, model.gae_lambda
     with torch.no_grad():
         leaves = model.policy.leaves_to_tensors({"": model._last_obs})
-        bootstrap = model.policy.values(leaves, model._acting, torch.as_tensor(model._last_episode_starts))
+        bootstrap = model.policy.values(leaves, model.carry.acting, torch.as_tensor(model._last_episode_starts))
     result = torch.zeros(ENVIRONMENTS, STEPS)
     for e in range(ENVIRONMENTS):
         deltas = []
@@ -265,13 +265,13 @@ def case(request: pytest.FixtureRequest) -> tuple[GTrXLPPO, dict[str, Any]]:
     counts = torch.rand(ENVIRONMENTS, STEPS, generator=torch.Generator().manual_seed(3)) < 0.8
     torch.testing.assert_close(segment.advantages, advantages_of(model, segment), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(segment.returns, segment.advantages + segment.values)
-    model._segment = replace(segment, counts=counts)
+    model.carry.segment = replace(segment, counts=counts)
     return model, settings
 
 
 def test_the_parameters_after_an_update_are_those_of_a_plain_loop(case: tuple[GTrXLPPO, dict[str, Any]]) -> None:
     model, settings = case
-    segment, before = model._segment, model._segment_before
+    segment, before = model.carry.segment, model.carry.before
     assert segment is not None
     start = parameters(model.policy)
     expected, seen = plain_update(model, segment, before, settings)
@@ -287,13 +287,13 @@ def test_the_parameters_after_an_update_are_those_of_a_plain_loop(case: tuple[GT
 
 def test_an_update_ends_before_the_minibatch_that_is_too_far_away(case: tuple[GTrXLPPO, dict[str, Any]]) -> None:
     model, settings = case
-    segment = model._segment
+    segment = model.carry.segment
     assert segment is not None
     # divergences of these updates: 0, 0.001, 0.038, 0.073 and 0, 0.097, 0.21; 1 times the target would stop one earlier
     target = 0.03 if isinstance(model.action_space, spaces.Box) else 0.09
     model.target_kl = target
     start = parameters(model.policy)
-    expected, seen = plain_update(model, segment, model._segment_before, settings | {"target_kl": target})
+    expected, seen = plain_update(model, segment, model.carry.before, settings | {"target_kl": target})
     model.train()
     check_same(model, expected, start)
     assert len(seen.norms) == (3 if isinstance(model.action_space, spaces.Box) else 2)
@@ -332,7 +332,7 @@ def test_acting_goes_on_from_the_memory_of_the_last_step(memory_refresh: str, sh
         for trained in (False, True):
             if trained:
                 model.train()
-            found = model.policy.without_cache(model._acting)
+            found = model.policy.without_cache(model.carry.acting)
             expected = forward(model.policy, segment, STEPS)[-1]
             pairs = [(found.actor, expected.actor), (found.critic, expected.critic)]
             for mine, theirs in pairs if not shared else pairs[:1]:

@@ -74,7 +74,7 @@ def test_the_target_acts_and_follows_the_learner_when_its_time_has_come() -> Non
         rollout(model)
         assert torch.equal(before, weights(model.target))
         model.train()
-        ages.append(model._target_age)
+        ages.append(model.carry.target_age)
         assert torch.equal(weights(model.target), weights(model.policy) if update % 2 == 0 else before)
     assert ages == [6, 0] * 3
     assert not any(parameter.requires_grad for parameter in model.target.parameters())
@@ -117,10 +117,11 @@ def test_the_learner_begins_a_segment_with_the_memory_that_its_own_weights_made(
     model = agent(memory_refresh="update", target_update_interval=10**6)
     first = rollout(model)
     model.train()
-    expected = model._memory_after(first)
+    with torch.no_grad():
+        expected = model.policy.memory_after(first)
     second = rollout(model)
-    assert model._first_memory is not None
-    assert_same(model._first_memory, expected, atol=1e-6)
+    assert model.carry.own_memory is not None
+    assert_same(model.carry.own_memory, expected, atol=1e-6)
     distance = max(
         float((value - memories(second.memory)[name]).abs().max()) for name, value in memories(expected).items()
     )
@@ -130,20 +131,20 @@ def test_the_learner_begins_a_segment_with_the_memory_that_its_own_weights_made(
 def test_a_target_that_stays_keeps_its_memory() -> None:
     model = agent(memory_refresh="update", target_update_interval=10**6)
     rollout(model)
-    before = model._acting
+    before = model.carry.acting
     model.train()
-    assert model._acting is before
+    assert model.carry.acting is before
 
 
 def test_a_target_of_tau_is_an_average_that_goes_on_with_its_own_memory() -> None:
     model = agent(target_update_interval=1, tau=0.25)
     for _ in range(2):  # the second one begins apart from the learner
         rollout(model)
-        before, memory = weights(model.target), model.target.without_cache(model._acting)
+        before, memory = weights(model.target), model.target.without_cache(model.carry.acting)
         model.train()
         torch.testing.assert_close(weights(model.target), 0.75 * before + 0.25 * weights(model.policy))
-        assert not torch.equal(weights(model.target), weights(model.policy)) and model._target_age == 0
-        assert_same(model.target.without_cache(model._acting), memory, atol=0.0)
+        assert not torch.equal(weights(model.target), weights(model.policy)) and model.carry.target_age == 0
+        assert_same(model.target.without_cache(model.carry.acting), memory, atol=0.0)
     segment = rollout(model)
     with torch.no_grad():  # acting has used keys and values of the new weights
         found = model.target.evaluate_segment(segment)
@@ -155,8 +156,9 @@ def test_a_new_target_goes_on_with_the_memory_of_the_weights_it_takes_over(memor
     model = agent(memory_refresh=memory_refresh, target_update_interval=1)
     segment = rollout(model)
     model.train()
-    expected = model._memory_after(segment)
-    assert_same(model.target.without_cache(model._acting), expected, atol=1e-6)
+    with torch.no_grad():
+        expected = model.policy.memory_after(segment)
+    assert_same(model.target.without_cache(model.carry.acting), expected, atol=1e-6)
     second = rollout(model)
     with torch.no_grad():  # keys and values in its cache are those of the new weights too
         found = model.policy.evaluate_segment(second).values
@@ -167,14 +169,14 @@ def test_after_a_stop_inside_a_rollout_the_learner_begins_with_the_memory_of_act
     """Its own lacks the steps of the rollout that was given up; a checkpoint from there does not hold it either."""
     model = agent(target_update_interval=10**6)
     model.learn(36)
-    assert model._own_memory is not None
+    assert model.carry.own_memory is not None
     model.learn(36, callback=StopsAt(36 + 15), reset_num_timesteps=False)
-    assert model.num_timesteps == 51 and model._own_memory is None
+    assert model.num_timesteps == 51 and model.carry.own_memory is None
     model.save(tmp_path / "model")
     loaded = GTrXLVMPO.load(tmp_path / "model", env=model.get_env(), device="cpu", force_reset=False)
-    assert loaded._own_memory is None
+    assert loaded.carry.own_memory is None
     segment = rollout(model)
-    assert model._first_memory is None
+    assert model.carry.own_memory is None
     assert segment.rewards.shape == (3, 12)
     model.train()
 
@@ -191,7 +193,7 @@ def test_advantages_are_raw_returns_of_the_segment_minus_the_values_of_the_learn
     with torch.no_grad():
         leaves = model.target.leaves_to_tensors({"": model._last_obs})
         goes_on = torch.as_tensor(model._last_episode_starts)
-        after = model.target.values(leaves, model._acting, goes_on)
+        after = model.target.values(leaves, model.carry.acting, goes_on)
     returns = torch.zeros(3, 12)
     for row in range(3):
         total = float(after[row])
@@ -201,7 +203,9 @@ def test_advantages_are_raw_returns_of_the_segment_minus_the_values_of_the_learn
             total = float(segment.rewards[row, t]) + 0.8 * total
             returns[row, t] = total
     learner = model.policy.evaluate_segment(segment)
-    found = model._with_advantages(segment)
+    model.train()
+    found = model.carry.segment
+    assert found is not None
     # float32 sums of twelve rewards of the order of 10
     torch.testing.assert_close(segment.returns, returns, atol=1e-4, rtol=1e-5)
     torch.testing.assert_close(found.advantages, returns - learner.values.detach(), atol=1e-4, rtol=1e-5)
@@ -311,6 +315,6 @@ def test_a_memory_of_other_episodes_is_not_taken_for_the_present_one() -> None:
     """A run that begins anew and stops where the last one ended has as many steps behind it."""
     model = agent(DummyVecEnv([partial(Walk, (60,))] * 3))
     model.learn(36)
-    assert model._own_memory is not None
+    assert model.carry.own_memory is not None
     model.learn(72, callback=StopsAt(36))
-    assert model.num_timesteps == 36 and model._own_memory is None
+    assert model.num_timesteps == 36 and model.carry.own_memory is None

@@ -70,7 +70,7 @@ def plain_update(model: GTrXLVMPO, acted: Segment, before: Segment | None, setti
     }
     with torch.no_grad():
         old = target.evaluate_segment(acted).outputs
-        memory = acted.memory if model._first_memory is None else model._first_memory
+        memory = acted.memory if model.carry.own_memory is None else model.carry.own_memory
         values = forward(policy, replace(acted, memory=memory), STEPS)[1]
         if settings.get("popart"):
             values = policy.value_net.shift + policy.value_net.scale * values  # type: ignore[operator]
@@ -141,11 +141,11 @@ def test_learner_and_multipliers_after_an_update_are_those_of_a_plain_loop(name:
     rollout(model)
     model.train()
     acted = rollout(model)
-    assert model._target_age == 9 and model._first_memory is not None
+    assert model.carry.target_age == 9 and model.carry.own_memory is not None
     counts = torch.rand(ENVIRONMENTS, STEPS, generator=torch.Generator().manual_seed(3)) < 0.8
-    model._segment = acted = replace(acted, counts=counts)
+    model.carry.segment = acted = replace(acted, counts=counts)
     start = parameters(model.policy)
-    policy, multipliers, seen = plain_update(model, acted, model._segment_before, settings)
+    policy, multipliers, seen = plain_update(model, acted, model.carry.before, settings)
     model.train()
     # A hundredth of a step of Adam: sums run in another order, and Adam divides by them.
     rate = model.policy.optimizer.param_groups[0]["lr"]
@@ -158,7 +158,7 @@ def test_learner_and_multipliers_after_an_update_are_those_of_a_plain_loop(name:
     # Every rule of the loop had something to do, and the target is a copy after 18 steps.
     assert len(seen["norms"]) == EPOCHS * 3 and min(seen["norms"]) > settings["max_grad_norm"]
     assert min(seen["kl"]) > 1e-4 and (seen["units"][0] != 1.0) == ("popart" in settings)
-    assert model._target_age == 0
+    assert model.carry.target_age == 0
     assert torch.equal(
         *(torch.nn.utils.parameters_to_vector(each.parameters()) for each in (model.policy, model.target))
     )

@@ -66,7 +66,7 @@ def rows(model: OnlineAgent) -> list[tuple[np.ndarray, np.ndarray]]:
         assert replay is not None
         leaf, first = replay.observations[""].numpy(), replay.first.numpy()
         return [(leaf[i, : replay.written[i]], first[i, : replay.written[i]]) for i in range(model.n_envs)]
-    segment = model._segment
+    segment = model.carry.segment
     assert segment is not None
     return list(zip(segment.observations[""].numpy(), segment.first.numpy(), strict=True))
 
@@ -190,7 +190,7 @@ def test_an_interrupted_episode_counts_as_cut_by_a_limit(kind: str) -> None:
     cut = agent(kind, DummyVecEnv([partial(Coded, 3, False)] * 2)).learn(40)
     left = agent(kind, DummyVecEnv([partial(Coded, None, False)] * 2)).learn(40, SeesTime())
     for name in ("first", "rewards", "returns", "advantages", "values"):
-        torch.testing.assert_close(getattr(left._segment, name), getattr(cut._segment, name), rtol=0, atol=0)
+        torch.testing.assert_close(getattr(left.carry.segment, name), getattr(cut.carry.segment, name), rtol=0, atol=0)
     for a, b in zip(left.policy.parameters(), cut.policy.parameters(), strict=True):
         assert torch.equal(a, b)
 

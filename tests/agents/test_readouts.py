@@ -63,21 +63,17 @@ def contents(store: Datastore) -> list[Tensor]:
 def test_the_store_is_frozen_from_rollout_to_update_and_the_first_ratio_is_one(readout: Any, environment: str) -> None:
     model = online(readout, environment)
     errors, before = [], []
-    log, remember = model._log_update, model.policy.remember
-
-    def watch(recorded: Any, losses: Any) -> None:
-        errors.append(float(losses[0].ratio_error))
-        log(recorded, losses)
+    remember = model.policy.remember
 
     def remembering(segment: Any) -> None:
         before.append(contents(store_of(model)))
         remember(segment)
 
-    model._log_update = watch  # type: ignore[method-assign]
     model.policy.remember = remembering  # type: ignore[method-assign]
     after: list[list[Tensor]] = []
     for _ in range(4):
         model.learn(32, reset_num_timesteps=False)
+        errors.append(model.logger.name_to_value["train/first_ratio_error"])
         after.append(contents(store_of(model)))
     assert [int(held[3]) for held in after] == [min(32 * n, store_of(model).size) for n in (1, 2, 3, 4)]
     for earlier, later in zip(after, before[1:], strict=False):

@@ -84,7 +84,7 @@ class _Agent:
     def _next_outputs(self, model: Any) -> Tensor:
         policy = self._acts(model)
         observation, first = torch.as_tensor(model._last_obs), torch.as_tensor(model._last_episode_starts)
-        outputs, values, _ = policy.network_step({"": observation}, model._acting, first, policy.tables.current())
+        outputs, values, _ = policy.network_step({"": observation}, model.carry.acting, first, policy.tables.current())
         return torch.cat([outputs, values[:, None]], -1)
 
 
@@ -158,7 +158,7 @@ class OnPolicyAgent(_Agent):
         return bootstraps(recorder, next_values(advantages, values, rewards))
 
     def _newest(self) -> Segment:
-        segment = self.model._segment
+        segment = self.model.carry.segment
         assert segment is not None
         return segment
 
@@ -258,7 +258,7 @@ class QAgent(_Agent):
             place = int(newest[row]) + step
             begin = place // SEGMENT * SEGMENT
             drawn = replay.window(np.array([row]), np.array([begin]), SEGMENT + 1, torch.ones(1))
-            window = self.model._seen(drawn.trimmed())
+            window = self.model._normalised(drawn.trimmed())
             policy = self.model.policy
             q, later = policy.evaluate_window(window).q, policy.evaluate_window(window, target=True).q
             value = float(double_q_values(q, later)[0, place - begin])

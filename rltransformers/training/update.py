@@ -1,0 +1,186 @@
+"""Parts that the updates of all online agents share. Axes: E environments, B of a minibatch, T steps, A outputs."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from stable_baselines3.common.logger import Logger
+from torch import Tensor, nn
+
+from rltransformers.algorithms.dqn import DQNLoss
+from rltransformers.algorithms.ppo import PPOLoss
+from rltransformers.algorithms.vmpo import VMPOLoss
+from rltransformers.backbone import Record
+from rltransformers.core.errors import DataError
+from rltransformers.core.world import World, rows_of
+from rltransformers.data.rollout import Recorded, Segment, row_batches
+from rltransformers.policies.actor_critic import Evaluation, GTrXLPolicy, SegmentEvaluation
+from rltransformers.policies.memory_policy import MemoryPolicy
+from rltransformers.policies.popart import PopArt
+from rltransformers.policies.q_network import QEvaluation
+from rltransformers.training.carry import segment_of, segment_tensors
+
+LossT = TypeVar("LossT", PPOLoss, VMPOLoss, DQNLoss)
+RATIO_TOLERANCE = 0.01
+"""Of the first probability ratio of an update: far above rounding, in bfloat16 (4e-4) too."""
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """Whole segments of some environments.
+
+    Attributes:
+        rows: the environments, among those of all processes.
+        segment: their segments that this process evaluates.
+        outputs: action outputs of the target policy for these segments [B, T, A]; None for PPO.
+        takers: which process evaluates each of ``rows``.
+    """
+
+    rows: Tensor
+    segment: Segment
+    outputs: Any
+    takers: Tensor
+
+
+def minibatches(
+    world: World, segment: Segment, n_rows: int, generator: torch.Generator, outputs: Tensor | None = None
+) -> Iterator[Minibatch]:
+    """Yield the environments of all processes in random order, ``n_rows`` at a time; the last may hold fewer.
+
+    Args:
+        segment: of the environments of this process.
+        outputs: action outputs beside it [E, T, A].
+    """
+    n_envs, device = len(segment), segment.rewards.device
+    batches = row_batches(n_envs * world.size, n_rows, generator)
+    if world.alone:
+        for rows in batches:
+            at = rows.to(device)
+            yield Minibatch(at, segment.rows(at), None if outputs is None else outputs[at], torch.zeros_like(rows))
+        return
+    # Every process takes its share of every minibatch. What it lacks of it changes hands before the epoch.
+    owners = [rows // n_envs for rows in batches]
+    takers = [world.takers(ranks) for ranks in owners]
+    order = torch.cat(batches)
+    own = (order[torch.cat(owners) == world.rank] % n_envs).to(device)
+    tree = {"segment": rows_of(segment_tensors(segment), own), "outputs": None if outputs is None else outputs[own]}
+    tree = world.exchange(tree, torch.cat(owners), torch.cat(takers))
+    begin = 0
+    for rows, ranks in zip(batches, takers, strict=True):
+        part = rows_of(tree, slice(begin, begin := begin + int((ranks == world.rank).sum())))
+        yield Minibatch(rows.to(device), segment_of(part["segment"]), part["outputs"], ranks)
+
+
+def evaluate(policy: GTrXLPolicy, minibatch: Minibatch, gradient_window: int | None, world: World) -> SegmentEvaluation:
+    """Evaluate a minibatch, each process its part; the numbers of all of it, but for outputs and auxiliary losses.
+
+    Args:
+        gradient_window: steps through which gradient flows; None for all.
+    """
+    now = policy.evaluate_segment(minibatch.segment, gradient_window=gradient_window)
+    names = ("log_probs", "values", "entropy", "log_barrier")
+    whole = world.whole({name: getattr(now, name) for name in names}, minibatch.takers)
+    return replace(now, **whole)
+
+
+def add_auxiliary(loss: LossT, now: Evaluation | QEvaluation, part: Tensor, counts: Tensor, world: World) -> LossT:
+    """Add the auxiliary losses of the network, which are in its evaluation ``now``, to the loss of an algorithm.
+
+    They are means over steps, and those of each process are weighted by their number.
+
+    Args:
+        part: which steps of this process count [B, T].
+        counts: which steps of all processes count [B, T].
+    """
+    if now.auxiliary_loss is None:
+        return loss
+    weight = world.share(part, counts)
+    auxiliary = {name: world.total(weight * value.detach()) for name, value in now.losses.items()}
+    return replace(loss, total=loss.total + world.total(weight * now.auxiliary_loss), auxiliary=auxiliary)
+
+
+def descend(
+    policy: MemoryPolicy, loss: Tensor, parameters: Iterable[nn.Parameter], max_norm: float, update: int, world: World
+) -> Tensor:
+    """Take one step of the optimizer of ``policy``; return the norm of the gradient before it was clipped.
+
+    Args:
+        parameters: those whose gradient is clipped to ``max_norm``.
+        update: number of this update, for messages.
+
+    Raises:
+        DataError: for a loss that is not finite.
+    """
+    if not torch.isfinite(loss):
+        raise DataError(
+            f"the loss of update {update} is {float(loss.detach())}; rewards or observations may be far "
+            "too large (VecNormalize scales observations, scale_rewards=True rewards), or learning_rate too high"
+        )
+    optimizer: torch.optim.Optimizer = policy.optimizer
+    optimizer.zero_grad()
+    loss.backward()
+    world.sum_in_place(
+        parameter.grad for parameter in optimizer.param_groups[0]["params"] if parameter.grad is not None
+    )
+    norm = nn.utils.clip_grad_norm_(parameters, max_norm)
+    optimizer.step()
+    for part in policy.backbones():
+        part.backbone.constrain_()
+    return norm
+
+
+def maintain(policy: MemoryPolicy, world: World) -> None:
+    """Let mixers learn from the inputs of an update, on all processes."""
+    for part in policy.backbones():
+        for sums in part.backbone.seen():
+            world.sum_in_place([sums])
+        part.backbone.maintain()
+
+
+def mean_of(losses: Sequence[LossT], part: str) -> float:
+    """Return the mean over minibatches of one part of a loss."""
+    return float(torch.stack([getattr(loss, part) for loss in losses]).mean())
+
+
+def log_losses(logger: Logger, losses: Sequence[LossT], parts: Mapping[str, str]) -> None:
+    """Record means over the minibatches of an update, of parts {metric: field} and of auxiliary losses."""
+    for metric, part in parts.items():
+        logger.record(f"train/{metric}", mean_of(losses, part))
+    for name in losses[0].auxiliary:
+        values = torch.stack([loss.auxiliary[name] for loss in losses])
+        logger.record(f"train/{name}_loss", float(values.mean()))
+    logger.record("train/loss", float(losses[-1].total.detach()))
+
+
+def follow_returns(policy: GTrXLPolicy, batch: Recorded) -> None:
+    """Move the statistics of a PopArt value head, and the head with them, before it learns from ``batch``."""
+    head = policy.value_net
+    if isinstance(head, PopArt) and bool(batch.counts.any()):
+        head.follow(batch.returns[batch.counts])
+
+
+@torch.no_grad()
+def memory_panel(forward: Callable[[Record], object]) -> dict[str, Tensor]:
+    """How far attention looks back and the like, by path of the metric.
+
+    Args:
+        forward: runs the network with this record, for nothing else, so that looking never changes an update.
+    """
+    record = Record(weights=True)
+    forward(record)
+    return {f"memory/{name}": value for name, value in record.metrics.items()}
+
+
+def log_ratio_error(logger: Logger, error: float, world: World) -> None:
+    """Log how far the first probability ratio of an update is from 1; warn of more than rounding makes of it."""
+    logger.record("train/first_ratio_error", error)
+    if error > RATIO_TOLERANCE and world.leads:
+        warnings.warn(
+            f"acting and training disagree: train/first_ratio_error is above {RATIO_TOLERANCE}, where rounding "
+            "leaves 1e-4; the agent learns about actions that it would not have drawn. Parts of your own may see "
+            'more, or other, than one step at a time (docs/conformance.md); acting="eager" leaves out the compiler',
+            UserWarning,
+            stacklevel=2,
+        )
