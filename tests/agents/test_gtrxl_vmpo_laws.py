@@ -1,5 +1,6 @@
 """The laws of V-MPO with memory: who acts, whose memory is whose, what advantages are, what bounds the policy."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -202,7 +203,7 @@ def test_advantages_are_raw_returns_of_the_segment_minus_the_values_of_the_learn
                 total = float(buffer.last_values[row, t])  # 0 where it ended for good
             total = float(segment.rewards[row, t]) + 0.8 * total
             returns[row, t] = total
-    learner = model.policy.evaluate_segment(segment)
+    learner = model.policy.evaluate_segment(replace(segment, memory=model.carry.own_memory))
     model.train()
     found = model.carry.segment
     assert found is not None
