@@ -1,6 +1,7 @@
 """From an environment id to environments, single and vectorised, with clear errors for ids, packages and spaces."""
 
 import errno
+import inspect
 import multiprocessing
 import os
 import signal
@@ -353,6 +354,8 @@ def _wrap(env: Env, wrapper: WrapperConfig) -> Env:
     wrapper_type = _wrapper_type(name)
     if name in WRAPPERS:  # of others, some hand keywords on that they do not name
         refuse_unknown(options, [each for each in annotations(wrapper_type.__init__) if each != "env"], f"{name}.")
+    else:
+        options = _with_tuples(wrapper_type, options)
     try:
         return wrapper_type(env, **options)
     except ENVIRONMENT_ERRORS:
@@ -361,6 +364,15 @@ def _wrap(env: Env, wrapper: WrapperConfig) -> Env:
         raise _missing_package(name, error) from error
     except Exception as error:
         raise ConfigError(f"wrapper {name} does not take the options {options}: {error_line(error)}") from error
+
+
+def _with_tuples(wrapper_type: type[gymnasium.Wrapper[Any, Any, Any, Any]], options: dict[str, Any]) -> dict[str, Any]:
+    """Turn lists into tuples where the wrapper's annotation names one: YAML and JSON write lists alone."""
+    parameters = inspect.signature(wrapper_type.__init__).parameters
+    tuples = {name for name, parameter in parameters.items() if "tuple[" in str(parameter.annotation)}
+    return {
+        name: tuple(value) if name in tuples and isinstance(value, list) else value for name, value in options.items()
+    }
 
 
 def _missing_package(name: str, error: Exception) -> MissingExtraError:

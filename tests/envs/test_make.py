@@ -402,6 +402,15 @@ def test_a_vector_of_gymnasium_waits_at_the_end_and_keeps_observations_nested() 
         assert isinstance(space, spaces.Dict) and list(space) == ["deep/t"]
 
 
+def test_lists_of_a_config_are_tuples_where_a_wrapper_of_gymnasium_takes_them() -> None:
+    wrappers: list[WrapperConfig] = [{"name": "ReshapeObservation", "shape": [2, 2]}]
+    assert make_env("CartPole-v1", wrappers=wrappers).observation_space.shape == (2, 2)
+    env = make_env(
+        "MountainCar-v0", wrappers=[{"name": "DiscretizeObservation", "bins": [3, 4], "multidiscrete": True}]
+    )
+    assert env.observation_space == gymnasium.spaces.MultiDiscrete([3, 4])
+
+
 def test_a_wrapper_may_be_a_function_and_has_its_place_in_the_order() -> None:
     def halved(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
         return DropIndices(env, [0, 1])
