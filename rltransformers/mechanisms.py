@@ -1,7 +1,8 @@
 """Everything that a mechanism of another package needs: ``register``, its record, and the classes it is made from.
 
 A mechanism is a ``Spec``: a name, the axis it belongs to, a summary, and a function that builds it. ``register`` adds
-it to the choices of every config, of both kinds of agent.
+it to the choices of every config, of both kinds of agent. docs/tutorials/own_mechanism.md shows one from start to end;
+``rltransformers.conformance.check_mechanism`` holds the laws of the library against it.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from rltransformers.attention.columns import Columns
+from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.reach import Reach, Rule
 from rltransformers.attention.roles import (
@@ -44,18 +46,18 @@ from rltransformers.memory.interface import MemoryOptions, RowMemory
 from rltransformers.mixers.interface import Dims, Mixed, Mixer, RowMixer, StateMixer
 from rltransformers.mixers.kernel import HeadsMixer, KernelAttention
 from rltransformers.policies.readouts.catalogue import READOUTS
-from rltransformers.policies.readouts.interface import StoreOptions
+from rltransformers.policies.readouts.interface import Datastore, Readout, StoreOptions
 from rltransformers.policies.set_encoders.catalogue import ENCODERS
 from rltransformers.policies.set_encoders.interface import EncoderOptions
 from rltransformers.positions.interface import Acts, Position
 
 __all__ = [
-    "EXTENSIONS", "Acts", "Call", "Choice", "Chooser", "Columns", "Combine", "Depth", "Dims", "EncoderOptions",
-    "Feature", "Gate", "Gated", "HandUp", "HeadOptions", "HeadsMixer", "Judged", "KernelAttention", "Loss",
-    "MemoryOptions", "Mixed", "Mixer", "NoOptions", "Objective", "Part", "Past", "Plan", "Position", "PostNorm",
-    "PreNorm", "Probe", "Reach", "Refusal", "Residual", "RowMemory", "RowMixer", "Rule", "Score", "Selected", "Size",
-    "Spec", "Stage", "StateMixer", "Store", "StoreOptions", "Tokens", "Traits", "Unread", "View", "causal_sums",
-    "chosen", "kernel_attention", "register",
+    "Acts", "Attention", "Call", "Choice", "Chooser", "Columns", "Combine", "Datastore", "Depth", "Dims",
+    "EncoderOptions", "Feature", "Gate", "Gated", "HandUp", "HeadOptions", "HeadsMixer", "Judged",
+    "KernelAttention", "Loss", "MemoryOptions", "Mixed", "Mixer", "NoOptions", "Objective", "Part", "Past", "Plan",
+    "Position", "PostNorm", "PreNorm", "Probe", "Reach", "Readout", "Refusal", "Residual", "RowMemory", "RowMixer",
+    "Rule", "Score", "Selected", "Size", "Spec", "Stage", "StateMixer", "Store", "StoreOptions", "Tokens", "Traits",
+    "Unread", "View", "causal_sums", "chosen", "kernel_attention", "register",
 ]  # fmt: skip
 
 TABLES: Mapping[str, Mapping[str, Spec]] = {

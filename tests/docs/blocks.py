@@ -6,6 +6,7 @@ Comments directly above a block, which readers do not see, tell what the test do
     <!-- test: train gtrxl_cue_recall --train.total_timesteps 256 -->     arguments behind commands that begin so
     <!-- test: setup policy = "random" -->             a line of Python that runs first
     <!-- test: continues -->                           the block needs what the Python block before it defined
+    <!-- test: file my_module.py -->                  the Python block is a file, which is imported
     <!-- test: skip needs an Atari emulator -->        the block does not run, for this reason
     <!-- test: where torchrl is installed -->          the block runs only where this module can be imported
 
@@ -31,6 +32,7 @@ import yaml
 
 from rltransformers.backbone import BackboneConfig
 from rltransformers.cli.main import main
+from rltransformers.core.modules import import_module
 from rltransformers.training.experiment import ExperimentConfig, read_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -113,11 +115,13 @@ def run_page(text: str, page: str) -> None:
 
 def run(block: Block, names: dict[str, Any]) -> dict[str, Any]:
     """Run one block; ``names`` are those of the Python block before. Returns those of this one."""
-    source, prefixes, continues, setup = block.text, [], False, ""
+    source, prefixes, continues, setup, file = block.text, list[list[str]](), False, "", None
     for directive in block.directives:
         first, _, rest = directive.partition(" ")
         if directive == "continues":
             continues = True
+        elif first == "file":
+            file = Path(rest)
         elif first == "setup":
             setup += rest + "\n"
         elif first == "where":
@@ -127,7 +131,10 @@ def run(block: Block, names: dict[str, Any]) -> dict[str, Any]:
                 source = replaced(source, *pair.split("="))
         else:
             prefixes.append(shlex.split(directive))
-    if block.language == "python":
+    if file is not None:
+        file.write_text(source)
+        names = dict(vars(import_module(file.stem)))
+    elif block.language == "python":
         names = names if continues else {"__name__": "__main__"}
         exec(setup, names)
         exec(compile(source, block.place, "exec"), names)

@@ -1,12 +1,15 @@
 """Every block of code in the documents runs as it is printed, but for numbers that make it short."""
 
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.docs.blocks import ROOT, blocks_of, run_page
+from tests.extending import unregistered
 
 PAGES = sorted(
     str(path.relative_to(ROOT))
@@ -17,11 +20,17 @@ PAGES = sorted(
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An empty folder, for datasets as well, and one thread: other tests run beside this one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     torch.set_num_threads(1)
+    path, modules = list(sys.path), set(sys.modules)
+    with unregistered():
+        yield
+    sys.path[:] = path
+    for name in {"my_mechanisms"} & (sys.modules.keys() - modules):
+        del sys.modules[name]
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ REFERENCE = [
     for page in (ROOT / "docs" / "reference").glob("*.md")
     for name in re.findall(r"^::: (\S+)$", page.read_text(), flags=re.MULTILINE)
 ]
-PUBLIC = ("agents", "backbone", "conformance", "data", "envs", "policies")
+PUBLIC = ("agents", "backbone", "conformance", "data", "envs", "mechanisms", "policies")
 
 
 @pytest.mark.slow
