@@ -185,9 +185,11 @@ class GymnasiumVecEnv(VecEnv):
                     leaves = self._reset_rows(ended, leaves)
         if not self.partial_reset:
             self._resets_next = ended.copy()
-        cuts = truncated & ~terminated if some_ended else ended
-        for info, cut in zip(infos, cuts.tolist(), strict=True):
-            info["TimeLimit.truncated"] = cut
+        for info in infos:
+            info["TimeLimit.truncated"] = False
+        if some_ended:
+            for i in np.flatnonzero(truncated & ~terminated).tolist():
+                infos[i]["TimeLimit.truncated"] = True
         return leaves.get("", leaves), np.array(rewards, self._reward_type), ended, infos
 
     @property

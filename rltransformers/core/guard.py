@@ -83,6 +83,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._leaves = [
             (path, leaf.dtype, leaf.shape, _classes(leaf)) for path, leaf in read_leaves(self._space).items()
         ]
+        self._bare = self._leaves[0][1:3] if [leaf[0] for leaf in self._leaves] == [""] else None
         self._flat = isinstance(self._space, spaces.Dict) and not is_nested(self._space)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -99,7 +100,12 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._t, self._episode = 0, self._episode + 1
         try:
-            observation, info = self._results("reset", 2, seed=seed, options=options)
+            try:
+                results: Any = self.env.reset(seed=seed, options=options)
+            except Exception as error:
+                raise self._named_error(error) from error
+            self._check_results("reset", results, 2)
+            observation, info = results
             self._check_observation(observation)
         except DataError as error:
             if not self._relay:
@@ -110,8 +116,15 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         object.__setattr__(self, "_t", self._t + 1)  # past __setattr__, for speed
         try:
-            observation, reward, terminated, truncated, info = self._results("step", 5, action)
-            self._check_observation(observation)
+            try:
+                results: Any = self.env.step(action)
+            except Exception as error:
+                raise self._named_error(error) from error
+            if not (type(results) is tuple and len(results) == 5 and type(results[4]) is dict):
+                self._check_results("step", results, 5)
+            observation, reward, terminated, truncated, info = results
+            if type(observation) is not np.ndarray or (observation.dtype, observation.shape) != self._bare:
+                self._check_observation(observation)
             if type(reward) is not float or not -_LARGEST <= reward <= _LARGEST:
                 _check_value("reward", reward, self._index, self._when)
             if terminated is not True and terminated is not False:
@@ -129,21 +142,16 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             observation = deepcopy(observation)
         return observation, reward, terminated, truncated, info
 
-    def _results(self, method: str, count: int, *arguments: Any, **keywords: Any) -> Any:
-        """Call a method of the environment, which returns so many values, the last of them an info."""
-        try:
-            results = getattr(self.env, method)(*arguments, **keywords)
-        except ENVIRONMENT_ERRORS:
-            raise
-        except Exception as error:
-            raise self._named_error(error) from error
+    def _check_results(self, method: str, results: Any, count: int) -> None:
+        """Raise DataError unless a method returned so many values, the last of them an info."""
         several = isinstance(results, tuple | list)
-        if several and len(results) == count and isinstance(results[-1], Mapping):
-            return results
-        kinds = [type(value).__name__ for value in results] if several else type(results).__name__
-        raise DataError(f"{method} of environment {self._index} returned {kinds} {self._when()}; {RETURNS}")
+        if not (several and len(results) == count and isinstance(results[-1], Mapping)):
+            kinds = [type(value).__name__ for value in results] if several else type(results).__name__
+            raise DataError(f"{method} of environment {self._index} returned {kinds} {self._when()}; {RETURNS}")
 
-    def _named_error(self, error: Exception) -> DataError:
+    def _named_error(self, error: Exception) -> Exception:
+        if isinstance(error, ENVIRONMENT_ERRORS):
+            return error
         if self._episode < 0 and self._t:
             return DataError(
                 f"environment {self._index} is to take a step and was never reset ({one_line(error)}); reset it, or "

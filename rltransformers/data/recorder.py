@@ -249,7 +249,7 @@ class _Recording:
         reads_rewards = "rewards" in inspect.signature(self.behaviour.act).parameters
         live = np.ones(batch, bool) if quota is None else quota > 0
         finished, age = np.zeros(batch, np.int64), np.zeros(batch, np.int64)
-        count, finishing = 0, 0
+        nothing, count, finishing = np.zeros(batch, bool), 0, 0
         self._reserve(min((steps or 1024 * batch) + 64 * batch, FIRST_BYTES // bytes_of(self.layout)))
 
         def act(observation: Any, first: Bools, rewards: Array) -> Any:
@@ -263,9 +263,11 @@ class _Recording:
         for step in play(env, act):
             counted = live & ~step.resets
             ended = step.ended & counted
-            cut = np.array([bool(info.get("TimeLimit.truncated", False)) for info in step.infos]) & step.ended
-            self._write_after(step.rewards, step.ended & ~cut, cut, counted, live)
-            if ended.any():
+            some_ended, cut = ended.any(), nothing
+            if some_ended:
+                cut = np.array([bool(info.get("TimeLimit.truncated", False)) for info in step.infos]) & ended
+            self._write_after(step.rewards, ended & ~cut, cut, counted, live)
+            if some_ended:
                 self._write_last(ended, self._seen(self.environments.last(step.infos, ended)))
             count += int(counted.sum())
             finished += ended
@@ -338,6 +340,7 @@ class _Recording:
 
     def _write_before(self, seen: Mapping[str, Any], actions: Mapping[str, Array], live: Bools) -> None:
         rows, which = self._next(live)
+        self.arrays["environments"][rows] = self.numbers[which]
         for path in self.observation_leaves:
             self.arrays[f"observations {path}"][rows] = np.asarray(seen[path])[which]
         for path in self.action_leaves:
@@ -353,7 +356,8 @@ class _Recording:
 
     def _write_last(self, envs: Bools, seen: Mapping[str, Any]) -> None:
         """Write the observations of these environments, and of no other, that follow their newest actions."""
-        rows, _ = self._next(envs)
+        rows, which = self._next(envs)
+        self.arrays["environments"][rows] = self.numbers[which]
         self.arrays["kinds"][rows] = LAST
         for path in self.observation_leaves:
             self.arrays[f"observations {path}"][rows] = np.asarray(seen[path])
@@ -365,7 +369,6 @@ class _Recording:
         rows, which = slice(self.rows, self.rows + count), slice(None) if count == len(envs) else envs
         if rows.stop > self.capacity:
             self._reserve(max(2 * self.capacity, rows.stop))
-        self.arrays["environments"][rows] = self.numbers[which]
         return rows, which
 
     def trajectories(self, name: str, env_id: str | None, env_spec: str | None) -> Trajectories:
