@@ -12,11 +12,11 @@ from rltransformers.cli.settings import catalogue, refuse_unknown_settings
 from rltransformers.cli.trust import import_modules
 from rltransformers.cli.words import Overrides
 from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.yaml_text import parse_yaml
 from rltransformers.training.experiment import (
     AgentName,
     ExperimentConfig,
     build_experiment,
-    parse_yaml,
     read_values,
     set_value,
 )

@@ -1,13 +1,13 @@
 """The words of a command line: parsers of commands, numbers in their ranges, and settings with dotted names."""
 
 import argparse
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from rltransformers.core.errors import ConfigError, did_you_mean, one_line
+from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.ranges import Count, Threads, describe, fits
+from rltransformers.core.yaml_text import parse_yaml
 
 Parsers = Any  # argparse keeps the type of its sub-parsers private
 Overrides = list[tuple[str, str]]
@@ -95,19 +95,9 @@ def mapping(text: str, name: str) -> dict[str, Any]:
     Raises:
         ConfigError: for text that is none, and for a key that is given twice.
     """
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        if twice := [key for key in keys if keys.count(key) > 1]:
-            raise ConfigError(f"{name}: the key {twice[0]!r} is given twice in {text!r}; give it once")
-        return dict(pairs)
-
-    try:
-        value = json.loads(text, object_pairs_hook=once)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f'{name} must be JSON such as {{"delay": 16}}, got {text!r} ({one_line(error)})') from error
+    value = parse_yaml(text, name)  # which JSON is a part of
     if not isinstance(value, dict):
-        raise ConfigError(f"{name} must be a JSON object, got {text!r}")
+        raise ConfigError(f'{name} must be JSON such as {{"delay": 16}}, got {text!r}')
     return value
 
 

@@ -1,7 +1,6 @@
 """The config of one run: frozen dataclasses read from YAML with dotted overrides; unknown keys are refused."""
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
@@ -11,10 +10,9 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
-import yaml
 from annotated_types import Ge, Le
 
-from rltransformers.core.errors import ConfigError, one_line, refuse_unknown
+from rltransformers.core.errors import ConfigError, refuse_unknown
 from rltransformers.core.ranges import (
     Count,
     Environments,
@@ -27,10 +25,8 @@ from rltransformers.core.ranges import (
     check_fields,
     shown,
 )
+from rltransformers.core.yaml_text import parse_yaml
 from rltransformers.training.search import read_search
-
-MAX_VALUES = 100_000
-"""Values in a config with its aliases written out; nine short lines of aliases can stand for thousands of millions."""
 
 
 class AgentName(StrEnum):
@@ -391,19 +387,14 @@ def _check_plain(value: Any, place: str) -> None:
     """
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            _check_plain_one(key, f"{place} has a key that")
+            _check_plain(key, f"{place} has a key that")
             _check_plain(inner, f"{place}.{key}" if place else str(key))
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
             _check_plain(inner, f"{place}[{index}]")
-    else:
-        _check_plain_one(value, place)
-
-
-def _check_plain_one(value: Any, what: str) -> None:
-    if value is not None and not isinstance(value, bool | int | float | str):
+    elif value is not None and not isinstance(value, bool | int | float | str):
         way_out = "write it in quotes" if isinstance(value, date) else "write a text, a number, a list or a mapping"
-        raise ConfigError(f"{what} is a {type(value).__name__} ({value}), which no run folder can hold; {way_out}")
+        raise ConfigError(f"{place} is a {type(value).__name__} ({value}), which no run folder can hold; {way_out}")
 
 
 def _build(kind: type, values: Mapping[str, Any], source: str, place: str) -> Any:
@@ -427,74 +418,6 @@ def _build(kind: type, values: Mapping[str, Any], source: str, place: str) -> An
         if name not in given and each.default is MISSING and each.default_factory is MISSING:
             raise ConfigError(f"{source}: {place}{name} is missing")
     return kind(**given)
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML with mends: 3e-4 is a number, 010 ten and 1:30 a text as in YAML 1.2; 1e6 is whole; keys stand once."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        nodes = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        keys = [self.construct_object(key, deep=True) for key in nodes]
-        for index, key in enumerate(keys):
-            if key in keys[:index]:
-                mark = nodes[index].start_mark
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", mark)
-        return super().construct_mapping(node, deep)
-
-    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
-        value = super().construct_yaml_float(node)
-        return int(value) if _WHOLE.fullmatch(node.value) and abs(value) < 2**53 else value
-
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> Any:
-        value: str = node.value
-        if ":" in value:
-            return value
-        return int(value.replace("_", "")) if _ZERO_FIRST.fullmatch(value) else super().construct_yaml_int(node)
-
-
-_ZERO_FIRST = re.compile(r"[-+]?0[0-7_]+")
-_WHOLE = re.compile(r"[-+]?\d+[eE]\+?\d+")
-_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
-def parse_yaml(text: str, source: str) -> Any:
-    """The values in a YAML text; ``source`` is named in errors.
-
-    Raises:
-        ConfigError: for text that is not YAML, for a key that is given twice, and for aliases that stand for more than
-            ``MAX_VALUES`` values.
-    """
-    try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _size(node, {}) > MAX_VALUES:
-            raise ConfigError(f"{source} stands for more than {MAX_VALUES:,} values; write fewer aliases (*name)")
-        return loader.construct_document(node)
-    except RecursionError as error:
-        raise ConfigError(f"{source} is nested too deeply") from error
-    except ConfigError:
-        raise
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that cannot be
-        raise ConfigError(f"{source} is not valid YAML: {one_line(error)}") from error
-
-
-def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Values that a node stands for once every alias is written out."""
-    if id(node) in known:
-        if not known[id(node)]:
-            raise yaml.constructor.ConstructorError(None, None, "an alias stands inside itself", node.start_mark)
-        return known[id(node)]
-    known[id(node)] = 0
-    parts = node.value if isinstance(node, yaml.CollectionNode) else []
-    children = [child for part in parts for child in (part if isinstance(part, tuple) else (part,))]
-    known[id(node)] = 1 + sum(_size(child, known) for child in children)
-    return known[id(node)]
 
 
 def set_value(values: dict[str, Any], key: str, value: Any) -> None:

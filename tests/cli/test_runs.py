@@ -955,7 +955,7 @@ def test_a_run_goes_on_on_another_device(name: str, work: Path, capsys: pytest.C
         (["collect", "--env", "CartPole-v1", "--behaviour", "random", "--steps", "9", "--dataset", "a-v0",
           "--threads", "-1"], "--threads must be a whole number in [1, 1024], got '-1'"),
         (["collect", "--env", "CartPole-v1", "--env-kwargs", "{", "--behaviour", "random", "--steps", "9",
-          "--dataset", "a-v0"], "must be JSON"),
+          "--dataset", "a-v0"], "--env-kwargs is not valid"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_with_one_message(

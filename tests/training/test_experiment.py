@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.training.experiment import AgentName, CollectConfig, build_experiment, parse_yaml, read_experiment
+from rltransformers.core.yaml_text import parse_yaml
+from rltransformers.training.experiment import AgentName, CollectConfig, build_experiment, read_experiment
 
 ONLINE = """
 agent: gtrxl_ppo
