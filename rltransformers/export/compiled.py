@@ -28,10 +28,6 @@ _TIME_LIMIT = 1800.0  # seconds; a compilation that takes longer does not end
 _TRACED_BATCH = 16
 
 
-COMPILE_SECONDS = 30.0
-"""About what one compilation takes."""
-
-
 class CompiledStep:
     """The step of ``module`` for any size of batch, as machine code.
 
@@ -84,9 +80,7 @@ class CompiledStep:
         self.path = cache_folder() / "compiled" / f"{name}.pt2"
 
         def make(path: Path) -> None:
-            compiler = _compiler()
-            cost = f"about {COMPILE_SECONDS:.0f} s, once"
-            notify(f"compiling the acting step with {compiler}, {cost}; kept in {self.path.parent}")
+            notify(f"compiling the acting step with {_compiler()}, about 30 s, once; kept in {self.path.parent}")
             start = time.monotonic()
             example_inputs = {name: examples[name] for name in self._inputs}
             example_state = {name: examples[name] for name in self._state}

@@ -115,11 +115,7 @@ class ActionHead(nn.Module):
         """The actions with a legal constant wherever ``valid`` is False, whatever stood there (NaN, -10)."""
         return blank_invalid(self.spaces, actions, valid)
 
-    def split(self, outputs: Float[Tensor, "... A"]) -> dict[str, Tensor]:
-        """The outputs of every leaf by path."""
-        return self._parts(outputs, "outputs")
-
-    def _parts(self, row: Tensor, size: str) -> dict[str, Tensor]:
+    def split(self, row: Float[Tensor, "... A"], size: str = "outputs") -> dict[str, Tensor]:
         """Parts of the last axis by path; ``size`` is the attribute of a leaf that says how long its part is."""
         if len(self.spaces) == 1:
             return dict.fromkeys(self.spaces, row)
@@ -132,7 +128,7 @@ class ActionHead(nn.Module):
         Everything read off them then is that of the distribution over the allowed actions: samples, log-probability,
         entropy, divergences, log barrier. Where a mask allows nothing, everything is equally likely.
         """
-        parts, masks = self.split(outputs), self._parts(mask != 0, "choices")
+        parts, masks = self.split(outputs), self.split(mask != 0, "choices")
         rows = [leaf.masked(parts[path], masks[path]) for path, leaf in self.named_leaves()]
         return rows[0] if len(rows) == 1 else torch.cat(rows, -1)
 
@@ -154,7 +150,7 @@ class ActionHead(nn.Module):
     def decode(self, outputs: Float[Tensor, "... A"], noise: Float[Tensor, "... U"] | None = None) -> dict[str, Tensor]:
         """Actions by path: the most probable, or sampled with ``draws`` numbers of ``noise`` per row."""
         parts = self.split(outputs)
-        numbers = dict.fromkeys(parts) if noise is None else self._parts(noise, "draws")
+        numbers = dict.fromkeys(parts) if noise is None else self.split(noise, "draws")
         return {path: leaf.decode(parts[path], numbers[path]) for path, leaf in self.named_leaves()}
 
     def decode_some(
@@ -256,15 +252,11 @@ def as_arrays(actions: Mapping[str, Tensor], leaves: Mapping[str, gym.Space[Any]
     """
     arrays = {path: value.cpu().numpy() for path, value in actions.items()}
     check_actions(arrays)
-    return {path: _as_leaf(rows, leaves[path]) for path, rows in arrays.items()}
-
-
-def _as_leaf(rows: np.ndarray, space: gym.Space[Any]) -> np.ndarray:
-    """Rows in the type of their leaf; inside its Box, whose bounds float32 may not have."""
-    found = rows.astype(space.dtype)
-    if isinstance(space, spaces.Box) and rows.dtype != found.dtype and not holds_integers(space):
-        np.clip(found, space.low, space.high, out=found)
-    return found
+    for path, rows in arrays.items():
+        leaf, arrays[path] = leaves[path], rows.astype(leaves[path].dtype)
+        if isinstance(leaf, spaces.Box) and rows.dtype != leaf.dtype and not holds_integers(leaf):
+            np.clip(arrays[path], leaf.low, leaf.high, out=arrays[path])  # float32 may not have its bounds
+    return arrays
 
 
 def blank_invalid(

@@ -303,7 +303,7 @@ class DecisionPolicy(nn.Module):
             episode: number of the episode of a window, of whose steps a readout reads nothing; None for outputs that do
                 not learn.
         """
-        features = self.features(observations, actions, return_to_go, timestep, valid, record)
+        features, _ = self.read(observations, actions, return_to_go, timestep, valid, record)
         return self.masked(self.outputs(features, episode), observations)
 
     def outputs(self, features: Float[Tensor, "B K W"], episode: Int[Tensor, " B"] | None) -> Float[Tensor, "B K A"]:
@@ -312,18 +312,6 @@ class DecisionPolicy(nn.Module):
             found: Tensor = self.head(features)
             return found
         return self.head.learning(features, episode[:, None].expand(features.shape[:-1]))
-
-    def features(
-        self,
-        observations: Mapping[str, Tensor],
-        actions: Mapping[str, Tensor],
-        return_to_go: Float[Tensor, "B K"],
-        timestep: Int[Tensor, "B K"],
-        valid: Bool[Tensor, "B K"],
-        record: Record | None = None,
-    ) -> Float[Tensor, "B K W"]:
-        """Input of the head at every step; arguments as for ``forward``."""
-        return self.read(observations, actions, return_to_go, timestep, valid, record)[0]
 
     def read(
         self,

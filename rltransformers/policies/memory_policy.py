@@ -40,7 +40,7 @@ from rltransformers.core.spaces import (
     space_to_json,
 )
 from rltransformers.data.rollout import Leaves, action_layout, observation_layout
-from rltransformers.functional.context import EVERY, Context
+from rltransformers.functional.context import EVERY
 from rltransformers.memory.interface import Cached
 from rltransformers.policies.action_heads import ActionHead, as_arrays
 from rltransformers.policies.encoders import ObservationEncoder
@@ -104,12 +104,9 @@ class PolicyState:
         return int(self.previous_reward.shape[0])
 
     def __getitem__(self, rows: Tensor) -> "PolicyState":
-        return PolicyState(
-            self.actor[rows],
-            None if self.critic is None else self.critic[rows],
-            {path: leaf[rows] for path, leaf in self.previous_action.items()},
-            self.previous_reward[rows],
-        )
+        critic = None if self.critic is None else self.critic[rows]
+        action = {path: leaf[rows] for path, leaf in self.previous_action.items()}
+        return PolicyState(self.actor[rows], critic, action, self.previous_reward[rows])
 
     def clone(self) -> "PolicyState":
         """A copy that shares no memory with this state."""
@@ -159,23 +156,7 @@ class MemoryPolicy(BasePolicy):
 
     A subclass sets ``action_head`` and says in ``_read`` what it reads of features.
 
-    Args:
-        observation_space: any nesting of Box, Discrete, MultiDiscrete, MultiBinary in Dict and Tuple.
-        action_space: any nesting of Discrete, MultiDiscrete, MultiBinary and Box in Dict and Tuple.
-        backbone: a ``BackboneConfig``, its dictionary, or the name of a preset.
-        shared_backbone: False makes a second encoder and backbone, ``critic``.
-        previous_action: add the action of the step before to every token.
-        previous_reward: add the reward of the step before to every token.
-        first_step: tell the network which step is the first of its episode.
-        head_width: units of hidden layers in front of heads, 0 for none.
-        observation: ``{"encoder": ...}`` encodes the elements of a set or sequence, ``{"leaves": {path: ...}}`` other
-            leaves.
-        features_extractor_class: a subclass of ``BaseFeaturesExtractor`` of Stable-Baselines3, or its name, that reads
-            all leaves but those elements; see ``FeaturesExtractor``.
-        features_extractor_kwargs: keywords of its constructor.
-        action_masks: whether observations come with a mask of the actions that are allowed, and only those are taken.
-            None: where the observation has a leaf ``action_mask``. True without such a leaf: masks are given beside
-            the observations, and join their leaves.
+    Arguments are those of ``GTrXLPolicy``.
 
     Raises:
         ConfigError: for an unsupported space, a setting outside its range, or dropout above 0.
@@ -270,10 +251,8 @@ class MemoryPolicy(BasePolicy):
         return first + spaces_line(self.observation_space, self.action_space)
 
     def _compute_tables(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for name, part in zip(("actor", "critic"), self.backbones(), strict=False):
-            found |= prefixed(name, part.backbone.tables())
-        return found
+        tables = prefixed("actor", self.actor.backbone.tables())
+        return tables if self.critic is None else tables | prefixed("critic", self.critic.backbone.tables())
 
     def backbones(self) -> list["TokenBackbone"]:
         """The actor's and, where it has its own, the critic's backbone."""
@@ -333,10 +312,10 @@ class MemoryPolicy(BasePolicy):
         """
         self.check_places(state, first)
         tables = self.tables.current()
-        if self.machine_code is not None:
-            found = self.machine_code(observations, state, first, noise, tables, overwrites)
-            if found is not None:
-                return found
+        if self.machine_code is not None and (
+            result := self.machine_code(observations, state, first, noise, tables, overwrites)
+        ):
+            return result
         outputs, values, after = self.network_step(observations, state, first, tables, overwrites)
         actions = self.action_head.decode(outputs, noise)
         log_probs = self.action_head.log_prob(outputs, actions)
@@ -699,14 +678,11 @@ class TokenBackbone(nn.Module):
         """Features of the ``wanted`` steps, and the memory after all of them."""
         seen = self.tokens(observations, previous_actions, previous_rewards, first)
         task = None if self.task is None else self.task.read(observations)
+        context = seen.context() if self.backbone.config.reads_context else None
         features, memory = self.backbone(
-            seen.token, state, first, task=task, context=self.context(seen), wanted=wanted, record=record
+            seen.token, state, first, task=task, context=context, wanted=wanted, record=record
         )
         return features, memory
-
-    def context(self, seen: Observed) -> Context | None:
-        """Context for the layers."""
-        return seen.context() if self.backbone.config.reads_context else None
 
     def step(
         self,
@@ -721,14 +697,10 @@ class TokenBackbone(nn.Module):
         """Features [B, W] of one step of every environment, and the memory after it; see ``Backbone.step``."""
         seen = self.tokens(observations, previous_actions, previous_rewards, first).at_once()
         task = None if self.task is None else self.task.read(observations).unsqueeze(1)
+        context = seen.context() if self.backbone.config.reads_context else None
+        reset = first.unsqueeze(1)
         features, memory = self.backbone.step(
-            seen.token,
-            state,
-            first.unsqueeze(1),
-            task=task,
-            context=self.context(seen),
-            tables=tables,
-            overwrites=overwrites,
+            seen.token, state, reset, task=task, context=context, tables=tables, overwrites=overwrites
         )
         return features.squeeze(1), memory
 

@@ -148,7 +148,7 @@ class ActorCriticInFile(PolicyInFile):
         first, noise = torch.ones(batch, dtype=torch.bool), torch.zeros(batch, self.policy.action_head.draws)
         state = self.policy.initial_state(batch, cached="only")
         leaves = _blank_leaves(self.policy.seen_leaves, batch)
-        return self.step.inputs(leaves, state, first, noise), self.step.closed(state)
+        return self.step.inputs(leaves, state, first, noise), self.step.to_dict(state)
 
     def about(self) -> dict[str, Any]:
         # Both backbones have the same positions.
@@ -200,7 +200,7 @@ class DecisionInFile(PolicyInFile):
         inputs = self.step.inputs(leaves, start, zeros, zeros, None)
         read = {"reward": self.reads_reward, "target_return": self.reads_target}
         inputs = {name: value for name, value in inputs.items() if read.get(name, True)}
-        return inputs, self.step.closed(self.step.decider.initial_state(batch))
+        return inputs, self.step.to_dict(self.step.decider.initial_state(batch))
 
     def about(self) -> dict[str, Any]:
         decider, policy = self.step.decider, self.step.policy

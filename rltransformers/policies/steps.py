@@ -6,8 +6,7 @@ depend on weights alone "table.<place>". Axes: B environments, U numbers of nois
 """
 
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -17,16 +16,13 @@ from rltransformers.backbone import State
 from rltransformers.backbone.state import part_of, prefixed
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import CompileError
-from rltransformers.export.compiled import COMPILE_SECONDS, CompiledStep
+from rltransformers.export.compiled import CompiledStep
 from rltransformers.export.graphs import GraphStep
-from rltransformers.export.step import batch_of
 from rltransformers.policies.decision import ActingState, Decider
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState
 
 Tensors = dict[str, Tensor]
 TABLE = "table"
-SPEED_UP = 5.0
-"""How much faster machine code is than eager steps of small batches."""
 
 Acting = Literal["eager", "compiled"]
 """How steps of acting are computed: by PyTorch, operation by operation, or as a whole: machine code, a CUDA graph."""
@@ -52,7 +48,7 @@ class ActorCriticStep(nn.Module):
 
     def forward(self, inputs: Tensors, state: Tensors) -> tuple[Tensors, Tensors]:
         """Outputs and the new state."""
-        policy, before = self.policy, self.opened(inputs, state)
+        policy, before = self.policy, self.from_dict(inputs, state)
         tables = part_of(TABLE, inputs)
         head = policy.action_head
         leaves, first = leaves_of("observation", inputs), inputs["first"]
@@ -64,7 +60,7 @@ class ActorCriticStep(nn.Module):
             fields = {"action": actions, "value": {"": values}, "log_prob": {"": head.log_prob(outputs, actions)}}
         found = flat_fields(fields)
         after = PolicyState(after.actor, after.critic, actions, before.previous_reward)
-        return found, self.closed(after)
+        return found, self.to_dict(after)
 
     def inputs(
         self, observations: Mapping[str, Tensor], state: PolicyState, first: Tensor, noise: Tensor | None
@@ -77,7 +73,7 @@ class ActorCriticStep(nn.Module):
         found["noise"] = noise
         return found | ({"reward": state.previous_reward} if self.policy.uses_previous_reward else {})
 
-    def closed(self, state: PolicyState) -> Tensors:
+    def to_dict(self, state: PolicyState) -> Tensors:
         """The state as one dictionary."""
         tensors = prefixed("actor", state.actor.tensors)
         tensors |= {} if state.critic is None else prefixed("critic", state.critic.tensors)
@@ -88,8 +84,8 @@ class ActorCriticStep(nn.Module):
             }
         return tensors
 
-    def opened(self, inputs: Tensors, state: Tensors) -> PolicyState:
-        """The inverse of ``closed``."""
+    def from_dict(self, inputs: Tensors, state: Tensors) -> PolicyState:
+        """The inverse of ``to_dict``."""
         critic = part_of("critic", state)
         first = inputs["first"]
         reward = inputs.get("reward", torch.zeros_like(first, dtype=torch.float32))
@@ -126,7 +122,7 @@ class DecisionStep(nn.Module):
         observations = leaves_of("observation", inputs)
         actions, outputs, after = self.decider.decide(
             observations,
-            self.opened(state),
+            self.from_dict(state),
             start=inputs["start"],
             reward=inputs["reward"],
             target_return=inputs["target_return"],
@@ -135,7 +131,7 @@ class DecisionStep(nn.Module):
             tables=part_of(TABLE, inputs),
         )
         fields = self.policy.fields(observations, outputs, actions) if self.ships else {"action": actions}
-        return flat_fields(fields), self.closed(after)
+        return flat_fields(fields), self.to_dict(after)
 
     def inputs(
         self,
@@ -154,7 +150,7 @@ class DecisionStep(nn.Module):
             found["noise"] = zeros if noise is None else noise.double()
         return found
 
-    def closed(self, state: ActingState) -> Tensors:
+    def to_dict(self, state: ActingState) -> Tensors:
         """The state as one dictionary; the streams of an environment lie side by side."""
         rows = state.batch_size
         tensors = {} if state.memory is None else {
@@ -164,8 +160,8 @@ class DecisionStep(nn.Module):
             tensors["tokens"] = state.tokens
         return tensors | {"action_token": state.action, "return_to_go": state.return_to_go, "step": state.step}
 
-    def opened(self, state: Tensors) -> ActingState:
-        """The inverse of ``closed``."""
+    def from_dict(self, state: Tensors) -> ActingState:
+        """The inverse of ``to_dict``."""
         memory = {name: value.flatten(0, 1) for name, value in part_of("memory", state).items()}
         action = state["action_token"]
         tokens = state.get("tokens", action.new_zeros(action.shape[0], 0, action.shape[1]))
@@ -210,31 +206,7 @@ class MachineCode(LeftBehind):
 
     def made(self, inputs: Tensors, state: Tensors) -> CompiledStep | GraphStep:
         """The step, ready to run."""
-        notify = self._announcing(inputs, state)
-        return CompiledStep(self.step, inputs, state, shared=tables_in(inputs), key=self.key, notify=notify)
-
-    def _announcing(self, inputs: Tensors, state: Tensors) -> Callable[[str], None]:
-        """``announce``, where the first line also says from which length of a run on compiling pays."""
-        lines: list[str] = []
-
-        def notify(line: str) -> None:
-            if not lines:
-                rows = batch_of(inputs, state, tables_in(inputs))
-                paid = steps_until_paid(self._eager_seconds(inputs, state), rows)
-                line += f"; pays from about {paid:,} environment steps on"
-            lines.append(line)
-            announce(line)
-
-        return notify
-
-    def _eager_seconds(self, inputs: Tensors, state: Tensors) -> float:
-        """Of the fastest of three eager steps; the first of a process is slow for reasons of its own."""
-        taken = []
-        for _ in range(3):
-            start = time.perf_counter()
-            self.step(inputs, state)
-            taken.append(time.perf_counter() - start)
-        return min(taken)
+        return CompiledStep(self.step, inputs, state, shared=tables_in(inputs), key=self.key, notify=announce)
 
 
 class GraphCode(MachineCode):
@@ -271,7 +243,7 @@ class ActorCriticMachine(MachineCode):
         code = self if first.is_cpu else self.graph
         step: Any = code.step
         state = state if overwrites else state.clone()
-        tensors = step.closed(state)
+        tensors = step.to_dict(state)
         found = code.run(step.inputs(observations, state, first, noise) | prefixed(TABLE, tables), tensors)
         if found is None:
             return None
@@ -308,27 +280,17 @@ class DecisionMachine(LeftBehind):
             key = {"backbone": decider.policy.backbone.config.to_dict(), "way": str(way)}
             self._machines[way] = MachineCode(DecisionStep(decider).eval(), key)
         step: Any = self._machines[way].step
-        tensors = step.closed(state)
+        tensors = step.to_dict(state)
         if not overwrites:
             tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         inputs = step.inputs(observations, start, reward, target_return, noise)
         found = self._machines[way].run(inputs | prefixed(TABLE, tables), tensors)
-        return None if found is None else (leaves_of("action", found), step.opened(tensors))
+        return None if found is None else (leaves_of("action", found), step.from_dict(tensors))
 
 
 def tables_in(inputs: Tensors) -> list[str]:
     """The names of inputs that depend on weights alone."""
     return [name for name in inputs if name.startswith(f"{TABLE}.")]
-
-
-def steps_until_paid(eager_seconds: float, rows: int) -> int:
-    """Environment steps, to one digit, after which compiling has saved the time it took.
-
-    Args:
-        eager_seconds: of one step of ``rows`` environments.
-    """
-    saved = eager_seconds * (1.0 - 1.0 / SPEED_UP) / rows
-    return int(float(f"{COMPILE_SECONDS / saved:.0e}"))
 
 
 def announce(line: str) -> None:

@@ -31,7 +31,7 @@ def fill_store(policy: DecisionPolicy, sampler: ContextSampler, seed: int, devic
     policy.eval()
     for part in order.split(WINDOWS):
         batch, rows = sampler.window(windows[part]).to(device), wanted[part].to(device)
-        features = policy.features(batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid)
+        features, _ = policy.read(batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid)
         actions = policy.head.as_numbers(batch.actions)
         store.add(features[rows], actions[rows], batch.episode[:, None].expand(rows.shape)[rows])
         stored += int(rows.sum())

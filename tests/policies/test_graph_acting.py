@@ -47,9 +47,9 @@ def graph_step(
     graph: GraphStep, step: ActorCriticStep, state: PolicyState, observations: Any, first: Any, noise: Any
 ) -> tuple[dict[str, torch.Tensor], PolicyState]:
     tables = prefixed(TABLE, step.policy.tables.current())
-    tensors = step.closed(state)
+    tensors = step.to_dict(state)
     found = graph.step(step.inputs(observations, state, first, noise) | tables, tensors)
-    return found, step.opened({"first": first, "reward": state.previous_reward}, tensors)
+    return found, step.from_dict({"first": first, "reward": state.previous_reward}, tensors)
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
@@ -87,8 +87,8 @@ def test_only_the_clock_and_small_tensors_of_the_state_are_copied() -> None:
     observations, first = draw(torch.Generator().manual_seed(1))
     with torch.inference_mode():
         state = policy.initial_state(BATCH)
-        graph.step(step.inputs(observations, state, first, None), step.closed(state))
-    assert {name for name in step.closed(state) if "ring" in name} == graph._in_place
+        graph.step(step.inputs(observations, state, first, None), step.to_dict(state))
+    assert {name for name in step.to_dict(state) if "ring" in name} == graph._in_place
 
 
 def test_tables_stay_where_they_are() -> None:
@@ -110,6 +110,6 @@ def test_a_step_without_a_graph_is_announced_once_and_taken_by_the_policy(monkey
     with torch.inference_mode():
         state = policy.initial_state(BATCH)
         for _ in range(2):
-            assert code.run(step.inputs(observations, state, first, None), step.closed(state)) is None
+            assert code.run(step.inputs(observations, state, first, None), step.to_dict(state)) is None
     assert len(lines) == 1
     assert "acting goes on in eager mode: the step cannot be captured as a CUDA graph" in lines[0]

@@ -133,8 +133,8 @@ def test_a_step_with_elements_can_be_written_to_a_file() -> None:
     step, state = ActorCriticStep(policy).eval(), policy.initial_state(3)
     inputs = step.inputs({path: leaf[:, 0] for path, leaf in observations.items()}, state, first[:, 0], None)
     for strict in (False, True) if STRICT_TRACING else (False,):
-        program = pure_program(step, inputs, step.closed(state), strict=strict).module()
-        torch.testing.assert_close(program(inputs, step.closed(state)), step(inputs, step.closed(state)))
+        program = pure_program(step, inputs, step.to_dict(state), strict=strict).module()
+        torch.testing.assert_close(program(inputs, step.to_dict(state)), step(inputs, step.to_dict(state)))
 
 
 def test_an_online_agent_learns_saves_and_loads_with_an_encoder(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_decision_transformer_acts_on_elements_as_it_was_trained(mode: Any, ki
         action, after = actor.act(now, state, start=start, reward=zeros, target_return=zeros + 3)
         step = DecisionStep(actor).eval()
         if t == 2 and mode == "refresh":
-            inputs, before = step.inputs(now, start, zeros, zeros + 3, None), step.closed(state)
+            inputs, before = step.inputs(now, start, zeros, zeros + 3, None), step.to_dict(state)
             program = pure_program(step, inputs, before).module()
             torch.testing.assert_close(program(inputs, before)[0], step(inputs, before)[0])
         state = after

@@ -124,7 +124,7 @@ def test_an_actor_critic_acts_on_the_task_as_it_learns_and_so_does_its_step_in_a
     for t in range(11):
         now = {path: leaf[:, t] for path, leaf in observations.items()}
         if t == 3:
-            inputs, before = step.inputs(now, state, first[:, t], None), step.closed(state)
+            inputs, before = step.inputs(now, state, first[:, t], None), step.to_dict(state)
             program = pure_program(step, inputs, before).module()
             torch.testing.assert_close(program(inputs, before)[0], step(inputs, before)[0])
         with torch.no_grad():
@@ -167,7 +167,7 @@ def test_a_decision_transformer_acts_on_the_task_as_it_was_trained(mode: Any) ->
         action, after = actor.act(now, state, start=start, reward=zeros, target_return=zeros + 3)
         step = DecisionStep(actor).eval()
         if t == 2 and mode == "refresh":
-            inputs, before = step.inputs(now, start, zeros, zeros + 3, None), step.closed(state)
+            inputs, before = step.inputs(now, start, zeros, zeros + 3, None), step.to_dict(state)
             program = pure_program(step, inputs, before).module()
             torch.testing.assert_close(program(inputs, before)[0], step(inputs, before)[0])
         state = after
