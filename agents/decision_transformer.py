@@ -685,7 +685,7 @@ class DecisionTransformer(OfflineAgent):
         deterministic = check(deterministic, bool, "deterministic")
         if target_return is not None and self.settings.mode == "bc":
             raise ConfigError(NO_TARGET)
-        leaves, batched = fit_observation(self.observation_space, observation)
+        leaves, batched = fit_observation(self.policy.observation_leaves, observation)
         rows = len(next(iter(leaves.values())))
         if action_masks is not None or self.policy.masks:
             leaves[ACTION_MASK] = self._fit_masks(leaves, action_masks)

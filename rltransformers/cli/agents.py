@@ -15,7 +15,6 @@ import torch
 from gymnasium import spaces
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, sync_envs_normalization
 
 from rltransformers.agents.decision_transformer import DecisionTransformer
@@ -51,11 +50,6 @@ class RunAgent(ABC):
     online: ClassVar[bool]
     config: ExperimentConfig
     model: Any
-
-    @abstractmethod
-    def __init__(
-        self, config: ExperimentConfig, checkpoint: Path | None, training: bool, acting: Acting | None
-    ) -> None: ...
 
     @abstractmethod
     def learn(self, total: int, callback: BaseCallback, progress: bool) -> None:
@@ -95,10 +89,6 @@ class RunAgent(ABC):
             return config
         agents_own = ("agent", "algorithm", "policy", "backbone")
         return self.model.hyperparameters() | {name: value for name, value in config.items() if name not in agents_own}
-
-    def set_logger(self, logger: Logger) -> None:
-        """Log there from now on."""
-        self.model.set_logger(logger)
 
     @property
     def inexact(self) -> str | None:

@@ -9,12 +9,11 @@ import socket
 import subprocess
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import chdir
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from rltransformers.core.errors import ConfigError, one_line, require
@@ -51,23 +50,20 @@ class Order:
     folder: Path = field(default_factory=Path.cwd)
 
 
-class Job(ABC):
+class Job(Protocol):
     """A process that was ordered."""
 
-    @abstractmethod
     def poll(self) -> int | None:
         """Its exit status; None as long as it runs."""
 
-    @abstractmethod
     def stop(self) -> None:
         """Ask it to end, and return at once."""
 
-    @abstractmethod
     def wait(self) -> int:
         """Return when it has ended: its exit status."""
 
 
-class Engine(ABC):
+class Engine(Protocol):
     """Starts what is ordered.
 
     Attributes:
@@ -76,11 +72,9 @@ class Engine(ABC):
 
     slots: int
 
-    @abstractmethod
     def start(self, order: Order) -> Job:
         """Begin at once, or as soon as a core is free."""
 
-    @abstractmethod
     def close(self) -> None:
         """Let go of what the engine holds."""
 

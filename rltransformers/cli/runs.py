@@ -136,7 +136,7 @@ def resume(
             raise ConfigError(f"--{key} cannot change when a run is resumed; these can: {', '.join(_RESUMABLE)}")
     with _locked(folder, world):
         config = read_experiment(folder.config, overrides)
-        edited = _edited(folder, config, overrides)
+        edited = _edited(folder, config)
         require_trust(not_typed(programs(config, folder.last), overrides), path, trust)
         import_modules(config.imports, path, trust=True)
         threads = use_threads(config.threads)
@@ -164,14 +164,12 @@ def _resumable(key: str) -> bool:
     return key in _RESUMABLE or key.split(".")[0] in _RESUMABLE
 
 
-def _edited(folder: RunFolder, config: ExperimentConfig, overrides: Overrides) -> list[str]:
-    """The dotted keys of ``config`` that are not as before; for a folder of an earlier version those of ``overrides``.
+def _edited(folder: RunFolder, config: ExperimentConfig) -> list[str]:
+    """The dotted keys of ``config`` that are not as before.
 
     Raises:
         ConfigError: for one that cannot change.
     """
-    if not folder.begun.is_file():
-        return [key for key, _ in overrides]
     edited = _differing(read_experiment(folder.begun).to_dict(), config.to_dict())
     if wrong := [key for key in edited if not _resumable(key)]:
         raise ConfigError(
@@ -211,7 +209,7 @@ def _run(
 ) -> list[EvaluationResult]:
     world = current_world()
     logger = folder.logger(stdout=verbose) if world.leads else Logger(None, [])
-    agent.set_logger(logger)
+    agent.model.set_logger(logger)
     if not agent.steps_done:
         write_run_card(logger, config.to_dict(), agent.hyperparameters())
     evaluation = config.evaluation

@@ -261,9 +261,9 @@ class DecisionPolicy(nn.Module):
         """
         if return_to_go is None and self.return_conditioned:
             raise ConfigError("this policy reads returns: evaluate_actions(..., return_to_go=...), in reward units")
-        flat, (rows, steps) = fit_sequences(self.observation_space, observations, "observations")
-        arrays, _ = fit_observation(self.observation_space, flat)
-        taken = fit_action_sequences(self.action_space, actions, rows, steps)
+        flat, (rows, steps) = fit_sequences(self.observation_leaves, observations, "observations")
+        arrays, _ = fit_observation(self.observation_leaves, flat)
+        taken = fit_action_sequences(self.head.spaces, actions, rows, steps)
         if action_masks is not None or self.masks:
             arrays[ACTION_MASK] = masks_of_step(arrays, flat_masks(action_masks), self.action_space)
         count, device = rows * steps, self.head.linear.weight.device

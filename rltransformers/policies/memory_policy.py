@@ -28,7 +28,7 @@ from rltransformers.core.described import count, spaces_line
 from rltransformers.core.device import find_device, to_tensor
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.guard import NOT_FINITE
-from rltransformers.core.ranges import Fraction, Weight, check, strict
+from rltransformers.core.ranges import Fraction, Weight, check, shown, strict
 from rltransformers.core.spaces import (
     box_bounds,
     check_supported,
@@ -204,7 +204,8 @@ class MemoryPolicy(BasePolicy):
         check_supported(tree, "observation")
         super().__init__(observation_space, action_space)
         self.tree = tree
-        self.seen_leaves = leaf_spaces(tree)
+        self.observation_leaves = leaf_spaces(tree)
+        self.seen_leaves = dict(self.observation_leaves)
         self.masks = observes_mask(tree, action_space, action_masks)
         self.masks_beside = bool(action_masks) and not self.masks
         if self.masks_beside:
@@ -232,7 +233,6 @@ class MemoryPolicy(BasePolicy):
         self.progress = 0.0
         """Share of the training that is over, 0 to 1: some auxiliary losses end before it does."""
         self.action_layout = action_layout(action_space)
-        self.action_leaves = leaf_spaces(action_space)
 
     @abstractmethod
     def _read(
@@ -387,7 +387,7 @@ class MemoryPolicy(BasePolicy):
         Raises:
             DataError: for a Box that holds no finite numbers.
         """
-        return as_arrays(self.action_head.execute(actions), self.action_leaves)
+        return as_arrays(self.action_head.execute(actions), self.action_head.spaces)
 
     def environment_actions(self, actions: Mapping[str, Tensor]) -> Any:
         """Actions as the environments take them: an array [B, ...], or a list of B nested actions; Boxes clipped."""
@@ -429,9 +429,10 @@ class MemoryPolicy(BasePolicy):
             ConfigError: when the policy needs rewards or masks and none are given, ``deterministic`` is no boolean, or
                 ``state`` is none that ``predict`` returned for as many environments.
         """
-        deterministic = check(deterministic, bool, "deterministic")
+        if not isinstance(deterministic, bool | np.bool_):
+            raise ConfigError(f"deterministic must be true or false, got {shown(deterministic)}")
         self.end_training_mode()
-        arrays, batched = fit_observation(self.tree, observation)
+        arrays, batched = fit_observation(self.observation_leaves, observation)
         if self.masks or action_masks is not None:
             arrays[ACTION_MASK] = self._fit_masks(arrays, action_masks)
         if self.remembers:
@@ -485,12 +486,12 @@ class MemoryPolicy(BasePolicy):
             ConfigError: for missing rewards or masks, or a state of another policy.
         """
         self.end_training_mode()
-        flat, (rows, steps) = fit_sequences(self.tree, observations, "observations")
-        arrays, _ = fit_observation(self.tree, flat)
+        flat, (rows, steps) = fit_sequences(self.observation_leaves, observations, "observations")
+        arrays, _ = fit_observation(self.observation_leaves, flat)
         if self.masks or action_masks is not None:
             arrays[ACTION_MASK] = self._fit_masks(arrays, flat_masks(action_masks))
         leaves = _by_step(self.leaves_to_tensors(arrays), rows)
-        flat = fit_action_sequences(self.action_space, actions, rows, steps)
+        flat = fit_action_sequences(self.action_head.spaces, actions, rows, steps)
         device = self.action_head.linear.weight.device
         passed = {path: to_tensor(flat[path], device, dtype) for path, (_, dtype) in self.action_layout.items()}
         taken = _by_step(self.action_head.as_drawn(passed), rows)

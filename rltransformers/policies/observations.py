@@ -58,7 +58,7 @@ def task_leaf(space: Space, tasks: int | None) -> TaskLeaf | None:
     return TaskLeaf(TASK, int(leaf.start))
 
 
-def fit_observation(space: Space, observation: Any) -> tuple[dict[str, np.ndarray], bool]:
+def fit_observation(leaves: Mapping[str, Space], observation: Any) -> tuple[dict[str, np.ndarray], bool]:
     """Leaves by path with a batch axis in front, and whether the observation came as a batch.
 
     Images may come with channels last where the space has them first, and the other way round, as in Stable-Baselines3.
@@ -70,7 +70,7 @@ def fit_observation(space: Space, observation: Any) -> tuple[dict[str, np.ndarra
     found = nested_leaves(observation)
     arrays: dict[str, np.ndarray] = {}
     batched: set[bool] = set()
-    for path, leaf in leaf_spaces(space).items():
+    for path, leaf in leaves.items():
         if path not in found:
             # The commonest mistake: reset() of a VecEnv returns observations, that of an environment a pair.
             pair = "; of what reset() and step() of Gymnasium return, the observation is the first"
@@ -85,18 +85,18 @@ def fit_observation(space: Space, observation: Any) -> tuple[dict[str, np.ndarra
         raise DataError(f"leaves of the observation have {sorted({len(array) for array in arrays.values()})} rows")
     if not all(len(array) for array in arrays.values()):
         raise DataError("the batch of observations has no row; give at least one")
-    check_observations(leaf_spaces(space), arrays)
+    check_observations(leaves, arrays)
     return arrays, batched.pop()
 
 
-def fit_sequences(space: Space, values: Any, what: str) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
+def fit_sequences(leaves: Mapping[str, Space], values: Any, what: str) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
     """Leaves by path [B T, ...] of B sequences of T steps, every leaf [B, T, ...], and (B, T).
 
     Raises:
         DataError: for a leaf that is missing, holds no numbers, or has not these two axes in front.
     """
     found, arrays, shapes = nested_leaves(values), {}, set()
-    for path, leaf in leaf_spaces(space).items():
+    for path, leaf in leaves.items():
         if path not in found:
             raise DataError(f"{what} lack {path or 'a bare value'!r}; they have {sorted(found)}")
         array = _numbers(found[path], named(what, path))
@@ -113,16 +113,16 @@ def fit_sequences(space: Space, values: Any, what: str) -> tuple[dict[str, np.nd
     return arrays, shapes.pop()
 
 
-def fit_action_sequences(space: Space, actions: Any, rows: int, steps: int) -> dict[str, np.ndarray]:
+def fit_action_sequences(leaves: Mapping[str, Space], actions: Any, rows: int, steps: int) -> dict[str, np.ndarray]:
     """Leaves by path [B T, ...] of actions taken in B sequences of T steps; those of a Box may lie outside it.
 
     Raises:
         DataError: as ``fit_sequences``, for other numbers of sequences and steps, and for an action outside its space.
     """
-    flat, shape = fit_sequences(space, actions, "actions")
+    flat, shape = fit_sequences(leaves, actions, "actions")
     if shape != (rows, steps):
         raise DataError(f"observations are of {rows} sequences of {steps} steps, actions of {shape[0]} of {shape[1]}")
-    for path, leaf in leaf_spaces(space).items():
+    for path, leaf in leaves.items():
         good = members(leaf, flat[path])
         if not good.all():
             sequence, step = divmod(int(np.argmin(good)), steps)
@@ -226,8 +226,11 @@ def _numbers(values: Any, what: str) -> np.ndarray:
 
 
 def _fit_leaf(leaf: Space, path: str, array: np.ndarray) -> tuple[np.ndarray, bool]:
-    shape = tuple(leaf.shape or ())
-    for candidate in _layouts(leaf, array):
+    """The array with a batch axis in front, and whether it came with one; channels of images are moved."""
+    shape, candidates = tuple(leaf.shape or ()), [array]
+    if is_image(leaf) and len(shape) == 3 and array.ndim >= 3:
+        candidates.append(np.moveaxis(array, *((-1, -3) if channels_first(leaf) else (-3, -1))))
+    for candidate in candidates:
         if candidate.shape == shape:
             return candidate[None], False
         if candidate.shape[1:] == shape and candidate.ndim == len(shape) + 1:
@@ -236,10 +239,3 @@ def _fit_leaf(leaf: Space, path: str, array: np.ndarray) -> tuple[np.ndarray, bo
     raise DataError(
         f"the observation {where}has shape {array.shape}, the space has {shape} (with or without a batch axis)"
     )
-
-
-def _layouts(leaf: Space, array: np.ndarray) -> list[np.ndarray]:
-    if not is_image(leaf) or len(leaf.shape or ()) != 3:
-        return [array]
-    source, target = (-1, -3) if channels_first(leaf) else (-3, -1)
-    return [array, np.moveaxis(array, source, target)] if array.ndim >= 3 else [array]

@@ -276,8 +276,8 @@ class Actor:
             way_out: of another number of environments, where the state is the actor's own; None where it was passed in.
             whole: all fields, or the action alone.
         """
-        found, batched = fit_observation(self.observation_space, observation)
         spaces = leaf_spaces(self.observation_space)
+        found, batched = fit_observation(spaces, observation)
         leaves = {path: np.asarray(leaf, spaces[path].dtype) for path, leaf in found.items()}
         rows = len(next(iter(leaves.values())))
         begins = state is None

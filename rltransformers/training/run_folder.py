@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -253,11 +252,7 @@ class MetricsCSV(KVWriter):
         self.path = path
         if not path.is_file() or not path.stat().st_size:
             path.write_text("step\n")
-        columns, _ = _read_rows(path)
-        if "step" not in columns:  # a file of the first release
-            self.cut(path, math.inf, True)
-            columns, _ = _read_rows(path)
-        self.columns = columns
+        self.columns, _ = _read_rows(path)
         self.file = open(path, "a", newline="")  # noqa: SIM115 (closed by close())
 
     @staticmethod
@@ -309,16 +304,14 @@ def _read_rows(path: Path) -> tuple[list[str], list[dict[str, str]]]:
         raise _damaged(path, content[: error.start].count(b"\n") + 1, str(error)) from error
     reader = csv.reader(io.StringIO(text, newline=""))
     rows: list[dict[str, str]] = []
-    step = "0"
     try:
         columns = next(reader, ["step"])
         for values in reader:
             row = dict(zip(columns, values, strict=False))
-            # The first release wrote no step: rows count under ``time``, evaluations follow their row.
-            step = row.get("step") or row.get("time/total_timesteps") or row.get("time/updates") or step
+            step = row.get("step", "")
             if not step.isdecimal():
                 raise _damaged(path, reader.line_num, f"its step is {step!r}")
-            rows.append(row | {"step": step})
+            rows.append(row)
     except csv.Error as error:
         raise _damaged(path, reader.line_num, str(error)) from error
     return columns, rows

@@ -171,7 +171,7 @@ def test_a_flat_dict_and_a_nested_observation_mean_the_same() -> None:
 
 
 def first_step(model: GTrXLPPO, observation: Any) -> tuple[Any, Any, Any]:
-    leaves, _ = fit_observation(model.policy.tree, observation)
+    leaves, _ = fit_observation(model.policy.observation_leaves, observation)
     return model.policy.leaves_to_tensors(leaves), model.policy.initial_state(1), torch.ones(1, dtype=torch.bool)
 
 

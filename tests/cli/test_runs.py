@@ -488,20 +488,6 @@ def test_printed_commands_are_quoted_for_the_shell(
     assert "go on with: rltransformers train --resume 'my runs/online-seed0-2'\n" in capsys.readouterr().err
 
 
-def test_a_run_of_an_older_version_goes_on(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its folder does not tell what it began with."""
-    run(capsys, "train", "offline.yaml")
-    folder = RunFolder("runs/offline-seed0")
-    folder.begun.unlink()
-    older = yaml.safe_load(folder.config.read_text())
-    del older["online"], older["threads"], older["evaluation"]["longest_episode"]
-    folder.config.write_text(yaml.safe_dump(older))
-    run(capsys, "train", "--resume", str(folder.path), "--train.gradient_steps", "6")
-    assert "cannot change" in refused(capsys, "train", "--resume", str(folder.path), "--seed", "1")
-    folder.config.write_text(folder.config.read_text().replace("seed: 0", "seed: 1"))
-    assert "seed cannot change" in refused(capsys, "train", "--resume", str(folder.path))
-
-
 def test_a_run_without_a_checkpoint_begins_anew(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "train", "offline.yaml", "--name", "whole")
     run(capsys, "train", "offline.yaml", "--name", "stopped")

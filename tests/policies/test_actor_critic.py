@@ -10,6 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.spaces import leaf_spaces
 from rltransformers.policies.actor_critic import Evaluation, GTrXLPolicy
 from rltransformers.policies.memory_policy import PolicyState, with_reward
 from rltransformers.policies.observations import fit_observation
@@ -161,14 +162,14 @@ def test_auxiliary_losses_are_weighted_and_reach_their_parameters(shared: bool) 
 
 def test_observations_are_taken_with_and_without_a_batch_axis() -> None:
     space = spaces.Dict({"x": VECTOR, "n": spaces.Discrete(4)})
-    single, batched = fit_observation(space, {"x": np.zeros(3), "n": 2})
+    single, batched = fit_observation(leaf_spaces(space), {"x": np.zeros(3), "n": 2})
     assert not batched and single["x"].shape == (1, 3) and single["n"].shape == (1,)
-    many, batched = fit_observation(space, {"x": np.zeros((5, 3)), "n": np.zeros(5, int)})
+    many, batched = fit_observation(leaf_spaces(space), {"x": np.zeros((5, 3)), "n": np.zeros(5, int)})
     assert batched and many["n"].shape == (5,)
     with pytest.raises(DataError, match="some leaves of the observation have a batch axis"):
-        fit_observation(space, {"x": np.zeros((5, 3)), "n": 2})
+        fit_observation(leaf_spaces(space), {"x": np.zeros((5, 3)), "n": 2})
     with pytest.raises(DataError, match="lacks 'n'"):
-        fit_observation(space, {"x": np.zeros(3)})
+        fit_observation(leaf_spaces(space), {"x": np.zeros(3)})
 
 
 def test_a_policy_without_state_is_refused() -> None:

@@ -60,7 +60,7 @@ def test_a_value_that_the_space_cannot_hold_names_leaf_and_environment(path: str
     values[path] = values[path].astype(wide)
     values[path].reshape(6, -1)[4, -1] = value
     with pytest.raises(DataError, match=f"observation {path!r} of environment 4 is .*{words}"):
-        fit_observation(SPACE, values)
+        fit_observation(leaf_spaces(SPACE), values)
     with pytest.raises(DataError, match=f"last observation {path!r} of environment 14 at step 7 is .*{words}"):
         check_observations(leaf_spaces(SPACE), values, "last observation", lambda row: f"{10 + row} at step 7")
 
@@ -72,7 +72,7 @@ def test_members_pass_in_any_type_that_holds_them_and_beyond_the_bounds_of_float
         given = {
             path: value if dtype is None or path == "vector" else value.astype(dtype) for path, value in values.items()
         }
-        arrays, batched = fit_observation(SPACE, given)
+        arrays, batched = fit_observation(leaf_spaces(SPACE), given)
         assert batched
         for path in SPACE:
             np.testing.assert_array_equal(arrays[path], values[path])
@@ -84,7 +84,7 @@ def test_what_is_no_number_is_no_observation(path: str, dtype: Any) -> None:
     values: dict[str, Any] = batch()
     values[path] = values[path].astype(np.int64).astype(dtype)
     with pytest.raises(DataError, match=f"the observation {path!r} has dtype"):
-        fit_observation(SPACE, values)
+        fit_observation(leaf_spaces(SPACE), values)
     with pytest.raises(DataError, match=f"observation {path!r}( of environment 0)? has dtype"):
         check_observations(leaf_spaces(SPACE), values)
 
@@ -101,7 +101,7 @@ def test_shapes_and_missing_leaves_are_named_even_where_numpy_would_broadcast(pa
 
 def test_leaves_of_different_batches_are_refused() -> None:
     with pytest.raises(DataError, match=r"leaves of the observation have \[5, 6\] rows"):
-        fit_observation(SPACE, batch() | {"bits": batch(5)["bits"]})
+        fit_observation(leaf_spaces(SPACE), batch() | {"bits": batch(5)["bits"]})
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e39])

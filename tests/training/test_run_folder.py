@@ -160,15 +160,6 @@ def test_a_new_metric_never_leaves_a_half_written_file(tmp_path: Path, monkeypat
     assert rows(tmp_path)[3:] == [{"step": "3", "a,b": 'say "x"', "loss": "0.5"}, {"step": "4"}]
 
 
-def test_metrics_of_the_first_release_get_their_step(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.metrics.write_text("time/total_timesteps,eval/x,train/loss\n8,,1\n,0.5,\n16,,2\n,0.7,\n24,,3\n")
-    write(folder, range(32, 33))
-    assert [row["step"] for row in rows(tmp_path)] == ["8", "8", "16", "16", "24", "32"]
-    folder.cut(16)
-    assert [row["step"] for row in rows(tmp_path)] == ["8", "8", "16"]
-
-
 def test_only_what_this_run_left_half_written_is_removed(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     mine = [".last.abcd_123.tmp.zip", ".evaluations.01234567.tmp.jsonl", ".last.normalization.abcdefgh.tmp.zip"]

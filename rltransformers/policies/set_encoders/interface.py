@@ -177,18 +177,15 @@ class PostNormStack(nn.Module):
         return x
 
 
-class AttentionBlock(nn.Module):
+class AttentionBlock(Attention):
     """``MAB(X, Y) = LN(h + rFF(h))`` with ``h = LN(X + Multihead(X, Y, Y))`` (Lee et al. 2019, equations 6 and 7)."""
 
     def __init__(self, width: int, heads: int, ff_width: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.query, self.value, self.out = (nn.Linear(width, width) for _ in range(3))
-        self.key = nn.Linear(width, width, bias=False)
+        super().__init__(width, heads)
         self.attention_norm, self.norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.feed_forward = FeedForward(width, ff_width, F.relu)
 
-    def forward(
+    def forward(  # type: ignore[override]  # two sequences
         self, x: Float[Tensor, "B M W"], y: Float[Tensor, "B S W"], exists: Bool[Tensor, "B S"] | None = None
     ) -> Float[Tensor, "B M W"]:
         """Rows of x that have read those of y that exist."""
