@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -44,7 +44,6 @@ class CompiledStep:
         state: Tensors,
         *,
         shared: Collection[str] = (),
-        key: Mapping[str, object] | None = None,
         notify: Callable[[str], None] = log.info,
     ) -> None:
         """Find the machine code of this step, or make it.
@@ -53,7 +52,6 @@ class CompiledStep:
             module: a step, on the CPU and in evaluation mode.
             inputs, state: examples with any size of batch; their numbers do not matter.
             shared: names of tensors whose first axis is not the batch; numbers without axes need no mention.
-            key: plain values that tell this step from others where its attributes and its source do not.
             notify: gets a line before and a line after a compilation, and none when there is nothing to compile.
 
         Raises:
@@ -74,9 +72,7 @@ class CompiledStep:
         self._first = self._batched.index(True)
         self._shapes: dict[torch.Size, list[torch.Size]] = {}
         layouts = [f"{name} {described(examples[name])} {name in shared}" for name in self._names]
-        name = digest(
-            plain(key or {}), of_module(module), *layouts, plain(self._outputs), of_machine(), _BUILDER.read_text()
-        )
+        name = digest(of_module(module), *layouts, plain(self._outputs), of_machine(), _BUILDER.read_text())
         self.path = cache_folder() / "compiled" / f"{name}.pt2"
 
         def make(path: Path) -> None:

@@ -183,11 +183,10 @@ class MachineCode(LeftBehind):
 
     Args:
         step: the step, in evaluation mode.
-        key: plain values that say what the policy is.
     """
 
-    def __init__(self, step: nn.Module, key: Mapping[str, Any]) -> None:
-        self.step, self.key = step, key
+    def __init__(self, step: nn.Module) -> None:
+        self.step = step
         self._compiled: CompiledStep | GraphStep | None = None
         self.failed = False
 
@@ -206,7 +205,7 @@ class MachineCode(LeftBehind):
 
     def made(self, inputs: Tensors, state: Tensors) -> CompiledStep | GraphStep:
         """The step, ready to run."""
-        return CompiledStep(self.step, inputs, state, shared=tables_in(inputs), key=self.key, notify=announce)
+        return CompiledStep(self.step, inputs, state, shared=tables_in(inputs), notify=announce)
 
 
 class GraphCode(MachineCode):
@@ -221,12 +220,8 @@ class ActorCriticMachine(MachineCode):
     """Steps of a ``MemoryPolicy``: machine code on the CPU, and a CUDA graph where a state is handed on."""
 
     def __init__(self, policy: MemoryPolicy) -> None:
-        spaces = str(policy.observation_space), str(policy.action_space)
-        encoder = policy.encoding.to_dict()
-        super().__init__(
-            ActorCriticStep(policy).eval(), {"backbone": policy.config.to_dict(), "encoder": encoder, "spaces": spaces}
-        )
-        self.graph = GraphCode(ActorCriticStep(policy, overwrites=True).eval(), {})
+        super().__init__(ActorCriticStep(policy).eval())
+        self.graph = GraphCode(ActorCriticStep(policy, overwrites=True).eval())
 
     def __call__(
         self,
@@ -277,8 +272,7 @@ class DecisionMachine(LeftBehind):
         masked = ACTION_MASK in observations
         way = decider.context_length, decider.mode, decider.discount, decider.delayed_reward, decider.jitter, masked
         if way not in self._machines:
-            key = {"backbone": decider.policy.backbone.config.to_dict(), "way": str(way)}
-            self._machines[way] = MachineCode(DecisionStep(decider).eval(), key)
+            self._machines[way] = MachineCode(DecisionStep(decider).eval())
         step: Any = self._machines[way].step
         tensors = step.to_dict(state)
         if not overwrites:
