@@ -40,14 +40,6 @@ Cell = Literal["lstm", "gru"]
 """What remembers in ``recurrent_ppo``."""
 
 
-def require_exportable(agent: AgentName) -> None:
-    """Raise ConfigError for an agent whose policy has no file form."""
-    if agent is AgentName.RECURRENT_PPO:
-        raise ConfigError(
-            "recurrent_ppo has a policy of sb3-contrib, which has no file form; every other agent can be exported"
-        )
-
-
 def keyword_hints(agent: AgentName) -> dict[str, Any]:
     """The keywords that ``algorithm`` takes for an agent, with the annotations of their types and ranges.
 

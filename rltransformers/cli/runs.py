@@ -15,7 +15,6 @@ from stable_baselines3.common.logger import Logger
 
 from rltransformers.agents import DecisionTransformer, load_agent
 from rltransformers.cli.agents import RunAgent, build_agent, checkpoint_step
-from rltransformers.cli.keywords import require_exportable
 from rltransformers.cli.trust import import_modules, not_typed, programs, require_trust, trust_flag
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import naming
@@ -387,7 +386,10 @@ def export(
     checkpoint = Path(path)
     if checkpoint.is_dir():
         folder = RunFolder.open(checkpoint)
-        require_exportable(read_experiment(folder.config).agent)
+        if read_experiment(folder.config).agent is AgentName.RECURRENT_PPO:
+            raise ConfigError(
+                "recurrent_ppo has a policy of sb3-contrib, which has no file form; every other agent can be exported"
+            )
         checkpoint = folder.last
     written = checkpoint.with_suffix(f".{file_format}") if output is None else Path(output)
     if written.suffix != f".{file_format}":

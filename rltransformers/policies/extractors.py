@@ -66,12 +66,8 @@ class FeaturesExtractor(nn.Module):
 
     def features(self, rows: Mapping[str, Tensor]) -> Tensor:
         """What the extractor makes of rows [N, ...] by path: [N, F]."""
-        found: Tensor = self.extractor(self.ready(rows))
+        found: Tensor = self.extractor(preprocess_obs(rows[""] if "" in rows else dict(rows), self.space))
         return found
-
-    def ready(self, rows: Mapping[str, Tensor]) -> Any:
-        """Rows [N, ...] by path as Stable-Baselines3 preprocesses them."""
-        return preprocess_obs(rows[""] if "" in rows else dict(rows), self.space)
 
 
 class LeafInput(nn.Module):
