@@ -57,75 +57,62 @@ def patches_of(image: Shaped[Tensor, "*n"], axes: int, patch: int, channels_firs
     return cut.movedim(-4, -3).flatten(-3).flatten(-3, -2)
 
 
-def layout_of(space: Space, options: EncoderOptions) -> Layout | str:
-    """How the leaf holds elements, or why it does not."""
-    if isinstance(space, spaces.Box):
-        if is_image(space) and options.element_size is None:
-            return _image(space, options.patch)
-        if options.patch is not None:
-            return "patch is for images, which are uint8 of 2 or 3 axes"
-        return _numbers(space, options.element_size)
+def layout_of(space: Space, options: EncoderOptions) -> Layout:
+    """How the leaf holds elements.
+
+    Raises:
+        ConfigError: with the reason why it does not.
+    """
+    size, patch = options.element_size, options.patch
+    if not isinstance(space, spaces.Box | spaces.MultiDiscrete):
+        raise ConfigError("elements are numbers (Box), symbols (MultiDiscrete) or patches of an image (Box of uint8)")
+    if is_image(space) and size is None:
+        return _image(space, patch)
+    symbols = isinstance(space, spaces.MultiDiscrete)
+    if patch is not None:
+        what = "and this leaf holds symbols" if symbols else "which are uint8 of 2 or 3 axes"
+        raise ConfigError(f"patch is for images, {what}")
+    shape = tuple(space.nvec.shape if isinstance(space, spaces.MultiDiscrete) else space.shape)
+    if len(shape) not in (1, 2):
+        what = "symbols are [N] or [N, F]" if symbols else "elements are [N, F], or flat with element_size"
+        raise ConfigError(f"{what}, and its shape is {shape}")
+    if len(shape) == 1 and size is None and not symbols:
+        raise ConfigError("it is flat: set element_size to the numbers of an element")
+    count, size = _counted(shape, size or 1 if len(shape) == 1 else size)
     if isinstance(space, spaces.MultiDiscrete):
-        if options.patch is not None:
-            return "patch is for images, and this leaf holds symbols"
-        return _symbols(space, options.element_size)
-    return "elements are numbers (Box), symbols (MultiDiscrete) or patches of an image (Box of uint8)"
-
-
-def _numbers(space: spaces.Box, size: int | None) -> Layout | str:
-    shape = tuple(space.shape)
-    if len(shape) not in (1, 2):
-        return f"elements are [N, F], or flat with element_size, and its shape is {shape}"
-    if len(shape) == 1 and size is None:
-        return "it is flat: set element_size to the numbers of an element"
-    counted = _counted(shape, size)
-    if isinstance(counted, str):
-        return counted
-    count, size = counted
+        starts = space.start.reshape(count, size)
+        element = spaces.MultiDiscrete(space.nvec.reshape(count, size).max(0))
+        return Layout(count, size, shape, element, starts=starts if starts.any() else None)
     if np.issubdtype(space.dtype, np.integer):
-        element = spaces.Box(space.low.min(), space.high.max(), (size,), space.dtype)
-    else:
-        element = spaces.Box(-np.inf, np.inf, (size,))
-    return Layout(count, size, shape, element)
+        return Layout(count, size, shape, spaces.Box(space.low.min(), space.high.max(), (size,), space.dtype))
+    return Layout(count, size, shape, spaces.Box(-np.inf, np.inf, (size,)))
 
 
-def _symbols(space: spaces.MultiDiscrete, size: int | None) -> Layout | str:
-    shape = tuple(space.nvec.shape)
-    if len(shape) not in (1, 2):
-        return f"symbols are [N] or [N, F], and its shape is {shape}"
-    counted = _counted(shape, 1 if size is None and len(shape) == 1 else size)
-    if isinstance(counted, str):
-        return counted
-    count, size = counted
-    starts = space.start.reshape(count, size)
-    element = spaces.MultiDiscrete(space.nvec.reshape(count, size).max(0))
-    return Layout(count, size, shape, element, starts=starts if starts.any() else None)
-
-
-def _counted(shape: tuple[int, ...], size: int | None) -> tuple[int, int] | str:
+def _counted(shape: tuple[int, ...], size: int | None) -> tuple[int, int]:
     """N and F of a leaf of one or two axes."""
     if len(shape) == 2:
         if size not in (None, shape[1]):
-            return f"its elements have {shape[1]} numbers: leave element_size ({size}) out"
+            raise ConfigError(f"its elements have {shape[1]} numbers: leave element_size ({size}) out")
         return shape[0], shape[1]
     assert size is not None
     if shape[0] % size:
-        return (
-            f"element_size ({size}) must divide its {shape[0]} numbers; nearest that do: "
-            f"{nearest_divisors(shape[0], size)}"
-        )
+        near = nearest_divisors(shape[0], size)
+        raise ConfigError(f"element_size ({size}) must divide its {shape[0]} numbers; nearest that do: {near}")
     return shape[0] // size, size
 
 
-def _image(space: spaces.Box, patch: int | None) -> Layout | str:
-    shape, first = tuple(space.shape), channels_first(space)
+def _image(space: Space, patch: int | None) -> Layout:
+    shape, first = tuple(space.shape or ()), channels_first(space)
     if patch is None:
-        return "it is an image: set patch to the side of its patches (or element_size, where rows are the elements)"
+        raise ConfigError(
+            "it is an image: set patch to the side of its patches (or element_size, where rows are the elements)"
+        )
     height, width = shape[1:] if first else shape[:2]
     channels = 1 if len(shape) == 2 else shape[0] if first else shape[2]
     for name, side in (("height", height), ("width", width)):
         if side % patch:
-            return f"patch ({patch}) must divide its {name} ({side}); nearest that do: {nearest_divisors(side, patch)}"
+            near = nearest_divisors(side, patch)
+            raise ConfigError(f"patch ({patch}) must divide its {name} ({side}); nearest that do: {near}")
     count, size = (height // patch) * (width // patch), patch * patch * channels
     return Layout(count, size, shape, spaces.Box(0, 255, (size,), np.uint8), patch, first)
 
@@ -138,32 +125,19 @@ def find_leaf(space: Space, options: EncoderOptions) -> tuple[str, Layout]:
     """
     leaves = leaf_spaces(space)
     if options.leaf is not None:
-        found = layout_of(_named(leaves, options.leaf, "leaf"), options)
-        if isinstance(found, str):
-            raise ConfigError(f"encoder: leaf {options.leaf!r} ({leaves[options.leaf]}) holds no elements: {found}")
-        return options.leaf, found
-    layouts = {path: layout_of(leaf, options) for path, leaf in leaves.items()}
-    good = [(path, found) for path, found in layouts.items() if isinstance(found, Layout)]
-    if len(good) == 1:
-        return good[0]
-    if good:
-        raise ConfigError(f"encoder: several leaves can hold elements: set leaf to one of {[path for path, _ in good]}")
-    reasons = "; ".join(f"{path!r} ({leaves[path]}): {reason}" for path, reason in layouts.items())
-    raise ConfigError(f"encoder: no leaf of the observation holds elements: {reasons or 'there is none'}")
-
-
-def find_mask(space: Space, path: str, count: int) -> None:
-    """Raise unless the leaf has one bit for each of ``count`` elements.
-
-    Raises:
-        ConfigError: there is no such leaf, or it is another one.
-    """
-    mask = _named(leaf_spaces(space), path, "mask")
-    if not isinstance(mask, spaces.MultiBinary) or mask.shape != (count,):
-        raise ConfigError(
-            f"encoder: mask {path!r} must be MultiBinary({count}), one bit per element, got {mask}; leave mask out "
-            "where all elements exist"
-        )
+        leaves = {options.leaf: _named(leaves, options.leaf, "leaf")}
+    layouts, reasons = {}, []
+    for path, leaf in leaves.items():
+        try:
+            layouts[path] = layout_of(leaf, options)
+        except ConfigError as reason:
+            reasons.append(f"{path!r} ({leaf}): {reason}")
+    if len(layouts) == 1:
+        return next(iter(layouts.items()))
+    if layouts:
+        raise ConfigError(f"encoder: several leaves can hold elements: set leaf to one of {list(layouts)}")
+    holds = "no leaf of the observation holds" if options.leaf is None else "leaf holds no"
+    raise ConfigError(f"encoder: {holds} elements: {'; '.join(reasons) or 'there is none'}")
 
 
 def _named(leaves: Mapping[str, Space], path: str, option: str) -> Space:
@@ -192,7 +166,12 @@ class Elements(nn.Module):
         self.leaf, self.layout = find_leaf(space, options)
         self.mask = options.mask
         if self.mask is not None:
-            find_mask(space, self.mask, self.count)
+            mask = _named(leaf_spaces(space), self.mask, "mask")
+            if not isinstance(mask, spaces.MultiBinary) or mask.shape != (self.count,):
+                raise ConfigError(
+                    f"encoder: mask {self.mask!r} must be MultiBinary({self.count}), one bit per element, got {mask}; "
+                    "leave mask out where all elements exist"
+                )
         self.encoder = ObservationEncoder(self.layout.element, width)
         starts = self.layout.starts
         self.register_buffer("starts", None if starts is None else torch.as_tensor(starts).long(), persistent=False)
