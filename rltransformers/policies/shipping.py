@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -29,7 +29,6 @@ from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.steps import TABLE, ActorCriticStep, DecisionStep, announce, leaf_name
 
 Space = gym.Space[Any]
-Module = TypeVar("Module", bound=nn.Module)
 WRITERS = {".pt2": write_pt2, ".onnx": write_onnx}
 """Writer of a file, by its ending."""
 
@@ -69,9 +68,6 @@ class Scaled(nn.Module):
 class PolicyInFile(nn.Module):
     """A step of a policy between the types of an environment; tables are constants."""
 
-    kind: str
-    """Of the agent, for readers of the file."""
-
     def __init__(self, head: ActionHead, tables: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.head_leaves = [
@@ -90,14 +86,6 @@ class PolicyInFile(nn.Module):
     def typed(self, outputs: Tensors) -> Tensors:
         """Outputs with actions of the types that the environment takes."""
         return outputs | {name: outputs[name].to(dtype) for name, dtype in self.action_types.items()}
-
-    def examples(self, batch: int) -> tuple[Tensors, Tensors]:
-        """Inputs that the step can take, and the state before the first step."""
-        raise NotImplementedError
-
-    def about(self) -> dict[str, Any]:
-        """Facts for clients of this kind of policy that shapes do not say, as JSON values."""
-        raise NotImplementedError
 
 
 class ActorCriticInFile(PolicyInFile):
@@ -145,12 +133,14 @@ class ActorCriticInFile(PolicyInFile):
         return self.typed(outputs), after
 
     def examples(self, batch: int) -> tuple[Tensors, Tensors]:
+        """Inputs that the step can take, and the state before the first step."""
         first, noise = torch.ones(batch, dtype=torch.bool), torch.zeros(batch, self.policy.action_head.draws)
         state = self.policy.initial_state(batch, cached="only")
         leaves = _blank_leaves(self.policy.seen_leaves, batch)
         return self.step.inputs(leaves, state, first, noise), self.step.to_dict(state)
 
     def about(self) -> dict[str, Any]:
+        """Facts for clients that shapes do not say, as JSON values."""
         # Both backbones have the same positions.
         about: dict[str, Any] = {"longest_episode": longest_episode(self.policy.actor.backbone, tokens_per_step=1)}
         if self.policy.masks:
@@ -219,7 +209,7 @@ class DecisionInFile(PolicyInFile):
 
 
 def write_policy(
-    step: PolicyInFile,
+    step: ActorCriticInFile | DecisionInFile,
     path: str | os.PathLike[str],
     batch: int | None,
     observation_space: Space,
@@ -290,6 +280,6 @@ def _torch_type(space: Space) -> torch.dtype:
     return torch.from_numpy(np.empty(0, space.dtype)).dtype
 
 
-def _copied(policy: Module) -> Module:
+def _copied(policy: Any) -> Any:
     """On the CPU and in evaluation mode; the policy itself stays as it is."""
     return copy.deepcopy(policy).cpu().eval()
