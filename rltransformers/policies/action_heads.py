@@ -115,7 +115,7 @@ class ActionHead(nn.Module):
         """The actions with a legal constant wherever ``valid`` is False, whatever stood there (NaN, -10)."""
         return blank_invalid(self.spaces, actions, valid)
 
-    def split(self, row: Float[Tensor, "... A"], size: str = "outputs") -> dict[str, Tensor]:
+    def split(self, row: Shaped[Tensor, "... A"], size: str = "outputs") -> dict[str, Tensor]:
         """Parts of the last axis by path; ``size`` is the attribute of a leaf that says how long its part is."""
         if len(self.spaces) == 1:
             return dict.fromkeys(self.spaces, row)

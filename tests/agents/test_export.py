@@ -18,7 +18,7 @@ from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO
 from rltransformers.backbone import PRESETS
 from rltransformers.data import record
 from rltransformers.export.step import Tensors
-from rltransformers.policies.shipping import ActorCriticInFile, DecisionInFile, PolicyInFile
+from rltransformers.policies.shipping import ActorCriticInFile, DecisionInFile
 from rltransformers.training.normalization import scalings_of
 from tests.attention.rows import small_windows
 from tests.choice import ALL_CASES
@@ -65,7 +65,7 @@ def offline(environment: str = "CartPole-v1", **settings: Any) -> DecisionTransf
     return DecisionTransformer("DTPolicy", data, device="cpu", **(values | settings)).learn(10)
 
 
-def step_of(model: Agent) -> PolicyInFile:
+def step_of(model: Agent) -> ActorCriticInFile | DecisionInFile:
     if isinstance(model, DecisionTransformer):
         return DecisionInFile(model.decider(), model.summary.best_return).eval()
     return ActorCriticInFile(model.policy, *scalings_of(model._normalization(), model.env)).eval()
