@@ -8,6 +8,7 @@ stack begins close to the identity.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -109,15 +110,27 @@ class SigTanhGate(Gate):
 
 
 class Residual(nn.Module):
-    """One join of stream and submodule."""
+    """One join of stream and submodule, with a norm before or behind the submodule.
+
+    Args:
+        reordered: the norm stands before the submodule (identity map reordering).
+    """
+
+    def __init__(self, width: int, reordered: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.reordered = reordered
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Submodule input."""
-        raise NotImplementedError("a residual scheme defines prepare")
+        """Submodule input: the normalized stream, or the stream itself."""
+        return normalised(self.norm, x) if self.reordered else x
 
     def prepare_frozen(self, x: Tensor) -> Tensor:
-        """Submodule input, with gradient for x only."""
-        raise NotImplementedError("a residual scheme defines prepare_frozen")
+        """The same with gradient for x only; the norm learns nothing from it."""
+        norm = self.norm
+        if not self.reordered:
+            return x
+        return F.layer_norm(x, norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps)
 
     def combine(self, x: Tensor, y: Tensor, probe: Probe) -> Tensor:
         """Stream after the submodule."""
@@ -128,19 +141,10 @@ class PostNorm(Residual):
     """LN(x + f(x))."""
 
     def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-
-    def prepare(self, x: Tensor) -> Tensor:
-        """The stream itself."""
-        return x
-
-    def prepare_frozen(self, x: Tensor) -> Tensor:
-        """The stream itself."""
-        return x
+        super().__init__(width, reordered=False)
 
     def combine(self, x: Tensor, y: Tensor, probe: Probe) -> Tensor:
-        """Normalised sum."""
+        """Normalized sum."""
         return normalised(self.norm, x + y)
 
 
@@ -148,17 +152,8 @@ class PreNorm(Residual):
     """x + f(LN(x)), with an optional ReLU on f as in identity map reordering."""
 
     def __init__(self, width: int, relu: bool) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
+        super().__init__(width, reordered=True)
         self.relu = relu
-
-    def prepare(self, x: Tensor) -> Tensor:
-        """Normalised stream."""
-        return normalised(self.norm, x)
-
-    def prepare_frozen(self, x: Tensor) -> Tensor:
-        """Normalised stream; the norm learns nothing from it."""
-        return normalise_frozen(self.norm, x)
 
     def combine(self, x: Tensor, y: Tensor, probe: Probe) -> Tensor:
         """Sum."""
@@ -169,30 +164,26 @@ class Gated(Residual):
     """gate(x, ReLU(f(LN(x)))); without identity map reordering LN(gate(x, f(x)))."""
 
     def __init__(self, width: int, gate: Gate, reordered: bool) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
+        super().__init__(width, reordered)
         self.gate = gate
-        self.reordered = reordered
-
-    def prepare(self, x: Tensor) -> Tensor:
-        """Normalised stream, or the stream itself."""
-        return normalised(self.norm, x) if self.reordered else x
-
-    def prepare_frozen(self, x: Tensor) -> Tensor:
-        """The same; a norm learns nothing from it."""
-        return normalise_frozen(self.norm, x) if self.reordered else x
 
     def combine(self, x: Tensor, y: Tensor, probe: Probe) -> Tensor:
-        """Gated stream; tells the mean openness."""
+        """Gated stream; reports the mean openness."""
         out, openness = self.gate(x, F.relu(y) if self.reordered else y)
         if probe.listens:
             probe.metric("gate_openness", openness.detach().mean())
         return out if self.reordered else normalised(self.norm, out)
 
 
-def normalise_frozen(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    """``norm(x)`` with its scale and shift as constants."""
-    return F.layer_norm(x, norm.normalized_shape, norm.weight.detach(), norm.bias.detach(), norm.eps)
+@dataclass(frozen=True)
+class InputOptions:
+    """Options of the gate on the input.
+
+    Attributes:
+        reordered: the norm stands before the submodule (identity map reordering).
+    """
+
+    reordered: bool = True
 
 
 @dataclass(frozen=True)
@@ -221,17 +212,6 @@ class GRUOptions:
     reordered: bool = True
 
 
-@dataclass(frozen=True)
-class InputOptions:
-    """Options of the gate on the input.
-
-    Attributes:
-        reordered: the norm stands before the submodule (identity map reordering).
-    """
-
-    reordered: bool = True
-
-
 def build_post_ln(width: int, options: NoOptions) -> Residual:
     """R0."""
     return PostNorm(width)
@@ -247,29 +227,9 @@ def build_pre_ln_relu(width: int, options: NoOptions) -> Residual:
     return PreNorm(width, relu=True)
 
 
-def build_gru(width: int, options: GRUOptions) -> Residual:
-    """R2, GRU gate."""
-    return Gated(width, GRUGate(width, options.bias), options.reordered)
-
-
-def build_input(width: int, options: InputOptions) -> Residual:
-    """R2, input gate; it has no bias."""
-    return Gated(width, InputGate(width, 0.0), options.reordered)
-
-
-def build_output(width: int, options: GateOptions) -> Residual:
-    """R2, output gate."""
-    return Gated(width, OutputGate(width, options.bias), options.reordered)
-
-
-def build_highway(width: int, options: GateOptions) -> Residual:
-    """R2, highway gate."""
-    return Gated(width, HighwayGate(width, options.bias), options.reordered)
-
-
-def build_sigtanh(width: int, options: GateOptions) -> Residual:
-    """R2, sigmoid-tanh gate."""
-    return Gated(width, SigTanhGate(width, options.bias), options.reordered)
+def build_gated(gate: Callable[[int, float], Gate], width: int, options: Any) -> Residual:
+    """R2 with a gate made from the width and its bias, of which the gate on the input has none."""
+    return Gated(width, gate(width, getattr(options, "bias", 0.0)), options.reordered)
 
 
 GTRXL = "Parisotto et al. 2019, arXiv 1910.06764"
@@ -311,20 +271,23 @@ RESIDUALS = {
         _spec(
             "R2-gru", "gru", GTRXL, "GRU gate; bias 2 starts the stack near the identity.",
             "(1 - z) x + z h, z = sigmoid(W_z y + U_z x - b), h = tanh(W_g y + U_g (r x)), r = sigmoid(W_r y + U_r x)",
-            build_gru, GRUOptions,
+            partial(build_gated, GRUGate), GRUOptions,
         ),
-        _spec("R2-input", "input", GTRXL, "A gate on the stream.", "sigmoid(W x) x + y", build_input, InputOptions),
+        _spec(
+            "R2-input", "input", GTRXL, "A gate on the stream.", "sigmoid(W x) x + y",
+            partial(build_gated, InputGate), InputOptions,
+        ),
         _spec(
             "R2-output", "output", GTRXL, "A gate on what the submodule adds, read from the stream.",
-            "x + sigmoid(W x - b) y", build_output, GateOptions,
+            "x + sigmoid(W x - b) y", partial(build_gated, OutputGate), GateOptions,
         ),
         _spec(
             "R2-highway", "highway", GTRXL, "A gate that shares 1 between the stream and what the submodule adds.",
-            "sigmoid(W x + b) x + (1 - sigmoid(W x + b)) y", build_highway, GateOptions,
+            "sigmoid(W x + b) x + (1 - sigmoid(W x + b)) y", partial(build_gated, HighwayGate), GateOptions,
         ),
         _spec(
             "R2-sigtanh", "sigtanh", GTRXL, "A gate on what the submodule adds, read from the same.",
-            "x + sigmoid(W y - b) tanh(U y)", build_sigtanh, GateOptions,
+            "x + sigmoid(W y - b) tanh(U y)", partial(build_gated, SigTanhGate), GateOptions,
         ),
         _spec(
             "R3", "reversible", "Gomez et al. 2017, arXiv 1707.04585; Kitaev et al. 2020, arXiv 2001.04451",

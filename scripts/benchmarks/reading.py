@@ -20,7 +20,7 @@ from rltransformers.agents import GTrXLPPO  # noqa: E402
 from rltransformers.backbone import Backbone, BackboneConfig  # noqa: E402
 from rltransformers.envs import make_vec_env  # noqa: E402
 
-NETWORK = ("attention", "backbone", "blocks", "functional", "memory", "mixers", "positions", "stacks")
+NETWORK = {"attention", "backbone", "blocks", "functional", "memory", "mixers", "positions", "stacks"}
 """Folders whose functions a reader of an algorithm need not open."""
 
 
@@ -44,13 +44,13 @@ class Reading:
 
     def row(self) -> str:
         """Functions and files, in all and without the network, the depth, and the calls."""
-        outside = {each for each in self.functions if Path(each[0]).parent.name not in NETWORK}
+        outside = {each for each in self.functions if not set(Path(each[0]).parts) & NETWORK}
         counts = [len(self.functions), _files(self.functions), len(outside), _files(outside), self.deepest, self.calls]
         return "".join(f"{count:>10}" for count in counts)
 
 
 def _is_ours(path: Path) -> bool:
-    return path.is_relative_to(ROOT) and ".venv" not in path.parts
+    return path.is_relative_to(ROOT) and ".venv" not in path.parts and path != Path(__file__).resolve()
 
 
 def _files(functions: set[tuple[str, str, int]]) -> int:
