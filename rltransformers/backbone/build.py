@@ -21,7 +21,7 @@ from rltransformers.backbone.rules import setting_features, title, without
 from rltransformers.blocks.layer import Layer, Sublayer
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Choice, Feature
-from rltransformers.memory.interface import MemoryOptions
+from rltransformers.memory.interface import Form, MemoryOptions
 from rltransformers.mixers.interface import Dims, Mixer, RowMixer
 from rltransformers.positions.interface import INSIDE_ATTENTION, Acts, Position
 
@@ -290,8 +290,8 @@ def part_numbers(config: BackboneConfig) -> PartNumbers:
             in_common = any(value is each for each in common)
             parameters[f"layers.{kind}.{name}"] = value.numel() * (1 if universal or in_common else count)
             counted += [value] if in_common else []
-        for state, cached in zip(states, (True, False), strict=True):
-            for name, shape in layer.shapes(cached).items():
+        for state, form in zip(states, (Form.ACTING, Form.TRAINING), strict=True):
+            for name, shape in layer.shapes(form).items():
                 state[f"layers.{kind}.{name}"] = math.prod(shape) * count
     parameters |= {f"input_positions.{name}": value.numel() for name, value in inputs.named_parameters()}
     return PartNumbers(parameters, *states)

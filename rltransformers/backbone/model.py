@@ -27,13 +27,13 @@ from rltransformers.functional.context import EVERY, Context
 from rltransformers.functional.modules import dropout, normalised
 from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.functional.windows import Tokens, descending, episode_positions, padded_behind
-from rltransformers.memory.interface import Cached, LayerState
+from rltransformers.memory.interface import RINGS, Cached, Form, LayerState
 from rltransformers.positions.interface import Position
 from rltransformers.stacks.exits import Exits
 from rltransformers.stacks.plain import Plain, layer_place
 from rltransformers.stacks.reversible import Reversible
 
-ROWS = ("hidden", "keys", "taps", "second_taps")
+ROWS = (*RINGS, "taps", "second_taps")
 """Entries of a state about single tokens, the newest ones."""
 FLAGS = ("reset", "valid")
 """Arguments of a call that say yes or no of every token; the others count something."""
@@ -66,9 +66,8 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(build_layers(self.config, range(count), at_score[:count]))
         self.input_norm = nn.LayerNorm(self.width) if self.config.input_norm else None
         self.final_norm = nn.LayerNorm(self.width) if self.config.final_norm else None
-        forms: tuple[Cached, ...] = (False, True, "only")
-        self.state_forms = {cached: self.state_shapes(cached) for cached in forms}
-        self.training_shapes = [self.layer(index).shapes(cached=False) for index in range(self.config.layers)]
+        self.state_forms = {form.value: self.state_shapes(form) for form in Form}
+        self.training_shapes = [self.layer(index).shapes(Form.TRAINING) for index in range(self.config.layers)]
         self.tasks, self.reads_context = self.config.tasks, self.config.reads_context
         self.hands_out = any(Feature.STREAMS in each.spec.offers for each in self.config.choices.losses)
         self.halt = None if depth.halt is None else depth.halt(self.width, self.config.layers)
@@ -117,12 +116,14 @@ class Backbone(nn.Module):
             }
         )
 
-    def state_shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
-        """Shapes of all tensors of a state without the batch axis; ``cached`` as for ``initial_state``."""
-        found: dict[str, tuple[int, ...]] = {"position": (), "clock": ()} if cached else {"position": ()}
+    def state_shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors of a state without the batch axis."""
+        shapes: dict[str, tuple[int, ...]] = {"position": ()}
+        if form is not Form.TRAINING:
+            shapes["clock"] = ()
         for index in range(self.config.layers):
-            found |= {f"{layer_place(index)}.{name}": shape for name, shape in self.layer(index).shapes(cached).items()}
-        return found
+            shapes |= {f"{layer_place(index)}.{name}": shape for name, shape in self.layer(index).shapes(form).items()}
+        return shapes
 
     @property
     def receptive_field(self) -> int | None:
@@ -464,7 +465,7 @@ class Backbone(nn.Module):
         if state is not None:
             return detached(state.layer(layer_place(index)))
         return {
-            name: x.new_zeros(x.shape[0], *((0, *shape[1:]) if name in ("hidden", "keys") else shape))
+            name: x.new_zeros(x.shape[0], *((0, *shape[1:]) if name in RINGS else shape))
             for name, shape in self.training_shapes[index].items()
         }
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rltransformers.core.described import size_of
 from rltransformers.core.errors import ConfigError
-from rltransformers.memory.interface import RING
+from rltransformers.memory.interface import RINGS
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class State:
         if ahead == 0:
             return self
         turned = {
-            name: value.roll(ahead % value.shape[1], 1) if name.endswith(RING) else value
+            name: value.roll(ahead % value.shape[1], 1) if name.rpartition(".")[2] in RINGS.values() else value
             for name, value in self.tensors.items()
         }
         return State(turned | {"clock": self.tensors["clock"] + ahead})

@@ -17,7 +17,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.functional.call import NOBODY, Call, chosen
 from rltransformers.functional.context import EVERY
 from rltransformers.functional.modules import dropout
-from rltransformers.memory.interface import Cached, Compressed, LayerState, Memory, Places, Project, rolled, unrolled
+from rltransformers.memory.interface import Compressed, Form, LayerState, Memory, Places, Project, rolled, unrolled
 from rltransformers.mixers.interface import Mixed, Mixer, RowMixer, StateMixer
 from rltransformers.positions.interface import Position
 
@@ -38,9 +38,9 @@ class Sublayer(nn.Module):
         self.memory = memory
         self.state_names = tuple(mixer.state_shapes())  # of the mixer
 
-    def shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
+    def shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
         """State tensors without the batch axis."""
-        return self.mixer.state_shapes() | ({} if self.memory is None else self.memory.shapes(cached))
+        return self.mixer.state_shapes() | ({} if self.memory is None else self.memory.shapes(form))
 
     def tables(self) -> dict[str, Tensor]:
         """Tables that depend on weights and sizes alone."""
@@ -175,9 +175,9 @@ class Layer(nn.Module):
         self.cross, self.join_cross = cross, join_cross
         self.transform_mixes = isinstance(ff, StateMixer)
 
-    def shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
+    def shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
         """State tensors without the batch axis."""
-        found = self.mixing.shapes(cached)
+        found = self.mixing.shapes(form)
         if isinstance(self.ff, StateMixer):
             found |= {f"{TRANSFORM}{name}": shape for name, shape in self.ff.state_shapes().items()}
         return found

@@ -22,8 +22,8 @@ from rltransformers.functional.keys import At, Group
 from rltransformers.functional.windows import Tokens, compressed_blocks
 from rltransformers.memory import interface
 from rltransformers.memory.interface import (
-    Cached,
     Compressed,
+    Form,
     LayerState,
     Memory,
     MemoryOptions,
@@ -79,10 +79,11 @@ class CompressiveMemory(Memory):
         """Blocks stand further back than rows."""
         return max(super().reach, self.farthest + 1)
 
-    def shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
+    def shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
         """Raw inputs, which are compressed later, compressed inputs, and keys of both while acting."""
-        found = {**super().shapes(bool(cached)), "slots": (self.blocks, self.width)}
-        return found | ({"slot_keys": (self.blocks, self.key_width)} if cached else {})
+        acts = form is not Form.TRAINING
+        shapes = {**super().shapes(Form.ACTING if acts else form), "slots": (self.blocks, self.width)}
+        return shapes | ({"slot_keys": (self.blocks, self.key_width)} if acts else {})
 
     def with_keys(self, state: LayerState, project: Project, before: Int[Tensor, " B"]) -> LayerState:
         """Rows with keys, and keys of the compressed inputs."""

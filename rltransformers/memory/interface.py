@@ -12,6 +12,7 @@ first of these tokens still sees when the last one is written.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Literal
 
 import torch
@@ -36,10 +37,18 @@ Project = Callable[[Tensor, Places], Tensor]
 LayerState = dict[str, Tensor]
 
 Cached = bool | Literal["only"]
-"""Whether a state holds key rows: not (training), beside layer inputs, or in place of them."""
+"""Value of a ``Form``, as calls write it."""
 
-RING = "_ring"
-"""Names of tensors in a state that are rings, first axes B and S, end so."""
+RINGS = {"hidden": "hidden_ring", "keys": "key_ring"}
+"""Names of layer inputs and of key rows, oldest first, with the names of the same as rings, first axes B and S."""
+
+
+class Form(Enum):
+    """What a state holds: layer inputs, rings of layer inputs and of their key rows, or rings of key rows alone."""
+
+    TRAINING = False
+    ACTING = True
+    KEYS_ONLY = "only"
 
 
 @dataclass(frozen=True)
@@ -118,19 +127,18 @@ class Memory(nn.Module, ABC):
         """Largest distance of anything in sight, plus 1."""
         return self.slots + 1
 
-    def shapes(self, cached: Cached) -> dict[str, tuple[int, ...]]:
-        """State tensors without the batch axis, for training or (cached) for acting."""
-        inputs, keys = self.stores_inputs and cached != "only", bool(cached) or not self.stores_inputs
-        count, end = (self.slots, RING) if cached else (self.rows, "")
-        key = "key" if cached else "keys"
-        found: dict[str, tuple[int, ...]] = {}
-        if inputs:
-            found |= {f"hidden{end}": (count, self.width)}
-            found |= {"sinks": (self.sinks, self.width)} if self.sinks else {}
-        if keys:
-            found |= {f"{key}{end}": (count, self.key_width)}
-            found |= {"sink_keys": (self.sinks, self.key_width)} if self.sinks else {}
-        return found
+    def shapes(self, form: Form) -> dict[str, tuple[int, ...]]:
+        """State tensors without the batch axis."""
+        acts = form is not Form.TRAINING
+        count = self.slots if acts else self.rows
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self.stores_inputs and form is not Form.KEYS_ONLY:
+            shapes[RINGS["hidden"] if acts else "hidden"] = (count, self.width)
+            shapes |= {"sinks": (self.sinks, self.width)} if self.sinks else {}
+        if acts or not self.stores_inputs:
+            shapes[RINGS["keys"] if acts else "keys"] = (count, self.key_width)
+            shapes |= {"sink_keys": (self.sinks, self.key_width)} if self.sinks else {}
+        return shapes
 
     def with_keys(self, state: LayerState, project: Project, before: Int[Tensor, " B"]) -> LayerState:
         """Rows with keys of a training state whose last token has the position ``before``; with today's weights."""
@@ -293,28 +301,28 @@ def joined(past: Tensor, rows: Tensor, tokens: Tokens, keep: int) -> tuple[Tenso
 # Between the two
 
 
-def rolled(rows: LayerState, slots: int) -> LayerState:
+def rolled(state: LayerState, slots: int) -> LayerState:
     """Rows with keys as the rings of a clock that stands at 0: the newest row lies in the last slot."""
-    rings = {"hidden": "hidden_ring", "keys": "key_ring"}
-    return {rings.get(name, name): in_front(value, slots) if name in rings else value for name, value in rows.items()}
+    rings: LayerState = {}
+    for name, value in state.items():
+        if name in RINGS:
+            empty = value.new_zeros(value.shape[0], slots - value.shape[1], value.shape[2])
+            value = torch.cat([empty, value], 1)
+        rings[RINGS.get(name, name)] = value
+    return rings
 
 
-def in_front(rows: Float[Tensor, "B R X"], slots: int) -> Float[Tensor, "B S X"]:
-    """Zeros in front of rows, up to a number of slots."""
-    return torch.cat([rows.new_zeros(rows.shape[0], slots - rows.shape[1], rows.shape[2]), rows], 1)
-
-
-def unrolled(rings: LayerState, clock: Int[Tensor, ""], rows: int) -> LayerState:
+def unrolled(state: LayerState, clock: Int[Tensor, ""], rows: int) -> LayerState:
     """The newest ``rows`` rows of the rings, oldest first."""
-    names = {"hidden_ring": "hidden", "key_ring": "keys"}
-    found: LayerState = {}
-    for name, value in rings.items():
+    names = {ring: name for name, ring in RINGS.items()}
+    ordered: LayerState = {}
+    for name, value in state.items():
         if name in names:
             size = value.shape[1]
             slots = (clock + torch.arange(size - rows, size, device=value.device)) % size
             value = value.index_select(1, slots)
-        found[names.get(name, name)] = value
-    return found
+        ordered[names.get(name, name)] = value
+    return ordered
 
 
 # Kinds that keep rows alone
