@@ -83,7 +83,8 @@ BASES = {"memory_kind": MemoryOptions, "encoder": EncoderOptions, "readout": Sto
 def register(spec: Spec) -> Spec:
     """Add a mechanism to the choices of its axis, for all configs of this process, and return it.
 
-    Registering the same record again changes nothing.
+    Registering the same record again changes nothing. One that its module defines anew, as a reload or a cell of a
+    notebook that runs again, takes the place of the old one; networks that were built before stay as they are.
 
     Raises:
         ConfigError: not a Spec, an unknown axis, a name that is taken, options that are no frozen dataclass or have a
@@ -101,14 +102,21 @@ def add(spec: Spec, module: str, distribution: str = "") -> Spec:
     check_spec(spec)
     present = EXTENSIONS.get((spec.axis, spec.name))
     table = TABLES[spec.axis]
-    if spec.name in table and table[spec.name] is not spec:
+    anew = present is not None and present.module == module and same_function(present.spec.build, spec.build)
+    if spec.name in table and table[spec.name] is not spec and not anew:
         owner = present.module if present else getattr(table[spec.name].build, "__module__", "rltransformers")
         raise ConfigError(f"{spec.axis} {spec.name!r} is taken by {owner}; choose another name")
-    if present is None or distribution:
+    if present is None or anew or distribution:
         assert isinstance(table, MutableMapping)
         table[spec.name] = spec
         EXTENSIONS[spec.axis, spec.name] = Extension(spec, module, distribution)
     return spec
+
+
+def same_function(one: Any, other: Any) -> bool:
+    """Return whether two functions are definitions of the same name in the same module."""
+    places = [(getattr(each, "__module__", ""), getattr(each, "__qualname__", each)) for each in (one, other)]
+    return one is not other and places[0] == places[1]
 
 
 def add_installed(value: object, module: str, distribution: str) -> None:

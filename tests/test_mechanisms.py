@@ -114,6 +114,20 @@ def test_what_could_not_work_is_refused(spec: Any, message: str) -> None:
     assert not EXTENSIONS
 
 
+def test_a_module_that_runs_again_replaces_its_own_mechanism() -> None:
+    text = (
+        "import rltransformers\nfrom rltransformers.mechanisms import Spec, TABLES\n"
+        "def build(dims, options): return TABLES['mixer']['linear'].build(dims, options)\n"
+        "SPEC = rltransformers.register(Spec(name='mine', axis='mixer', summary='NUMBER', build=build))\n"
+    )
+    for number in ("one", "two"):
+        namespace: dict[str, Any] = {"__name__": "__main__"}
+        exec(text.replace("NUMBER", number), namespace)
+        assert TABLES["mixer"]["mine"].summary == EXTENSIONS["mixer", "mine"].spec.summary == number
+    with pytest.raises(ConfigError, match="mixer 'mine' is taken by __main__; choose another name"):
+        exec(text.replace("build", "make").replace("make=make", "build=make").replace(".make(", ".build("), namespace)
+
+
 def test_a_name_that_another_module_registered_is_taken_by_that_module() -> None:
     mechanisms.add(MINE, "theirs")
     with pytest.raises(ConfigError, match="mixer 'mine' is taken by theirs; choose another name"):

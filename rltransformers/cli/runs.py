@@ -63,6 +63,7 @@ def train(
     if begun is not None:
         say(f"the job was started again: it goes on in {begun}")
         return resume(begun, (), verbose, trust=True)  # it was allowed when the job began
+    import_modules(config.imports, name, trust=True)  # allowed by whoever read or wrote the config
     threads = use_threads(config.threads)
     agent = build_agent(config)  # before the folder is made: a config that cannot work leaves nothing behind
     try:

@@ -16,7 +16,6 @@ from typing import Any
 
 from rltransformers.cli.engines import Lines, Order
 from rltransformers.cli.printing import short_warning
-from rltransformers.cli.trust import import_modules
 from rltransformers.core.errors import OUR_ERRORS, one_line
 from rltransformers.core.files import check_name, numbered
 from rltransformers.training.experiment import ExperimentConfig, build_experiment
@@ -86,7 +85,6 @@ def main() -> int:
 
         try:
             config = build_experiment(order["config"])
-            import_modules(config.imports, "the order", trust=True)  # allowed by whoever ordered
             folder, results = runs.train(
                 order["name"], config, evaluated=lambda step, results: tell(step=step, score=score(results))
             )

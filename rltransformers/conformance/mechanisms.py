@@ -276,11 +276,14 @@ def registered(spec: Spec) -> Iterator[None]:
     if table.get(spec.name) is spec:
         yield
         return
+    before = table.get(spec.name), EXTENSIONS.get((spec.axis, spec.name))
     add(spec, str(getattr(spec.build, "__module__", "")))
     try:
         yield
     finally:
         del table[spec.name], EXTENSIONS[spec.axis, spec.name]
+        if before[1] is not None:  # an older definition of the same function
+            table[spec.name], EXTENSIONS[spec.axis, spec.name] = before[0], before[1]
 
 
 def smallest(

@@ -43,12 +43,12 @@ EXTENSIONS: dict[tuple[str, str], Extension] = {}
 _LOADED: set[EntryPoint] = set()
 
 
-def find_mechanism(axis: str, name: str, table: Mapping[str, Spec]) -> Spec | None:
-    """Return a mechanism of ``table`` or a registered one; installed packages are asked where neither has the name."""
-    if name not in table and (axis, name) not in EXTENSIONS:
+def find_mechanism(axis: str, name: str) -> Spec | None:
+    """Return a registered mechanism, or None; installed packages are asked for a name that is not registered."""
+    if (axis, name) not in EXTENSIONS:
         load_installed()
     extension = EXTENSIONS.get((axis, name))
-    return table.get(name) or (extension.spec if extension else None)
+    return None if extension is None else extension.spec
 
 
 def names_of(axis: str, table: Collection[str]) -> list[str]:
@@ -111,7 +111,7 @@ def require_extensions(stored: Any, source: str) -> None:
     """
     for entry in check(stored, list[Mapping[str, str]], f"{source}: mechanisms"):
         axis, name, module, distribution = (entry.get(key, "") for key in ("axis", "name", "module", "distribution"))
-        if find_mechanism(axis, name, {}) is None:
+        if find_mechanism(axis, name) is None:
             what = f"{source} needs {axis} {name!r}, which"
             if module == "__main__":
                 raise CheckpointError(

@@ -239,7 +239,7 @@ class Choice:
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
             raise ConfigError(f"{path} takes a name or {{name: ..., option: value}}, got {value!r}")
         name = value["name"]
-        spec = find_mechanism(axis, name, table)
+        spec = table.get(name) or find_mechanism(axis, name)
         if spec is None:
             raise ConfigError(f"{path}: unknown {axis} {name!r}; {did_you_mean(name, names_of(axis, table))}")
         if spec.settings:
@@ -322,7 +322,7 @@ def _choices(value: Any, axis: str, table: Mapping[str, Spec], path: str) -> tup
         raise ConfigError(f"{path} must be a list of names or {{name: ..., option: value}}, got {shown(value)}")
     for place, each in enumerate(map(_plain, value)):
         name = each.get("name") if isinstance(each, Mapping) else each
-        spec = find_mechanism(axis, name, table) if isinstance(name, str) else None
+        spec = table.get(name) or find_mechanism(axis, name) if isinstance(name, str) else None
         if spec is not None and Sequence[Choice] in spec.ranges().values():
             raise ConfigError(
                 f"{path}[{place}]: {axis} {name!r} inside itself adds nothing; write its parts in its place"

@@ -66,6 +66,15 @@ def idle(
     return unchanged[0], unchanged[1]
 
 
+def is_accepted(values: Mapping[str, Any]) -> bool:
+    """Return whether a config takes these settings."""
+    try:
+        BackboneConfig(**{**PLAIN, **sized(values)})
+    except ConfigError:
+        return False
+    return True
+
+
 def partners(spec: Spec) -> Iterator[Spec]:
     """Yield the mechanisms of all other axes that change something."""
     for axis in AXES.values():
@@ -97,22 +106,22 @@ def each_acts(spec: Spec, values: Mapping[str, Any]) -> int:
         what = f"{other.axis} {other.name!r} is accepted beside {spec.axis} {spec.name!r}"
         needed = " and ".join(f"Feature.{each.name}" for each in other.needs)
         way_out = f"; it needs {needed}, which Spec.offers promises" if spec.axis == "mixer" and needed else ""
+        example = settings_of(other.axis, other.name, other.example)
+        theirs = {key: value for key, value in example.items() if key not in own}
+        sizes = {key: value for key, value in theirs.items() if key in SIZES}
+        if all(key in rest and rest[key] == value for key, value in theirs.items()):
+            continue  # it is there anyway
+        together = {**rest, **theirs, **own}, {**rest, **sizes, **own}, {**rest, **theirs}
         try:
-            example = settings_of(other.axis, other.name, other.example)
-            sizes = {key: value for key, value in example.items() if key in SIZES}
-            theirs = {key: value for key, value in example.items() if key not in own}
-            if all(key in rest and rest[key] == value for key, value in theirs.items()):
-                continue  # it is there anyway
-            BackboneConfig(**{**PLAIN, **sized({**rest, **theirs, **own})})
-            lonely = idle({**rest, **theirs, **own}, {**rest, **sizes, **own}, {**rest, **theirs}, outputs)
-        except ConfigError:
-            continue
+            if not all(map(is_accepted, together)):
+                continue
+            own_idle, other_idle = idle(*together, outputs)
         except Exception as error:  # whatever two mechanisms raise that were promised to go together
             raise LawError(f"{what}, but fails with {error_line(error)[:200]}{way_out}") from error
-        if lonely[1] and Feature.HALTING in other.offers:
+        if other_idle and Feature.HALTING in other.offers:
             continue  # with these weights no token halts
         accepted += 1
         if acts:
-            require(not lonely[0], f"{what}, and {spec.axis} {spec.name!r} then changes nothing")
-        require(not lonely[1], f"{what}, but changes nothing{way_out}")
+            require(not own_idle, f"{what}, and {spec.axis} {spec.name!r} then changes nothing")
+        require(not other_idle, f"{what}, but changes nothing{way_out}")
     return accepted

@@ -15,7 +15,14 @@ from rltransformers.conformance.__main__ import main
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.extensions import EXTENSIONS
 from rltransformers.laws import Limit
-from rltransformers.mechanisms import TABLES, StateMixer
+from rltransformers.mechanisms import (
+    TABLES,
+    Dims,
+    Part,
+    Plan,
+    Position,
+    StateMixer,
+)
 from tests.conformance.broken import ALSO, BROKEN, Totals, spec_of, twin, wrong_twin
 from tests.extending import unregistered
 
@@ -86,6 +93,19 @@ def test_a_mixer_that_promises_what_another_one_offers_is_seen(name: str) -> Non
     report = check_mechanism(replace(table[name], **changes), only=["L13"])
     assert "is accepted beside mixer 'mine', but" in report.failed()["L13"]
     assert "which Spec.offers promises" in report.failed()["L13"]
+
+
+@pytest.mark.parametrize("part", ["prior", "selection", "head_mixing", "span", "position"])
+def test_a_mixer_that_drops_a_part_of_the_plan_is_seen(part: str) -> None:
+    hopfield = TABLES["mixer"]["hopfield"]
+
+    def build(dims: Dims, plan: Plan, options: Any) -> Any:
+        assert hopfield.build is not None
+        nothing: dict[str, Any] = {part: Position() if part == "position" else Part()}
+        return hopfield.build(dims, replace(plan, **nothing), options)
+
+    message = check_mechanism(replace(hopfield, name="mine", build=build), only=["L13"]).failed()["L13"]
+    assert f"{part} '" in message and "is accepted beside mixer 'mine', but changes nothing; it needs" in message
 
 
 def test_a_mechanism_without_effect_is_seen() -> None:
