@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rltransformers.backbone import Backbone
 from rltransformers.core.action_masks import ACTION_MASK, check_recorded
 from rltransformers.core.checkpoint import check_tensor
-from rltransformers.core.errors import ConfigError
+from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.guard import named
-from rltransformers.core.ranges import PositiveNumber, check_fields
+from rltransformers.core.ranges import PositiveNumber, WholeNumber, check_fields
 from rltransformers.core.spaces import leaf_spaces, normalised_leaves
 from rltransformers.data import Trajectories
 from rltransformers.policies.decision import MAX_SCALED
@@ -32,10 +33,9 @@ class DataSummary:
         return_scale: reward units per unit of network input.
         best_return: highest episode return, the target of ``predict`` and ``evaluate`` when none is given.
         environment: Gymnasium id the data came from, if known; names the reference scores.
-        worst_return: lowest episode return; None in files of the first releases.
-        lowest_to_go, highest_to_go: of all steps; None in files of earlier releases and of others.
-        action_units: mean and standard deviation of every component of the Boxes that lack a bound, by path; None in
-            such files, too.
+        worst_return: lowest episode return; None, as what follows, where only a published model is known.
+        lowest_to_go, highest_to_go: of all steps.
+        action_units: mean and standard deviation of every component of the Boxes that lack a bound, by path.
     """
 
     return_scale: PositiveNumber
@@ -62,6 +62,30 @@ class DataSummary:
         if self.lowest_to_go is None or self.highest_to_go is None:
             return -MAX_SCALED * self.return_scale, MAX_SCALED * self.return_scale
         return self.lowest_to_go, self.highest_to_go
+
+
+@dataclass
+class OnlineCounts:
+    """How far learning online has come; a checkpoint holds it.
+
+    Attributes:
+        timesteps: of environments.
+        episodes: played to their end.
+        updates: still to come for the episodes played last.
+    """
+
+    timesteps: WholeNumber = 0
+    episodes: WholeNumber = 0
+    updates: WholeNumber = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self, "online.")
+
+    def add(self, episodes: Trajectories, updates_per_episode: int) -> None:
+        """Count episodes that were played, and the updates that are to come for them."""
+        self.timesteps += episodes.steps
+        self.episodes += len(episodes)
+        self.updates = updates_per_episode * len(episodes)
 
 
 def training_data(data: Trajectories, settings: Settings) -> Trajectories:
@@ -114,6 +138,16 @@ def action_units_of(data: Trajectories) -> dict[str, list[list[float]]]:
             mean, deviation = rows.mean(0), rows.std(0)
             found[path] = [mean.tolist(), _units(mean, deviation).tolist()]
     return found
+
+
+def check_longest(backbone: Backbone, data: Trajectories) -> None:
+    """Raise DataError where the longest episode has more steps than a position table, before a window meets it."""
+    episode = int(data.lengths.argmax())
+    steps = int(data.lengths[episode])
+    try:
+        backbone.check_places(torch.zeros(1, dtype=torch.long), torch.tensor([steps - 1]))
+    except DataError as error:
+        raise DataError(f"{data.name}: episode {episode} has {steps:,} steps: {error}") from error
 
 
 def check_scale(return_scale: float, largest: float) -> None:

@@ -20,7 +20,6 @@ def decision_loss(
     policy: DecisionPolicy,
     batch: ContextBatch,
     record: Record,
-    *,
     expectile: float,
     critic: CriticLearner | None,
     entropy: EntropyBound | None,

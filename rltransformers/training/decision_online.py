@@ -1,54 +1,50 @@
 """How a Decision Transformer plays episodes to learn from (Zheng et al. 2022, arXiv 2202.05607). N environments."""
 
+import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, Any, NamedTuple, Self, cast
 
 import gymnasium as gym
 import numpy as np
 import torch
+from annotated_types import Ge, Le
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.type_aliases import MaybeCallback
+from tqdm.auto import tqdm
 
+from rltransformers.algorithms.decision import default_warmup
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.ranges import WholeNumber, check_fields
+from rltransformers.core.ranges import Count, Environments, strict
+from rltransformers.core.registry import find_spec
 from rltransformers.core.seeding import step_seed
 from rltransformers.core.spaces import leaf_values, nest_leaves
-from rltransformers.data import Trajectories
+from rltransformers.data import ContextSampler, Trajectories
 from rltransformers.data.adapt import in_spaces
+from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.data.recorder import record
+from rltransformers.envs.make import EnvironmentSource, WrapperConfig, WrapperFunction, make_vector_env
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.action_leaves import ContinuousAction, NormalAction
 from rltransformers.policies.decision import ActingState, Decider
-from rltransformers.training.decision_data import DataSummary
-from rltransformers.training.decision_settings import Settings
-from rltransformers.training.episodes import ActForTargets, action_token, executed
-
-
-@dataclass
-class OnlineCounts:
-    """How far learning online has come; a checkpoint holds it.
-
-    Attributes:
-        timesteps: of environments.
-        episodes: played to their end.
-        updates: still to come for the episodes played last.
-    """
-
-    timesteps: WholeNumber = 0
-    episodes: WholeNumber = 0
-    updates: WholeNumber = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self, "online.")
+from rltransformers.training.decision_data import DataSummary, OnlineCounts, shaped
+from rltransformers.training.decision_settings import Settings, Updates
+from rltransformers.training.episodes import action_token, check_spaces, check_vector_env, executed
+from rltransformers.training.interval_log import IntervalLog
+from rltransformers.training.offline_agent import OfflineAgent
+from rltransformers.training.stepping import act_on_arrays
+from rltransformers.training.target_returns import finite_targets
 
 
 class Exploring:
     """A behaviour that samples actions of a Decision Transformer asked for one return.
 
     Args:
-        act: as ``evaluate_decisions`` takes it.
         decider: that it acts by.
         target: the return to ask for, NaN for what the policy predicts.
         noise: deviation of what is added to the one action of a Box, in units where its bounds are -1 and 1.
@@ -60,14 +56,13 @@ class Exploring:
 
     def __init__(
         self,
-        act: ActForTargets,
         decider: Decider,
         target: float,
         noise: float,
         spaces: tuple[gym.Space[Any], gym.Space[Any]],
         action_space: gym.Space[Any],
     ) -> None:
-        self._act, self._decider, self._target, self._noise = act, decider, target, noise
+        self._decider, self._target, self._noise = decider, target, noise
         self.spaces, self._action_space = spaces, action_space
         self._state: ActingState | None = None
 
@@ -85,7 +80,9 @@ class Exploring:
         noise = generator.random((rows, self._decider.policy.head.draws))
         targets = [self._target] * rows
         received = np.zeros(rows) if rewards is None else np.asarray(rewards)
-        actions, state = self._act(leaves, state, episode_starts, received, targets, noise)
+        actions, state = act_on_arrays(
+            self._decider, self.spaces[1], leaves, state, episode_starts, received, targets, noise, overwrites=True
+        )
         if self._noise > 0:
             actions, state = self._disturbed(actions, state, generator)
         actions, self._state = executed(self._decider.policy, actions, state, self._action_space)
@@ -197,3 +194,149 @@ def interval_of(episodes: Trajectories, device: torch.device) -> Mapping[str, to
     returns, lengths = float(episodes.returns.mean()), float(episodes.lengths.mean())
     values = {"online/return_mean": returns, "online/length_mean": lengths}
     return {name: torch.tensor(value, dtype=torch.float32, device=device) for name, value in values.items()}
+
+
+def log_replay(logger: Logger, online: OnlineCounts, replay: EpisodeReplay) -> None:
+    """Log how far learning online has come, and what the replay returns."""
+    logger.record("online/timesteps", online.timesteps)
+    logger.record("online/episodes", online.episodes)
+    logger.record("online/replay_return_mean", float(replay.data.returns.mean()))
+
+
+@contextmanager
+def open_environments(
+    env: EnvironmentSource | VectorEnv[Any, Any, Any],
+    num_envs: int,
+    env_kwargs: Mapping[str, Any] | None,
+    wrappers: Sequence[WrapperConfig | WrapperFunction],
+    spaces: tuple[gym.Space[Any], gym.Space[Any]],
+) -> Iterator[tuple[VectorEnv[Any, Any, Any], EnvSpec | None]]:
+    """The environments of a caller, or new ones of an id or a function that are closed at the end; their spec."""
+    if isinstance(env, VectorEnv):
+        envs = check_vector_env(env, env_kwargs, wrappers)
+    else:
+        num_envs = 1 if isinstance(env, gym.Env) else num_envs
+        envs = make_vector_env(env, num_envs, env_kwargs=env_kwargs, wrappers=sorted(wrappers, key=callable))
+    try:
+        check_spaces(envs, *spaces)
+        yield envs, find_spec(env) if isinstance(env, str) else envs.spec or getattr(env, "spec", None)
+    finally:
+        if not isinstance(env, gym.Env | VectorEnv):
+            envs.close()
+
+
+class Turn(NamedTuple):
+    """One update: where its windows come from, the share of the training that is over, whether it is the last one."""
+
+    sampler: ContextSampler
+    progress: float
+    last: bool
+
+
+class OnlineLearner(OfflineAgent):
+    """An offline agent that can go on learning from episodes it plays."""
+
+    def _train(self, sampler: ContextSampler, turns: Iterable[Turn], callback: BaseCallback, log_interval: int) -> Self:
+        """Do the updates of these turns, of which ``sampler`` is the first one's."""
+        raise NotImplementedError
+
+    @strict
+    def learn_online(
+        self,
+        env: Any,
+        timesteps: Updates,
+        *,
+        exploration_return: float | None = None,
+        exploration_noise: Annotated[float, Ge(0), Le(2)] = 0.0,
+        replay_episodes: Count = 1_000,
+        updates_per_episode: Count = 300,
+        num_envs: Environments = 1,
+        env_kwargs: Mapping[str, Any] | None = None,
+        wrappers: Sequence[WrapperConfig | WrapperFunction] = (),
+        longest_episode: int | None = None,
+        callback: MaybeCallback = None,
+        log_interval: Count = 100,
+        tb_log_name: str = "DecisionTransformer",
+        progress_bar: bool = False,
+    ) -> Self:
+        """Play whole episodes and learn from them, until ``timesteps`` more steps of the environment were taken.
+
+        Updates that an earlier call still owes the episodes it played come first.
+
+        Online Decision Transformer (Zheng et al. 2022, arXiv 2202.05607): every episode, played with sampled actions
+        under a return beyond those of the data, goes into a replay that begins with the best episodes of the dataset;
+        then come updates on windows of the replay, whose returns are what the episodes really returned. The replay is
+        saved with the model, which goes on as if it had not stopped, with or without its dataset.
+
+        Args:
+            env: as for ``evaluate``.
+            exploration_return: what episodes are asked for, in reward units; None asks for the best return of the
+                dataset and as much again as its returns differ by, or with a return head for what that predicts.
+            exploration_noise: deviation of normal noise that is added to the one action of a Box (without
+                ``stochastic``), in units where its bounds are -1 and 1.
+            replay_episodes: episodes of the replay; the oldest make room for new ones.
+            updates_per_episode: updates after every episode.
+            num_envs: episodes that are played at the same time.
+            longest_episode: as for ``evaluate``.
+            callback: Stable-Baselines3 callback(s), called after every update; returning False stops.
+            log_interval: updates between two lines of the log.
+
+        Raises:
+            ConfigError: when the model has neither dataset nor replay, has no actions to try out (a Box needs
+                ``stochastic=True`` or ``exploration_noise``), is behaviour cloning, trains on ``whole_episodes``
+                shorter than the environment may play, or the environment has other spaces.
+            DataError: for what the environment may not return, or a loss that is no longer finite.
+        """
+        settings = self.settings
+        check_explores(self.policy.head, settings, exploration_noise)
+        if self._replay is None:
+            self._needed_sampler("episodes to begin with", f"give a dataset to {self.kind}.load(path, dataset=...)")
+        target = exploration_target(exploration_return, settings, self.summary)
+        if exploration_return is not None:
+            finite_targets(exploration_return, 1, self.summary.return_scale)
+        spaces = self.observation_space, self.action_space
+        with open_environments(env, num_envs, env_kwargs, wrappers, spaces) as (envs, spec):
+            limits = (longest_episode, step_limit(spec, env_kwargs))
+            check_lengths(settings, min((limit for limit in limits if limit is not None), default=None))
+            if self._replay is None and self._sampler is not None:
+                self._replay = EpisodeReplay(self._sampler.trajectories, replay_episodes)
+            replay, online = cast(EpisodeReplay, self._replay), self._online
+            replay.capacity, end = replay_episodes, online.timesteps + timesteps
+            self._choose_warmup(updates_per_episode * math.ceil(timesteps / float(replay.data.lengths.mean())))
+            callback = self._begin_callbacks(callback, tb_log_name, False, self.num_timesteps)
+            callback.on_training_start(locals(), globals())
+            first = self._sampler_of(replay.data)
+
+            def turns() -> Iterator[Turn]:
+                sampler, log = first, IntervalLog(self.logger, 0, self._interval)
+                with tqdm(total=timesteps, unit="step", disable=not progress_bar) as bar:
+                    while online.updates or online.timesteps < end:
+                        if not online.updates:
+                            played = self._play_round(envs, target, exploration_noise, longest_episode)
+                            replay.add(shaped(played, settings))
+                            online.add(played, updates_per_episode)
+                            log.add(interval_of(played, self.device))
+                            bar.update(min(played.steps, bar.total - bar.n))
+                            sampler = self._sampler_of(replay.data)
+                        while online.updates:
+                            online.updates -= 1
+                            last = online.timesteps >= end and not online.updates
+                            yield Turn(sampler, min(online.timesteps / end, 1.0), last)
+
+            return self._train(first, turns(), callback, log_interval)
+
+    def _play_round(
+        self, envs: VectorEnv[Any, Any, Any], target: float, noise: float, longest: int | None
+    ) -> Trajectories:
+        """Play one episode of every environment with sampled actions; process 0 plays them for all."""
+        if not self.world.leads:
+            return self.world.same(cast(Trajectories, None))
+        spaces = self.observation_space, self.action_space
+        behaviour = Exploring(self.decider(), target, noise, spaces, envs.single_action_space)
+        return self.world.same(play_round(envs, behaviour, self.seed, self._online.episodes, longest))
+
+    def _choose_warmup(self, updates: int) -> None:
+        """Choose the warm-up where the settings leave it open and ``updates`` more are asked for."""
+        if self.settings.warmup_steps is None and updates:
+            steps = default_warmup(updates, self.settings.decay_steps)
+            self.settings = replace(self.settings, warmup_steps=steps)

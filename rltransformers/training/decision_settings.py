@@ -28,6 +28,7 @@ from rltransformers.policies.steps import Acting
 Mode = Literal["dt", "bc"]
 ContextLength = Annotated[int, Ge(1), Le(10**5)]
 LearningRate = Annotated[float, Gt(0), Le(1e6)]
+Updates = Annotated[int, Ge(0), Lt(2**63)]
 BatchSize = Annotated[int, Ge(1), Le(10**6)]
 ReturnHead = Literal["expectile"]
 Expectile = Annotated[float, Ge(0.5), Lt(1)]
@@ -104,23 +105,22 @@ class Settings:
         ConfigError: for a value outside its range.
     """
 
-    context_length: ContextLength
-    learning_rate: LearningRate
-    weight_decay: Weight
-    warmup_steps: WholeNumber | None
-    decay_steps: Count | None
-    batch_size: BatchSize
-    max_grad_norm: PositiveNumber
-    discount: Fraction
-    delayed_reward: bool
-    normalize_observations: bool
-    mode: Mode
-    top_fraction: Fraction
-    whole_episodes: bool
-    acting_mode: ActingMode
-    acting: Acting
-    seed: WholeNumber
-    # Checkpoints of the first releases have none of these.
+    context_length: ContextLength = 20
+    learning_rate: LearningRate = 1e-4
+    weight_decay: Weight = 1e-4
+    warmup_steps: WholeNumber | None = None
+    decay_steps: Count | None = None
+    batch_size: BatchSize = 64
+    max_grad_norm: PositiveNumber = 0.25
+    discount: Fraction = 1.0
+    delayed_reward: bool = False
+    normalize_observations: bool = True
+    mode: Mode = "dt"
+    top_fraction: Fraction = 1.0
+    whole_episodes: bool = False
+    acting_mode: ActingMode = "refresh"
+    acting: Acting = "eager"
+    seed: WholeNumber = 0
     return_head: ReturnHead | None = None
     expectile: Expectile = 0.99
     return_in: ReturnIn = "sequence"
@@ -224,16 +224,6 @@ def jitter_of(options: CriticOptions | None, spread: float) -> tuple[float, ...]
     side = options.candidates // 2
     reach = options.jitter * spread
     return tuple(reach * (-1) ** place * ((place + 1) // 2) / side for place in range(options.candidates))
-
-
-def stored_settings(values: Mapping[str, Any]) -> Settings:
-    """Settings of a checkpoint; in files of the first release ``acting`` was the acting mode."""
-    read = dict(values)
-    if "acting_mode" not in read:
-        read |= {"acting_mode": read.get("acting"), "acting": "eager"}
-    if read.get("critic_options") is not None:
-        read["critic_options"] = CriticOptions.read(check(read["critic_options"], Mapping[str, Any], "critic_options"))
-    return Settings(**read)
 
 
 def tokens_of(mode: str, return_in: str) -> int:

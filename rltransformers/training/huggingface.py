@@ -11,10 +11,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from annotated_types import Ge, Le
 from gymnasium import spaces
@@ -25,9 +24,7 @@ from rltransformers.core.checkpoint import contents_of, load_weights
 from rltransformers.core.errors import CheckpointError, ConfigError, one_line, require
 from rltransformers.core.files import read_json
 from rltransformers.core.ranges import DropoutRate, PositiveNumber, check, shown
-from rltransformers.policies.decision import ActingMode
 from rltransformers.policies.stored_size import check_stored_size
-from rltransformers.training.decision_settings import Settings
 
 EXTRA = "huggingface"
 HUGGINGFACE_MODEL = "Hugging Face DecisionTransformerModel"
@@ -115,14 +112,27 @@ class Configuration:
         return scale / (layer + 1) if self.scale_attn_by_inverse_layer_idx else scale
 
 
+@dataclass(frozen=True)
+class PublishedModel:
+    """A model of Hugging Face in our terms: what it is built from, its weights, and the units of its observations."""
+
+    backbone: BackboneConfig
+    spaces: tuple[spaces.Box, spaces.Box]
+    weights: dict[str, Tensor]
+    statistics: dict[str, tuple[Tensor, Tensor]] | None
+
+
 def read_huggingface(
-    folder: str | os.PathLike[str], context_length: int
-) -> tuple[Configuration, BackboneConfig, dict[str, Tensor]]:
-    """Configuration, our backbone and our weights of the model in a folder; float32, without observation statistics.
+    folder: str | os.PathLike[str], context_length: int, state_mean: Any = None, state_std: Any = None
+) -> PublishedModel:
+    """Read the model in a folder, in float32.
+
+    Args:
+        state_mean, state_std: of the observations, as a model card states them; None for none.
 
     Raises:
         CheckpointError: a file is missing, damaged or of another model, or weights do not fit the configuration.
-        ConfigError: the configuration asks for what there is not here.
+        ConfigError: the configuration asks for what there is not here, or the statistics do not fit it.
         MissingExtraError: ``model.safetensors`` without the package safetensors.
     """
     place = Path(folder).expanduser()
@@ -136,57 +146,37 @@ def read_huggingface(
     weights = {name: value for name, value in _weights(place).items() if not _unread(name)}
     with contents_of(place, HUGGINGFACE_MODEL):
         check_stored_size(backbone, weights)
-        return configuration, backbone, _translated(configuration, weights)
-
-
-def published_settings(context_length: int, acting_mode: ActingMode, normalizes: bool, seed: int) -> Settings:
-    """How such models were trained, which is also what the constructor of ``DecisionTransformer`` does by default."""
-    return Settings(
-        context_length=context_length,
-        learning_rate=1e-4,
-        weight_decay=1e-4,
-        warmup_steps=None,
-        decay_steps=None,
-        batch_size=64,
-        max_grad_norm=0.25,
-        discount=1.0,
-        delayed_reward=False,
-        normalize_observations=normalizes,
-        mode="dt",
-        top_fraction=1.0,
-        whole_episodes=False,
-        acting_mode=acting_mode,
-        acting="eager",
-        seed=seed,
+        weights = _translated(configuration, weights)
+    statistics = None
+    if (state_mean is None) != (state_std is None):
+        raise ConfigError("give both state_mean and state_std, or neither; the model card lists them")
+    if state_mean is not None:
+        mean, deviation = (
+            _statistic(configuration, name, values)
+            for name, values in (("state_mean", state_mean), ("state_std", state_std))
+        )
+        if not bool((deviation > 0).all()):
+            raise ConfigError(
+                f"state_std must be above 0 everywhere, its smallest number is {float(deviation.min()):g}"
+            )
+        statistics = {"": (mean, deviation)}
+        weights |= {"observation_mean_0": mean, "observation_deviation_0": deviation}
+    return PublishedModel(
+        backbone, (configuration.observation_space(), configuration.action_space()), weights, statistics
     )
 
 
-def statistics_given(
-    configuration: Configuration, state_mean: npt.ArrayLike | None, state_std: npt.ArrayLike | None
-) -> tuple[Tensor, Tensor] | None:
-    """Mean and standard deviation of the states as a model card states them; None for none.
-
-    Raises:
-        ConfigError: one without the other, another size, or deviations that are not above 0.
-    """
-    if (state_mean is None) != (state_std is None):
-        raise ConfigError("give both state_mean and state_std, or neither; the model card lists them")
-    if state_mean is None or state_std is None:
-        return None
-    found = []
-    for name, values in (("state_mean", state_mean), ("state_std", state_std)):
-        try:
-            array = np.array(values, np.float32)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{name} must be {configuration.state_dim} numbers, got {shown(values)}") from error
-        if array.shape != (configuration.state_dim,) or not np.isfinite(array).all():
-            raise ConfigError(
-                f"{name} must be {configuration.state_dim} finite numbers, got {array.shape}: {shown(values)}"
-            )
-        found.append(torch.as_tensor(array))
-    if not bool((found[1] > 0).all()):
-        raise ConfigError(f"state_std must be above 0 everywhere, its smallest number is {float(found[1].min()):g}")
-    return found[0], found[1]
+def _statistic(configuration: Configuration, name: str, values: Any) -> Tensor:
+    """Read one number for each component of a state."""
+    try:
+        array = np.array(values, np.float32)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} must be {configuration.state_dim} numbers, got {shown(values)}") from error
+    if array.shape != (configuration.state_dim,) or not np.isfinite(array).all():
+        raise ConfigError(
+            f"{name} must be {configuration.state_dim} finite numbers, got {array.shape}: {shown(values)}"
+        )
+    return torch.as_tensor(array)
 
 
 def _configuration(file: Path) -> Configuration:
@@ -224,7 +214,7 @@ def _weights(folder: Path) -> Mapping[str, Tensor]:
 
 
 def _unread(name: str) -> bool:
-    """Weights that acting does not use, and the causal masks that older releases stored beside them."""
+    """Weights that acting does not use, and causal masks, which older releases of transformers store beside them."""
     return name in UNUSED or name.endswith((".attn.bias", ".attn.masked_bias"))
 
 

@@ -1,81 +1,64 @@
-"""The habits of Stable-Baselines3 for an agent that learns from a dataset: logger, callbacks, checkpoints."""
+"""What a Decision Transformer is besides its algorithm: network and optimizer, data, logger, callbacks, checkpoints."""
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import gymnasium as gym
 import numpy as np
 import torch
-from annotated_types import Ge, Lt
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import (
-    BaseCallback,
-    CallbackList,
-    ConvertCallback,
-    EvalCallback,
-)
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EvalCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import configure_logger
 from torch import Tensor
 
 from rltransformers.backbone import BackboneConfig
-from rltransformers.backbone.config import without_idle
-from rltransformers.core.checkpoint import (
-    File,
-    check_tensor,
-    contents_of,
-    load_checkpoint,
-    restore_optimizer,
-    restore_weights,
-    save_checkpoint,
-)
+from rltransformers.blocks.leaving import Confident
+from rltransformers.core.checkpoint import File, contents_of, load_checkpoint, restore_weights, save_checkpoint
 from rltransformers.core.described import count, spaces_line
 from rltransformers.core.device import find_device
-from rltransformers.core.errors import ConfigError, DataError, refuse_unknown
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import check_path
-from rltransformers.core.ranges import Count, Environments, PositiveNumber, Seed, WholeNumber, check, strict
-from rltransformers.core.spaces import differing_spaces, space_from_json, space_to_json
+from rltransformers.core.ranges import Count, Environments, PositiveNumber, Seed, UnitInterval, WholeNumber, strict
+from rltransformers.core.seeding import step_seed
+from rltransformers.core.spaces import differing_spaces, space_to_json
 from rltransformers.core.spec import Choice
 from rltransformers.core.world import World, current_world
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.checks import check_actions
 from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.policies.decision import ActingMode, Decider, DecisionPolicy
-from rltransformers.policies.observed import Encoding, read_observation
-from rltransformers.policies.readouts.catalogue import read_readout
+from rltransformers.policies.observations import StateWatch
+from rltransformers.policies.observed import Encoding
 from rltransformers.policies.shipping import DecisionInFile, write_policy
-from rltransformers.policies.steps import Acting
-from rltransformers.policies.stored_size import check_stored_size
+from rltransformers.policies.steps import Acting, DecisionMachine
+from rltransformers.training.datastore import fill_store
 from rltransformers.training.decision_critic import CriticLearner
-from rltransformers.training.decision_data import DataSummary, check_masked, stored_statistics, training_data
-from rltransformers.training.decision_online import OnlineCounts
-from rltransformers.training.decision_settings import ContextLength, Settings, check_tokens, stored_settings
+from rltransformers.training.decision_data import DataSummary, OnlineCounts, check_masked, training_data
+from rltransformers.training.decision_files import (
+    describe,
+    read_parts,
+    replaceable,
+    restore_training,
+    training_tensors,
+)
+from rltransformers.training.decision_settings import ContextLength, Settings, jitter_of
+from rltransformers.training.distributed import check_shared
 from rltransformers.training.entropy_bound import EntropyBound
-from rltransformers.training.huggingface import (
-    HUGGINGFACE_MODEL,
-    published_settings,
-    read_huggingface,
-    statistics_given,
-)
+from rltransformers.training.exits import calibrate
+from rltransformers.training.huggingface import HUGGINGFACE_MODEL, read_huggingface
 from rltransformers.training.interval_log import ProgressBar, check_callback, with_inner
-from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
+from rltransformers.training.parameters import print_system, take_parameters, uncompiled
 from rltransformers.training.run_card import write_run_card
-
-Updates = Annotated[int, Ge(0), Lt(2**63)]
-REPLACEABLE = (
-    *("learning_rate", "weight_decay", "warmup_steps", "decay_steps", "batch_size", "max_grad_norm", "top_fraction"),
-    *("whole_episodes", "expectile", "acting", "acting_mode", "seed"),
-)
-"""Settings that ``load`` may replace: with others of the rest the weights would mean something else."""
 
 
 class OfflineAgent:
-    """Base class of agents that learn from a dataset: saving, loading, callbacks, the schedule of updates.
+    """Base class of agents that learn from a dataset, with the habits of Stable-Baselines3.
 
     Attributes:
         kind: name of the agent in its checkpoints and logs.
@@ -83,23 +66,6 @@ class OfflineAgent:
     """
 
     kind: ClassVar[str]
-    settings: Settings
-    summary: DataSummary
-    backbone_config: BackboneConfig
-    readout: Choice | None
-    encoder: Encoding
-    observation_space: gym.Space[Any]
-    action_space: gym.Space[Any]
-    policy: DecisionPolicy
-    num_timesteps: int
-    _optimizer: torch.optim.Optimizer
-    _critic: CriticLearner | None
-    _entropy: EntropyBound | None
-    _online: OnlineCounts
-    _replay: EpisodeReplay | None
-    _action_noise: np.random.Generator
-    _interval: dict[str, tuple[Tensor, int]]  # sums and counts since the last line of the log
-    _logger: Logger | None = None
 
     def _build(
         self,
@@ -109,60 +75,51 @@ class OfflineAgent:
         summary: DataSummary,
         statistics: Mapping[str, tuple[Tensor, Tensor]] | None,
         device: torch.device,
-        readout: Choice | None,
-        encoder: Encoding,
-        action_masks: bool,
+        readout: Choice | None = None,
+        encoder: Encoding | None = None,
+        action_masks: bool = False,
     ) -> None:
-        """The model and its optimiser, before the first update."""
-        raise NotImplementedError
-
-    def decider(self, mode: ActingMode | None = None) -> Decider:
-        """How the trained policy acts, in the model's acting mode or the one given."""
-        raise NotImplementedError
-
-    def _sampler_of(self, data: Trajectories) -> ContextSampler:
-        """Windows of training from data that the settings have shaped."""
-        settings = self.settings
-        return ContextSampler(
-            data,
-            settings.context_length,
-            discount=settings.discount,
-            whole_episodes=settings.whole_episodes,
+        """Make the network and its optimizers, before the first update."""
+        check_shared(self.world, readout, settings.batch_size)
+        self.settings, self.summary, self.backbone_config = settings, summary, backbone
+        self.readout, self.encoder = readout, encoder or Encoding()
+        self.observation_space, self.action_space = spaces
+        self.device, self.seed = device, settings.seed
+        self.num_timesteps = 0
+        self._logger: Logger | None = None
+        self._interval: dict[str, tuple[Tensor, int]] = {}  # sums and counts since the last line of the log
+        self._progress = 0.0
+        self._state_watch = StateWatch()
+        self._action_noise = np.random.default_rng(step_seed(settings.seed, 0, "action"))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(step_seed(settings.seed, 0, "weights"))
+            self.policy = DecisionPolicy(
+                *spaces,
+                backbone,
+                return_conditioned=settings.mode == "dt",
+                return_scale=summary.return_scale,
+                statistics=statistics,
+                readout=readout,
+                encoder=self.encoder,
+                action_masks=action_masks,
+                return_in=settings.return_in,
+                predicts_return=settings.return_head is not None,
+                critic_width=None if settings.critic_options is None else settings.critic_options.width,
+                stochastic=settings.stochastic,
+                action_units=summary.action_units,
+            ).to(device)
+        self.policy.eval()
+        self._online, self._replay = OnlineCounts(), cast(EpisodeReplay | None, None)
+        normal = self.policy.head.normal_leaves()
+        self._entropy = EntropyBound(sum(leaf.components for _, leaf in normal), device) if normal else None
+        self._critic: CriticLearner | None = None
+        if settings.critic is not None and settings.critic_options is not None:
+            self._critic = CriticLearner(self.policy, settings.critic, settings.critic_options, summary)
+        self._optimizer = torch.optim.AdamW(
+            self.policy.actor_parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
-
-    def _attach(self, data: Trajectories | None, tensorboard_log: str | os.PathLike[str] | None, verbose: int) -> None:
-        """Prepare a run besides the model: data and logs."""
-        if data is not None and self.policy.masks:
-            check_masked(data)
-        self._sampler = None if data is None else self._sampler_of(data)
-        leads = self.world.leads
-        check_path(tensorboard_log or "")
-        self.tensorboard_log = None if tensorboard_log is None or not leads else os.fspath(tensorboard_log)
-        self.verbose = verbose if leads else 0
-
-    def _check_longest(self, data: Trajectories) -> None:
-        """Raise DataError where the longest episode has more steps than a position table, before a window meets it."""
-        episode = int(data.lengths.argmax())
-        steps = int(data.lengths[episode])
-        try:
-            self.policy.backbone.check_places(torch.zeros(1, dtype=torch.long), torch.tensor([steps - 1]))
-        except DataError as error:
-            raise DataError(f"{data.name}: episode {episode} has {steps:,} steps: {error}") from error
-
-    def _data_of(self, dataset: Any) -> Trajectories:
-        """The dataset to go on learning from.
-
-        Raises:
-            ConfigError: for other spaces than those of the model.
-            DataError: for what is no dataset, or an action outside the action space of the model.
-        """
-        data = training_data(load_trajectories(dataset), self.settings)
-        for role, ours, theirs in differing_spaces(
-            (self.observation_space, self.action_space), (data.observation_space, data.action_space)
-        ):
-            raise ConfigError(f"the {role} space of the dataset ({theirs}) is not the one of the model ({ours})")
-        check_actions(data, self.action_space)
-        return data
+        if settings.acting == "compiled":
+            self.policy.machine_code = DecisionMachine()
 
     @cached_property
     def world(self) -> World:
@@ -192,11 +149,121 @@ class OfflineAgent:
         """Updates that are still to come for the episodes played last, where ``learn_online`` was stopped."""
         return self._online.updates
 
-    # Log and callbacks
+    def decider(self, mode: ActingMode | None = None) -> Decider:
+        """How the trained policy acts, in the model's acting mode or the one given; holds no state of its own."""
+        settings = self.settings
+        return Decider(
+            self.policy,
+            settings.context_length,
+            mode or settings.acting_mode,
+            settings.discount,
+            settings.delayed_reward,
+            jitter_of(settings.critic_options, self.summary.spread),
+            self.summary.range_to_go,
+        )
 
-    def _start_learning(
+    # Data
+
+    def _attach(self, data: Trajectories | None, tensorboard_log: str | os.PathLike[str] | None, verbose: int) -> None:
+        """Take the data to learn from, which the settings have shaped, and prepare the log."""
+        if data is not None and self.policy.masks:
+            check_masked(data)
+        self._sampler = None if data is None else self._sampler_of(data)
+        leads = self.world.leads
+        check_path(tensorboard_log or "")
+        self.tensorboard_log = None if tensorboard_log is None or not leads else os.fspath(tensorboard_log)
+        self.verbose = verbose if leads else 0
+
+    def _sampler_of(self, data: Trajectories) -> ContextSampler:
+        """Draw windows of training from data that the settings have shaped."""
+        settings = self.settings
+        return ContextSampler(
+            data, settings.context_length, discount=settings.discount, whole_episodes=settings.whole_episodes
+        )
+
+    def _data_of(self, dataset: Any) -> Trajectories | None:
+        """Load the dataset to go on learning from; None for none.
+
+        Raises:
+            ConfigError: for other spaces than those of the model.
+            DataError: for what is no dataset, or an action outside the action space of the model.
+        """
+        if dataset is None:
+            return None
+        data = training_data(load_trajectories(dataset), self.settings)
+        for role, ours, theirs in differing_spaces(
+            (self.observation_space, self.action_space), (data.observation_space, data.action_space)
+        ):
+            raise ConfigError(f"the {role} space of the dataset ({theirs}) is not the one of the model ({ours})")
+        check_actions(data, self.action_space)
+        return data
+
+    def _needed_sampler(self, purpose: str, way_out: str) -> ContextSampler:
+        """Return the sampler of the dataset; raise ConfigError where the model was loaded without one."""
+        if self._sampler is None:
+            raise ConfigError(f"this model has no {purpose}; {way_out}")
+        return self._sampler
+
+    def _fill_store(self, sampler: ContextSampler) -> None:
+        fill_store(self.policy, sampler, step_seed(self.seed, self.num_timesteps, "datastore"), self.device)
+
+    def build_datastore(self) -> Self:
+        """Fill the store of the readout with features of the dataset under today's weights, and the recorded actions.
+
+        ``learn`` does so, too: every ``refresh`` updates, and for "knn" at its end.
+
+        Raises:
+            ConfigError: when the model has no readout, or was loaded without a dataset.
+        """
+        if self.readout is None:
+            raise ConfigError('this model has no readout to fill; give policy_kwargs={"readout": "knn"} or "spalm"')
+        self._fill_store(self._needed_sampler("dataset to read", f"give one to {self.kind}.load(path, dataset=...)"))
+        return self
+
+    @strict
+    def calibrate_exits(
+        self,
+        bound: UnitInterval = 0.1,
+        error: UnitInterval = 0.05,
+        windows: Count = 512,
+        candidates: Count = 20,
+        dataset: Any = None,
+    ) -> float:
+        """Set the threshold of a policy with ``depth: calm`` as low as is safe, and return it.
+
+        With probability 1 - ``error`` over the windows, decisions with early exits differ from those of the whole stack
+        by at most ``bound`` in expectation: the share of steps with another most probable action, for a Box the
+        difference by the width of its bounds (Schuster et al. 2022, arXiv 2207.07061, section 4).
+
+        Args:
+            windows: drawn from the data, the samples of the test.
+            candidates: thresholds that are tried, from 1 downwards in equal steps.
+            dataset: what to calibrate on, best other data than it was trained on; None for the data of training.
+
+        Raises:
+            ConfigError: the depth of the backbone is another one, or there is no dataset.
+        """
+        leaving = self.policy.backbone.halt
+        if not isinstance(leaving, Confident):
+            raise ConfigError(f"only depth 'calm' has a threshold, not {self.backbone_config.choices.depth.name!r}")
+        if dataset is not None:
+            sampler = self._sampler_of(training_data(load_trajectories(dataset), self.settings))
+        else:
+            sampler = self._needed_sampler("dataset to calibrate on", "pass calibrate_exits(dataset=...)")
+        generator = torch.Generator().manual_seed(step_seed(self.seed, self.num_timesteps, "batch"))
+        batch = sampler.sample(windows, generator).to(self.device)
+        return calibrate(self.policy, leaving, batch, bound, error, candidates)
+
+    # Logger and callbacks
+
+    def _begin_callbacks(
         self, callback: MaybeCallback, tb_log_name: str, progress_bar: bool, total_timesteps: int
     ) -> BaseCallback:
+        """Make the logger and the list of callbacks of one call of ``learn``.
+
+        Raises:
+            ConfigError: for an ``EvalCallback``.
+        """
         check_callback(callback)
         if self._logger is None:
             self._logger = self._own_logger(tb_log_name)
@@ -233,13 +300,21 @@ class OfflineAgent:
 
     def get_env(self) -> None:
         """None: there is no training environment."""
-        return None
 
     def get_vec_normalize_env(self) -> None:
         """None: there is no training environment."""
-        return None
 
-    # Checkpoints
+    def __repr__(self) -> str:
+        parameters = count(sum(weight.numel() for weight in self.policy.parameters()), "parameter")
+        sizes = f"context {self.settings.context_length}, width {self.backbone_config.width}, {parameters}"
+        first = f"{type(self).__name__}({count(self.num_timesteps, 'update')}, mode {self.settings.mode}, {sizes})"
+        return first + spaces_line(self.observation_space, self.action_space)
+
+    # Files
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Kind and settings of the agent as JSON values, as TensorBoard shows them."""
+        return {"agent": self.kind} | describe(self)
 
     @strict
     def export(
@@ -268,63 +343,24 @@ class OfflineAgent:
         step = DecisionInFile(self.decider(acting_mode), self.summary.best_return)
         return write_policy(step, path, batch, self.observation_space, self.action_space, self.verbose)
 
-    def __repr__(self) -> str:
-        parameters = count(sum(each.numel() for each in self.policy.parameters()), "parameter")
-        sizes = f"context {self.settings.context_length}, width {self.backbone_config.width}, {parameters}"
-        first = f"{type(self).__name__}({count(self.num_timesteps, 'update')}, mode {self.settings.mode}, {sizes})"
-        return first + spaces_line(self.observation_space, self.action_space)
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """Kind and settings of the agent as JSON values, as TensorBoard shows them."""
-        return {"agent": self.kind} | self._settings()
-
-    def _settings(self) -> dict[str, Any]:
-        """Settings of the agent as JSON values."""
-        return {
-            "settings": asdict(self.settings),
-            "summary": asdict(self.summary),
-            "backbone": self.backbone_config.to_dict(),
-            "readout": None if self.readout is None else self.readout.to_dict(),
-            "observation": self.encoder.to_dict(),
-            "action_masks": self.policy.masks,
-        }
-
     @strict
     def save(self, path: File) -> None:
         """Write one checkpoint file with everything but the dataset; ".zip" is added to a name without extension.
 
-        ``path`` may be a file that is open for bytes; it stays open.
+        The episodes that ``learn_online`` learns from are in it. Of several processes the first one writes it.
 
-        Of several processes the first one writes it.
-
-        The episodes that ``learn_online`` learns from are in it.
+        Args:
+            path: a file that is open for bytes stays open.
         """
-        if not self.world.leads:
-            return
-        settings = self._settings() | {
-            "observation_space": space_to_json(self.observation_space),
-            "action_space": space_to_json(self.action_space),
-        }
-        tensors = {
-            "policy": uncompiled(self.policy).state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "updates": self.num_timesteps,
-            "interval": self._interval,
-            "generators": {"action": self._action_noise.bit_generator.state},
-        }
-        if self._critic is not None:
-            tensors["critic"] = self._critic.tensors()
-        if self._entropy is not None:
-            tensors["entropy"] = self._entropy.tensors()
-        if self._replay is not None:
-            tensors |= {"online": asdict(self._online), "replay": self._replay.state_dict()}
-        save_checkpoint(path, self.kind, settings, tensors)
+        if self.world.leads:
+            spaces = {kind: space_to_json(getattr(self, kind)) for kind in ("observation_space", "action_space")}
+            save_checkpoint(path, self.kind, describe(self) | spaces, training_tensors(self))
 
     def get_parameters(self) -> dict[str, Any]:
         """State dictionaries of what learns, by name: "policy" and "optimizer"."""
-        return {name: part.state_dict() for name, part in self._parts().items()}
+        return {name: part.state_dict() for name, part in self._learning().items()}
 
-    def _parts(self) -> dict[str, torch.nn.Module | torch.optim.Optimizer]:
+    def _learning(self) -> dict[str, torch.nn.Module | torch.optim.Optimizer]:
         return {"policy": uncompiled(self.policy), "optimizer": self._optimizer}
 
     @strict
@@ -340,18 +376,17 @@ class OfflineAgent:
             CheckpointError: when the file is missing, corrupt, or of another agent.
             ConfigError: for what does not fit; a part of other names or shapes changes nothing.
         """
+        parts = self._learning()
         if isinstance(load_path_or_dict, Mapping):
-            given = dict(load_path_or_dict)
-        else:
-            tensors = load_checkpoint(load_path_or_dict, self.kind).tensors
-            with contents_of(load_path_or_dict, self.kind):
-                given = {name: tensors[name] for name in self._parts()}
-        take_parameters(self._parts(), given, exact_match)
-        if self._critic is None:
+            take_parameters(parts, load_path_or_dict, exact_match)
+            if self._critic is not None:
+                self._critic.begin(uncompiled(self.policy))
             return
-        if isinstance(load_path_or_dict, Mapping):
-            self._critic.begin(uncompiled(self.policy))
-        else:
+        tensors = load_checkpoint(load_path_or_dict, self.kind).tensors
+        with contents_of(load_path_or_dict, self.kind):
+            weights = {name: tensors[name] for name in parts}
+        take_parameters(parts, weights, exact_match)
+        if self._critic is not None:
             with contents_of(load_path_or_dict, self.kind):
                 self._critic.restore(tensors["critic"])
 
@@ -398,29 +433,24 @@ class OfflineAgent:
             ConfigError: the model needs what there is not here, or an argument does not fit it.
             MissingExtraError: ``model.safetensors`` without the extra ``huggingface``.
         """
-        configuration, backbone, weights = read_huggingface(folder, context_length)
-        statistics = statistics_given(configuration, state_mean, state_std)
-        spaces = (configuration.observation_space(), configuration.action_space())
+        model = read_huggingface(folder, context_length, state_mean, state_std)
         self = cls.__new__(cls)
         self._build(
-            published_settings(context_length, acting_mode, statistics is not None, seed),
-            backbone,
-            spaces,
+            Settings(
+                context_length=context_length,
+                normalize_observations=model.statistics is not None,
+                acting_mode=acting_mode,
+                seed=seed,
+            ),
+            model.backbone,
+            model.spaces,
             DataSummary(return_scale, target_return, environment),
-            None if statistics is None else {"": statistics},
+            model.statistics,
             find_device(device),
-            None,
-            Encoding(),
-            False,
         )
-        if statistics is not None:
-            weights |= {"observation_mean_0": statistics[0], "observation_deviation_0": statistics[1]}
         with contents_of(folder, HUGGINGFACE_MODEL):
-            restore_weights(self.policy, weights, "the model")
-        data = None
-        if dataset is not None:
-            data = self._data_of(dataset)
-        self._attach(data, tensorboard_log, verbose)
+            restore_weights(self.policy, model.weights, "the model")
+        self._attach(self._data_of(dataset), tensorboard_log, verbose)
         return self
 
     @classmethod
@@ -461,51 +491,10 @@ class OfflineAgent:
         saved = load_checkpoint(path, cls.kind, map_location=device)
         if print_system_info:
             print_system(saved.code_version)
-        if fixed := [each.name for each in fields(Settings) if each.name in overrides and each.name not in REPLACEABLE]:
-            raise ConfigError(
-                f"{fixed[0]} belongs to what the file has learned, and load cannot replace it; it replaces "
-                f"{', '.join(REPLACEABLE)}"
-            )
-        refuse_unknown(overrides, REPLACEABLE, source="load")
-        replaced = replaced_settings(custom_objects, REPLACEABLE) | overrides
-        if acting is not None:
-            replaced["acting"] = acting
+        replaced = replaceable(custom_objects, overrides, acting)
         self = cls.__new__(cls)
         with contents_of(path, cls.kind, alone=not replaced):
-            parts, tensors = saved.settings, saved.tensors
-            weights = check(tensors["policy"], Mapping[str, Any], "policy")
-            spaces = (space_from_json(parts["observation_space"]), space_from_json(parts["action_space"]))
-            settings = stored_settings(check(parts["settings"], Mapping[str, Any], "settings"))
-            settings = replace(settings, **replaced)
-            summary = DataSummary(**check(parts["summary"], Mapping[str, Any], "summary"))
-            statistics = stored_statistics(spaces[0], weights) if settings.normalize_observations else None
-            backbone = BackboneConfig.from_dict(without_idle(parts["backbone"]))
-            check_tokens(backbone.tokens_per_step, settings.mode, settings.return_in)
-            check_stored_size(backbone, weights)
-            # Checkpoints of earlier releases have no masks, no encoders of leaves, no encoder, no readout.
-            readout = read_readout(parts.get("readout"))
-            encoder = read_observation(parts.get("observation", {"encoder": parts.get("encoder")}))
-            masks = check(parts.get("action_masks", False), bool, "action_masks")
-            self._build(settings, backbone, spaces, summary, statistics, device, readout, encoder, masks)
-            restore_weights(self.policy, weights)
-            restore_optimizer(self._optimizer, tensors["optimizer"])
-            if self._critic is not None:
-                self._critic.restore(tensors["critic"])
-            if self._entropy is not None:
-                self._entropy.restore(tensors["entropy"])
-            if "replay" in tensors:
-                self._online = OnlineCounts(**check(tensors["online"], Mapping[str, Any], "online"))
-                self._replay = EpisodeReplay.restored(tensors["replay"], *spaces, summary.environment)
-            if "generators" in tensors and "seed" not in replaced:  # earlier releases stored none
-                action = check(tensors["generators"]["action"], Mapping[str, Any], "generators.action")
-                self._action_noise.bit_generator.state = action
-            self.num_timesteps = check(tensors["updates"], Updates, "updates")
-            # Checkpoints of the first release have no interval.
-            self._interval = check(tensors.get("interval", {}), dict[str, tuple[Tensor, Count]], "interval")
-            for name, (total, _) in self._interval.items():
-                check_tensor(total, f"interval.{name}", (), torch.float32)
-        data = None
-        if dataset is not None:
-            data = self._data_of(dataset)
-        self._attach(data, tensorboard_log, verbose)
+            self._build(**read_parts(saved, replaced), device=device)
+            restore_training(self, saved.tensors, noise="seed" not in replaced)
+        self._attach(self._data_of(dataset), tensorboard_log, verbose)
         return self

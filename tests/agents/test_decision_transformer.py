@@ -30,6 +30,7 @@ from rltransformers.agents import DecisionTransformer
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.data import ContextBatch, Trajectories, load_trajectories
+from rltransformers.policies.decision import Decider
 from tests.agents.tiny_envs import AnySpace
 
 TINY = {"backbone": {"width": 16, "layers": 2, "heads": 2, "dropout": 0.1}}
@@ -947,16 +948,16 @@ class Narrow(AnySpace):
         return super().step(action)
 
 
-def looking_back(model: DecisionTransformer, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
-    """The last action that each decision of ``model`` looks back on, one environment at a time: a token."""
-    act, seen = model._act, list[np.ndarray]()
+def looking_back(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The last action that each decision of a model looks back on, one environment at a time: a token."""
+    act, seen = Decider.act, list[np.ndarray]()
 
-    def watching(decider: Any, leaves: Any, state: Any, start: Any, *rest: Any, **options: Any) -> Any:
+    def watching(decider: Decider, leaves: Any, state: Any, *, start: Any, **options: Any) -> Any:
         if not start[0]:
             seen.append(state.action[0].numpy().copy())
-        return act(decider, leaves, state, start, *rest, **options)
+        return act(decider, leaves, state, start=start, **options)
 
-    monkeypatch.setattr(model, "_act", watching)
+    monkeypatch.setattr(Decider, "act", watching)
     return seen
 
 
@@ -972,7 +973,7 @@ def test_actions_are_clipped_to_a_box_that_is_narrower_than_that_of_the_data(
     model = make(wide_data(), context_length=3, mode=mode, learning_rate=1e-2, warmup_steps=0).learn(60)
     assert float(model.predict(np.ones(2, np.float32), deterministic=True)[0].min()) > 1.0
     env = Narrow()
-    seen = looking_back(model, monkeypatch)
+    seen = looking_back(monkeypatch)
     model.evaluate(env, episodes=2)
     assert np.array(env.taken).max() == 1.0 and len(env.taken) == 8
     # Every decision but the first of an episode looks back on the action that was executed before it.

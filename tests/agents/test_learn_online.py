@@ -20,6 +20,7 @@ from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.core.seeding import generators, step_seed
 from rltransformers.data import Trajectories
 from rltransformers.data import record as record_episodes
+from rltransformers.policies.decision import Decider
 from rltransformers.training.entropy_bound import EntropyBound
 from tests.agents.test_decision_options import _tensors
 from tests.agents.test_decision_transformer import (
@@ -99,18 +100,17 @@ def test_episodes_are_asked_for_more_than_the_data_hold_and_sampled(
     """Recomputed: the state begins with the target, and every action is the one that the noise of the seed gives."""
     model = stochastic(data).learn(2)
     asked: list[np.ndarray] = []
-    act = model._act
+    act = Decider.act
 
-    def watching(
-        actor: Any, leaves: Any, state: Any, start: Any, reward: Any, target: Any, noise: Any, **more: Any
-    ) -> Any:
+    def watching(decider: Decider, leaves: Any, state: Any, *, start: Any, noise: Any, **more: Any) -> Any:
         assert noise is not None and noise.shape == (len(start), 2)
-        found = act(actor, leaves, state, start, reward, target, noise, **more)
+        found = act(decider, leaves, state, start=start, noise=noise, **more)
         asked.append(found[1].return_to_go.numpy().copy())
         return found
 
-    monkeypatch.setattr(model, "_act", watching)
-    model.learn_online(DRIFT, 1, updates_per_episode=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Decider, "act", watching)
+        model.learn_online(DRIFT, 1, updates_per_episode=1)
     best, worst = float(data.returns.max()), float(data.returns.min())
     assert model._replay is not None
     episode = model._replay.data.episode(-1)
@@ -381,7 +381,7 @@ def test_an_environment_with_narrower_bounds_gets_and_the_policy_remembers_clipp
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make(wide_data(), stochastic=not options, learning_rate=1e-2, warmup_steps=0).learn(60)
-    env, seen = Narrow(), looking_back(model, monkeypatch)
+    env, seen = Narrow(), looking_back(monkeypatch)
     model.learn_online(env, 8, updates_per_episode=1, **options)
     assert model._replay is not None
     played = model._replay.data.select([len(wide_data()), len(wide_data()) + 1])
