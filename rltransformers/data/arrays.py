@@ -4,16 +4,17 @@ import math
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rltransformers.core.errors import DataError, error_line
+from rltransformers.core.errors import DataError
 from rltransformers.core.files import existing_file
 from rltransformers.core.spaces import nest_paths
+from rltransformers.data.checks import damage
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.keys import NAMES
 from rltransformers.data.spaces import CHUNK_BYTES
@@ -31,9 +32,6 @@ def read_npz(path: str | os.PathLike[str], *, name: str | None = None, **options
     The arrays have N rows each and go by the names of ``keys.NAMES``: observations, actions, rewards, terminals (or
     terminations), optionally timeouts (or truncations) and next_observations. A leaf of a nested observation or action
     is an array called "observations/camera".
-
-    Raises:
-        DataError: when the file is missing, truncated, no ``.npz`` file, holds pickled objects, or lacks keys.
     """
     file = existing_file(path)
     with _opened(file) as arrays:
@@ -75,16 +73,8 @@ def _opened(file: Path) -> Iterator[dict[str, Any]]:
         yield found
 
 
-@contextmanager
-def _damage(file: str | Path) -> Iterator[None]:
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:  # an edited file makes zipfile and numpy raise anything
-        raise DataError(
-            f"{file} is truncated or no .npz file ({error_line(error)}); write it again with numpy.savez"
-        ) from error
+def _damage(file: object) -> AbstractContextManager[None]:
+    return damage(f"{file} is truncated or no .npz file", "write it again with numpy.savez")
 
 
 def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> Any:
@@ -132,7 +122,7 @@ class _Rows:
             return self[rows : rows + 1][0]
         first, stop, _ = rows.indices(len(self))
         count = max(stop - first, 0)
-        with _damage(f"{self.archive.filename}"):
+        with _damage(self.archive.filename):
             stream = self._stream_at(self.start + first * self.row_bytes)
             found = stream.read(count * self.row_bytes)
             if stop == len(self):

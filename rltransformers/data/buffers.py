@@ -82,13 +82,14 @@ def trajectories_from_buffer(
     arrays, begun = _replayed(buffer) if replay else _rolled_out(buffer)
     arrays["actions"] = _as_executed(buffer.action_space, arrays["actions"], scaled=replay)
     ends = arrays["terminals"] | arrays["timeouts"]
-    whole = _whole(ends, begun)
+    earlier: Array = np.cumsum(ends, axis=1) - ends  # episodes that ended before, in the same environment
+    whole = (earlier > 0) | np.reshape(begun, (-1, 1))
     if not whole.any():
         raise DataError(
             f"{name} holds no beginning of an episode: all {ends.size:,} steps lie within episodes that began before; "
             f"use a larger buffer"
         )
-    flat = {key: map_leaves(lambda rows: _flat(rows)[whole.reshape(-1)], rows) for key, rows in arrays.items()}
+    flat = {key: map_leaves(lambda rows: rows[whole], rows) for key, rows in arrays.items()}
     return trajectories_from_d4rl(
         flat,
         observation_space=observation_space,
@@ -101,11 +102,7 @@ def trajectories_from_buffer(
 
 
 def read_buffer(path: str | os.PathLike[str], *, name: str | None = None, **options: Any) -> Trajectories:
-    """Trajectories of what ``model.save_replay_buffer(path)`` wrote. The file is a pickle: reading it runs its code.
-
-    Raises:
-        DataError: when the file is missing, is damaged, or holds something else.
-    """
+    """Trajectories of what ``model.save_replay_buffer(path)`` wrote. The file is a pickle: reading it runs its code."""
     from stable_baselines3.common.save_util import load_from_pkl  # slow to import
 
     file = existing_file(path)
@@ -165,13 +162,6 @@ def _rolled_out(buffer: Any) -> tuple[dict[str, Any], Bools]:
     return arrays, first[:, 0]
 
 
-def _whole(ends: Bools, begun: bool | Bools) -> Bools:
-    """Which steps [E, R] belong to an episode whose beginning is there."""
-    before: Array = np.cumsum(ends, axis=1) - ends  # episodes that ended earlier in the same environment
-    whole: Bools = (before > 0) | np.reshape(begun, (-1, 1))
-    return whole
-
-
 def _restarts(observations: Any, following: Any) -> Bools:
     """Where a next observation is not the observation of the following row [E, R - 1]."""
     found: list[Bools] = []
@@ -198,8 +188,3 @@ def _as_executed(space: gym.Space[Any], actions: Array, scaled: bool) -> Array:
     with np.errstate(invalid="ignore"):
         executed = low + 0.5 * (actions.astype(np.float64) + 1.0) * (high - low)
     return np.where(np.isfinite(low) & np.isfinite(high), executed, actions)
-
-
-def _flat(rows: Array) -> Array:
-    """[N, ...] of [E, R, ...]."""
-    return rows.reshape(-1, *rows.shape[2:])

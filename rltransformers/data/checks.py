@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from rltransformers.core.errors import DataError, did_you_mean
+from rltransformers.core.errors import OUR_ERRORS, DataError, did_you_mean, error_line
 from rltransformers.core.members import action_bounds, all_members, members
 from rltransformers.core.spaces import leaf_spaces, stored_dtype
 from rltransformers.data.spaces import chunks
@@ -156,6 +156,17 @@ def jumps(next_observations: Array, following: Array) -> npt.NDArray[np.bool_]:
 def leaf_name(kind: str, path: str) -> str:
     """Name a leaf as messages do: observations['camera']."""
     return f"{kind}[{path!r}]" if path else kind
+
+
+@contextmanager
+def damage(what: str, way_out: str) -> Iterator[None]:
+    """Turn errors of the block that are not ours, as libraries raise them for edited files, into a DataError."""
+    try:
+        yield
+    except OUR_ERRORS:
+        raise
+    except Exception as error:
+        raise DataError(f"{what} ({error_line(error)}); {way_out}") from error
 
 
 @contextmanager

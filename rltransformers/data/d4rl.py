@@ -14,11 +14,11 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rltransformers.core.errors import OUR_ERRORS, DataError, error_line
+from rltransformers.core.errors import DataError
 from rltransformers.core.files import existing_file
 from rltransformers.core.members import check_numeric, flags, numbers
 from rltransformers.core.spaces import leaf_values
-from rltransformers.data.checks import check_time_limit, jumps, leaf_name, naming
+from rltransformers.data.checks import check_time_limit, damage, jumps, leaf_name, naming
 from rltransformers.data.d4rl_files import existing_d4rl_file
 from rltransformers.data.hdf5 import check_file
 from rltransformers.data.keys import IGNORED, key_names, pick_leaves
@@ -100,30 +100,18 @@ def read_d4rl_file(path: str | os.PathLike[str], **options: Any) -> Trajectories
     """Trajectories of a D4RL HDF5 file; ``options`` are those of ``trajectories_from_d4rl``.
 
     Flat arrays at the root, or the chunked layout ``virtual/<i>/...`` whose parts follow each other.
-
-    Raises:
-        DataError: when the file is missing, truncated, not HDF5, a Minari file, or lacks required keys.
     """
     import h5py  # slow to import and needed for files only
 
     file_path = existing_file(path)
-    try:
+    with damage(f"{file_path} is truncated or no HDF5 file", "download it again"):
         check_file(file_path)
         file = h5py.File(file_path, "r", rdcc_nbytes=_CACHE_BYTES)
-    except OUR_ERRORS:
-        raise
-    except Exception as error:  # an edited file makes h5py raise anything
-        raise DataError(f"{file_path} is truncated or no HDF5 file ({error_line(error)}); download it again") from error
-    with file:
+    with file, damage(f"{file_path} is damaged", "download it again"):  # where an array cannot be read
         if "episode_0" in file:
             raise DataError(f"{file_path} belongs to a Minari data set; pass the Minari id, or the folder above 'data'")
-        try:
-            arrays = _virtual_parts(file) if "virtual" in file and "observations" not in file else _tree(file)
-            return trajectories_from_d4rl(arrays, name=options.pop("name", None) or file_path.stem, **options)
-        except OUR_ERRORS:
-            raise
-        except Exception as error:  # the directory of the file is whole, but an array cannot be read
-            raise DataError(f"{file_path} is damaged ({error_line(error)}); download it again") from error
+        arrays = _virtual_parts(file) if "virtual" in file and "observations" not in file else _tree(file)
+        return trajectories_from_d4rl(arrays, name=options.pop("name", None) or file_path.stem, **options)
 
 
 def read_d4rl_id(dataset: str, *, name: str | None = None, **options: Any) -> Trajectories:
@@ -147,17 +135,13 @@ def _tree(group: Any) -> dict[str, Any]:
     return {key: walk(group[key]) for key in group if key not in (*IGNORED, "virtual")}
 
 
-def _is_part(key: str, node: Any) -> bool:
-    import h5py
-
-    return key.isdecimal() and isinstance(node, h5py.Group)
-
-
 def _virtual_parts(file: Any) -> dict[str, Any]:
     import h5py
 
     group = file["virtual"]
-    wrong = not isinstance(group, h5py.Group) or [key for key in group if not _is_part(key, group[key])]
+    wrong = not isinstance(group, h5py.Group) or [
+        key for key in group if not (key.isdecimal() and isinstance(group[key], h5py.Group))
+    ]
     if wrong:
         which = "no group" if wrong is True else f"a group with {wrong[0]!r}"
         raise DataError(f"{file.filename}: 'virtual' is {which}; it should hold groups of arrays numbered 0, 1, ...")

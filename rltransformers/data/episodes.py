@@ -36,10 +36,6 @@ def trajectories_from_episodes(
     Args:
         observation_leaves: leaves of nested observations that are kept; None keeps all.
         source: the format that the episodes were stored in, kept in the metadata.
-
-    Raises:
-        DataError: for no episodes, an empty one, missing or unknown keys, arrays of different lengths, and values that
-            are not in the spaces.
     """
     name = name or "episodes"
     listed = [_arrays(pick_leaves(episode, observation_leaves), index, name) for index, episode in enumerate(episodes)]

@@ -8,18 +8,18 @@ import importlib.metadata
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from rltransformers.core.errors import OUR_ERRORS, ConfigError, DataError, did_you_mean, error_line, one_line
+from rltransformers.core.errors import ConfigError, DataError, did_you_mean, error_line, one_line
 from rltransformers.core.files import file_lock, remove_left_overs, replacing_folder
 from rltransformers.core.spaces import leaf_spaces, leaf_values, nest_leaves
 from rltransformers.data.adapt import check_layout_of
-from rltransformers.data.checks import Space
+from rltransformers.data.checks import Space, damage
 from rltransformers.data.hdf5 import HDF5Writer, Tree, check_file
 from rltransformers.data.spaces import prune_space
 from rltransformers.data.trajectories import Leaves, Trajectories
@@ -93,11 +93,7 @@ def read_minari(
     observation_leaves: Sequence[str] | None = None,
     allocate: Allocate | None = None,
 ) -> Trajectories:
-    """Read a ``MinariDataset``, or the one of an id or folder on this machine; options as for ``load_trajectories``.
-
-    Raises:
-        DataError: for a set that is not there or damaged, and where its metadata state other lengths than its episodes.
-    """
+    """Read a ``MinariDataset``, or the one of an id or folder on this machine; options as for ``load_trajectories``."""
     dataset = open_minari(dataset) if isinstance(dataset, str) else dataset
     name = name or str(dataset.id)
     with _damage(name):
@@ -156,16 +152,8 @@ def _episodes(dataset: Any, indices: Sequence[int], name: str) -> Iterator[Any]:
             yield from dataset.iterate_episodes(batch)
 
 
-@contextmanager
-def _damage(name: str) -> Iterator[None]:
-    try:
-        yield
-    except OUR_ERRORS:
-        raise
-    except Exception as error:  # edited files make Minari, h5py and pyarrow raise anything
-        raise DataError(
-            f"{name}: the stored episodes are damaged ({error_line(error)}); download or record the set again"
-        ) from error
+def _damage(name: str) -> AbstractContextManager[None]:
+    return damage(f"{name}: the stored episodes are damaged", "download or record the set again")
 
 
 # Writing ------------------------------------------------------------
@@ -269,11 +257,7 @@ def restore_minari(dataset_id: str) -> None:
 
 
 def check_dataset_id(dataset_id: str) -> None:
-    """Raise unless ``dataset_id`` has the form of a Minari id.
-
-    Raises:
-        ConfigError: with the form.
-    """
+    """Raise unless ``dataset_id`` has the form of a Minari id."""
     from minari.dataset.minari_dataset import parse_dataset_id
 
     try:

@@ -67,10 +67,6 @@ def read_ogbench(dataset: str, *, name: str | None = None, **options: Any) -> Tr
     Rewards and ends are those that OGBench computes for the task, -1 in every step before the goal and 0 in the one
     that ends an episode there. A recording goes on after the goal: what follows is another episode, from the first step
     outside of the goal on. Where the recording was cut, the episode is truncated. The environment is that of the task.
-
-    Raises:
-        MissingExtraError: without ogbench.
-        DataError: for a task that the environment does not have, or a file that is no dataset of OGBench.
     """
     file, found = existing_ogbench_file(dataset), _TASK.fullmatch(dataset)
     assert found is not None

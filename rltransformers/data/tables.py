@@ -44,11 +44,7 @@ def is_table(path: Path) -> bool:
 
 
 def table_files(path: str | os.PathLike[str]) -> list[Path]:
-    """The files that a table consists of, in their order.
-
-    Raises:
-        DataError: for missing or damaged files, and folders of several splits.
-    """
+    """The files that a table consists of, in their order."""
     path = Path(path).expanduser()
     if not path.is_dir():
         return [existing_file(path)]
@@ -66,12 +62,7 @@ def table_files(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def read_table(path: str | os.PathLike[str], *, name: str | None = None, **options: Any) -> Trajectories:
-    """Trajectories of a Parquet or Arrow file, or of a folder of them; ``options`` as for ``trajectories_from_tables``.
-
-    Raises:
-        DataError: when a file is missing or damaged, or as ``trajectories_from_tables``.
-        MissingExtraError: without pyarrow.
-    """
+    """Read a Parquet or Arrow file, or a folder of them; ``options`` as for ``trajectories_from_tables``."""
     files = table_files(path)
     name = name or _configuration(files[0].parent / INFO) or Path(path).expanduser().stem
     return trajectories_from_tables(partial(_file_batches, files), name=name, **options)
@@ -84,11 +75,7 @@ def is_dataset(value: object) -> bool:
 
 
 def trajectories_from_dataset(dataset: Any, *, name: str | None = None, **options: Any) -> Trajectories:
-    """Trajectories of a ``datasets.Dataset``, or of a ``DatasetDict`` with one split.
-
-    Raises:
-        DataError: for several splits, or as ``trajectories_from_tables``.
-    """
+    """Trajectories of a ``datasets.Dataset``, or of a ``DatasetDict`` with one split."""
     if isinstance(dataset, Mapping):
         if len(dataset) != 1:
             raise DataError(f"the data set has the splits {sorted(dataset)}; pass one of them, e.g. dataset['train']")
