@@ -17,7 +17,7 @@ from rltransformers.core.spaces import nest_paths
 from rltransformers.data.checks import damage
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.keys import NAMES
-from rltransformers.data.spaces import CHUNK_BYTES
+from rltransformers.data.spaces import CHUNK_BYTES, Options
 from rltransformers.data.trajectories import Trajectories
 
 MAX_INFLATION = 2000
@@ -26,8 +26,8 @@ _SUFFIX = ".npy"
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-def read_npz(path: str | os.PathLike[str], *, name: str | None = None, **options: Any) -> Trajectories:
-    """Trajectories of an ``.npz`` file; ``options`` are those of ``trajectories_from_d4rl``.
+def read_npz(path: str | os.PathLike[str], options: Options) -> Trajectories:
+    """Read an ``.npz`` file.
 
     The arrays have N rows each and go by the names of ``keys.NAMES``: observations, actions, rewards, terminals (or
     terminations), optionally timeouts (or truncations) and next_observations. A leaf of a nested observation or action
@@ -35,24 +35,24 @@ def read_npz(path: str | os.PathLike[str], *, name: str | None = None, **options
     """
     file = existing_file(path)
     with _opened(file) as arrays:
-        return trajectories_from_d4rl(nested(arrays), name=name or file.stem, source="npz", **options)
+        return trajectories_from_d4rl(nested(arrays), options, file.stem, "npz")
 
 
 def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Arrays whose keys are paths below the observations or the actions, as nested dicts."""
     leaves: dict[str, dict[str, Any]] = {}
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, array in arrays.items():
         kind, slash, path = key.partition("/")
         if slash and path and any(kind in names for names in NAMES.values()):
             leaves.setdefault(kind, {})[path] = array
         else:
-            found[key] = array
+            result[key] = array
     for kind, parts in leaves.items():
-        if kind in found:
+        if kind in result:
             raise DataError(f"holds both {kind!r} and leaves below it ({sorted(parts)}); keep one of the two")
-        found[kind] = nest_paths(parts)
-    return found
+        result[kind] = nest_paths(parts)
+    return result
 
 
 @contextmanager
@@ -61,16 +61,16 @@ def _opened(file: Path) -> Iterator[dict[str, Any]]:
     with _damage(file):
         archive = zipfile.ZipFile(file)
     with archive, ExitStack() as streams:
-        found: dict[str, Any] = {}
+        arrays: dict[str, Any] = {}
         for member in archive.infolist():
             key = member.filename.removesuffix(_SUFFIX)
             if key == member.filename:
                 raise DataError(f"{file}: {member.filename!r} is no array; numpy.savez writes such files")
             with _damage(file):
-                found[key] = _member(archive, member, f"{file}: {key}")
-            if isinstance(found[key], _Rows):
-                streams.callback(found[key].close)
-        yield found
+                arrays[key] = _member(archive, member, f"{file}: {key}")
+            if isinstance(arrays[key], _Rows):
+                streams.callback(arrays[key].close)
+        yield arrays
 
 
 def _damage(file: object) -> AbstractContextManager[None]:
@@ -124,13 +124,13 @@ class _Rows:
         count = max(stop - first, 0)
         with _damage(self.archive.filename):
             stream = self._stream_at(self.start + first * self.row_bytes)
-            found = stream.read(count * self.row_bytes)
+            content = stream.read(count * self.row_bytes)
             if stop == len(self):
                 stream.read(1)  # compares the checksum
                 self.close()
-        if len(found) < count * self.row_bytes:
+        if len(content) < count * self.row_bytes:
             raise DataError(f"{self.archive.filename} is truncated; write it again with numpy.savez")
-        return np.frombuffer(found, self.dtype).reshape(count, *self.shape[1:])
+        return np.frombuffer(content, self.dtype).reshape(count, *self.shape[1:])
 
     def _stream_at(self, position: int) -> IO[bytes]:
         """The bytes from ``position`` on; those before are read: Python 3.12 compares no checksum after a seek."""

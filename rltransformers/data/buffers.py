@@ -6,7 +6,7 @@ an environment does: see ``trajectories_from_buffer``.
 
 import os
 import sys
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -16,9 +16,9 @@ from gymnasium import spaces
 
 from rltransformers.core.errors import DataError
 from rltransformers.core.files import existing_file
-from rltransformers.core.ranges import Count
 from rltransformers.core.spaces import map_leaves
 from rltransformers.data.d4rl import trajectories_from_d4rl
+from rltransformers.data.spaces import Options
 from rltransformers.data.trajectories import Trajectories
 
 Array = npt.NDArray[Any]
@@ -33,15 +33,7 @@ def is_buffer(value: object) -> bool:
     return module is not None and isinstance(value, module.ReplayBuffer | module.RolloutBuffer)
 
 
-def trajectories_from_buffer(
-    buffer: Any,
-    *,
-    observation_space: gym.Space[Any] | None = None,
-    action_space: gym.Space[Any] | None = None,
-    name: str | None = None,
-    time_limit: Count | None = None,
-    observation_leaves: Sequence[str] | None = None,
-) -> Trajectories:
+def trajectories_from_buffer(buffer: Any, options: Options, name: str | None = None) -> Trajectories:
     """Trajectories of a buffer of Stable-Baselines3 as its agents fill it, one environment after the other.
 
     An episode whose beginning the buffer no longer holds (a ring that wrapped, a rollout that began within an episode)
@@ -55,24 +47,22 @@ def trajectories_from_buffer(
 
     Args:
         buffer: a ``ReplayBuffer`` or ``RolloutBuffer``, with observations of any space.
-        observation_space, action_space: those of the buffer unless given.
-        time_limit: episodes of exactly that length count as truncated. Needed where the buffer does not tell whether an
-            episode was terminated or truncated: rollout buffers, and replay buffers with
-            ``handle_timeout_termination=False``. Any number beyond the longest episode says that none was truncated.
+        options: ``time_limit`` is needed where the buffer does not tell whether an episode was terminated or truncated:
+            rollout buffers, and replay buffers with ``handle_timeout_termination=False``. Any number beyond the longest
+            episode says that none was truncated.
+        name: where the options have none.
 
     Raises:
         DataError: for an empty buffer, one that holds no beginning of an episode, or ends that are not told apart
             without ``time_limit``.
     """
     module = sys.modules[BUFFERS]
-    name = name or type(buffer).__name__
-    action_space = action_space or buffer.action_space
-    observation_space = observation_space or buffer.observation_space
+    name = options.name or name or type(buffer).__name__
     replay = isinstance(buffer, module.ReplayBuffer)
     if buffer.size() == 0:
         raise DataError(f"{name} is empty; fill it first, for example with model.learn(...)")
     tells_limits = replay and buffer.handle_timeout_termination
-    if not tells_limits and time_limit is None:
+    if not tells_limits and options.time_limit is None:
         why = "was made with handle_timeout_termination=False" if replay else "stores only where episodes begin"
         raise DataError(
             f"{name} {why}, so it does not tell whether an episode was terminated (nothing follows) or truncated (by a "
@@ -90,18 +80,15 @@ def trajectories_from_buffer(
             f"use a larger buffer"
         )
     flat = {key: map_leaves(lambda rows: rows[whole], rows) for key, rows in arrays.items()}
-    return trajectories_from_d4rl(
-        flat,
-        observation_space=observation_space,
-        action_space=action_space,
-        name=name,
-        time_limit=time_limit,
-        observation_leaves=observation_leaves,
-        source="stable_baselines3",
+    options = replace(
+        options,
+        observation_space=options.observation_space or buffer.observation_space,
+        action_space=options.action_space or buffer.action_space,
     )
+    return trajectories_from_d4rl(flat, options, name, "stable_baselines3")
 
 
-def read_buffer(path: str | os.PathLike[str], *, name: str | None = None, **options: Any) -> Trajectories:
+def read_buffer(path: str | os.PathLike[str], options: Options) -> Trajectories:
     """Trajectories of what ``model.save_replay_buffer(path)`` wrote. The file is a pickle: reading it runs its code."""
     from stable_baselines3.common.save_util import load_from_pkl  # slow to import
 
@@ -115,7 +102,7 @@ def read_buffer(path: str | os.PathLike[str], *, name: str | None = None, **opti
         ) from error
     if not is_buffer(buffer):
         raise DataError(f"{file} holds {type(buffer).__name__}, not a replay buffer of Stable-Baselines3")
-    return trajectories_from_buffer(buffer, name=name or file.stem, **options)
+    return trajectories_from_buffer(buffer, options, file.stem)
 
 
 def _replayed(buffer: Any) -> tuple[dict[str, Any], bool]:
@@ -164,17 +151,17 @@ def _rolled_out(buffer: Any) -> tuple[dict[str, Any], Bools]:
 
 def _restarts(observations: Any, following: Any) -> Bools:
     """Where a next observation is not the observation of the following row [E, R - 1]."""
-    found: list[Bools] = []
+    differences: list[Bools] = []
 
     def compare(rows: Array, after: Array) -> None:
         different = (rows[:, 1:] != after[:, :-1]).reshape(*rows[:, 1:].shape[:2], -1)
         both_nan = np.zeros_like(different)
         if rows.dtype.kind == "f":
             both_nan = (np.isnan(rows[:, 1:]) & np.isnan(after[:, :-1])).reshape(different.shape)
-        found.append((different & ~both_nan).any(axis=-1))
+        differences.append((different & ~both_nan).any(axis=-1))
 
     map_leaves(compare, observations, following)
-    return np.logical_or.reduce(found)
+    return np.logical_or.reduce(differences)
 
 
 def _as_executed(space: gym.Space[Any], actions: Array, scaled: bool) -> Array:

@@ -7,7 +7,8 @@ Axis letters: N rows of the flat arrays, E episodes.
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -22,9 +23,9 @@ from rltransformers.data.checks import check_time_limit, damage, jumps, leaf_nam
 from rltransformers.data.d4rl_files import existing_d4rl_file
 from rltransformers.data.hdf5 import check_file
 from rltransformers.data.keys import IGNORED, key_names, pick_leaves
-from rltransformers.data.spaces import choose_spaces, chunks
+from rltransformers.data.spaces import Options, choose_spaces, chunks
 from rltransformers.data.trajectories import Trajectories
-from rltransformers.data.writer import Allocate, TrajectoryWriter, column
+from rltransformers.data.writer import TrajectoryWriter, column
 
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 _CACHE_BYTES = 0  # HDF5's 8 MiB per array stay full of chunks that are read once
@@ -96,8 +97,8 @@ def normalized_score(task: str, returns: npt.ArrayLike) -> npt.NDArray[np.float6
     return 100.0 * (np.asarray(returns, np.float64) - low) / (high - low)
 
 
-def read_d4rl_file(path: str | os.PathLike[str], **options: Any) -> Trajectories:
-    """Trajectories of a D4RL HDF5 file; ``options`` are those of ``trajectories_from_d4rl``.
+def read_d4rl_file(path: str | os.PathLike[str], options: Options) -> Trajectories:
+    """Read a D4RL HDF5 file.
 
     Flat arrays at the root, or the chunked layout ``virtual/<i>/...`` whose parts follow each other.
     """
@@ -111,12 +112,12 @@ def read_d4rl_file(path: str | os.PathLike[str], **options: Any) -> Trajectories
         if "episode_0" in file:
             raise DataError(f"{file_path} belongs to a Minari data set; pass the Minari id, or the folder above 'data'")
         arrays = _virtual_parts(file) if "virtual" in file and "observations" not in file else _tree(file)
-        return trajectories_from_d4rl(arrays, name=options.pop("name", None) or file_path.stem, **options)
+        return trajectories_from_d4rl(arrays, options, file_path.stem)
 
 
-def read_d4rl_id(dataset: str, *, name: str | None = None, **options: Any) -> Trajectories:
-    """Read the file that the d4rl package keeps for one of its ids; options as for ``trajectories_from_d4rl``."""
-    return read_d4rl_file(existing_d4rl_file(dataset), name=name or dataset, **options)
+def read_d4rl_id(dataset: str, options: Options) -> Trajectories:
+    """Read the file that the d4rl package keeps for one of its ids."""
+    return read_d4rl_file(existing_d4rl_file(dataset), replace(options, name=options.name or dataset))
 
 
 def _tree(group: Any) -> dict[str, Any]:
@@ -156,16 +157,7 @@ def _virtual_parts(file: Any) -> dict[str, Any]:
 
 
 def trajectories_from_d4rl(
-    arrays: Mapping[str, Any],
-    *,
-    observation_space: gym.Space[Any] | None = None,
-    action_space: gym.Space[Any] | None = None,
-    name: str | None = None,
-    time_limit: int | None = None,
-    split_on_discontinuity: bool = False,
-    observation_leaves: Sequence[str] | None = None,
-    allocate: Allocate | None = None,
-    source: str = "d4rl",
+    arrays: Mapping[str, Any], options: Options, name: str = "dict", source: str = "d4rl"
 ) -> Trajectories:
     """Trajectories of what D4RL's ``env.get_dataset()`` returns: flat arrays of N rows, without an episode index.
 
@@ -173,20 +165,19 @@ def trajectories_from_d4rl(
     ``time_limit`` steps since its own start. The last, unfinished episode is kept and marked truncated. The
     observation after the last action is known only where ``next_observations`` are stored.
 
+    With ``split_on_discontinuity`` an episode also ends where a stored next observation differs from the observation of
+    the following row by more than 1e-6; AntMaze files need it, their ``timeouts`` do not mark all resets.
+
     Args:
-        time_limit: the step limit of the environment; episodes of exactly that length count as truncated, longer ones
-            are refused.
-        split_on_discontinuity: also end an episode where a stored next observation differs from the observation of the
-            following row by more than 1e-6; AntMaze files need it, their ``timeouts`` do not mark all resets.
-        observation_leaves: leaves of nested observations that are kept; None keeps all.
+        name: where the options have none.
         source: the format that the arrays were stored in, kept in the metadata.
 
     Raises:
         DataError: missing, doubled or unknown keys (see ``key_names``), arrays of different lengths, no rows, flags or
             numbers that are none, or no ``next_observations`` to compare.
     """
-    name = name or "dict"
-    arrays = pick_leaves(arrays, observation_leaves)
+    name, time_limit = options.name or name, options.time_limit
+    arrays = pick_leaves(arrays, options.observation_leaves)
     names = key_names(arrays, name)
     missing = [key for key in REQUIRED if {"terminals": "terminations"}.get(key, key) not in names]
     if missing:
@@ -195,9 +186,7 @@ def trajectories_from_d4rl(
             f"{list(REQUIRED)}; an episode stands in a list: [episode]"
         )
     given = {ours: arrays[theirs] for ours, theirs in names.items()}
-    observation_space, action_space, guesses = choose_spaces(
-        observation_space, action_space, observation_leaves, given.__getitem__, name
-    )
+    observation_space, action_space, guesses = choose_spaces(options, given.__getitem__, name)
     rewards = _array(given["rewards"], f"{name}: {names['rewards']}")
     rows = len(rewards)
     if rows == 0:
@@ -221,7 +210,7 @@ def trajectories_from_d4rl(
 
     ends = terminals if timeouts is None else terminals | timeouts
     resets = np.zeros(rows, bool) if following is None else _discontinuities(observations, following)
-    if split_on_discontinuity:
+    if options.split_on_discontinuity:
         if following is None:
             raise DataError(f"{name}: split_on_discontinuity compares 'next_observations', which the data lack")
         ends = ends | resets
@@ -244,7 +233,7 @@ def trajectories_from_d4rl(
         )
     bounds = np.concatenate([[0], np.flatnonzero(ends) + 1, [] if ends[-1] else [rows]]).astype(np.int64)
     check_time_limit(np.diff(bounds), time_limit, name)
-    writer = TrajectoryWriter(np.diff(bounds), observation_space, action_space, name=name, allocate=allocate)
+    writer = TrajectoryWriter(np.diff(bounds), observation_space, action_space, name=name, allocate=options.allocate)
     last = bounds[1:] - 1
     terminated = terminals[last] & (np.diff(bounds) != time_limit)
     truncated = ~terminated if timeouts is None else ~terminated | timeouts[last]
@@ -278,11 +267,11 @@ def _flags(values: Any, where: str) -> npt.NDArray[np.bool_]:
 
 def _discontinuities(observations: Mapping[str, Any], following: Mapping[str, Any]) -> npt.NDArray[np.bool_]:
     rows = len(next(iter(observations.values())))
-    found = np.zeros(rows, bool)
+    resets = np.zeros(rows, bool)
     for path, leaf in observations.items():
         for chunk in chunks(leaf, rows - 1):
-            found[chunk] |= jumps(following[path][chunk], leaf[chunk.start + 1 : chunk.stop + 1])
-    return found
+            resets[chunk] |= jumps(following[path][chunk], leaf[chunk.start + 1 : chunk.stop + 1])
+    return resets
 
 
 def _cut_at(ends: npt.NDArray[np.bool_], limit: int) -> npt.NDArray[np.bool_]:

@@ -11,9 +11,9 @@ from rltransformers.core.members import numbers
 from rltransformers.core.spaces import leaf_values, map_leaves, nest_leaves
 from rltransformers.data.checks import jumps, naming
 from rltransformers.data.keys import key_names, pick_leaves
-from rltransformers.data.spaces import choose_spaces
+from rltransformers.data.spaces import Options, choose_spaces
 from rltransformers.data.trajectories import Trajectories
-from rltransformers.data.writer import Allocate, TrajectoryWriter, column
+from rltransformers.data.writer import TrajectoryWriter, column
 
 Space = gym.Space[Any]
 
@@ -21,33 +21,23 @@ _MISFITS = (ValueError, KeyError, IndexError, TypeError)
 
 
 def trajectories_from_episodes(
-    episodes: Iterable[Mapping[str, Any]],
-    *,
-    observation_space: Space | None = None,
-    action_space: Space | None = None,
-    name: str | None = None,
-    time_limit: int | None = None,
-    observation_leaves: Sequence[str] | None = None,
-    allocate: Allocate | None = None,
-    source: str = "episodes",
+    episodes: Iterable[Mapping[str, Any]], options: Options, name: str = "episodes", source: str = "episodes"
 ) -> Trajectories:
-    """Trajectories of episode dicts; keys as in ``load_trajectories``. An end without a flag counts as truncated.
+    """Read episode dicts; keys as in ``load_trajectories``. An end without a flag counts as truncated.
 
     Args:
-        observation_leaves: leaves of nested observations that are kept; None keeps all.
+        name: where the options have none.
         source: the format that the episodes were stored in, kept in the metadata.
     """
-    name = name or "episodes"
-    listed = [_arrays(pick_leaves(episode, observation_leaves), index, name) for index, episode in enumerate(episodes)]
+    name, leaves = options.name or name, options.observation_leaves
+    listed = [_arrays(pick_leaves(episode, leaves), index, name) for index, episode in enumerate(episodes)]
     if not listed:
         raise DataError(f"{name}: holds no episode; nothing can be learned from it")
     lengths = [len(episode["rewards"]) for episode in listed]
     if 0 in lengths:
         raise DataError(f"{name}: episode {lengths.index(0)} is empty; drop episodes without steps")
-    *spaces, guesses = choose_spaces(
-        observation_space, action_space, observation_leaves, lambda key: _stack(listed, key, name), name
-    )
-    writer = TrajectoryWriter(lengths, *spaces, name=name, allocate=allocate)
+    *spaces, guesses = choose_spaces(options, lambda key: _stack(listed, key, name), name)
+    writer = TrajectoryWriter(lengths, *spaces, name=name, allocate=options.allocate)
     for index, episode in enumerate(listed):
         observations = episode["observations"]
         if "next_observations" in episode:
@@ -59,7 +49,7 @@ def trajectories_from_episodes(
             episode["rewards"],
             episode.get("terminations", False),
             episode.get("truncations", False),
-            time_limit=time_limit,
+            time_limit=options.time_limit,
         )
     return writer.finish(guesses=guesses, metadata={"format": source})
 

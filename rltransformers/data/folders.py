@@ -8,6 +8,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -20,6 +21,7 @@ from rltransformers.core.files import file_lock, read_json, remove_left_overs, r
 from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import leaf_spaces, space_from_json, space_to_json
 from rltransformers.data.checks import Array
+from rltransformers.data.spaces import Options
 from rltransformers.data.trajectories import Trajectories
 
 FORMAT = "rltransformers-trajectories"
@@ -123,12 +125,12 @@ def _checksum(file: Path) -> int:
 
 
 def cached(
-    read: Callable[..., Trajectories], cache: str | os.PathLike[str], source: list[Any], options: Mapping[str, Any]
+    read: Callable[[Options], Trajectories], cache: str | os.PathLike[str], source: list[Any], options: Options
 ) -> Trajectories:
     """Return the memory-mapped copy in a cache; write it first when it is not there yet or damaged.
 
     Args:
-        read: reads the source; its argument ``allocate`` says where the arrays live.
+        read: reads the source.
         source: its files, of which another size or time of change makes another copy, and what else identifies it.
         options: with which it is read.
 
@@ -142,7 +144,7 @@ def cached(
     paths = [part for part in source if isinstance(part, Path)]
     files = {str(path.resolve()): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths}
     others = [part for part in source if not isinstance(part, Path)]
-    key = json.dumps([list(files.items()), others, options], sort_keys=True, default=_in_key)
+    key = json.dumps([list(files.items()), others, vars(options)], sort_keys=True, default=_in_key)
     target = folder / f"{_COPY}{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     with suppress(DataError):  # there is no copy yet, or a damaged one, which is written anew
         return open_trajectories(target)
@@ -158,7 +160,7 @@ def cached(
                 return np.lib.format.open_memmap(temporary / file, mode="w+", dtype=dtype, shape=shape)
 
             (temporary / _SOURCE).write_text(json.dumps(files))
-            data = read(allocate=allocate)
+            data = read(replace(options, allocate=allocate))
             np.save(temporary / "offsets.npy", data.offsets, allow_pickle=False)
             _describe(data, temporary)
             del data

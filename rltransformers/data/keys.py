@@ -48,10 +48,10 @@ def key_names(arrays: Mapping[Any, Any], where: str) -> dict[str, str]:
             other key, because a misspelt flag that is dropped makes every episode end differently.
     """
     ours = {name: standard for standard, names in NAMES.items() for name in names}
-    found: dict[str, str] = {}
+    names_of: dict[str, str] = {}
     for key in map(str, arrays):
         if key in ours:
-            other = found.setdefault(ours[key], key)
+            other = names_of.setdefault(ours[key], key)
             if other != key:
                 raise DataError(f"{where} has both {other!r} and {key!r}, two names of the same array; keep one")
         elif key in ENDS:
@@ -65,4 +65,4 @@ def key_names(arrays: Mapping[Any, Any], where: str) -> dict[str, str]:
                 f"{where} has the unknown key {key!r}; {did_you_mean(key, ours)} If it is none of them, take it out or "
                 f"put it under 'infos', which is not read"
             )
-    return found
+    return names_of

@@ -26,6 +26,7 @@ from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.folders import DESCRIPTION, cached
 from rltransformers.data.minari import is_local_minari, is_minari_dataset, minari_files, read_minari
 from rltransformers.data.ogbench import existing_ogbench_file, ogbench_file, read_ogbench
+from rltransformers.data.spaces import Options
 from rltransformers.data.tables import is_dataset, is_table, read_table, table_files, trajectories_from_dataset
 from rltransformers.data.trajectories import Trajectories
 
@@ -44,14 +45,14 @@ class Source:
 
     Attributes:
         knows: whether a dataset is of this kind.
-        reads: the dataset, with options of ``load_trajectories`` as keywords, as trajectories.
+        reads: the dataset as trajectories.
         refuses: options that do not apply, and to what they do not.
         files: what a cache knows the dataset by: its files, and whatever else says which of their contents it is. Such
-            a source is read with ``allocate``, too (see ``TrajectoryWriter``).
+            a source is read where ``Options.allocate`` says.
     """
 
     knows: Callable[[Any], bool]
-    reads: Callable[..., Trajectories]
+    reads: Callable[[Any, Options], Trajectories]
     refuses: Mapping[str, str] = field(default_factory=dict)
     files: Callable[[Any], list[Any]] | None = None
 
@@ -76,21 +77,14 @@ def _holds_trajectories(path: Path) -> bool:
         raise DataError(f"{shown(os.fspath(path))} is no path that can be read: {error.strerror}; check it") from error
 
 
-def _read_trajectories(
-    data: Trajectories | str,
-    *,
-    name: str | None,
-    time_limit: int | None,
-    observation_space: Space | None,
-    action_space: Space | None,
-    observation_leaves: Sequence[str] | None,
-) -> Trajectories:
+def _read_trajectories(data: Trajectories | str, options: Options) -> Trajectories:
     """Read trajectories, or a folder that ``Trajectories.save`` wrote."""
     if isinstance(data, str):
         data = Trajectories.open(Path(data).expanduser())
-    if name is not None:
-        data = replace(data, name=name, contents_checked=True)
-    return in_spaces(keep_leaves(truncated_at(data, time_limit), observation_leaves), observation_space, action_space)
+    if options.name is not None:
+        data = replace(data, name=options.name, contents_checked=True)
+    data = keep_leaves(truncated_at(data, options.time_limit), options.observation_leaves)
+    return in_spaces(data, options.observation_space, options.action_space)
 
 
 def _is_ogbench(dataset: Any) -> bool:
@@ -210,13 +204,8 @@ def load_trajectories(
     check(cache, str | os.PathLike[str] | None, "cache")
     if isinstance(dataset, os.PathLike):
         dataset = os.fspath(dataset)
-    options: dict[str, Any] = {
-        "name": name,
-        "time_limit": check(time_limit, Count | None, "time_limit"),
-        "observation_space": observation_space,
-        "action_space": action_space,
-        "observation_leaves": observation_leaves,
-    }
+    time_limit = check(time_limit, Count | None, "time_limit")
+    options = Options(name, time_limit, observation_space, action_space, observation_leaves, split_on_discontinuity)
     source = next((source for source in SOURCES if source.knows(dataset)), None)
     if source is None:
         raise DataError(
@@ -227,13 +216,11 @@ def load_trajectories(
     for option, chosen in (("split_on_discontinuity", split_on_discontinuity), ("cache", cache is not None)):
         if chosen and option in source.refuses:
             raise ConfigError(f"{option} does not apply to {source.refuses[option]}")
-    if "split_on_discontinuity" not in source.refuses:
-        options["split_on_discontinuity"] = split_on_discontinuity
     if source.reads is read_buffer and not trust:
         raise ConfigError(
             f"{existing_file(dataset)} is a pickle, a program that runs when it is read; if you trust whoever wrote "
             f"it, pass trust=True, or load it with Stable-Baselines3 and pass model.replay_buffer"
         )
     if cache is None or source.files is None:
-        return source.reads(dataset, **options)
-    return cached(partial(source.reads, dataset, **options), cache, source.files(dataset), options)
+        return source.reads(dataset, options)
+    return cached(partial(source.reads, dataset), cache, source.files(dataset), options)

@@ -21,9 +21,9 @@ from rltransformers.core.spaces import leaf_spaces, leaf_values, nest_leaves
 from rltransformers.data.adapt import check_layout_of
 from rltransformers.data.checks import Space, damage
 from rltransformers.data.hdf5 import HDF5Writer, Tree, check_file
-from rltransformers.data.spaces import prune_space
+from rltransformers.data.spaces import Options, prune_space
 from rltransformers.data.trajectories import Leaves, Trajectories
-from rltransformers.data.writer import Allocate, TrajectoryWriter
+from rltransformers.data.writer import TrajectoryWriter
 
 LARGEST_VERSION = 999_999
 EPISODES_AT_ONCE = 32
@@ -83,19 +83,10 @@ def open_minari(dataset: str) -> Any:
         raise DataError(f"the Minari data set {dataset!r} in {folder} cannot be opened: {one_line(error)}") from error
 
 
-def read_minari(
-    dataset: Any,
-    *,
-    name: str | None = None,
-    time_limit: int | None = None,
-    observation_space: Space | None = None,
-    action_space: Space | None = None,
-    observation_leaves: Sequence[str] | None = None,
-    allocate: Allocate | None = None,
-) -> Trajectories:
-    """Read a ``MinariDataset``, or the one of an id or folder on this machine; options as for ``load_trajectories``."""
+def read_minari(dataset: Any, options: Options) -> Trajectories:
+    """Read a ``MinariDataset``, or the one of an id or folder on this machine."""
     dataset = open_minari(dataset) if isinstance(dataset, str) else dataset
-    name = name or str(dataset.id)
+    name = options.name or str(dataset.id)
     with _damage(name):
         indices = [int(index) for index in dataset.episode_indices]
         if not indices:
@@ -104,7 +95,7 @@ def read_minari(
         stored_space, total_steps = dataset.observation_space, dataset.total_steps
         env_spec = raw.get("env_spec")
         env_id = str(json.loads(env_spec)["id"]) if env_spec else None
-        read_space = prune_space(stored_space, observation_leaves)
+        read_space = prune_space(stored_space, options.observation_leaves)
         for file in sorted(Path(dataset.storage.data_path).glob("*.hdf5")):
             check_file(file)
         lengths = [
@@ -112,12 +103,10 @@ def read_minari(
             for batch in _batches(indices)
             for metadata in dataset.storage.get_episode_metadata(batch)
         ]
-    if observation_space is not None:
-        check_layout_of(observation_space, read_space, "observation", name)
-    if action_space is not None:
-        check_layout_of(action_space, dataset.action_space, "action", name)
-    spaces = observation_space or read_space, action_space or dataset.action_space
-    writer = TrajectoryWriter(lengths, *spaces, name=name, allocate=allocate)
+    spaces = options.observation_space or read_space, options.action_space or dataset.action_space
+    check_layout_of(spaces[0], read_space, "observation", name)
+    check_layout_of(spaces[1], dataset.action_space, "action", name)
+    writer = TrajectoryWriter(lengths, *spaces, name=name, allocate=options.allocate)
     for index, length, episode in zip(indices, lengths, _episodes(dataset, indices, name), strict=True):
         if len(episode.rewards) != length:
             raise DataError(
@@ -130,7 +119,7 @@ def read_minari(
             episode.rewards,
             episode.terminations,
             episode.truncations,
-            time_limit=time_limit,
+            time_limit=options.time_limit,
         )
     if sum(lengths) != total_steps:
         raise DataError(

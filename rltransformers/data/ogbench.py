@@ -19,6 +19,7 @@ from rltransformers.core.errors import DataError, one_line, require
 from rltransformers.core.registry import OGBENCH
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.d4rl_files import D4RL_FILES
+from rltransformers.data.spaces import Options
 from rltransformers.data.trajectories import Trajectories
 
 Array = npt.NDArray[Any]
@@ -37,8 +38,8 @@ def ogbench_file(name: str) -> Path | None:
     """
     if not name.startswith(OGBENCH):
         return None
-    if (found := _TASK.fullmatch(name)) is not None:
-        return FOLDER.expanduser() / f"{found['env']}-{found['kind']}-{found['version']}.npz"
+    if (match := _TASK.fullmatch(name)) is not None:
+        return FOLDER.expanduser() / f"{match['env']}-{match['kind']}-{match['version']}.npz"
     if _NO_TASK.fullmatch(name) and name not in D4RL_FILES:
         one = re.sub(r"-(v\d+)$", r"-singletask-task1-\1", name)
         raise DataError(f"{name}: data of OGBench have no rewards unless a task is named, as in {one!r}")
@@ -61,16 +62,16 @@ def existing_ogbench_file(name: str) -> Path:
     return file
 
 
-def read_ogbench(dataset: str, *, name: str | None = None, **options: Any) -> Trajectories:
-    """Read the file of an OGBench id with a task; options as for ``trajectories_from_d4rl``.
+def read_ogbench(dataset: str, options: Options) -> Trajectories:
+    """Read the file of an OGBench id with a task.
 
     Rewards and ends are those that OGBench computes for the task, -1 in every step before the goal and 0 in the one
     that ends an episode there. A recording goes on after the goal: what follows is another episode, from the first step
     outside of the goal on. Where the recording was cut, the episode is truncated. The environment is that of the task.
     """
-    file, found = existing_ogbench_file(dataset), _TASK.fullmatch(dataset)
-    assert found is not None
-    env_id = f"{found['env']}-singletask{found['task'] or ''}-{found['version']}"
+    file, match = existing_ogbench_file(dataset), _TASK.fullmatch(dataset)
+    assert match is not None
+    env_id = f"{match['env']}-singletask{match['task'] or ''}-{match['version']}"
     ogbench = require("ogbench", "ogbench")
     relabel = require("ogbench.relabel_utils", "ogbench").relabel_dataset
     if env_id not in gymnasium.registry:
@@ -86,12 +87,15 @@ def read_ogbench(dataset: str, *, name: str | None = None, **options: Any) -> Tr
     env = gymnasium.make(env_id, disable_env_checker=True)
     try:
         relabel(env_id, env, arrays)
-        options["observation_space"] = options.get("observation_space") or env.observation_space
-        options["action_space"] = options.get("action_space") or env.action_space
+        options = replace(
+            options,
+            observation_space=options.observation_space or env.observation_space,
+            action_space=options.action_space or env.action_space,
+        )
         spec = env.spec.to_json() if env.spec is not None else None
     finally:
         env.close()
-    data = trajectories_from_d4rl(episodes_of_task(arrays), name=name or dataset, source="ogbench", **options)
+    data = trajectories_from_d4rl(episodes_of_task(arrays), options, dataset, "ogbench")
     return replace(data, env_id=env_id, env_spec=spec, contents_checked=True)
 
 

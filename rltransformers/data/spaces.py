@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,8 @@ from rltransformers.core.spaces import leaf_spaces, leaf_values, map_leaves, spa
 
 LARGEST_NUMBER = 2.0**53
 """Of rewards and of numbers whose space is guessed: what is larger stands for a missing value or for an error."""
+Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
+"""File name, shape and type to an array."""
 MAX_GUESSED_CLASSES = 65_536  # of one leaf, all its components together
 CHUNK_ROWS, CHUNK_BYTES = 32_768, 32 * 2**20
 """Checks, copies and statistics of a large array touch no more than this at a time, and at least one row."""
@@ -45,17 +48,25 @@ def infer_space(values: Any, role: str, name: str) -> gym.Space[Any]:
     return space_of(map_leaves(partial(_leaf_space, role, name), values))
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of ``load_trajectories`` as every reader takes them, and where arrays are to live (see ``allocate``)."""
+
+    name: str | None = None
+    time_limit: int | None = None
+    observation_space: gym.Space[Any] | None = None
+    action_space: gym.Space[Any] | None = None
+    observation_leaves: Sequence[str] | None = None
+    split_on_discontinuity: bool = False
+    allocate: Allocate | None = None
+
+
 def choose_spaces(
-    observation_space: gym.Space[Any] | None,
-    action_space: gym.Space[Any] | None,
-    leaves: Sequence[str] | None,
-    rows: Callable[[str], Any],
-    name: str,
+    options: Options, rows: Callable[[str], Any], name: str
 ) -> tuple[gym.Space[Any], gym.Space[Any], dict[str, str]]:
-    """Return both spaces, guessed from the data where they are None, and ``Trajectories.guesses`` of those.
+    """Return both spaces, guessed from the data where the options have none, and ``Trajectories.guesses`` of those.
 
     Args:
-        leaves: of the observations that are kept; None keeps all.
         rows: gives all rows of "observations" or "actions".
     """
     guesses: dict[str, str] = {}
@@ -68,8 +79,9 @@ def choose_spaces(
             guesses[f"{role[:-1]}_space"] = f"{space} is a guess: {doubt}"
         return space
 
-    observation_space = prune_space(observation_space, leaves) if observation_space else guess("observations")
-    return observation_space, action_space or guess("actions"), guesses
+    space = options.observation_space
+    space = guess("observations") if space is None else prune_space(space, options.observation_leaves)
+    return space, options.action_space or guess("actions"), guesses
 
 
 def _doubt(role: str, leaf: gym.Space[Any], values: Any) -> str | None:

@@ -23,8 +23,8 @@ from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.episodes import trajectories_from_episodes
 from rltransformers.data.keys import ENDS, IGNORED, NAMES
 from rltransformers.data.parquet_footer import stated_values
+from rltransformers.data.spaces import Options
 from rltransformers.data.trajectories import Trajectories
-from rltransformers.data.writer import Allocate
 
 EXTRA = "parquet"
 STATE, SPLITS, INFO = "state.json", "dataset_dict.json", "dataset_info.json"
@@ -61,11 +61,11 @@ def table_files(path: str | os.PathLike[str]) -> list[Path]:
     return [existing_file(path / Path(str(each["filename"])).name) for each in listed]
 
 
-def read_table(path: str | os.PathLike[str], *, name: str | None = None, **options: Any) -> Trajectories:
-    """Read a Parquet or Arrow file, or a folder of them; ``options`` as for ``trajectories_from_tables``."""
+def read_table(path: str | os.PathLike[str], options: Options) -> Trajectories:
+    """Read a Parquet or Arrow file, or a folder of them."""
     files = table_files(path)
-    name = name or _configuration(files[0].parent / INFO) or Path(path).expanduser().stem
-    return trajectories_from_tables(partial(_file_batches, files), name=name, **options)
+    name = _configuration(files[0].parent / INFO) or Path(path).expanduser().stem
+    return trajectories_from_tables(partial(_file_batches, files), options, name)
 
 
 def is_dataset(value: object) -> bool:
@@ -74,30 +74,23 @@ def is_dataset(value: object) -> bool:
     return module is not None and isinstance(value, module.Dataset | module.DatasetDict)
 
 
-def trajectories_from_dataset(dataset: Any, *, name: str | None = None, **options: Any) -> Trajectories:
+def trajectories_from_dataset(dataset: Any, options: Options) -> Trajectories:
     """Trajectories of a ``datasets.Dataset``, or of a ``DatasetDict`` with one split."""
     if isinstance(dataset, Mapping):
         if len(dataset) != 1:
             raise DataError(f"the data set has the splits {sorted(dataset)}; pass one of them, e.g. dataset['train']")
         (dataset,) = dataset.values()
     configuration = dataset.config_name
-    name = name or (configuration if configuration not in (None, "default") else "dataset")
+    name = configuration if configuration not in (None, "default") else "dataset"
 
     def batches() -> Iterator[Any]:
         for table in dataset.with_format("arrow").iter(_ROWS_AT_ONCE):
             yield from table.to_batches()
 
-    return trajectories_from_tables(batches, name=name, **options)
+    return trajectories_from_tables(batches, options, name)
 
 
-def trajectories_from_tables(
-    batches: Callable[[], Iterable[Any]],
-    *,
-    name: str,
-    split_on_discontinuity: bool = False,
-    allocate: Allocate | None = None,
-    **options: Any,
-) -> Trajectories:
+def trajectories_from_tables(batches: Callable[[], Iterable[Any]], options: Options, name: str) -> Trajectories:
     """Trajectories of record batches of pyarrow.
 
     Columns go by the names of ``keys.NAMES``. Nested leaves are structs, or columns called "observations/camera".
@@ -106,40 +99,40 @@ def trajectories_from_tables(
 
     Args:
         batches: gives the record batches from the first one on.
-        options: spaces and ``time_limit`` as for ``trajectories_from_episodes``.
+        name: where the options have none.
 
     Raises:
         DataError: missing, doubled or unknown columns, missing entries, steps of different sizes, or what the episodes
             or flat arrays break.
         ConfigError: ``split_on_discontinuity`` for rows that are episodes.
     """
-    found = [batch for batch in batches() if batch.num_rows]
-    if not found:
+    name = options.name or name
+    nonempty = [batch for batch in batches() if batch.num_rows]
+    if not nonempty:
         raise DataError(f"{name}: holds no rows; nothing can be learned from it")
-    columns = [key for key in found[0].schema.names if not _ignored(key)]
-    for batch in found:
-        if batch.schema.names != found[0].schema.names:
+    columns = [key for key in nonempty[0].schema.names if not _ignored(key)]
+    for batch in nonempty:
+        if batch.schema.names != nonempty[0].schema.names:
             raise DataError(
-                f"{name}: its files have different columns, {found[0].schema.names} and {batch.schema.names}"
+                f"{name}: its files have different columns, {nonempty[0].schema.names} and {batch.schema.names}"
             )
     reward = next((key for key in NAMES["rewards"] if key in columns), None)
     if reward is None:
         raise DataError(f"{name}: has no column 'rewards'; present: {columns}")
-    options |= {"name": name, "allocate": allocate, "source": "table"}
-    if not _is_list(found[0].column(reward).type):
-        flat = {key: _joined([_values(batch.column(key), f"{name}: {key}") for batch in found]) for key in columns}
-        return trajectories_from_d4rl(nested(flat), split_on_discontinuity=split_on_discontinuity, **options)
-    if split_on_discontinuity:
+    if not _is_list(nonempty[0].column(reward).type):
+        flat = {key: _joined([_values(batch.column(key), f"{name}: {key}") for batch in nonempty]) for key in columns}
+        return trajectories_from_d4rl(nested(flat), options, name, "table")
+    if options.split_on_discontinuity:
         raise ConfigError("split_on_discontinuity does not apply to tables with an episode per row, split already")
     flags = NAMES["terminations"] + NAMES["truncations"]
     dones = next((key for key in ENDS if key in columns), None)
     renamed = {dones: "terminations"} if dones is not None and not any(key in columns for key in flags) else {}
     episodes = (
         nested({renamed.get(key, key): _member(batch.column(key), row, f"{name}: {key}") for key in columns})
-        for batch in found
+        for batch in nonempty
         for row in range(batch.num_rows)
     )
-    return trajectories_from_episodes(episodes, **options)
+    return trajectories_from_episodes(episodes, options, name, "table")
 
 
 def _file_batches(files: list[Path]) -> Iterator[Any]:
@@ -190,16 +183,16 @@ def _damage(file: Path, pyarrow: Any) -> Iterator[None]:
 
 
 def _described(file: Path) -> dict[str, Any]:
-    found = read_json(file, DataError, "save the data set again with save_to_disk")
-    if not isinstance(found, dict):
+    description = read_json(file, DataError, "save the data set again with save_to_disk")
+    if not isinstance(description, dict):
         raise DataError(f"{file} is no description of a data set; save it again with save_to_disk")
-    return found
+    return description
 
 
 def _configuration(file: Path) -> str | None:
     """The name that a data set was loaded by ("hopper-medium-v2"), where its description tells."""
-    found = _described(file).get("config_name") if file.is_file() else None
-    return found if isinstance(found, str) and found != "default" else None
+    name = _described(file).get("config_name") if file.is_file() else None
+    return name if isinstance(name, str) and name != "default" else None
 
 
 def _ignored(key: str) -> bool:

@@ -21,7 +21,7 @@ from rltransformers.core.errors import DataError
 from rltransformers.core.ranges import Fraction, UnitInterval, check, shown
 from rltransformers.core.spaces import leaf_spaces, normalised_leaves
 from rltransformers.data.checks import Array, Space, check_contents, check_layout
-from rltransformers.data.spaces import chunks
+from rltransformers.data.spaces import Options, chunks
 
 Leaves = dict[str, Array]
 
@@ -347,13 +347,7 @@ class Trajectories:
         """Trajectories of episode dicts; the keys and the inference of spaces are those of ``load_trajectories``."""
         from rltransformers.data.episodes import trajectories_from_episodes
 
-        return trajectories_from_episodes(
-            episodes,
-            observation_space=observation_space,
-            action_space=action_space,
-            name=name,
-            time_limit=time_limit,
-        )
+        return trajectories_from_episodes(episodes, Options(name, time_limit, observation_space, action_space))
 
 
 def join_trajectories(

@@ -1,6 +1,6 @@
 """Arrays of trajectories, filled episode by episode or from flat arrays; sizes are known beforehand."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,8 @@ from rltransformers.core.errors import DataError
 from rltransformers.core.members import LARGEST_FLOAT, check_numeric, flags, numbers
 from rltransformers.core.spaces import SUPPORTED_LEAVES, check_supported, leaf_spaces, leaf_values, stored_dtype
 from rltransformers.data.checks import REWARD, Array, Space, check_time_limit, leaf_name, naming
-from rltransformers.data.spaces import LARGEST_NUMBER, chunks
+from rltransformers.data.spaces import LARGEST_NUMBER, Allocate, chunks
 from rltransformers.data.trajectories import Leaves, Trajectories
-
-Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], Array]
-"""File name, shape and type to an array."""
 
 
 class TrajectoryWriter:

@@ -150,7 +150,7 @@ def averaged(policy: DecisionPolicy) -> DecisionPolicy:
     """A copy that acts and does not learn, without critics."""
     critics, policy.critics = policy.critics, None
     try:
-        found = copy.deepcopy(policy)
+        average = copy.deepcopy(policy)
     finally:
         policy.critics = critics
-    return found.eval().requires_grad_(False)
+    return average.eval().requires_grad_(False)

@@ -131,13 +131,13 @@ def summary_of(data: Trajectories, settings: Settings, return_scale: float | Non
 
 def action_units_of(data: Trajectories) -> dict[str, list[list[float]]]:
     """Mean and standard deviation of every component of the Boxes of actions that lack a bound, by path."""
-    found = {}
+    units = {}
     for path, leaf in leaf_spaces(data.action_space).items():
         if isinstance(leaf, gym.spaces.Box) and not leaf.is_bounded("both"):
             rows = np.asarray(data.actions[path], np.float64).reshape(data.steps, -1)
             mean, deviation = rows.mean(0), rows.std(0)
-            found[path] = [mean.tolist(), _units(mean, deviation).tolist()]
-    return found
+            units[path] = [mean.tolist(), _units(mean, deviation).tolist()]
+    return units
 
 
 def check_longest(backbone: Backbone, data: Trajectories) -> None:
@@ -184,7 +184,7 @@ def statistics_of(data: Trajectories) -> dict[str, tuple[Tensor, Tensor]]:
     Warns of whole numbers whose differences float32, in which a network reads them, cannot tell.
     """
     means, deviations = data.observation_statistics()
-    leaves, found = leaf_spaces(data.observation_space), {}
+    leaves, statistics = leaf_spaces(data.observation_space), {}
     for path in normalised_leaves(data.observation_space):
         mean, deviation, units = means[path], deviations[path], _units(means[path], deviations[path])
         lost = (deviation > 0.0) & (units != deviation)
@@ -197,8 +197,8 @@ def statistics_of(data: Trajectories) -> dict[str, tuple[Tensor, Tensor]]:
                 UserWarning,
                 stacklevel=2,
             )
-        found[path] = torch.as_tensor(mean), torch.as_tensor(units)
-    return found
+        statistics[path] = torch.as_tensor(mean), torch.as_tensor(units)
+    return statistics
 
 
 def _units(mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:

@@ -47,12 +47,12 @@ def decision_loss(
     if predicted is not None or critic is not None or entropy is not None:
         metrics["train/action_loss"] = loss.detach()
     if entropy is not None:
-        found = world.mean(policy.head.box_entropy(outputs), batch.valid)
-        loss = loss - entropy.temperature * found
-        metrics |= {"train/entropy": found.detach(), "train/temperature": entropy.temperature}
+        value = world.mean(policy.head.box_entropy(outputs), batch.valid)
+        loss = loss - entropy.temperature * value
+        metrics |= {"train/entropy": value.detach(), "train/temperature": entropy.temperature}
     if predicted is not None:
-        found = expectile_loss(predicted, policy.scaled(batch.return_to_go), expectile, batch.valid, world.mean)
-        loss, metrics = loss + found, metrics | {"train/return_loss": found.detach()}
+        value = expectile_loss(predicted, policy.scaled(batch.return_to_go), expectile, batch.valid, world.mean)
+        loss, metrics = loss + value, metrics | {"train/return_loss": value.detach()}
     if critic is not None:
         term, of_critic = critic.term(policy, batch, outputs, chances, world)
         loss, metrics = loss + term, metrics | of_critic

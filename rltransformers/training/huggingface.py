@@ -196,12 +196,12 @@ def _weights(folder: Path) -> Mapping[str, Tensor]:
         safetensors = require("safetensors", EXTRA)
         load = require("safetensors.torch", EXTRA).load_file
         try:
-            found: dict[str, Tensor] = load(folder / SAFE)
+            weights: dict[str, Tensor] = load(folder / SAFE)
         except (safetensors.SafetensorError, OSError, ValueError, RuntimeError, MemoryError) as error:
             raise CheckpointError(
                 f"{folder / SAFE} is truncated or damaged ({one_line(error)}); download it again"
             ) from error
-        return found
+        return weights
     if (folder / PICKLED).is_file():
         return load_weights(folder / PICKLED)
     sharded = sorted(each.name for each in folder.glob("*.index.json"))
