@@ -36,6 +36,7 @@ Several seeds, each in a run folder of its own, with mean and spread at the end:
 
 Settings (`rltransformers settings` explains each, `rltransformers settings algorithm` those that begin so):
   agent, seed, output     which agent, the seed of everything, the folder for run folders
+  imports                 modules that register mechanisms of your own
   environment.*           id, num_envs, kwargs, wrappers, processes, normalize_observation, normalize_reward
   dataset.*               id, time_limit, split_on_discontinuity, cache, observation_space, action_space and
                           observation_leaves, or collect.episodes and
