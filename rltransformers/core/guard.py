@@ -6,6 +6,7 @@ or a recording.
 """
 
 import copyreg
+import inspect
 import math
 import traceback
 import warnings
@@ -380,6 +381,12 @@ class FiniteVecEnv(VecEnvWrapper):
             return  # Stable-Baselines3 would wait for an answer of the dead
         self.venv.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "class_attributes"}  # they do not pickle
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, class_attributes=dict(inspect.getmembers(type(self))))
+
     def _own_step(self) -> str:
         return f"in step {self._step}"
 
@@ -422,11 +429,17 @@ class Guard(FiniteVecEnv):
     """
 
     def __init__(self, venv: VecEnv, steps: Callable[[], int], masks: bool, beside: bool) -> None:
-        super().__init__(venv, lambda: f"at step {steps() + 1} of this run")
-        self._place: Place = lambda row: f"{row} at step {steps()} of this run"
+        self._steps = steps
+        super().__init__(venv, self._next_step)
         self._masks, self._beside = masks, beside
         self._programs = [_counting(program) for program in _programs(venv)]
         self.note()
+
+    def _next_step(self) -> str:
+        return f"at step {self._steps() + 1} of this run"
+
+    def _place(self, row: int) -> str:
+        return f"{row} at step {self._steps()} of this run"
 
     def note(self) -> None:
         """Take all resets and steps so far for the agent's own."""

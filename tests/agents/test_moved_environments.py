@@ -226,3 +226,14 @@ def test_what_counts_moves_is_the_environment_it_was() -> None:
     env.step(0)
     vars(env).update(state)
     assert env.t == state["t"]
+
+
+def test_an_agent_with_its_environments_can_be_copied_and_pickled() -> None:
+    import pickle
+    from copy import deepcopy
+
+    model = agent("ppo", Coded()).learn(10)
+    for copy in (deepcopy(model), pickle.loads(pickle.dumps(model))):
+        copy.learn(10)
+        check_true(copy)
+        assert copy.num_timesteps == 10 and model.stands_in_episodes
