@@ -86,6 +86,7 @@ class Case:
             value.shape == expected.shape,
             f"{what} have shape {tuple(value.shape)} and {tuple(expected.shape)}, which should be equal",
         )
+        require(value.dtype == expected.dtype, f"{what} are of {value.dtype}, not {expected.dtype}")
         if not value.numel():
             return
         value, expected = value.detach(), expected.detach()
