@@ -665,7 +665,7 @@ def test_predict_refuses_the_state_of_another_model(
         one.predict(observation, state, deterministic=True, reward=np.zeros(2))
 
 
-@pytest.mark.parametrize(("broken", "message"), [("observation", "at step 2"), ("reward", "in step 4 of its episode")])
+@pytest.mark.parametrize(("broken", "message"), [("observation", "in step 2"), ("reward", "in step 4 of its episode")])
 def test_an_environment_that_breaks_is_named_with_its_step(
     trained: DecisionTransformer, broken: str, message: str
 ) -> None:
