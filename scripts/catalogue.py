@@ -126,7 +126,8 @@ def settings() -> list[Setting]:
     """Every dotted key, in the order of a config; one that differs between agents or mechanisms has an entry for each.
 
     An entry has ``key``, ``accepts``, ``default`` (as YAML; "required" without one), ``says``, and where they apply
-    ``agents`` that alone have it, ``of`` (the mechanism that alone has it), and ``names`` that it can be.
+    ``agents`` that alone have it, ``of`` (the mechanism that alone has it), ``names`` that it can be, and ``type`` (of
+    ``rltransformers.core.stored_types``).
     """
     found: list[Setting] = []
     for entry in _of_record(ExperimentConfig, ""):

@@ -8,15 +8,18 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Any, Literal, get_args, get_origin
 
 from rltransformers.core.ranges import describe
-from rltransformers.core.spec import WEIGHT, LossWeight, Spec
+from rltransformers.core.spec import WEIGHT, Choice, LossWeight, Spec
+from rltransformers.core.stored_types import to_json
 
 REQUIRED = "required"
+CHOICES = "choices"
+"""The type of an option that is a list of mechanisms."""
 Setting = dict[str, Any]
 
 
@@ -72,6 +75,8 @@ def setting_entry(key: str, hint: Any, default: Any, says: str) -> Setting:
     """Explain one setting."""
     names = [str(name).lower() if isinstance(name, bool) else name for name in _names(hint)]
     entry: Setting = {"key": key, "accepts": describe(hint), "default": plain_default(default), "says": says}
+    if key.startswith(("backbone.", "algorithm.", "policy.")) and hint is not Any:  # other sections need no torch
+        entry["type"] = CHOICES if hint == Sequence[Choice] else to_json(hint)
     return entry | ({"names": sorted(names)} if names else {})
 
 

@@ -20,7 +20,7 @@ from rltransformers.envs.make import check_wrapper
 from rltransformers.policies.memory_policy import check_dropout
 from rltransformers.policies.observed import read_observation
 from rltransformers.policies.readouts.catalogue import read_readout
-from rltransformers.training.decision_settings import CriticOptions, PolicySettings, backbone_config
+from rltransformers.training.decision_settings import PolicySettings, backbone_config
 from rltransformers.training.experiment import AgentName, ExperimentConfig
 from rltransformers.training.online_agent import OnlineAgent
 from rltransformers.training.rollout_settings import check_batch_size
@@ -122,8 +122,6 @@ def check_keywords(agent: AgentName, algorithm: Mapping[str, Any], policy: Mappi
     if agent in MEMORY_AGENTS:
         MEMORY_AGENTS[agent].check_policy(policy or {}, "policy.")
     elif agent is AgentName.DECISION_TRANSFORMER:
-        critic = algorithm.get("critic_kwargs") or {}
-        check_settings(get_type_hints(CriticOptions, include_extras=True), critic, "algorithm.critic_kwargs.")
         check(policy or {}, PolicySettings, "policy")
     else:
         check_settings(policy_hints(agent), policy or {}, "policy.")

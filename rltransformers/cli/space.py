@@ -1,12 +1,11 @@
-"""What a study of ``rltransformers tune`` searches, read and checked."""
+"""What a study of ``rltransformers tune`` searches, read and checked before torch is imported."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
-from rltransformers.backbone import BackboneConfig
-from rltransformers.cli.keywords import check_keywords
 from rltransformers.cli.settings import refuse_unknown_settings
+from rltransformers.cli.values import check_values
 from rltransformers.core.errors import ConfigError
 from rltransformers.training.experiment import ExperimentConfig, build_experiment, set_value
 from rltransformers.training.search import OneOf, Span, read_search
@@ -16,8 +15,10 @@ SAME_FOR_ALL = ("output", "tune", "agent", "threads", "imports", "evaluation")
 """Settings and sections that all trials of a study have in common."""
 
 
-def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
-    """Search space of every searched setting; ends of ranges and values of lists are ones that the agent takes.
+def read_space(
+    base: Mapping[str, Any], space: Mapping[str, Any], check: Callable[[ExperimentConfig], None] = check_values
+) -> Search:
+    """Search space of every searched setting; ends of ranges and values of lists are ones that ``check`` takes.
 
     Raises:
         ConfigError: for an empty search, an unknown setting, one inside another that is searched, one that is the same
@@ -54,8 +55,7 @@ def read_space(base: Mapping[str, Any], space: Mapping[str, Any]) -> Search:
                     f"search of {key}: trials would be evaluated in different environments, and their scores are "
                     "compared; write the keywords that differ into evaluation.kwargs, where they are the same for all"
                 )
-            check_keywords(config.agent, config.algorithm, config.policy)
-            BackboneConfig.check_each(config.backbone)
+            check(config)
     return search
 
 

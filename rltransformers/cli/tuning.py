@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import yaml
 
+from rltransformers.backbone import BackboneConfig
 from rltransformers.cli import runs
 from rltransformers.cli.engines import Engine, Job, Order, carry_out, signal_name
+from rltransformers.cli.keywords import check_keywords
 from rltransformers.cli.space import Search, read_space, with_values
 from rltransformers.cli.trust import Program, programs, require_trust
 from rltransformers.cli.worker import Report, order_of
@@ -54,7 +56,7 @@ def tune(
     settings = config.tune or TuneConfig()
     space = settings.search | {key: parse_yaml(text, f"--search {key}") for key, text in search_flags}
     base = config.to_dict() | {"tune": None}
-    search = read_space(base, space)
+    search = read_space(base, space, check_each)
     flags = dict(search_flags)
     foreign = [each for key, values in search.items() if key not in flags for each in _programs(base, key, values)]
     require_trust(foreign, "tune.search", trust)
@@ -67,6 +69,12 @@ def tune(
         work.repair()
         work.go_on(settings.trials if trials is None else trials, engine, jobs)
         return work.summary()
+
+
+def check_each(config: ExperimentConfig) -> None:
+    """Raise ConfigError unless every setting of agent, policy and backbone by itself is one that they take."""
+    check_keywords(config.agent, config.algorithm, config.policy)
+    BackboneConfig.check_each(config.backbone)
 
 
 def _programs(base: Mapping[str, Any], key: str, values: Span | OneOf) -> list[Program]:

@@ -31,8 +31,10 @@ def run(arguments: argparse.Namespace) -> None:
     import yaml
 
     from rltransformers.cli.configs import packaged_configs, read_config
+    from rltransformers.cli.values import check_values
 
     _, config, typed = read_config(arguments)
+    check_values(config)
     if typed or arguments.config not in packaged_configs():  # one that comes with the package is right, and torch slow
         from rltransformers.cli.keywords import check_config
 

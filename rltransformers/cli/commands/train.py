@@ -3,11 +3,12 @@
 import argparse
 import shlex
 from contextlib import closing
+from pathlib import Path
 
 from rltransformers.cli.printing import print_json, print_results
 from rltransformers.cli.words import Parsers, add_config, add_engine, add_trust, command, flag, jobs_of
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.files import check_name
+from rltransformers.core.files import check_name, check_run
 from rltransformers.core.ranges import Count, Seed, check
 from rltransformers.training.experiment import ExperimentConfig
 
@@ -78,16 +79,23 @@ def run(arguments: argparse.Namespace) -> None:
     """Train, and print the final evaluation."""
     from rltransformers.cli import trust
     from rltransformers.cli.configs import packaged_configs, read_config
+    from rltransformers.cli.values import check_values
     from rltransformers.training.experiment import read_experiment
 
     _check(arguments, packaged_configs())
     if arguments.resume is None:
         name, config, typed = read_config(arguments)
+        check_values(config)
         foreign = trust.not_typed(trust.programs(config), typed)
         trust.require_trust(foreign, str(arguments.config), arguments.trust)
         if arguments.seeds is not None:
             _train_seeds(arguments, name, config)
             return
+    else:  # what is wrong is told before torch is imported
+        check_run(arguments.resume)
+        config = read_experiment(Path(arguments.resume) / "config.yaml", arguments.overrides)
+        trust.import_modules(config.imports, arguments.resume, arguments.trust)
+        check_values(config)
     from rltransformers.cli import runs
     from rltransformers.core.world import join
 
@@ -133,10 +141,8 @@ def _check(arguments: argparse.Namespace, names: list[str]) -> None:
 
 def _train_seeds(arguments: argparse.Namespace, name: str, config: ExperimentConfig) -> None:
     from rltransformers.cli.engines import engine_of
-    from rltransformers.cli.keywords import check_config
     from rltransformers.cli.seeds import print_seeds, seeds_summary, train_seeds
 
-    check_config(config)
     seeds = range(config.seed, config.seed + arguments.seeds)
     check(seeds[-1], Seed, f"the last of {len(seeds)} seeds from {config.seed} on")  # before the first one is trained
     with closing(engine_of(arguments.engine, arguments.address)) as engine:

@@ -52,7 +52,9 @@ def run(arguments: argparse.Namespace) -> None:
     """Search, and print the best trial."""
     from rltransformers.cli import trust
     from rltransformers.cli.configs import read_config
-    from rltransformers.training.experiment import read_experiment
+    from rltransformers.cli.space import read_space
+    from rltransformers.core.yaml_text import parse_yaml
+    from rltransformers.training.experiment import TuneConfig, read_experiment
 
     searched: dict[str, str] = {}
     for text in arguments.search:
@@ -66,6 +68,9 @@ def run(arguments: argparse.Namespace) -> None:
         check_name(arguments.name)
     name, config, typed = read_config(arguments)
     trust.require_trust(trust.not_typed(trust.programs(config), typed), str(arguments.config), arguments.trust)
+    settings = config.tune or TuneConfig()
+    space = settings.search | {key: parse_yaml(text, f"--search {key}") for key, text in searched.items()}
+    read_space(config.to_dict() | {"tune": None}, space)  # what is wrong is told before torch is imported
     from rltransformers.cli.engines import engine_of
     from rltransformers.cli.tuning import as_text, tune
 

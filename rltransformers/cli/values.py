@@ -1,0 +1,125 @@
+"""Types, ranges and names of the settings of agent, policy and backbone, checked before torch is imported.
+
+What annotations say stands in ``catalogue.json``, too. What settings mean together is checked where they are read.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from rltransformers.cli.entries import CHOICES
+from rltransformers.cli.settings import SET_ELSEWHERE, catalogue
+from rltransformers.core.errors import ConfigError, did_you_mean
+from rltransformers.core.extensions import load_installed
+from rltransformers.core.ranges import check, check_settings
+from rltransformers.core.spec import Choice, NoOptions, Spec, is_list
+from rltransformers.core.stored_types import from_json
+from rltransformers.training.experiment import ExperimentConfig
+
+
+def check_values(config: ExperimentConfig) -> None:
+    """Raise unless every value of agent, policy and backbone has its type, lies in its range, or is a known name.
+
+    Raises:
+        ConfigError: as ``rltransformers.cli.keywords.check_config``, for the first one that is not.
+    """
+    agent = config.agent.value
+    for key in config.algorithm:
+        if SET_ELSEWHERE.get(key):
+            raise ConfigError(f"algorithm.{key} is set elsewhere in a config: {SET_ELSEWHERE[key]}")
+    check_settings(_types("algorithm.", agent), config.algorithm, "algorithm.")
+    check_settings(_types("policy.", agent), config.policy, "policy.")
+    critic = config.algorithm.get("critic_kwargs") or {}
+    check_settings(_types("algorithm.critic_kwargs.", agent), critic, "algorithm.critic_kwargs.")
+    observation = config.policy.get("observation") or {}
+    for key, value in (
+        ("policy.readout", config.policy.get("readout")),
+        ("policy.observation.encoder", observation.get("encoder")),
+    ):
+        if value is not None and (table := _mechanisms(key)):
+            Choice.parse(value, key.rpartition(".")[2], table, key)
+    for wrapper in config.environment.wrappers:
+        _check_wrapper(wrapper)
+    _check_backbone(config.backbone, agent)
+
+
+def _check_backbone(backbone: Mapping[str, Any], agent: str) -> None:
+    presets = [each["name"] for each in catalogue()["presets"]]
+    preset = check(backbone.get("preset", presets[0]), str, "backbone.preset")
+    if preset not in presets:
+        raise ConfigError(f"backbone: unknown preset {preset!r}; {did_you_mean(preset, presets)}")
+    types = _types("backbone.", agent)
+    for name, value in backbone.items():
+        key = f"backbone.{name}"
+        if table := _mechanisms(key):
+            for place, choice in _choices(value, key):
+                Choice.parse(choice, name, table, place)
+        elif name in types:
+            check(value, types[name], key)
+    losses, weights = backbone.get("losses"), _types("backbone.losses.", agent)
+    if isinstance(losses, Mapping):
+        if not losses.keys() <= weights.keys():
+            load_installed()
+            weights = _types("backbone.losses.", agent)
+        numbers = {
+            name: value for name, value in losses.items() if not (name in weights and isinstance(value, Mapping))
+        }
+        check_settings(weights, numbers, "backbone.losses.")
+
+
+def _check_wrapper(wrapper: Any) -> None:
+    """Raise ConfigError for a name that is no wrapper; what a module of somebody else holds is not looked at."""
+    name = wrapper.get("name") if isinstance(wrapper, Mapping) else wrapper
+    ours = catalogue()["wrappers"]
+    if not isinstance(name, str) or ":" in name or name in ours:
+        return
+    import gymnasium.wrappers
+
+    if not hasattr(gymnasium.wrappers, name):
+        known = [*ours, *(each for each in gymnasium.wrappers.__all__ if each[0].isupper())]  # no modules
+        raise ConfigError(f"unknown wrapper {name!r}; {did_you_mean(name, known)}")
+
+
+def _choices(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """The choices in a value and where they stand; lists hold those of layers, and of heads inside these."""
+    if not is_list(value):
+        yield place, value
+        return
+    for index, each in enumerate(value):
+        yield from _choices(each, f"{place}[{index}]")
+
+
+def _types(section: str, agent: str) -> dict[str, Any]:
+    """The annotations of the settings right below ``section`` that an agent has."""
+    return {
+        entry["key"].removeprefix(section): from_json(entry["type"])
+        for entry in catalogue()["settings"]
+        if entry["key"].startswith(section)
+        and "." not in entry["key"].removeprefix(section)
+        and agent in entry["agents"]
+        and "type" in entry
+    }
+
+
+@cache
+def _mechanisms(key: str) -> dict[str, Spec]:
+    """The mechanisms that a setting can name, with their options; none where it is no choice."""
+    settings = catalogue()["settings"]
+    if not any(entry["key"] == f"{key}.name" for entry in settings):
+        return {}
+    axis = key.rpartition(".")[2]
+    table = {}
+    for entry in catalogue()["axes"][axis]:
+        own = [each for each in settings if each.get("of") == entry["name"] and each["key"].startswith(f"{key}.")]
+        options = list({each["key"]: _option(each) for each in own}.values())  # agents may have entries of their own
+        record = dataclasses.make_dataclass("Options", options, frozen=True) if options else NoOptions
+        table[entry["name"]] = Spec("", entry["name"], axis, "", "", options=record, settings=entry["settings"])
+    return table
+
+
+def _option(entry: Mapping[str, Any]) -> Any:
+    """A field of a record of options; a default is not looked at."""
+    name = entry["key"].rpartition(".")[2]
+    annotation = Sequence[Choice] if entry["type"] == CHOICES else from_json(entry["type"])
+    return (name, annotation) if entry["default"] == "required" else (name, annotation, dataclasses.field(default=None))
