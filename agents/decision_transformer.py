@@ -36,7 +36,7 @@ from rltransformers.core.ranges import (
 )
 from rltransformers.core.seeding import branch_seeds, step_seed
 from rltransformers.core.spaces import nest_leaves
-from rltransformers.core.world import World
+from rltransformers.core.world import Sharing
 from rltransformers.data import ContextBatch, ContextSampler, load_trajectories
 from rltransformers.envs.make import WrapperConfig, WrapperFunction
 from rltransformers.policies.decision import ActingMode, ActingState
@@ -63,7 +63,6 @@ from rltransformers.training.decision_settings import (
     fitting_mode,
     readout_choice,
 )
-from rltransformers.training.distributed import log_traffic
 from rltransformers.training.episodes import evaluate_decisions
 from rltransformers.training.evaluation import EvaluationEpisode, EvaluationResult, result_of
 from rltransformers.training.interval_log import IntervalLog
@@ -202,7 +201,7 @@ class DecisionTransformer(OnlineLearner):
             whole_episodes=whole_episodes,
             acting_mode="refresh" if acting_mode == "auto" else acting_mode,
             acting=acting,
-            seed=self.world.same(int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed),
+            seed=self.sharing.broadcast(int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed),
             return_head=return_head,
             expectile=expectile,
             return_in=return_in,
@@ -278,10 +277,10 @@ class DecisionTransformer(OnlineLearner):
                 if logs:
                     if self._replay is not None:
                         log_replay(self.logger, self._online, self._replay)
-                    log_traffic(self.logger, self.world)
+                    self.sharing.log_traffic(self.logger.record)
                     log.write(self.num_timesteps, self._optimizer.param_groups[0]["lr"])
                 callback.update_locals(locals())
-                if self.world.any(not callback.on_step()):
+                if self.sharing.any(not callback.on_step()):
                     break
         callback.on_training_end()
         if self.policy.head.readout is not None and not self.policy.head.readout.learns:
@@ -290,21 +289,21 @@ class DecisionTransformer(OnlineLearner):
 
     def _update(self, sampler: ContextSampler, with_panel: bool) -> dict[str, Tensor]:
         """One step of AdamW on one batch; the random numbers depend on the seed and the step count only."""
-        settings, policy, world = self.settings, self.policy, self.world
+        settings, policy, sharing = self.settings, self.policy, self.sharing
         readout, step = policy.head.readout, self.num_timesteps
         if readout is not None and step % readout.options.refresh == 0:
             self._fill_store(sampler)
         generator = torch.Generator().manual_seed(step_seed(self.seed, step, "batch"))
-        torch.manual_seed(step_seed(self.seed, step, "dropout" if world.leads else f"dropout {world.rank}"))
-        part = world.part(settings.batch_size)
+        torch.manual_seed(step_seed(self.seed, step, "dropout" if sharing.is_leader else f"dropout {sharing.rank}"))
+        part = sharing.part(settings.batch_size)
         batch = sampler.sample(settings.batch_size, generator, part).to(self.device)
-        metrics = {} if self._critic is None else self._critic.step(policy, batch, world)
+        metrics = {} if self._critic is None else self._critic.step(policy, batch, sharing)
 
         policy.train()
-        loss, parts = self._loss(batch, Record(), self._chances(settings.batch_size)[part], world)
+        loss, parts = self._loss(batch, Record(), self._chances(settings.batch_size)[part], sharing)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        world.sum_in_place(weight.grad for weight in policy.actor_parameters())
+        sharing.sum_in_place(weight.grad for weight in policy.actor_parameters())
         norm = torch.nn.utils.clip_grad_norm_(policy.actor_parameters(), settings.max_grad_norm)
         factor = learning_rate_factor(step, settings.warmup_steps or 0, settings.decay_steps)
         for group in self._optimizer.param_groups:
@@ -312,7 +311,7 @@ class DecisionTransformer(OnlineLearner):
         self._optimizer.step()
         policy.backbone.constrain_()
         for sums in policy.backbone.seen():
-            world.sum_in_place([sums])
+            sharing.sum_in_place([sums])
         policy.backbone.maintain()
         policy.eval()
 
@@ -325,14 +324,14 @@ class DecisionTransformer(OnlineLearner):
 
     def loss(self, batch: ContextBatch, record: Record | None = None) -> Tensor:
         """Mean loss of a batch as ``learn`` minimizes it: of recorded actions, and of whatever options add."""
-        return self._loss(batch.to(self.device), record or Record(), self._chances(len(batch.valid)), World())[0]
+        return self._loss(batch.to(self.device), record or Record(), self._chances(len(batch.valid)), Sharing())[0]
 
     def _loss(
-        self, batch: ContextBatch, record: Record, chances: Tensor, world: World
+        self, batch: ContextBatch, record: Record, chances: Tensor, sharing: Sharing
     ) -> tuple[Tensor, dict[str, Tensor]]:
         expectile, progress = self.settings.expectile, self._progress
         return decision_loss(
-            self.policy, batch, record, expectile, self._critic, self._entropy, chances, world, progress
+            self.policy, batch, record, expectile, self._critic, self._entropy, chances, sharing, progress
         )
 
     def _chances(self, count: int) -> Tensor:

@@ -32,7 +32,6 @@ from rltransformers.policies.observations import tree_space
 from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.q_network import GTrXLQPolicy
 from rltransformers.policies.steps import Acting
-from rltransformers.training.distributed import check_shared, log_traffic
 from rltransformers.training.exploration import Exploration, check_exploration, exploration_rates
 from rltransformers.training.normalization import check_outermost
 from rltransformers.training.online_agent import OnlineAgent
@@ -188,7 +187,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
 
     def _setup_model(self) -> None:
         check_exploration(self.exploration)
-        check_shared(self.world, None, self.batch_size)
+        self.sharing.check(None, self.batch_size)
         self._make_policy()
         self.context = context_of(self.burn_in, self.policy.actor.backbone.receptive_field)
         # Of a checkpoint, for the environment that may be set later.
@@ -203,7 +202,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             check_outermost(cast(VecEnv, self.env))
         space = tree_space(self.observation_space if normaliser is None else normaliser.venv.observation_space)
         leaves = self.policy.seen_leaves | leaf_spaces(space)
-        room = self.buffer_size // self.world.size
+        room = self.buffer_size // self.sharing.size
         if self.prioritized:
             check_priorities(self.buffer_size // self.segment_length)
         check_replay_room(room, leaves)
@@ -238,7 +237,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             raw = raw_observation(normaliser, self._last_obs, self._raw_obs)
             if policy.masks_beside:
                 raw[ACTION_MASK] = seen[ACTION_MASK]
-            noise = self._own_rows(policy.exploration(self._rates(), self._action_generator))
+            noise = self.sharing.own_rows(policy.exploration(self._rates(), self._action_generator), self.n_envs)
             actions, _, _, state = policy.step(leaves, self.carry.acting, first, noise, overwrites=True)
             executed = policy.environment_actions(actions)
             new_obs, rewards, dones, infos, counts, unscaled = self._step_environments(executed, state)
@@ -254,14 +253,14 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             self._update_info_buffer(infos, dones)
             self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
             self._episode_num += int(np.count_nonzero(dones))
-            if not going_on and self.world.alone:
+            if not going_on and self.sharing.is_single:
                 return RolloutReturn((step + 1) * env.num_envs, self._episode_num - episodes, continue_training=False)
             if self._moved:  # by the callback: the replay takes these episodes as left
                 new_obs = self._reset_environments()
             seen = self._guard.leaves(new_obs)
             leaves = policy.leaves_to_tensors(seen)
         going_on = self._share_rollout(before, going_on)
-        self._episode_num = episodes + self.world.count(self._episode_num - episodes)
+        self._episode_num = episodes + self.sharing.count(self._episode_num - episodes)
         played = train_freq.frequency * env.num_envs, self._episode_num - episodes
         if not going_on:
             return RolloutReturn(*played, continue_training=False)
@@ -281,33 +280,33 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
 
     def train(self, gradient_steps: int, batch_size: int) -> None:
         """So many updates on segments drawn from the replay, then bring the acting memory up to date."""
-        policy, replay, world, logger = self.policy, self.replay_buffer, self.world, self.logger
-        if replay is None or not world.count(len(replay)):
+        policy, replay, sharing, logger = self.policy, self.replay_buffer, self.sharing, self.logger
+        if replay is None or not sharing.count(len(replay)):
             return  # no segment is whole yet
         self._begin_update()
         losses: list[DQNLoss] = []
         norms: list[float] = []
         for _ in range(gradient_steps):
-            draw, takers = draw_of_all(replay, batch_size, self._batch_generator, self.prioritized, world)
-            window = self._normalised(own_window(replay, draw, takers, world).trimmed())
+            draw, takers = draw_of_all(replay, batch_size, self._batch_generator, self.prioritized, sharing)
+            window = self._normalised(own_window(replay, draw, takers, sharing).trimmed())
             now = policy.evaluate_window(window)
             with torch.no_grad():
                 later = policy.evaluate_window(window, target=True)
             part = Steps(policy.classes(window), window.rewards, window.terminal, window.counts, window.weights)
             targets = q_targets(now.q, later.q, part, self.gamma, self.n_step, self.value_rescale)
             policy.add_deep_losses(now, window, partial(step_losses, targets=targets, steps=part), targets.shape[1])
-            rows = world.whole({"q": now.q, "targets": targets, **vars(part)}, takers)
+            rows = sharing.gather({"q": now.q, "targets": targets, **vars(part)}, takers)
             q, targets, steps = rows.pop("q"), rows.pop("targets"), Steps(**rows)
-            loss = add_auxiliary(dqn_loss(q, targets, steps), now, part.counts, steps.counts, world)
+            loss = add_auxiliary(dqn_loss(q, targets, steps), now, part.counts, steps.counts, sharing)
             losses.append(loss)
-            norm = descend(policy, loss.total, policy.learned, self.max_grad_norm, self._n_updates, world)
+            norm = descend(policy, loss.total, policy.learned, self.max_grad_norm, self._n_updates, sharing)
             norms.append(float(norm))
             if self.prioritized:
-                prioritize_own(replay, draw, loss.priorities, world)
+                prioritize_own(replay, draw, loss.priorities, sharing)
             self._n_updates += 1
             if self._n_updates % self.target_update_interval == 0:
                 policy.follow(self.tau)
-        maintain(policy, world)
+        maintain(policy, sharing)
         with torch.no_grad():
             self.carry.acting = self._renewed_memory(replay)
         parts = {name: name for name in ("td_loss", "td_error", "q_value", "target")}
@@ -340,8 +339,8 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             for name, value in memory_panel(lambda record: self.policy.evaluate_window(window, record=record)).items():
                 self.logger.record(name, float(value))
         self.logger.record("rollout/exploration_rate", float(self._rates().mean()))
-        self.logger.record("replay/size", 0 if replay is None else self.world.count(replay.size))
-        log_traffic(self.logger, self.world)
+        self.logger.record("replay/size", 0 if replay is None else self.sharing.count(replay.size))
+        self.sharing.log_traffic(self.logger.record)
         super().dump_logs()
 
     # Use
@@ -376,7 +375,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         """
         if self.replay_buffer is None:
             raise ConfigError("this agent has no environment and so no replay to save")
-        save_replay(path, self.replay_buffer, self.action_space, self.world)
+        save_replay(path, self.replay_buffer, self.action_space, self.sharing)
 
     @strict
     def load_replay_buffer(self, path: File, truncate_last_traj: bool = True) -> None:
@@ -393,7 +392,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
                 "a replay file cannot go on with its running episodes: GTrXLDQN.save and GTrXLDQN.load can, or leave "
                 "truncate_last_traj=True"
             )
-        load_replay(path, self.replay_buffer, self.action_space, self.world)
+        load_replay(path, self.replay_buffer, self.action_space, self.sharing)
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
         """Replace the environment as ``GTrXLPPO`` does; a replay that waits for one, after ``load``, is taken over."""
@@ -407,10 +406,10 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         if replay is None:
             return self._stored
         raw = pack_observation(self._vec_normalize_env, self._last_obs, self._raw_obs)
-        rows = rows_of_replay(replay, self.world) if self.checkpoint_replay else None
+        rows = rows_of_replay(replay, self.sharing) if self.checkpoint_replay else None
         return {
-            "replay": None if rows is None else {"layout": layout_of(replay, self.world), "rows": rows},
-            "last_raw_observation": self.world.to_leader(raw),
+            "replay": None if rows is None else {"layout": layout_of(replay, self.sharing), "rows": rows},
+            "last_raw_observation": self.sharing.to_leader(raw),
         }
 
     def _restore_own(self, tensors: Mapping[str, Any], n_envs: int) -> None:
@@ -425,9 +424,9 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         self._stored["replay"] = None  # it would stay beside the replay that takes its rows over
         if stored is None:
             return
-        wanted = layout_of(replay, self.world)
+        wanted = layout_of(replay, self.sharing)
         if stored["layout"] == wanted:
-            restore_replay(replay, part_of_replay(stored["rows"], replay, self.world))
+            restore_replay(replay, part_of_replay(stored["rows"], replay, self.sharing))
         elif stored["rows"]["rewards"].numel():
             warnings.warn(
                 f"the replay of the checkpoint is left out and a new one filled: it is one of {stored['layout']}, this "

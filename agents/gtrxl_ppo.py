@@ -36,7 +36,6 @@ from rltransformers.data.rollout import Recorded
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.steps import Acting
 from rltransformers.training.carry import MemoryRefresh, renew_memory
-from rltransformers.training.distributed import log_traffic
 from rltransformers.training.on_policy_agent import OnPolicyMemoryAgent
 from rltransformers.training.rollout_settings import check_advantages, check_barrier
 from rltransformers.training.schedules import Scheduled, as_schedule, value_at
@@ -190,14 +189,14 @@ class GTrXLPPO(OnPolicyMemoryAgent):
 
     def train(self) -> None:
         """Improve the policy on the collected segments, then bring the acting memory up to date."""
-        policy, carry, world, logger = self.policy, self.carry, self.world, self.logger
+        policy, carry, sharing, logger = self.policy, self.carry, self.sharing, self.logger
         segment = carry.segment
         assert segment is not None  # learn() collects before it trains
         self._begin_update()
         watched = segment.rows(self._watched_rows())
         for name, value in memory_panel(lambda record: policy.evaluate_segment(watched, record)).items():
             logger.record(name, float(value))
-        steps = recorded = Recorded(**world.rows_of_all(segment.numbers()))
+        steps = recorded = Recorded(**sharing.all_gather(segment.numbers()))
         if self.normalize_advantage:
             scores = standard_scores(recorded.advantages, recorded.counts, self.least_advantage_std)
             steps = replace(recorded, advantages=scores)
@@ -215,26 +214,26 @@ class GTrXLPPO(OnPolicyMemoryAgent):
             if epoch and carry.before is not None:
                 with torch.no_grad():
                     again = replace(segment, memory=policy.memory_after(carry.before))
-            for minibatch in minibatches(world, again, self._rows_per_batch(), self._batch_generator):
+            for minibatch in minibatches(sharing, again, self._rows_per_batch(), self._batch_generator):
                 batch = steps.rows(minibatch.rows)
                 follow_returns(policy, batch)
-                now = evaluate(policy, minibatch, self.gradient_window, world)
+                now = evaluate(policy, minibatch, self.gradient_window, sharing)
                 loss = ppo_loss(now, batch, replace(weights, vf_coef=self.vf_coef * policy.value_units))
-                losses.append(add_auxiliary(loss, now.last, minibatch.segment.counts, batch.counts, world))
+                losses.append(add_auxiliary(loss, now.last, minibatch.segment.counts, batch.counts, sharing))
                 stops = self.target_kl is not None and float(loss.approx_kl) > 1.5 * self.target_kl
                 if stops:
                     break
-                descend(policy, losses[-1].total, policy.parameters(), self.max_grad_norm, self._n_updates, world)
+                descend(policy, losses[-1].total, policy.parameters(), self.max_grad_norm, self._n_updates, sharing)
             self._n_updates += 1
             if stops:
                 break
-        maintain(policy, world)
+        maintain(policy, sharing)
         with torch.no_grad():
             memory, age = renew_memory(policy, segment, carry.acting, self.memory_refresh, self._watched_rows())
             carry.acting = policy.with_cache(memory)  # keys and values always follow the new weights
         policy.remember(segment)
         logger.record("memory/staleness", age)
-        log_traffic(logger, world)
+        sharing.log_traffic(logger.record)
         self._log_update(recorded, losses, weights)
 
     def _log_update(self, recorded: Recorded, losses: list[PPOLoss], weights: PPOWeights) -> None:
@@ -254,4 +253,4 @@ class GTrXLPPO(OnPolicyMemoryAgent):
         if (deviation := self.policy.action_head.standard_deviation()) is not None:
             record("train/std", float(deviation.detach()))
         record("train/n_updates", self._n_updates, exclude="tensorboard")
-        log_ratio_error(self.logger, float(losses[0].ratio_error), self.world)
+        log_ratio_error(self.logger, float(losses[0].ratio_error), self.sharing)

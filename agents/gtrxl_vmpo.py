@@ -36,7 +36,6 @@ from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.steps import Acting, ActorCriticMachine
 from rltransformers.training.carry import MemoryRefresh, on_device, renew_memory
-from rltransformers.training.distributed import log_traffic
 from rltransformers.training.on_policy_agent import OnPolicyMemoryAgent
 from rltransformers.training.parameters import uncompiled
 from rltransformers.training.schedules import Scheduled
@@ -206,7 +205,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
 
     def train(self) -> None:
         """Improve the learner on the collected segments, renew its memory, and the target when its time has come."""
-        policy, carry, world, logger = self.policy, self.carry, self.world, self.logger
+        policy, carry, sharing, logger = self.policy, self.carry, self.sharing, self.logger
         acted = carry.segment
         assert acted is not None  # learn() collects before it trains
         self.target.set_training_mode(False)
@@ -221,41 +220,41 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
         for name, value in memory_panel(lambda record: policy.evaluate_segment(watched, record)).items():
             logger.record(name, float(value))
         update_learning_rate(self.multiplier_optimizer, self.multiplier_learning_rate)
-        recorded = Recorded(**world.rows_of_all(segment.numbers()))
+        recorded = Recorded(**sharing.all_gather(segment.numbers()))
         losses: list[VMPOLoss] = []
         again = segment
         for epoch in range(self.n_epochs):
             if epoch and carry.before is not None:
                 with torch.no_grad():
                     again = replace(segment, memory=policy.memory_after(carry.before))
-            for minibatch in minibatches(world, again, self._rows_per_batch(), self._batch_generator, old.outputs):
+            for minibatch in minibatches(sharing, again, self._rows_per_batch(), self._batch_generator, old.outputs):
                 batch = recorded.rows(minibatch.rows)
                 if not bool(batch.counts.any()):
                     continue
                 follow_returns(policy, batch)
-                now = evaluate(policy, minibatch, self.gradient_window, world)
+                now = evaluate(policy, minibatch, self.gradient_window, sharing)
                 divergences = policy.action_head.divergences(now.outputs, self.target.action_head, minibatch.outputs)
-                divergences = world.whole(divergences, minibatch.takers)
+                divergences = sharing.gather(divergences, minibatch.takers)
                 multipliers = self.multipliers  # whose gradient is the same on every process
                 loss = vmpo_loss(
                     now, batch, divergences, multipliers.temperature, multipliers.penalties, self._bounds()
                 )
-                losses.append(add_auxiliary(loss, now.last, minibatch.segment.counts, batch.counts, world))
+                losses.append(add_auxiliary(loss, now.last, minibatch.segment.counts, batch.counts, sharing))
                 self.multiplier_optimizer.zero_grad()
-                descend(policy, losses[-1].total, policy.parameters(), self.max_grad_norm, self._n_updates, world)
+                descend(policy, losses[-1].total, policy.parameters(), self.max_grad_norm, self._n_updates, sharing)
                 self.multiplier_optimizer.step()
                 self.multipliers.constrain_()
                 carry.target_age += 1
             self._n_updates += 1
-        maintain(policy, world)
+        maintain(policy, sharing)
         with torch.no_grad():  # the target keeps its weights, and so the memory of acting, for now
             rows = self._watched_rows()
             carry.own_memory, age = renew_memory(policy, segment, carry.acting, self.memory_refresh, rows)
         policy.remember(segment)
         logger.record("memory/staleness", age)
-        log_traffic(logger, world)
+        sharing.log_traffic(logger.record)
         self._log_update(recorded, losses)
-        log_ratio_error(logger, world.largest(float(errors.max()))[0], world)
+        log_ratio_error(logger, sharing.max(float(errors.max()))[0], sharing)
         if carry.target_age >= self.target_update_interval:
             self._renew_target()
 
@@ -315,7 +314,7 @@ class GTrXLVMPO(OnPolicyMemoryAgent):
             "target_age": self.carry.target_age,
             "multipliers": self.multipliers.state_dict(),
             "multiplier_optimizer": self.multiplier_optimizer.state_dict(),
-            "own_memory": self.world.to_leader(None if memory is None else memory.tensors()),
+            "own_memory": self.sharing.to_leader(None if memory is None else memory.tensors()),
         }
 
     def _restore_own(self, tensors: Mapping[str, Any], n_envs: int) -> None:

@@ -1,4 +1,4 @@
-"""Processes that wait for jobs and do them together, as the ranks of one world."""
+"""Processes that wait for jobs and do them together, as the ranks of one training."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ Job = Callable[..., Any]
 
 
 class Pool:
-    """``size`` processes in one world."""
+    """``size`` processes that train together."""
 
     def __init__(self, size: int) -> None:
         context = mp.get_context("spawn")

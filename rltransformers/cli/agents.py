@@ -28,7 +28,7 @@ from rltransformers.core.files import replacing
 from rltransformers.core.registry import find_spec
 from rltransformers.core.seeding import branch_seeds, seed_environments
 from rltransformers.core.spaces import differing_spaces, is_image, leaf_spaces
-from rltransformers.core.world import current_world
+from rltransformers.core.world import current_sharing
 from rltransformers.data import load_trajectories
 from rltransformers.policies.recurrent import RECURRENT_POLICIES
 from rltransformers.policies.steps import Acting
@@ -135,12 +135,14 @@ class OnlineRunAgent(RunAgent):
 
     def _share(self) -> EnvironmentConfig:
         """The environments of this process."""
-        world, environment = current_world(), self.config.environment
-        if world.alone:
+        sharing, environment = current_sharing(), self.config.environment
+        if sharing.is_single:
             return environment
         if self.config.agent not in MEMORY_AGENTS:
-            raise ConfigError(f"{self.config.agent} is trained by one process, not by {world.size}: leave torchrun out")
-        return replace(environment, num_envs=world.share_of(environment.num_envs, "environment.num_envs"))
+            raise ConfigError(
+                f"{self.config.agent} is trained by one process, not by {sharing.size}: leave torchrun out"
+            )
+        return replace(environment, num_envs=sharing.share_of(environment.num_envs, "environment.num_envs"))
 
     def _gtrxl(self, kind: type[OnlineAgent], env: VecEnv, checkpoint: Path | None) -> OnlineAgent:
         config = self.config

@@ -19,7 +19,7 @@ from rltransformers.cli.trust import import_modules, not_typed, programs, requir
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import naming
 from rltransformers.core.signals import Stopped, signals_to
-from rltransformers.core.world import World, current_world
+from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.envs.video import check_recordable, video_wrapper
 from rltransformers.policies.decision import ActingMode
 from rltransformers.policies.steps import Acting
@@ -57,9 +57,9 @@ def train(
     several processes the first one has the folder and the results. A job that ``torchrun`` started again goes on in the
     folder that it began.
     """
-    world = current_world()
-    (restarts,) = world.largest(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))  # of the machine that failed
-    begun = world.same(_begun(config, name) if world.leads and restarts else None)
+    sharing = current_sharing()
+    (restarts,) = sharing.max(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))  # of the machine that failed
+    begun = sharing.broadcast(_begun(config, name) if sharing.is_leader and restarts else None)
     if begun is not None:
         say(f"the job was started again: it goes on in {begun}")
         return resume(begun, (), verbose, trust=True)  # it was allowed when the job began
@@ -67,9 +67,9 @@ def train(
     threads = use_threads(config.threads)
     agent = build_agent(config)  # before the folder is made: a config that cannot work leaves nothing behind
     try:
-        folder = _created(config, name, world)
-        with _locked(folder, world):
-            if world.leads:
+        folder = _created(config, name, sharing)
+        with _locked(folder, sharing):
+            if sharing.is_leader:
                 folder.write_config(config.to_dict())
             say(threads)
             return folder, _run(agent, config, folder, verbose, evaluated)
@@ -77,18 +77,18 @@ def train(
         agent.close()
 
 
-def _created(config: ExperimentConfig, name: str, world: World) -> RunFolder:
+def _created(config: ExperimentConfig, name: str, sharing: Sharing) -> RunFolder:
     """A new folder, which process 0 makes for all."""
     path = None
-    if world.leads:
+    if sharing.is_leader:
         path = RunFolder.create(config.output, name).path
         if job() is not None:
             (path / _JOB).write_text(f"{job()}\n")
-    return RunFolder(world.same(path) or "")
+    return RunFolder(sharing.broadcast(path) or "")
 
 
-def _locked(folder: RunFolder, world: World) -> AbstractContextManager[None]:
-    return folder.locked() if world.leads else nullcontext()
+def _locked(folder: RunFolder, sharing: Sharing) -> AbstractContextManager[None]:
+    return folder.locked() if sharing.is_leader else nullcontext()
 
 
 def job() -> str | None:
@@ -129,12 +129,12 @@ def resume(
             and for a config.yaml in which anything else was edited; when another process trains in the folder; and for
             a folder that would run code of others without ``trust``.
     """
-    world = current_world()
+    sharing = current_sharing()
     folder = RunFolder.open(path)
     for key, _ in overrides:
         if not _resumable(key):
             raise ConfigError(f"--{key} cannot change when a run is resumed; these can: {', '.join(_RESUMABLE)}")
-    with _locked(folder, world):
+    with _locked(folder, sharing):
         config = read_experiment(folder.config, overrides)
         edited = _edited(folder, config)
         require_trust(not_typed(programs(config, folder.last), overrides), path, trust)
@@ -144,17 +144,17 @@ def resume(
         agent = build_agent(config, folder.last if begun else None)
         try:
             agent.check_lengths(read_experiment(folder.config), path)
-            if world.leads:
+            if sharing.is_leader:
                 folder.write_config(config.to_dict())
             say(threads)
             if not begun and (folder.best.is_file() or folder.evaluations.is_file()):
                 say(f"{folder.last} is not there: the run begins at step 0, and what it had logged is taken back")
             if begun and agent.inexact and agent.goes_on:
                 say(agent.inexact)
-            if world.leads:
+            if sharing.is_leader:
                 evaluated = not any(key.startswith("evaluation") for key in edited)
                 _take_back(folder, agent.steps_done if begun else 0, evaluated, agent.goes_on)
-            world.same(None)  # nobody goes on before
+            sharing.broadcast(None)  # nobody goes on before
             return folder, _run(agent, config, folder, verbose)
         finally:
             agent.close()
@@ -207,8 +207,8 @@ def _take_back(folder: RunFolder, step: int, evaluated: bool, goes_on: bool) -> 
 def _run(
     agent: RunAgent, config: ExperimentConfig, folder: RunFolder, verbose: bool, evaluated: Evaluated | None = None
 ) -> list[EvaluationResult]:
-    world = current_world()
-    logger = folder.logger(stdout=verbose) if world.leads else Logger(None, [])
+    sharing = current_sharing()
+    logger = folder.logger(stdout=verbose) if sharing.is_leader else Logger(None, [])
     agent.model.set_logger(logger)
     if not agent.steps_done:
         write_run_card(logger, config.to_dict(), agent.hyperparameters())
@@ -224,15 +224,15 @@ def _run(
         restart_every=config.train.restart_every or 0,
         restart=agent.restart,
         evaluated=evaluated,
-        world=world,
+        sharing=sharing,
     )
     say(f"run folder: {folder.path}   (TensorBoard: tensorboard --logdir {config.output})")
     try:
         with signals_to(callback.stop):
-            agent.learn(config.steps, callback, progress=world.leads and _interactive() and not verbose)
+            agent.learn(config.steps, callback, progress=sharing.is_leader and _interactive() and not verbose)
             callback.init_callback(agent.model)
             results = list(callback.finish())
-            if world.leads:
+            if sharing.is_leader:
                 folder.write_final(results)
     except KeyboardInterrupt as interruption:
         flag = trust_flag(programs(config, folder.last))
@@ -410,7 +410,7 @@ def export(
 
 def say(text: str) -> None:
     """Tell people something without touching standard output, which belongs to results; process 0 speaks for all."""
-    if not current_world().leads:
+    if not current_sharing().is_leader:
         return
     print(text, file=sys.stderr, flush=True)
 

@@ -1,16 +1,16 @@
-"""Several processes that train one agent: who this one is, and what they tell each other.
+"""Sharing of one training between several processes.
 
-``torchrun`` starts the processes, ``join`` makes them one world. Every process holds the whole agent and a block of the
+``torchrun`` starts the processes, ``join`` connects them. Every process holds the whole agent and a block of the
 environments, process 0 the first ones. Losses are computed of numbers of all processes, so that they are the same
 everywhere, while the gradient of each flows through its own part alone; summed up, that is the gradient of one process
-which had done all the work. A world of one process does nothing at all.
+which had done all the work. Of one process ``Sharing`` does nothing at all.
 """
 
 import importlib
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -47,26 +47,21 @@ class Traffic:
     began: float = field(default_factory=time.perf_counter)
 
 
-class World:
-    """The processes of this training, of which this one is number ``rank`` of ``size``.
+class Sharing:
+    """The processes that train one agent, of which this one is number ``rank`` of ``size``; one alone does nothing.
 
-    All methods that tell something must be called by all processes in the same order.
+    Methods that exchange something must be called by all processes in the same order.
+
+    Attributes:
+        is_single: whether there is no other process.
+        is_leader: whether this process writes files, evaluates and reports.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, store: Store | None = None) -> None:
         self.rank, self.size = rank, size
+        self.is_single, self.is_leader = size == 1, rank == 0
         self.traffic = Traffic()
         self._store = store
-
-    @property
-    def alone(self) -> bool:
-        """Whether there is nobody else."""
-        return self.size == 1
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process writes files, evaluates and speaks."""
-        return self.rank == 0
 
     def share_of(self, count: int, name: str) -> int:
         """An equal part of ``count`` things.
@@ -93,9 +88,9 @@ class World:
 
     # Numbers
 
-    def total(self, x: Tensor) -> Tensor:
+    def sum(self, x: Tensor) -> Tensor:
         """The sum of ``x`` over all processes; gradient flows to the own ``x`` alone."""
-        if self.alone:
+        if self.is_single:
             return x
         found = x.detach().clone()
         self._communicate(lambda: dist.all_reduce(found), found)
@@ -103,23 +98,23 @@ class World:
 
     def count(self, number: int) -> int:
         """The sum of a whole number over all processes."""
-        return int(self.total(torch.tensor(number)))
+        return int(self.sum(torch.tensor(number)))
 
     def share(self, part: Tensor, whole: Tensor) -> Tensor | float:
         """The share of the True entries of ``whole`` that this process has in its ``part``."""
-        return 1.0 if self.alone else part.sum() / whole.sum().clamp(min=1)
+        return 1.0 if self.is_single else part.sum() / whole.sum().clamp(min=1)
 
     def mean(self, values: Tensor, valid: Tensor) -> Tensor:
         """The mean of all valid entries of all processes; 0 when nothing is valid. Gradient as for ``total``."""
         part = torch.where(valid, values, torch.zeros_like(values)).sum()
-        if self.alone:
+        if self.is_single:
             return part / valid.sum().clamp(min=1)
-        both = self.total(torch.stack([part, valid.sum().to(part.dtype)]))
+        both = self.sum(torch.stack([part, valid.sum().to(part.dtype)]))
         return both[0] / both[1].clamp(min=1)
 
-    def largest(self, *numbers: float) -> list[float]:
+    def max(self, *numbers: float) -> list[float]:
         """Of every number the largest of all processes."""
-        if self.alone:
+        if self.is_single:
             return list(numbers)
         found = torch.tensor(numbers, dtype=torch.float64)
         self._communicate(lambda: dist.all_reduce(found, dist.ReduceOp.MAX), found)
@@ -127,19 +122,19 @@ class World:
 
     def any(self, fact: bool) -> bool:
         """Whether it is so in any process."""
-        return self.largest(float(fact)) != [0.0]
+        return self.max(float(fact)) != [0.0]
 
-    def same(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """The argument of process 0, plain data."""
-        if self.alone:
+        if self.is_single:
             return value
         box = [value]
         self._communicate(lambda: dist.broadcast_object_list(box, 0, device=torch.device("cpu")))
         return box[0]
 
-    def all_of(self, value: T) -> list[T]:
+    def all_gather_object(self, value: T) -> list[T]:
         """The arguments of all processes, plain data, by rank."""
-        if self.alone:
+        if self.is_single:
             return [value]
         found: list[Any] = [None] * self.size
         self._communicate(lambda: dist.all_gather_object(found, value))
@@ -147,7 +142,7 @@ class World:
 
     def sum_in_place(self, tensors: Iterable[Tensor | None]) -> None:
         """Replace tensors of one type by their sums over all processes, in one message; leave out None."""
-        parts = [] if self.alone else [tensor for tensor in tensors if tensor is not None]
+        parts = [] if self.is_single else [tensor for tensor in tensors if tensor is not None]
         if not parts:
             return
         flat = torch.cat([part.flatten() for part in parts])
@@ -157,21 +152,21 @@ class World:
 
     # Rows
 
-    def rows_of_all(self, tree: Tree) -> Tree:
+    def all_gather(self, tree: Tree) -> Tree:
         """The rows of all processes behind each other; each holds equally many. Without gradient."""
-        if self.alone:
+        if self.is_single:
             return tree
         packed, layout = _packed(tree)
         found = packed.new_empty((self.size * len(packed), packed.shape[1]))
         self._communicate(lambda: dist.all_gather(list(found.chunk(self.size)), packed), packed)
         return _unpacked(found, layout)
 
-    def whole(self, tree: Tree, takers: Tensor) -> Tree:
+    def gather(self, tree: Tree, takers: Tensor) -> Tree:
         """Rows of all processes in common order: row i is the next one of process ``takers[i]``.
 
         Gradient flows to the own rows alone.
         """
-        if self.alone:
+        if self.is_single:
             return tree
         packed, layout = _packed(tree)
         counts = takers.bincount(minlength=self.size)
@@ -185,7 +180,7 @@ class World:
         own = (takers == self.rank).nonzero().flatten()
         return _joined(found, tree, own)
 
-    def takers(self, owners: Tensor) -> Tensor:
+    def assign(self, owners: Tensor) -> Tensor:
         """Who takes each of the things that processes ``owners`` hold: all take equally many, own ones first."""
         room = [len(part) for part in torch.arange(len(owners)).tensor_split(self.size)]
         found, left = owners.clone(), []
@@ -198,9 +193,9 @@ class World:
         found[left] = torch.tensor(free, dtype=found.dtype)
         return found
 
-    def exchange(self, tree: Tree, owners: Tensor, takers: Tensor) -> Tree:
+    def all_to_all(self, tree: Tree, owners: Tensor, takers: Tensor) -> Tree:
         """The rows that this process takes, in common order, of all that processes ``owners`` hold in that order."""
-        if self.alone:
+        if self.is_single:
             return tree
         packed, layout = _packed(tree)
         going, coming = takers[owners == self.rank], owners[takers == self.rank]
@@ -212,7 +207,7 @@ class World:
 
     def to_leader(self, tree: Tree) -> Tree:
         """On process 0 the rows of all behind each other, each of which holds equally many; elsewhere the own ones."""
-        if self.alone:
+        if self.is_single:
             return tree
         if isinstance(tree, Mapping):
             return {name: self.to_leader(part) for name, part in tree.items()}
@@ -220,9 +215,40 @@ class World:
             return None
         own = tree.detach().cpu()
         packed, layout = _packed(own)
-        parts = [torch.empty_like(packed) for _ in range(self.size)] if self.leads else None
+        parts = [torch.empty_like(packed) for _ in range(self.size)] if self.is_leader else None
         self._communicate(lambda: dist.gather(packed, parts, 0), packed)
         return own if parts is None else _unpacked(torch.cat(parts), layout)
+
+    def own_rows(self, tree: Tree, share: int) -> Tree:
+        """The rows of the ``share`` things of this process in tensors with a row for each of those of all."""
+        return tree if self.is_single else rows_of(tree, self.block(share))
+
+    def check(self, readout: object, *batches: int) -> None:
+        """Raise ConfigError for what several processes cannot train.
+
+        Args:
+            readout: of the policy, None for none.
+            batches: numbers of segments or windows in minibatches, which are shared out.
+        """
+        if min(batches) < self.size:
+            raise ConfigError(
+                f"a minibatch of {min(batches)} cannot be shared by {self.size} processes: raise batch_size, of which "
+                "every process takes its part (on policy it holds whole segments, and the last one may be smaller)"
+            )
+        if not self.is_single and readout is not None:
+            raise ConfigError(
+                f"a readout keeps a store of its own in every process, so {self.size} processes would act by "
+                f"{self.size} different ones; train it with one process, or leave readout out"
+            )
+
+    def log_traffic(self, record: Callable[[str, float], None]) -> None:
+        """Record the messages since the last call: megabytes, their number, and their share of the time."""
+        if self.is_single:
+            return
+        traffic, self.traffic = self.traffic, Traffic()
+        record("time/sent_mb", traffic.bytes / 1e6)
+        record("time/messages", traffic.calls)
+        record("time/waiting", traffic.seconds / max(self.traffic.began - traffic.began, 1e-9))
 
     def _communicate(self, call: Any, sent: Tensor | None = None) -> None:
         """Make a call of ``torch.distributed``, and count it and the bytes of ``sent``.
@@ -256,29 +282,29 @@ class World:
         return f"one of them ended, or did not answer within {minutes} minutes; what that one says is the reason"
 
 
-_world = World()
+_sharing = Sharing()
 
 
-def current_world() -> World:
-    """The world that this process has joined, or one of its own."""
-    return _world
+def current_sharing() -> Sharing:
+    """The sharing that this process has joined, or that of a single process."""
+    return _sharing
 
 
 @contextmanager
-def join() -> Iterator[World]:
+def join() -> Iterator[Sharing]:
     """Within the block, agents that are made in this process learn together with those in the others of ``torchrun``.
 
     The messages go by gloo for tensors on the CPU and by nccl for those on GPUs; every process gets the GPU of its
-    local rank. A process that no ``torchrun`` started is a world of its own.
+    local rank. A process that no ``torchrun`` started is single.
 
     Raises:
         ConfigError: for more processes on a machine than it has GPUs.
         WorldError: when the others cannot be reached.
     """
-    global _world
+    global _sharing
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    if "RANK" not in os.environ or size == 1 or not _world.alone:
-        yield _world
+    if "RANK" not in os.environ or size == 1 or not _sharing.is_single:
+        yield _sharing
         return
     local, here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     backend = "gloo"
@@ -301,15 +327,15 @@ def join() -> Iterator[World]:
         raise WorldError(
             f"process {os.environ['RANK']} of {size} cannot reach the others: {one_line(error)}"
         ) from error
-    _world = World(dist.get_rank(), dist.get_world_size(), store)
+    _sharing = Sharing(dist.get_rank(), dist.get_world_size(), store)
     try:
-        yield _world
+        yield _sharing
     except BaseException as error:
         if not isinstance(error, WorldError):  # the others know
-            _world.tell(error)
+            _sharing.tell(error)
         raise
     finally:
-        _world = World()
+        _sharing = Sharing()
         dist.destroy_process_group()
 
 

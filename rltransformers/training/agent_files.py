@@ -142,31 +142,31 @@ def save_agent(agent: Any, path: File) -> None:
         "policy": type(uncompiled(agent.policy)).__name__,
     }
     tensors = tensors_of(agent) | agent._own_tensors()
-    if agent.world.leads:
+    if agent.sharing.is_leader:
         save_checkpoint(path, agent.kind, settings, tensors)
 
 
 def tensors_of(agent: Any) -> dict[str, Any]:
     """Everything that changes while an agent learns, of all processes; complete on the first one alone."""
-    world, carry, scale = agent.world, agent.carry, agent._scale
-    if world.any(agent._moved):
+    sharing, carry, scale = agent.sharing, agent.carry, agent._scale
+    if sharing.any(agent._moved):
         agent._last_obs = None  # of episodes that are gone: nobody can go on from it
     logger = agent.logger if hasattr(agent, "_logger") else None
     again = agent.memory_refresh == "epoch" and carry.segment is not None  # the next update encodes it again
     normalization = agent._normalization()
     if normalization is not None:
-        normalization = normalization | {"running_returns": world.to_leader(normalization["running_returns"])}
+        normalization = normalization | {"running_returns": sharing.to_leader(normalization["running_returns"])}
     return {
         "policy": uncompiled(agent.policy).state_dict(),
         "optimizer": agent.policy.optimizer.state_dict(),
         "generators": {name: getattr(agent, name).get_state() for name in GENERATORS},
         "metrics": pack_arrays(agent._metrics.to_store(logger)),
-        "segment": world.to_leader(segment_tensors(carry.segment) if again else None),
-        "acting": world.to_leader(carry.acting.tensors()),
-        **pack_progress(agent, world),
+        "segment": sharing.to_leader(segment_tensors(carry.segment) if again else None),
+        "acting": sharing.to_leader(carry.acting.tensors()),
+        **pack_progress(agent, sharing),
         "normalisation": normalization,
         "reward_scale": None if scale is None else scale.tensors(),
-        "running_returns": None if scale is None else world.to_leader(torch.as_tensor(scale.returns)),
+        "running_returns": None if scale is None else sharing.to_leader(torch.as_tensor(scale.returns)),
     }
 
 
@@ -231,7 +231,7 @@ def load_agent(
         if packed is not None and vec_env is None:
             agent._loaded_normalization = checked_normalization(packed, tree_space(agent.observation_space))
         elif packed is not None:
-            set_statistics(cast(VecNormalize, agent._vec_normalize_env), packed, agent.world)
+            set_statistics(cast(VecNormalize, agent._vec_normalize_env), packed, agent.sharing)
             agent._scaled_rewards = packed["settings"]["norm_reward"]
         state = unpack_arrays(tensors["environment"])
     stands = tensors["last_observation"] is not None
@@ -331,15 +331,15 @@ def restore_place(agent: Any, tensors: Mapping[str, Any]) -> None:
 
 def _own_rows(agent: Any, tensors: dict[str, Any]) -> dict[str, Any]:
     """Rows of the environments of this process in the tensors of a checkpoint that have one for each."""
-    world = agent.world
-    if world.alone:
+    sharing = agent.sharing
+    if sharing.is_single:
         return tensors
-    block = world.block(agent.n_envs)
+    block = sharing.block(agent.n_envs)
     own = tensors | {name: rows_of(tensors[name], block) for name in agent.of_environments}
     if (packed := own["normalisation"]) is not None:
         own["normalisation"] = packed | {"running_returns": rows_of(packed["running_returns"], block)}
     if (state := own["environment"]) is not None:
-        own["environment"] = pack_arrays(part_of_state(unpack_arrays(state), world.rank, world.size))
+        own["environment"] = pack_arrays(part_of_state(unpack_arrays(state), sharing.rank, sharing.size))
     return own
 
 

@@ -10,7 +10,7 @@ from stable_baselines3.common.logger import Logger
 
 from rltransformers.core.errors import DataError, error_line
 from rltransformers.core.signals import Stopped
-from rltransformers.core.world import World
+from rltransformers.core.world import Sharing
 from rltransformers.training.evaluation import EvaluationResult
 from rltransformers.training.run_folder import RunFolder
 
@@ -38,7 +38,7 @@ class RunCallback(BaseCallback):
 
     The best checkpoint is the one of the highest mean return, over target returns the highest of them.
 
-    Of the processes of a ``world`` the first one evaluates and writes, while the others wait; what depends on more than
+    Of the processes of ``sharing`` the first one evaluates and writes, while the others wait; what depends on more than
     the step, as signals and the time of day, they decide together. All call ``save``, which knows who writes.
     """
 
@@ -55,10 +55,10 @@ class RunCallback(BaseCallback):
         restart_every: int = 0,
         restart: Callable[[int], None] | None = None,
         evaluated: Callable[[int, Sequence[EvaluationResult]], None] | None = None,
-        world: World | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         super().__init__()
-        self.world = World() if world is None else world
+        self.sharing = Sharing() if sharing is None else sharing
         self.folder, self.every, self.steps, self.online = folder, every, steps, online
         self.restart_every, self._restart = restart_every, restart
         self._evaluate, self._save, self._report = evaluate, save, report
@@ -76,7 +76,7 @@ class RunCallback(BaseCallback):
         second call ends it now, unless there are other processes, which get every signal twice: from the terminal and
         from ``torchrun``, which kills them after half a minute.
         """
-        if self._evaluating or (self._signal is not None and self.world.alone):
+        if self._evaluating or (self._signal is not None and self.sharing.is_single):
             raise Stopped(signum)
         again, self._signal = self._signal is not None, signum
         if again:
@@ -92,8 +92,8 @@ class RunCallback(BaseCallback):
 
     def _last_evaluation(self) -> int:
         """The step of the last evaluation, 0 where there is none."""
-        past = self.folder.read_evaluations() if self.world.leads else []
-        return self.world.same(past[-1][0] if past else 0)
+        past = self.folder.read_evaluations() if self.sharing.is_leader else []
+        return self.sharing.broadcast(past[-1][0] if past else 0)
 
     def _on_rollout_start(self) -> None:
         self._between_updates()
@@ -108,8 +108,8 @@ class RunCallback(BaseCallback):
         if self.restart_every:
             self._begin_episodes(step)
         patience = max(SAVE_SECONDS, self._save_took / SAVE_SHARE)
-        late = self.world.leads and time.monotonic() - self._saved_at > patience
-        signum, due = self.world.largest(self._signal or 0, late)
+        late = self.sharing.is_leader and time.monotonic() - self._saved_at > patience
+        signum, due = self.sharing.max(self._signal or 0, late)
         self._signal = int(signum) or None
         if self._signal is not None:
             if not self.restart_every:
@@ -131,8 +131,8 @@ class RunCallback(BaseCallback):
     def finish(self) -> Sequence[EvaluationResult]:
         """The evaluation of the finished run: a new one, unless the last update was evaluated already."""
         if self._last_evaluation() == self.model.num_timesteps:
-            past = self.folder.read_evaluations() if self.world.leads else []
-            if self.world.leads:
+            past = self.folder.read_evaluations() if self.sharing.is_leader else []
+            if self.sharing.is_leader:
                 self._draw(last=True)
             return past[-1][1] if past else []
         return self.evaluate(last=True)
@@ -148,20 +148,20 @@ class RunCallback(BaseCallback):
         self._evaluating = True
         if self._signal is not None:
             raise Stopped(self._signal)
-        results = self._evaluate() if self.world.leads else []
+        results = self._evaluate() if self.sharing.is_leader else []
         self._evaluating = False
         self._evaluated_at = step
         better = False
-        if self.world.leads:
+        if self.sharing.is_leader:
             self._log(step, results, self.logger if last else Logger(None, self.logger.output_formats))
             if self._best is None:
                 self._best = max((score(past) for _, past in self.folder.read_evaluations()), default=-np.inf)
             new = score(results)
             better = new > self._best or not self.folder.best.exists()
             self._best = max(self._best, new)
-        if self.world.same(better):
+        if self.sharing.broadcast(better):
             self._save(self.folder.best)
-        if self.world.leads:
+        if self.sharing.is_leader:
             self.folder.append_evaluation(step, results)
             self._draw(last)
         if self._evaluated is not None and not last:

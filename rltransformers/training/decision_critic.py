@@ -17,7 +17,7 @@ from rltransformers.algorithms.critic import (
 )
 from rltransformers.core.checkpoint import restore_optimizer, restore_weights
 from rltransformers.core.ranges import check
-from rltransformers.core.world import World
+from rltransformers.core.world import Sharing
 from rltransformers.data import ContextBatch
 from rltransformers.functional.modules import approach
 from rltransformers.policies.action_heads import blank_invalid
@@ -47,7 +47,7 @@ class CriticLearner:
         self.average = averaged(policy)
         self.optimizer = torch.optim.Adam(self.critics.parameters(), lr=options.learning_rate, fused=True)
 
-    def step(self, policy: DecisionPolicy, batch: ContextBatch, world: World) -> dict[str, Tensor]:
+    def step(self, policy: DecisionPolicy, batch: ContextBatch, sharing: Sharing) -> dict[str, Tensor]:
         """One step of the critics towards targets inside each window; metrics by path.
 
         Args:
@@ -68,13 +68,13 @@ class CriticLearner:
             )
         taken = head.as_numbers(head.blank(batch.actions, batch.valid)).unsqueeze(-2)
         self.critics.requires_grad_(True)
-        loss = critic_loss(self.critics(observations, taken).squeeze(-1), targets, counts, world.mean)
+        loss = critic_loss(self.critics(observations, taken).squeeze(-1), targets, counts, sharing.mean)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        world.sum_in_place(each.grad for each in self.critics.parameters())
+        sharing.sum_in_place(each.grad for each in self.critics.parameters())
         self.optimizer.step()
         self.critics.requires_grad_(False)
-        return {"train/critic_loss": loss.detach(), "train/target_mean": world.mean(targets, counts)}
+        return {"train/critic_loss": loss.detach(), "train/target_mean": sharing.mean(targets, counts)}
 
     def term(
         self,
@@ -82,7 +82,7 @@ class CriticLearner:
         batch: ContextBatch,
         outputs: Float[Tensor, "B K A"],
         chances: Float[Tensor, " B"],
-        world: World,
+        sharing: Sharing,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss that is added to that of the policy, and metrics by path.
 
@@ -92,8 +92,8 @@ class CriticLearner:
         """
         options, observations = self.options, self._observations(policy, batch)
         values = self.critics.expected(observations, policy.head, outputs).amin(0)
-        gain = policy_gain(values, self.weight(batch), batch.valid, world.mean)
-        metrics = {"train/value_mean": world.mean(values.detach(), batch.valid), "train/policy_gain": gain.detach()}
+        gain = policy_gain(values, self.weight(batch), batch.valid, sharing.mean)
+        metrics = {"train/value_mean": sharing.mean(values.detach(), batch.valid), "train/policy_gain": gain.detach()}
         if options.alignment == 0:
             return -gain, metrics
         shift = (2.0 * chances.to(values.device) - 1.0) * options.shift * self.summary.spread
@@ -101,7 +101,7 @@ class CriticLearner:
             batch.observations, batch.actions, batch.return_to_go + shift[:, None], batch.timestep, batch.valid
         )
         shifted = self.critics.expected(observations, policy.head, moved).amin(0)
-        aligned = alignment_loss(shifted, values, shift, batch.valid, world.mean)
+        aligned = alignment_loss(shifted, values, shift, batch.valid, sharing.mean)
         return options.alignment * aligned - gain, metrics | {"train/alignment_loss": aligned.detach()}
 
     def weight(self, batch: ContextBatch) -> Float[Tensor, " B"]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rltransformers.algorithms.decision import expectile_loss, step_losses
 from rltransformers.backbone import Record
-from rltransformers.core.world import World
+from rltransformers.core.world import Sharing
 from rltransformers.data import ContextBatch
 from rltransformers.policies.decision import DecisionPolicy
 from rltransformers.policies.deep_losses import Targets, shifted, tell_deep_losses
@@ -24,7 +24,7 @@ def decision_loss(
     critic: CriticLearner | None,
     entropy: EntropyBound | None,
     chances: Float[Tensor, " B"],
-    world: World,
+    sharing: Sharing,
     progress: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Mean over the valid steps of a batch, plus the backbone's auxiliary losses; and its parts by path of the metric.
@@ -34,7 +34,7 @@ def decision_loss(
         critic: adds what its values say about the policy; None adds nothing.
         entropy: adds the entropy of Boxes at its temperature; None adds nothing.
         chances: uniform in [0, 1), what the critic's term draws.
-        world: the processes of which each has a part of the batch; the loss is that of the whole batch.
+        sharing: the processes of which each has a part of the batch; the loss is that of the whole batch.
         progress: share of the training that is over, 0 to 1.
     """
     features, predicted = policy.read(
@@ -42,25 +42,25 @@ def decision_loss(
     )
     outputs = policy.masked(policy.outputs(features, batch.episode), batch.observations)
     actions = policy.head.blank(batch.actions, batch.valid)
-    loss = world.mean(step_losses(policy.head, outputs, actions), batch.valid)
+    loss = sharing.mean(step_losses(policy.head, outputs, actions), batch.valid)
     metrics: dict[str, Tensor] = {}
     if predicted is not None or critic is not None or entropy is not None:
         metrics["train/action_loss"] = loss.detach()
     if entropy is not None:
-        value = world.mean(policy.head.box_entropy(outputs), batch.valid)
+        value = sharing.mean(policy.head.box_entropy(outputs), batch.valid)
         loss = loss - entropy.temperature * value
         metrics |= {"train/entropy": value.detach(), "train/temperature": entropy.temperature}
     if predicted is not None:
-        value = expectile_loss(predicted, policy.scaled(batch.return_to_go), expectile, batch.valid, world.mean)
+        value = expectile_loss(predicted, policy.scaled(batch.return_to_go), expectile, batch.valid, sharing.mean)
         loss, metrics = loss + value, metrics | {"train/return_loss": value.detach()}
     if critic is not None:
-        term, of_critic = critic.term(policy, batch, outputs, chances, world)
+        term, of_critic = critic.term(policy, batch, outputs, chances, sharing)
         loss, metrics = loss + term, metrics | of_critic
     if record.streams:
         tell_deep_losses(policy.backbone, record, deep_targets(policy, batch, actions), progress)
     # Means over steps, most of them: each part counts as many of the valid steps as it holds.
-    share = 1.0 if world.alone else batch.valid.sum() / world.total(batch.valid.sum())
-    losses = {name: world.total(share * value) for name, value in record.losses.items()}
+    share = 1.0 if sharing.is_single else batch.valid.sum() / sharing.sum(batch.valid.sum())
+    losses = {name: sharing.sum(share * value) for name, value in record.losses.items()}
     for name, weight in policy.backbone.aux_weights.items():
         loss = loss + weight * losses[name]
     return loss, metrics | {f"train/{name}_loss": value.detach() for name, value in losses.items()}

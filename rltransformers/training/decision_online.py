@@ -329,11 +329,11 @@ class OnlineLearner(OfflineAgent):
         self, envs: VectorEnv[Any, Any, Any], target: float, noise: float, longest: int | None
     ) -> Trajectories:
         """Play one episode of every environment with sampled actions; process 0 plays them for all."""
-        if not self.world.leads:
-            return self.world.same(cast(Trajectories, None))
+        if not self.sharing.is_leader:
+            return self.sharing.broadcast(cast(Trajectories, None))
         spaces = self.observation_space, self.action_space
         behaviour = Exploring(self.decider(), target, noise, spaces, envs.single_action_space)
-        return self.world.same(play_round(envs, behaviour, self.seed, self._online.episodes, longest))
+        return self.sharing.broadcast(play_round(envs, behaviour, self.seed, self._online.episodes, longest))
 
     def _choose_warmup(self, updates: int) -> None:
         """Choose the warm-up where the settings leave it open and ``updates`` more are asked for."""

@@ -31,7 +31,7 @@ from rltransformers.core.checkpoint import (
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.ranges import LARGEST, NonNegativeNumber, UnitInterval, check, check_settings
 from rltransformers.core.spaces import leaf_spaces
-from rltransformers.core.world import World
+from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.policies.shipping import Scaling
 from rltransformers.training.interval_log import with_inner
 
@@ -45,6 +45,40 @@ _SETTINGS: dict[str, Any] = {
     "epsilon": NonNegativeNumber,
     "norm_obs_keys": list[str] | None,
 }
+
+
+class SharedMeanStd(RunningMeanStd):
+    """Running mean and variance of what all processes see, where ``VecNormalize`` has those of its own environments."""
+
+    def __init__(self, own: RunningMeanStd) -> None:
+        super().__init__(shape=own.mean.shape)
+        self.mean, self.var, self.count = own.mean, own.var, own.count
+
+    def update(self, arr: np.ndarray) -> None:
+        """Take in the arrays of all processes as one; sums are taken around the mean so far, for precision."""
+        away = np.asarray(arr, np.float64) - self.mean
+        sums = np.stack([away.sum(0), np.square(away).sum(0), np.full(self.mean.shape, len(arr), np.float64)])
+        first, second, count = current_sharing().sum(torch.from_numpy(sums)).numpy()
+        number = float(count.flat[0])
+        self.update_from_moments(self.mean + first / number, second / number - np.square(first / number), number)
+
+
+def share_statistics(sharing: Sharing, normalizer: VecNormalize | None) -> None:
+    """Let the statistics of ``normalizer`` be those of the environments of all processes."""
+    if sharing.is_single or normalizer is None:
+        return
+    if normalizer.norm_obs:
+        held: Any = normalizer.obs_rms
+        if isinstance(held, dict):
+            normalizer.obs_rms = {key: shared(each) for key, each in held.items()}
+        else:
+            normalizer.obs_rms = shared(held)  # type: ignore[assignment]  # SB3 declares the dictionary alone
+    normalizer.ret_rms = shared(normalizer.ret_rms)
+
+
+def shared(own: RunningMeanStd) -> RunningMeanStd:
+    """The same statistics, which take in what all processes see from now on."""
+    return own if isinstance(own, SharedMeanStd) else SharedMeanStd(own)
 
 
 def pack_normalization(env: VecNormalize) -> dict[str, Any]:
@@ -70,8 +104,8 @@ def with_normalizer(env: VecEnv, packed: Mapping[str, Any]) -> VecEnv:
     return env
 
 
-def set_statistics(wrapper: VecNormalize, packed: Mapping[str, Any], world: World | None = None) -> None:
-    """Let ``wrapper`` go on from packed statistics; of the returns of all environments of a ``world`` it gets its own.
+def set_statistics(wrapper: VecNormalize, packed: Mapping[str, Any], sharing: Sharing | None = None) -> None:
+    """Let ``wrapper`` go on from packed statistics; of the returns of all environments it takes those of this process.
 
     Raises:
         CheckpointError: for statistics of another shape.
@@ -82,8 +116,8 @@ def set_statistics(wrapper: VecNormalize, packed: Mapping[str, Any], world: Worl
             set_moments(targets[path], moments, f"normalisation.observations.{path}")
     set_moments(wrapper.ret_rms, packed["returns"], "normalisation.returns")
     returns = check_tensor(packed["running_returns"], "normalisation.running_returns", (None,), torch.float64)
-    if world is not None and len(returns) == wrapper.num_envs * world.size:
-        returns = returns[world.block(wrapper.num_envs)]
+    if sharing is not None and len(returns) == wrapper.num_envs * sharing.size:
+        returns = returns[sharing.block(wrapper.num_envs)]
     if len(returns) == wrapper.num_envs:
         wrapper.returns = returns.numpy().copy()
 

@@ -28,7 +28,7 @@ from rltransformers.core.ranges import Count, Environments, PositiveNumber, Seed
 from rltransformers.core.seeding import step_seed
 from rltransformers.core.spaces import differing_spaces, space_to_json
 from rltransformers.core.spec import Choice
-from rltransformers.core.world import World, current_world
+from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
 from rltransformers.data.checks import check_actions
 from rltransformers.data.episode_replay import EpisodeReplay
@@ -48,7 +48,6 @@ from rltransformers.training.decision_files import (
     training_tensors,
 )
 from rltransformers.training.decision_settings import ContextLength, Settings, jitter_of
-from rltransformers.training.distributed import check_shared
 from rltransformers.training.entropy_bound import EntropyBound
 from rltransformers.training.exits import calibrate
 from rltransformers.training.huggingface import HUGGINGFACE_MODEL, read_huggingface
@@ -80,7 +79,7 @@ class OfflineAgent:
         action_masks: bool = False,
     ) -> None:
         """Make the network and its optimizers, before the first update."""
-        check_shared(self.world, readout, settings.batch_size)
+        self.sharing.check(readout, settings.batch_size)
         self.settings, self.summary, self.backbone_config = settings, summary, backbone
         self.readout, self.encoder = readout, encoder or Encoding()
         self.observation_space, self.action_space = spaces
@@ -122,9 +121,9 @@ class OfflineAgent:
             self.policy.machine_code = DecisionMachine()
 
     @cached_property
-    def world(self) -> World:
+    def sharing(self) -> Sharing:
         """The processes that train this agent, as ``rltransformers.core.world.join`` found them."""
-        return current_world()
+        return current_sharing()
 
     @property
     def learning_rate(self) -> float:
@@ -169,7 +168,7 @@ class OfflineAgent:
         if data is not None and self.policy.masks:
             check_masked(data)
         self._sampler = None if data is None else self._sampler_of(data)
-        leads = self.world.leads
+        leads = self.sharing.is_leader
         check_path(tensorboard_log or "")
         self.tensorboard_log = None if tensorboard_log is None or not leads else os.fspath(tensorboard_log)
         self.verbose = verbose if leads else 0
@@ -352,7 +351,7 @@ class OfflineAgent:
         Args:
             path: a file that is open for bytes stays open.
         """
-        if self.world.leads:
+        if self.sharing.is_leader:
             spaces = {kind: space_to_json(getattr(self, kind)) for kind in ("observation_space", "action_space")}
             save_checkpoint(path, self.kind, describe(self) | spaces, training_tensors(self))
 

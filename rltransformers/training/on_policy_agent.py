@@ -25,7 +25,6 @@ from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.steps import Acting
 from rltransformers.training.carry import MemoryRefresh
-from rltransformers.training.distributed import check_shared
 from rltransformers.training.online_agent import OnlineAgent
 from rltransformers.training.rollout_settings import check_batch_size, check_room
 from rltransformers.training.schedules import Scheduled, as_schedule
@@ -105,7 +104,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         check_batch_size(self.batch_size, self.n_steps)
         rows = self._rows_per_batch()
-        check_shared(self.world, self.policy_kwargs.get("readout"), rows, self.all_envs % rows or rows)
+        self.sharing.check(self.policy_kwargs.get("readout"), rows, self.all_envs % rows or rows)
         check_room(self.n_envs, self.n_steps, self.observation_space, self.device)
         self._make_policy(self.popart)
         self.rollout_buffer = RolloutBuffer(  # type: ignore[assignment]  # segments with memory in place of SB3's buffer
@@ -137,14 +136,14 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         going_on = True
         while not buffer.full:
             episode_starts = cast(np.ndarray, self._last_episode_starts)
-            noise = self._own_rows(policy.action_head.draw(self.all_envs, self._action_generator))
+            noise = self.sharing.own_rows(policy.action_head.draw(self.all_envs, self._action_generator), self.n_envs)
             first = to_tensor(episode_starts, self.device)
             actions, values, log_probs, state = policy.step(leaves, carry.acting, first, noise, overwrites=True)
             clipped_actions = policy.environment_actions(actions)
             new_obs, rewards, dones, infos, counts, _ = self._step_environments(clipped_actions, state)
             callback.update_locals(locals())
             going_on = bool(callback.on_step()) and going_on
-            if not going_on and self.world.alone:
+            if not going_on and self.sharing.is_single:
                 return self._give_up()
             self._update_info_buffer(infos, dones)
             if self._moved:  # by the callback: these episodes end here, as cut by a limit

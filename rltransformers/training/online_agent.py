@@ -33,7 +33,7 @@ from rltransformers.core.files import check_path
 from rltransformers.core.guard import Guard, named_fault, raised_in_reset, reset_rows, warn_of_statistics
 from rltransformers.core.ranges import Count, Environments, Seed, annotations, strict
 from rltransformers.core.seeding import branch_seeds, generators, seed_environments
-from rltransformers.core.world import World, current_world, rows_of
+from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, with_reward
 from rltransformers.policies.observations import tree_space
@@ -46,7 +46,6 @@ from rltransformers.policies.steps import ActorCriticMachine
 from rltransformers.training.actor import Actor
 from rltransformers.training.agent_files import load_agent, restore_place, save_agent, set_parameters, settings_of
 from rltransformers.training.carry import Carry
-from rltransformers.training.distributed import EndedEpisode, share_statistics
 from rltransformers.training.interval_log import check_callback
 from rltransformers.training.normalization import (
     check_evaluation_env,
@@ -55,6 +54,7 @@ from rltransformers.training.normalization import (
     pack_normalization,
     scalings_of,
     set_statistics,
+    share_statistics,
     with_normalizer,
     wrapper_between,
 )
@@ -178,24 +178,20 @@ class OnlineAgent(BaseAlgorithm):
         return self.env is not None and self._guard.moved
 
     @cached_property
-    def world(self) -> World:
+    def sharing(self) -> Sharing:
         """The processes that train this agent, as ``rltransformers.core.world.join`` found them."""
-        return current_world()
+        return current_sharing()
 
     @property
     def all_envs(self) -> int:
         """Environments of all processes; ``n_envs`` counts those of this one."""
-        return int(self.n_envs) * self.world.size
-
-    def _own_rows(self, tree: Any) -> Any:
-        """Of tensors with a row for each of ``all_envs`` those of this process."""
-        return tree if self.world.alone else rows_of(tree, self.world.block(self.n_envs))
+        return int(self.n_envs) * self.sharing.size
 
     def _set_random_streams(self) -> None:
         """Global generators, and those of sampled actions, of ``predict`` and of minibatches; alike everywhere."""
-        if not self.world.alone:
+        if not self.sharing.is_single:
             drawn = int(np.random.SeedSequence().generate_state(1)[0]) % 2**31
-            self.seed = self.world.same(drawn if self.seed is None else self.seed)
+            self.seed = self.sharing.broadcast(drawn if self.seed is None else self.seed)
         if self.seed is None:
             self._begin_streams(None)
         else:
@@ -262,11 +258,11 @@ class OnlineAgent(BaseAlgorithm):
         self._metrics = UnwrittenMetrics()
         self._loaded_normalization: dict[str, Any] | None = None  # of a model that was loaded without environment
         self._scaled_rewards: bool | None = None  # whether it learned from rewards that VecNormalize scaled
-        self._scale = RewardScale(self.n_envs, self.world) if self.scale_rewards else None
+        self._scale = RewardScale(self.n_envs, self.sharing) if self.scale_rewards else None
         self._counted = 0  # steps of this process in the running rollout
-        self._ended: list[list[EndedEpisode]] = []  # episodes of this process in it, by step
+        self._ended: list[list[tuple[dict[str, Any], bool]]] = []  # episodes of this process in it, by step
         self._look_at_environment()
-        if not self.world.leads:
+        if not self.sharing.is_leader:
             self.tensorboard_log, self.verbose = None, 0
         check_path(self.tensorboard_log or "")
 
@@ -335,7 +331,7 @@ class OnlineAgent(BaseAlgorithm):
     def _count_steps(self, count: int) -> None:
         """Steps of the environments of this process; as long as the rollout lasts, the others count as many."""
         self._counted += count
-        self.num_timesteps += count * self.world.size
+        self.num_timesteps += count * self.sharing.size
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
         infos = [  # without an environment's own "episode", which Stable-Baselines3's log would take for a record
@@ -346,7 +342,7 @@ class OnlineAgent(BaseAlgorithm):
         ]
         for index in () if dones is None else np.flatnonzero(dones).tolist():
             success_of({"is_success": infos[index].get("is_success")}, index)
-        if self.world.alone:
+        if self.sharing.is_single:
             super()._update_info_buffer(infos, dones)
             return
         ended = np.zeros(len(infos), bool) if dones is None else dones
@@ -360,8 +356,8 @@ class OnlineAgent(BaseAlgorithm):
 
         Returns whether all of them are ``going_on``.
         """
-        if not self.world.alone:
-            parts = self.world.all_of((self._counted, self._ended, going_on))
+        if not self.sharing.is_single:
+            parts = self.sharing.all_gather_object((self._counted, self._ended, going_on))
             going_on = all(each for _, _, each in parts)
             self.num_timesteps = before + sum(counted for counted, _, _ in parts)
             for episodes in zip(*(ended for _, ended, _ in parts), strict=True):
@@ -392,7 +388,7 @@ class OnlineAgent(BaseAlgorithm):
         self._counted, self._ended = 0, []
         if self._vec_normalize_env is not None:
             self._scaled_rewards = bool(self._vec_normalize_env.norm_reward)
-        share_statistics(self.world, self._vec_normalize_env)
+        share_statistics(self.sharing, self._vec_normalize_env)
         try:
             with self._guard.inside:
                 result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *rest)
@@ -403,7 +399,7 @@ class OnlineAgent(BaseAlgorithm):
         self._guard.check(self._last_obs, lambda: "in step 0")
         if self._vec_normalize_env is not None:
             check_evaluation_env(result[1], cast(VecEnv, self.env))
-        if not reset_num_timesteps and self.num_timesteps and self.world.leads:
+        if not reset_num_timesteps and self.num_timesteps and self.sharing.is_leader:
             values = {name: getattr(self, name) for name in self.scheduled}
             warn_of_jumps(values, before, 1.0 - self.num_timesteps / self._total_timesteps)
         self._metrics.hand_to(self.logger)
@@ -503,7 +499,7 @@ class OnlineAgent(BaseAlgorithm):
         super().set_env(env, force_reset)
         self._look_at_environment()
         if packed is not None:
-            set_statistics(cast(VecNormalize, self._vec_normalize_env), packed, self.world)
+            set_statistics(cast(VecNormalize, self._vec_normalize_env), packed, self.sharing)
             self._scaled_rewards = packed["settings"]["norm_reward"]
 
     @strict
@@ -536,7 +532,7 @@ class OnlineAgent(BaseAlgorithm):
     def _seed_environments(self, seed: int) -> None:
         """Seeds for the next reset, each of which depends on the number of the environment among ``all_envs`` alone."""
         count = self.env.num_envs  # type: ignore[union-attr]  # asked for where there is one
-        seed_environments(cast(VecEnv, self.env), branch_seeds(seed, "environment", count, self.world.rank * count))
+        seed_environments(cast(VecEnv, self.env), branch_seeds(seed, "environment", count, self.sharing.rank * count))
 
     @property
     def stands_in_episodes(self) -> bool:

@@ -16,7 +16,7 @@ from rltransformers.core.device import CPU, to_tensor
 from rltransformers.core.guard import check_observations
 from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces, nest_leaves, nested_leaves
-from rltransformers.core.world import World
+from rltransformers.core.world import Sharing
 from rltransformers.envs.saving import environment_state, joined_states
 from rltransformers.policies.observations import tree_space
 
@@ -27,14 +27,14 @@ COUNTERS: dict[str, Any] = {
 }
 
 
-def pack_progress(agent: BaseAlgorithm, world: World) -> dict[str, Any]:
+def pack_progress(agent: BaseAlgorithm, sharing: Sharing) -> dict[str, Any]:
     """Counters, reported episodes, and the place in the environments where acting stopped.
 
-    The environments are those of all processes of ``world``, on its first one.
+    The environments are those of all processes of ``sharing``, on its first one.
     """
     observed = None if agent._last_obs is None else nested_leaves(agent._last_obs)
     state = None if agent.env is None or observed is None else environment_state(agent.env)
-    states = world.all_of(state)
+    states = sharing.all_gather_object(state)
     return {
         "counters": {name: getattr(agent, name) for name in COUNTERS},
         "episodes": [_plain_part(info) for info in agent.ep_info_buffer or ()],
@@ -42,10 +42,10 @@ def pack_progress(agent: BaseAlgorithm, world: World) -> dict[str, Any]:
         "environment": None if state is None else pack_arrays(joined_states(states)),
         "last_observation": None
         if observed is None
-        else world.to_leader({k: to_tensor(np.asarray(v), CPU) for k, v in observed.items()}),
+        else sharing.to_leader({k: to_tensor(np.asarray(v), CPU) for k, v in observed.items()}),
         "last_episode_starts": None
         if observed is None
-        else world.to_leader(to_tensor(agent._last_episode_starts, CPU)),
+        else sharing.to_leader(to_tensor(agent._last_episode_starts, CPU)),
     }
 
 

@@ -24,7 +24,7 @@ from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.guard import check_observations
 from rltransformers.core.ranges import NonNegativeNumber, check
 from rltransformers.core.spaces import leaf_spaces, nested_leaves, space_to_json
-from rltransformers.core.world import World, rows_of
+from rltransformers.core.world import Sharing, rows_of
 from rltransformers.data.replay import Draw, Drawable, SegmentReplay, Window
 from rltransformers.data.rollout import bytes_of, observation_layout
 from rltransformers.policies.observations import tree_space
@@ -77,35 +77,35 @@ def context_of(burn_in: int | None, receptive_field: int | None) -> int:
 
 
 def draw_of_all(
-    replay: SegmentReplay, count: int, generator: torch.Generator, prioritized: bool, world: World
+    replay: SegmentReplay, count: int, generator: torch.Generator, prioritized: bool, sharing: Sharing
 ) -> tuple[Draw, Tensor]:
     """Draw segments of the replays of all processes; return them and which process learns from each."""
     oldest, counts = replay.eligible()
     rows = {"oldest": torch.from_numpy(oldest), "counts": torch.from_numpy(counts)}
-    rows = world.rows_of_all(rows | ({"priorities": replay.priorities} if prioritized else {}))
+    rows = sharing.all_gather(rows | ({"priorities": replay.priorities} if prioritized else {}))
     drawable = Drawable(rows["oldest"].numpy(), rows["counts"].numpy(), rows.get("priorities", replay.priorities))
     draw = drawable.draw(count, generator, prioritized)
-    return draw, world.takers(torch.from_numpy(draw.rows) // replay.n_envs)
+    return draw, sharing.assign(torch.from_numpy(draw.rows) // replay.n_envs)
 
 
-def own_window(replay: SegmentReplay, draw: Draw, takers: Tensor, world: World) -> Window:
+def own_window(replay: SegmentReplay, draw: Draw, takers: Tensor, sharing: Sharing) -> Window:
     """The rows of the segments of a draw that this process learns from, wherever they are stored."""
-    window = replay.gather(_own(replay, draw, world)[1])
+    window = replay.gather(_own(replay, draw, sharing)[1])
     owners = torch.from_numpy(draw.rows) // replay.n_envs
-    return Window(**world.exchange(window.tensors(), owners, takers), context=window.context)
+    return Window(**sharing.all_to_all(window.tensors(), owners, takers), context=window.context)
 
 
-def prioritize_own(replay: SegmentReplay, draw: Draw, priorities: Tensor, world: World) -> None:
+def prioritize_own(replay: SegmentReplay, draw: Draw, priorities: Tensor, sharing: Sharing) -> None:
     """Give the drawn segments of this process their new priorities, which are of all of the draw."""
-    own, part = _own(replay, draw, world)
+    own, part = _own(replay, draw, sharing)
     if len(own):
         replay.prioritize(part, priorities[own])
     replay.largest_priority = max(replay.largest_priority, float(priorities.max()))
 
 
-def _own(replay: SegmentReplay, draw: Draw, world: World) -> tuple[np.ndarray, Draw]:
+def _own(replay: SegmentReplay, draw: Draw, sharing: Sharing) -> tuple[np.ndarray, Draw]:
     """Places in a draw of the segments that the replay of this process stores, and these segments."""
-    own = np.flatnonzero(draw.rows // replay.n_envs == world.rank)
+    own = np.flatnonzero(draw.rows // replay.n_envs == sharing.rank)
     return own, Draw(draw.rows[own] % replay.n_envs, draw.segments[own], draw.weights[own])
 
 
@@ -182,9 +182,9 @@ def _scaled(change: Any, rewards: Tensor) -> Tensor:
 # Files
 
 
-def layout_of(replay: SegmentReplay, world: World) -> dict[str, int]:
+def layout_of(replay: SegmentReplay, sharing: Sharing) -> dict[str, int]:
     """Description of the replays of all processes for a file: whether another run can take them over."""
-    return {"n_envs": replay.n_envs * world.size, "segments": replay.segments, "segment_length": replay.length}
+    return {"n_envs": replay.n_envs * sharing.size, "segments": replay.segments, "segment_length": replay.length}
 
 
 def contents_of_replay(replay: SegmentReplay, action_space: Space) -> dict[str, Any]:
@@ -213,17 +213,17 @@ def restore_replay(replay: SegmentReplay, stored: Any) -> None:
     replay.load_state_dict({**state, "largest_priority": largest})
 
 
-def rows_of_replay(replay: SegmentReplay, world: World) -> dict[str, Any]:
+def rows_of_replay(replay: SegmentReplay, sharing: Sharing) -> dict[str, Any]:
     """``state_dict`` of a replay of the environments of all processes, on the first one."""
-    (used,) = world.largest(replay.used)
-    return replay_of_all(replay.state_dict(int(used)), world.to_leader, *world.largest(replay.largest_priority))
+    (used,) = sharing.max(replay.used)
+    return replay_of_all(replay.state_dict(int(used)), sharing.to_leader, *sharing.max(replay.largest_priority))
 
 
-def part_of_replay(state: Any, replay: SegmentReplay, world: World) -> Any:
+def part_of_replay(state: Any, replay: SegmentReplay, sharing: Sharing) -> Any:
     """The rows of ``rows_of_replay``, for the environments of this process, whose ``replay`` takes it over."""
-    if world.alone:
+    if sharing.is_single:
         return state
-    return replay_of_all(state, lambda rows: rows_of(rows, world.block(replay.n_envs)), state["largest_priority"])
+    return replay_of_all(state, lambda rows: rows_of(rows, sharing.block(replay.n_envs)), state["largest_priority"])
 
 
 def replay_of_all(state: Mapping[str, Any], change: Callable[[Any], Any], largest: float) -> dict[str, Any]:
@@ -233,15 +233,15 @@ def replay_of_all(state: Mapping[str, Any], change: Callable[[Any], Any], larges
     }
 
 
-def save_replay(path: File, replay: SegmentReplay, action_space: Space, world: World) -> None:
+def save_replay(path: File, replay: SegmentReplay, action_space: Space, sharing: Sharing) -> None:
     """Write a replay to one file; a crash at any moment leaves the old file or the new one, whole."""
-    rows = rows_of_replay(replay, world)
-    if world.leads:
-        settings = layout_of(replay, world) | contents_of_replay(replay, action_space)
+    rows = rows_of_replay(replay, sharing)
+    if sharing.is_leader:
+        settings = layout_of(replay, sharing) | contents_of_replay(replay, action_space)
         save_checkpoint(path, KIND, settings, {"replay": rows})
 
 
-def load_replay(path: File, replay: SegmentReplay, action_space: Space, world: World) -> None:
+def load_replay(path: File, replay: SegmentReplay, action_space: Space, sharing: Sharing) -> None:
     """Take over the replay in a file, behind which new episodes begin.
 
     Raises:
@@ -250,7 +250,7 @@ def load_replay(path: File, replay: SegmentReplay, action_space: Space, world: W
             observations or actions.
     """
     checkpoint = load_checkpoint(path, KIND)
-    wanted, contents = layout_of(replay, world), contents_of_replay(replay, action_space)
+    wanted, contents = layout_of(replay, sharing), contents_of_replay(replay, action_space)
     stored = {name: value for name, value in checkpoint.settings.items() if name not in contents}
     if stored != wanted:
         raise ConfigError(
@@ -264,5 +264,5 @@ def load_replay(path: File, replay: SegmentReplay, action_space: Space, world: W
                 f"agent's {value}"
             )
     with contents_of(path, KIND):
-        restore_replay(replay, part_of_replay(checkpoint.tensors["replay"], replay, world))
+        restore_replay(replay, part_of_replay(checkpoint.tensors["replay"], replay, sharing))
     replay.part()

@@ -15,10 +15,9 @@ from torch import Tensor
 from rltransformers.core.checkpoint import check_tensor
 from rltransformers.core.errors import DataError
 from rltransformers.core.members import finite, numbers
-from rltransformers.core.world import World
+from rltransformers.core.world import Sharing
 from rltransformers.policies.shipping import Scaling
-from rltransformers.training.distributed import shared
-from rltransformers.training.normalization import pack_moments, set_moments
+from rltransformers.training.normalization import pack_moments, set_moments, shared
 
 EPSILON, CLIP = 1e-8, 10.0
 """Added to the variance, and the bound of scaled rewards: the defaults of ``VecNormalize``."""
@@ -29,16 +28,16 @@ class RewardScale:
 
     Args:
         n_envs: environments of this process.
-        world: the processes whose environments the statistics are of.
+        sharing: the processes whose environments the statistics are of.
 
     Attributes:
         returns: discounted sums of the rewards of the running episodes [E].
         moments: running mean and variance of ``returns``.
     """
 
-    def __init__(self, n_envs: int, world: World) -> None:
+    def __init__(self, n_envs: int, sharing: Sharing) -> None:
         self.returns = np.zeros(n_envs)
-        self.moments = RunningMeanStd() if world.alone else shared(RunningMeanStd())
+        self.moments = RunningMeanStd() if sharing.is_single else shared(RunningMeanStd())
 
     def update(self, rewards: np.ndarray, episode_starts: np.ndarray, gamma: float) -> None:
         """Take in the rewards [E] of a step, which is the first of an episode at ``episode_starts`` [E]."""

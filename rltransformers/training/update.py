@@ -14,7 +14,7 @@ from rltransformers.algorithms.ppo import PPOLoss
 from rltransformers.algorithms.vmpo import VMPOLoss
 from rltransformers.backbone import Record
 from rltransformers.core.errors import DataError
-from rltransformers.core.world import World, rows_of
+from rltransformers.core.world import Sharing, rows_of
 from rltransformers.data.rollout import Recorded, Segment, row_batches
 from rltransformers.policies.actor_critic import Evaluation, GTrXLPolicy, SegmentEvaluation
 from rltransformers.policies.memory_policy import MemoryPolicy
@@ -45,7 +45,7 @@ class Minibatch:
 
 
 def minibatches(
-    world: World, segment: Segment, n_rows: int, generator: torch.Generator, outputs: Tensor | None = None
+    sharing: Sharing, segment: Segment, n_rows: int, generator: torch.Generator, outputs: Tensor | None = None
 ) -> Iterator[Minibatch]:
     """Yield the environments of all processes in random order, ``n_rows`` at a time; the last may hold fewer.
 
@@ -54,26 +54,28 @@ def minibatches(
         outputs: action outputs beside it [E, T, A].
     """
     n_envs, device = len(segment), segment.rewards.device
-    batches = row_batches(n_envs * world.size, n_rows, generator)
-    if world.alone:
+    batches = row_batches(n_envs * sharing.size, n_rows, generator)
+    if sharing.is_single:
         for rows in batches:
             at = rows.to(device)
             yield Minibatch(at, segment.rows(at), None if outputs is None else outputs[at], torch.zeros_like(rows))
         return
     # Every process takes its share of every minibatch. What it lacks of it changes hands before the epoch.
     owners = [rows // n_envs for rows in batches]
-    takers = [world.takers(ranks) for ranks in owners]
+    takers = [sharing.assign(ranks) for ranks in owners]
     order = torch.cat(batches)
-    own = (order[torch.cat(owners) == world.rank] % n_envs).to(device)
+    own = (order[torch.cat(owners) == sharing.rank] % n_envs).to(device)
     tree = {"segment": rows_of(segment_tensors(segment), own), "outputs": None if outputs is None else outputs[own]}
-    tree = world.exchange(tree, torch.cat(owners), torch.cat(takers))
+    tree = sharing.all_to_all(tree, torch.cat(owners), torch.cat(takers))
     begin = 0
     for rows, ranks in zip(batches, takers, strict=True):
-        part = rows_of(tree, slice(begin, begin := begin + int((ranks == world.rank).sum())))
+        part = rows_of(tree, slice(begin, begin := begin + int((ranks == sharing.rank).sum())))
         yield Minibatch(rows.to(device), segment_of(part["segment"]), part["outputs"], ranks)
 
 
-def evaluate(policy: GTrXLPolicy, minibatch: Minibatch, gradient_window: int | None, world: World) -> SegmentEvaluation:
+def evaluate(
+    policy: GTrXLPolicy, minibatch: Minibatch, gradient_window: int | None, sharing: Sharing
+) -> SegmentEvaluation:
     """Evaluate a minibatch, each process its part; the numbers of all of it, but for outputs and auxiliary losses.
 
     Args:
@@ -81,11 +83,11 @@ def evaluate(policy: GTrXLPolicy, minibatch: Minibatch, gradient_window: int | N
     """
     now = policy.evaluate_segment(minibatch.segment, gradient_window=gradient_window)
     names = ("log_probs", "values", "entropy", "log_barrier")
-    whole = world.whole({name: getattr(now, name) for name in names}, minibatch.takers)
+    whole = sharing.gather({name: getattr(now, name) for name in names}, minibatch.takers)
     return replace(now, **whole)
 
 
-def add_auxiliary(loss: LossT, now: Evaluation | QEvaluation, part: Tensor, counts: Tensor, world: World) -> LossT:
+def add_auxiliary(loss: LossT, now: Evaluation | QEvaluation, part: Tensor, counts: Tensor, sharing: Sharing) -> LossT:
     """Add the auxiliary losses of the network, which are in its evaluation ``now``, to the loss of an algorithm.
 
     They are means over steps, and those of each process are weighted by their number.
@@ -96,13 +98,18 @@ def add_auxiliary(loss: LossT, now: Evaluation | QEvaluation, part: Tensor, coun
     """
     if now.auxiliary_loss is None:
         return loss
-    weight = world.share(part, counts)
-    auxiliary = {name: world.total(weight * value.detach()) for name, value in now.losses.items()}
-    return replace(loss, total=loss.total + world.total(weight * now.auxiliary_loss), auxiliary=auxiliary)
+    weight = sharing.share(part, counts)
+    auxiliary = {name: sharing.sum(weight * value.detach()) for name, value in now.losses.items()}
+    return replace(loss, total=loss.total + sharing.sum(weight * now.auxiliary_loss), auxiliary=auxiliary)
 
 
 def descend(
-    policy: MemoryPolicy, loss: Tensor, parameters: Iterable[nn.Parameter], max_norm: float, update: int, world: World
+    policy: MemoryPolicy,
+    loss: Tensor,
+    parameters: Iterable[nn.Parameter],
+    max_norm: float,
+    update: int,
+    sharing: Sharing,
 ) -> Tensor:
     """Take one step of the optimizer of ``policy``; return the norm of the gradient before it was clipped.
 
@@ -121,7 +128,7 @@ def descend(
     optimizer: torch.optim.Optimizer = policy.optimizer
     optimizer.zero_grad()
     loss.backward()
-    world.sum_in_place(
+    sharing.sum_in_place(
         parameter.grad for parameter in optimizer.param_groups[0]["params"] if parameter.grad is not None
     )
     norm = nn.utils.clip_grad_norm_(parameters, max_norm)
@@ -131,11 +138,11 @@ def descend(
     return norm
 
 
-def maintain(policy: MemoryPolicy, world: World) -> None:
+def maintain(policy: MemoryPolicy, sharing: Sharing) -> None:
     """Let mixers learn from the inputs of an update, on all processes."""
     for part in policy.backbones():
         for sums in part.backbone.seen():
-            world.sum_in_place([sums])
+            sharing.sum_in_place([sums])
         part.backbone.maintain()
 
 
@@ -173,10 +180,10 @@ def memory_panel(forward: Callable[[Record], object]) -> dict[str, Tensor]:
     return {f"memory/{name}": value for name, value in record.metrics.items()}
 
 
-def log_ratio_error(logger: Logger, error: float, world: World) -> None:
+def log_ratio_error(logger: Logger, error: float, sharing: Sharing) -> None:
     """Log how far the first probability ratio of an update is from 1; warn of more than rounding makes of it."""
     logger.record("train/first_ratio_error", error)
-    if error > RATIO_TOLERANCE and world.leads:
+    if error > RATIO_TOLERANCE and sharing.is_leader:
         warnings.warn(
             f"acting and training disagree: train/first_ratio_error is above {RATIO_TOLERANCE}, where rounding "
             "leaves 1e-4; the agent learns about actions that it would not have drawn. Parts of your own may see "

@@ -105,7 +105,8 @@ def test_amount_and_content_of_padding_do_not_change_the_loss(data: Trajectories
     if model._critic is not None:
         critics = copy.deepcopy(model._critic), copy.deepcopy(model._critic)
         told = [
-            critic.step(model.policy, each, model.world) for critic, each in zip(critics, (batch, longer), strict=True)
+            critic.step(model.policy, each, model.sharing)
+            for critic, each in zip(critics, (batch, longer), strict=True)
         ]
         torch.testing.assert_close(told[1], told[0], atol=1e-6, rtol=1e-5)
 

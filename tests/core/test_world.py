@@ -9,11 +9,11 @@ import pytest
 
 PROGRAM = """
 from rltransformers.core.world import join
-with join() as world:
-    world.any(False)
-    if world.rank == {failing}:
+with join() as sharing:
+    sharing.any(False)
+    if sharing.rank == {failing}:
         raise ValueError("the pole broke")
-    world.any(False)
+    sharing.any(False)
 """
 
 

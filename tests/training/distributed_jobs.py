@@ -8,7 +8,7 @@ import torch
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize
 
 from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLVMPO
-from rltransformers.core.world import current_world
+from rltransformers.core.world import current_sharing
 from rltransformers.envs import make_vec_env
 from rltransformers.envs.vector import SerialVecEnv
 from rltransformers.training.online_agent import OnlineAgent
@@ -29,12 +29,12 @@ class Ends(Losses):
     def _on_step(self) -> bool:
         if "metrics" in self.locals:
             super()._on_step()
-        return not (self.n_calls == 9 and current_world().rank == self.rank)
+        return not (self.n_calls == 9 and current_sharing().rank == self.rank)
 
 
 def environments(task: str, num_envs: int, normalize: bool) -> VecEnv:
     """This process's share of ``num_envs`` environments."""
-    share = current_world().share_of(num_envs, "num_envs")
+    share = current_sharing().share_of(num_envs, "num_envs")
     env: VecEnv
     tasks = {"cue": ("CueRecall", {"delay": 3}), "maze": ("DistractorTMaze", {"corridor": 4, "limit": 9})}
     if task in tasks:  # of the maze every step has a reward
@@ -85,7 +85,7 @@ def import_late() -> None:
 
 def rows(owners: list[int], takers: list[int]) -> dict[str, Any]:
     """Let rows that say which they are change hands, and come together again with a gradient."""
-    world, own = current_world(), torch.tensor(owners) == current_world().rank
+    sharing, own = current_sharing(), torch.tensor(owners) == current_sharing().rank
     numbers = torch.arange(len(owners))[own]
     held = {
         "number": numbers,
@@ -93,10 +93,10 @@ def rows(owners: list[int], takers: list[int]) -> dict[str, Any]:
         "none": None,
         "pair": torch.stack([numbers, -numbers], 1).half(),
     }
-    taken = world.exchange(held, torch.tensor(owners), torch.tensor(takers))
+    taken = sharing.all_to_all(held, torch.tensor(owners), torch.tensor(takers))
     leaf = taken["number"].double().requires_grad_()
-    whole = world.whole({"square": leaf.square()}, torch.tensor(takers))["square"]
-    (whole.sum() * world.total(leaf.sum())).backward()
+    whole = sharing.gather({"square": leaf.square()}, torch.tensor(takers))["square"]
+    (whole.sum() * sharing.sum(leaf.sum())).backward()
     found = {name: value.numpy() for name, value in taken.items() if value is not None}
     return found | {
         "whole": whole.detach().numpy(),

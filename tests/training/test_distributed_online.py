@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.world import World
-from rltransformers.training.distributed import check_shared
+from rltransformers.core.world import Sharing
 from tests.training.distributed_jobs import import_late, online, resumed, rows
 from tests.worlds import Pool, pool
 
@@ -150,7 +149,7 @@ def test_rows_change_hands_and_keep_their_order(two: Pool) -> None:
 
 def test_all_processes_take_equally_many_and_their_own_first() -> None:
     owners = torch.tensor([0, 0, 0, 2, 0, 1, 2, 2])
-    assert World(0, 3).takers(owners).tolist() == [0, 0, 0, 2, 1, 1, 2, 1]
+    assert Sharing(0, 3).assign(owners).tolist() == [0, 0, 0, 2, 1, 1, 2, 1]
 
 
 def test_processes_that_part_have_no_threads_left_that_abort_at_the_end() -> None:
@@ -164,9 +163,9 @@ def test_what_cannot_be_shared_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"num_envs \(15\) must be a multiple of the 2 processes .* nearest: 14 or 16"
     ):
-        World(0, 2).share_of(15, "num_envs")
+        Sharing(0, 2).share_of(15, "num_envs")
     with pytest.raises(ConfigError, match="a minibatch of 1 cannot be shared by 2 processes: raise batch_size"):
-        check_shared(World(0, 2), None, 4, 1)
+        Sharing(0, 2).check(None, 4, 1)
     with pytest.raises(ConfigError, match="a readout keeps a store of its own in every process"):
-        check_shared(World(0, 2), "knn", 4)
-    check_shared(World(), "knn", 1)
+        Sharing(0, 2).check("knn", 4)
+    Sharing().check("knn", 1)

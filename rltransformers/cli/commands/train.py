@@ -99,12 +99,12 @@ def run(arguments: argparse.Namespace) -> None:
     from rltransformers.cli import runs
     from rltransformers.core.world import join
 
-    with join() as world:
+    with join() as sharing:
         if arguments.resume is not None:
             folder, results = runs.resume(arguments.resume, arguments.overrides, arguments.verbose, arguments.trust)
         else:
             folder, results = runs.train(arguments.name or f"{name}-seed{config.seed}", config, arguments.verbose)
-    if not world.leads:
+    if not sharing.is_leader:
         return
     if arguments.json:
         print_json({"run": str(folder.path), "results": [result.to_dict() for result in results]})
