@@ -1,5 +1,6 @@
 """Files of online agents: what a checkpoint holds, and how an agent comes back from it. Axis letter: E environments."""
 
+import inspect
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -29,7 +30,7 @@ from rltransformers.core.checkpoint import (
 )
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import CheckpointError, ConfigError, one_line, refuse_unknown
-from rltransformers.core.ranges import Count, check, check_settings
+from rltransformers.core.ranges import Count, annotations, check, check_settings
 from rltransformers.core.spaces import space_from_json, space_to_json
 from rltransformers.core.world import rows_of
 from rltransformers.envs.saving import part_of_state, restore_environment, takes_state
@@ -81,6 +82,23 @@ class Stored:
     def normalization(self) -> Any:
         """Settings and statistics of ``VecNormalize``; None without."""
         return self.tensors.get("normalisation")
+
+
+NOT_SETTINGS = ("policy", "env", "device", "_init_setup_model")
+"""Arguments of a constructor that are passed anew when a checkpoint is loaded."""
+
+
+def setting_hints(cls: type) -> dict[str, Any]:
+    """Annotations of the settings of an agent, those too that a constructor hands on to the next as ``**kwargs``."""
+    hints: dict[str, Any] = {}
+    for kind in cls.__mro__:
+        if "__init__" in vars(kind):
+            constructor = vars(kind)["__init__"]
+            hints = annotations(constructor) | hints
+            parameters = inspect.signature(constructor).parameters.values()
+            if not any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters):
+                break
+    return {name: hint for name, hint in hints.items() if name not in NOT_SETTINGS}
 
 
 # Saving
@@ -258,7 +276,7 @@ def describe(cls: Any, checkpoint: Checkpoint) -> Stored:
     """The agent of a checkpoint, each part of its description checked."""
     values, tensors = checkpoint.settings, checkpoint.tensors
     known = {name: values[name] for name in cls.setting_names() if name in values and name != "tensorboard_log"}
-    settings = check_settings(cls._setting_hints(), known, "settings.")
+    settings = check_settings(setting_hints(cls), known, "settings.")
     keywords = restored_kwargs(settings["policy_kwargs"] or {})
     settings["policy_kwargs"] = cls.check_policy(keywords, "settings.policy_kwargs.", values["policy"])
     spaces = space_from_json(values["observation_space"]), space_from_json(values["action_space"])

@@ -3,13 +3,11 @@
 Stable-Baselines3 looks these up on the class of an algorithm, so they are one class under the agents and not functions.
 """
 
-import inspect
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, cast
+from typing import Annotated, Any, ClassVar, Self, cast
 
 import gymnasium as gym
 import numpy as np
@@ -22,16 +20,14 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from rltransformers.core.action_masks import ACTION_MASK, MASK_METHOD, observes_mask
 from rltransformers.core.checkpoint import (
     File,
 )
 from rltransformers.core.described import count
-from rltransformers.core.episodes import episode_record, success_of
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import check_path
 from rltransformers.core.guard import Guard, named_fault, raised_in_reset, reset_rows, warn_of_statistics
-from rltransformers.core.ranges import Count, Environments, Seed, annotations, strict
+from rltransformers.core.ranges import Count, Environments, Seed, strict
 from rltransformers.core.seeding import branch_seeds, generators, seed_environments
 from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.policies.actor_critic import GTrXLPolicy
@@ -44,7 +40,14 @@ from rltransformers.policies.own_policies import (
 from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_policy
 from rltransformers.policies.steps import ActorCriticMachine
 from rltransformers.training.actor import Actor
-from rltransformers.training.agent_files import load_agent, restore_place, save_agent, set_parameters, settings_of
+from rltransformers.training.agent_files import (
+    load_agent,
+    restore_place,
+    save_agent,
+    set_parameters,
+    setting_hints,
+    settings_of,
+)
 from rltransformers.training.carry import Carry
 from rltransformers.training.interval_log import check_callback
 from rltransformers.training.normalization import (
@@ -59,30 +62,14 @@ from rltransformers.training.normalization import (
     wrapper_between,
 )
 from rltransformers.training.reward_scale import RewardScale
+from rltransformers.training.rollout_record import RolloutRecord, checked_infos
 from rltransformers.training.run_card import write_run_card
 from rltransformers.training.schedules import Scheduled, as_schedule, warn_of_jumps
 from rltransformers.training.stepping import PolicySteps, Scalings
 from rltransformers.training.unwritten_metrics import UnwrittenMetrics
-from rltransformers.training.vec_envs import as_vec_env, check_trained_spaces
+from rltransformers.training.vec_envs import as_vec_env, check_masks_of, check_trained_spaces, with_masks
 
 Space = gym.Space[Any]
-NOT_SETTINGS = ("policy", "env", "device", "_init_setup_model")
-"""Arguments of a constructor that are given anew when a checkpoint is loaded."""
-
-
-class Outcome(NamedTuple):
-    """Outcome of a step of B environments.
-
-    ``counts`` [B] is False for rows of a reset, ``unscaled`` [B] are the rewards before the agent's own scale, the rest
-    is as SB3 names it.
-    """
-
-    new_obs: Any
-    rewards: np.ndarray
-    dones: np.ndarray
-    infos: list[dict[str, Any]]
-    counts: np.ndarray
-    unscaled: np.ndarray
 
 
 class OnlineAgent(BaseAlgorithm):
@@ -122,20 +109,7 @@ class OnlineAgent(BaseAlgorithm):
     @classmethod
     def setting_names(cls) -> list[str]:
         """Constructor arguments that a checkpoint stores and ``load`` may override."""
-        return list(cls._setting_hints())
-
-    @classmethod
-    def _setting_hints(cls) -> dict[str, Any]:
-        """Annotations of the settings, those too that a constructor hands on to the next one as ``**kwargs``."""
-        hints: dict[str, Any] = {}
-        for each in cls.__mro__:
-            if "__init__" in vars(each):
-                constructor = vars(each)["__init__"]
-                hints = annotations(constructor) | hints
-                parameters = inspect.signature(constructor).parameters.values()
-                if not any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters):
-                    break
-        return {name: hint for name, hint in hints.items() if name not in NOT_SETTINGS}
+        return list(setting_hints(cls))
 
     @classmethod
     def check_policy(cls, settings: Mapping[str, Any], prefix: str, policy: str | type | None = None) -> dict[str, Any]:
@@ -203,46 +177,11 @@ class OnlineAgent(BaseAlgorithm):
         self._predict_generator = streams.model.torch
         self._batch_generator = generators(seed).data.torch
 
-    def _find_masks(self) -> None:
-        """Let the policy mask actions where the environment has masks, and the settings do not say whether.
-
-        Raises:
-            ConfigError: it should, and the environment has none.
-        """
-        wanted, env = self.policy_kwargs.get("action_masks"), self.env
-        observed = observes_mask(tree_space(self.observation_space), self.action_space, wanted)
-        if observed or env is None or wanted is False:
-            return
-        found = env.has_attr(MASK_METHOD)
-        if wanted and not found:
-            raise ConfigError(
-                f"the policy masks actions, and the environment has neither a method {MASK_METHOD}() nor a leaf "
-                f"{ACTION_MASK!r} of its observation; wrap it in ActionMasker of sb3-contrib, or set "
-                "policy_kwargs={'action_masks': False}"
-            )
-        if found:
-            self.policy_kwargs = self.policy_kwargs | {"action_masks": True}
-
-    def _check_masks(self, env: VecEnv) -> None:
-        """Raise ConfigError unless ``env`` has masks of actions beside its observation where the policy reads such."""
-        if self.policy.masks_beside and not env.has_attr(MASK_METHOD):
-            raise ConfigError(
-                f"the policy masks actions by the method {MASK_METHOD}() of its environment, and this one has none; "
-                "wrap it in ActionMasker of sb3-contrib"
-            )
-        unread = not self.policy.masks and self.policy_kwargs.get("action_masks") is not False
-        if unread and env.has_attr(MASK_METHOD):
-            raise ConfigError(
-                f"the environment has a method {MASK_METHOD}(), and the policy was made without masks: "
-                f"{self.kind}.load(path, env=env) makes one with them, "
-                "load(path, policy_kwargs={..., 'action_masks': False}) one that leaves them alone"
-            )
-
     def _make_policy(self, popart: float | None = None) -> None:
         """Random streams, and the network on its device, with a value head that follows the returns at ``popart``."""
         self._setup_lr_schedule()
         self._set_random_streams()
-        self._find_masks()
+        self.policy_kwargs = with_masks(self.policy_kwargs, self.env, self.observation_space, self.action_space)
         make: Any = self.policy_class
         self.policy = make(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
         self.policy.complete()
@@ -259,8 +198,7 @@ class OnlineAgent(BaseAlgorithm):
         self._loaded_normalization: dict[str, Any] | None = None  # of a model that was loaded without environment
         self._scaled_rewards: bool | None = None  # whether it learned from rewards that VecNormalize scaled
         self._scale = RewardScale(self.n_envs, self.sharing) if self.scale_rewards else None
-        self._counted = 0  # steps of this process in the running rollout
-        self._ended: list[list[tuple[dict[str, Any], bool]]] = []  # episodes of this process in it, by step
+        self._rollout_record = RolloutRecord()
         self._look_at_environment()
         if not self.sharing.is_leader:
             self.tensorboard_log, self.verbose = None, 0
@@ -287,8 +225,11 @@ class OnlineAgent(BaseAlgorithm):
             by_wrapper = self.env is None and loaded is not None and loaded["settings"]["norm_reward"]
         return None if by_wrapper else self._scale
 
-    def _step_environments(self, actions: Any, state: PolicyState) -> Outcome:
+    def _step_environments(self, actions: Any, state: PolicyState) -> tuple[Any, ...]:
         """Take one step in all environments with ``actions``, which left ``state``, and count it.
+
+        Returns observations, rewards, ends and infos as SB3 has them; which environments made a step, and no reset [E];
+        and the rewards before the agent's own scale [E].
 
         Raises:
             DataError: for an exception of an environment (chained), and for rewards or flags that are none.
@@ -299,12 +240,14 @@ class OnlineAgent(BaseAlgorithm):
             scale.update(unscaled, cast(np.ndarray, self._last_episode_starts), self.gamma)
             rewards = scale(unscaled)
         resets = reset_rows(self._guard)
-        self._count_steps(self.n_envs - int(np.count_nonzero(resets)))
+        steps = self.n_envs - int(np.count_nonzero(resets))
+        self._rollout_record.steps += steps
+        self.num_timesteps += steps * self.sharing.size  # until ``_share_rollout`` counts those of the others
         self.carry.acting = with_reward(state, rewards)
         self._last_obs = new_obs
         # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
         self._last_episode_starts = dones | resets
-        return Outcome(new_obs, rewards, dones, infos, ~resets, unscaled)
+        return new_obs, rewards, dones, infos, ~resets, unscaled
 
     def _reset_environments(self) -> Any:
         """The first observations of new episodes, which act next.
@@ -328,28 +271,12 @@ class OnlineAgent(BaseAlgorithm):
 
     # Several processes
 
-    def _count_steps(self, count: int) -> None:
-        """Steps of the environments of this process; as long as the rollout lasts, the others count as many."""
-        self._counted += count
-        self.num_timesteps += count * self.sharing.size
-
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
-        infos = [  # without an environment's own "episode", which Stable-Baselines3's log would take for a record
-            {name: value for name, value in info.items() if name != "episode"}
-            if "episode" in info and episode_record(info) is None
-            else info
-            for info in infos
-        ]
-        for index in () if dones is None else np.flatnonzero(dones).tolist():
-            success_of({"is_success": infos[index].get("is_success")}, index)
+        infos = checked_infos(infos, dones)
         if self.sharing.is_single:
             super()._update_info_buffer(infos, dones)
-            return
-        ended = np.zeros(len(infos), bool) if dones is None else dones
-        endings: list[dict[str, Any]] = [
-            {name: info[name] for name in ("episode", "is_success") if name in info} for info in infos
-        ]
-        self._ended.append([(info, bool(end)) for info, end in zip(endings, ended, strict=True) if info or end])
+        else:
+            self._rollout_record.add(infos, dones)
 
     def _share_rollout(self, before: int, going_on: bool) -> bool:
         """Count the steps of all processes since there were ``before``, and their episodes as one process would.
@@ -357,13 +284,10 @@ class OnlineAgent(BaseAlgorithm):
         Returns whether all of them are ``going_on``.
         """
         if not self.sharing.is_single:
-            parts = self.sharing.all_gather_object((self._counted, self._ended, going_on))
-            going_on = all(each for _, _, each in parts)
-            self.num_timesteps = before + sum(counted for counted, _, _ in parts)
-            for episodes in zip(*(ended for _, ended, _ in parts), strict=True):
-                for info, end in chain(*episodes):
-                    super()._update_info_buffer([info], np.array([end]))
-        self._counted, self._ended = 0, []
+            steps, episodes, going_on = self._rollout_record.share(self.sharing, going_on)
+            self.num_timesteps = before + steps
+            for info, end in episodes:
+                super()._update_info_buffer([info], np.array([end]))
         return going_on
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
@@ -385,7 +309,7 @@ class OnlineAgent(BaseAlgorithm):
         settings_of(self)  # an agent that cannot be saved is refused before it has learned
         if reset_num_timesteps:
             self._metrics = UnwrittenMetrics()
-        self._counted, self._ended = 0, []
+        self._rollout_record = RolloutRecord()
         if self._vec_normalize_env is not None:
             self._scaled_rewards = bool(self._vec_normalize_env.norm_reward)
         share_statistics(self.sharing, self._vec_normalize_env)
@@ -494,7 +418,7 @@ class OnlineAgent(BaseAlgorithm):
                 f"the environment has {env.num_envs} copies, this agent learns from {self.n_envs}; give as many, or "
                 f"load it with {self.kind}.load(path, env=env), which takes any number"
             )
-        self._check_masks(env)
+        check_masks_of(env, self.policy, self.policy_kwargs, self.kind)
         self.observation_space = env.observation_space  # that of a file is nested where the environment's is flat
         super().set_env(env, force_reset)
         self._look_at_environment()

@@ -1,6 +1,7 @@
 """Environments of an online agent as a ``VecEnv`` of spaces that it can take."""
 
 import warnings
+from collections.abc import Mapping
 from typing import Any, cast
 
 import gymnasium as gym
@@ -10,6 +11,7 @@ from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
+from rltransformers.core.action_masks import ACTION_MASK, MASK_METHOD, observes_mask
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import check_copies
 from rltransformers.core.ranges import shown
@@ -17,7 +19,7 @@ from rltransformers.core.spaces import check_supported, is_nested
 from rltransformers.envs.make import environment_source, make_env
 from rltransformers.envs.vector import GymnasiumVecEnv, SerialVecEnv, with_statistics
 from rltransformers.envs.wrappers import FlatDict
-from rltransformers.policies.memory_policy import check_action_space
+from rltransformers.policies.memory_policy import MemoryPolicy, check_action_space
 from rltransformers.policies.observations import tree_space
 from rltransformers.training.normalization import check_normalizable
 
@@ -73,6 +75,43 @@ def _drawing(spec: Any) -> gym.Env[Any, Any]:
         except ConfigError:  # some take no such keyword; what else is wrong is told by the second try
             pass
     return make_env(spec, flat=False)
+
+
+def with_masks(
+    policy_kwargs: Mapping[str, Any], env: VecEnv | None, observation_space: Space, action_space: Space
+) -> dict[str, Any]:
+    """Let a policy mask actions where the environment has masks, and the settings do not say whether.
+
+    Raises:
+        ConfigError: it should, and the environment has none.
+    """
+    masks = policy_kwargs.get("action_masks")
+    if observes_mask(tree_space(observation_space), action_space, masks) or env is None or masks is False:
+        return dict(policy_kwargs)
+    if env.has_attr(MASK_METHOD):
+        return {**policy_kwargs, "action_masks": True}
+    if masks:
+        raise ConfigError(
+            f"the policy masks actions, and the environment has neither a method {MASK_METHOD}() nor a leaf "
+            f"{ACTION_MASK!r} of its observation; wrap it in ActionMasker of sb3-contrib, or set "
+            "policy_kwargs={'action_masks': False}"
+        )
+    return dict(policy_kwargs)
+
+
+def check_masks_of(env: VecEnv, policy: MemoryPolicy, policy_kwargs: Mapping[str, Any], kind: str) -> None:
+    """Raise ConfigError unless ``env`` has masks of actions beside its observation just where the policy reads such."""
+    if policy.masks_beside and not env.has_attr(MASK_METHOD):
+        raise ConfigError(
+            f"the policy masks actions by the method {MASK_METHOD}() of its environment, and this one has none; "
+            "wrap it in ActionMasker of sb3-contrib"
+        )
+    if not policy.masks and policy_kwargs.get("action_masks") is not False and env.has_attr(MASK_METHOD):
+        raise ConfigError(
+            f"the environment has a method {MASK_METHOD}(), and the policy was made without masks: "
+            f"{kind}.load(path, env=env) makes one with them, "
+            "load(path, policy_kwargs={..., 'action_masks': False}) one that leaves them alone"
+        )
 
 
 def check_trained_spaces(trained: tuple[Space, Space], env: VecEnv) -> None:
