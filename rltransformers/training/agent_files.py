@@ -7,38 +7,40 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, ClassVar, Self, cast
 
 import gymnasium as gym
 import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.checkpoint import (
     Checkpoint,
     File,
-    check_same,
     check_tensor,
     contents_of,
     file_name,
     load_checkpoint,
-    pack_arrays,
-    restore_optimizer,
-    restore_weights,
     save_checkpoint,
     unpack_arrays,
 )
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import CheckpointError, ConfigError, one_line, refuse_unknown
-from rltransformers.core.ranges import Count, annotations, check, check_settings
+from rltransformers.core.ranges import Count, annotations, check, check_settings, strict
 from rltransformers.core.spaces import space_from_json, space_to_json
-from rltransformers.core.world import rows_of
-from rltransformers.envs.saving import part_of_state, restore_environment, takes_state
-from rltransformers.policies.memory_policy import PolicyState
+from rltransformers.envs.saving import restore_environment, takes_state
+from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.observations import tree_space
-from rltransformers.policies.own_policies import check_same_network, restored_kwargs, stored_kwargs
+from rltransformers.policies.own_policies import (
+    check_same_network,
+    named_policy,
+    policy_settings,
+    restored_kwargs,
+    stored_kwargs,
+)
 from rltransformers.policies.stored_size import check_stored_size
-from rltransformers.training.carry import on_device, segment_tensors, stored_segment
 from rltransformers.training.normalization import (
     check_same_observations,
     check_same_rewards,
@@ -46,18 +48,10 @@ from rltransformers.training.normalization import (
     set_statistics,
     with_normalizer,
 )
-from rltransformers.training.online_checkpoint import (
-    pack_progress,
-    restore_generators,
-    restore_observation,
-    restore_progress,
-)
+from rltransformers.training.online_checkpoint import own_tensors, restore_learning, restore_place, tensors_of
 from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
 from rltransformers.training.schedules import as_schedule, is_line, plain_schedule
-from rltransformers.training.unwritten_metrics import UnwrittenMetrics
 from rltransformers.training.vec_envs import check_trained_spaces
-
-GENERATORS = ("_action_generator", "_batch_generator", "_predict_generator")
 
 
 @dataclass(frozen=True)
@@ -99,6 +93,128 @@ def setting_hints(cls: type) -> dict[str, Any]:
             if not any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters):
                 break
     return {name: hint for name, hint in hints.items() if name not in NOT_SETTINGS}
+
+
+class StoredAgent(BaseAlgorithm):
+    """Base class of the online agents: settings, checkpoints and exported policies.
+
+    Attributes:
+        kind: name of the agent in its checkpoints and logs.
+        scheduled: constructor arguments that may be a schedule.
+        policy_aliases: the policy of the agent, by the name that a user gives.
+        of_environments: parts of a checkpoint whose tensors have a row for every environment.
+        first_values: settings that only start a value which training then changes.
+        parts: names of ``get_parameters``, and where a checkpoint holds each.
+    """
+
+    kind: ClassVar[str]
+    scheduled: ClassVar[tuple[str, ...]]
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"GTrXLPolicy": GTrXLPolicy}
+    of_environments: ClassVar[tuple[str, ...]] = (
+        "acting",
+        "segment",
+        "last_observation",
+        "last_episode_starts",
+        "running_returns",
+    )
+    first_values: ClassVar[tuple[str, ...]] = ()
+    parts: ClassVar[dict[str, str]] = {"policy": "policy", "policy.optimizer": "optimizer"}
+
+    @classmethod
+    def setting_names(cls) -> list[str]:
+        """Constructor arguments that a checkpoint stores and ``load`` may override."""
+        return list(setting_hints(cls))
+
+    @classmethod
+    def check_policy(cls, settings: Mapping[str, Any], prefix: str, policy: str | type | None = None) -> dict[str, Any]:
+        """The keywords of a policy, by default the one of the agent, each checked; see ``policy_settings``."""
+        chosen = next(iter(cls.policy_aliases)) if policy is None else policy
+        return policy_settings(named_policy(chosen, cls.policy_aliases), settings, prefix)
+
+    def _own_tensors(self) -> dict[str, Any]:
+        """Tensors for a checkpoint, beside those of every online agent."""
+        return {}
+
+    def _restore_own(self, tensors: Mapping[str, Any], n_envs: int) -> None:
+        """Restore ``_own_tensors`` of an agent with ``n_envs`` environments."""
+
+    def _restore_place(self, tensors: Mapping[str, Any]) -> None:
+        """Go on where acting stopped."""
+        restore_place(self, tensors)
+
+    @classmethod
+    @strict
+    def load(
+        cls,
+        path: File,
+        env: Any = None,
+        device: torch.device | str = "auto",
+        custom_objects: Mapping[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool | None = True,
+        **overrides: Any,
+    ) -> Self:
+        """Return the agent that ``save`` wrote.
+
+        Args:
+            path: file, with or without ``.zip``, or one that is open for bytes.
+            env: environment to go on with; None when only ``predict`` is needed. It is wrapped in ``VecNormalize`` if
+                the agent was trained with it, whose statistics are restored. With another number of copies new
+                episodes begin, and ``GTrXLDQN`` fills a new replay, with a warning.
+            device: where the weights go.
+            custom_objects: settings that replace the stored ones, under the names of Stable-Baselines3.
+            print_system_info: print this machine and its versions, and the version that wrote the file.
+            force_reset: begin new episodes. False goes on where the saved run stopped: ``env`` stands there, or takes
+                the stored state (``rltransformers.envs.saving``). None: False if it takes that state, else True.
+            **overrides: settings that replace the stored ones. Whether there is ``popart`` cannot change; a ``seed``
+                begins new random streams. ``tensorboard_log`` is never stored.
+
+        Raises:
+            CheckpointError: when the file is missing, corrupt, or of another agent.
+            ConfigError: when ``env`` has other spaces, or an override is unknown or changes the network.
+        """
+        agent: Self = load_agent(cls, path, env, device, custom_objects, print_system_info, force_reset, overrides)
+        return agent
+
+    @strict
+    def save(self, path: File, exclude: Any = None, include: Any = None) -> None:
+        """Write all that a later ``learn`` or ``predict`` needs to one file; nothing in it is executed on loading.
+
+        ``path`` may be a file that is open for bytes, and stays open. The file holds weights, optimizer, settings,
+        spaces, counters, random streams, memory, observations and statistics, unwritten metrics, and the state of
+        environments that can tell it (``rltransformers.envs.saving``). A schedule that is a function is stored as the
+        line that it is; one that is no line as its present value, with a warning.
+
+        Raises:
+            ConfigError: for ``exclude`` or ``include``, which this format has no use for.
+        """
+        if exclude or include:
+            raise ConfigError(f"a checkpoint of {self.kind} is always complete; leave out exclude and include")
+        save_agent(self, path)
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        return list(self.parts), []
+
+    @strict
+    def set_parameters(
+        self,
+        load_path_or_dict: File | Mapping[str, Any],
+        exact_match: bool = True,
+        device: torch.device | str = "auto",
+    ) -> None:
+        """Take over weights and optimizers: those of a checkpoint, or what ``get_parameters`` returned.
+
+        Memories stay; their keys and values are computed anew.
+
+        Args:
+            exact_match: require every part and every parameter; False takes those that are given.
+            device: where tensors of a file are read to; the agent stays where it is.
+
+        Raises:
+            CheckpointError: when the file is missing, corrupt, or of another agent.
+            ConfigError: for what does not fit; a part of other names or shapes changes nothing.
+        """
+        set_parameters(self, load_path_or_dict, exact_match, device)
 
 
 # Saving
@@ -164,30 +280,6 @@ def save_agent(agent: Any, path: File) -> None:
         save_checkpoint(path, agent.kind, settings, tensors)
 
 
-def tensors_of(agent: Any) -> dict[str, Any]:
-    """Everything that changes while an agent learns, of all processes; complete on the first one alone."""
-    sharing, carry, scale = agent.sharing, agent.carry, agent._scale
-    if sharing.any(agent._moved):
-        agent._last_obs = None  # of episodes that are gone: nobody can go on from it
-    logger = agent.logger if hasattr(agent, "_logger") else None
-    again = agent.memory_refresh == "epoch" and carry.segment is not None  # the next update encodes it again
-    normalization = agent._normalization()
-    if normalization is not None:
-        normalization = normalization | {"running_returns": sharing.to_leader(normalization["running_returns"])}
-    return {
-        "policy": uncompiled(agent.policy).state_dict(),
-        "optimizer": agent.policy.optimizer.state_dict(),
-        "generators": {name: getattr(agent, name).get_state() for name in GENERATORS},
-        "metrics": pack_arrays(agent._metrics.to_store(logger)),
-        "segment": sharing.to_leader(segment_tensors(carry.segment) if again else None),
-        "acting": sharing.to_leader(carry.acting.tensors()),
-        **pack_progress(agent, sharing),
-        "normalisation": normalization,
-        "reward_scale": None if scale is None else scale.tensors(),
-        "running_returns": None if scale is None else sharing.to_leader(torch.as_tensor(scale.returns)),
-    }
-
-
 def set_parameters(agent: Any, source: File | Mapping[str, Any], exact: bool, device: torch.device | str) -> None:
     """Take over weights and optimizers of a checkpoint or a mapping; see ``OnlineAgent.set_parameters``."""
     if isinstance(source, Mapping):
@@ -224,10 +316,9 @@ def load_agent(
     overrides = _checked_overrides(cls, stored, custom_objects, overrides)
     packed, vec_env = stored.normalization, None if env is None else cls._wrap_env(env)
     if vec_env is not None:
-        if packed is not None:
-            with contents_of(path, cls.kind):
-                vec_env = with_normalizer(vec_env, packed)
-            check_same_observations(vec_env, packed)
+        with contents_of(path, cls.kind):
+            vec_env = with_normalizer(vec_env, packed)
+        check_same_observations(vec_env, packed)
         check_trained_spaces(stored.spaces, vec_env)
     with _fit_check(cls, path, overrides), contents_of(path, cls.kind, alone=env is None and not overrides):
         agent = _rebuilt(cls, stored, overrides, vec_env, device)
@@ -241,8 +332,8 @@ def load_agent(
             check_same_rewards(vec_env, packed)
     same_envs = stored.n_envs == agent.all_envs
     with _fit_check(cls, path, overrides), contents_of(path, cls.kind):
-        tensors = _own_rows(agent, stored.tensors) if same_envs else stored.tensors
-        _restore(agent, tensors, agent.n_envs if same_envs else stored.n_envs)
+        tensors = own_tensors(agent, stored.tensors) if same_envs else stored.tensors
+        restore_learning(agent, tensors, agent.n_envs if same_envs else stored.n_envs)
     with contents_of(path, cls.kind):
         if overrides.get("seed") is not None:
             agent._begin_streams(agent.seed)
@@ -323,42 +414,6 @@ def _rebuilt(cls: Any, stored: Stored, overrides: Mapping[str, Any], env: VecEnv
     check_stored_size(backbone, stored.tensors["policy"], acting, stored.n_envs)
     agent._setup_model()
     return agent
-
-
-def _restore(agent: Any, tensors: Mapping[str, Any], n_envs: int) -> None:
-    """Restore everything but the place where acting stopped; ``n_envs`` is the number of environments then."""
-    carry, scale = agent.carry, agent._scale
-    restore_weights(agent.policy, tensors["policy"])
-    restore_optimizer(agent.policy.optimizer, tensors["optimizer"])
-    restore_generators({name: getattr(agent, name) for name in GENERATORS}, tensors["generators"])
-    restore_progress(agent, tensors)
-    check_same(tensors["acting"], carry.acting.tensors(), "acting", n_envs)
-    if scale is not None and tensors["reward_scale"] is not None:
-        scale.restore(tensors["reward_scale"], tensors["running_returns"], n_envs)
-    agent._metrics = UnwrittenMetrics(unpack_arrays(tensors["metrics"]))
-    segment = stored_segment(tensors["segment"], agent.policy, n_envs, agent.device)
-    carry.segment = segment if n_envs == agent.n_envs else None
-    agent._restore_own(tensors, n_envs)
-
-
-def restore_place(agent: Any, tensors: Mapping[str, Any]) -> None:
-    """Let an agent go on where acting stopped: its memory and the newest observations."""
-    agent.carry.acting = PolicyState.from_tensors(on_device(tensors["acting"], agent.device))
-    restore_observation(agent, tensors)
-
-
-def _own_rows(agent: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-    """Rows of the environments of this process in the tensors of a checkpoint that have one for each."""
-    sharing = agent.sharing
-    if sharing.is_single:
-        return tensors
-    block = sharing.block(agent.n_envs)
-    own = tensors | {name: rows_of(tensors[name], block) for name in agent.of_environments}
-    if (packed := own["normalisation"]) is not None:
-        own["normalisation"] = packed | {"running_returns": rows_of(packed["running_returns"], block)}
-    if (state := own["environment"]) is not None:
-        own["environment"] = pack_arrays(part_of_state(unpack_arrays(state), sharing.rank, sharing.size))
-    return own
 
 
 @contextmanager

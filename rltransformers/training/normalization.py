@@ -91,12 +91,14 @@ def pack_normalization(env: VecNormalize) -> dict[str, Any]:
     }
 
 
-def with_normalizer(env: VecEnv, packed: Mapping[str, Any]) -> VecEnv:
+def with_normalizer(env: VecEnv, packed: Mapping[str, Any] | None) -> VecEnv:
     """``env`` in a ``VecNormalize`` with the packed settings; as it is where it has one, or observes no numbers.
 
     Raises:
         ConfigError: for a setting of ``VecNormalize`` that is none.
     """
+    if packed is None:
+        return env
     settings = _settings(packed["settings"], "normalisation.")
     if unwrap_vec_normalize(env) is None:
         with suppress(ValueError, KeyError):  # what it cannot normalise is not what the agent was trained on
@@ -122,13 +124,13 @@ def set_statistics(wrapper: VecNormalize, packed: Mapping[str, Any], sharing: Sh
         wrapper.returns = returns.numpy().copy()
 
 
-def check_same_observations(env: VecEnv, packed: Mapping[str, Any]) -> None:
+def check_same_observations(env: VecEnv, packed: Mapping[str, Any] | None) -> None:
     """Raise ConfigError where ``env`` normalises other observations than the environment of the packed statistics.
 
     Other ones are those of another choice, and those behind another wrapper.
     """
     wrapper = unwrap_vec_normalize(env)
-    if wrapper is None:
+    if wrapper is None or packed is None:
         return
     ours, theirs = _normalised(packed["settings"]), _normalised(vars(wrapper))
     if ours != theirs:
@@ -136,8 +138,6 @@ def check_same_observations(env: VecEnv, packed: Mapping[str, Any]) -> None:
             f"the agent was trained with VecNormalize({ours}), the environment has VecNormalize({theirs}): it would "
             "see other numbers than it learned from; give the environment with the same settings, or without a wrapper"
         )
-    if "between" not in packed:  # files of earlier versions
-        return
     outside, here = packed["between"], wrapper_between(env)
     if outside != here:
         where = {None: "nothing"} | {name: str(name) for name in (outside, here) if name is not None}
@@ -226,7 +226,7 @@ def checked_normalization(packed: Mapping[str, Any], space: gym.Space[Any]) -> d
     """
     shapes = {path: leaf.shape or () for path, leaf in leaf_spaces(space).items()}
     named = check(packed["observations"], Mapping[str, Any], "normalisation.observations")
-    if check(packed.get("between"), str | None, "normalisation.between") is not None:
+    if check(packed["between"], str | None, "normalisation.between") is not None:
         named = {}
     moments = [(f"observations.{path}", values, shapes[path]) for path, values in named.items()]
     for name, values, shape in [*moments, ("returns", packed["returns"], ())]:
@@ -248,7 +248,7 @@ def scalings_of(packed: Mapping[str, Any] | None, env: VecEnv | None) -> tuple[d
     """
     if packed is None:
         return {}, None
-    _refuse_between(packed.get("between") if env is None else wrapper_between(env))
+    _refuse_between(packed["between"] if env is None else wrapper_between(env))
     settings = packed["settings"]
 
     def scaling(moments: Mapping[str, Any], mean: Tensor, clip: float) -> Scaling:

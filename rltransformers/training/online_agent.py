@@ -4,25 +4,19 @@ Stable-Baselines3 looks these up on the class of an algorithm, so they are one c
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, cast
+from typing import Annotated, Any, Self, cast
 
 import gymnasium as gym
 import numpy as np
-import torch
 from annotated_types import Ge, Lt
-from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from rltransformers.core.checkpoint import (
-    File,
-)
 from rltransformers.core.described import count
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.files import check_path
@@ -30,24 +24,12 @@ from rltransformers.core.guard import Guard, named_fault, raised_in_reset, reset
 from rltransformers.core.ranges import Count, Environments, Seed, strict
 from rltransformers.core.seeding import branch_seeds, generators, seed_environments
 from rltransformers.core.world import Sharing, current_sharing
-from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, with_reward
 from rltransformers.policies.observations import tree_space
-from rltransformers.policies.own_policies import (
-    named_policy,
-    policy_settings,
-)
 from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_policy
 from rltransformers.policies.steps import ActorCriticMachine
 from rltransformers.training.actor import Actor
-from rltransformers.training.agent_files import (
-    load_agent,
-    restore_place,
-    save_agent,
-    set_parameters,
-    setting_hints,
-    settings_of,
-)
+from rltransformers.training.agent_files import StoredAgent, settings_of
 from rltransformers.training.carry import Carry
 from rltransformers.training.interval_log import check_callback
 from rltransformers.training.normalization import (
@@ -72,50 +54,19 @@ from rltransformers.training.vec_envs import as_vec_env, check_masks_of, check_t
 Space = gym.Space[Any]
 
 
-class OnlineAgent(BaseAlgorithm):
+class OnlineAgent(StoredAgent):
     """Base class of the online agents: an algorithm of Stable-Baselines3 whose policy has a memory.
 
     An agent is a subclass of this class first and of an algorithm of Stable-Baselines3 second, with its constructor,
     ``_setup_model`` (which calls ``_make_policy`` and ``_begin_run``), ``collect_rollouts`` and ``train``.
-
-    Attributes:
-        kind: name of the agent in its checkpoints and logs.
-        scheduled: constructor arguments that may be a schedule.
-        policy_aliases: the policy of the agent, by the name that a user gives.
-        of_environments: parts of a checkpoint whose tensors have a row for every environment.
-        first_values: settings that only start a value which training then changes.
-        parts: names of ``get_parameters``, and where a checkpoint holds each.
     """
 
-    kind: ClassVar[str]
-    scheduled: ClassVar[tuple[str, ...]]
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"GTrXLPolicy": GTrXLPolicy}
-    of_environments: ClassVar[tuple[str, ...]] = (
-        "acting",
-        "segment",
-        "last_observation",
-        "last_episode_starts",
-        "running_returns",
-    )
-    first_values: ClassVar[tuple[str, ...]] = ()
-    parts: ClassVar[dict[str, str]] = {"policy": "policy", "policy.optimizer": "optimizer"}
     policy: Any  # a MemoryPolicy; SB3 declares its own policy without memory
     acting: str
     memory_refresh: str
     max_grad_norm: float
     gamma: float
     scale_rewards: bool
-
-    @classmethod
-    def setting_names(cls) -> list[str]:
-        """Constructor arguments that a checkpoint stores and ``load`` may override."""
-        return list(setting_hints(cls))
-
-    @classmethod
-    def check_policy(cls, settings: Mapping[str, Any], prefix: str, policy: str | type | None = None) -> dict[str, Any]:
-        """The keywords of a policy, by default the one of the agent, each checked; see ``policy_settings``."""
-        chosen = next(iter(cls.policy_aliases)) if policy is None else policy
-        return policy_settings(named_policy(chosen, cls.policy_aliases), settings, prefix)
 
     @staticmethod
     def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -345,26 +296,21 @@ class OnlineAgent(BaseAlgorithm):
     ) -> Self:
         """Train for at least ``total_timesteps`` environment steps, in whole rollouts, and return self.
 
-        ``log_interval``: rollouts from one line of the log to the next; None leaves writing to a callback.
-        ``tb_log_name``: what a run is called in TensorBoard; None for the name of the agent.
+        Args:
+            log_interval: rollouts between two lines of the log; None leaves writing to a callback.
+            tb_log_name: name of the run in TensorBoard; None for that of the agent.
 
         Raises:
-            DataError: when an observation, a reward or a flag is none of the space, or the environment raises an
-                exception (chained); names the environment and the step.
+            DataError: for an observation, a reward or a flag outside its space, and for an exception of the environment
+                (chained); names the environment and the step.
             ConfigError: when the agent was loaded without an environment.
         """
         if self.env is None:
             raise ConfigError(
                 f"this agent has no environment to learn in; load it with {self.kind}.load(path, env=env)"
             )
-        return super().learn(  # type: ignore[safe-super]  # that of the algorithm beside this class
-            total_timesteps,
-            callback=callback,
-            log_interval=cast(int, log_interval),  # SB3 reads None too
-            tb_log_name=self.kind if tb_log_name is None else tb_log_name,
-            reset_num_timesteps=reset_num_timesteps,
-            progress_bar=progress_bar,
-        )
+        name, interval = tb_log_name or self.kind, cast(int, log_interval)  # SB3 reads None too
+        return super().learn(total_timesteps, callback, interval, name, reset_num_timesteps, progress_bar)  # type: ignore[safe-super]  # that of the algorithm beside this class
 
     def predict(
         self,
@@ -394,22 +340,20 @@ class OnlineAgent(BaseAlgorithm):
     def set_env(self, env: Any, force_reset: bool = True) -> None:
         """Replace the environment by another with as many copies.
 
-        An agent that was loaded without one takes it as ``load`` would have: in the ``VecNormalize`` of the checkpoint,
-        or with the statistics of that in its own. Afterwards the newest environment says how it is normalised.
+        An agent that was loaded without one takes it as ``load`` would have. Afterwards the newest environment says how
+        it is normalized.
 
         Args:
             env: as for the constructor.
             force_reset: reset it before training goes on.
 
         Raises:
-            ConfigError: when it has other spaces, or another number of copies, or has masks of actions where that of
-                the policy had none, or the other way round.
+            ConfigError: when it has other spaces, another number of copies, or masks of actions where the policy has
+                none, or the other way round.
         """
-        env = self._wrap_env(env, self.verbose)
         packed = self._loaded_normalization if self.env is None else None
-        if packed is not None:
-            env = with_normalizer(env, packed)
-            check_same_observations(env, packed)
+        env = with_normalizer(self._wrap_env(env, self.verbose), packed)
+        check_same_observations(env, packed)
         if self.env is None and self.policy.uses_previous_reward:
             check_same_rewards(env, packed)
         check_trained_spaces((tree_space(self.observation_space), self.action_space), env)
@@ -463,14 +407,17 @@ class OnlineAgent(BaseAlgorithm):
         """Whether ``learn(..., reset_num_timesteps=False)`` goes on with running episodes; else it begins new ones."""
         return self._last_obs is not None and not self._moved
 
+    def hyperparameters(self) -> dict[str, Any]:
+        """Kind and settings of the agent as JSON values, as TensorBoard shows them."""
+        return {"agent": self.kind, "n_envs": self.all_envs} | settings_of(self)
+
     # Acting
 
     @strict
     def actor(self, *, deterministic: bool = True, seed: Seed | None = None) -> Actor:
-        """The agent as something that acts and remembers by itself, on observations as the environment gives them.
+        """Return the agent as something that acts and remembers by itself, on observations as environments give them.
 
-        What ``VecNormalize`` and ``scale_rewards`` did in training, it does by itself with the present statistics:
-        those of environment and agent, or those of the checkpoint of an agent that was loaded without environment.
+        It applies ``VecNormalize`` and ``scale_rewards`` by itself, with the present statistics.
 
         Args:
             deterministic: take the most likely action, or a sample.
@@ -483,20 +430,17 @@ class OnlineAgent(BaseAlgorithm):
         scalings()  # an impossible one is told now
         return Actor(PolicySteps(self.policy, scalings), deterministic=deterministic, seed=seed, name=self.kind)
 
-    # Files
-
     @strict
     def export(self, path: str | os.PathLike[str], *, batch: Environments | None = None) -> Path:
         """Write the policy to a file that runs without this package: ``.pt2`` for torch, ``.onnx`` for ONNX runtimes.
 
-        The file takes raw observations and rewards, and gives actions as the environment takes them, and the other
-        fields of ``PolicyOutput`` beside them; what ``VecNormalize`` and ``scale_rewards`` do is inside. The policy
-        itself stays as it is. Returns the path. It takes up to a minute, of which a line tells where ``verbose`` is not
-        0.
+        The file takes raw observations and rewards (``VecNormalize`` and ``scale_rewards`` are inside) and gives
+        actions as the environment takes them, and the other fields of ``PolicyOutput``. It takes up to a minute.
+        Returns the path.
 
         Args:
-            path: the ending says which kind of file.
-            batch: the number of environments that the file is for; None for any.
+            path: its ending chooses the kind of file.
+            batch: number of environments that the file is for; None for any.
 
         Raises:
             ConfigError: for another ending, for what a file of that kind cannot express, or when a wrapper stands
@@ -526,49 +470,6 @@ class OnlineAgent(BaseAlgorithm):
             return packed
         return self._loaded_normalization if self.env is None else None
 
-    @strict
-    def save(self, path: File, exclude: Any = None, include: Any = None) -> None:
-        """Write everything a later ``learn`` or ``predict`` needs to one file; nothing in it is executed on loading.
-
-        ``path`` may be a file that is open for bytes, from where it stands; such a file stays open.
-
-        It holds weights, optimiser, settings, spaces, counters, random streams, the memory and observations where
-        acting stopped, the statistics of ``VecNormalize`` and ``scale_rewards``, metrics that were recorded and not
-        written yet, and the state of environments that can tell it (``rltransformers.envs.saving``). What is scheduled
-        by a function of one's own is stored as the line that it is; one that is no line as its present value, with a
-        warning.
-
-        Raises:
-            ConfigError: for ``exclude`` or ``include``, which this format has no use for.
-        """
-        if exclude or include:
-            raise ConfigError(f"a checkpoint of {self.kind} is always complete; leave out exclude and include")
-        save_agent(self, path)
-
-    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
-        return list(self.parts), []
-
-    @strict
-    def set_parameters(
-        self,
-        load_path_or_dict: File | Mapping[str, Any],
-        exact_match: bool = True,
-        device: torch.device | str = "auto",
-    ) -> None:
-        """Take over weights and optimisers: those of a checkpoint, or what ``get_parameters`` returned.
-
-        Memories stay; what is cached of them is computed anew with the new weights.
-
-        Args:
-            exact_match: every part and every parameter has to be there; False takes those that are given.
-            device: where tensors of a file are read to; the agent stays where it is.
-
-        Raises:
-            CheckpointError: when the file is missing, corrupt, or of another agent.
-            ConfigError: for what does not fit; a part of other names or shapes changes nothing.
-        """
-        set_parameters(self, load_path_or_dict, exact_match, device)
-
     @property
     def _actor(self) -> MemoryPolicy:
         """The policy that ``_acting`` belongs to."""
@@ -580,58 +481,3 @@ class OnlineAgent(BaseAlgorithm):
             return f"{type(self).__name__}(not built yet)"
         sizes = f"{count(self.num_timesteps, 'step')}, {count(self.n_envs, 'environment')}"
         return f"{type(self).__name__}({sizes}): {policy!r}"
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """Kind and settings of the agent as JSON values, as TensorBoard shows them."""
-        return {"agent": self.kind, "n_envs": self.all_envs} | settings_of(self)
-
-    def _own_tensors(self) -> dict[str, Any]:
-        """Tensors for a checkpoint, beside those of every online agent."""
-        return {}
-
-    def _restore_own(self, tensors: Mapping[str, Any], n_envs: int) -> None:
-        """Restore ``_own_tensors`` of an agent with ``n_envs`` environments."""
-
-    def _restore_place(self, tensors: Mapping[str, Any]) -> None:
-        """Go on where acting stopped."""
-        restore_place(self, tensors)
-
-    @classmethod
-    @strict
-    def load(
-        cls,
-        path: File,
-        env: Any = None,
-        device: torch.device | str = "auto",
-        custom_objects: Mapping[str, Any] | None = None,
-        print_system_info: bool = False,
-        force_reset: bool | None = True,
-        **overrides: Any,
-    ) -> Self:
-        """The agent that ``save`` wrote.
-
-        Args:
-            path: file, with or without ``.zip``, or one that is open for bytes.
-            env: environment to go on with; None when only ``predict`` is needed. An environment without
-                ``VecNormalize`` is wrapped in one when the agent was trained with it; the stored statistics are
-                restored either way. It may have another number of copies: then new episodes begin. ``GTrXLDQN`` fills
-                a new replay, and warns of it, for another number of copies, ``buffer_size`` or ``segment_length``.
-            device: where the weights go.
-            custom_objects: constructor arguments that replace the stored ones, under the names that Stable-Baselines3
-                has for them; files of this package hold no other objects that could be replaced.
-            print_system_info: print this machine and its versions, and the version that wrote the file.
-            force_reset: reset the environment before training goes on. False when ``env`` stands exactly where the
-                saved run stopped: then the run continues as if it had never been interrupted. None for False when the
-                checkpoint holds the state of the environments and ``env`` takes it (``rltransformers.envs.saving``),
-                else True. Where there is such a state, False sets it too.
-            **overrides: constructor arguments that replace the stored ones. ``popart`` is the step of statistics that
-                stay; whether there are any is not to be changed. With a ``seed``, here or in
-                ``custom_objects``, the random streams begin anew from it; without one they go on where they stood.
-                ``tensorboard_log`` is never stored: where a run writes is up to who runs it.
-
-        Raises:
-            CheckpointError: when the file is missing, corrupt, or of another agent.
-            ConfigError: when ``env`` has other spaces, or an override is unknown or changes the network.
-        """
-        agent: Self = load_agent(cls, path, env, device, custom_objects, print_system_info, force_reset, overrides)
-        return agent

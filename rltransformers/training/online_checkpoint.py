@@ -1,4 +1,4 @@
-"""Parts of a checkpoint of an online agent besides settings, weights and optimiser. Axis letter: E environments."""
+"""Tensors of a checkpoint of an online agent: what changes while it learns. Axis letter: E environments."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -11,15 +11,27 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from torch import Tensor
 
-from rltransformers.core.checkpoint import check_tensor, pack_arrays, unpack_arrays
+from rltransformers.core.checkpoint import (
+    check_same,
+    check_tensor,
+    pack_arrays,
+    restore_optimizer,
+    restore_weights,
+    unpack_arrays,
+)
 from rltransformers.core.device import CPU, to_tensor
 from rltransformers.core.guard import check_observations
 from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces, nest_leaves, nested_leaves
-from rltransformers.core.world import Sharing
-from rltransformers.envs.saving import environment_state, joined_states
+from rltransformers.core.world import Sharing, rows_of
+from rltransformers.envs.saving import environment_state, joined_states, part_of_state
+from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.observations import tree_space
+from rltransformers.training.carry import on_device, segment_tensors, stored_segment
+from rltransformers.training.parameters import uncompiled
+from rltransformers.training.unwritten_metrics import UnwrittenMetrics
 
+GENERATORS = ("_action_generator", "_batch_generator", "_predict_generator")
 Counter = Annotated[int, Ge(0), Lt(2**63)]
 COUNTERS: dict[str, Any] = {
     **dict.fromkeys(("num_timesteps", "_total_timesteps", "_episode_num", "_n_updates"), Counter),
@@ -113,3 +125,63 @@ def restore_generators(generators: Mapping[str, torch.Generator], stored: Mappin
         value = check_tensor(stored[name], f"generators.{name}", (None,), torch.uint8)
         if len(value) == len(generator.get_state()):
             generator.set_state(value)
+
+
+def tensors_of(agent: Any) -> dict[str, Any]:
+    """Everything that changes while an agent learns, of all processes; complete on the first one alone."""
+    sharing, carry, scale = agent.sharing, agent.carry, agent._scale
+    if sharing.any(agent._moved):
+        agent._last_obs = None  # of episodes that are gone: nobody can go on from it
+    logger = agent.logger if hasattr(agent, "_logger") else None
+    again = agent.memory_refresh == "epoch" and carry.segment is not None  # the next update encodes it again
+    normalization = agent._normalization()
+    if normalization is not None:
+        normalization = normalization | {"running_returns": sharing.to_leader(normalization["running_returns"])}
+    return {
+        "policy": uncompiled(agent.policy).state_dict(),
+        "optimizer": agent.policy.optimizer.state_dict(),
+        "generators": {name: getattr(agent, name).get_state() for name in GENERATORS},
+        "metrics": pack_arrays(agent._metrics.to_store(logger)),
+        "segment": sharing.to_leader(segment_tensors(carry.segment) if again else None),
+        "acting": sharing.to_leader(carry.acting.tensors()),
+        **pack_progress(agent, sharing),
+        "normalisation": normalization,
+        "reward_scale": None if scale is None else scale.tensors(),
+        "running_returns": None if scale is None else sharing.to_leader(torch.as_tensor(scale.returns)),
+    }
+
+
+def restore_learning(agent: Any, tensors: Mapping[str, Any], n_envs: int) -> None:
+    """Restore everything but the place where acting stopped; ``n_envs`` is the number of environments then."""
+    carry, scale = agent.carry, agent._scale
+    restore_weights(agent.policy, tensors["policy"])
+    restore_optimizer(agent.policy.optimizer, tensors["optimizer"])
+    restore_generators({name: getattr(agent, name) for name in GENERATORS}, tensors["generators"])
+    restore_progress(agent, tensors)
+    check_same(tensors["acting"], carry.acting.tensors(), "acting", n_envs)
+    if scale is not None and tensors["reward_scale"] is not None:
+        scale.restore(tensors["reward_scale"], tensors["running_returns"], n_envs)
+    agent._metrics = UnwrittenMetrics(unpack_arrays(tensors["metrics"]))
+    segment = stored_segment(tensors["segment"], agent.policy, n_envs, agent.device)
+    carry.segment = segment if n_envs == agent.n_envs else None
+    agent._restore_own(tensors, n_envs)
+
+
+def restore_place(agent: Any, tensors: Mapping[str, Any]) -> None:
+    """Let an agent go on where acting stopped: its memory and the newest observations."""
+    agent.carry.acting = PolicyState.from_tensors(on_device(tensors["acting"], agent.device))
+    restore_observation(agent, tensors)
+
+
+def own_tensors(agent: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+    """Rows of the environments of this process in the tensors of a checkpoint that have one for each."""
+    sharing = agent.sharing
+    if sharing.is_single:
+        return tensors
+    block = sharing.block(agent.n_envs)
+    own = tensors | {name: rows_of(tensors[name], block) for name in agent.of_environments}
+    if (packed := own["normalisation"]) is not None:
+        own["normalisation"] = packed | {"running_returns": rows_of(packed["running_returns"], block)}
+    if (state := own["environment"]) is not None:
+        own["environment"] = pack_arrays(part_of_state(unpack_arrays(state), sharing.rank, sharing.size))
+    return own

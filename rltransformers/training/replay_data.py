@@ -258,10 +258,9 @@ def load_replay(path: File, replay: SegmentReplay, action_space: Space, sharing:
             "the same environments, buffer_size and segment_length"
         )
     for name, value in contents.items():
-        if checkpoint.settings.get(name, value) != value:  # files of earlier releases do not say
+        if (other := checkpoint.settings.get(name)) != value:
             raise ConfigError(
-                f"{file_name(path)} is a replay of another environment: its {name} {checkpoint.settings[name]}, this "
-                f"agent's {value}"
+                f"{file_name(path)} is a replay of another environment: its {name} {other}, this agent's {value}"
             )
     with contents_of(path, KIND):
         restore_replay(replay, part_of_replay(checkpoint.tensors["replay"], replay, sharing))
