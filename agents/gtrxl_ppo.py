@@ -1,4 +1,4 @@
-"""Proximal Policy Optimisation of a transformer policy with memory, as a Stable-Baselines3 algorithm.
+"""Proximal Policy Optimization of a transformer policy with memory, as a Stable-Baselines3 algorithm.
 
 A run is read from top to bottom: ``OnPolicyMemoryAgent`` collects segments and keeps the memory, ``train`` learns from
 them. Checkpoints and environments are those of every ``OnlineAgent``. Axes: E environments, T steps.
@@ -71,7 +71,7 @@ class GTrXLPPO(OnPolicyMemoryAgent):
             of the environments, at least one.
         n_epochs: passes over the rollout per update.
         gamma: discount.
-        gae_lambda: lambda of the generalised advantage estimate (GAE, arXiv 1506.02438).
+        gae_lambda: lambda of the generalized advantage estimate (GAE, arXiv 1506.02438).
         clip_range: bound of the probability ratio; number or schedule.
         clip_range_vf: bound of the change of the value; None for none.
         normalize_advantage: bring the advantages of a whole rollout to mean 0 and standard deviation 1.

@@ -1,4 +1,4 @@
-"""V-MPO (maximum a posteriori policy optimisation on policy) of a transformer with memory, for Stable-Baselines3.
+"""V-MPO (maximum a posteriori policy optimization on policy) of a transformer with memory, for Stable-Baselines3.
 
 A run is read from top to bottom: ``OnPolicyMemoryAgent`` collects segments with the target policy, ``train`` improves
 the learner on them and now and then makes the target a copy of it. Axes: E environments, T steps, A outputs.

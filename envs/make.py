@@ -1,4 +1,4 @@
-"""From an environment id to environments, single and vectorised, with clear errors for ids, packages and spaces."""
+"""From an environment id to environments, single and vectorized, with clear errors for ids, packages and spaces."""
 
 import errno
 import inspect

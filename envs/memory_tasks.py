@@ -1,4 +1,4 @@
-"""Our memory tasks as Gymnasium environments: a scalar and a vectorised form of the same rules.
+"""Our memory tasks as Gymnasium environments: a scalar and a vectorized form of the same rules.
 
 N is the number of copies. The scalar environment seeded with s + i and copy i of the vector environment seeded with s
 see the same episodes, as in ``gymnasium.vector.SyncVectorEnv``.

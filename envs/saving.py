@@ -4,7 +4,7 @@ An environment takes part by two methods. ``state_dict()`` returns everything th
 dictionaries and lists of numbers, strings, booleans, None and numpy arrays (a numpy generator is its
 ``bit_generator.state``), or None when it cannot tell. ``load_state_dict(state)`` goes on from there, in an environment
 that was built with the same options. Of a stack of wrappers every layer is asked; one that cannot tell leaves the whole
-stack without a state. Our vectorised tasks, ``GymnasiumVecEnv`` and ``FiniteVecEnv`` have the two methods;
+stack without a state. Our vectorized tasks, ``GymnasiumVecEnv`` and ``FiniteVecEnv`` have the two methods;
 Stable-Baselines3's ``VecMonitor`` and ``VecNormalize`` are known here.
 """
 

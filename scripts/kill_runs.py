@@ -59,7 +59,7 @@ CARTPOLE = {"id": "CartPole-v1", "num_envs": 4, "normalize_observation": True}
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGKILL, signal.SIGINT)
 EXITS = tuple(code for number in SIGNALS for code in (-number, 128 + number))
 CONTEXT = multiprocessing.get_context("forkserver")  # imports once; every run is a process of its own all the same
-# What torch imports when the first optimiser is made, and with it SciPy, takes longer than these runs train.
+# What torch imports when the first optimizer is made, and with it SciPy, takes longer than these runs train.
 CONTEXT.set_forkserver_preload(["rltransformers.cli.runs", "torch._dynamo", "scipy.stats"])
 
 

@@ -1,6 +1,6 @@
 """Critics beside a Decision Transformer: targets inside a window, and what the policy gains from them.
 
-Q-learning regularised Decision Transformer (QT, Hu et al. 2024, arXiv 2405.17098), Q-aided conditional supervised
+Q-learning regularized Decision Transformer (QT, Hu et al. 2024, arXiv 2405.17098), Q-aided conditional supervised
 learning (QCS, Kim et al. 2024, arXiv 2402.02017), and a term that keeps policies obedient to the return they are asked
 for (Q-align, Yang & Zhang 2026, arXiv 2605.29028). B windows, K steps of a window.
 """

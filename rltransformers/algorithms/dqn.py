@@ -22,7 +22,7 @@ LARGEST_SHARE = 0.9
 
 @dataclass(frozen=True)
 class DQNLoss:
-    """The loss to minimise and what it is made of; scalars but for ``priorities`` [B], only ``total`` has a gradient.
+    """The loss to minimize and what it is made of; scalars but for ``priorities`` [B], only ``total`` has a gradient.
 
     ``auxiliary`` losses of the network have names.
     """

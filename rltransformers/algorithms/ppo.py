@@ -1,4 +1,4 @@
-"""The loss of Proximal Policy Optimisation (arXiv 1707.06347) on recorded segments. Axes: B environments, T steps."""
+"""The loss of Proximal Policy Optimization (arXiv 1707.06347) on recorded segments. Axes: B environments, T steps."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from rltransformers.functional.means import masked_mean
 
 @dataclass(frozen=True)
 class PPOLoss:
-    """The loss to minimise and what it is made of; every field is a scalar tensor, only ``total`` carries gradient.
+    """The loss to minimize and what it is made of; every field is a scalar tensor, only ``total`` carries gradient.
 
     ``log_barrier`` is None where actions are not finite many; ``auxiliary`` losses of the network have names.
     """
@@ -112,7 +112,7 @@ def ppo_loss(now: Estimates, batch: Recording, weights: PPOWeights) -> PPOLoss:
 def clipped_surrogate(
     log_ratio: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"], clip_range: float
 ) -> Float[Tensor, "B T"]:
-    """min(r A, clip(r, 1 - clip_range, 1 + clip_range) A), the objective that is maximised (eq. 7)."""
+    """min(r A, clip(r, 1 - clip_range, 1 + clip_range) A), the objective that is maximized (eq. 7)."""
     ratio = log_ratio.exp()
     return torch.minimum(advantages * ratio, advantages * ratio.clamp(1.0 - clip_range, 1.0 + clip_range))
 

@@ -21,7 +21,7 @@ MIN_MULTIPLIER = 1e-8
 
 @dataclass(frozen=True)
 class VMPOLoss:
-    """The loss to minimise and what it is made of; every field is a scalar tensor, only ``total`` carries gradient.
+    """The loss to minimize and what it is made of; every field is a scalar tensor, only ``total`` carries gradient.
 
     ``value`` is in the units of the returns. ``weights_divergence`` is that of the weights from uniform ones, bounded
     by ``eps_eta``; ``divergences`` are those of the policy from the one that acted, by kind. ``auxiliary`` losses of

@@ -43,7 +43,7 @@ class View:
     """Facts that a stage may use besides the logits.
 
     Attributes:
-        h: normalised inputs of the queries.
+        h: normalized inputs of the queries.
         columns: distance and visibility of every key.
         below: logits, or weights, that the layer below handed on, or None.
     """
@@ -126,7 +126,7 @@ class Part(nn.Module):
         raise NotImplementedError("a part that hands on logits by distance defines carry")
 
     def constrain_(self) -> None:
-        """Bring parameters back into their range after an optimiser step."""
+        """Bring parameters back into their range after an optimizer step."""
 
     def narrowed(self, pattern: Pattern) -> Pattern:
         """The part of the layer's pattern that is left; asked once, when the layer is built."""

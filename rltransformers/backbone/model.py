@@ -518,7 +518,7 @@ class Backbone(nn.Module):
         raise ConfigError("no layer has a store; set memory_kind to 'memorizing'")
 
     def constrain_(self) -> None:
-        """Bring bounded parameters (adaptive spans) back into range; call after every optimiser step."""
+        """Bring bounded parameters (adaptive spans) back into range; call after every optimizer step."""
         for index in range(len(self.layers)):
             self.layer(index).mixing.mixer.constrain_()
 

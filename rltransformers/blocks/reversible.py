@@ -1,6 +1,6 @@
 """Reversible layers: two streams, inputs recomputed from outputs in the backward pass (Gomez et al. 2017, Kitaev 2020).
 
-Axes: B batch, T tokens, D model width. y1 = x1 + Mix(x2), y2 = x2 + FF(y1); both submodules normalise their input.
+Axes: B batch, T tokens, D model width. y1 = x1 + Mix(x2), y2 = x2 + FF(y1); both submodules normalize their input.
 """
 
 from collections.abc import Callable

@@ -19,7 +19,7 @@ from rltransformers.training.experiment import CollectConfig, EnvironmentConfig
 
 
 def make_environment(config: EnvironmentConfig, seed: int, monitor: bool = True) -> VecEnv:
-    """The vector environment that a config describes, without normalisation."""
+    """The vector environment that a config describes, without normalization."""
     return make_vec_env(
         config.id,
         config.num_envs,

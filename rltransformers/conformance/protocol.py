@@ -82,7 +82,7 @@ class PolicyWithMemory(Protocol):
         ...
 
     def weights(self) -> Iterable[Tensor]:
-        """All that learning changes; the checks change it in place, as optimisers and ``load_state_dict`` do."""
+        """All that learning changes; the checks change it in place, as optimizers and ``load_state_dict`` do."""
         ...
 
 

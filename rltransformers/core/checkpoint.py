@@ -1,7 +1,7 @@
 """One-file checkpoints: a JSON header and torch tensors in a zip, written atomically, read without running code.
 
 The file holds ``header.json`` (format version, code version, agent kind, settings) and ``tensors.pt`` (weights,
-optimiser, generators, counters), which is read with ``torch.load(weights_only=True)``: a checkpoint from a stranger is
+optimizer, generators, counters), which is read with ``torch.load(weights_only=True)``: a checkpoint from a stranger is
 data, not a program.
 """
 

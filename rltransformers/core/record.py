@@ -14,7 +14,7 @@ class Record:
         losses: auxiliary losses ("span", "ponder", "compression", "commitment"), means over valid tokens, not weighted.
         metrics: scalars such as "layer0/lookback" (tokens) or "layer0/entropy" (nats).
         streams: where a loss of the backbone asks for them, the streams of the wanted tokens after every layer [B, t,
-            D], normalised as its output is; None elsewhere.
+            D], normalized as its output is; None elsewhere.
         exits: what is predicted of leaving after each of these layers [B, t, E], or None.
         mixed: the same of a pass in which every token left after a layer drawn for it, or None.
         lookback: attention mass by distance, [H, L] per layer, averaged over valid tokens.

@@ -301,7 +301,7 @@ def box_bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
 
 
 def normalised_leaves(space: Space) -> list[str]:
-    """Paths of the observation leaves that are standardised: Boxes of floats, and of integers without bounds."""
+    """Paths of the observation leaves that are standardized: Boxes of floats, and of integers without bounds."""
     return [
         path
         for path, leaf in leaf_spaces(space).items()

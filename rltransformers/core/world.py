@@ -316,7 +316,7 @@ def join() -> Iterator[Sharing]:
             )
         torch.cuda.set_device(local)
         backend = "cpu:gloo,cuda:nccl"
-    # Making an optimiser imports it, and its functions keep the group of then as a default (PyTorch 2.13): imported
+    # Making an optimizer imports it, and its functions keep the group of then as a default (PyTorch 2.13): imported
     # later, the group would outlive the block, with threads that sometimes abort at the end of the process.
     importlib.import_module("torch.distributed.nn")
     try:

@@ -303,7 +303,7 @@ class SB3Behaviour:
 
     @property
     def normalizes(self) -> bool:
-        """Whether it takes observations as the environment gives them and normalises them by itself."""
+        """Whether it takes observations as the environment gives them and normalizes them by itself."""
         return self.normalize is not None
 
     def act(self, observations: Any, episode_starts: npt.NDArray[np.bool_], generator: np.random.Generator) -> Any:
@@ -432,7 +432,7 @@ def _zoo_statistics(zip_path: Path) -> Path | None:
 
 
 def _normalization(path: Path) -> Callable[[Any], Any] | None:
-    """The observation normalisation of a VecNormalize file or of its arrays; None when it was switched off."""
+    """The observation normalization of a VecNormalize file or of its arrays; None when it was switched off."""
     try:
         if path.suffix == ".npz":
             return _normalization_from_arrays(path)

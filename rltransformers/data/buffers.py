@@ -43,7 +43,7 @@ def trajectories_from_buffer(buffer: Any, options: Options, name: str | None = N
     Replay buffers: actions of a Box are scaled back from [-1, 1], the last observation of an episode is its
     ``next_observations`` (unknown with ``optimize_memory_usage``). Rollout buffers: actions of a Box are clipped as the
     environment got them, last observations are unknown, and the reward before a time limit holds the value that the
-    algorithm added there; behind ``VecNormalize`` their observations and rewards are the normalised ones.
+    algorithm added there; behind ``VecNormalize`` their observations and rewards are the normalized ones.
 
     Args:
         buffer: a ``ReplayBuffer`` or ``RolloutBuffer``, with observations of any space.

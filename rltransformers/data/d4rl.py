@@ -30,7 +30,7 @@ from rltransformers.data.writer import TrajectoryWriter, column
 REQUIRED = ("observations", "actions", "rewards", "terminals")
 _CACHE_BYTES = 0  # HDF5's 8 MiB per array stay full of chunks that are read once
 
-# Returns of a random and of an expert policy: D4RL's normalised score is 0 at the first and 100 at the second.
+# Returns of a random and of an expert policy: D4RL's normalized score is 0 at the first and 100 at the second.
 REFERENCE_SCORES: dict[str, tuple[float, float]] = {
     "hopper": (-20.272305, 3234.3),
     "halfcheetah": (-280.178953, 12135.0),

@@ -396,7 +396,7 @@ class _Recording:
 
 
 def _check_fits(behaviour: Behaviour, environments: "_Environments") -> None:
-    """Raise ConfigError for a policy of other spaces, and where it and the environment would both normalise."""
+    """Raise ConfigError for a policy of other spaces, and where it and the environment would both normalize."""
     if isinstance(behaviour, _Spaced):
         for role, ours, theirs in differing_spaces(
             (behaviour.observation_space, behaviour.action_space),

@@ -78,7 +78,7 @@ def plain(value: object, above: tuple[int, ...] = ()) -> str:
         closed = [cell.cell_contents for cell in value.__closure__ or ()]
         return f"{value.__module__}.{value.__qualname__} {value.__code__.co_code.hex()} {within(closed)}"
     if isinstance(value, nn.Module | torch.optim.Optimizer):
-        return _name(type(value))  # modules are listed where they are registered; optimisers take no part in a step
+        return _name(type(value))  # modules are listed where they are registered; optimizers take no part in a step
     if isinstance(value, types.BuiltinFunctionType | torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return f"{value.__module__}.{value!s}" if "at 0x" not in str(value) else f"{value.__module__}.{value.__name__}"
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]

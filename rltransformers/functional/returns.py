@@ -14,7 +14,7 @@ def generalised_advantage(
     discount: float,
     trace: float,
 ) -> Float[Tensor, "B T"]:
-    """Generalised advantage estimates (arXiv 1506.02438, eq. 16), accumulated backwards and cut at episode ends.
+    """Generalized advantage estimates (arXiv 1506.02438, eq. 16), accumulated backwards and cut at episode ends.
 
     Args:
         rewards: r_t, received for the action taken at t.

@@ -59,7 +59,7 @@ def equals_reference(backbone: Backbone, reference: Reference, tolerance: float 
 def with_twin(backbone: Backbone, axis: str, twin: Callable[..., Any]) -> "Any":
     """Compute a mechanism by its twin inside the block, for one episode at a time.
 
-    Of a mixer ``twin(module, h)`` takes the normalised inputs [t, D] of an episode, of a feed-forward part the same, of
+    Of a mixer ``twin(module, h)`` takes the normalized inputs [t, D] of an episode, of a feed-forward part the same, of
     a residual ``twin(module, x, y)`` takes stream and output of the submodule, and of a position at the input
     ``twin(module, x)`` the tokens. All return [t, D].
     """

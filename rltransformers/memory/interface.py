@@ -32,7 +32,7 @@ Places = Callable[[], Int[Tensor, "*b S"]]
 """Tells the episode positions of rows, to those who ask; of rows that belong to another episode it tells anything."""
 
 Project = Callable[[Tensor, Places], Tensor]
-"""Layer inputs [B, S, D] at places to key rows [B, S, E], with today's weights (normalisation included)."""
+"""Layer inputs [B, S, D] at places to key rows [B, S, E], with today's weights (normalization included)."""
 
 LayerState = dict[str, Tensor]
 

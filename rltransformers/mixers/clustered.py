@@ -49,7 +49,7 @@ class Clustered(OnlineMeans, HeadsMixer):
         shape = dims.heads, clusters, dims.head_dim
         self.register_buffer("codebook", torch.empty(shape))
         self.make_sums(shape)
-        # The first weights give queries of normalised inputs a variance of 1/3.
+        # The first weights give queries of normalized inputs a variance of 1/3.
         self.codebook.copy_(seeded_normal(shape, layer_generator(seed, dims.layer)) / 3**0.5)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

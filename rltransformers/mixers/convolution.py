@@ -26,7 +26,7 @@ class Options:
     Attributes:
         taps: tokens K that the kernel covers, the token itself included; the paper uses 3, 7, 15, 31 from the lowest
             layer up.
-        pad: "renormalise" lets the taps inside an episode share all weight; "zero" reads zeros before it, as published.
+        pad: "renormalize" lets the taps inside an episode share all weight; "zero" reads zeros before it, as published.
     """
 
     taps: Annotated[int, Ge(1), Le(4096)] = 7
@@ -34,7 +34,7 @@ class Options:
 
 
 class Convolution(StateMixer):
-    """``W_out conv(GLU(W_in x))`` with softmax-normalised kernels per head (Wu et al. 2019, arXiv 1901.10430).
+    """``W_out conv(GLU(W_in x))`` with softmax-normalized kernels per head (Wu et al. 2019, arXiv 1901.10430).
 
     Raises:
         ConfigError: heads, the groups of channels that share a kernel, do not divide the width.

@@ -41,7 +41,7 @@ def fast_weight_features(x: Float[Tensor, "*n Dh"], nu: int) -> Float[Tensor, "*
 class FastWeights(HeadsMixer):
     """``W_t = W_(t-1) + beta_t (v_t - W_(t-1) phi(k_t)) phi(k_t)^T``, or ``+ v_t phi(k_t)^T``; ``o_t = W_t phi(q_t)``.
 
-    Source: Schlag et al. 2021 (arXiv 2102.11174), section 4.2, without attention normalisation. The authors'
+    Source: Schlag et al. 2021 (arXiv 2102.11174), section 4.2, without attention normalization. The authors'
     code multiplies what is read by 1/sqrt(Dh), which the output projection can do.
     """
 

@@ -48,7 +48,7 @@ class SpatialGating(StateMixer):
         self.out = nn.Linear(hidden, dims.width)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Normalised Z_2 of the last n - 1 tokens of the episode, zeros where it is younger."""
+        """Normalized Z_2 of the last n - 1 tokens of the episode, zeros where it is younger."""
         return {"taps": (self.tokens - 1, self.norm.normalized_shape[0])}
 
     def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:

@@ -91,7 +91,7 @@ class Mixer(nn.Module, ABC):
         return {}
 
     def constrain_(self) -> None:
-        """Bring parameters back into their range after an optimiser step."""
+        """Bring parameters back into their range after an optimizer step."""
 
     def maintain(self) -> None:
         """Learn without gradients from what was seen since the last call; only between collecting and learning."""
@@ -116,7 +116,7 @@ class RowMixer(Mixer):
 
     @abstractmethod
     def keys(self, h: Float[Tensor, "B S D"]) -> Float[Tensor, "B S E"]:
-        """Key rows, which are cached while acting, of normalised layer inputs; not placed."""
+        """Key rows, which are cached while acting, of normalized layer inputs; not placed."""
 
     @abstractmethod
     def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
@@ -148,7 +148,7 @@ class RowMixer(Mixer):
         call: Call,
         below: Tensor | None,
     ) -> Mixed:
-        """Mix the tokens with normalised inputs ``h``; ``past`` holds their own rows, too."""
+        """Mix the tokens with normalized inputs ``h``; ``past`` holds their own rows, too."""
 
 
 class StateMixer(Mixer):
@@ -156,4 +156,4 @@ class StateMixer(Mixer):
 
     @abstractmethod
     def forward(self, h: Float[Tensor, "B T D"], state: dict[str, Tensor], call: Call) -> Mixed:
-        """Mix the tokens with normalised inputs ``h``."""
+        """Mix the tokens with normalized inputs ``h``."""

@@ -100,7 +100,7 @@ def _softmax(logits: Tensor, allowed: Bool[Tensor, "..."]) -> Tensor:
 class LandmarkAttention(RowMixer):
     """Attention over the window of the last ``(landmarks + 1) * block`` tokens, through landmarks where it is far.
 
-    As published, landmark means and normalisers see the future. Here they use completed blocks only, and the blocks
+    As published, landmark means and normalizers see the future. Here they use completed blocks only, and the blocks
     kept are also the tokens that the landmarks read, so the output is a function of the window.
     """
 

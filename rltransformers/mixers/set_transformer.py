@@ -1,4 +1,4 @@
-"""Induced attention: learned points summarise the episode so far, and tokens attend to the summaries.
+"""Induced attention: learned points summarize the episode so far, and tokens attend to the summaries.
 
 Axes: B batch, T tokens, H heads, G key-value heads, m inducing points, Dh width of a query, Dv width of a value.
 """

@@ -153,7 +153,7 @@ class GTrXLPolicy(MemoryPolicy):
         self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1.0), **options)
 
     def complete(self) -> None:
-        """Let the optimiser learn what a subclass put in place after it was made; agents call it once, at the start.
+        """Let the optimizer learn what a subclass put in place after it was made; agents call it once, at the start.
 
         Raises:
             ConfigError: a part computes something else in training than in acting.
@@ -164,7 +164,7 @@ class GTrXLPolicy(MemoryPolicy):
     def normalise_values(self, step: float) -> PopArt:
         """Let the value head follow the scale of its targets from now on, ``step`` of the way at a time.
 
-        The values stay as they are, and so do the optimiser and its parameters.
+        The values stay as they are, and so do the optimizer and its parameters.
         """
         self.value_net, self.popart = PopArt(self.value_net, step), step
         return self.value_net

@@ -66,7 +66,7 @@ class TwinCritics(nn.Module):
     def forward(
         self, observations: Mapping[str, Tensor], actions: Float[Tensor, "... J A"]
     ) -> Float[Tensor, "2 ... J"]:
-        """Both values of J actions at every observation, which is standardised as the policy reads it."""
+        """Both values of J actions at every observation, which is standardized as the policy reads it."""
         return torch.stack([self.first(observations, actions), self.second(observations, actions)])
 
     def expected(

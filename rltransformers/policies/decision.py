@@ -55,7 +55,7 @@ NEWEST = slice(-1, None)
 
 
 def unbounded(space: gym.Space[Any], paths: Collection[str]) -> gym.Space[Any]:
-    """The space of observations whose leaves ``paths`` are standardised: their bounds say nothing any more."""
+    """The space of observations whose leaves ``paths`` are standardized: their bounds say nothing any more."""
     if not paths:
         return space
     leaves = leaf_spaces(space)
@@ -162,7 +162,7 @@ class DecisionPolicy(nn.Module):
         return [each for name, each in self.named_parameters() if not name.startswith("critics.")]
 
     def statistics(self) -> list[tuple[str, Tensor, Tensor]]:
-        """Path, mean and standard deviation of every standardised observation leaf."""
+        """Path, mean and standard deviation of every standardized observation leaf."""
         buffers = self._buffers
         return [
             (path, buffers[f"observation_mean_{index}"], buffers[f"observation_deviation_{index}"])  # type: ignore[misc]

@@ -578,7 +578,7 @@ class MemoryPolicy(BasePolicy):
         """Write weights, spaces and keywords to one file; nothing in it is executed on loading.
 
         ``.zip`` is added to a name without ending. What is remembered of episodes is no part of a policy: it is the
-        state that ``predict`` takes and returns, and belongs to the loaded policy as well. The optimiser, and what
+        state that ``predict`` takes and returns, and belongs to the loaded policy as well. The optimizer, and what
         ``VecNormalize`` does, are in the files of agents.
 
         Raises:

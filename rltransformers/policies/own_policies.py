@@ -18,7 +18,7 @@ from rltransformers.policies.extractors import subclasses
 
 
 def over(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimiser itself where it has these parameters, else one like it, without a past, that has."""
+    """The optimizer itself where it has these parameters, else one like it, without a past, that has."""
     wanted = list(parameters)
     held = [each for group in optimizer.param_groups for each in group["params"]]
     if [id(each) for each in held] == [id(each) for each in wanted]:

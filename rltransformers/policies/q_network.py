@@ -187,7 +187,7 @@ class GTrXLQPolicy(MemoryPolicy):
         return nn.ModuleDict({name: copy.deepcopy(getattr(self, name)) for name in parts}).requires_grad_(False)
 
     def complete(self) -> None:
-        """Let optimiser and target network have what a subclass put in place after they were made.
+        """Let optimizer and target network have what a subclass put in place after they were made.
 
         Agents call it once, at the start. The target network copies ``actor``, ``action_hidden`` and ``action_head``.
 

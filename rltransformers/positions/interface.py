@@ -108,7 +108,7 @@ class Position(nn.Module):
         """Raise DataError unless the encoding has all of these places; looks at data, so it is not traced."""
 
     def code(self, p: Int[Tensor, "*n"], like: Tensor) -> Float[Tensor, "*n D"]:
-        """CODE: what is added to the normalised inputs that queries and keys are made of, but not values."""
+        """CODE: what is added to the normalized inputs that queries and keys are made of, but not values."""
         raise NotImplementedError("an encoding that is added to queries and keys defines code")
 
     def query_channels(self, p: Int[Tensor, "*n"], like: Tensor) -> Float[Tensor, "*n HC"]:

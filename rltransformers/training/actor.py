@@ -69,7 +69,7 @@ class Actor:
 
     @property
     def normalizes(self) -> bool:
-        """Whether it normalises observations by itself; then it may not act in environments that do so, too."""
+        """Whether it normalizes observations by itself; then it may not act in environments that do so, too."""
         return self._policy.normalizes()
 
     @classmethod
@@ -243,11 +243,11 @@ class Actor:
         """``env``, whose rewards ``predict`` then hears: for loops that do not pass them, as ``evaluate_policy``.
 
         Args:
-            env: what agents take: an id, a function, an environment, a vector environment. It is not normalised:
+            env: what agents take: an id, a function, an environment, a vector environment. It is not normalized:
                 the actor does that.
 
         Raises:
-            ConfigError: for an environment that normalises observations, where the actor does so by itself.
+            ConfigError: for an environment that normalizes observations, where the actor does so by itself.
         """
         vec_env = as_vec_env(env)
         if self.normalizes and unwrap_vec_normalize(vec_env) is not None:

@@ -201,7 +201,7 @@ class RunCallback(BaseCallback):
 
 
 def score(results: Sequence[EvaluationResult]) -> float:
-    """The number that ``best.zip`` maximises: mean return, over target returns the highest."""
+    """The number that ``best.zip`` maximizes: mean return, over target returns the highest."""
     return max(float(np.mean(result.returns)) for result in results)
 
 

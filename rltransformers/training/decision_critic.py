@@ -27,7 +27,7 @@ from rltransformers.training.decision_settings import CriticName, CriticOptions
 
 
 class CriticLearner:
-    """Twin critics, their slow copies, the averaged policy whose actions make the targets, and the optimiser.
+    """Twin critics, their slow copies, the averaged policy whose actions make the targets, and the optimizer.
 
     An update takes a step of the critics, then one of the policy with ``term`` in its loss, then ``follow``. The
     critics themselves belong to the policy (``DecisionPolicy.critics``), which may act by them.

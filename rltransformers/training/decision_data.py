@@ -179,7 +179,7 @@ def check_masked(data: Trajectories) -> None:
 
 
 def statistics_of(data: Trajectories) -> dict[str, tuple[Tensor, Tensor]]:
-    """Mean and standard deviation of the leaves that are standardised; 1 where a number never changes.
+    """Mean and standard deviation of the leaves that are standardized; 1 where a number never changes.
 
     Warns of whole numbers whose differences float32, in which a network reads them, cannot tell.
     """

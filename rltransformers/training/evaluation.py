@@ -121,7 +121,7 @@ class EvaluationResult:
 
     def summary(self) -> dict[str, Any]:
         """Mean, standard deviation, IQM with its 95 % bootstrap interval, episode length; error of alignment, mean
-        discounted return, success rate and normalised score (mean, 100 = the expert of D4RL) where they are defined.
+        discounted return, success rate and normalized score (mean, 100 = the expert of D4RL) where they are defined.
 
         The interval resamples the episodes of this one model: it says nothing about the spread between training seeds.
         """
@@ -298,7 +298,7 @@ def evaluate_online(
         DataError: for an observation, a reward or a flag that is none of the space, and for an exception of the
             environment (chained): with environment and step; for an episode that does not end.
         ConfigError: for less than one episode, for what is no ``VecEnv``, and for an environment whose statistics still
-            move or whose returns would be normalised.
+            move or whose returns would be normalized.
     """
     episodes = check(episodes, Episodes, "episodes")
     if not isinstance(env, VecEnv):

@@ -101,7 +101,7 @@ def with_normalizer(env: VecEnv, packed: Mapping[str, Any] | None) -> VecEnv:
         return env
     settings = _settings(packed["settings"], "normalisation.")
     if unwrap_vec_normalize(env) is None:
-        with suppress(ValueError, KeyError):  # what it cannot normalise is not what the agent was trained on
+        with suppress(ValueError, KeyError):  # what it cannot normalize is not what the agent was trained on
             env = VecNormalize(env, **settings)
     return env
 
@@ -125,7 +125,7 @@ def set_statistics(wrapper: VecNormalize, packed: Mapping[str, Any], sharing: Sh
 
 
 def check_same_observations(env: VecEnv, packed: Mapping[str, Any] | None) -> None:
-    """Raise ConfigError where ``env`` normalises other observations than the environment of the packed statistics.
+    """Raise ConfigError where ``env`` normalizes other observations than the environment of the packed statistics.
 
     Other ones are those of another choice, and those behind another wrapper.
     """
@@ -164,7 +164,7 @@ def check_same_rewards(env: VecEnv, packed: Mapping[str, Any] | None) -> None:
 
 
 def _normalised(settings: Mapping[str, Any]) -> str:
-    """Which observations a ``VecNormalize`` with these settings normalises, as its keywords."""
+    """Which observations a ``VecNormalize`` with these settings normalizes, as its keywords."""
     keys = settings["norm_obs_keys"]
     which = f", norm_obs_keys={sorted(keys)}" if settings["norm_obs"] and keys is not None else ""
     return f"norm_obs={settings['norm_obs']}{which}"
@@ -240,7 +240,7 @@ def scalings_of(packed: Mapping[str, Any] | None, env: VecEnv | None) -> tuple[d
     """Scalings of ``VecNormalize`` of observation leaves by path, and of the reward; for a policy in a file.
 
     Args:
-        packed: what ``pack_normalization`` gave; None where nothing is normalised.
+        packed: what ``pack_normalization`` gave; None where nothing is normalized.
         env: the environment it belongs to, as the policy sees it; None for a model without one.
 
     Raises:
@@ -322,8 +322,8 @@ def _check_finite(values: Tensor, name: str) -> None:
 
 
 def _of_observations(wrapper: VecNormalize) -> dict[str, RunningMeanStd]:
-    """Running statistics of the leaves of the observation that are normalised."""
-    found: Any = wrapper.obs_rms if wrapper.norm_obs else {}  # which it has only where it normalises them
+    """Running statistics of the leaves of the observation that are normalized."""
+    found: Any = wrapper.obs_rms if wrapper.norm_obs else {}  # which it has only where it normalizes them
     return found if isinstance(found, dict) else {"": found}
 
 

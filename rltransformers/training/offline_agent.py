@@ -364,7 +364,7 @@ class OfflineAgent:
 
     @strict
     def set_parameters(self, load_path_or_dict: File | Mapping[str, Any], exact_match: bool = True) -> None:
-        """Take over weights and optimiser: those of a checkpoint, or what ``get_parameters`` returned.
+        """Take over weights and optimizer: those of a checkpoint, or what ``get_parameters`` returned.
 
         With a critic its slow copies and the averaged policy are those of the checkpoint, or begin as these weights.
 
@@ -419,7 +419,7 @@ class OfflineAgent:
         Args:
             folder: with ``config.json`` and ``model.safetensors`` or ``pytorch_model.bin``.
             target_return: what is asked for where a call names nothing, in reward units; the model card tells.
-            state_mean, state_std: statistics that observations were standardised by, as the model card lists them; None
+            state_mean, state_std: statistics that observations were standardized by, as the model card lists them; None
                 for a model that reads observations as they are.
             return_scale: what returns were divided by; published models use 1000.
             context_length: steps of a window, in published models 20.

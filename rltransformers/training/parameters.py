@@ -1,4 +1,4 @@
-"""Weights and optimisers of an agent by name, given anew, and settings that take the place of stored ones."""
+"""Weights and optimizers of an agent by name, given anew, and settings that take the place of stored ones."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Between an agent and its replay: raw observations in, normalised ones out, and files. Axes as in ``data.replay``."""
+"""Between an agent and its replay: raw observations in, normalized ones out, and files. Axes as in ``data.replay``."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

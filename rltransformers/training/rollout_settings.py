@@ -37,7 +37,7 @@ def check_batch_size(batch_size: int | None, n_steps: int) -> None:
 
 
 def check_advantages(normalize_advantage: bool, least_advantage_std: float, steps: int) -> None:
-    """Raise ConfigError unless the advantages of a rollout of so many steps can be normalised as asked."""
+    """Raise ConfigError unless the advantages of a rollout of so many steps can be normalized as asked."""
     if least_advantage_std and not normalize_advantage:
         raise ConfigError(
             f"least_advantage_std={least_advantage_std} bounds what normalised advantages are divided by, but "

@@ -53,7 +53,7 @@ class RunFolder:
     progress.csv           every logged metric, one row per log; ``step`` is the training step
     events.out.tfevents.*  the same for TensorBoard
     evaluations.jsonl      one line per evaluation during training: step and all episodes
-    last.zip, best.zip     checkpoints; ``*.normalization.zip`` beside those of a normalised recurrent_ppo
+    last.zip, best.zip     checkpoints; ``*.normalization.zip`` beside those of a normalized recurrent_ppo
     evaluation.json        the final evaluation
     learning_curve.png     mean evaluation return against steps
     .lock                  held by the process that trains here

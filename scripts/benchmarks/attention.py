@@ -312,7 +312,7 @@ def long_segment(name: str, settings: Mapping[str, Any], length: int = 8192) -> 
 
 
 def train_once(length: int, threads: int, settings: Mapping[str, Any]) -> dict[str, float]:
-    """One optimiser step on one long segment; peak resident memory in MB."""
+    """One optimizer step on one long segment; peak resident memory in MB."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"width": WIDTH, "heads": HEADS, "layers": 2, "memory": WINDOW - 1}

@@ -16,7 +16,7 @@ import numpy as np
 
 ENVS, STEPS = 16, 128
 TASKS = ("cue_recall", "cartpole", "cartpole_sb3")
-"""Our vectorised CueRecall, CartPole by our ``make_vec_env``, and by that of Stable-Baselines3 (a ``DummyVecEnv``)."""
+"""Our vectorized CueRecall, CartPole by our ``make_vec_env``, and by that of Stable-Baselines3 (a ``DummyVecEnv``)."""
 PARTS = ("environments", "observations", "buffer", "callback", "episodes", "actions")
 """The whole of ``env.step``; checks of observations and their tensors; rollout buffer with advantages; the calls of the
 callback; reported episodes; actions as arrays."""

@@ -141,7 +141,7 @@ def learning(model: DecisionTransformer) -> Callable[[], None]:
 
 
 def peer_batch(batch: ContextBatch, data: Trajectories, return_scale: float) -> dict[str, Tensor]:
-    """The same windows as the peer takes them, already standardised and scaled."""
+    """The same windows as the peer takes them, already standardized and scaled."""
     means, deviations = data.observation_statistics()
     states = (batch.observations[""] - torch.from_numpy(means[""])) / torch.from_numpy(deviations[""])
     return {

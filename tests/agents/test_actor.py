@@ -30,7 +30,7 @@ def online(
     memory: int = 6,
     normalised: bool = True,
 ) -> Any:
-    """On normalised observations and rewards, with statistics that are not the initial ones.
+    """On normalized observations and rewards, with statistics that are not the initial ones.
 
     Where not ``normalised``, on raw observations and rewards that the agent scales by itself.
     """
@@ -122,7 +122,7 @@ class Stream:
 
 
 def by_predict(agent: Agent, stream: Stream, target: Any = None) -> np.ndarray:
-    """What the agent's own ``predict`` does with a state, on normalised values where there are statistics."""
+    """What the agent's own ``predict`` does with a state, on normalized values where there are statistics."""
     normal = agent.get_vec_normalize_env()
     state, start, actions = None, None, []
     for observation, ended, reward in zip(stream.observations, stream.ended, stream.rewards, strict=True):

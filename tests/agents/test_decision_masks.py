@@ -134,7 +134,7 @@ def pictures(high: float) -> Trajectories:
 
 
 def test_float_pictures_go_through_a_convolution_and_are_scaled_once() -> None:
-    """Standardised by the data they are not divided by 255 as well."""
+    """Standardized by the data they are not divided by 255 as well."""
     for normalize, largest in ((True, 1.0), (False, 255.0)):
         with pytest.warns(UserWarning, match="as a picture"):
             model = model_of(pictures(255.0), normalize_observations=normalize)

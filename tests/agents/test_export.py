@@ -39,7 +39,7 @@ def layers_in(environment: str) -> int:
 
 
 def untrained(environment: str = "CartPole-v1", **backbone: Any) -> GTrXLPPO:
-    """On normalised observations; reads its last action and reward."""
+    """On normalized observations; reads its last action and reward."""
     env = VecNormalize(DummyVecEnv([lambda: gym.make(environment)] * 2))
     layered = {"layers": layers_in(environment)}
     policy = {

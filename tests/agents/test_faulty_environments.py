@@ -184,7 +184,7 @@ def plain_cue() -> VecEnv:
     [
         (cue, 1, 0),
         (plain_cue, 0, 1),
-        (lambda: VecNormalize(cue()), 1, 1),  # normalising makes new numbers of them
+        (lambda: VecNormalize(cue()), 1, 1),  # normalizing makes new numbers of them
         (lambda: VecNormalize(plain_cue()), 0, 2),
     ],
 )

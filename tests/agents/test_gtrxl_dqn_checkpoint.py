@@ -44,7 +44,7 @@ def cues() -> VecEnv:
 def test_stopping_and_resuming_is_the_same_run_as_not_stopping(
     tmp_path: Path, memory_refresh: str, prioritized: bool, normalised: bool, make: Callable[[], VecEnv]
 ) -> None:
-    """Weights, target network, optimiser, generators, replay, statistics, place and logged metrics."""
+    """Weights, target network, optimizer, generators, replay, statistics, place and logged metrics."""
 
     def begun() -> GTrXLDQN:
         model = agent(

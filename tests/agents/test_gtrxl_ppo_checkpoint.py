@@ -119,7 +119,7 @@ def discrete() -> VecEnv:
 def test_stopping_and_resuming_is_the_same_run_as_not_stopping(
     tmp_path: Path, memory_refresh: str, shared: bool, normalised: bool, make: Callable[[], VecEnv], kind: type[Any]
 ) -> None:
-    """Weights, optimisers, generators, statistics, place and logged metrics; the environment is in the same place."""
+    """Weights, optimizers, generators, statistics, place and logged metrics; the environment is in the same place."""
     # The target was a copy after eight gradient steps, is an old one where the run stops, and a new one at the end.
     of_kind: dict[str, Any] = {"target_update_interval": 8} if kind is GTrXLVMPO else {"popart": 0.1}
     if normalised:

@@ -36,7 +36,7 @@ T18: evaluation sees other steps than training.
     test_predict_equals_the_rollout
 T19: snippets that never start at some offsets.
     none needed: segments start wherever the last one stopped, and the memory is stored
-T20: padding recognised by a magic value.
+T20: padding recognized by a magic value.
     none needed: there is no padding, and rows that do not count carry a flag
 T22: actions kept as bytes.
     tests/data/test_rollout.py

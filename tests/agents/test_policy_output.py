@@ -36,7 +36,7 @@ BATCH, STEPS = 3, 7
 
 
 def online(kind: type[Any], action_space: gym.Space[Any], masks: bool = False, **policy: Any) -> Any:
-    """With head weights so large that probabilities differ, on normalised observations where there are no masks."""
+    """With head weights so large that probabilities differ, on normalized observations where there are no masks."""
     env: Any = DummyVecEnv([lambda: Locks(action_space) if masks else AnySpace(SEEN, action_space)] * 2)
     if not masks:
         env = VecNormalize(env)

@@ -151,7 +151,7 @@ ROWS: dict[tuple[str, str], Row] = {
         why=CHOICE,
     ),
     # Against github.com/lucidrains/routing-transformer, 3f6c461, KmeansAttention of two opposite centroids with as many
-    # queries as keys each, for normalised queries and keys in float64: largest error 6.7e-16. The authors' code, read
+    # queries as keys each, for normalized queries and keys in float64: largest error 6.7e-16. The authors' code, read
     # in github.com/google-research/google-research, 0c1bbe5, does not divide their products by sqrt(Dh).
     ("selection", "routing"): Row(
         twin=twins.Selection(twins.spherical, twins.cluster_keys),

@@ -59,7 +59,7 @@ def test_one_bucket_is_attention_with_shared_projections_that_avoids_itself() ->
 
 
 def test_several_rounds_are_one_softmax_over_the_union_of_their_keys() -> None:
-    """Rounds merged by their normalisers, pairs weighted by how many rounds find them (equation 7 of the paper)."""
+    """Rounds merged by their normalizers, pairs weighted by how many rounds find them (equation 7 of the paper)."""
     backbone, x = hashed(rounds=3, buckets=4, window=31), torch.randn(1, 9, 15)
     shared, v, mixer = parts(backbone, x)
     chooser = mixer.chooser

@@ -48,7 +48,7 @@ def chooser_of(backbone: Backbone) -> Routing:
 
 
 def normalised_heads(backbone: Backbone, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalised queries and keys, and values, of a backbone of one layer: [B, H, T, K] each."""
+    """Normalized queries and keys, and values, of a backbone of one layer: [B, H, T, K] each."""
     norm, project = (
         backbone.get_submodule(f"layers.0.{name}") for name in ("join_mixing.norm", "mixing.mixer.project")
     )

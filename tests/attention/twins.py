@@ -603,7 +603,7 @@ def full_span(reader: Reader, head: int, query_row: Tensor, weights: Rows, dista
 
 
 def ramp_span(reader: Reader, z: Tensor, weights: Rows, distances: list[int]) -> Rows:
-    """Sukhbaatar et al. 2019, equation 3: a soft edge at z tokens, normalised again."""
+    """Sukhbaatar et al. 2019, equation 3: a soft edge at z tokens, normalized again."""
     ramp = reader.options("span").ramp
     masked = [w * ((ramp + z - d) / ramp).clamp(0, 1) for w, d in zip(weights, distances, strict=True)]
     total = sum(masked, torch.zeros(())) + 1e-8

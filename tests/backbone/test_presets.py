@@ -23,7 +23,7 @@ T5 = "1"
 
 @dataclass(frozen=True)
 class Facts:
-    """Where submodules are normalised, norms of the embedding and behind the last layer, biases of attention, what the
+    """Where submodules are normalized, norms of the embedding and behind the last layer, biases of attention, what the
     transform does between its maps, what products of queries and keys are multiplied by, and first weights of maps."""
 
     residual: str | None = None

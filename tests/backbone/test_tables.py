@@ -18,7 +18,7 @@ def test_tables_are_computed_again_when_a_weight_or_buffer_changed_and_only_then
     first = tables.current()
     assert tables.current() is first
     changes = [
-        lambda: layer.weight.data.add_(1),  # as an optimiser does
+        lambda: layer.weight.data.add_(1),  # as an optimizer does
         lambda: layer.load_state_dict({**layer.state_dict(), "bias": torch.ones(3)}),
         lambda: setattr(layer, "weight", nn.Parameter(torch.full((3,), 5.0))),
         lambda: layer.running_mean.fill_(4) if layer.running_mean is not None else None,

@@ -21,7 +21,7 @@ BACKBONE = {"width": 8, "layers": 1, "heads": 2, "memory": 4}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run of Pendulum whose observations are normalised."""
+    """A folder with a run of Pendulum whose observations are normalized."""
     folder = tmp_path_factory.mktemp("run")
     env = VecNormalize(DummyVecEnv([lambda: gym.make("Pendulum-v1")]))
     settings: dict[str, Any] = {"n_steps": 16, "n_epochs": 1, "seed": 0, "device": "cpu"}

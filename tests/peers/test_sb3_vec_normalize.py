@@ -80,7 +80,7 @@ def test_a_stack_of_normalised_frames_is_learned_from_and_kept(kind: Kind, tmp_p
     def stacked() -> VecEnv:
         return VecFrameStack(VecNormalize(walks(kind)), 2)
 
-    if kind is GTrXLDQN:  # its replay holds raw observations and normalises them later
+    if kind is GTrXLDQN:  # its replay holds raw observations and normalizes them later
         with pytest.raises(ConfigError, match="make VecNormalize the outer wrapper"):
             agent(kind, stacked())
         return

@@ -33,7 +33,7 @@ def test_a_new_head_gives_the_values_of_the_layer_it_took_over() -> None:
     linear, features = nn.Linear(5, 1), torch.randn(7, 5)
     head = PopArt(linear, 0.1)
     assert torch.equal(values_of(head, features), linear(features).squeeze(-1).detach())
-    assert head.weight is linear.weight and head.bias is linear.bias  # the optimiser's
+    assert head.weight is linear.weight and head.bias is linear.bias  # the optimizer's
 
 
 @pytest.mark.parametrize(("mean", "deviation"), [(0.0, 2.0), (-300.0, 7.0), (5.0, 2e-3), (1e4, 3e3)])

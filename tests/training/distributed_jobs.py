@@ -79,7 +79,7 @@ def resumed(path: str, agent: str, task: str, num_envs: int, steps: int, normali
 
 
 def import_late() -> None:
-    """Import what making an optimiser imports."""
+    """Import what making an optimizer imports."""
     importlib.import_module("torch.distributed.nn")
 
 

@@ -1,4 +1,4 @@
-"""The run folder: unique names, continued metrics, evaluations that survive a resume, pictures, normalisation files."""
+"""The run folder: unique names, continued metrics, evaluations that survive a resume, pictures, normalization files."""
 
 import csv
 import os

@@ -22,7 +22,7 @@ from rltransformers.mixers.interface import Dims
 class HardGaussian(ValuesOnly):
     """``-(d - place)^2 / (2 deviation^2)``; heads look at themselves and at the token before in turn.
 
-    A softmax normalises over the tokens in sight; the authors' code reads with the densities as they are.
+    A softmax normalizes over the tokens in sight; the authors' code reads with the densities as they are.
     """
 
     scores_distances = True

@@ -29,7 +29,7 @@ class Writer(nn.Module):
     """``W2 ReLU(W1 h + b1) + b2`` for all heads.
 
     Args:
-        factorised: whether the logits are all products of about sqrt(N) numbers with as many others.
+        factorized: whether the logits are all products of about sqrt(N) numbers with as many others.
     """
 
     def __init__(self, dims: Dims, distances: int, hidden: int, factorised: bool) -> None:
@@ -112,7 +112,7 @@ class Options:
     Attributes:
         distances: largest distance N in tokens; default: all that the memory lets a token see.
         hidden: units between a token and its logits; None takes D.
-        factorised: whether a token writes two factors of about sqrt(N) numbers in place of N.
+        factorized: whether a token writes two factors of about sqrt(N) numbers in place of N.
         mixture: whether scaled dot products are mixed in.
     """
 

@@ -58,7 +58,7 @@ class Options:
 
     Attributes:
         distances: largest distance N in tokens; default: all that the memory lets a token see.
-        rank: of a factorised table of logits; None for a full table.
+        rank: of a factorized table of logits; None for a full table.
         learned: whether the logits learn or stay as they are drawn, from N(0, 1).
         seed: of the random logits.
     """

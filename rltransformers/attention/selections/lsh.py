@@ -70,7 +70,7 @@ class Hashing(Chooser):
 
     The paper sorts all tokens by bucket and cuts them in chunks, so that which keys a query reaches depends on later
     tokens and on the length of the call. Here a key counts unless ``window`` keys of its bucket are newer. The rounds
-    of the paper, weighted by their normalisers, are one softmax over the union of their keys.
+    of the paper, weighted by their normalizers, are one softmax over the union of their keys.
     """
 
     rotations: Tensor

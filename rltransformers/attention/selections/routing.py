@@ -35,7 +35,7 @@ def clusters_of(x: Float[Tensor, "B H N K"], centroids: Float[Tensor, "H C K"]) 
 
 
 class Routing(OnlineMeans, Chooser):
-    """Online k-means over normalised queries and keys; a query reads the ``window`` newest keys of its cluster.
+    """Online k-means over normalized queries and keys; a query reads the ``window`` newest keys of its cluster.
 
     In the paper every centroid takes the tokens nearest to it, later ones included; here a key counts for a query
     unless ``window`` keys of the cluster are newer. The paper's centroids move with every batch; here they move in
@@ -104,7 +104,7 @@ def build(dims: Dims, options: Options) -> Routing:
     """C3 for one layer; ``dims.layer`` makes the first centroids of every layer different.
 
     Raises:
-        ConfigError: heads of one number, which all become 0 when they are normalised.
+        ConfigError: heads of one number, which all become 0 when they are normalized.
     """
     if dims.head_dim == 1:
         raise ConfigError("selection 'routing' normalises queries and keys, so a head_dim of 1 leaves only zeros; "

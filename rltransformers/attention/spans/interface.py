@@ -37,7 +37,7 @@ class Span(Part):
         """Mean span in tokens, the auxiliary loss X2."""
 
     def weights(self, weights: Tensor, view: View) -> Tensor:
-        """Multiplied and normalised."""
+        """Multiplied and normalized."""
         weights = weights * view.columns.spread(self.mask(view.h, view.columns.listed))
         return weights / (weights.sum(-1, keepdim=True) + 1e-8)
 

@@ -86,7 +86,7 @@ ROWS: dict[tuple[str, str], Row] = {
     ("memory_kind", "memorizing"): Row(
         twin=MEMORIZING,
         limits=(
-            # A gate that is shut leaves the window, with the same normalised queries and keys.
+            # A gate that is shut leaves the window, with the same normalized queries and keys.
             Limit(
                 memorizing(),
                 memorizing(store=1, neighbours=1),

@@ -37,7 +37,7 @@ class UpdateGate(Gate):
 
 
 def build(width: int, options: Options) -> Gated:
-    """The gate of one submodule, whose input is normalised."""
+    """The gate of one submodule, whose input is normalized."""
     return Gated(width, UpdateGate(width, options.bias), reordered=True)
 
 
