@@ -157,16 +157,6 @@ def test_a_replay_of_another_environment_is_refused(
         made(observations, actions).load_replay_buffer(tmp_path / "replay")
 
 
-def test_a_replay_of_a_release_that_did_not_name_its_spaces_is_taken_over(tmp_path: Path) -> None:
-    agent().learn(STEPS).save_replay_buffer(tmp_path / "replay")
-    file = load_checkpoint(tmp_path / "replay")
-    settings = {name: file.settings[name] for name in ("n_envs", "segments", "segment_length")}
-    save_checkpoint(tmp_path / "replay", file.kind, settings, file.tensors)
-    other = agent(seed=5)
-    other.load_replay_buffer(tmp_path / "replay")
-    assert replay_of(other).size
-
-
 def test_a_damaged_replay_is_named(tmp_path: Path) -> None:
     agent().learn(STEPS).save(tmp_path / "model")
     whole = load_checkpoint(tmp_path / "model")
