@@ -69,7 +69,8 @@ class Performer(KernelAttention):
     def __init__(self, dims: Dims, features: int, seed: int) -> None:
         super().__init__(dims, features, 0.0)
         self.register_buffer("directions", torch.empty(features, dims.head_dim))
-        self.directions.copy_(orthogonal_directions(features, dims.head_dim, layer_generator(seed, dims.layer)))
+        if not self.directions.is_meta:  # a network that is only measured draws nothing
+            self.directions.copy_(orthogonal_directions(features, dims.head_dim, layer_generator(seed, dims.layer)))
 
     def of_queries(self, q: Tensor) -> Tensor:
         """``query_features``."""

@@ -97,7 +97,8 @@ class Course:
         self.starts[0] = True
         self.masks = None
         if getattr(model.policy, "masks_beside", False):
-            masks = generator.random((STEPS, BATCH, model.policy.action_head.choices)) < 0.6
+            choices = sum(leaf.choices for leaf in model.policy.action_head.leaves)
+            masks = generator.random((STEPS, BATCH, choices)) < 0.6
             masks[..., [0, -1]] = True
             self.masks = masks
 

@@ -273,7 +273,7 @@ def test_the_command_alone_and_help_print_the_help(capsys: pytest.CaptureFixture
         (["evaluate", "runs/x", "--seed", "1", "--seed", "1"], "--seed is given twice"),
         (["evaluate", "runs/x", "--checkpoint", "best", "--checkpoint", "last"], "--checkpoint is given twice"),
         (["evaluate", "runs/x", "--env-kwargs", '{"a": {"delay": 1, "delay": 2}}'],
-         "--env-kwargs: the key 'delay' is given twice"),
+         "--env-kwargs is not valid YAML: the key 'delay' is given twice"),
         (["collect", "--keep-indices", "0", "--keep-indices", "1"], "--keep-indices is given twice"),
         (["collect", "--steps", "1", "--steps", "2"], "--steps is given twice"),
         (["tune", "online.yaml", "--search", "seed=[1, 2]", "--trials", "2", "--trials", "3"],

@@ -50,7 +50,8 @@ class Routing(OnlineMeans, Chooser):
         shape = dims.heads, clusters, dims.head_dim
         self.register_buffer("centroids", torch.empty(shape))
         self.make_sums(shape)
-        self.centroids.copy_(spherical(seeded_normal(shape, layer_generator(seed, dims.layer))))
+        if not self.centroids.is_meta:  # a network that is only measured draws nothing
+            self.centroids.copy_(spherical(seeded_normal(shape, layer_generator(seed, dims.layer))))
 
     def prepare(self, heads: Float[Tensor, "B H *n K"]) -> Float[Tensor, "B H *n K"]:
         """``spherical``."""
