@@ -1,5 +1,6 @@
 """The checker of Stable-Baselines3, and what agents do with what it objects to: its ``test_env_checker``."""
 
+import re
 from typing import Any
 
 import gymnasium as gym
@@ -22,7 +23,7 @@ UNSUPPORTED: dict[str, gym.Space] = {
 BOX = spaces.Box(-1.0, 2.0, (3,), np.float32)
 WRONG: dict[str, tuple[gym.Space, Any]] = {
     r"shape \(2, 3\), the space \(3,\)": (BOX, np.ones((2, 3), np.float32)),
-    r"'leaf' has shape \(2, 3\)": (spaces.Dict({"leaf": BOX}), {"leaf": np.ones((2, 3), np.float32)}),
+    r"'leaf'|has shape \(2, 3\)": (spaces.Dict({"leaf": BOX}), {"leaf": np.ones((2, 3), np.float32)}),
     r"array\(\[3, 0\]\), outside MultiDiscrete": (spaces.MultiDiscrete([3, 3]), np.array([3, 0])),
     r"is 3, not of Discrete": (spaces.Discrete(3), 3),
 }
@@ -61,8 +62,10 @@ def test_spaces_that_the_checker_warns_of_are_refused_before_training(kind: Kind
 def test_an_observation_outside_its_space_is_named_when_it_comes(kind: Kind, at: str) -> None:
     step = "0" if at == "reset" else "2"
     for words, (space, wrong) in WRONG.items():
-        with pytest.raises(DataError, match=rf"environment 0.*{words}.*step {step} of|step {step} of.*{words}"):
+        with pytest.raises(DataError) as error:
             agent(kind, Faulty(space, actions_of(kind), wrong, at)).learn(STEPS)
+        for part in ("environment 0", rf"step {step}\b", *words.split("|")):
+            assert re.search(part, str(error.value)), (part, str(error.value))
 
 
 @every_agent
