@@ -25,7 +25,7 @@ WRONG: dict[str, tuple[gym.Space, Any]] = {
     r"shape \(2, 3\), the space \(3,\)": (BOX, np.ones((2, 3), np.float32)),
     r"'leaf'|has shape \(2, 3\)": (spaces.Dict({"leaf": BOX}), {"leaf": np.ones((2, 3), np.float32)}),
     r"array\(\[3, 0\]\), outside MultiDiscrete": (spaces.MultiDiscrete([3, 3]), np.array([3, 0])),
-    r"is 3, not of Discrete": (spaces.Discrete(3), 3),
+    r"is np.int64\(3\), outside Discrete\(3\)": (spaces.Discrete(3), 3),
 }
 
 
