@@ -16,6 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from rltransformers.core.errors import ConfigError, DataError, one_line
+from rltransformers.core.ranges import shown
 
 PICKLES = (".pkl", ".pickle")
 """Files that are programs."""
@@ -41,6 +42,22 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     if "\0" in os.fspath(path):
         raise ConfigError(f"{os.fspath(path)!r} is no path: it holds a NUL character; leave it out")
     return Path(path)
+
+
+def check_folder(path: str | os.PathLike[str], name: str) -> Path:
+    """Return the path of a setting ``name``, where a folder stands or can be made.
+
+    Raises:
+        ConfigError: for a NUL character, a file in place of a folder, and a path that the system refuses to look at.
+    """
+    folder = check_path(path)
+    try:
+        there = next(part for part in (folder, *folder.absolute().parents) if part.exists())
+    except OSError as error:  # names that are too long, folders that may not be read
+        raise ConfigError(f"{name}={shown(os.fspath(path))}: {error.strerror}; choose another folder") from error
+    if not there.is_dir():
+        raise ConfigError(f"{name}={os.fspath(path)!r}: {there} is a file, and a folder is needed; choose another")
+    return folder
 
 
 def check_run(path: str | os.PathLike[str]) -> None:

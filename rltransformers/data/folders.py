@@ -16,8 +16,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rltransformers.core.errors import ConfigError, DataError, one_line
-from rltransformers.core.files import file_lock, read_json, remove_left_overs, replacing_folder
+from rltransformers.core.errors import DataError, one_line
+from rltransformers.core.files import check_folder, file_lock, read_json, remove_left_overs, replacing_folder
 from rltransformers.core.ranges import shown
 from rltransformers.core.spaces import leaf_spaces, space_from_json, space_to_json
 from rltransformers.data.checks import Array
@@ -137,10 +137,7 @@ def cached(
     Raises:
         ConfigError: for a cache that is no folder.
     """
-    folder = Path(cache)
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise ConfigError(f"cache={os.fspath(cache)!r}: {there} is a file, and copies need a folder; choose another")
+    folder = check_folder(cache, "cache")
     paths = [part for part in source if isinstance(part, Path)]
     files = {str(path.resolve()): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths}
     others = [part for part in source if not isinstance(part, Path)]

@@ -23,7 +23,7 @@ from rltransformers.core.checkpoint import File, contents_of, load_checkpoint, r
 from rltransformers.core.described import count, spaces_line
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.files import check_path
+from rltransformers.core.files import check_folder
 from rltransformers.core.ranges import Count, Environments, PositiveNumber, Seed, UnitInterval, WholeNumber, strict
 from rltransformers.core.seeding import step_seed
 from rltransformers.core.spaces import differing_spaces, space_to_json
@@ -169,7 +169,8 @@ class OfflineAgent:
             check_masked(data)
         self._sampler = None if data is None else self._sampler_of(data)
         leads = self.sharing.is_leader
-        check_path(tensorboard_log or "")
+        if tensorboard_log is not None:
+            check_folder(tensorboard_log, "tensorboard_log")
         self.tensorboard_log = None if tensorboard_log is None or not leads else os.fspath(tensorboard_log)
         self.verbose = verbose if leads else 0
 

@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from rltransformers.core.described import count
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.files import check_path
+from rltransformers.core.files import check_folder
 from rltransformers.core.guard import Guard, named_fault, raised_in_reset, reset_rows, warn_of_statistics
 from rltransformers.core.ranges import Count, Environments, Seed, strict
 from rltransformers.core.seeding import branch_seeds, generators, seed_environments
@@ -153,7 +153,8 @@ class OnlineAgent(StoredAgent):
         self._look_at_environment()
         if not self.sharing.is_leader:
             self.tensorboard_log, self.verbose = None, 0
-        check_path(self.tensorboard_log or "")
+        if self.tensorboard_log is not None:
+            check_folder(self.tensorboard_log, "tensorboard_log")
 
     def _look_at_environment(self) -> None:
         if self.env is not None:

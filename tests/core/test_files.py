@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from rltransformers.agents import GTrXLPPO
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.files import file_lock, replacing, replacing_folder
+from rltransformers.core.files import check_folder, file_lock, replacing, replacing_folder
 
 
 def test_the_new_content_appears_when_the_block_ends(tmp_path: Path) -> None:
@@ -85,3 +86,19 @@ def test_a_path_with_a_nul_character_is_refused(door: Any, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="holds a NUL character"), door(f"{tmp_path}/a\0.zip"):
         pass
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("below", ["", "/runs", "/a/b"])
+def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path, below: str) -> None:
+    (tmp_path / "x").write_text("")
+    with pytest.raises(ConfigError, match=r"^tensorboard_log='.*': .*x is a file, and a folder is needed"):
+        check_folder(f"{tmp_path}/x{below}", "tensorboard_log")
+    assert check_folder(tmp_path / "y" / "z", "tensorboard_log") == tmp_path / "y" / "z"
+    with pytest.raises(ConfigError, match=r"^tensorboard_log='xxx.*: File name too long; choose another folder"):
+        check_folder("x" * 5000, "tensorboard_log")
+
+
+def test_a_file_in_place_of_a_log_is_refused_when_an_agent_is_made(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("")
+    with pytest.raises(ConfigError, match="x is a file, and a folder is needed"):
+        GTrXLPPO("GTrXLPolicy", "CartPole-v1", tensorboard_log=f"{tmp_path}/x/runs", device="cpu")

@@ -688,7 +688,7 @@ def test_processes_that_begin_together_write_one_copy(tmp_path: Path, monkeypatc
 def test_a_cache_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "a.hdf5", flat(coded_episodes()))
     for cache in (path, path / "below"):
-        with pytest.raises(ConfigError, match=r"^cache='.*': .*a\.hdf5 is a file, and copies need a folder"):
+        with pytest.raises(ConfigError, match=r"^cache='.*': .*a\.hdf5 is a file, and a folder is needed"):
             load_trajectories(path, cache=cache)
     with pytest.raises(ConfigError, match="cache must be a text, a path or None"):
         load_trajectories(path, cache=3)  # type: ignore[arg-type]
