@@ -1,5 +1,7 @@
 """Random tables that a seed fixes: the same numbers on every device."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -10,13 +12,16 @@ def layer_generator(seed: int, layer: int) -> torch.Generator:
     return torch.Generator("cpu").manual_seed(seed * 1_000_003 + layer)
 
 
+def fill(table: Tensor, draw: Callable[[], Tensor]) -> Tensor:
+    """Fill a table with the numbers of ``draw`` and return it; on the device "meta" nothing is drawn.
+
+    There a network is built whose size alone is asked for.
+    """
+    return table if table.is_meta else table.copy_(draw())
+
+
 def seeded_normal(
     shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float64
 ) -> Float[Tensor, "*shape"]:
-    """Standard normal numbers on the CPU, whatever PyTorch's default device is.
-
-    Where that is "meta", nothing is drawn: a network whose size alone is asked for needs no numbers.
-    """
-    if torch.get_default_device().type == "meta":
-        return torch.empty(shape, dtype=dtype)
+    """Standard normal numbers on the CPU, whatever PyTorch's default device is."""
     return torch.randn(shape, generator=generator, dtype=dtype, device="cpu")

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Call
-from rltransformers.functional.draws import layer_generator, seeded_normal
+from rltransformers.functional.draws import fill, layer_generator, seeded_normal
 from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.functional.prefixes import bounded_exp
 from rltransformers.functional.recurrences import causal_sums
@@ -50,7 +50,7 @@ class Clustered(OnlineMeans, HeadsMixer):
         self.register_buffer("codebook", torch.empty(shape))
         self.make_sums(shape)
         # The first weights give queries of normalized inputs a variance of 1/3.
-        self.codebook.copy_(seeded_normal(shape, layer_generator(seed, dims.layer)) / 3**0.5)
+        fill(self.codebook, lambda: seeded_normal(shape, layer_generator(seed, dims.layer)) / 3**0.5)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Values weighted for each codeword, the sum of the weights, and the keys that weigh most with their values."""

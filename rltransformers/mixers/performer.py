@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rltransformers.core.spec import Feature, Size, Spec, Traits
-from rltransformers.functional.draws import layer_generator, seeded_normal
+from rltransformers.functional.draws import fill, layer_generator, seeded_normal
 from rltransformers.mixers.interface import Dims
 from rltransformers.mixers.kernel import KernelAttention
 
@@ -69,8 +69,8 @@ class Performer(KernelAttention):
     def __init__(self, dims: Dims, features: int, seed: int) -> None:
         super().__init__(dims, features, 0.0)
         self.register_buffer("directions", torch.empty(features, dims.head_dim))
-        if not self.directions.is_meta:  # a network that is only measured draws nothing
-            self.directions.copy_(orthogonal_directions(features, dims.head_dim, layer_generator(seed, dims.layer)))
+        generator = layer_generator(seed, dims.layer)
+        fill(self.directions, lambda: orthogonal_directions(features, dims.head_dim, generator))
 
     def of_queries(self, q: Tensor) -> Tensor:
         """``query_features``."""

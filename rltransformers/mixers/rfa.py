@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.call import Call
-from rltransformers.functional.draws import layer_generator, seeded_normal
+from rltransformers.functional.draws import fill, layer_generator, seeded_normal
 from rltransformers.mixers.interface import Dims
 from rltransformers.mixers.kernel import KernelAttention
 
@@ -53,7 +53,7 @@ class RandomFeatureAttention(KernelAttention):
         self.register_buffer("directions", torch.empty(shape))
         self.register_parameter("scale", nn.Parameter(torch.ones(shape[0], 1, shape[2])) if learned_scale else None)
         self.gate = nn.Linear(dims.width, dims.kv_heads) if gate else None
-        self.directions.copy_(seeded_normal(shape, layer_generator(seed, dims.layer)) / sigma)
+        fill(self.directions, lambda: seeded_normal(shape, layer_generator(seed, dims.layer)) / sigma)
 
     def of_queries(self, q: Tensor) -> Tensor:
         """``fourier_features`` along the directions of the key heads."""

@@ -4,6 +4,7 @@ Axes: H heads, L distances, N distances that have a logit of their own, r rank.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -15,7 +16,7 @@ from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.scores.interface import EXPLICIT, ValuesOnly, check_value_heads, tokens_in_window
 from rltransformers.core.spec import Size, Spec, Traits
-from rltransformers.functional.draws import layer_generator, seeded_normal
+from rltransformers.functional.draws import fill, layer_generator, seeded_normal
 from rltransformers.mixers.interface import Dims
 
 
@@ -31,14 +32,14 @@ class RandomSynthesizer(ValuesOnly):
         super().__init__(dims)
         self.names = ("entries",) if rank is None else ("of_heads", "of_places")
         shapes = [(dims.heads, distances)] if rank is None else [(dims.heads, rank), (rank, distances)]
-        generator, dtype = layer_generator(seed, dims.layer), torch.get_default_dtype()
+        generator, scale = layer_generator(seed, dims.layer), (rank or 1) ** -0.25
         for name, shape in zip(self.names, shapes, strict=True):
-            normal = seeded_normal(shape, generator, dtype) * (rank or 1) ** -0.25
-            drawn = torch.empty(shape).copy_(normal)
+            table = torch.empty(shape)
+            fill(table, partial(seeded_normal, shape, generator, table.dtype)).mul_(scale)
             if learned:
-                self.register_parameter(name, nn.Parameter(drawn))
+                self.register_parameter(name, nn.Parameter(table))
             else:
-                self.register_buffer(name, drawn)
+                self.register_buffer(name, table)
 
     def table(self) -> Float[Tensor, "H N"]:
         """All logits."""

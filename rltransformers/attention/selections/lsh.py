@@ -18,7 +18,7 @@ from rltransformers.attention.selections.interface import newest_of_class
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.functional.call import Call
-from rltransformers.functional.draws import layer_generator, seeded_normal
+from rltransformers.functional.draws import fill, layer_generator, seeded_normal
 from rltransformers.functional.keys import At
 from rltransformers.mixers.interface import Dims
 
@@ -80,7 +80,7 @@ class Hashing(Chooser):
         self.window, self.rounds = window, rounds
         shape = dims.heads, rounds, dims.head_dim, buckets // 2
         self.register_buffer("rotations", torch.empty(shape))
-        self.rotations.copy_(seeded_normal(shape, layer_generator(seed, dims.layer)))
+        fill(self.rotations, lambda: seeded_normal(shape, layer_generator(seed, dims.layer)))
 
     def score(self, dims: Dims) -> Score:
         """One projection for queries and keys."""

@@ -17,7 +17,7 @@ from rltransformers.attention.selections.interface import newest_of_class
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Loss, Refusal, Size, Spec, Traits
 from rltransformers.functional.call import Call
-from rltransformers.functional.draws import layer_generator, seeded_normal
+from rltransformers.functional.draws import fill, layer_generator, seeded_normal
 from rltransformers.functional.keys import At
 from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.mixers.interface import Dims
@@ -50,8 +50,7 @@ class Routing(OnlineMeans, Chooser):
         shape = dims.heads, clusters, dims.head_dim
         self.register_buffer("centroids", torch.empty(shape))
         self.make_sums(shape)
-        if not self.centroids.is_meta:  # a network that is only measured draws nothing
-            self.centroids.copy_(spherical(seeded_normal(shape, layer_generator(seed, dims.layer))))
+        fill(self.centroids, lambda: spherical(seeded_normal(shape, layer_generator(seed, dims.layer))))
 
     def prepare(self, heads: Float[Tensor, "B H *n K"]) -> Float[Tensor, "B H *n K"]:
         """``spherical``."""
