@@ -580,10 +580,10 @@ class EndlessTMaze:
         turned = state["cell"] == state["end"]
         right = turned & (action == state["side"])
         solved = right & (state["number"] == self.junctions - 1)
-        following = self._corridor(state["seed"], state["number"] + 1)
         walked = state | {"cell": state["cell"] + 1}
-        after = {name: np.where(right, following.get(name, walked[name]), walked[name]) for name in state}
-        return Outcome(after, right.astype(np.float64), solved | (turned & ~right), solved)
+        next_corridor = self._corridor(state["seed"], state["number"] + 1)
+        entered = {name: np.where(right, value, walked[name]) for name, value in next_corridor.items()}
+        return Outcome(walked | entered, right.astype(np.float64), solved | (turned & ~right), solved)
 
     def _corridor(self, seed: Array, number: Array) -> State:
         """The first cell of the corridor with this number, 0 first: its last cell and the side of its cue."""

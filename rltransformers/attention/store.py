@@ -96,15 +96,15 @@ class Store(nn.Module):
         seen = seen.repeat(1, dims.heads // groups, 1)[:, None]
         with torch.autocast(q.device.type, enabled=False):  # acting and learning have to find the same keys
             q = q.to(torch.promote_types(q.dtype, torch.float32)) * dims.head_dim**-0.5
-            nearest_keys = [nearest(q, k.to(q.dtype), v.to(q.dtype), seen, self.neighbours)]
+            candidates = [nearest(q, k.to(q.dtype), v.to(q.dtype), seen, self.neighbours)]
             if self.bank_keys is not None and self.bank_values is not None:
-                nearest_keys.append(self.of_bank(q, self.bank_keys.to(q.dtype), self.bank_values.to(q.dtype)))
-            out = mixture(nearest_keys, self.neighbours)
+                candidates.append(self.of_bank(q, self.bank_keys.to(q.dtype), self.bank_values.to(q.dtype)))
+            out = mixture(candidates, self.neighbours)
         return out.unflatten(2, (-1, time)).flatten(1, 2).transpose(1, 2)
 
     def of_bank(
         self, q: Float[Tensor, "B G L K"], keys: Float[Tensor, "G M K"], values: Float[Tensor, "G M V"]
-    ) -> "Found":
+    ) -> "Candidates":
         """The nearest keys of the bank."""
         count = min(self.neighbours, keys.shape[1])
         if searches_outside(self.search, q):
@@ -114,10 +114,10 @@ class Store(nn.Module):
         else:
             logits, index = (q @ keys.transpose(-1, -2)).topk(count, -1)
         read = torch.stack([values[g][index[:, g]] for g in range(len(values))], 1)
-        return Found(logits, torch.ones_like(logits, dtype=torch.bool), read)
+        return Candidates(logits, torch.ones_like(logits, dtype=torch.bool), read)
 
     def join(self, window: Float[Tensor, "B T HV"], retrieved: Float[Tensor, "B T H R"]) -> Float[Tensor, "B T HO"]:
-        """Mix the two outputs of every head; where nothing is found, keep that of the window.
+        """Mix the two outputs of every head; where there is none, keep that of the window.
 
         Args:
             window: outputs of all heads side by side; where the store ``weighs``, each ends with its log-sum.
@@ -133,8 +133,8 @@ class Store(nn.Module):
 
 
 @dataclass(frozen=True)
-class Found:
-    """Keys that queries found: their logits, whether they exist, their values."""
+class Candidates:
+    """Keys that queries may read: their logits, whether they exist, their values."""
 
     logits: Float[Tensor, "B G L C"]
     exists: Bool[Tensor, "B G L C"]
@@ -147,18 +147,21 @@ def nearest(
     v: Float[Tensor, "B G N V"],
     seen: Bool[Tensor, "B 1 L N"],
     count: int,
-) -> Found:
+) -> Candidates:
     """The ``count`` keys with the largest products among those that are ``seen``."""
     lowest = torch.finfo(q.dtype).min
     logits, index = (q @ k.transpose(-1, -2)).masked_fill(~seen, lowest).topk(min(count, k.shape[2]), -1)
-    return Found(logits, logits > lowest / 2, fetch(v, index))
+    return Candidates(logits, logits > lowest / 2, fetch(v, index))
 
 
-def mixture(found: list[Found], count: int) -> Float[Tensor, "B G L R"]:
+def mixture(candidates: list[Candidates], count: int) -> Float[Tensor, "B G L R"]:
     """Values weighted by a softmax over the ``count`` largest logits, and the logarithm of the sum of exponentials."""
-    logits, exists = torch.cat([each.logits for each in found], -1), torch.cat([each.exists for each in found], -1)
-    values, lowest = torch.cat([each.values for each in found], -2), torch.finfo(logits.dtype).min
-    if len(found) > 1 and logits.shape[-1] > count:
+    logits, exists = (
+        torch.cat([part.logits for part in candidates], -1),
+        torch.cat([part.exists for part in candidates], -1),
+    )
+    values, lowest = torch.cat([part.values for part in candidates], -2), torch.finfo(logits.dtype).min
+    if len(candidates) > 1 and logits.shape[-1] > count:
         index = logits.topk(count, -1).indices
         top: Bool[Tensor, "B G L C"] = torch.zeros_like(exists).scatter(-1, index, True)
         logits, exists = logits.masked_fill(~top, lowest), exists & top

@@ -122,7 +122,7 @@ class ExemptError(Exception):
 
 
 def references(subject: Subject) -> None:
-    """L5."""
+    """Hold L5: compare with the slow reference."""
     if subject.reference is None:
         argument = "twin" if subject.spec.axis in TWIN_AXES else "reference"
         raise ExemptError(f"no slow twin was passed, {argument}=...")
@@ -131,7 +131,7 @@ def references(subject: Subject) -> None:
 
 
 def limits(subject: Subject) -> None:
-    """L6."""
+    """Hold L6: compare with the other mechanism at every limit."""
     if not subject.limits:
         raise ExemptError("no settings that make it another mechanism were passed, limits=...")
     for limit in subject.limits:
@@ -141,25 +141,25 @@ def limits(subject: Subject) -> None:
 
 
 def gradients(subject: Subject) -> None:
-    """L7."""
+    """Hold L7: compare gradients with finite differences; every weight gets one."""
     subject.figure = laws.finite_differences(subject.config)
     laws.gradients_everywhere(subject.config)
 
 
 def costs(subject: Subject) -> None:
-    """L8."""
+    """Hold L8: count operations and bytes of segments and steps."""
     subject.note = f"as T^{laws.grows_as_declared(subject.config):.2f}"
     laws.constant_steps(subject.config)
 
 
 def precision(subject: Subject) -> None:
-    """L10."""
+    """Hold L10: compare lower precisions with float64."""
     laws.autocast(subject.case(), subject.half)
     subject.figure = laws.low_precision(subject.case(), subject.single, subject.half)
 
 
 def exports(subject: Subject) -> None:
-    """L11."""
+    """Hold L11: compare an exported step with the eager one."""
     if subject.spec.axis == "losses":
         raise ExemptError("a step computes no loss")
     case = laws.exported_equals_eager(laws.step_of(subject.config), tolerance=10 * subject.tolerance)
@@ -167,13 +167,13 @@ def exports(subject: Subject) -> None:
 
 
 def steps(subject: Subject) -> None:
-    """L12."""
+    """Hold L12: shapes and addresses stay, tables follow the weights."""
     for function in (laws.fixed_addresses, laws.no_tensors_from_numbers, laws.fresh_tables):
         function(laws.step_of(subject.config))
 
 
 def pairs(subject: Subject) -> None:
-    """L13."""
+    """Hold L13: each of two mechanisms changes the output."""
     if subject.spec.axis == "losses":
         raise ExemptError("a loss changes no output")
     subject.note = f"beside {laws.each_acts(subject.spec, subject.values)} mechanisms"

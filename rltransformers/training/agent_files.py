@@ -281,7 +281,7 @@ def save_agent(agent: Any, path: File) -> None:
 
 
 def set_parameters(agent: Any, source: File | Mapping[str, Any], exact: bool, device: torch.device | str) -> None:
-    """Take over weights and optimizers of a checkpoint or a mapping; see ``OnlineAgent.set_parameters``."""
+    """Take over weights and optimizers of a checkpoint or a mapping; see ``StoredAgent.set_parameters``."""
     if isinstance(source, Mapping):
         states = dict(source)
     else:
@@ -306,7 +306,7 @@ def load_agent(
     force_reset: bool | None,
     overrides: Mapping[str, Any],
 ) -> Any:
-    """The agent of class ``cls`` in a checkpoint; see ``OnlineAgent.load``."""
+    """The agent of class ``cls`` in a checkpoint; see ``StoredAgent.load``."""
     device = find_device(device)
     checkpoint = load_checkpoint(path, cls.kind)
     if print_system_info:
