@@ -44,10 +44,12 @@ from rltransformers.policies.observations import fit_observation, fit_rewards, f
 from rltransformers.policies.returns import ReturnIn
 from rltransformers.policies.steps import Acting
 from rltransformers.training.actor import Actor
-from rltransformers.training.decision_data import check_longest, statistics_of, summary_of, training_data
-from rltransformers.training.decision_loss import decision_loss
-from rltransformers.training.decision_online import OnlineLearner, Turn, log_replay, open_environments
-from rltransformers.training.decision_settings import (
+from rltransformers.training.evaluation import EvaluationEpisode, EvaluationResult, result_of
+from rltransformers.training.interval_log import IntervalLog
+from rltransformers.training.offline.decision_data import check_longest, statistics_of, summary_of, training_data
+from rltransformers.training.offline.decision_loss import decision_loss
+from rltransformers.training.offline.decision_online import OnlineLearner, Turn, log_replay, open_environments
+from rltransformers.training.offline.decision_settings import (
     BatchSize,
     ContextLength,
     CriticName,
@@ -63,11 +65,9 @@ from rltransformers.training.decision_settings import (
     fitting_mode,
     readout_choice,
 )
-from rltransformers.training.episodes import evaluate_decisions
-from rltransformers.training.evaluation import EvaluationEpisode, EvaluationResult, result_of
-from rltransformers.training.interval_log import IntervalLog
+from rltransformers.training.offline.episodes import evaluate_decisions
+from rltransformers.training.offline.target_returns import target_list
 from rltransformers.training.stepping import NO_TARGET, DecisionSteps, act_on_arrays
-from rltransformers.training.target_returns import target_list
 from rltransformers.training.update import memory_panel
 
 if __name__ != "rltransformers.agents.decision_transformer":

@@ -32,10 +32,10 @@ from rltransformers.policies.observations import tree_space
 from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.q_network import GTrXLQPolicy
 from rltransformers.policies.steps import Acting
-from rltransformers.training.exploration import Exploration, check_exploration, exploration_rates
 from rltransformers.training.normalization import check_outermost
-from rltransformers.training.online_agent import OnlineAgent
-from rltransformers.training.replay_data import (
+from rltransformers.training.online.exploration import Exploration, check_exploration, exploration_rates
+from rltransformers.training.online.online_agent import OnlineAgent
+from rltransformers.training.online.replay_data import (
     check_priorities,
     check_replay_room,
     context_of,
@@ -54,9 +54,9 @@ from rltransformers.training.replay_data import (
     save_replay,
     unpack_observation,
 )
+from rltransformers.training.online.vec_envs import as_vec_env
 from rltransformers.training.schedules import Scheduled, as_schedule
 from rltransformers.training.update import add_auxiliary, descend, log_losses, maintain, memory_panel
-from rltransformers.training.vec_envs import as_vec_env
 
 KIND = "GTrXLDQN"
 MemoryRefresh = Literal["never", "update"]

@@ -35,9 +35,9 @@ from rltransformers.core.ranges import (
 from rltransformers.data.rollout import Recorded
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.steps import Acting
-from rltransformers.training.carry import MemoryRefresh, renew_memory
-from rltransformers.training.on_policy_agent import OnPolicyMemoryAgent
-from rltransformers.training.rollout_settings import check_advantages, check_barrier
+from rltransformers.training.online.carry import MemoryRefresh, renew_memory
+from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
+from rltransformers.training.online.rollout_settings import check_advantages, check_barrier
 from rltransformers.training.schedules import Scheduled, as_schedule, value_at
 from rltransformers.training.update import (
     add_auxiliary,

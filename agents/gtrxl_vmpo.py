@@ -35,8 +35,8 @@ from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.steps import Acting, ActorCriticMachine
-from rltransformers.training.carry import MemoryRefresh, on_device, renew_memory
-from rltransformers.training.on_policy_agent import OnPolicyMemoryAgent
+from rltransformers.training.online.carry import MemoryRefresh, on_device, renew_memory
+from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
 from rltransformers.training.parameters import uncompiled
 from rltransformers.training.schedules import Scheduled
 from rltransformers.training.update import (

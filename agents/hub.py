@@ -22,7 +22,7 @@ from rltransformers.core.files import replacing_folder
 from rltransformers.core.ranges import strict
 from rltransformers.core.spaces import leaf_spaces, space_from_json
 from rltransformers.training.evaluation import EvaluationResult, read_results
-from rltransformers.training.experiment import ExperimentConfig, read_experiment
+from rltransformers.training.runs.experiment import ExperimentConfig, read_experiment
 
 if __name__ != "rltransformers.agents.hub":
     raise ImportError("import this file as rltransformers.agents.hub")
@@ -66,7 +66,7 @@ def package_for_hub(
             another training step than the checkpoint; the config of the run cannot be read.
         CheckpointError: the run has no checkpoint, or one that is not of this package.
     """
-    from rltransformers.training.run_folder import RunFolder  # brings matplotlib, which agents start without
+    from rltransformers.training.runs.run_folder import RunFolder  # brings matplotlib, which agents start without
 
     folder = Path(folder)
     if folder.exists():

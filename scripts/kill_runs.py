@@ -30,7 +30,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rltransformers.cli.main import main as cli
 from rltransformers.core.checkpoint import load_checkpoint
 from rltransformers.core.modules import safe_path
-from rltransformers.training.run_folder import RunFolder
+from rltransformers.training.runs.run_folder import RunFolder
 
 BACKBONE = {"width": 8, "layers": 1, "heads": 2}
 ONLINE: dict[str, Any] = {

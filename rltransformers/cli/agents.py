@@ -32,11 +32,11 @@ from rltransformers.core.world import current_sharing
 from rltransformers.data import load_trajectories
 from rltransformers.policies.recurrent import RECURRENT_POLICIES
 from rltransformers.policies.steps import Acting
-from rltransformers.training.decision_online import check_explores, check_lengths, step_limit
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
-from rltransformers.training.experiment import AgentName, EnvironmentConfig, EvaluationConfig, ExperimentConfig
 from rltransformers.training.normalization import load_normalization, save_normalization
-from rltransformers.training.online_agent import OnlineAgent
+from rltransformers.training.offline.decision_online import check_explores, check_lengths, step_limit
+from rltransformers.training.online.online_agent import OnlineAgent
+from rltransformers.training.runs.experiment import AgentName, EnvironmentConfig, EvaluationConfig, ExperimentConfig
 from rltransformers.training.schedules import Line, as_schedule
 
 

@@ -15,7 +15,7 @@ from rltransformers.data.minari import check_dataset_id, write_minari, writing_m
 from rltransformers.data.recorder import record
 from rltransformers.data.trajectories import Trajectories
 from rltransformers.envs.make import make_vec_env
-from rltransformers.training.experiment import CollectConfig, EnvironmentConfig
+from rltransformers.training.runs.experiment import CollectConfig, EnvironmentConfig
 
 
 def make_environment(config: EnvironmentConfig, seed: int, monitor: bool = True) -> VecEnv:

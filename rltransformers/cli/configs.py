@@ -13,7 +13,7 @@ from rltransformers.cli.trust import import_modules
 from rltransformers.cli.words import Overrides
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.yaml_text import parse_yaml
-from rltransformers.training.experiment import (
+from rltransformers.training.runs.experiment import (
     AgentName,
     ExperimentConfig,
     build_experiment,

@@ -20,10 +20,10 @@ from rltransformers.envs.make import check_wrapper
 from rltransformers.policies.memory_policy import check_dropout
 from rltransformers.policies.observed import read_observation
 from rltransformers.policies.readouts.catalogue import read_readout
-from rltransformers.training.decision_settings import PolicySettings, backbone_config
-from rltransformers.training.experiment import AgentName, ExperimentConfig
-from rltransformers.training.online_agent import OnlineAgent
-from rltransformers.training.rollout_settings import check_batch_size
+from rltransformers.training.offline.decision_settings import PolicySettings, backbone_config
+from rltransformers.training.online.online_agent import OnlineAgent
+from rltransformers.training.online.rollout_settings import check_batch_size
+from rltransformers.training.runs.experiment import AgentName, ExperimentConfig
 
 MEMORY_AGENTS: Mapping[AgentName, type[OnlineAgent]] = {
     AgentName.GTRXL_PPO: GTrXLPPO,

@@ -23,20 +23,20 @@ from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.envs.video import check_recordable, video_wrapper
 from rltransformers.policies.decision import ActingMode
 from rltransformers.policies.steps import Acting
-from rltransformers.training.callback import RunCallback
 from rltransformers.training.evaluation import EvaluationResult
-from rltransformers.training.experiment import (
+from rltransformers.training.runs.callback import RunCallback
+from rltransformers.training.runs.experiment import (
     AgentName,
     EnvironmentConfig,
     EvaluationConfig,
     ExperimentConfig,
     read_experiment,
 )
-from rltransformers.training.lookback import lookback_of
-from rltransformers.training.plots import check_picture, plot_lookback, plot_return_versus_target
-from rltransformers.training.run_card import write_run_card
-from rltransformers.training.run_folder import RunFolder
-from rltransformers.training.threads import use_threads
+from rltransformers.training.runs.lookback import lookback_of
+from rltransformers.training.runs.plots import check_picture, plot_lookback, plot_return_versus_target
+from rltransformers.training.runs.run_card import write_run_card
+from rltransformers.training.runs.run_folder import RunFolder
+from rltransformers.training.runs.threads import use_threads
 
 Overrides = Sequence[tuple[str, str]]
 Evaluated = Callable[[int, Sequence[EvaluationResult]], None]

@@ -9,7 +9,7 @@ from typing import Any
 from rltransformers.cli.engines import Engine, Job, Lines, Order, carry_out
 from rltransformers.cli.worker import Report, order_of
 from rltransformers.core.errors import ConfigError
-from rltransformers.training.experiment import ExperimentConfig
+from rltransformers.training.runs.experiment import ExperimentConfig
 
 Run = dict[str, Any]
 """Seed, run folder ("run") and final evaluation ("results", one per target return) as JSON values."""

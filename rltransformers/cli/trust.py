@@ -16,7 +16,7 @@ from rltransformers.core.errors import ConfigError, error_line
 from rltransformers.core.files import is_pickle
 from rltransformers.core.modules import import_module
 from rltransformers.core.ranges import check
-from rltransformers.training.experiment import AgentName, DatasetConfig, ExperimentConfig
+from rltransformers.training.runs.experiment import AgentName, DatasetConfig, ExperimentConfig
 
 _DATA_BEHAVIOURS = ("random", "checkpoint", "export")
 _ALLOWED: set[str] = set()

@@ -20,10 +20,10 @@ from rltransformers.cli.worker import Report, order_of
 from rltransformers.core.errors import OUR_ERRORS, ConfigError, one_line, require
 from rltransformers.core.files import check_name, file_lock, replacing
 from rltransformers.core.yaml_text import parse_yaml
-from rltransformers.training.callback import score
 from rltransformers.training.evaluation import EvaluationResult
-from rltransformers.training.experiment import ExperimentConfig, TuneConfig, build_experiment
-from rltransformers.training.search import OneOf, Span
+from rltransformers.training.runs.callback import score
+from rltransformers.training.runs.experiment import ExperimentConfig, TuneConfig, build_experiment
+from rltransformers.training.runs.search import OneOf, Span
 
 
 def tune(

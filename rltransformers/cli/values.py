@@ -15,7 +15,7 @@ from rltransformers.core.extensions import load_installed
 from rltransformers.core.ranges import check, check_settings
 from rltransformers.core.spec import Choice, NoOptions, Spec, is_list
 from rltransformers.core.stored_types import from_json
-from rltransformers.training.experiment import ExperimentConfig
+from rltransformers.training.runs.experiment import ExperimentConfig
 
 
 def check_values(config: ExperimentConfig) -> None:

@@ -18,7 +18,7 @@ from rltransformers.cli.engines import Lines, Order
 from rltransformers.cli.printing import short_warning
 from rltransformers.core.errors import OUR_ERRORS, one_line
 from rltransformers.core.files import check_name, numbered
-from rltransformers.training.experiment import ExperimentConfig, build_experiment
+from rltransformers.training.runs.experiment import ExperimentConfig, build_experiment
 
 PROCESS = ("-m", "rltransformers.cli.worker")
 
@@ -76,7 +76,7 @@ def main() -> int:
     threading.Thread(target=_stop_without_input, daemon=True).start()
     warnings.formatwarning = short_warning
     from rltransformers.cli import runs
-    from rltransformers.training.callback import score
+    from rltransformers.training.runs.callback import score
 
     with Path(order["report"]).open("w", buffering=1) as report:
 

@@ -21,8 +21,8 @@ from rltransformers.core.spaces import leaf_spaces, nest_leaves
 from rltransformers.policies.noise import draw_noise
 from rltransformers.policies.observations import StateWatch, fit_observation, fit_rewards, fit_starts
 from rltransformers.policies.output import Kinds, PolicyOutput
+from rltransformers.training.online.vec_envs import as_vec_env
 from rltransformers.training.stepping import Bools, FileSteps, Leaves, Stepping
-from rltransformers.training.vec_envs import as_vec_env
 
 
 class Actor:

@@ -48,10 +48,10 @@ from rltransformers.training.normalization import (
     set_statistics,
     with_normalizer,
 )
-from rltransformers.training.online_checkpoint import own_tensors, restore_learning, restore_place, tensors_of
+from rltransformers.training.online.online_checkpoint import own_tensors, restore_learning, restore_place, tensors_of
+from rltransformers.training.online.vec_envs import check_trained_spaces
 from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
 from rltransformers.training.schedules import as_schedule, is_line, plain_schedule
-from rltransformers.training.vec_envs import check_trained_spaces
 
 
 @dataclass(frozen=True)

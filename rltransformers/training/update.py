@@ -20,7 +20,7 @@ from rltransformers.policies.actor_critic import Evaluation, GTrXLPolicy, Segmen
 from rltransformers.policies.memory_policy import MemoryPolicy
 from rltransformers.policies.popart import PopArt
 from rltransformers.policies.q_network import QEvaluation
-from rltransformers.training.carry import segment_of, segment_tensors
+from rltransformers.training.online.carry import segment_of, segment_tensors
 
 LossT = TypeVar("LossT", PPOLoss, VMPOLoss, DQNLoss)
 RATIO_TOLERANCE = 0.01

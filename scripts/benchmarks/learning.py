@@ -13,8 +13,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from rltransformers.cli.agents import RunAgent, build_agent
 from rltransformers.cli.configs import find_config
-from rltransformers.training.callback import score
-from rltransformers.training.experiment import EvaluationConfig, ExperimentConfig
+from rltransformers.training.runs.callback import score
+from rltransformers.training.runs.experiment import EvaluationConfig, ExperimentConfig
 from scripts.benchmarks.harness import Pair, Row, absolute
 
 LSTM = "recurrent_ppo (LSTM)"

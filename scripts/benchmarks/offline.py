@@ -28,7 +28,7 @@ from rltransformers.cli.collect import collect_dataset
 from rltransformers.data import ContextBatch, ContextSampler, Trajectories, load_trajectories, record, write_minari
 from rltransformers.policies.decision import ActingMode
 from rltransformers.policies.steps import DecisionMachine
-from rltransformers.training.experiment import EnvironmentConfig
+from rltransformers.training.runs.experiment import EnvironmentConfig
 from scripts.benchmarks.harness import ROOT, Row, absolute, interleave, parameters, repeat, resident_bytes
 
 Floats = npt.NDArray[np.float32]

@@ -35,8 +35,8 @@ from rltransformers.data import load_trajectories
 from rltransformers.data.trajectories import Trajectories
 from rltransformers.policies.steps import Acting
 from rltransformers.training.evaluation import EvaluationResult
-from rltransformers.training.experiment import AgentName, ExperimentConfig, build_experiment, read_experiment
-from rltransformers.training.run_folder import RunFolder
+from rltransformers.training.runs.experiment import AgentName, ExperimentConfig, build_experiment, read_experiment
+from rltransformers.training.runs.run_folder import RunFolder
 from rltransformers.training.update import RATIO_TOLERANCE
 from scripts.benchmarks import harness
 from scripts.results.suites import ROOT, Cell, Task, config_hash

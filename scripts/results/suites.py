@@ -18,7 +18,7 @@ from rltransformers.cli.configs import find_config
 from rltransformers.cli.keywords import MEMORY_AGENTS
 from rltransformers.core.errors import ConfigError, did_you_mean, refuse_unknown
 from rltransformers.core.yaml_text import parse_yaml
-from rltransformers.training.experiment import ExperimentConfig, read_experiment
+from rltransformers.training.runs.experiment import ExperimentConfig, read_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = ROOT / "configs" / "suites"

@@ -5,7 +5,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from rltransformers.agents import GTrXLPPO, GTrXLVMPO
 from rltransformers.data.rollout import Segment
-from rltransformers.training.on_policy_agent import OnPolicyMemoryAgent
+from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
 
 ON_POLICY: list[type[OnPolicyMemoryAgent]] = [GTrXLPPO, GTrXLVMPO]
 

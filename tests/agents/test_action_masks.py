@@ -25,8 +25,8 @@ from rltransformers.core.seeding import branch_seeds
 from rltransformers.envs import ActionMasks
 from rltransformers.policies.shipping import ActorCriticInFile
 from rltransformers.training.evaluation import evaluate_online
-from rltransformers.training.on_policy_agent import OnPolicyMemoryAgent
-from rltransformers.training.vec_envs import as_vec_env
+from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
+from rltransformers.training.online.vec_envs import as_vec_env
 from tests.agents.masked_envs import Keyholes, Locks
 from tests.agents.replayed import agent as replayed_agent
 from tests.agents.replayed import collect, replay_of

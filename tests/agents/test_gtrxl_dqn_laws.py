@@ -16,7 +16,7 @@ from rltransformers.backbone import PRESETS, Backbone
 from rltransformers.core.errors import ConfigError
 from rltransformers.data.replay import Draw, Window
 from rltransformers.policies.action_heads import ActionHead
-from rltransformers.training.exploration import exploration_rates
+from rltransformers.training.online.exploration import exploration_rates
 from tests.agents.replayed import EVERYTHING, N_STEP, SEGMENT, TINY, agent, collect, replay_of, strolls, train_on
 from tests.agents.test_gtrxl_ppo_envs import ResetRows
 from tests.agents.tiny_envs import AnySpace, Steady, Stroll

@@ -30,9 +30,9 @@ from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
 from rltransformers.core.seeding import branch_seeds, seed_environments
 from rltransformers.envs import make_vec_env
-from rltransformers.training.carry import MemoryRefresh
-from rltransformers.training.on_policy_agent import OnPolicyMemoryAgent
-from rltransformers.training.online_checkpoint import GENERATORS, tensors_of
+from rltransformers.training.online.carry import MemoryRefresh
+from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
+from rltransformers.training.online.online_checkpoint import GENERATORS, tensors_of
 from tests.agents.rollouts import ON_POLICY
 from tests.agents.tiny_envs import AnySpace, Walk
 

@@ -65,7 +65,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.data.rollout import Segment
 from rltransformers.policies.actor_critic import Evaluation, previous_steps
 from rltransformers.policies.memory_policy import PolicyState
-from rltransformers.training.on_policy_agent import OnPolicyMemoryAgent
+from rltransformers.training.online.on_policy_agent import OnPolicyMemoryAgent
 from tests.agents.rollouts import ON_POLICY, StopsAt, loud, rollout
 from tests.agents.tiny_envs import AnySpace, Steady, Walk
 from tests.attention.rows import small_windows

@@ -34,8 +34,8 @@ from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, MissingExtraError
 from rltransformers.envs import make_vec_env
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online, read_results
-from rltransformers.training.experiment import build_experiment
-from rltransformers.training.run_folder import RunFolder
+from rltransformers.training.runs.experiment import build_experiment
+from rltransformers.training.runs.run_folder import RunFolder
 from tests.agents.masked_envs import Locks
 from tests.agents.test_actor import MAKERS, SMALL, Stream, online
 from tests.cli.test_surroundings import files_of_at_most

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rltransformers.agents import DecisionTransformer
 from rltransformers.core.errors import CheckpointError, ConfigError
-from rltransformers.training.huggingface import CONFIG, PICKLED, SAFE
+from rltransformers.training.offline.huggingface import CONFIG, PICKLED, SAFE
 from tests.data.coded import seeded
 
 STATES, ACTIONS, STEPS, K = 5, 3, 17, 6

@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMoni
 from rltransformers.agents import GTrXLDQN, GTrXLPPO, GTrXLVMPO
 from rltransformers.core.errors import ConfigError
 from rltransformers.envs import make_vec_env
-from rltransformers.training.online_agent import OnlineAgent
+from rltransformers.training.online.online_agent import OnlineAgent
 
 POLICY = {"backbone": {"width": 8, "layers": 1, "heads": 1, "memory": 4}, "previous_action": True}
 COMMON: dict[str, Any] = {"policy_kwargs": POLICY, "seed": 0, "device": "cpu"}

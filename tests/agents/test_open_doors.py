@@ -21,7 +21,7 @@ from rltransformers.data import Trajectories, record
 from rltransformers.data.behaviours import as_behaviour
 from rltransformers.envs import make_vec_env, make_vector_env
 from rltransformers.training.evaluation import evaluate_online
-from rltransformers.training.experiment import read_experiment
+from rltransformers.training.runs.experiment import read_experiment
 
 SMALL = {"width": 8, "layers": 1, "heads": 2}
 SOURCES: dict[str, Callable[[], Any]] = {

@@ -22,7 +22,7 @@ from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import annotations, check, fits
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.own_policies import policy_settings
-from rltransformers.training.experiment import (
+from rltransformers.training.runs.experiment import (
     AgentName,
     CollectConfig,
     DatasetConfig,

@@ -25,9 +25,9 @@ from rltransformers.cli.keywords import check_keywords
 from rltransformers.cli.main import build_parser, main
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.signals import Stopped
-from rltransformers.training.decision_settings import CriticOptions, backbone_config
-from rltransformers.training.experiment import AgentName, build_experiment, set_value
-from rltransformers.training.run_folder import RunFolder
+from rltransformers.training.offline.decision_settings import CriticOptions, backbone_config
+from rltransformers.training.runs.experiment import AgentName, build_experiment, set_value
+from rltransformers.training.runs.run_folder import RunFolder
 from tests.cli.test_runs import ONLINE, refused, run, work
 
 __all__ = ["work"]  # the fixture
@@ -504,7 +504,7 @@ def test_a_picture_that_cannot_be_is_refused_before_an_episode_is_played(
     def nothing(*args: Any, **kwargs: Any) -> Any:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("rltransformers.training.plots.tempfile.TemporaryFile", nothing)
+    monkeypatch.setattr("rltransformers.training.runs.plots.tempfile.TemporaryFile", nothing)
     assert "lookback.png" in refused(capsys, *words, "lookback")
 
 

@@ -15,7 +15,7 @@ from rltransformers.cli import engines, worker
 from rltransformers.cli.engines import Engine, Job, LocalEngine, Order, RayEngine
 from rltransformers.cli.seeds import train_seeds
 from rltransformers.core.errors import ConfigError, MissingExtraError
-from rltransformers.training.experiment import build_experiment
+from rltransformers.training.runs.experiment import build_experiment
 from scripts import reproduce
 from tests.cli.test_runs import ONLINE
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rltransformers.training.experiment import read_experiment
+from rltransformers.training.runs.experiment import read_experiment
 from tests.cli.test_runs import OFFLINE, ONLINE, refused, run
 from tests.extending import MODULE, unregistered, write_module
 

@@ -39,9 +39,9 @@ from rltransformers.data import load_trajectories
 from rltransformers.envs import DropIndices
 from rltransformers.envs.memory_rules import CueRecall
 from rltransformers.policies import steps
-from rltransformers.training import callback
 from rltransformers.training.evaluation import read_results
-from rltransformers.training.experiment import (
+from rltransformers.training.runs import callback
+from rltransformers.training.runs.experiment import (
     CollectConfig,
     DatasetConfig,
     EnvironmentConfig,
@@ -53,7 +53,7 @@ from rltransformers.training.experiment import (
     build_experiment,
     read_experiment,
 )
-from rltransformers.training.run_folder import RunFolder
+from rltransformers.training.runs.run_folder import RunFolder
 from scripts.kill_runs import compare
 from tests.agents.tiny_envs import AnySpace
 from tests.export.stand_in import StandIn
@@ -573,7 +573,7 @@ def test_a_run_cannot_end_before_the_step_it_is_at(work: Path, capsys: pytest.Ca
 def test_a_folder_in_use_is_not_resumed_and_still_evaluated(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "train", "offline.yaml", "--train.gradient_steps", "1")
     with holding(
-        "from rltransformers.training.run_folder import RunFolder as R; lock = R('runs/offline-seed0').locked()"
+        "from rltransformers.training.runs.run_folder import RunFolder as R; lock = R('runs/offline-seed0').locked()"
     ):
         assert "runs/offline-seed0 is in use by process" in refused(capsys, "train", "--resume", "runs/offline-seed0")
         assert "training step" in run(capsys, "evaluate", "runs/offline-seed0")

@@ -13,7 +13,7 @@ import yaml
 from rltransformers.cli.main import main
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.training.evaluation import EvaluationResult, read_results
-from rltransformers.training.run_folder import RunFolder
+from rltransformers.training.runs.run_folder import RunFolder
 from tests.cli.test_runs import ONLINE, refused, run
 
 

@@ -13,8 +13,8 @@ from rltransformers.cli import runs
 from rltransformers.cli.configs import find_config
 from rltransformers.cli.main import main
 from rltransformers.core.checkpoint import load_checkpoint
-from rltransformers.training.experiment import ExperimentConfig
-from rltransformers.training.run_folder import RunFolder
+from rltransformers.training.runs.experiment import ExperimentConfig
+from rltransformers.training.runs.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 

@@ -23,9 +23,9 @@ from rltransformers.cli.trust import collect_programs, programs
 from rltransformers.core.checkpoint import save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.data import load_trajectories
-from rltransformers.training.experiment import read_experiment
 from rltransformers.training.normalization import load_normalization
-from rltransformers.training.run_folder import RunFolder
+from rltransformers.training.runs.experiment import read_experiment
+from rltransformers.training.runs.run_folder import RunFolder
 from tests.cli.test_runs import LSTM, OFFLINE, ONLINE, refused, run
 
 STRANGER = """

@@ -15,7 +15,7 @@ from rltransformers.cli.values import check_values
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import describe
 from rltransformers.core.stored_types import from_json
-from rltransformers.training.experiment import build_experiment
+from rltransformers.training.runs.experiment import build_experiment
 from tests.cli.test_runs import OFFLINE, ONLINE
 
 WRONG = {

@@ -33,7 +33,7 @@ import yaml
 from rltransformers.backbone import BackboneConfig
 from rltransformers.cli.main import main
 from rltransformers.core.modules import import_module
-from rltransformers.training.experiment import ExperimentConfig, read_experiment
+from rltransformers.training.runs.experiment import ExperimentConfig, read_experiment
 
 ROOT = Path(__file__).parents[2]
 COMMANDS_OF_THE_PACKAGE = ("train", "evaluate", "collect")

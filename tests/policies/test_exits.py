@@ -22,7 +22,7 @@ from rltransformers.data import Trajectories
 from rltransformers.laws import perturbed
 from rltransformers.policies.deep_losses import Targets, active, deep_loss, exits_loss, oracle, shifted
 from rltransformers.stacks.exits import draw
-from rltransformers.training.vec_envs import as_vec_env
+from rltransformers.training.online.vec_envs import as_vec_env
 
 SIZES: dict[str, Any] = {"width": 12, "heads": 3, "layers": 3, "memory": 5, "ff_width": 7, "position": "trxl"}
 CALM = {"name": "calm", "threshold": 0.9, "horizon": 9}

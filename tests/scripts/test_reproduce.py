@@ -18,8 +18,8 @@ from rltransformers.backbone import Backbone, BackboneConfig
 from rltransformers.cli.engines import LocalEngine
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import load_trajectories
-from rltransformers.training.decision_settings import backbone_config
-from rltransformers.training.experiment import ExperimentConfig, build_experiment
+from rltransformers.training.offline.decision_settings import backbone_config
+from rltransformers.training.runs.experiment import ExperimentConfig, build_experiment
 from scripts import reproduce, update_docs
 from scripts.results import cell, pictures, report
 from scripts.results.aims import Verdict, number, verdict

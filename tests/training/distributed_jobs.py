@@ -11,7 +11,7 @@ from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXL
 from rltransformers.core.world import current_sharing
 from rltransformers.envs import make_vec_env
 from rltransformers.envs.vector import SerialVecEnv
-from rltransformers.training.online_agent import OnlineAgent
+from rltransformers.training.online.online_agent import OnlineAgent
 from tests.agents.test_decision_transformer import Losses, make, record
 from tests.agents.tiny_envs import Stroll, Walk
 

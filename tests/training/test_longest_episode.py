@@ -17,7 +17,7 @@ from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import record
 from rltransformers.envs import make_vec_env
 from rltransformers.training.evaluation import evaluate_online
-from rltransformers.training.experiment import CollectConfig, EnvironmentConfig, build_experiment
+from rltransformers.training.runs.experiment import CollectConfig, EnvironmentConfig, build_experiment
 
 
 class Endless(gym.Env[Any, Any]):

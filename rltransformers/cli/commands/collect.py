@@ -71,8 +71,8 @@ Several behaviours make a mixture; =WEIGHT behind one sets its share of the step
 def run(arguments: argparse.Namespace) -> None:
     """Do it, and print what came of it."""
     from rltransformers.cli.collect import collect_dataset
-    from rltransformers.training.experiment import EnvironmentConfig
-    from rltransformers.training.threads import use_threads
+    from rltransformers.training.runs.experiment import EnvironmentConfig
+    from rltransformers.training.runs.threads import use_threads
 
     environment = EnvironmentConfig(arguments.env, arguments.num_envs, mapping(arguments.env_kwargs, "--env-kwargs"))
     summary = collect_dataset(

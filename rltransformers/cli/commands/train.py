@@ -10,7 +10,7 @@ from rltransformers.cli.words import Parsers, add_config, add_engine, add_trust,
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import check_name, check_run
 from rltransformers.core.ranges import Count, Seed, check
-from rltransformers.training.experiment import ExperimentConfig
+from rltransformers.training.runs.experiment import ExperimentConfig
 
 
 def add(commands: Parsers) -> None:
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
     from rltransformers.cli import trust
     from rltransformers.cli.configs import packaged_configs, read_config
     from rltransformers.cli.values import check_values
-    from rltransformers.training.experiment import read_experiment
+    from rltransformers.training.runs.experiment import read_experiment
 
     _check(arguments, packaged_configs())
     if arguments.resume is None:

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
     from rltransformers.cli.configs import read_config
     from rltransformers.cli.space import read_space
     from rltransformers.core.yaml_text import parse_yaml
-    from rltransformers.training.experiment import TuneConfig, read_experiment
+    from rltransformers.training.runs.experiment import TuneConfig, read_experiment
 
     searched: dict[str, str] = {}
     for text in arguments.search:

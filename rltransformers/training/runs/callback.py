@@ -12,7 +12,7 @@ from rltransformers.core.errors import DataError, error_line
 from rltransformers.core.signals import Stopped
 from rltransformers.core.world import Sharing
 from rltransformers.training.evaluation import EvaluationResult
-from rltransformers.training.run_folder import RunFolder
+from rltransformers.training.runs.run_folder import RunFolder
 
 SAVE_SECONDS = 60.0
 """Longest time between two ``last.zip``: what a killed run can lose, unless saving is slow."""

@@ -8,7 +8,7 @@ import yaml
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.yaml_text import parse_yaml
-from rltransformers.training.experiment import AgentName, CollectConfig, build_experiment, read_experiment
+from rltransformers.training.runs.experiment import AgentName, CollectConfig, build_experiment, read_experiment
 
 ONLINE = """
 agent: gtrxl_ppo

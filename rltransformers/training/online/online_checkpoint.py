@@ -27,9 +27,9 @@ from rltransformers.core.world import Sharing, rows_of
 from rltransformers.envs.saving import environment_state, joined_states, part_of_state
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.observations import tree_space
-from rltransformers.training.carry import on_device, segment_tensors, stored_segment
+from rltransformers.training.online.carry import on_device, segment_tensors, stored_segment
+from rltransformers.training.online.unwritten_metrics import UnwrittenMetrics
 from rltransformers.training.parameters import uncompiled
-from rltransformers.training.unwritten_metrics import UnwrittenMetrics
 
 GENERATORS = ("_action_generator", "_batch_generator", "_predict_generator")
 Counter = Annotated[int, Ge(0), Lt(2**63)]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.training import threads as module
-from rltransformers.training.threads import use_threads
+from rltransformers.training.runs import threads as module
+from rltransformers.training.runs.threads import use_threads
 
 
 @pytest.fixture(autouse=True)

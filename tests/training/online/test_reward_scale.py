@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, Ve
 from rltransformers.agents import GTrXLDQN, GTrXLPPO, GTrXLVMPO
 from rltransformers.core.checkpoint import load_checkpoint, save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
-from rltransformers.training.online_agent import OnlineAgent
+from rltransformers.training.online.online_agent import OnlineAgent
 from tests.agents.tiny_envs import Stroll
 
 KINDS: list[type[OnlineAgent]] = [GTrXLPPO, GTrXLVMPO, GTrXLDQN]

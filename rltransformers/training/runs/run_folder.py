@@ -31,8 +31,8 @@ from rltransformers.core.files import (
     replacing,
 )
 from rltransformers.training.evaluation import EvaluationResult, write_results
-from rltransformers.training.event_files import cut_event_files
-from rltransformers.training.plots import plot_learning_curve
+from rltransformers.training.runs.event_files import cut_event_files
+from rltransformers.training.runs.plots import plot_learning_curve
 
 Evaluation = tuple[int, list[EvaluationResult]]
 """A step and the results there."""

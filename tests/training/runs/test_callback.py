@@ -9,10 +9,10 @@ import pytest
 from stable_baselines3.common.logger import Logger
 
 from rltransformers.core.signals import Stopped
-from rltransformers.training import callback as module
-from rltransformers.training.callback import RunCallback
 from rltransformers.training.evaluation import EvaluationResult
-from rltransformers.training.run_folder import MetricsCSV, RunFolder
+from rltransformers.training.runs import callback as module
+from rltransformers.training.runs.callback import RunCallback
+from rltransformers.training.runs.run_folder import MetricsCSV, RunFolder
 
 
 class Model:

@@ -37,23 +37,23 @@ from rltransformers.policies.observations import StateWatch
 from rltransformers.policies.observed import Encoding
 from rltransformers.policies.shipping import DecisionInFile, write_policy
 from rltransformers.policies.steps import Acting, DecisionMachine
-from rltransformers.training.datastore import fill_store
-from rltransformers.training.decision_critic import CriticLearner
-from rltransformers.training.decision_data import DataSummary, OnlineCounts, check_masked, training_data
-from rltransformers.training.decision_files import (
+from rltransformers.training.interval_log import ProgressBar, check_callback, with_inner
+from rltransformers.training.offline.datastore import fill_store
+from rltransformers.training.offline.decision_critic import CriticLearner
+from rltransformers.training.offline.decision_data import DataSummary, OnlineCounts, check_masked, training_data
+from rltransformers.training.offline.decision_files import (
     describe,
     read_parts,
     replaceable,
     restore_training,
     training_tensors,
 )
-from rltransformers.training.decision_settings import ContextLength, Settings, jitter_of
-from rltransformers.training.entropy_bound import EntropyBound
-from rltransformers.training.exits import calibrate
-from rltransformers.training.huggingface import HUGGINGFACE_MODEL, read_huggingface
-from rltransformers.training.interval_log import ProgressBar, check_callback, with_inner
+from rltransformers.training.offline.decision_settings import ContextLength, Settings, jitter_of
+from rltransformers.training.offline.entropy_bound import EntropyBound
+from rltransformers.training.offline.exits import calibrate
+from rltransformers.training.offline.huggingface import HUGGINGFACE_MODEL, read_huggingface
 from rltransformers.training.parameters import print_system, take_parameters, uncompiled
-from rltransformers.training.run_card import write_run_card
+from rltransformers.training.runs.run_card import write_run_card
 
 
 class OfflineAgent:
@@ -272,7 +272,7 @@ class OfflineAgent:
         if any(isinstance(part, EvalCallback) for part in with_inner(parts)):
             raise ConfigError(
                 "EvalCallback compares its environment with that of training, which there is none of; take "
-                "EvaluationCallback of rltransformers.training.evaluation_callback"
+                "EvaluationCallback of rltransformers.training.offline.evaluation_callback"
             )
         if progress_bar:
             parts.append(ProgressBar(total_timesteps))

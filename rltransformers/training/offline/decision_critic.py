@@ -22,8 +22,8 @@ from rltransformers.data import ContextBatch
 from rltransformers.functional.modules import approach
 from rltransformers.policies.action_heads import blank_invalid
 from rltransformers.policies.decision import DecisionPolicy
-from rltransformers.training.decision_data import DataSummary
-from rltransformers.training.decision_settings import CriticName, CriticOptions
+from rltransformers.training.offline.decision_data import DataSummary
+from rltransformers.training.offline.decision_settings import CriticName, CriticOptions
 
 
 class CriticLearner:

@@ -12,8 +12,8 @@ from rltransformers.core.world import Sharing
 from rltransformers.data import ContextBatch
 from rltransformers.policies.decision import DecisionPolicy
 from rltransformers.policies.deep_losses import Targets, shifted, tell_deep_losses
-from rltransformers.training.decision_critic import CriticLearner
-from rltransformers.training.entropy_bound import EntropyBound
+from rltransformers.training.offline.decision_critic import CriticLearner
+from rltransformers.training.offline.entropy_bound import EntropyBound
 
 
 def decision_loss(

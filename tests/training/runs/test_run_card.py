@@ -12,7 +12,7 @@ from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXL
 from rltransformers.cli.main import main
 from rltransformers.data import record
 from rltransformers.envs import make_vec_env
-from rltransformers.training.run_card import METRICS, write_run_card
+from rltransformers.training.runs.run_card import METRICS, write_run_card
 
 BACKBONE = {"width": 8, "layers": 1, "heads": 2, "memory": 4}
 
@@ -126,7 +126,7 @@ def test_a_curve_that_cannot_be_drawn_does_not_end_a_run(
         raise PermissionError(13, "Permission denied", "learning_curve.png")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rltransformers.training.run_folder.plot_learning_curve", refusing)
+    monkeypatch.setattr("rltransformers.training.runs.run_folder.plot_learning_curve", refusing)
     words = ["--train.total_timesteps", "16", "--algorithm.n_steps", "8", "--environment.num_envs", "2"]
     assert main(["train", "--env", "CartPole-v1", *words, "--evaluation", "{episodes: 2, every: 8}"]) == 0
     said = capsys.readouterr()

@@ -17,7 +17,7 @@ from stable_baselines3.common.monitor import Monitor
 
 from rltransformers.agents import DecisionTransformer, GTrXLPPO
 from rltransformers.data import record
-from rltransformers.training.evaluation_callback import EvaluationCallback
+from rltransformers.training.offline.evaluation_callback import EvaluationCallback
 
 SMALL = {"width": 8, "layers": 1, "heads": 2}
 

@@ -17,12 +17,12 @@ from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.policies.observed import read_observation
 from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.stored_size import check_stored_size
-from rltransformers.training.decision_data import DataSummary, OnlineCounts, stored_statistics
-from rltransformers.training.decision_settings import CriticOptions, Settings, Updates, check_tokens
+from rltransformers.training.offline.decision_data import DataSummary, OnlineCounts, stored_statistics
+from rltransformers.training.offline.decision_settings import CriticOptions, Settings, Updates, check_tokens
 from rltransformers.training.parameters import replaced_settings, uncompiled
 
 if TYPE_CHECKING:
-    from rltransformers.training.offline_agent import OfflineAgent
+    from rltransformers.training.offline.offline_agent import OfflineAgent
 
 REPLACEABLE = (
     *("learning_rate", "weight_decay", "warmup_steps", "decay_steps", "batch_size", "max_grad_norm", "top_fraction"),

@@ -32,13 +32,13 @@ from rltransformers.envs.make import EnvironmentSource, WrapperConfig, WrapperFu
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.action_leaves import ContinuousAction, NormalAction
 from rltransformers.policies.decision import ActingState, Decider
-from rltransformers.training.decision_data import DataSummary, OnlineCounts, shaped
-from rltransformers.training.decision_settings import Settings, Updates
-from rltransformers.training.episodes import action_token, check_spaces, check_vector_env, executed
 from rltransformers.training.interval_log import IntervalLog
-from rltransformers.training.offline_agent import OfflineAgent
+from rltransformers.training.offline.decision_data import DataSummary, OnlineCounts, shaped
+from rltransformers.training.offline.decision_settings import Settings, Updates
+from rltransformers.training.offline.episodes import action_token, check_spaces, check_vector_env, executed
+from rltransformers.training.offline.offline_agent import OfflineAgent
+from rltransformers.training.offline.target_returns import finite_targets
 from rltransformers.training.stepping import act_on_arrays
-from rltransformers.training.target_returns import finite_targets
 
 
 class Exploring:

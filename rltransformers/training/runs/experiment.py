@@ -26,7 +26,7 @@ from rltransformers.core.ranges import (
     shown,
 )
 from rltransformers.core.yaml_text import parse_yaml
-from rltransformers.training.search import read_search
+from rltransformers.training.runs.search import read_search
 
 
 class AgentName(StrEnum):

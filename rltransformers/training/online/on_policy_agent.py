@@ -24,11 +24,11 @@ from rltransformers.data.rollout import RolloutBuffer
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.own_policies import named_policy, policy_settings
 from rltransformers.policies.steps import Acting
-from rltransformers.training.carry import MemoryRefresh
-from rltransformers.training.online_agent import OnlineAgent
-from rltransformers.training.rollout_settings import check_batch_size, check_room
+from rltransformers.training.online.carry import MemoryRefresh
+from rltransformers.training.online.online_agent import OnlineAgent
+from rltransformers.training.online.rollout_settings import check_batch_size, check_room
+from rltransformers.training.online.vec_envs import as_vec_env
 from rltransformers.training.schedules import Scheduled, as_schedule
-from rltransformers.training.vec_envs import as_vec_env
 
 
 class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):

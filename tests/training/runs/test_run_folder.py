@@ -16,12 +16,12 @@ from tensorboard.summary.writer import event_file_writer
 
 from rltransformers.core.checkpoint import save_checkpoint
 from rltransformers.core.errors import CheckpointError, ConfigError
-from rltransformers.training import plots
-from rltransformers.training.callback import one_line
 from rltransformers.training.evaluation import EvaluationResult, read_results
 from rltransformers.training.normalization import load_normalization, save_normalization
-from rltransformers.training.plots import plot_lookback, plot_return_versus_target
-from rltransformers.training.run_folder import MetricsCSV, RunFolder
+from rltransformers.training.runs import plots
+from rltransformers.training.runs.callback import one_line
+from rltransformers.training.runs.plots import plot_lookback, plot_return_versus_target
+from rltransformers.training.runs.run_folder import MetricsCSV, RunFolder
 
 PNG = b"\x89PNG"
 
@@ -179,7 +179,7 @@ def test_only_what_this_run_left_half_written_is_removed(tmp_path: Path) -> None
 
 HOLDER = """
 import sys
-from rltransformers.training.run_folder import MetricsCSV, RunFolder
+from rltransformers.training.runs.run_folder import MetricsCSV, RunFolder
 with RunFolder(sys.argv[1]).locked():
     print("held", flush=True)
     sys.stdin.read()

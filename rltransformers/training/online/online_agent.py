@@ -30,7 +30,6 @@ from rltransformers.policies.shipping import ActorCriticInFile, Scaling, write_p
 from rltransformers.policies.steps import ActorCriticMachine
 from rltransformers.training.actor import Actor
 from rltransformers.training.agent_files import StoredAgent, settings_of
-from rltransformers.training.carry import Carry
 from rltransformers.training.interval_log import check_callback
 from rltransformers.training.normalization import (
     check_evaluation_env,
@@ -43,13 +42,14 @@ from rltransformers.training.normalization import (
     with_normalizer,
     wrapper_between,
 )
-from rltransformers.training.reward_scale import RewardScale
-from rltransformers.training.rollout_record import RolloutRecord, checked_infos
-from rltransformers.training.run_card import write_run_card
+from rltransformers.training.online.carry import Carry
+from rltransformers.training.online.reward_scale import RewardScale
+from rltransformers.training.online.rollout_record import RolloutRecord, checked_infos
+from rltransformers.training.online.unwritten_metrics import UnwrittenMetrics
+from rltransformers.training.online.vec_envs import as_vec_env, check_masks_of, check_trained_spaces, with_masks
+from rltransformers.training.runs.run_card import write_run_card
 from rltransformers.training.schedules import Scheduled, as_schedule, warn_of_jumps
 from rltransformers.training.stepping import PolicySteps, Scalings
-from rltransformers.training.unwritten_metrics import UnwrittenMetrics
-from rltransformers.training.vec_envs import as_vec_env, check_masks_of, check_trained_spaces, with_masks
 
 Space = gym.Space[Any]
 

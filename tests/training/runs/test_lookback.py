@@ -6,7 +6,7 @@ import torch
 
 from rltransformers.backbone import Backbone, BackboneConfig
 from rltransformers.core.errors import ConfigError
-from rltransformers.training.lookback import LookbackMeter, lookback_of
+from rltransformers.training.runs.lookback import LookbackMeter, lookback_of
 
 
 def test_attention_of_all_calls_is_averaged_and_outputs_stay() -> None:
