@@ -1,4 +1,4 @@
-"""Decision Transformer (Chen et al. 2021, arXiv 2106.01345): offline reinforcement learning as sequence modelling.
+"""Decision Transformer (Chen et al. 2021, arXiv 2106.01345): offline reinforcement learning as sequence modeling.
 
 Read from top to bottom: the constructor, ``learn`` and its update, ``predict``, ``evaluate``. ``OnlineLearner`` holds
 ``learn_online``, ``OfflineAgent`` network, logger and files. B batch, K steps, N environments.
@@ -105,9 +105,9 @@ class DecisionTransformer(OnlineLearner):
         delayed_reward: train as if every episode paid its whole return in its last step, and act accordingly.
         normalize_observations: standardize floating-point observation leaves by statistics of the dataset, saved with
             the model.
-        mode: "dt", or "bc" for behaviour cloning: the same network without return tokens.
+        mode: "dt", or "bc" for behavior cloning: the same network without return tokens.
         top_fraction: train only on the episodes of highest return that together hold at most this fraction of the
-            steps (at least one episode); with mode "bc" and 0.1 this is the 10 % behaviour cloning of the paper.
+            steps (at least one episode); with mode "bc" and 0.1 this is the 10 % behavior cloning of the paper.
         return_head: "expectile" predicts from every observation the largest return-to-go that the data hold for it
             (Reinformer, arXiv 2405.08740), and acting asks for that unless it is given a target. Needs mode "dt".
         expectile: level tau of the predicted return: 1/2 predicts the mean, and the nearer to 1, the nearer to the
@@ -360,7 +360,7 @@ class DecisionTransformer(OnlineLearner):
             seed: of sampled actions; None draws one.
 
         Raises:
-            ConfigError: for a target return that is no finite number, and for one of behaviour cloning.
+            ConfigError: for a target return that is no finite number, and for one of behavior cloning.
         """
         steps = self._steps(target_return, acting_mode)
         return Actor(steps, deterministic=deterministic, seed=seed, name=self.kind)
@@ -394,13 +394,13 @@ class DecisionTransformer(OnlineLearner):
                 that is ``stochastic``.
             target_return: return asked of the episodes that start here, in reward units; when None the best of the
                 dataset, or with a return head what that predicts in every step.
-            reward: received after the last action [B]; needed to follow an episode unless the model is behaviour
+            reward: received after the last action [B]; needed to follow an episode unless the model is behavior
                 cloning, trained with delayed rewards, or asked for nothing.
             action_masks: which actions are allowed, [M] or one row per environment, whether or not the data held masks;
                 a mask in the observation gives way to it.
 
         Raises:
-            ConfigError: for a target return that is not a finite number or of behaviour cloning, a missing reward, or
+            ConfigError: for a target return that is not a finite number or of behavior cloning, a missing reward, or
                 a state that is not of this model.
             DataError: for observations that do not fit the space, or observations and rewards that are not finite. The
                 state that was passed in stays as it was.
@@ -461,7 +461,7 @@ class DecisionTransformer(OnlineLearner):
                 another), or a Gymnasium vector environment with ``AutoresetMode.DISABLED`` that can reset under a
                 ``reset_mask`` (``num_envs``, ``env_kwargs`` and ``wrappers`` are then its own). Objects stay open.
             target_returns: in reward units, discounted returns where the model has a ``discount`` below 1; when None
-                the best return of the dataset, or with a return head what that predicts. Behaviour cloning takes none.
+                the best return of the dataset, or with a return head what that predicts. Behavior cloning takes none.
             num_envs: environments that run at the same time.
             wrappers: applied to every single environment, first innermost: names or {"name": ..., option: ...} as for
                 ``rltransformers.envs.make_vec_env``, then functions.

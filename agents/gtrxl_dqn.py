@@ -42,7 +42,7 @@ from rltransformers.training.online.replay_data import (
     draw_of_all,
     layout_of,
     load_replay,
-    normalised,
+    normalized,
     own_window,
     pack_observation,
     part_of_replay,
@@ -197,10 +197,10 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         self._begin_run()
 
     def _new_replay(self) -> SegmentReplay:
-        normaliser = self._vec_normalize_env
-        if normaliser is not None:
+        normalizer = self._vec_normalize_env
+        if normalizer is not None:
             check_outermost(cast(VecEnv, self.env))
-        space = tree_space(self.observation_space if normaliser is None else normaliser.venv.observation_space)
+        space = tree_space(self.observation_space if normalizer is None else normalizer.venv.observation_space)
         leaves = self.policy.seen_leaves | leaf_spaces(space)
         room = self.buffer_size // self.sharing.size
         if self.prioritized:
@@ -227,14 +227,14 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         callback.on_rollout_start()
         if self._moved:
             self._reset_environments()
-        normaliser = self._vec_normalize_env
+        normalizer = self._vec_normalize_env
         seen = self._guard.leaves(self._last_obs)
         leaves = policy.leaves_to_tensors(seen)
         going_on = True
         for step in range(train_freq.frequency):
             episode_starts = cast(np.ndarray, self._last_episode_starts)
             first = to_tensor(episode_starts, self.device)
-            raw = raw_observation(normaliser, self._last_obs, self._raw_obs)
+            raw = raw_observation(normalizer, self._last_obs, self._raw_obs)
             if policy.masks_beside:
                 raw[ACTION_MASK] = seen[ACTION_MASK]
             noise = self.sharing.own_rows(policy.exploration(self._rates(), self._action_generator), self.n_envs)
@@ -244,10 +244,10 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             cut, last = self._guard.last_leaves(dones, infos, values_read_masks=True)
             terminal = dones.copy()
             terminal[cut] = False
-            earned = unscaled if normaliser is None else normaliser.get_original_reward()
+            earned = unscaled if normalizer is None else normalizer.get_original_reward()
             replay_buffer.add(raw, actions, earned, episode_starts, terminal, counts)
             if cut:
-                replay_buffer.add_last(cut, raw_last(normaliser, last))
+                replay_buffer.add_last(cut, raw_last(normalizer, last))
             callback.update_locals(locals())
             going_on = bool(callback.on_step()) and going_on
             self._update_info_buffer(infos, dones)
@@ -288,7 +288,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         norms: list[float] = []
         for _ in range(gradient_steps):
             draw, takers = draw_of_all(replay, batch_size, self._batch_generator, self.prioritized, sharing)
-            window = self._normalised(own_window(replay, draw, takers, sharing).trimmed())
+            window = self._normalized(own_window(replay, draw, takers, sharing).trimmed())
             now = policy.evaluate_window(window)
             with torch.no_grad():
                 later = policy.evaluate_window(window, target=True)
@@ -314,9 +314,9 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         logger.record("train/grad_norm", float(np.mean(norms)))
         logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
-    def _normalised(self, window: Window) -> Window:
+    def _normalized(self, window: Window) -> Window:
         """A window as the policy sees it, on its device."""
-        return normalised(self._vec_normalize_env, self._own_scale, window, self.policy.leaf_types).to(self.device)
+        return normalized(self._vec_normalize_env, self._own_scale, window, self.policy.leaf_types).to(self.device)
 
     def _renewed_memory(self, replay: SegmentReplay) -> PolicyState:
         """Keys and values of the acting memory always follow the new weights; what they are made from may too."""
@@ -324,7 +324,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         if self.memory_refresh == "never" or not self.context or not replay.joined.all():
             return policy.with_cache(policy.without_cache(state))
         policy.set_training_mode(False)
-        window = self._normalised(replay.newest(np.arange(self.n_envs), 0))
+        window = self._normalized(replay.newest(np.arange(self.n_envs), 0))
         return policy.acting_state(window, state.previous_action, state.previous_reward)
 
     # Log
@@ -335,7 +335,7 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         rows = np.array([self._n_updates % self.n_envs])
         if replay is not None and self._n_updates and replay.written[rows] >= self.segment_length:
             self.policy.set_training_mode(False)
-            window = self._normalised(replay.newest(rows, self.segment_length).trimmed())
+            window = self._normalized(replay.newest(rows, self.segment_length).trimmed())
             for name, value in memory_panel(lambda record: self.policy.evaluate_window(window, record=record)).items():
                 self.logger.record(name, float(value))
         self.logger.record("rollout/exploration_rate", float(self._rates().mean()))

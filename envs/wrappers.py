@@ -214,7 +214,7 @@ class DropUnsupported(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstru
 
 
 class GridSymbols(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
-    """MiniGrid's view as what it is: H x W cells of three symbols (object, colour, state), not an image of bytes.
+    """MiniGrid's view as what it is: H x W cells of three symbols (object, color, state), not an image of bytes.
 
     The observation is a Dict of ``symbols`` (MultiDiscrete, 3 H W indices) and ``direction`` (Discrete 4), without the
     mission. An index goes through an embedding table here and through one-hot in Stable-Baselines3.
@@ -223,7 +223,7 @@ class GridSymbols(gymnasium.ObservationWrapper[Any, Any, Any], RecordConstructor
         ConfigError: for an environment whose observation has no ``image`` of three bytes per cell and no ``direction``.
     """
 
-    SYMBOLS = (11, 6, 4)  # kinds of objects, of colours, and of states (an agent's state is its direction)
+    SYMBOLS = (11, 6, 4)  # kinds of objects, of colors, and of states (an agent's state is its direction)
 
     def __init__(self, env: Env) -> None:
         RecordConstructorArgs.__init__(self)

@@ -1,7 +1,7 @@
 """The main job end to end: both agents beside their baselines on tasks that need them, then one table.
 
 Four runs of the command line, two at a time, one thread each: a GTrXL and its memoryless twin on CueRecall, a Decision
-Transformer and behaviour cloning on 1,000 recorded random walks of KeyToDoor.
+Transformer and behavior cloning on 1,000 recorded random walks of KeyToDoor.
 """
 
 import argparse
@@ -47,7 +47,7 @@ RUNS = (
     ),
     Run(
         "bc",
-        "behaviour cloning",
+        "behavior cloning",
         "dt_key_to_door",
         ("--algorithm.mode", "bc", "--evaluation.target_returns", "[]"),
         0.0,

@@ -32,7 +32,7 @@ from scripts.fuzzing import (  # noqa: E402
     moved,
     spaces_and_arrays,
 )
-from scripts.fuzzing.probe import Area, Judgement, Probe, judge, shown  # noqa: E402
+from scripts.fuzzing.probe import Area, Judgment, Probe, judge, shown  # noqa: E402
 
 AREAS: Mapping[str, Area] = {
     "configs": configs.draw,
@@ -93,20 +93,20 @@ def count(area: str, areas: Sequence[str], inputs: int) -> int:
 def run(area: str, seed: int, numbers: Sequence[int] | range, traced: bool) -> int:
     """Try the inputs of one area, print its row and its faults; returns the number of faults."""
     outcomes: Counter[str] = Counter()
-    faults: list[tuple[int, Probe, Judgement]] = []
+    faults: list[tuple[int, Probe, Judgment]] = []
     for number in numbers:
         probe = AREAS[area](random.Random(f"{area}/{seed}/{number}"))
         if traced:
             print(probe.text)
             probe.act()
-        judgement = judge(probe)
-        outcomes[judgement.outcome] += 1
-        if judgement.fault:
-            faults.append((number, probe, judgement))
+        judgment = judge(probe)
+        outcomes[judgment.outcome] += 1
+        if judgment.fault:
+            faults.append((number, probe, judgment))
     row = [outcomes[name] for name in ("accepted", "refused", "unclear", "hang", "wrong")]
     print(f"{area:<14}{len(numbers):>8}{row[0]:>10}{row[1]:>9}{row[2]:>9}{row[3]:>7}{row[4]:>7}", flush=True)
-    for number, probe, judgement in faults:
-        print(f"  {number:>5} {judgement.outcome}: {shown(probe.text, 300)}\n        {judgement.detail}", flush=True)
+    for number, probe, judgment in faults:
+        print(f"  {number:>5} {judgment.outcome}: {shown(probe.text, 300)}\n        {judgment.detail}", flush=True)
     return len(faults)
 
 

@@ -41,7 +41,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(words)
     try:
         suite = read_suite(arguments.suite)
-        work = Work(suite, *folders(arguments.results, arguments.runs), arguments.behaviours, arguments.trust)
+        work = Work(suite, *folders(arguments.results, arguments.runs), arguments.behaviors, arguments.trust)
         failed = 0
         if not arguments.report:
             wanted = chosen(list(suite.cells(arguments.seeds)), arguments.only)
@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--runs", metavar="DIR", help="for run folders (default: runs/results; with --results DIR: DIR/runs)"
     )
-    made.add_argument("--behaviours", metavar="DIR", help="trained policies that missing datasets are recorded from")
+    made.add_argument("--behaviors", metavar="DIR", help="trained policies that missing datasets are recorded from")
     made.add_argument("--trust", action="store_true", help="run the modules and pickles that the suite names")
     made.add_argument("--dry-run", action="store_true", help="say what would run, and stop")
     made.add_argument("--report", action="store_true", help="run nothing; table and pictures anew from the CSV")
@@ -104,7 +104,7 @@ class Work:
     suite: Suite
     results: Path
     runs: Path
-    behaviours: str | None = None
+    behaviors: str | None = None
     trust: bool = False
 
     @property
@@ -233,7 +233,7 @@ class Work:
         from minari.storage import get_dataset_path  # slow to import
 
         for dataset, words in self._lacking(missing).items():
-            command = [*shlex.split(with_behaviours(words, dataset, self.behaviours)), "--dataset", dataset]
+            command = [*shlex.split(with_behaviors(words, dataset, self.behaviors)), "--dataset", dataset]
             with locked(self.runs / f"{self.suite.name}.datasets.lock"):
                 if (get_dataset_path(dataset) / "data").exists():
                     continue  # another process has just recorded it
@@ -248,24 +248,24 @@ class Work:
                 raise DataError(f"dataset {dataset} could not be recorded; the reason stands above")
 
 
-def with_behaviours(words: str, dataset: str, folder: str | None) -> str:
+def with_behaviors(words: str, dataset: str, folder: str | None) -> str:
     """The arguments of `collect` with the folder of trained policies.
 
     Raises:
         ConfigError: when it is needed and not given, or files are missing in it.
     """
-    expected = re.findall(r"\{behaviours\}/([^\s:=]+)", words)
+    expected = re.findall(r"\{behaviors\}/([^\s:=]+)", words)
     if not expected:
         return words
     if folder is None:
         raise ConfigError(
-            f"dataset {dataset} is missing and recorded from trained policies: give --behaviours DIR, a folder that "
+            f"dataset {dataset} is missing and recorded from trained policies: give --behaviors DIR, a folder that "
             f"holds {', '.join(dict.fromkeys(expected))}"
         )
     lacking = [name for name in dict.fromkeys(expected) if not (Path(folder) / name).is_file()]
     if lacking:
-        raise ConfigError(f"--behaviours {folder} lacks {', '.join(lacking)}, which dataset {dataset} is recorded from")
-    return words.replace("{behaviours}", shlex.quote(str(Path(folder).resolve())))
+        raise ConfigError(f"--behaviors {folder} lacks {', '.join(lacking)}, which dataset {dataset} is recorded from")
+    return words.replace("{behaviors}", shlex.quote(str(Path(folder).resolve())))
 
 
 def remaining(left: Sequence[Cell], rows: Iterable[Row], jobs: int) -> float | None:

@@ -6,25 +6,25 @@ import pytest
 import torch
 from beartype.roar import BeartypeDoorHintViolation as WrongShape
 
-from rltransformers.functional.returns import generalised_advantage
+from rltransformers.functional.returns import generalized_advantage
 from rltransformers.functional.windows import Tokens
 
 
 def advantage_of(next_values: torch.Tensor) -> torch.Tensor:
     rewards, values, ends = torch.ones(2, 3), torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool)
-    return generalised_advantage(rewards, values, next_values, ends, 0.9, 0.8)
+    return generalized_advantage(rewards, values, next_values, ends, 0.9, 0.8)
 
 
 def test_an_argument_that_would_be_broadcast_is_caught() -> None:
     for _ in range(2):
         assert advantage_of(torch.ones(2, 3)).shape == (2, 3)
-        with pytest.raises(WrongShape, match=r"returns\.generalised_advantage, next_values: "):
+        with pytest.raises(WrongShape, match=r"returns\.generalized_advantage, next_values: "):
             advantage_of(torch.ones(2, 1))
 
 
 def test_another_dtype_is_caught_by_keyword_too() -> None:
     ones, ends = torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool)
-    call = functools.partial(generalised_advantage, ones, ones, episode_ends=ends, discount=0.9, trace=0.8)
+    call = functools.partial(generalized_advantage, ones, ones, episode_ends=ends, discount=0.9, trace=0.8)
     assert call(next_values=ones).shape == (2, 3)
     with pytest.raises(WrongShape, match="next_values: "):
         call(next_values=ones.long())

@@ -141,8 +141,8 @@ def standard_scores(
     scale of returns for the same reason).
     """
     mean = masked_mean(advantages, counts)
-    centred = torch.where(counts, advantages - mean, torch.zeros_like(advantages))
-    scores = centred / (deviation_over(advantages, counts) + 1e-8).clamp(min=least_std)
+    centered = torch.where(counts, advantages - mean, torch.zeros_like(advantages))
+    scores = centered / (deviation_over(advantages, counts) + 1e-8).clamp(min=least_std)
     # Of equal numbers the mean is another one by rounding, and so would be all the scores.
     alike = (advantages == advantages.masked_fill(~counts, -math.inf).amax()) | ~counts
     return scores.masked_fill(alike.all(), 0.0)

@@ -97,7 +97,7 @@ SPEC = Spec(
     name="softmax",
     axis="mixer",
     paper="Vaswani et al. 2017, arXiv 1706.03762, equation 1",
-    summary="Scaled dot products, normalised by a softmax over the window.",
+    summary="Scaled dot products, normalized by a softmax over the window.",
     build=build,
     example={"mixer": "softmax"},
     traits=Traits(family="EXPL", state="memory D (training), memory kv_heads (Dh + Dv) more (acting)", time="T"),

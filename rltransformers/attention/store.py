@@ -20,7 +20,7 @@ from rltransformers.mixers.interface import Dims
 
 
 class Store(nn.Module):
-    """For every head the ``neighbours`` keys behind the window with the largest products, and a softmax over them.
+    """For every head the ``neighbors`` keys behind the window with the largest products, and a softmax over them.
 
     Queries and keys of the whole layer have length 1; every head learns a scale, which starts where products have the
     spread that they have in other layers. What is stored gets no gradient and has no position.
@@ -41,13 +41,13 @@ class Store(nn.Module):
         self,
         dims: Dims,
         steps: int,
-        neighbours: int,
+        neighbors: int,
         joint: bool,
         bank: tuple[Tensor, Tensor] | None,
         search: Search,
     ) -> None:
         super().__init__()
-        self.dims, self.neighbours, self.weighs, self.search = dims, neighbours, joint, search
+        self.dims, self.neighbors, self.weighs, self.search = dims, neighbors, joint, search
         self.near = Reach(dims.memory + 1, tokens_per_step=dims.tokens_per_step)
         self.far = Reach(dims.memory + 1 + steps, tokens_per_step=dims.tokens_per_step)
         self.farthest = self.far.horizon
@@ -96,17 +96,17 @@ class Store(nn.Module):
         seen = seen.repeat(1, dims.heads // groups, 1)[:, None]
         with torch.autocast(q.device.type, enabled=False):  # acting and learning have to find the same keys
             q = q.to(torch.promote_types(q.dtype, torch.float32)) * dims.head_dim**-0.5
-            candidates = [nearest(q, k.to(q.dtype), v.to(q.dtype), seen, self.neighbours)]
+            candidates = [nearest(q, k.to(q.dtype), v.to(q.dtype), seen, self.neighbors)]
             if self.bank_keys is not None and self.bank_values is not None:
                 candidates.append(self.of_bank(q, self.bank_keys.to(q.dtype), self.bank_values.to(q.dtype)))
-            out = mixture(candidates, self.neighbours)
+            out = mixture(candidates, self.neighbors)
         return out.unflatten(2, (-1, time)).flatten(1, 2).transpose(1, 2)
 
     def of_bank(
         self, q: Float[Tensor, "B G L K"], keys: Float[Tensor, "G M K"], values: Float[Tensor, "G M V"]
     ) -> "Candidates":
         """The nearest keys of the bank."""
-        count = min(self.neighbours, keys.shape[1])
+        count = min(self.neighbors, keys.shape[1])
         if searches_outside(self.search, q):
             index = torch.stack([self.indices[g].search(q[:, g], keys[g], count) for g in range(len(keys))], 1)
             chosen = torch.stack([keys[g][index[:, g]] for g in range(len(keys))], 1)

@@ -68,8 +68,8 @@ LOSSES = {
         ),
         Spec(
             "C3-commitment", "commitment", "losses", "Roy et al. 2021, arXiv 2003.05997, section 4.1",
-            "Squared distance of normalised queries and keys from their centroids, mean over both, summed over layers.",
-            formula="mean |x - SG(mu_c(x))|^2 over normalised queries and keys",
+            "Squared distance of normalized queries and keys from their centroids, mean over both, summed over layers.",
+            formula="mean |x - SG(mu_c(x))|^2 over normalized queries and keys",
             example={"losses": {"commitment": 1e-4}, "selection": {"name": "routing", "clusters": 3, "window": 2}},
             traits=Traits(causality="N/A"),
         ),

@@ -24,7 +24,7 @@ from rltransformers.core.record import Probe, Record
 from rltransformers.core.spec import Feature
 from rltransformers.functional.call import SILENT, Call, chosen
 from rltransformers.functional.context import EVERY, Context
-from rltransformers.functional.modules import dropout, normalised
+from rltransformers.functional.modules import dropout, normalized
 from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.functional.windows import Tokens, descending, episode_positions, padded_behind
 from rltransformers.memory.interface import RINGS, Cached, Form, LayerState
@@ -298,25 +298,25 @@ class Backbone(nn.Module):
             return x if valid is None else x * valid[:, asked, None]
 
         if record is not None and record.streams is not None:
-            record.streams = [placed(normalised(self.final_norm, like(each, x))) for each in record.streams]
+            record.streams = [placed(normalized(self.final_norm, like(each, x))) for each in record.streams]
             record.exits = None if record.exits is None else placed(like(record.exits, x))
             mixed = record.mixed
-            record.mixed = None if mixed is None else placed(normalised(self.final_norm, like(mixed, x)))
+            record.mixed = None if mixed is None else placed(normalized(self.final_norm, like(mixed, x)))
         last = tokens.last_position()
         last = last.clone() if valid is None and time > 1 else last  # a view would keep the places of all tokens
         return placed(x), gathered_state({"position": last}, after)
 
     def run(self, x: Tensor, states: list[LayerState], call: Call) -> tuple[Tensor, list[LayerState]]:
         """Embedding, layers, norms: the wanted tokens, and the states of the layers."""
-        x = normalised(self.input_norm, x if self.universal else self.embed(x, call))
+        x = normalized(self.input_norm, x if self.universal else self.embed(x, call))
         x = dropout(x, self.config.dropout, self.training)
         if call.clock is not None or self.config.compute_dtype == "float32" or x.dtype != torch.float32:
             x, after = self.stack.run(x, states, call)
-            return normalised(self.final_norm, x), after
+            return normalized(self.final_norm, x), after
         with torch.autocast(x.device.type, torch.bfloat16):
             y, after = self.stack.run(x, states, call)
         after = [{name: like(value, x) for name, value in state.items()} for state in after]
-        return normalised(self.final_norm, y.to(x.dtype)), after
+        return normalized(self.final_norm, y.to(x.dtype)), after
 
     def locate(
         self,

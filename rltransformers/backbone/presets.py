@@ -29,7 +29,7 @@ _WINDOW = "window memory: every token sees the same number of steps, whatever th
 _DECODER_POSITION = {"name": "learned", "max_len": 1024}
 _NO_BIAS = "no biases in attention (`attention_bias: true`)"
 _RELU = "ReLU in place of GELU"
-_PRE_NORM = "normalised before each submodule, there after it (`residual: post_ln`)"
+_PRE_NORM = "normalized before each submodule, there after it (`residual: post_ln`)"
 _POST_NORM = {"residual": "post_ln", "attention_bias": True, "input_norm": True}
 _BERT = {**_POST_NORM, "ff": {"name": "ffn", "activation": "gelu"}}
 """The layers of BERT, in the libraries that compute GELU exactly."""
@@ -57,7 +57,7 @@ PRESETS: dict[str, Preset] = {
     "tupe": Preset(
         {"position": {"name": "untied", "max_len": 1024}, **_BERT},
         "Ke et al. 2021, arXiv 2006.15595",
-        "TUPE-A, without the relative bias of TUPE-R; causal; no [CLS] token; the table is not normalised and its "
+        "TUPE-A, without the relative bias of TUPE-R; causal; no [CLS] token; the table is not normalized and its "
         "projections have no biases, as in the paper and not in the authors' code",
     ),
     "deberta": Preset(
@@ -91,7 +91,7 @@ PRESETS: dict[str, Preset] = {
     "memorizing": Preset(
         {"position": "t5", "memory_kind": "memorizing", "final_norm": True},
         "Wu et al. 2022, arXiv 2203.08913",
-        f"{_WINDOW}; the store holds 1,024 steps, there 8,192 and more (`store`); scales of normalised products start "
+        f"{_WINDOW}; the store holds 1,024 steps, there 8,192 and more (`store`); scales of normalized products start "
         f"at sqrt(Dh), in the authors' code at 1; LayerNorm in place of T5's norm without mean and shift; {_RELU}",
     ),
     "adaptive_span": Preset(
@@ -152,7 +152,7 @@ PRESETS: dict[str, Preset] = {
         {"mixer": "nystrom", "position": _DECODER_POSITION, **_BERT_TANH},
         "Xiong et al. 2021, arXiv 2102.03902",
         "causal block form over the window; no convolution beside it (`conv: 33`); the layers of their language model, "
-        "those for Long Range Arena are normalised before each submodule and once more at the end",
+        "those for Long Range Arena are normalized before each submodule and once more at the end",
     ),
     "memory_compressed": Preset(
         {"mixer": ["softmax", "memory_compressed"], "position": "sinusoidal", "final_norm": True},
@@ -168,7 +168,7 @@ PRESETS: dict[str, Preset] = {
     "gaussian_predicted": Preset(
         {"prior": "gaussian_predicted", "position": "sinusoidal", "residual": "post_ln"},
         "Yang et al. 2018, arXiv 1810.10182",
-        "causal: centre and width are shares of the visible past, counted backwards; a deviation is at least half a "
+        "causal: center and width are shares of the visible past, counted backwards; a deviation is at least half a "
         "token; in all layers, in the paper's "
         f"best runs in the lowest ones; decoder alone; {_NO_BIAS}",
     ),
@@ -256,7 +256,7 @@ PRESETS: dict[str, Preset] = {
     "graph_attention": Preset(
         {"mixer": "additive"},
         "Velickovic et al. 2018, arXiv 1710.10903",
-        "tokens are the nodes and the past of an episode their neighbours; norms, a feed-forward and a projection of "
+        "tokens are the nodes and the past of an episode their neighbors; norms, a feed-forward and a projection of "
         "the heads, there an ELU over heads side by side, which the last layer averages; no dropout of weights",
     ),
     "synthesizer_dense": Preset(
@@ -272,7 +272,7 @@ PRESETS: dict[str, Preset] = {
     "hard_gaussian": Preset(
         {"mixer": "hard_gaussian", "position": "sinusoidal", "residual": "post_ln"},
         "You et al. 2020, arXiv 2005.00742",
-        "decoder alone, without attention to a source; weights are normalised over the tokens in sight, there they are "
+        "decoder alone, without attention to a source; weights are normalized over the tokens in sight, there they are "
         f"densities as they are; {_NO_BIAS}",
     ),
     "lowrank_band": Preset(
@@ -333,7 +333,7 @@ PRESETS: dict[str, Preset] = {
         "episode; GELU as it is, there its approximation by tanh",
     ),
     "bp": Preset(
-        {"pattern": {"name": "bp", "neighbours": 4}, "residual": "post_ln", "input_norm": True},
+        {"pattern": {"name": "bp", "neighbors": 4}, "residual": "post_ln", "input_norm": True},
         "Ye et al. 2019, arXiv 1911.04070",
         "left context only; nodes are made of the keys and values of their leaves in every layer, there they are "
         "states that layers update",

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.record import Probe
 from rltransformers.core.spec import Feature, NoOptions, Refusal, Spec, Traits
-from rltransformers.functional.modules import linear, normalised
+from rltransformers.functional.modules import linear, normalized
 
 GateBias = Annotated[float, Ge(-100), Le(100)]
 """Beyond these a sigmoid is 0 or 1 whatever the stream says."""
@@ -123,7 +123,7 @@ class Residual(nn.Module):
 
     def prepare(self, x: Tensor) -> Tensor:
         """Submodule input: the normalized stream, or the stream itself."""
-        return normalised(self.norm, x) if self.reordered else x
+        return normalized(self.norm, x) if self.reordered else x
 
     def prepare_frozen(self, x: Tensor) -> Tensor:
         """The same with gradient for x only; the norm learns nothing from it."""
@@ -145,7 +145,7 @@ class PostNorm(Residual):
 
     def combine(self, x: Tensor, y: Tensor, probe: Probe) -> Tensor:
         """Normalized sum."""
-        return normalised(self.norm, x + y)
+        return normalized(self.norm, x + y)
 
 
 class PreNorm(Residual):
@@ -172,7 +172,7 @@ class Gated(Residual):
         out, openness = self.gate(x, F.relu(y) if self.reordered else y)
         if probe.listens:
             probe.metric("gate_openness", openness.detach().mean())
-        return out if self.reordered else normalised(self.norm, out)
+        return out if self.reordered else normalized(self.norm, out)
 
 
 @dataclass(frozen=True)
@@ -257,11 +257,11 @@ RESIDUALS = {
     for spec in (
         _spec(
             "R0", "post_ln", "Vaswani et al. 2017, arXiv 1706.03762",
-            "Normalises the stream behind every submodule.", "LN(x + f(x))", build_post_ln,
+            "Normalizes the stream behind every submodule.", "LN(x + f(x))", build_post_ln,
         ),
         _spec(
             "R1", "pre_ln", "Xiong et al. 2020, arXiv 2002.04745",
-            "Normalises the input of every submodule; nothing stands in the way of the stream itself.",
+            "Normalizes the input of every submodule; nothing stands in the way of the stream itself.",
             "x + f(LN(x))", build_pre_ln,
         ),
         _spec(

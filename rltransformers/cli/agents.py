@@ -184,7 +184,7 @@ class OnlineRunAgent(RunAgent):
         if self.config.environment.normalizes:
             if not statistics.is_file():
                 raise CheckpointError(
-                    f"{statistics} is not there, which holds the statistics that {checkpoint} is normalised by; put it "
+                    f"{statistics} is not there, which holds the statistics that {checkpoint} is normalized by; put it "
                     "back, or train anew"
                 )
             env = load_normalization(statistics, env, training=True)
@@ -313,7 +313,7 @@ class OnlineRunAgent(RunAgent):
 
 
 class OfflineRunAgent(RunAgent):
-    """A DecisionTransformer (or behaviour cloning), its dataset, and an environment to evaluate in."""
+    """A DecisionTransformer (or behavior cloning), its dataset, and an environment to evaluate in."""
 
     steps = "gradient steps"
     online = False

@@ -1,4 +1,4 @@
-"""Records behaviours as datasets: for ``rltransformers collect``, and for runs that collect before they train."""
+"""Records behaviors as datasets: for ``rltransformers collect``, and for runs that collect before they train."""
 
 import sys
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from tqdm import tqdm
 
-from rltransformers.cli import behaviours as checkpoints
+from rltransformers.cli import behaviors as checkpoints
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.data.behaviours import Mixture, mixture
+from rltransformers.data.behaviors import Mixture, mixture
 from rltransformers.data.minari import check_dataset_id, write_minari, writing_minari
 from rltransformers.data.recorder import record
 from rltransformers.data.trajectories import Trajectories
@@ -32,12 +32,12 @@ def make_environment(config: EnvironmentConfig, seed: int, monitor: bool = True)
 
 
 def collect_episodes(environment: EnvironmentConfig, collect: CollectConfig, seed: int) -> Trajectories:
-    """Episodes of a run's behaviours in its environment, in memory; the same seed gives the same episodes."""
+    """Episodes of a run's behaviors in its environment, in memory; the same seed gives the same episodes."""
     env = make_environment(environment, seed)
     try:
         return record(
             env,
-            parse_behaviours(collect.behaviours),
+            parse_behaviors(collect.behaviors),
             episodes=collect.episodes,
             seed=seed,
             longest_episode=collect.longest_episode,
@@ -48,7 +48,7 @@ def collect_episodes(environment: EnvironmentConfig, collect: CollectConfig, see
 
 def collect_dataset(
     environment: EnvironmentConfig,
-    behaviours: Sequence[str],
+    behaviors: Sequence[str],
     dataset: str,
     seed: int,
     *,
@@ -64,10 +64,10 @@ def collect_dataset(
     """Record at least ``steps`` steps, or ``episodes``, write them as a Minari dataset and describe it as JSON values.
 
     ``dataset`` is the id of the new dataset.
-    ``keep`` or ``drop`` are indices of a vector observation: what is recorded; behaviours always see all of it.
+    ``keep`` or ``drop`` are indices of a vector observation: what is recorded; behaviors always see all of it.
     ``notice`` is printed to standard error when recording starts.
     """
-    parts = parse_behaviours(behaviours)
+    parts = parse_behaviors(behaviors)
     check_dataset_id(dataset)
     with writing_minari(dataset):
         _refuse_existing(dataset, overwrite)
@@ -107,8 +107,8 @@ def _advance(bar: Any, done: int) -> None:
     bar.update((done if bar.total is None else min(done, bar.total)) - bar.n)
 
 
-def parse_behaviours(texts: Sequence[str]) -> Mixture:
-    """A mixture of behaviour texts, each with an optional ``=weight`` behind it (1 when absent)."""
+def parse_behaviors(texts: Sequence[str]) -> Mixture:
+    """A mixture of behavior texts, each with an optional ``=weight`` behind it (1 when absent)."""
     checkpoints.register()
     return mixture([_weighted(text) for text in texts])
 
@@ -120,7 +120,7 @@ def _weighted(text: str) -> tuple[float, str]:
     try:
         return float(weight), spec
     except ValueError as error:
-        raise ConfigError(f"behaviour {text!r}: the weight behind = must be a number, got {weight!r}") from error
+        raise ConfigError(f"behavior {text!r}: the weight behind = must be a number, got {weight!r}") from error
 
 
 def _others(space: spaces.Space[Any], drop: Sequence[int]) -> list[int]:

@@ -117,7 +117,7 @@ def check_keywords(agent: AgentName, algorithm: Mapping[str, Any], policy: Mappi
     check_settings(keyword_hints(agent), algorithm, "algorithm.")
     recurrent = agent is AgentName.RECURRENT_PPO
     if recurrent and algorithm.get("batch_size") == 1 and algorithm.get("normalize_advantage", True):
-        raise ConfigError("algorithm.batch_size is 1, but one advantage has no deviation to be normalised by; raise it")
+        raise ConfigError("algorithm.batch_size is 1, but one advantage has no deviation to be normalized by; raise it")
     find_device(algorithm.get("device", "auto"), "algorithm.device")
     if agent in MEMORY_AGENTS:
         MEMORY_AGENTS[agent].check_policy(policy or {}, "policy.")

@@ -20,7 +20,7 @@ def print_results(results: Sequence[Any]) -> None:
         "return_iqm_interval": "  95 % interval",
         "length_mean": "episode length",
         "success_rate": "success rate",
-        "normalized_score": "normalised score",
+        "normalized_score": "normalized score",
         "discounted_return_mean": "discounted, mean",
         "alignment_error": "target error, RMS",
     }

@@ -316,7 +316,7 @@ def evaluate(
         check_picture(picture)
     cloning = config.algorithm.get("mode") == "bc"
     if "target" in plots and (config.agent is not AgentName.DECISION_TRANSFORMER or cloning):
-        whose = "behaviour cloning" if cloning else f"agent {config.agent}"
+        whose = "behavior cloning" if cloning else f"agent {config.agent}"
         raise ConfigError(f"--plot target draws returns against target returns, and {whose} has none; leave it out")
     recorded = {} if video is None else _recorded(evaluation, videos)
     if video is not None:

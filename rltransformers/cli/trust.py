@@ -18,7 +18,7 @@ from rltransformers.core.modules import import_module
 from rltransformers.core.ranges import check
 from rltransformers.training.runs.experiment import AgentName, DatasetConfig, ExperimentConfig
 
-_DATA_BEHAVIOURS = ("random", "checkpoint", "export")
+_DATA_BEHAVIORS = ("random", "checkpoint", "export")
 _ALLOWED: set[str] = set()
 """Effects that somebody typed, or said yes to, in this process."""
 
@@ -39,7 +39,7 @@ class Program:
 def programs(config: ExperimentConfig, checkpoint: Path | None = None, training: bool = True) -> list[Program]:
     """Everything a run of ``config`` would execute besides this package and registered environments.
 
-    With ``checkpoint`` the run begins by loading that file. Without ``training`` no behaviour is recorded.
+    With ``checkpoint`` the run begins by loading that file. Without ``training`` no behavior is recorded.
     """
     found = import_programs(config.imports)
     found += environment_programs(config.environment.id, config.environment.wrappers)
@@ -82,12 +82,12 @@ def import_modules(modules: Any, source: str, trust: bool) -> None:
 
 
 def dataset_programs(dataset: DatasetConfig) -> list[Program]:
-    """Pickles that a dataset is read from, and what its behaviours load."""
+    """Pickles that a dataset is read from, and what its behaviors load."""
     place, found = "dataset.id", []
     if dataset.id is not None and is_pickle(dataset.id):
         found.append(Program(place, f"{place} {dataset.id!r} is a pickle, which runs code when it is read"))
     if dataset.collect is not None:
-        found += behaviour_programs(dataset.collect.behaviours, "dataset.collect.behaviours")
+        found += behavior_programs(dataset.collect.behaviors, "dataset.collect.behaviors")
     return found
 
 
@@ -104,8 +104,8 @@ def environment_programs(env_id: str, wrappers: Sequence[Any] = ()) -> list[Prog
     ]
 
 
-def behaviour_programs(texts: Sequence[str], place: str) -> list[Program]:
-    """Pickles that behaviours load and modules that they import."""
+def behavior_programs(texts: Sequence[str], place: str) -> list[Program]:
+    """Pickles that behaviors load and modules that they import."""
     found = []
     for text in texts:
         kind, colon, argument = text.partition(":")
@@ -113,19 +113,19 @@ def behaviour_programs(texts: Sequence[str], place: str) -> list[Program]:
             found.append(Program(place, f"{place} {text!r} loads a pickle of Stable-Baselines3, which runs code"))
         elif kind == "export" and not (argument.rpartition("=")[0] or argument).endswith(".onnx"):
             found.append(Program(place, f"{place} {text!r} loads a program of torch, which may run code"))
-        elif colon and kind not in _DATA_BEHAVIOURS:
+        elif colon and kind not in _DATA_BEHAVIORS:
             found.append(Program(place, f"{place} {text!r} imports the module {kind}"))
     return found
 
 
 def collect_programs(words: Sequence[str]) -> list[Program]:
     """Programs that words of ``rltransformers collect`` would execute, for words that a file holds."""
-    given = {"--env": [""], "--behaviour": [""]}
+    given = {"--env": [""], "--behavior": [""]}
     for option, value in zip(words, (*words[1:], ""), strict=True):
         name, equals, attached = option.partition("=")
         given.setdefault(name, []).append(attached if equals else value)
     environments = [each for env_id in given["--env"] for each in environment_programs(env_id)]
-    return environments + behaviour_programs(given["--behaviour"], "--behaviour")
+    return environments + behavior_programs(given["--behavior"], "--behavior")
 
 
 def not_typed(found: Sequence[Program], overrides: Sequence[tuple[str, str]]) -> list[Program]:

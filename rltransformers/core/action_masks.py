@@ -69,8 +69,8 @@ def observes_mask(observation_space: Space, action_space: Space, wanted: bool | 
         isinstance(leaf, spaces.Box) and leaf.dtype is not None and leaf.dtype.kind in "biu"
     )
     if not size or not counts or leaf.shape != (size,):
-        normalised = isinstance(leaf, spaces.Box) and leaf.shape == (size,)
-        hint = "; where VecNormalize made numbers of it, leave it out of norm_obs_keys" if normalised else ""
+        normalized = isinstance(leaf, spaces.Box) and leaf.shape == (size,)
+        hint = "; where VecNormalize made numbers of it, leave it out of norm_obs_keys" if normalized else ""
         raise ConfigError(
             f"the observation has a leaf {ACTION_MASK!r} that is {leaf}, and a mask of actions of {action_space} is "
             f"MultiBinary({size}) or a Box of so many integers{hint}; rename the leaf, or set "

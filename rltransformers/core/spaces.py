@@ -300,7 +300,7 @@ def box_bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     return low, high
 
 
-def normalised_leaves(space: Space) -> list[str]:
+def normalized_leaves(space: Space) -> list[str]:
     """Paths of the observation leaves that are standardized: Boxes of floats, and of integers without bounds."""
     return [
         path

@@ -100,7 +100,7 @@ _WORDS = {
     "settings": "options params parameters hyperparameters explain",
     "inspect": "check describe info",
     "export": "convert onnx save",
-    "behaviour": "behavior policy",
+    "behavior": "behaviour policy",
     "overwrite": "force",
     "num_envs": "n_envs jobs",
 }

@@ -1,6 +1,6 @@
 """Logged and fresh experience as contiguous arrays; knows nothing of networks."""
 
-from rltransformers.data.behaviours import Behaviour, load_behaviour, mixture, register_behaviour
+from rltransformers.data.behaviors import Behavior, load_behavior, mixture, register_behavior
 from rltransformers.data.d4rl import normalized_score, reference_scores
 from rltransformers.data.load import load_trajectories
 from rltransformers.data.minari import write_minari
@@ -9,18 +9,18 @@ from rltransformers.data.sampler import ContextBatch, ContextSampler
 from rltransformers.data.trajectories import Episode, Trajectories
 
 __all__ = [
-    "Behaviour",
+    "Behavior",
     "ContextBatch",
     "ContextSampler",
     "Episode",
     "ObservationView",
     "Trajectories",
-    "load_behaviour",
+    "load_behavior",
     "load_trajectories",
     "mixture",
     "normalized_score",
     "record",
     "reference_scores",
-    "register_behaviour",
+    "register_behavior",
     "write_minari",
 ]

@@ -1,4 +1,4 @@
-"""Records behaviours in vector environments as trajectories: preallocated arrays, one copy per leaf and step.
+"""Records behaviors in vector environments as trajectories: preallocated arrays, one copy per leaf and step.
 
 Axis letters: B environments, R rows of the recording (one per step of an environment), N steps and E episodes of the
 result.
@@ -57,7 +57,7 @@ from rltransformers.core.spaces import (
     split_members,
     stored_dtype,
 )
-from rltransformers.data.behaviours import Behaviour, Mixture, as_behaviour, decides_by_itself
+from rltransformers.data.behaviors import Behavior, Mixture, as_behavior, decides_by_itself
 from rltransformers.data.rollout import bytes_of
 from rltransformers.data.trajectories import Leaves, Trajectories, join_trajectories
 from rltransformers.envs.make import construction, make_by
@@ -93,7 +93,7 @@ class ObservationView:
 @suggesting
 def record(
     env: str | EnvSpec | VectorEnv[Any, Any, Any] | VecEnv | gym.Env[Any, Any] | Callable[..., gym.Env[Any, Any]],
-    behaviour: Behaviour | Mixture | BaseAlgorithm | BasePolicy | str | Callable[..., Any],
+    behavior: Behavior | Mixture | BaseAlgorithm | BasePolicy | str | Callable[..., Any],
     steps: int | None = None,
     *,
     episodes: int | None = None,
@@ -107,9 +107,9 @@ def record(
     progress: Callable[[int], None] | None = None,
     longest_episode: int | None = None,
 ) -> Trajectories:
-    """Whole episodes of ``behaviour`` in ``env``.
+    """Whole episodes of ``behavior`` in ``env``.
 
-    Every episode that starts is recorded to its end, so that no length is favoured: with ``steps`` the result holds
+    Every episode that starts is recorded to its end, so that no length is favored: with ``steps`` the result holds
     that many steps and the rest of the episodes that run then (what has not ended after 10,000 more steps is kept as
     truncated); with ``episodes`` exactly that many, spread evenly over the environments. A mixture gives each part
     its share of either. The same seed gives the same data.
@@ -117,7 +117,7 @@ def record(
     Args:
         env: a Gymnasium id or specification, a function that makes an environment, one environment, or a vector
             environment of Gymnasium or Stable-Baselines3. Those given as objects stay open.
-        behaviour: a behaviour, a text for ``load_behaviour``, a function with the arguments of ``Behaviour.act``, an
+        behavior: a behavior, a text for ``load_behavior``, a function with the arguments of ``Behavior.act``, an
             agent of this library, a model or a policy of Stable-Baselines3, or a ``mixture`` of these. It sees whole
             observations.
         num_envs: copies made of an id or a function.
@@ -149,11 +149,11 @@ def record(
     warn_of_statistics(environments.source)
     try:
         with guarding(environments.env) as environments.env:
-            parts = behaviour.parts if isinstance(behaviour, Mixture) else ((1.0, behaviour),)
+            parts = behavior.parts if isinstance(behavior, Mixture) else ((1.0, behavior),)
             if deterministic and all(decides_by_itself(one) for _, one in parts):
                 raise ConfigError(
                     "deterministic=True is for agents, models and policies; random actions have no mode, and other "
-                    "behaviours decide by themselves; leave it out"
+                    "behaviors decide by themselves; leave it out"
                 )
             shares = Mixture(tuple(parts)).shares(steps or episodes or 0)
             view = _view(part, environments.observation_space)
@@ -163,7 +163,7 @@ def record(
             results: list[Trajectories] = []
             described: list[dict[str, Any]] = []
             for (weight, behaved), share in zip(parts, shares, strict=True):
-                actor = as_behaviour(
+                actor = as_behavior(
                     behaved, environments.observation_space, environments.action_space, deterministic=deterministic
                 )
                 _check_fits(actor, environments)
@@ -181,14 +181,14 @@ def record(
     finally:
         if owned:
             environments.source.close()
-    metadata: dict[str, Any] = {"format": "recorded", "behaviours": described, "seed": seed}
+    metadata: dict[str, Any] = {"format": "recorded", "behaviors": described, "seed": seed}
     if isinstance(part, dict):
         metadata["recorded"] = part
     return join_trajectories(results, results[0].name, metadata)
 
 
 def _quota(episodes: int, num_envs: int) -> npt.NDArray[np.int64]:
-    """Episodes per environment, fixed beforehand: taking the first to finish would favour short ones."""
+    """Episodes per environment, fixed beforehand: taking the first to finish would favor short ones."""
     return np.array([episodes // num_envs + (index < episodes % num_envs) for index in range(num_envs)], np.int64)
 
 
@@ -225,12 +225,12 @@ class _Recording:
     def __init__(
         self,
         environments: "_Environments",
-        behaviour: Behaviour,
+        behavior: Behavior,
         view: ObservationView,
         progress: Callable[[int], None] | None,
         done_before: int,
     ) -> None:
-        self.environments, self.behaviour, self.view, self.progress = environments, behaviour, view, progress
+        self.environments, self.behavior, self.view, self.progress = environments, behavior, view, progress
         self.done_before = done_before
         self.longest: int | None = None
         self.layout = _layout(view.observation_space, environments.action_space)
@@ -246,7 +246,7 @@ class _Recording:
     ) -> None:
         """Fill the arrays until ``steps`` are counted and the running episodes ended, or every quota is met."""
         env, batch = self.environments.env, self.environments.env.num_envs
-        reads_rewards = "rewards" in inspect.signature(self.behaviour.act).parameters
+        reads_rewards = "rewards" in inspect.signature(self.behavior.act).parameters
         live = np.ones(batch, bool) if quota is None else quota > 0
         finished, age = np.zeros(batch, np.int64), np.zeros(batch, np.int64)
         nothing, count, finishing = np.zeros(batch, bool), 0, 0
@@ -255,7 +255,7 @@ class _Recording:
         def act(observation: Any, first: Bools, rewards: Array) -> Any:
             observations = self.environments.nested(observation)
             extra = {"rewards": rewards} if reads_rewards else {}
-            actions = self._checked_actions(self.behaviour.act(observations, first, generator, **extra))
+            actions = self._checked_actions(self.behavior.act(observations, first, generator, **extra))
             self._write_before(self._seen(observations), actions, live)
             return actions[""] if "" in actions else split_members(self.environments.action_space, actions)
 
@@ -306,34 +306,34 @@ class _Recording:
         return leaf_values(self.view.observation_space, self.view.function(observations))
 
     def _checked_actions(self, actions: Any) -> dict[str, Array]:
-        """Actions of the behaviour by leaf path, each a member of its space.
+        """Actions of the behavior by leaf path, each a member of its space.
 
         Raises:
             DataError: for what is no number, and for actions outside the space.
             ConfigError: for another number of them.
         """
-        leaves, name = {}, _label(self.behaviour)
+        leaves, name = {}, _label(self.behavior)
         values = leaf_values(self.environments.action_space, actions)
         for path, leaf in self.action_leaves.items():
             try:
                 taken = leaves[path] = numbers(values[path])
             except DataError as error:
-                raise DataError(f"the {named('action', path)} of the behaviour {name} {error}") from error
+                raise DataError(f"the {named('action', path)} of the behavior {name} {error}") from error
             if np.shape(taken) != (len(self.numbers), *(leaf.shape or ())):
                 raise ConfigError(
-                    f"the behaviour {name} returned actions of shape {np.shape(taken)} for {len(self.numbers)} "
+                    f"the behavior {name} returned actions of shape {np.shape(taken)} for {len(self.numbers)} "
                     f"environments with action space {leaf}"
                 )
             good = members(leaf, taken, bounded=True)
             if not good.all():
                 worst = int(np.argmin(good))
                 raise DataError(
-                    f"the behaviour {name} returned the action {taken[worst]} for environment {worst}, outside {leaf}; "
+                    f"the behavior {name} returned the action {taken[worst]} for environment {worst}, outside {leaf}; "
                     "clip it, or wrap the environment in what does"
                 )
             if taken.dtype.kind == "f" and not isinstance(leaf, spaces.Box):
                 raise DataError(
-                    f"the behaviour {name} returned numbers of {taken.dtype} for {leaf}; return whole numbers, as "
+                    f"the behavior {name} returned numbers of {taken.dtype} for {leaf}; return whole numbers, as "
                     "actions.astype(int)"
                 )
         return leaves
@@ -395,35 +395,35 @@ class _Recording:
         )
 
 
-def _check_fits(behaviour: Behaviour, environments: "_Environments") -> None:
+def _check_fits(behavior: Behavior, environments: "_Environments") -> None:
     """Raise ConfigError for a policy of other spaces, and where it and the environment would both normalize."""
-    if isinstance(behaviour, _Spaced):
+    if isinstance(behavior, _Spaced):
         for role, ours, theirs in differing_spaces(
-            (behaviour.observation_space, behaviour.action_space),
+            (behavior.observation_space, behavior.action_space),
             (environments.observation_space, environments.action_space),
         ):
             raise ConfigError(
-                f"the {role} space of the behaviour {_label(behaviour)} ({space_outline(ours)}) is not that of the "
+                f"the {role} space of the behavior {_label(behavior)} ({space_outline(ours)}) is not that of the "
                 f"environment ({space_outline(theirs)}); give it the environment that it was trained in, with its "
                 "wrappers"
             )
-    if is_vecenv_wrapped(environments.env, VecNormalize) and getattr(behaviour, "normalizes", False):
+    if is_vecenv_wrapped(environments.env, VecNormalize) and getattr(behavior, "normalizes", False):
         raise ConfigError(
-            f"the behaviour {_label(behaviour)} normalises observations by itself, and so does this environment, whose "
-            "recording would be normalised too; give the environment without VecNormalize, as env.venv or an id"
+            f"the behavior {_label(behavior)} normalizes observations by itself, and so does this environment, whose "
+            "recording would be normalized too; give the environment without VecNormalize, as env.venv or an id"
         )
 
 
 @runtime_checkable
 class _Spaced(Protocol):
-    """A behaviour that knows its spaces, as actors of this library do."""
+    """A behavior that knows its spaces, as actors of this library do."""
 
     observation_space: Space
     action_space: Space
 
 
-def _label(behaviour: Behaviour) -> str:
-    return str(getattr(behaviour, "name", type(behaviour).__name__))
+def _label(behavior: Behavior) -> str:
+    return str(getattr(behavior, "name", type(behavior).__name__))
 
 
 # What is recorded of an observation ------------------------------------------------------------
@@ -498,7 +498,7 @@ def _space_of_part(path: str, leaf: Space, indices: list[int] | None) -> Space:
 
 
 class _Environments:
-    """Environments of either library as a ``VecEnv`` with the spaces of one environment, nested as behaviours see them.
+    """Environments of either library as a ``VecEnv`` with the spaces of one environment, nested as behaviors see them.
 
     Args:
         source: a vector environment of Gymnasium or Stable-Baselines3.

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rltransformers.core.spaces import leaf_spaces, stored_dtype
-from rltransformers.functional.returns import generalised_advantage
+from rltransformers.functional.returns import generalized_advantage
 
 Space = gym.Space[Any]
 Array = npt.NDArray[Any]
@@ -199,7 +199,7 @@ class RolloutBuffer:
         following = torch.cat([values[:, 1:], bootstrap[:, None]], dim=1)
         after_end = torch.where(truncated, self.last_values, torch.zeros_like(following))
         next_values = torch.where(ends, after_end, following)
-        advantages = generalised_advantage(rewards, values, next_values, ends | ~counts, discount, trace)
+        advantages = generalized_advantage(rewards, values, next_values, ends | ~counts, discount, trace)
         return Segment(
             observations=self.observations,
             actions={path: torch.stack([each[path] for each in self._actions], 1) for path in self.action_leaves},

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from rltransformers.core.described import count, spaces_line
 from rltransformers.core.errors import DataError
 from rltransformers.core.ranges import Fraction, UnitInterval, check, shown
-from rltransformers.core.spaces import leaf_spaces, normalised_leaves
+from rltransformers.core.spaces import leaf_spaces, normalized_leaves
 from rltransformers.data.checks import Array, Space, check_contents, check_layout
 from rltransformers.data.spaces import Options, chunks
 
@@ -215,24 +215,24 @@ class Trajectories:
     def observation_statistics(self) -> tuple[Leaves, Leaves]:
         """Mean and population standard deviation over the N observations that saw an action.
 
-        Of every leaf that ``normalised_leaves`` names.
+        Of every leaf that ``normalized_leaves`` names.
         """
         means: Leaves = {}
         deviations: Leaves = {}
-        for path in normalised_leaves(self.observation_space):
+        for path in normalized_leaves(self.observation_space):
             leaf = self.observations[path]
             mean = self._mean(leaf, 1, np.float64(0.0))
             variance = self._mean(leaf, 2, mean)
             means[path], deviations[path] = mean.astype(np.float32), np.sqrt(variance).astype(np.float32)
         return means, deviations
 
-    def _mean(self, leaf: Array, power: int, centre: Any) -> Array:
-        """Mean of (row - centre)**power over the observations that saw an action, in float64."""
+    def _mean(self, leaf: Array, power: int, center: Any) -> Array:
+        """Mean of (row - center)**power over the observations that saw an action, in float64."""
         acted = np.ones(len(leaf), bool)
         acted[self.offsets[1:] + np.arange(len(self))] = False
         total = np.zeros(leaf.shape[1:], np.float64)
         for chunk in chunks(leaf):
-            values = np.subtract(leaf[chunk][acted[chunk]], centre, dtype=np.float64)
+            values = np.subtract(leaf[chunk][acted[chunk]], center, dtype=np.float64)
             values **= power
             total += values.sum(axis=0)
             del values  # before the next ones are made

@@ -1,7 +1,7 @@
 """Keys that a token may look at: groups of rows, and where their rows stand.
 
 Axes: B batch, T tokens, N key rows of a group, E numbers of a key row. Memory, sinks, compressed slots, nodes of a
-    tree, neighbours from a store: all are groups, and attention over several groups is one softmax over all of their
+    tree, neighbors from a store: all are groups, and attention over several groups is one softmax over all of their
     rows.
 """
 

@@ -19,7 +19,7 @@ def linear(layer: nn.Linear, x: Float[Tensor, "... D"]) -> Float[Tensor, "... O"
     return F.linear(x, layer.weight, layer.bias)
 
 
-def normalised(norm: nn.LayerNorm | None, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+def normalized(norm: nn.LayerNorm | None, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
     """``norm(x)``, or x where there is no norm."""
     return x if norm is None else torch.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 

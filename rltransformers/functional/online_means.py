@@ -1,6 +1,6 @@
-"""Online k-means per head: centres that move towards the mean of what was assigned to them since they moved last.
+"""Online k-means per head: centers that move towards the mean of what was assigned to them since they moved last.
 
-Axis letters: B streams, H heads, T tokens, C clusters, K numbers of a centre.
+Axis letters: B streams, H heads, T tokens, C clusters, K numbers of a center.
 """
 
 from collections.abc import Callable
@@ -12,18 +12,18 @@ from torch.nn import functional as F
 
 
 class OnlineMeans(nn.Module):
-    """Sums of a module with centres of clusters between two moves: of their members, and how many they are."""
+    """Sums of a module with centers of clusters between two moves: of their members, and how many they are."""
 
     sums: Tensor
     counts: Tensor
 
     def make_sums(self, shape: tuple[int, int, int]) -> None:
-        """Register empty sums for centres of this shape, [H, C, K]; checkpoints do not hold them."""
+        """Register empty sums for centers of this shape, [H, C, K]; checkpoints do not hold them."""
         self.register_buffer("sums", torch.zeros(shape), persistent=False)
         self.register_buffer("counts", torch.zeros(shape[:2]), persistent=False)
 
     def statistics(self) -> list[Tensor]:
-        """What several processes add up before the centres move."""
+        """What several processes add up before the centers move."""
         return [self.sums, self.counts]
 
     @torch.no_grad()
@@ -35,16 +35,16 @@ class OnlineMeans(nn.Module):
 
     @torch.no_grad()
     def move(
-        self, centres: Float[Tensor, "H C K"], decay: float, onto: Callable[[Tensor], Tensor] | None = None
+        self, centers: Float[Tensor, "H C K"], decay: float, onto: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        """Move ``centres`` towards the means of their members, and count anew; one without members stays as it is.
+        """Move ``centers`` towards the means of their members, and count anew; one without members stays as it is.
 
         Args:
-            decay: share of a centre that stays.
+            decay: share of a center that stays.
             onto: projects what moved, such as onto a sphere; None leaves it where it is.
         """
         mean = self.sums / self.counts.clamp(min=1)[..., None]
-        new = decay * centres + (1 - decay) * mean
-        centres.copy_(torch.where(self.counts[..., None] > 0, new if onto is None else onto(new), centres))
+        new = decay * centers + (1 - decay) * mean
+        centers.copy_(torch.where(self.counts[..., None] > 0, new if onto is None else onto(new), centers))
         self.sums.zero_()
         self.counts.zero_()

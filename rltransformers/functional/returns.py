@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 
-def generalised_advantage(
+def generalized_advantage(
     rewards: Float[Tensor, "B T"],
     values: Float[Tensor, "B T"],
     next_values: Float[Tensor, "B T"],

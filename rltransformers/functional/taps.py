@@ -18,19 +18,19 @@ def inside(taps: int, tokens: Tokens) -> Bool[Tensor, "B T K"]:
     return torch.arange(taps, device=tokens.p.device) <= tokens.p[..., None]
 
 
-def tap_weights(logits: Float[Tensor, "*b H K"], tokens: Tokens, renormalise: bool) -> Float[Tensor, "B T H K"]:
+def tap_weights(logits: Float[Tensor, "*b H K"], tokens: Tokens, renormalize: bool) -> Float[Tensor, "B T H K"]:
     """Softmax over the taps, lag 0 first; a tap that lies before the episode weighs 0.
 
-    With ``renormalise`` the remaining taps share all of the weight; without, the weight of missing taps is lost.
+    With ``renormalize`` the remaining taps share all of the weight; without, the weight of missing taps is lost.
     """
     own = inside(logits.shape[-1], tokens)[:, :, None]
-    if renormalise:
+    if renormalize:
         return logits.expand(*tokens.p.shape, -1, -1).masked_fill(~own, float("-inf")).softmax(-1)
     return logits.softmax(-1) * own
 
 
 def causal_taps(rows: Float[Tensor, "B R D"], weights: Float[Tensor, "B T H K"]) -> Float[Tensor, "B T D"]:
-    """``out_t = sum_k weights[t, h, k] * rows[K - 1 + t - k]``; channel group h has D / H neighbouring channels."""
+    """``out_t = sum_k weights[t, h, k] * rows[K - 1 + t - k]``; channel group h has D / H neighboring channels."""
     time, heads, taps = weights.shape[1:]
     grouped = rows.unflatten(-1, (heads, -1))
     out = weights[..., 0, None] * grouped[:, taps - 1 :]

@@ -38,7 +38,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "dilated": {"pattern": {"name": "dilated", "window": 3, "dilation": 2}},
         "longformer": {"pattern": {"name": "longformer", "window": 3, "sinks": 2}},
         "etc": {"pattern": {"name": "etc", "window": 3, "block": 2, "globals": 1}},
-        "bp": {"pattern": {"name": "bp", "neighbours": 2}},
+        "bp": {"pattern": {"name": "bp", "neighbors": 2}},
         "global": {"pattern": {"name": "global", "sinks": 2}},
         "random": {"pattern": {"name": "random", "count": 2}},
         "block_local": {"pattern": {"name": "block_local", "block": 3, "back": 1}},
@@ -116,7 +116,7 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "cache": {"memory_kind": "cache"},
         "transformer_xl": {"memory_kind": "transformer_xl"},
         "compressive": {"memory_kind": COMPRESSIVE},
-        "memorizing": {"memory_kind": {"name": "memorizing", "store": 3, "neighbours": 2}},
+        "memorizing": {"memory_kind": {"name": "memorizing", "store": 3, "neighbors": 2}},
     },
     "depth": {
         "fixed": {"depth": "fixed"},

@@ -80,7 +80,7 @@ class Options(MemoryOptions):
         layer: index of the layer that reads the store; None takes the last but one of a few layers and one a quarter
             below the top of many (the ninth of twelve).
         store: steps that the store holds, those behind the window.
-        neighbours: keys that every query and head retrieves.
+        neighbors: keys that every query and head retrieves.
         joint: one softmax over what is retrieved and the window in place of a gate per head.
         bank: a file of keys and values of demonstrations (`save_bank`), searched beside the store; its values stay.
         search: how the bank is searched; "faiss" needs the extra `knn`.
@@ -88,7 +88,7 @@ class Options(MemoryOptions):
 
     layer: Annotated[int, Ge(0), Le(999)] | None = None
     store: Size = 1024
-    neighbours: Size = 32
+    neighbors: Size = 32
     joint: bool = False
     bank: str | None = None
     search: Search = "exact"
@@ -128,7 +128,7 @@ class Options(MemoryOptions):
                 "name a bank or leave search out"
             )
         bank = None if self.bank is None else load_bank(self.bank, dims)
-        return Store(dims, self.store, self.neighbours, self.joint, bank, self.search)
+        return Store(dims, self.store, self.neighbors, self.joint, bank, self.search)
 
 
 def build(rows: int, width: int, key_width: int, sinks: int, tokens_per_step: int, options: Options) -> RowMemory:
@@ -141,10 +141,10 @@ SPEC = Spec(
     name="memorizing",
     axis="memory_kind",
     paper="Wu et al. 2022, arXiv 2203.08913, section 3",
-    summary="One layer also reads the `neighbours` nearest of the keys behind its window, mixed in by a gate per head.",
+    summary="One layer also reads the `neighbors` nearest of the keys behind its window, mixed in by a gate per head.",
     build=build,
     options=Options,
-    example={"memory_kind": {"name": "memorizing", "store": 3, "neighbours": 2}},
+    example={"memory_kind": {"name": "memorizing", "store": 3, "neighbors": 2}},
     traits=Traits(
         horizon="memory + store",
         state="(memory + store in one layer) kv_heads (Dh + Dv)",

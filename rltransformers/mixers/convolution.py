@@ -30,7 +30,7 @@ class Options:
     """
 
     taps: Annotated[int, Ge(1), Le(4096)] = 7
-    pad: Literal["renormalise", "zero"] = "renormalise"
+    pad: Literal["renormalize", "zero"] = "renormalize"
 
 
 class Convolution(StateMixer):
@@ -47,7 +47,7 @@ class Convolution(StateMixer):
                 f"{name} needs heads ({dims.heads}) to divide width ({dims.width}): change one of the two"
             )
         self.width, self.heads, self.taps = dims.width, dims.heads, options.taps
-        self.renormalise = options.pad == "renormalise"
+        self.renormalize = options.pad == "renormalize"
         self.project = nn.Linear(dims.width, 2 * dims.width)
         self.add_kernels()
         self.out = nn.Linear(dims.width, dims.width)
@@ -69,7 +69,7 @@ class Convolution(StateMixer):
         tokens = call.tokens
         values = F.glu(self.project(h), -1)
         rows = with_past(state["taps"], values)
-        weights = tap_weights(self.kernels(values), tokens, self.renormalise)
+        weights = tap_weights(self.kernels(values), tokens, self.renormalize)
         if call.probe.listens:
             lags = torch.arange(self.taps, device=h.device)
             call.probe.metric("lookback", (weights.detach()[tokens.valid()] * lags).sum(-1).mean())

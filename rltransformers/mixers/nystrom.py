@@ -99,7 +99,7 @@ SPEC = Spec(
         horizon="(landmarks + 1) block - 1",
         state="window x 3 H Dh",
         time="T",
-        causal_form="blocks from the episode start; landmarks and normalisers use completed blocks only",
+        causal_form="blocks from the episode start; landmarks and normalizers use completed blocks only",
     ),
     offers=(Feature.ROWS, Feature.KEYS),
     formula="far = F A^+ G V over completed blocks, near = softmax inside the own block, merged by their masses",

@@ -34,7 +34,7 @@ MASKED = -1e30
 LOG_STD_RANGE = (-5.0, 2.0)
 """Of deviations that a network predicts, as in the published code of the Online Decision Transformer."""
 Units = Sequence[Sequence[float]]
-"""Centres and scales of the components of a Box."""
+"""Centers and scales of the components of a Box."""
 
 
 class ActionLeaf(nn.Module):
@@ -115,10 +115,10 @@ class BoxAction(ActionLeaf):
     single value is 0. Actions of a Box of integers are rounded to the nearest.
 
     Args:
-        units: centre and scale of every component, for those with an open side; None leaves these as they are.
+        units: center and scale of every component, for those with an open side; None leaves these as they are.
     """
 
-    centre: Tensor
+    center: Tensor
     scale: Tensor
     bounded: Tensor
     low: Tensor
@@ -130,25 +130,25 @@ class BoxAction(ActionLeaf):
         closed = (np.abs(low) < LARGEST) & (np.abs(high) < LARGEST)  # float32 ends at 3.4e38
         half = np.where(closed, high / 2 - low / 2, 0.0)
         bounded = half >= np.finfo(np.float32).tiny
-        centre, scale = np.zeros_like(low), np.where(bounded, half, 1.0)
+        center, scale = np.zeros_like(low), np.where(bounded, half, 1.0)
         if units is not None:
-            centre[~closed], scale[~closed] = (np.asarray(each)[~closed] for each in units)
-        centre[closed] = low[closed] / 2 + high[closed] / 2
+            center[~closed], scale[~closed] = (np.asarray(each)[~closed] for each in units)
+        center[closed] = low[closed] / 2 + high[closed] / 2
         self.shape, self.components, self.whole = space.shape, len(low), holds_integers(space)
         self.outputs = self.numbers = self.components
         self.all_bounded = bool(bounded.all())
         low, high = (bound.reshape(-1) for bound in inner_bounds(space))  # what is executed lies in the Box
-        buffers = {"centre": centre.astype(np.float32), "scale": scale.astype(np.float32)}
+        buffers = {"center": center.astype(np.float32), "scale": scale.astype(np.float32)}
         for name, values in {**buffers, "low": low, "high": high, "bounded": bounded}.items():
             self.register_buffer(name, torch.as_tensor(values), persistent=False)
 
     def as_numbers(self, action: Tensor) -> Float[Tensor, "... A"]:
         """An action of the environment in head units, flat; data outside the bounds lands outside [-1, 1]."""
-        return (_flat(action, self.shape).to(self.centre.dtype) - self.centre) / self.scale
+        return (_flat(action, self.shape).to(self.center.dtype) - self.center) / self.scale
 
     def inside(self, flat: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
         """The action of the Box that is nearest to one in head units: [..., A] to [..., leaf shape]."""
-        action = torch.addcmul(self.centre, flat, self.scale)
+        action = torch.addcmul(self.center, flat, self.scale)
         action = action.round() if self.whole else action
         return _shaped(action.clamp(self.low, self.high), self.shape)
 
@@ -180,11 +180,11 @@ class ContinuousAction(BoxAction):
         return self.inside(self.squash(output))
 
     def distribution(self, output: Tensor) -> dict[str, Tensor]:
-        return {"mean": _shaped(torch.addcmul(self.centre, self.squash(output), self.scale), self.shape)}
+        return {"mean": _shaped(torch.addcmul(self.center, self.squash(output), self.scale), self.shape)}
 
     def disturbed(self, action: Tensor, noise: Tensor) -> Tensor:
         """The action moved by ``noise`` in head units, inside the Box; both [..., leaf shape]."""
-        return self.inside(self.as_numbers(action) + _flat(noise, self.shape).to(self.centre.dtype))
+        return self.inside(self.as_numbers(action) + _flat(noise, self.shape).to(self.center.dtype))
 
 
 class NormalAction(ContinuousAction):
@@ -257,7 +257,7 @@ class GaussianAction(BoxAction):
         return _shaped(self.as_numbers(action), self.shape)
 
     def distribution(self, output: Float[Tensor, "... A"]) -> dict[str, Tensor]:
-        mean, deviation = torch.addcmul(self.centre, output, self.scale), self.log_std.exp() * self.scale
+        mean, deviation = torch.addcmul(self.center, output, self.scale), self.log_std.exp() * self.scale
         return {"mean": _shaped(mean, self.shape), "deviation": _shaped(deviation.expand_as(mean), self.shape)}
 
     def log_prob(self, output: Float[Tensor, "... A"], action: Tensor) -> Float[Tensor, "..."]:

@@ -161,7 +161,7 @@ class GTrXLPolicy(MemoryPolicy):
         check_alike(self, f"policy {type(self).__name__}")
         self.optimizer = over(self.optimizer, self.parameters())
 
-    def normalise_values(self, step: float) -> PopArt:
+    def normalize_values(self, step: float) -> PopArt:
         """Let the value head follow the scale of its targets from now on, ``step`` of the way at a time.
 
         The values stay as they are, and so do the optimizer and its parameters.

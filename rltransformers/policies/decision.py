@@ -23,7 +23,7 @@ from rltransformers.core.described import count
 from rltransformers.core.device import to_tensor
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import check, shown
-from rltransformers.core.spaces import leaf_spaces, normalised_leaves, space_from_leaves
+from rltransformers.core.spaces import leaf_spaces, normalized_leaves, space_from_leaves
 from rltransformers.core.spec import Choice
 from rltransformers.functional.context import EVERY, Context
 from rltransformers.functional.modules import linear
@@ -68,7 +68,7 @@ class DecisionPolicy(nn.Module):
     """Predicts every recorded action from the tokens before it, read at the last of them.
 
     Args:
-        return_conditioned: whether actions depend on a return-to-go, or not (behaviour cloning).
+        return_conditioned: whether actions depend on a return-to-go, or not (behavior cloning).
         return_in: "sequence": a return-to-go token opens every step (G = 3); "condition": only the newest return
             counts, see ``ReturnCondition`` (G = 2).
         predicts_return: whether a head on the observation token predicts the return-to-go, whose token then follows it
@@ -117,8 +117,8 @@ class DecisionPolicy(nn.Module):
         self.backbone = Backbone(backbone)
         self.width = self.backbone.width
         self.masks = observes_mask(observation_space, action_space, action_masks)
-        self.normalised = normalised_leaves(observation_space) if statistics is not None else []
-        read, encoder = unbounded(observation_space, self.normalised), encoder or Encoding()
+        self.normalized = normalized_leaves(observation_space) if statistics is not None else []
+        read, encoder = unbounded(observation_space, self.normalized), encoder or Encoding()
         self.encoder, self.elements = observation_parts(read, backbone, encoder)
         self.task = task_leaf(observation_space, backbone.tasks)
         self.head = ActionHead(
@@ -141,7 +141,7 @@ class DecisionPolicy(nn.Module):
             check_alternatives(self.head)
             self.critics = TwinCritics(read, self.head.numbers, critic_width, encoder.leaves)
             self.critics.requires_grad_(False)  # they learn in steps of their own
-        for index, path in enumerate(self.normalised):
+        for index, path in enumerate(self.normalized):
             mean, deviation = (statistics or {})[path]
             self.register_buffer(f"observation_mean_{index}", mean)
             self.register_buffer(f"observation_deviation_{index}", deviation)
@@ -166,10 +166,10 @@ class DecisionPolicy(nn.Module):
         buffers = self._buffers
         return [
             (path, buffers[f"observation_mean_{index}"], buffers[f"observation_deviation_{index}"])  # type: ignore[misc]
-            for index, path in enumerate(self.normalised)
+            for index, path in enumerate(self.normalized)
         ]
 
-    def standardised(self, observations: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def standardized(self, observations: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Observations as the network reads them."""
         values = dict(observations)
         for path, mean, deviation in self.statistics():
@@ -178,7 +178,7 @@ class DecisionPolicy(nn.Module):
 
     def observe(self, observations: Mapping[str, Tensor]) -> Observed:
         """The token of an observation, and its elements."""
-        return observe(self.encoder, self.elements, self.standardised(observations))
+        return observe(self.encoder, self.elements, self.standardized(observations))
 
     def context(self, seen: Observed, tokens: slice) -> Context | None:
         """Context for the layers from the ``tokens`` of observations."""
@@ -232,7 +232,7 @@ class DecisionPolicy(nn.Module):
         found = {"action": dict(actions)} | self.head.distribution(outputs, actions)
         if self.critics is not None:
             numbers = self.head.as_numbers(actions).unsqueeze(-2)
-            found["value"] = {"": self.critics(self.standardised(observations), numbers).amin(0).squeeze(-1)}
+            found["value"] = {"": self.critics(self.standardized(observations), numbers).amin(0).squeeze(-1)}
         return found
 
     def evaluate_actions(
@@ -251,7 +251,7 @@ class DecisionPolicy(nn.Module):
         Args:
             observations: in the units of the environment, every leaf [B, T, ...].
             actions: taken in these steps, nested as the action space, every leaf [B, T, ...].
-            return_to_go: what was still asked for in each step, in reward units [B, T]; behaviour cloning does without.
+            return_to_go: what was still asked for in each step, in reward units [B, T]; behavior cloning does without.
             timesteps: number of the steps inside their episode [B, T]; None for windows that begin an episode.
             action_masks: which actions were allowed [B, T, M]; those in the observation give way to it.
 
@@ -652,7 +652,7 @@ class Decider:
         policy, count = self.policy, len(self.jitter)
         assert policy.critics is not None
         numbers = policy.head.as_numbers(actions).unflatten(0, (-1, count))
-        best = policy.critics(policy.standardised(observations), numbers).amin(0).argmax(1)
+        best = policy.critics(policy.standardized(observations), numbers).amin(0).argmax(1)
         return torch.arange(best.shape[0], device=best.device) * count + best
 
     def beginnings(self, step: Int[Tensor, " B"]) -> Bool[Tensor, "B 2"]:

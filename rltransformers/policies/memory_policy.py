@@ -615,7 +615,7 @@ class MemoryPolicy(BasePolicy):
             policy = make(*spaces, cls._dummy_schedule, **keywords)
             policy.complete()
             if (step := check(stored["popart"], Fraction | None, "settings.popart")) is not None:
-                policy.normalise_values(step)
+                policy.normalize_values(step)
             restore_weights(policy, weights)
             policy.set_training_mode(False)
         return cast(Self, policy.to(place))

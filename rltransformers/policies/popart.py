@@ -35,9 +35,9 @@ class PopArt(nn.Linear):
         self.register_buffer("shift", like.new_zeros(()))
         self.register_buffer("scale", like.new_ones(()))
 
-    def in_units(self, normalised: Tensor) -> Tensor:
+    def in_units(self, normalized: Tensor) -> Tensor:
         """Values in the units of the targets, of outputs of the linear layer."""
-        return torch.addcmul(self.shift, self.scale, normalised)
+        return torch.addcmul(self.shift, self.scale, normalized)
 
     @torch.no_grad()
     def follow(self, targets: Tensor) -> None:

@@ -10,7 +10,7 @@ from rltransformers.positions.interface import Acts, Position, Sizes
 class DistanceAware(Position):
     """ReLU(q . k) f(w d) / sqrt(Dh) with f(R) = (1 + exp(v)) / (1 + exp(v - R)), w and v per head.
 
-    f(0) = 1; w > 0 favours far tokens, up to 1 + exp(v) times, w < 0 near ones. Keys whose product is below 0 count as
+    f(0) = 1; w > 0 favors far tokens, up to 1 + exp(v) times, w < 0 near ones. Keys whose product is below 0 count as
     if it were 0. Both numbers start at 0, where distances make no difference.
     """
 

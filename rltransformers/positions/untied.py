@@ -63,7 +63,7 @@ SPEC = Spec(
     traits=Traits(
         state="memory kv_heads Dh more (acting)",
         causal_form="keys of compressed slots and of tree nodes stand where their last token stands; no scores "
-        "of their own for a first token [CLS]; the authors' code normalises PI and has biases in its projections",
+        "of their own for a first token [CLS]; the authors' code normalizes PI and has biases in its projections",
     ),
     acts_at="inside attention",
     offers=(Feature.PLACES,),

@@ -37,7 +37,7 @@ class Actor:
     Position tables have an end: an episode of more than ``longest_episode`` steps (4,096 of a Decision Transformer by
     default) raises DataError at the first step beyond.
 
-    It is also a behaviour for ``rltransformers.data.record``, and has the ``predict`` of Stable-Baselines3 for
+    It is also a behavior for ``rltransformers.data.record``, and has the ``predict`` of Stable-Baselines3 for
     ``evaluate_policy``.
 
     Args:
@@ -128,7 +128,7 @@ class Actor:
         Args:
             observation: as the environment gave it; the batch axis of vector environments is in front.
             reward: of the last step, a number or one each [B]; not read where an episode begins. Policies that read
-                no rewards (most online ones, behaviour cloning) do without.
+                no rewards (most online ones, behavior cloning) do without.
             action_masks: which actions are allowed, [M] or one row per environment, as for ``predict`` of the agent.
 
         Raises:
@@ -180,7 +180,7 @@ class Actor:
         generator: np.random.Generator,
         rewards: NDArray[np.floating[Any]] | None = None,
     ) -> Any:
-        """Actions [B, ...] as a behaviour; where all environments begin episodes, what came before is forgotten."""
+        """Actions [B, ...] as a behavior; where all environments begin episodes, what came before is forgotten."""
         state = None if episode_starts.all() else self._state
         way_out = "a recording has one number of environments"
         fields, _, self._state = self._fields(
@@ -252,7 +252,7 @@ class Actor:
         vec_env = as_vec_env(env)
         if self.normalizes and unwrap_vec_normalize(vec_env) is not None:
             raise ConfigError(
-                "the actor normalises observations by itself, and so does this environment; give the environment "
+                "the actor normalizes observations by itself, and so does this environment; give the environment "
                 "without VecNormalize, as env.venv or an id"
             )
         return _Watched(vec_env, self)

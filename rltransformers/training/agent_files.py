@@ -75,7 +75,7 @@ class Stored:
     @property
     def normalization(self) -> Any:
         """Settings and statistics of ``VecNormalize``; None without."""
-        return self.tensors.get("normalisation")
+        return self.tensors.get("normalization")
 
 
 NOT_SETTINGS = ("policy", "env", "device", "_init_setup_model")
@@ -432,6 +432,6 @@ def _fit_check(cls: Any, path: File, overrides: Mapping[str, Any]) -> Iterator[N
             cls.load(path, device="cpu")  # refuses a file that is broken
         raise ConfigError(
             f"what {file_name(path)} holds does not fit with {', '.join(overrides)} replaced "
-            f"({one_line(error.__cause__)}); a setting that changes the network, its memory or its optimiser "
+            f"({one_line(error.__cause__)}); a setting that changes the network, its memory or its optimizer "
             "cannot be replaced on load: leave it out"
         ) from error

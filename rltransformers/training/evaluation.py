@@ -285,7 +285,7 @@ def evaluate_online(
     """Run ``episodes`` episodes of ``model`` in ``env``, each from a seed of its own, which follows from ``seed``.
 
     The copies of ``env`` start together and wait for the slowest, wave after wave: which episodes count is fixed before
-    they start, so short ones are not favoured. A copy that waits plays on, uncounted: where a few episodes are far
+    they start, so short ones are not favored. A copy that waits plays on, uncounted: where a few episodes are far
     longer than the others and steps of the environment are slow, fewer copies are faster. A ``VecNormalize`` must not
     be training. Under a ``Monitor`` the returns are the monitored ones, and an episode ends where the monitor says.
     Sampled actions of the agents and actors of this package follow from the seed of the episode, whatever the number of
@@ -312,7 +312,7 @@ def evaluate_online(
     if normalize is not None and normalize.training:
         raise ConfigError("an evaluation must not change the VecNormalize statistics; set training=False on it")
     if normalize is not None and normalize.norm_reward and not monitored:
-        raise ConfigError("returns would be counted after normalisation; put a VecMonitor below the VecNormalize")
+        raise ConfigError("returns would be counted after normalization; put a VecMonitor below the VecNormalize")
     warn_of_statistics(env)
     takes = inspect.signature(model.predict).parameters
     played = [EvaluationEpisode(each) for each in branch_seeds(seed, "evaluation", episodes + env.num_envs)]

@@ -99,7 +99,7 @@ def with_normalizer(env: VecEnv, packed: Mapping[str, Any] | None) -> VecEnv:
     """
     if packed is None:
         return env
-    settings = _settings(packed["settings"], "normalisation.")
+    settings = _settings(packed["settings"], "normalization.")
     if unwrap_vec_normalize(env) is None:
         with suppress(ValueError, KeyError):  # what it cannot normalize is not what the agent was trained on
             env = VecNormalize(env, **settings)
@@ -115,9 +115,9 @@ def set_statistics(wrapper: VecNormalize, packed: Mapping[str, Any], sharing: Sh
     if wrapper.norm_obs:
         targets = _of_observations(wrapper)
         for path, moments in packed["observations"].items():
-            set_moments(targets[path], moments, f"normalisation.observations.{path}")
-    set_moments(wrapper.ret_rms, packed["returns"], "normalisation.returns")
-    returns = check_tensor(packed["running_returns"], "normalisation.running_returns", (None,), torch.float64)
+            set_moments(targets[path], moments, f"normalization.observations.{path}")
+    set_moments(wrapper.ret_rms, packed["returns"], "normalization.returns")
+    returns = check_tensor(packed["running_returns"], "normalization.running_returns", (None,), torch.float64)
     if sharing is not None and len(returns) == wrapper.num_envs * sharing.size:
         returns = returns[sharing.block(wrapper.num_envs)]
     if len(returns) == wrapper.num_envs:
@@ -132,7 +132,7 @@ def check_same_observations(env: VecEnv, packed: Mapping[str, Any] | None) -> No
     wrapper = unwrap_vec_normalize(env)
     if wrapper is None or packed is None:
         return
-    ours, theirs = _normalised(packed["settings"]), _normalised(vars(wrapper))
+    ours, theirs = _normalized(packed["settings"]), _normalized(vars(wrapper))
     if ours != theirs:
         raise ConfigError(
             f"the agent was trained with VecNormalize({ours}), the environment has VecNormalize({theirs}): it would "
@@ -163,7 +163,7 @@ def check_same_rewards(env: VecEnv, packed: Mapping[str, Any] | None) -> None:
         )
 
 
-def _normalised(settings: Mapping[str, Any]) -> str:
+def _normalized(settings: Mapping[str, Any]) -> str:
     """Which observations a ``VecNormalize`` with these settings normalizes, as its keywords."""
     keys = settings["norm_obs_keys"]
     which = f", norm_obs_keys={sorted(keys)}" if settings["norm_obs"] and keys is not None else ""
@@ -225,15 +225,15 @@ def checked_normalization(packed: Mapping[str, Any], space: gym.Space[Any]) -> d
         ConfigError: for a setting of ``VecNormalize`` that is none.
     """
     shapes = {path: leaf.shape or () for path, leaf in leaf_spaces(space).items()}
-    named = check(packed["observations"], Mapping[str, Any], "normalisation.observations")
-    if check(packed["between"], str | None, "normalisation.between") is not None:
+    named = check(packed["observations"], Mapping[str, Any], "normalization.observations")
+    if check(packed["between"], str | None, "normalization.between") is not None:
         named = {}
     moments = [(f"observations.{path}", values, shapes[path]) for path, values in named.items()]
     for name, values, shape in [*moments, ("returns", packed["returns"], ())]:
         for moment in ("mean", "var"):
-            check_tensor(values[moment], f"normalisation.{name}.{moment}", shape, torch.float64)
-            _check_finite(values[moment], f"normalisation.{name}.{moment}")
-    return {**packed, "settings": _settings(packed["settings"], "normalisation.")}
+            check_tensor(values[moment], f"normalization.{name}.{moment}", shape, torch.float64)
+            _check_finite(values[moment], f"normalization.{name}.{moment}")
+    return {**packed, "settings": _settings(packed["settings"], "normalization.")}
 
 
 def scalings_of(packed: Mapping[str, Any] | None, env: VecEnv | None) -> tuple[dict[str, Scaling], Scaling | None]:

@@ -35,7 +35,7 @@ SCALED: dict[tuple[str, str], dict[str, Any]] = {
     ("pattern", "band"): banded("none"),
     ("pattern", "dilated"): {"pattern": {"name": "dilated", "window": 17, "dilation": 4}},
     ("pattern", "longformer"): {"pattern": {"name": "longformer", "window": 61, "sinks": 4}},
-    ("pattern", "bp"): {"pattern": {"name": "bp", "neighbours": 8}},
+    ("pattern", "bp"): {"pattern": {"name": "bp", "neighbors": 8}},
     ("pattern", "global"): {"pattern": {"name": "global", "sinks": 4}},
     ("pattern", "random"): {"pattern": {"name": "random", "count": 16}},
     ("pattern", "block_local"): {"pattern": {"name": "block_local", "block": 32, "back": 1}},
@@ -71,7 +71,7 @@ SCALED: dict[tuple[str, str], dict[str, Any]] = {
     ("span", "adaptive_dynamic"): {"span": {"name": "adaptive_dynamic", "ramp": 32.0, "bias": 0.0}},
     ("span", "multi_scale"): {"span": {"name": "multi_scale", "windows": [1, 3, 16, 65]}},
     ("memory_kind", "compressive"): {"memory_kind": {"name": "compressive", "slots": 16, "rate": 4}},
-    ("memory_kind", "memorizing"): {"memory_kind": {"name": "memorizing", "store": 256, "neighbours": 16}},
+    ("memory_kind", "memorizing"): {"memory_kind": {"name": "memorizing", "store": 256, "neighbors": 16}},
 }
 SETTING = (
     f"width {WIDTH}, {SIZES}, memory 64, batch 1, per layer of {LAYERS}: norm, mixer with projections, residual; "
@@ -212,7 +212,7 @@ def exponent(declared: str, small: int, large: int) -> float:
 def growth_row(costs: Sequence[Cost], declared: str, setting: str, lengths: Sequence[int]) -> Row:
     """Growth of work and kept memory between the two longest segments, and of time over up to three doublings.
 
-    Two neighbouring times say little: one disturbed run among them moves the exponent by half.
+    Two neighboring times say little: one disturbed run among them moves the exponent by half.
     """
     first, last, largest = costs[max(0, len(costs) - 4)], costs[-2], costs[-1]
     expected = exponent(declared, first.length, largest.length)
@@ -368,7 +368,7 @@ def name_lines(
 
 
 def apart(heights: Sequence[float], step: float) -> list[float]:
-    """Ascending heights moved as far up as down until neighbours are ``step`` apart."""
+    """Ascending heights moved as far up as down until neighbors are ``step`` apart."""
     up, down = list(heights), list(heights)
     for index in range(1, len(up)):
         up[index] = max(up[index], up[index - 1] + step)

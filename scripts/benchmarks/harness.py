@@ -1,7 +1,7 @@
 """How every benchmark here measures: ours and the peer in turn inside one process, medians, ranges, ratios.
 
 Absolute times of a shared machine drift by a factor of two within minutes; the ratio of two things timed alternately
-does not. A comparison runs A B A B ... and reports the median of the ratios of neighbouring runs with their range.
+does not. A comparison runs A B A B ... and reports the median of the ratios of neighboring runs with their range.
 """
 
 import contextlib

@@ -32,7 +32,7 @@ KEYS = (
     "agent", "environment", "environment.id", "environment.num_envs", "environment.kwargs", "environment.kwargs.delay",
     "environment.kwargs.x", "environment.wrappers", "environment.processes", "environment.normalize_observation",
     "train", "train.total_timesteps", "train.gradient_steps", "seed", "dataset", "dataset.id", "dataset.collect",
-    "dataset.collect.episodes", "dataset.collect.behaviours", "backbone", "backbone.preset", "backbone.width",
+    "dataset.collect.episodes", "dataset.collect.behaviors", "backbone", "backbone.preset", "backbone.width",
     "backbone.position", "backbone.position.name", "backbone.losses", "backbone.x", "policy", "policy.log_std_init",
     "algorithm", "algorithm.gamma", "algorithm.learning_rate", "algorithm.n_steps", "algorithm.batch_size",
     "algorithm.max_grad_norm", "algorithm.device", "algorithm.seed", "algorithm.x", "algorithm.context_length",
@@ -43,7 +43,7 @@ KEYS = (
 OPTIONS = {
     "evaluate": ("--episodes", "--target-return", "--seed", "--env-kwargs", "--checkpoint", "--threads", "--plot",
                  "--sample", "--json", "--x", "--max-episode-steps"),
-    "collect": ("--env", "--behaviour", "--dataset", "--steps", "--num-envs", "--seed", "--env-kwargs", "--threads",
+    "collect": ("--env", "--behavior", "--dataset", "--steps", "--num-envs", "--seed", "--env-kwargs", "--threads",
                 "--keep-indices", "--drop-indices", "--deterministic", "--overwrite", "--json", "--x"),
     "list": ("--json", "--x"),
     "inspect": ("--json", "--x"),
@@ -79,7 +79,7 @@ def _with_options(command: str, chance: random.Random) -> list[str]:
     if command == "inspect":
         words.append(chance.choice((str(_run()), str(_run() / "last.zip"), *WORDS)))
     if command == "collect":
-        words += ["--env", "rltransformers/CueRecall-v0", "--env-kwargs", '{"delay": 2}', "--behaviour", "random"]
+        words += ["--env", "rltransformers/CueRecall-v0", "--env-kwargs", '{"delay": 2}', "--behavior", "random"]
         words += ["--steps", "20", "--dataset", "fuzz/cue-v0"]
     for _ in range(chance.choice((0, 1, 1, 2))):
         words += [chance.choice(OPTIONS[command]), *chance.choices(WORDS, k=chance.choice((0, 1, 1, 1, 2)))]

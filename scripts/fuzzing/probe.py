@@ -1,4 +1,4 @@
-"""One hostile or harmless input, what must come of it, and the judgement over what came of it."""
+"""One hostile or harmless input, what must come of it, and the judgment over what came of it."""
 
 import json
 import random
@@ -57,7 +57,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Judgment:
     """Outcome of a probe: "accepted" and "refused" are right, "unclear", "hang" and "wrong" are faults."""
 
     outcome: str
@@ -73,7 +73,7 @@ Area = Callable[[random.Random], Probe]
 """Draws one probe; the same random numbers give the same probe."""
 
 
-def judge(probe: Probe, seconds: float = SECONDS) -> Judgement:
+def judge(probe: Probe, seconds: float = SECONDS) -> Judgment:
     """Try the probe, for ``seconds`` at most."""
     try:
         with _at_most(seconds):
@@ -81,29 +81,27 @@ def judge(probe: Probe, seconds: float = SECONDS) -> Judgement:
     except OUR_ERRORS as error:
         return _judge_refusal(probe, str(error))
     except WrongError as error:
-        return Judgement("wrong", str(error))
+        return Judgment("wrong", str(error))
     except Hang:
-        return Judgement("hang", f"not done after {seconds:g} s")
+        return Judgment("hang", f"not done after {seconds:g} s")
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
         where = traceback.extract_tb(error.__traceback__)[-1]
-        return Judgement(
-            "unclear", f"{type(error).__name__}: {one_line(error)[:300]} ({where.filename}:{where.lineno})"
-        )
+        return Judgment("unclear", f"{type(error).__name__}: {one_line(error)[:300]} ({where.filename}:{where.lineno})")
     if probe.refused:
-        return Judgement("wrong", "accepted, though it has to be refused")
-    return Judgement("accepted")
+        return Judgment("wrong", "accepted, though it has to be refused")
+    return Judgment("accepted")
 
 
-def _judge_refusal(probe: Probe, message: str) -> Judgement:
+def _judge_refusal(probe: Probe, message: str) -> Judgment:
     if probe.refused is False:
-        return Judgement("wrong", f"refused, though nothing is wrong with it: {message}")
+        return Judgment("wrong", f"refused, though nothing is wrong with it: {message}")
     if not message.strip() or "\n" in message or len(message) > LONGEST_MESSAGE:
-        return Judgement("unclear", f"not one line of at most {LONGEST_MESSAGE} characters: {message!r}")
+        return Judgment("unclear", f"not one line of at most {LONGEST_MESSAGE} characters: {message!r}")
     if probe.names and not any(name in message for name in probe.names):
-        return Judgement("unclear", f"names none of {probe.names}: {message}")
-    return Judgement("refused", message)
+        return Judgment("unclear", f"names none of {probe.names}: {message}")
+    return Judgment("refused", message)
 
 
 def shown(value: Any, longest: int = 80) -> str:

@@ -14,8 +14,8 @@ from scripts.results.aims import Runs, interval, number
 from scripts.results.suites import Task
 from scripts.results.table import Row, score_of
 
-# Okabe and Ito's colours, told apart with every kind of colour vision; the method in the strongest.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#999999")
+# Okabe and Ito's colors, told apart with every kind of color vision; the method in the strongest.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#999999")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (3, 3)), (0, (1, 2)), (0, (8, 2)))
 MARKERS = "osD^vPX*"
 ONE_LIST = 40  # variants that one list of final scores can hold; more stand in columns, by what they change
@@ -33,7 +33,7 @@ def draw(path: Path, task: Task, runs: Runs) -> bool:
         figure = by_target(task, present)
     elif all(row.transfers for rows in present.values() for row in rows) and task.transfers:
         figure = by_transfer(task, present)
-    elif len(present) <= len(COLOURS) and any(len(row.curve) > 1 for rows in present.values() for row in rows):
+    elif len(present) <= len(COLORS) and any(len(row.curve) > 1 for rows in present.values() for row in rows):
         figure = curves(task, present)
     elif len(present) > ONE_LIST:
         figure = catalogue(task, present)
@@ -55,21 +55,21 @@ def curves(task: Task, runs: Runs) -> Figure:
     figure, axes = _canvas(task.title)
     ends = []
     for place, (variant, rows) in enumerate(runs.items()):
-        colour, style = COLOURS[place], STYLES[place]
+        color, style = COLORS[place], STYLES[place]
         learned = [row for row in rows if len(row.curve) > 1]
         if not learned:
             level = float(iqm([row.score for row in rows]))
-            axes.axhline(level, color=colour, linestyle=style, linewidth=1.2)
-            ends.append((level, variant, colour))
+            axes.axhline(level, color=color, linestyle=style, linewidth=1.2)
+            ends.append((level, variant, color))
             continue
         steps, scores = on_one_grid(learned)
         middle = iqm(scores, axis=0)
-        axes.plot(steps, middle, color=colour, linestyle=style, linewidth=1.8, zorder=3 - 0.01 * place)
+        axes.plot(steps, middle, color=color, linestyle=style, linewidth=1.8, zorder=3 - 0.01 * place)
         if len(learned) > 1:
             low, high = _band(scores)
-            axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
+            axes.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
         alone = len(learned) == 1 and max(map(len, runs.values())) > 1
-        ends.append((float(middle[-1]), f"{variant} (1 seed)" if alone else variant, colour))
+        ends.append((float(middle[-1]), f"{variant} (1 seed)" if alone else variant, color))
     axes.set_xlabel("steps")
     axes.set_ylabel(task.score)
     axes.set_xlim(left=0)
@@ -96,7 +96,7 @@ def by_target(task: Task, runs: Runs) -> Figure:
     axes.plot(targets, targets, color="0.6", linewidth=1, linestyle=(0, (1, 1)))
     ends = [(targets[-1], "as asked", "0.45")]
     for place, (variant, rows) in enumerate(runs.items()):
-        look: dict[str, Any] = {"color": COLOURS[place % len(COLOURS)], "linestyle": STYLES[place % len(STYLES)]}
+        look: dict[str, Any] = {"color": COLORS[place % len(COLORS)], "linestyle": STYLES[place % len(STYLES)]}
         asked = [row for row in rows if len(row.results) > 1]
         if not asked:
             level = float(iqm([row.score for row in rows]))
@@ -118,7 +118,7 @@ def by_target(task: Task, runs: Runs) -> Figure:
 
 
 def by_transfer(task: Task, runs: Runs) -> Figure:
-    """IQM of every variant where it was trained and, in the columns behind, where it was not, as coloured numbers."""
+    """IQM of every variant where it was trained and, in the columns behind, where it was not, as colored numbers."""
     names = ["training", *task.transfers]
     scores = np.array(
         [
@@ -185,7 +185,7 @@ def catalogue(task: Task, runs: Runs) -> Figure:
             axes = figure.add_axes((left / width, (bottom + LINE) / height, drawn / width, tall / height))
             _scores(axes, {variant: scores[variant] for variant in names}, task.method)
             if level is not None:
-                axes.axvline(level, color=COLOURS[0], linewidth=0.8, linestyle=":")
+                axes.axvline(level, color=COLORS[0], linewidth=0.8, linestyle=":")
             axes.set_xlim(low - margin, high + margin)
             axes.set_title(name, fontsize=9, fontweight="bold", loc="left", x=(0.1 - NAME_WIDTH) / drawn, pad=3)
             axes.tick_params(labelsize=7.5, length=2, pad=1.5)
@@ -224,14 +224,14 @@ def in_columns(named: Mapping[str, Sequence[str]], count: int) -> list[list[tupl
 
 
 def _scores(axes: Any, scores: Mapping[str, Sequence[float]], method: str) -> None:
-    """A line per variant with its name: every seed, IQM with its interval; the method in colour."""
+    """A line per variant with its name: every seed, IQM with its interval; the method in color."""
     for place, (variant, values) in enumerate(scores.items()):
         if not values:
             continue
-        colour = COLOURS[0] if variant == method else "0.25"
-        axes.scatter(values, np.full(len(values), place), s=14, color=colour, alpha=0.35, linewidths=0)
-        axes.plot(interval(values), [place, place], color=colour, linewidth=2)
-        axes.plot(iqm(values), place, "o", color=colour, markersize=6)
+        color = COLORS[0] if variant == method else "0.25"
+        axes.scatter(values, np.full(len(values), place), s=14, color=color, alpha=0.35, linewidths=0)
+        axes.plot(interval(values), [place, place], color=color, linewidth=2)
+        axes.plot(iqm(values), place, "o", color=color, markersize=6)
     axes.set_yticks(range(len(scores)), list(scores))
     axes.set_ylim(len(scores) - 0.4, -0.6)
 
@@ -246,14 +246,14 @@ def _label_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
     """Names at the right end of their lines, moved apart where they would cover each other."""
     ordered = sorted(ends)
     places = apart([height for height, _, _ in ordered], *axes.get_ylim())
-    for place, (_, name, colour) in zip(places, ordered, strict=True):
+    for place, (_, name, color) in zip(places, ordered, strict=True):
         axes.annotate(
             name,
             (1.0, place),
             xycoords=("axes fraction", "data"),
             xytext=(6, 0),
             textcoords="offset points",
-            color=colour,
+            color=color,
             fontsize=9,
             va="center",
             annotation_clip=False,

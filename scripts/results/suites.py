@@ -153,7 +153,7 @@ class SuiteText:
     Attributes:
         seeds: of tasks without their own: number (0, 1, ...) or list.
         datasets: Minari id -> arguments of ``rltransformers collect``, run once where the dataset is missing;
-            ``{behaviours}`` stands for the folder given as --behaviours.
+            ``{behaviors}`` stands for the folder given as --behaviors.
         metrics: shown beside the score: columns of the CSV such as ``steps_per_cpu_second`` and ``state_bytes``, or
             names of metrics that runs log, of which the last value counts; ``curve_mean`` is the mean score over all
             evaluations, ``curve_max`` the highest; ``training_max`` the highest mean return of 100 training episodes.

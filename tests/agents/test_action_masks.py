@@ -95,7 +95,7 @@ def test_replayed_values_are_those_of_acting_and_targets_keep_to_the_mask(source
     said = collect(model, 60)
     assert differences(model, said).max() < 1e-5
     replay = replay_of(model)
-    window = model._normalised(replay.gather(replay.draw(16, torch.Generator().manual_seed(0))))
+    window = model._normalized(replay.gather(replay.draw(16, torch.Generator().manual_seed(0))))
     q = model.policy.evaluate_window(window).q
     masks = window.observations["action_mask"][:, window.context :].bool()
     assert (q[~masks] < -1e20).all()
@@ -327,7 +327,7 @@ def test_a_method_of_the_same_name_can_be_left_alone_in_cut_episodes_too() -> No
 
 @pytest.mark.parametrize("source", ["method", "observation"])
 @pytest.mark.parametrize("kind", ["ppo", "dqn"])
-def test_masks_beside_normalised_observations(kind: str, source: str) -> None:
+def test_masks_beside_normalized_observations(kind: str, source: str) -> None:
     env = VecNormalize(
         DummyVecEnv([locks(source, truncates=True)] * 3), norm_obs_keys=["place"] if source == "observation" else None
     )

@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from rltransformers.agents import Actor, DecisionTransformer, GTrXLDQN, GTrXLPPO, GTrXLVMPO
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
 from rltransformers.data import record
-from rltransformers.data.behaviours import Behaviour
+from rltransformers.data.behaviors import Behavior
 from rltransformers.envs import make_vec_env
 from rltransformers.training.evaluation import evaluate_online
 from rltransformers.training.stepping import FileState
@@ -28,14 +28,14 @@ def online(
     reads: bool = True,
     steps: int = 64,
     memory: int = 6,
-    normalised: bool = True,
+    normalized: bool = True,
 ) -> Any:
     """On normalized observations and rewards, with statistics that are not the initial ones.
 
-    Where not ``normalised``, on raw observations and rewards that the agent scales by itself.
+    Where not ``normalized``, on raw observations and rewards that the agent scales by itself.
     """
     env: Any = DummyVecEnv([lambda: gym.make(environment)] * 2)
-    env = VecNormalize(env) if normalised else env
+    env = VecNormalize(env) if normalized else env
     policy = {"backbone": {"memory": memory, **SMALL}, "previous_action": True, "previous_reward": reads}
     settings = {"learning_starts": 40} if kind is GTrXLDQN else {"n_steps": 16, "n_epochs": 1}
     model = kind(*kind.policy_aliases, env, policy_kwargs=policy, seed=0, device="cpu", learning_rate=3e-2, **settings)
@@ -51,11 +51,11 @@ def offline(environment: str = "CartPole-v1", **settings: Any) -> DecisionTransf
 
 MAKERS: dict[str, Callable[[], Agent]] = {
     "ppo": online,
-    "ppo, its own scale of rewards": lambda: online(normalised=False),
+    "ppo, its own scale of rewards": lambda: online(normalized=False),
     "ppo, a Box of actions": lambda: online(environment="Pendulum-v1"),
     "vmpo": lambda: online(GTrXLVMPO),
     "dqn": lambda: online(GTrXLDQN),
-    "dqn, its own scale of rewards": lambda: online(GTrXLDQN, normalised=False),
+    "dqn, its own scale of rewards": lambda: online(GTrXLDQN, normalized=False),
     "dt": offline,
     "dt, a Box of actions": lambda: offline("Pendulum-v1", stochastic=True),
     "bc": lambda: offline(mode="bc", seed=1),
@@ -204,14 +204,14 @@ def test_a_loaded_agent_without_environment_uses_the_stored_statistics(agent: Ag
 
 
 def test_a_recording_in_an_environment_of_other_spaces_is_refused_before_it_starts(agent: Agent) -> None:
-    with pytest.raises(ConfigError, match=r"the observation space of the behaviour .* is not that of the environment"):
+    with pytest.raises(ConfigError, match=r"the observation space of the behavior .* is not that of the environment"):
         record("MountainCar-v0", agent.actor(), 5)
 
 
 def test_a_recording_holds_the_actions_of_the_actor(agent: Agent) -> None:
     environment = "Pendulum-v1" if agent.observation_space.shape == (3,) else "CartPole-v1"
     actor = agent.actor()
-    assert isinstance(actor, Behaviour)
+    assert isinstance(actor, Behavior)
     data = record(environment, actor, episodes=3, num_envs=2, seed=3)
     for episode, begins in enumerate(data.offsets[:-1]):
         actor.reset()
@@ -229,12 +229,12 @@ def test_targets_decide_what_a_decision_transformer_is_asked_for() -> None:
     assert (actions != stream.play(model.actor(5.0))).any()
 
 
-def test_evaluate_policy_plays_raw_environments_as_evaluations_play_normalised_ones() -> None:
+def test_evaluate_policy_plays_raw_environments_as_evaluations_play_normalized_ones() -> None:
     model = online(reads=False)
     raw = make_vec_env("CartPole-v1", 1)
-    normalised = VecNormalize(make_vec_env("CartPole-v1", 1), training=False, norm_reward=False)
-    normalised.obs_rms = model.get_vec_normalize_env().obs_rms
-    expected = evaluate_online(model, normalised, "CartPole-v1", 2)
+    normalized = VecNormalize(make_vec_env("CartPole-v1", 1), training=False, norm_reward=False)
+    normalized.obs_rms = model.get_vec_normalize_env().obs_rms
+    expected = evaluate_online(model, normalized, "CartPole-v1", 2)
     for seed, total in zip(expected.seeds, expected.returns, strict=True):
         raw.seed(seed)
         assert evaluate_policy(model.actor(), raw, n_eval_episodes=1, return_episode_rewards=True)[0] == [total]
@@ -289,9 +289,9 @@ def test_a_watched_environment_tells_the_actor_its_rewards() -> None:
             evaluate_policy(unheard, make_vec_env("Pendulum-v1", 2), n_eval_episodes=1)
 
 
-def test_what_the_actor_normalises_is_not_normalised_before() -> None:
+def test_what_the_actor_normalizes_is_not_normalized_before() -> None:
     model = online()
-    with pytest.raises(ConfigError, match="normalises observations by itself, and so does this environment"):
+    with pytest.raises(ConfigError, match="normalizes observations by itself, and so does this environment"):
         model.actor().watch(model.get_env())
     actor = model.actor()
     evaluate_policy(actor, actor.watch("CartPole-v1"), n_eval_episodes=1)

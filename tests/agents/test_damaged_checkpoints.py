@@ -232,12 +232,12 @@ def test_a_memory_larger_than_the_one_that_is_held_is_refused_before_it_is_made(
         ("tensors/last_observation", {"": 3}, "last_observation must be"),
         ("tensors/last_observation", {}, "lacks 'a bare value'"),
         ("tensors/last_episode_starts", torch.zeros(2, dtype=torch.bool), "last_episode_starts is (2,)"),
-        ("tensors/normalisation/settings", {"clip_obs": "x"}, "normalisation.clip_obs must be"),
-        ("tensors/normalisation/settings", {"clip": 1.0}, "unknown setting normalisation.clip"),
-        ("tensors/normalisation/returns", {"mean": torch.zeros(2)}, "normalisation.returns"),
-        ("tensors/normalisation/settings/clip_obs", math.nan, "normalisation.clip_obs must be"),
-        ("tensors/normalisation/running_returns", 3, "normalisation.running_returns is 3"),
-        ("tensors/normalisation/observations//mean", torch.zeros(7), "normalisation.observations"),
+        ("tensors/normalization/settings", {"clip_obs": "x"}, "normalization.clip_obs must be"),
+        ("tensors/normalization/settings", {"clip": 1.0}, "unknown setting normalization.clip"),
+        ("tensors/normalization/returns", {"mean": torch.zeros(2)}, "normalization.returns"),
+        ("tensors/normalization/settings/clip_obs", math.nan, "normalization.clip_obs must be"),
+        ("tensors/normalization/running_returns", 3, "normalization.running_returns is 3"),
+        ("tensors/normalization/observations//mean", torch.zeros(7), "normalization.observations"),
     ],
 )
 def test_the_place_where_a_run_stood_is_checked_where_it_is_taken(
@@ -250,8 +250,8 @@ def test_the_place_where_a_run_stood_is_checked_where_it_is_taken(
     assert str(path) in message and words in message and "\n" not in message
 
 
-def test_a_normalisation_without_a_bound_comes_back(saved: Callable[[str], Checkpoint], tmp_path: Path) -> None:
-    edit = put("tensors/normalisation/settings/clip_obs", math.inf)
+def test_a_normalization_without_a_bound_comes_back(saved: Callable[[str], Checkpoint], tmp_path: Path) -> None:
+    edit = put("tensors/normalization/settings/clip_obs", math.inf)
     loaded = GTrXLPPO.load(write(tmp_path / "model", saved("GTrXLPPO"), edit), env=environments(), device="cpu")
     assert loaded.get_vec_normalize_env().clip_obs >= 1e30  # type: ignore[union-attr]
 

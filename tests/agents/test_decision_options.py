@@ -287,10 +287,10 @@ def test_the_parameters_after_some_updates_are_those_of_a_plain_loop(kind: str, 
     ("place", "expectile", "expected"),
     [("sequence", 0.5, "mean"), ("sequence", 0.999, "largest"), ("condition", 0.999, "largest")],
 )
-def test_the_head_predicts_the_mean_or_the_largest_return_of_two_behaviours(
+def test_the_head_predicts_the_mean_or_the_largest_return_of_two_behaviors(
     place: Any, expectile: float, expected: str
 ) -> None:
-    """From the same first observation one behaviour earns 2 a step, the other 10: 12 and 60 in all."""
+    """From the same first observation one behavior earns 2 a step, the other 10: 12 and 60 in all."""
     earned = [10.0, 2.0, 2.0] * 20
     recorded = [
         {
@@ -317,11 +317,11 @@ def test_the_head_predicts_the_mean_or_the_largest_return_of_two_behaviours(
         found = model.policy.read(batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid)[1]
     assert found is not None
     first = float(found[0, 0]) * model.summary.return_scale
-    # The expectile 0.999 of this mixture is 59.9. The share of either behaviour in a batch of 64, 1/3 up to 0.06 off,
+    # The expectile 0.999 of this mixture is 59.9. The share of either behavior in a batch of 64, 1/3 up to 0.06 off,
     # moves its mean by 10 %, that of the last hundred batches by 1 %: 4 standard deviations.
     value, tolerance = {"mean": (28.0, 0.04), "largest": (60.0, 0.02)}[expected]
     assert first == pytest.approx(value, rel=tolerance)
-    if expected == "largest":  # and acting does as the better behaviour did
+    if expected == "largest":  # and acting does as the better behavior did
         action, _ = model.predict(np.zeros((1, 1), np.float32))
         assert float(action[0, 0]) == pytest.approx(0.8, abs=0.1)
 

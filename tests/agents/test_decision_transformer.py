@@ -1,4 +1,4 @@
-"""Behaviour of the Decision Transformer agent on tiny data. E episodes, N environments."""
+"""Behavior of the Decision Transformer agent on tiny data. E episodes, N environments."""
 
 import zipfile
 from dataclasses import replace
@@ -429,10 +429,10 @@ def test_statistics_of_observations_are_saved_and_numbers_that_never_change_stay
     model.save(tmp_path / "m")
     loaded = DecisionTransformer.load(tmp_path / "m", device="cpu")
     torch.testing.assert_close(loaded.policy.get_buffer("observation_mean_0"), mean)
-    assert not make(data, normalize_observations=False).policy.normalised
+    assert not make(data, normalize_observations=False).policy.normalized
 
 
-def test_observations_are_standardised_whatever_their_scale() -> None:
+def test_observations_are_standardized_whatever_their_scale() -> None:
     """A number counts as one that never changes where it moves by rounding alone: by that of numbers of its size."""
     changes = np.random.default_rng(0).normal(size=(400, 1))
 
@@ -593,7 +593,7 @@ def test_a_target_return_that_is_not_a_number_is_refused(trained: DecisionTransf
         trained.evaluate("test/Drift-v0", targets)
 
 
-def test_behaviour_cloning_takes_no_target(data: Trajectories) -> None:
+def test_behavior_cloning_takes_no_target(data: Trajectories) -> None:
     model = make(data, mode="bc")
     with pytest.raises(ConfigError, match="no target"):
         model.evaluate("test/Drift-v0", [1.0])
@@ -602,7 +602,7 @@ def test_behaviour_cloning_takes_no_target(data: Trajectories) -> None:
     assert model.evaluate("test/Drift-v0", episodes=3)[0].target_return is None
 
 
-def test_evaluate_policy_of_stable_baselines3_drives_behaviour_cloning_and_delayed_rewards(data: Trajectories) -> None:
+def test_evaluate_policy_of_stable_baselines3_drives_behavior_cloning_and_delayed_rewards(data: Trajectories) -> None:
     for model in (make(data, mode="bc"), make(data, delayed_reward=True)):
         venv = DummyVecEnv([lambda: Monitor(Drift())] * 3)
         returns, lengths = evaluate_policy(model, venv, n_eval_episodes=5, return_episode_rewards=True)  # type: ignore[arg-type]
@@ -751,7 +751,7 @@ def test_any_backbone_can_be_chosen(data: Trajectories, preset: str) -> None:
     assert [cached.returns[i] for i in short] == pytest.approx([whole.returns[i] for i in short], abs=1e-4)
 
 
-def test_mixers_learn_after_every_step_of_the_optimiser(data: Trajectories, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixers_learn_after_every_step_of_the_optimizer(data: Trajectories, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make(data)
     events: list[str] = []
     step = model._optimizer.step
@@ -883,7 +883,7 @@ def test_a_batch_can_be_moved_and_gives_the_loss_that_learning_uses(data: Trajec
     assert torch.equal(model.loss(batch), model.loss(batch.to("cpu")))
 
 
-def test_integers_without_bounds_are_standardised_as_floats_are(tmp_path: Path) -> None:
+def test_integers_without_bounds_are_standardized_as_floats_are(tmp_path: Path) -> None:
     counts = np.random.default_rng(0).integers(0, 10_000, (6, 9, 2))
     episodes = [{"observations": rows, "actions": np.zeros((8, 1)), "rewards": np.ones(8)} for rows in counts]
     models = []

@@ -39,16 +39,16 @@ def cues() -> VecEnv:
 
 
 @pytest.mark.parametrize("memory_refresh", get_args(MemoryRefresh))
-@pytest.mark.parametrize(("prioritized", "normalised"), [(True, False), (False, True)])
+@pytest.mark.parametrize(("prioritized", "normalized"), [(True, False), (False, True)])
 @pytest.mark.parametrize("make", [walking, cues])
 def test_stopping_and_resuming_is_the_same_run_as_not_stopping(
-    tmp_path: Path, memory_refresh: str, prioritized: bool, normalised: bool, make: Callable[[], VecEnv]
+    tmp_path: Path, memory_refresh: str, prioritized: bool, normalized: bool, make: Callable[[], VecEnv]
 ) -> None:
     """Weights, target network, optimizer, generators, replay, statistics, place and logged metrics."""
 
     def begun() -> GTrXLDQN:
         model = agent(
-            VecNormalize(make()) if normalised else make(),
+            VecNormalize(make()) if normalized else make(),
             memory_refresh=memory_refresh,
             prioritized=prioritized,
             learning_rate={"start": 1e-2, "end": 0.0},
@@ -196,7 +196,7 @@ def test_an_agent_without_environment_predicts_keeps_its_replay_and_takes_an_env
 
 
 @pytest.mark.parametrize("force_reset", [True, False])
-def test_an_environment_that_is_set_after_loading_is_normalised_as_one_given_to_load(
+def test_an_environment_that_is_set_after_loading_is_normalized_as_one_given_to_load(
     tmp_path: Path, force_reset: bool
 ) -> None:
     agent(VecNormalize(strolls(), clip_obs=3.0)).learn(STEPS).save(tmp_path / "model")

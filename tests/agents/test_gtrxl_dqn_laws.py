@@ -42,7 +42,7 @@ def all_segments(model: GTrXLDQN) -> Draw:
 def replayed(model: GTrXLDQN, window: Window) -> Tensor:
     model.policy.set_training_mode(False)
     with torch.no_grad():
-        return model.policy.evaluate_window(model._normalised(window)).q
+        return model.policy.evaluate_window(model._normalized(window)).q
 
 
 def differences(model: GTrXLDQN, said: list[list[Tensor | None]], trim: bool = True) -> Tensor:
@@ -199,13 +199,13 @@ def test_reset_rows_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
-def test_replay_keeps_raw_numbers_and_is_normalised_with_the_statistics_of_the_day(wrapped: bool) -> None:
+def test_replay_keeps_raw_numbers_and_is_normalized_with_the_statistics_of_the_day(wrapped: bool) -> None:
     """Rewards too, by the scale of ``VecNormalize`` or by that of the agent."""
     env = VecNormalize(strolls(), norm_reward=wrapped)
     model = agent(env, scale_rewards=True)
     collect(model, 40)
     window = replay_of(model).gather(all_segments(model))
-    seen = model._normalised(window)
+    seen = model._normalized(window)
     expected = env.normalize_obs(window.observations[""].numpy())
     np.testing.assert_array_equal(seen.observations[""].numpy(), expected)
     raw = window.rewards[window.counts]

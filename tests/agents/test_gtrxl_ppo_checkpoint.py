@@ -113,21 +113,21 @@ def discrete() -> VecEnv:
 
 
 @pytest.mark.parametrize("memory_refresh", get_args(MemoryRefresh))
-@pytest.mark.parametrize(("shared", "normalised"), [(True, False), (False, True)])
+@pytest.mark.parametrize(("shared", "normalized"), [(True, False), (False, True)])
 @pytest.mark.parametrize("make", [continuous, discrete])
 @pytest.mark.parametrize("kind", ON_POLICY)
 def test_stopping_and_resuming_is_the_same_run_as_not_stopping(
-    tmp_path: Path, memory_refresh: str, shared: bool, normalised: bool, make: Callable[[], VecEnv], kind: type[Any]
+    tmp_path: Path, memory_refresh: str, shared: bool, normalized: bool, make: Callable[[], VecEnv], kind: type[Any]
 ) -> None:
     """Weights, optimizers, generators, statistics, place and logged metrics; the environment is in the same place."""
     # The target was a copy after eight gradient steps, is an old one where the run stops, and a new one at the end.
     of_kind: dict[str, Any] = {"target_update_interval": 8} if kind is GTrXLVMPO else {"popart": 0.1}
-    if normalised:
+    if normalized:
         of_kind["popart"] = 0.1
 
     def begun() -> Any:
         policy = {"previous_action": True, "previous_reward": True, "shared_backbone": shared}
-        env = VecNormalize(make()) if normalised else make()
+        env = VecNormalize(make()) if normalized else make()
         rate = {"start": 1e-2, "end": 0.0}
         return agent(env, policy, kind, memory_refresh=memory_refresh, learning_rate=rate, **of_kind)
 
@@ -273,7 +273,7 @@ def test_another_number_of_environments_begins_new_episodes(tmp_path: Path, kind
         kind.load(tmp_path / "model", env=Walk(), force_reset=False)
 
 
-def test_normalisation_statistics_travel_with_the_agent(tmp_path: Path) -> None:
+def test_normalization_statistics_travel_with_the_agent(tmp_path: Path) -> None:
     model = agent(VecNormalize(walks(), clip_obs=3.0)).learn(STEPS)
     model.save(tmp_path / "model")
     loaded = GTrXLPPO.load(tmp_path / "model", env=walks())
@@ -400,14 +400,14 @@ def test_a_function_with_values_that_no_setting_has_is_saved_as_its_present_valu
 
 
 @pytest.mark.parametrize("kind", ON_POLICY)
-@pytest.mark.parametrize("normalised", [None, "both", "norm_obs", "norm_reward"])
+@pytest.mark.parametrize("normalized", [None, "both", "norm_obs", "norm_reward"])
 def test_environments_that_can_tell_where_they_stand_go_on_in_new_ones(
-    tmp_path: Path, normalised: str | None, kind: type[Any]
+    tmp_path: Path, normalized: str | None, kind: type[Any]
 ) -> None:
     def env() -> VecEnv:
-        if normalised is None:
+        if normalized is None:
             return discrete()
-        norm_obs, norm_reward = (normalised in (name, "both") for name in ("norm_obs", "norm_reward"))
+        norm_obs, norm_reward = (normalized in (name, "both") for name in ("norm_obs", "norm_reward"))
         return VecNormalize(discrete(), norm_obs=norm_obs, norm_reward=norm_reward)
 
     agent(env(), kind=kind).learn(STEPS).save(tmp_path / "half")
@@ -438,7 +438,7 @@ def test_new_episodes_follow_from_their_seed(kind: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ON_POLICY)
-def test_an_environment_that_is_set_after_loading_is_normalised_as_one_given_to_load(
+def test_an_environment_that_is_set_after_loading_is_normalized_as_one_given_to_load(
     tmp_path: Path, kind: type[Any]
 ) -> None:
     agent(VecNormalize(walks(), clip_obs=3.0), kind=kind).learn(STEPS).save(tmp_path / "model")
@@ -450,7 +450,7 @@ def test_an_environment_that_is_set_after_loading_is_normalised_as_one_given_to_
         assert loaded.actor().normalizes and (env is loaded.env) == isinstance(env, VecNormalize)
     loaded.learn(STEPS, reset_num_timesteps=False)
     expected.learn(STEPS, reset_num_timesteps=False)
-    assert_equal(everything(loaded)["normalisation"], everything(expected)["normalisation"])
+    assert_equal(everything(loaded)["normalization"], everything(expected)["normalization"])
     with pytest.raises(ConfigError, match="trained with observation space"):
         loaded.set_env("CartPole-v1")
     with pytest.raises(
@@ -565,7 +565,7 @@ def named() -> VecEnv:
     )
 
 
-def test_an_environment_that_normalises_other_observations_is_refused(tmp_path: Path) -> None:
+def test_an_environment_that_normalizes_other_observations_is_refused(tmp_path: Path) -> None:
     agent(VecNormalize(named(), norm_obs_keys=["a"])).learn(STEPS).save(tmp_path / "model")
     for settings in ({"norm_obs": False}, {"norm_obs_keys": ["b", "a"]}, {}):
         wrapped = VecNormalize(named(), **settings)

@@ -211,19 +211,19 @@ def test_vec_normalize_and_its_statistics_are_used_in_training() -> None:
     assert segment is not None and float(segment.observations[""].abs().max()) <= 10.0
 
 
-def test_images_that_were_normalised_load_with_an_environment_of_pixels(tmp_path: Path) -> None:
+def test_images_that_were_normalized_load_with_an_environment_of_pixels(tmp_path: Path) -> None:
     def pixels() -> VecEnv:
         return DummyVecEnv([partial(AnySpace, OBSERVATIONS["image"], CHOICE)] * 2)
 
-    normalised: Any = VecNormalize(pixels())
-    model = agent(normalised).learn(32)
+    normalized: Any = VecNormalize(pixels())
+    model = agent(normalized).learn(32)
     model.save(tmp_path / "model")
     for env in (pixels(), VecNormalize(pixels())):
         loaded, given_later = GTrXLPPO.load(tmp_path / "model", env=env), GTrXLPPO.load(tmp_path / "model")
         given_later.set_env(env)
         for each in (loaded, given_later):
             statistics: Any = each.get_vec_normalize_env()
-            np.testing.assert_array_equal(statistics.obs_rms.mean, normalised.obs_rms.mean)
+            np.testing.assert_array_equal(statistics.obs_rms.mean, normalized.obs_rms.mean)
             assert each.observation_space == model.observation_space
         loaded.learn(16)
     for other in ("discrete", "vector"):
@@ -263,7 +263,7 @@ def test_an_evaluation_that_takes_no_statistics_is_refused_when_learning_begins(
     model.learn(16, callback=EvalCallback(good, eval_freq=4, verbose=0))
 
 
-def test_integers_are_not_normalised() -> None:
+def test_integers_are_not_normalized() -> None:
     numbers = spaces.Box(0, 40, (3,), np.int64)
     both = spaces.Dict({"vector": VECTOR, "numbers": numbers})
     for space, message in (
@@ -461,11 +461,11 @@ def test_a_cut_episode_is_valued_at_its_last_observation_where_the_environment_w
 # Bad input
 
 
-@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("reward", [False, True])
-def test_a_number_that_is_not_finite_names_environment_and_step(reward: bool, normalised: bool) -> None:
+def test_a_number_that_is_not_finite_names_environment_and_step(reward: bool, normalized: bool) -> None:
     env: VecEnv = DummyVecEnv([Poisoned, partial(Poisoned, 6, reward), Poisoned])
-    env = VecNormalize(env) if normalised else env
+    env = VecNormalize(env) if normalized else env
     what = "reward" if reward else "observation"
     with pytest.raises(DataError, match=rf"{what} of environment 1 .*(not finite.* step 6|step 6.*not finite)"):
         agent(env).learn(100)
@@ -485,7 +485,7 @@ class Unborn(Poisoned):
      (partial(Poisoned, 6, True), "reward", 6)],
 )  # fmt: skip
 @pytest.mark.parametrize("processes", [False, True])
-def test_a_number_that_is_not_finite_never_enters_the_statistics_of_a_normaliser(
+def test_a_number_that_is_not_finite_never_enters_the_statistics_of_a_normalizer(
     poisoned: Any, what: str, steps: int, processes: bool
 ) -> None:
     env = VecNormalize((SubprocVecEnv if processes else DummyVecEnv)([Poisoned, poisoned]))
@@ -506,7 +506,7 @@ def test_statistics_that_are_not_finite_are_refused_with_the_file_that_holds_the
     statistics.mean[0] = np.nan
     model.save(tmp_path / "spoiled")
     for given in (None, DummyVecEnv([Poisoned])):
-        with pytest.raises(CheckpointError, match=r"spoiled.*normalisation.observations.*mean is not finite"):
+        with pytest.raises(CheckpointError, match=r"spoiled.*normalization.observations.*mean is not finite"):
             GTrXLPPO.load(tmp_path / "spoiled", env=given)
 
 
@@ -534,10 +534,10 @@ def poisoned_end(at: int | None) -> gym.Env[Any, Any]:
     return gym.wrappers.TimeLimit(Poisoned(at), 6)
 
 
-@pytest.mark.parametrize("normalised", [False, True])
-def test_a_last_observation_that_is_not_finite_names_environment_and_step(normalised: bool) -> None:
+@pytest.mark.parametrize("normalized", [False, True])
+def test_a_last_observation_that_is_not_finite_names_environment_and_step(normalized: bool) -> None:
     env: VecEnv = DummyVecEnv([partial(poisoned_end, at) for at in (None, 6, None)])
-    env = VecNormalize(env) if normalised else env
+    env = VecNormalize(env) if normalized else env
     with pytest.raises(DataError, match=r"terminal observation of environment 1 .*step 6.*not finite"):
         agent(env).learn(100)
 

@@ -256,7 +256,7 @@ def test_the_penalty_holds_the_divergence_at_its_bound() -> None:
     assert found[0.0] > 1e-2 and found[0.1] < 3e-3
 
 
-def test_multipliers_have_an_optimiser_of_their_own() -> None:
+def test_multipliers_have_an_optimizer_of_their_own() -> None:
     model = agent(learning_rate=0.0, multiplier_learning_rate=0.05, n_epochs=1, batch_size=36)
     before = weights(model.policy)
     model.learn(36)

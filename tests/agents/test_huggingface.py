@@ -63,10 +63,10 @@ def lived(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return generator.normal(size=(STEPS, STATES)).astype(np.float32), 300 * generator.random(STEPS)
 
 
-def published(model: Any, dtype: torch.dtype, seed: int = 0, standardised: bool = True) -> np.ndarray:
+def published(model: Any, dtype: torch.dtype, seed: int = 0, standardized: bool = True) -> np.ndarray:
     """Actions as the published scripts take them: the newest K steps, padded on the left, anew for every decision."""
     states, rewards = (torch.as_tensor(each, dtype=dtype) for each in lived(seed))
-    if standardised:
+    if standardized:
         mean, deviation = (torch.as_tensor(np.float32(each), dtype=dtype) for each in (MEAN, DEVIATION))
         states = (states - mean) / deviation
     actions, asked = torch.zeros(0, model.config.act_dim, dtype=dtype), [TARGET / SCALE]

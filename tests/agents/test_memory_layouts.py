@@ -128,7 +128,7 @@ def by_call(actor: Actor, laid_out: Callable[[Any], Any]) -> list[Any]:
     return [*actions, *numbers_of(actor._state)]
 
 
-def by_behaviour(actor: Actor, laid_out: Callable[[Any], Any]) -> list[Any]:
+def by_behavior(actor: Actor, laid_out: Callable[[Any], Any]) -> list[Any]:
     """Of what a recording passes on, the observations are as the environments gave them."""
     actor.reset()
     step = {name: map_leaves(laid_out, value) for name, value in steps()[0].items()}
@@ -143,7 +143,7 @@ DOORS: dict[str, Door] = {
     "policy.predict": lambda model, laid_out: by_predict(model.policy, laid_out),
     "actor": lambda model, laid_out: by_call(model.actor(), laid_out),
     "actor.predict": lambda model, laid_out: by_predict(model.actor(), laid_out),
-    "actor.act": lambda model, laid_out: by_behaviour(model.actor(), laid_out),
+    "actor.act": lambda model, laid_out: by_behavior(model.actor(), laid_out),
 }
 
 

@@ -1,4 +1,4 @@
-"""Objects, functions and specifications where ids are taken; modules in the current folder; models as behaviours."""
+"""Objects, functions and specifications where ids are taken; modules in the current folder; models as behaviors."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from rltransformers.agents import DecisionTransformer, GTrXLDQN, GTrXLPPO
 from rltransformers.backbone import Backbone
 from rltransformers.core.errors import ConfigError
 from rltransformers.data import Trajectories, record
-from rltransformers.data.behaviours import as_behaviour
+from rltransformers.data.behaviors import as_behavior
 from rltransformers.envs import make_vec_env, make_vector_env
 from rltransformers.training.evaluation import evaluate_online
 from rltransformers.training.runs.experiment import read_experiment
@@ -122,18 +122,18 @@ def test_a_console_script_sees_modules_of_the_current_folder(tmp_path: Path) -> 
     (work / "beside_for_tests.py").write_text("")
     (scripts / "rltransformers").write_text("import sys\nfrom rltransformers.cli.main import main\nsys.exit(main())\n")
     environment = os.environ | {"MINARI_DATASETS_PATH": str(work), "PYTHONPATH": str(Path(__file__).parents[2])}
-    words = ["collect", "--env", "own_for_tests:OwnPole-v0", "--behaviour", "own_for_tests:act", "--steps", "20"]
+    words = ["collect", "--env", "own_for_tests:OwnPole-v0", "--behavior", "own_for_tests:act", "--steps", "20"]
     command = [sys.executable, str(scripts / "rltransformers"), *words, "--dataset", "own/pole-v0"]
     done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "own/pole-v0" in done.stdout
 
 
-# Behaviours -------------------------------------------------------------------------------------------------
+# Behaviors -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", [lambda model: model, lambda model: model.policy], ids=["model", "policy"])
-def test_models_and_policies_of_stable_baselines3_are_behaviours(what: Callable[[Any], Any]) -> None:
+def test_models_and_policies_of_stable_baselines3_are_behaviors(what: Callable[[Any], Any]) -> None:
     short: dict[str, Any] = {"env_kwargs": {"max_episode_steps": 30}}
     for model in (PPO("MlpPolicy", "CartPole-v1", seed=0), SAC("MlpPolicy", "Pendulum-v1", seed=0)):
         env_id = model.get_env().get_attr("spec")[0].id  # type: ignore[union-attr]
@@ -160,19 +160,19 @@ def test_a_model_brings_its_statistics_and_may_not_meet_them_twice() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: online("CartPole-v1"), lambda: online("CartPole-v1", GTrXLDQN), offline])
-def test_agents_are_behaviours(make: Callable[[], Any]) -> None:
+def test_agents_are_behaviors(make: Callable[[], Any]) -> None:
     agent = make()
     data = record("CartPole-v1", agent, episodes=2, deterministic=True)
     assert same(data, record("CartPole-v1", agent.actor(), episodes=2))
-    assert data.metadata["behaviours"][0]["name"] == agent.kind
+    assert data.metadata["behaviors"][0]["name"] == agent.kind
 
 
-def test_a_behaviour_of_other_actions_is_refused() -> None:
+def test_a_behavior_of_other_actions_is_refused() -> None:
     model = PPO("MlpPolicy", "CartPole-v1", seed=0)
     with pytest.raises(ConfigError, match=r"PPO acts in Discrete\(2\), the environment takes"):
         record("Pendulum-v1", model, steps=1)
     with pytest.raises(ConfigError, match="a model or policy of Stable-Baselines3; got int"):
-        as_behaviour(3, model.observation_space, model.action_space)  # type: ignore[arg-type]
+        as_behavior(3, model.observation_space, model.action_space)  # type: ignore[arg-type]
 
 
 # A preset ---------------------------------------------------------------------------------------------------

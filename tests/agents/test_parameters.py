@@ -131,7 +131,7 @@ def test_without_a_log_interval_a_callback_says_when_the_log_is_written(name: st
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_moments_of_an_optimiser_that_do_not_fit_change_nothing(name: str) -> None:
+def test_moments_of_an_optimizer_that_do_not_fit_change_nothing(name: str) -> None:
     """Adam writes behind the end of a moment that is too small."""
     model = MAKERS[name]()
     model.learn(1 if name == "dt" else 200)
@@ -142,12 +142,12 @@ def test_moments_of_an_optimiser_that_do_not_fit_change_nothing(name: str) -> No
     state, groups = dict(whole[part]["state"]), whole[part]["param_groups"]
     small = state | {0: state[0] | {"exp_avg": torch.zeros(1)}}
     fewer = [groups[0] | {"params": groups[0]["params"][1:]}]
-    for optimiser, words in (
+    for optimizer, words in (
         ({"state": small, "param_groups": groups}, rf"{part}\.state\.0\.exp_avg"),
         ({"state": state, "param_groups": fewer}, f"{part} is of"),
     ):
         with pytest.raises(ConfigError, match=words):
-            model.set_parameters(whole | {"policy": other, part: optimiser})
+            model.set_parameters(whole | {"policy": other, part: optimizer})
     assert all(torch.equal(*pair) for pair in zip(before, tensors_of(model), strict=True))
 
 

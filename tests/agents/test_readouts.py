@@ -54,10 +54,10 @@ def contents(store: Datastore) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("readout", "environment"),
     [
-        ({"name": "knn", "neighbours": 3, "size": 50}, "CartPole-v1"),
-        ({"name": "knn", "neighbours": 1, "weight": 0.9, "temperature": 0.1}, "CartPole-v1"),
-        ({"name": "spalm", "neighbours": 3, "size": 50}, "CartPole-v1"),
-        ({"name": "spalm", "neighbours": 4}, "Pendulum-v1"),
+        ({"name": "knn", "neighbors": 3, "size": 50}, "CartPole-v1"),
+        ({"name": "knn", "neighbors": 1, "weight": 0.9, "temperature": 0.1}, "CartPole-v1"),
+        ({"name": "spalm", "neighbors": 3, "size": 50}, "CartPole-v1"),
+        ({"name": "spalm", "neighbors": 4}, "Pendulum-v1"),
     ],
 )
 def test_the_store_is_frozen_from_rollout_to_update_and_the_first_ratio_is_one(readout: Any, environment: str) -> None:
@@ -91,7 +91,7 @@ def test_only_what_turned_out_better_is_stored_where_that_is_asked() -> None:
 
 def test_stored_features_are_those_that_acting_has() -> None:
     """With frozen weights the nearest stored feature of a step is its own, and its action the one taken."""
-    model = online({"name": "knn", "weight": 1.0, "neighbours": 1, "temperature": 1e-3})
+    model = online({"name": "knn", "weight": 1.0, "neighbors": 1, "temperature": 1e-3})
     segment = rollout(model)
     model.policy.remember(segment)
     with torch.no_grad():
@@ -101,7 +101,7 @@ def test_stored_features_are_those_that_acting_has() -> None:
 
 @pytest.mark.parametrize("name", ["knn", "spalm"])
 def test_an_agent_goes_on_from_a_checkpoint_with_what_it_stored(name: str, tmp_path: Path) -> None:
-    readout = {"name": name, "neighbours": 3, "size": 40, "refresh": 4}
+    readout = {"name": name, "neighbors": 3, "size": 40, "refresh": 4}
     first = online(readout)
     first.learn(64)
     first.save(tmp_path / "model")
@@ -226,7 +226,7 @@ def test_what_cannot_be_filled_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [online, offline])
 def test_machine_code_reads_the_store_of_now(name: str, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "CompiledStep", StandIn)
-    model = make({"name": name, "neighbours": 3, "size": 40}, acting="compiled")
+    model = make({"name": name, "neighbors": 3, "size": 40}, acting="compiled")
     observation, found = np.ones((2, 4), np.float32), []
     model.learn(64 if make is online else 3)
     found.append(model.predict(observation, deterministic=True)[0])
@@ -237,7 +237,7 @@ def test_machine_code_reads_the_store_of_now(name: str, make: Any, monkeypatch: 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "make", "file"), [("knn", offline, "policy.onnx"), ("spalm", online, "policy.pt2")])
 def test_files_hold_the_store_and_equal_eager(name: str, make: Any, file: str, tmp_path: Path) -> None:
-    model = make({"name": name, "neighbours": 3, "size": 40})
+    model = make({"name": name, "neighbors": 3, "size": 40})
     model.learn(64 if make is online else 3)
     model.export(tmp_path / file)
     assert_file_equals_eager(tmp_path / file, model, 30, 3, 1e-5)

@@ -223,7 +223,7 @@ CONFIG = {
     "algorithm": {"n_steps": 4},
     "train": {"total_timesteps": 4},
 }
-COLLECT = ("collect", "--env", "CartPole-v1", "--behaviour", "random", "--dataset", "a/b-v0")
+COLLECT = ("collect", "--env", "CartPole-v1", "--behavior", "random", "--dataset", "a/b-v0")
 LSTM = ("--agent", "recurrent_ppo", "--backbone", "null")
 
 

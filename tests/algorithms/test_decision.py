@@ -1,4 +1,4 @@
-"""The expectile of returns: its formula, its limits, and data of two behaviours whose returns are known."""
+"""The expectile of returns: its formula, its limits, and data of two behaviors whose returns are known."""
 
 import pytest
 import torch

@@ -104,7 +104,7 @@ def test_the_divergence_estimate_is_that_of_schulman() -> None:
     assert float(loss.clip_fraction) == 1.0
 
 
-def test_normalised_advantages_have_mean_zero_and_deviation_one_over_what_counts() -> None:
+def test_normalized_advantages_have_mean_zero_and_deviation_one_over_what_counts() -> None:
     advantages, counts = torch.randn(4, 6) * 7 + 3, torch.rand(4, 6) < 0.7
     result = standard_scores(advantages, counts)
     assert float(result[counts].mean()) == pytest.approx(0.0, abs=1e-6)
@@ -121,8 +121,8 @@ def test_equal_advantages_are_no_reason_to_move(value: float) -> None:
 
 def test_small_advantages_are_not_blown_up_beyond_the_bound() -> None:
     advantages, counts = torch.randn(4, 6), torch.rand(4, 6) < 0.7
-    centred = torch.where(counts, advantages - advantages[counts].mean(), torch.zeros(()))
-    torch.testing.assert_close(standard_scores(advantages * 1e-3, counts, least_std=0.5), centred * 1e-3 / 0.5)
+    centered = torch.where(counts, advantages - advantages[counts].mean(), torch.zeros(()))
+    torch.testing.assert_close(standard_scores(advantages * 1e-3, counts, least_std=0.5), centered * 1e-3 / 0.5)
     torch.testing.assert_close(
         standard_scores(advantages * 1e3, counts, least_std=0.5), standard_scores(advantages * 1e3, counts)
     )

@@ -137,8 +137,8 @@ ROWS: dict[tuple[str, str], Row] = {
         twin=twins.bp,
         config={"memory": 12},
         limits=(
-            Limit({"pattern": {"name": "bp", "neighbours": 6}}, {}, zero("edges")),
-            f"{TREES}test_with_as_many_neighbours_as_tokens_there_are_no_nodes",
+            Limit({"pattern": {"name": "bp", "neighbors": 6}}, {}, zero("edges")),
+            f"{TREES}test_with_as_many_neighbors_as_tokens_there_are_no_nodes",
         ),
     ),
     ("selection", "none"): Row(twin=twins.Selection(), limits=(Limit({"selection": {"name": "topk", "k": 7}}, {}),)),
@@ -155,7 +155,7 @@ ROWS: dict[tuple[str, str], Row] = {
     # in github.com/google-research/google-research, 0c1bbe5, does not divide their products by sqrt(Dh).
     ("selection", "routing"): Row(
         twin=twins.Selection(twins.spherical, twins.cluster_keys),
-        limits=(f"{ROUTING}test_one_cluster_is_attention_of_normalised_queries_and_keys",),
+        limits=(f"{ROUTING}test_one_cluster_is_attention_of_normalized_queries_and_keys",),
         bfloat16=0.4,
         why="rounding changes which of two nearly equal centroids is the nearest",
     ),
@@ -378,11 +378,11 @@ VARIANTS: dict[str, Row] = {
     "pattern per layer": Row({"layers": 3, "pattern": [{"name": "band", "window": 3}, "full"]}),
     "pattern per head in one layer": Row({"pattern": ["full", [{"name": "band", "window": 3}, "full", "full"]]}),
     "tree with turned nodes": Row(
-        {"pattern": {"name": "bp", "neighbours": 1}, "memory": 13, "position": "rope", "value_dim": 4}
+        {"pattern": {"name": "bp", "neighbors": 1}, "memory": 13, "position": "rope", "value_dim": 4}
     ),
     "tree among steps": Row(
         {
-            "pattern": {"name": "bp", "neighbours": 2},
+            "pattern": {"name": "bp", "neighbors": 2},
             "memory": 4,
             "tokens_per_step": 3,
             "kv_heads": 1,
@@ -393,7 +393,7 @@ VARIANTS: dict[str, Row] = {
     ),
     "tree with logits of the layer below": Row(
         {
-            "pattern": {"name": "bp", "neighbours": 3},
+            "pattern": {"name": "bp", "neighbors": 3},
             "memory": 11,
             "prior": "realformer",
             "head_mixing": "talking",

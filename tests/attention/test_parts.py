@@ -186,7 +186,7 @@ def test_the_loss_of_predicted_spans_counts_valid_tokens_only() -> None:
     torch.testing.assert_close(short.losses["span"], long.losses["span"])
 
 
-def test_spans_are_clamped_after_an_optimiser_step() -> None:
+def test_spans_are_clamped_after_an_optimizer_step() -> None:
     backbone = plain(span={"name": "adaptive", "ramp": 2.0})
     span = part(backbone, "span").get_parameter("fraction")
     span.data.copy_(torch.tensor([-0.3, 0.4, 1.7]))

@@ -92,7 +92,7 @@ def test_two_layers_with_one_part_each_connect_all_tokens(
     assert torch.equal(both @ both > 0, full)
 
 
-def test_neighbours_are_those_of_the_table() -> None:
+def test_neighbors_are_those_of_the_table() -> None:
     graph: dict[str, Any] = {"offsets": [3], "edges": [[5, 1], [5, 4], [7, 0]]}
     assert keys("adjacency", 5, **graph) == [1, 2, 4, 5]
     assert keys("adjacency", 7, **graph) == [0, 4, 7]

@@ -47,7 +47,7 @@ def chooser_of(backbone: Backbone) -> Routing:
     return chooser
 
 
-def normalised_heads(backbone: Backbone, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def normalized_heads(backbone: Backbone, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Normalized queries and keys, and values, of a backbone of one layer: [B, H, T, K] each."""
     norm, project = (
         backbone.get_submodule(f"layers.0.{name}") for name in ("join_mixing.norm", "mixing.mixer.project")
@@ -56,12 +56,12 @@ def normalised_heads(backbone: Backbone, x: Tensor) -> tuple[Tensor, Tensor, Ten
     return F.layer_norm(q, (5,)), F.layer_norm(k, (5,)), v
 
 
-def test_one_cluster_is_attention_of_normalised_queries_and_keys() -> None:
+def test_one_cluster_is_attention_of_normalized_queries_and_keys() -> None:
     backbone = routed(clusters=1, window=31)
     x = torch.randn(2, 11, 15)
     for name in ("weight", "bias"):
         backbone.get_parameter(f"layers.0.ff.out.{name}").data.zero_()
-    out = F.scaled_dot_product_attention(*normalised_heads(backbone, x), is_causal=True).transpose(1, 2).flatten(2)
+    out = F.scaled_dot_product_attention(*normalized_heads(backbone, x), is_causal=True).transpose(1, 2).flatten(2)
     torch.testing.assert_close(backbone(x)[0] - x, mixer_of(backbone).output(out), rtol=EXACT, atol=EXACT)
 
 
@@ -128,7 +128,7 @@ def test_centroids_move_in_maintain_only_and_by_what_was_seen_in_training() -> N
     backbone(x, state)
     assert torch.equal(chooser.centroids, before)
     backbone.maintain()
-    q, k, _ = normalised_heads(backbone, x)
+    q, k, _ = normalized_heads(backbone, x)
     seen, empty = torch.cat([q, k], 2)[0], 0
     for head in range(3):
         nearest = [int((before[head] @ row).argmax()) for row in seen[head]]
@@ -148,7 +148,7 @@ def test_centroids_move_in_maintain_only_and_by_what_was_seen_in_training() -> N
 def test_the_commitment_loss_is_zero_on_centroids_and_trains_none() -> None:
     backbone, x = routed(clusters=2, losses={"commitment": 1.0}), torch.randn(1, 1, 15)
     chooser = chooser_of(backbone)
-    q, k, _ = normalised_heads(backbone, x)
+    q, k, _ = normalized_heads(backbone, x)
     losses = []
     for centroids in (torch.zeros(3, 2, 5), torch.cat([q, k], 2)[0].detach()):
         chooser.centroids.copy_(centroids)
@@ -167,7 +167,7 @@ def test_the_commitment_loss_is_zero_on_centroids_and_trains_none() -> None:
 
 def test_a_query_without_keys_in_its_cluster_reads_nothing() -> None:
     backbone, x = routed(clusters=2), torch.randn(1, 1, 15)
-    q, k, _ = normalised_heads(backbone, x)
+    q, k, _ = normalized_heads(backbone, x)
     chooser_of(backbone).centroids.copy_(torch.cat([q, k], 2)[0].detach())
     for name in ("weight", "bias"):
         backbone.get_parameter(f"layers.0.ff.out.{name}").data.zero_()

@@ -97,7 +97,7 @@ def test_sharing_leaves_the_projections_of_the_paper() -> None:
     assert counts == {"none": 2 * 5 * 3, "heads": 2 * 5, "kv": 5, "layers": 1}
 
 
-def test_weights_of_regularised_landmarks_sum_to_the_published_half() -> None:
+def test_weights_of_regularized_landmarks_sum_to_the_published_half() -> None:
     """A is row-stochastic: (A + I) 1 = 2, so values that are all 1 are read as 1/2 from far and as 1 from near."""
     logits = torch.randn(2, 3, 4, 6, 6, dtype=torch.float64)
     for iterations in (0, 8):

@@ -24,38 +24,38 @@ def tree(backbone: Backbone) -> BinaryPartition:
     return attention.chooser
 
 
-def backbone_of(neighbours: int, memory: int, **values: Any) -> Backbone:
-    pattern = {"name": "bp", "neighbours": neighbours}
+def backbone_of(neighbors: int, memory: int, **values: Any) -> Backbone:
+    pattern = {"name": "bp", "neighbors": neighbors}
     return Backbone(config_of({"layers": 1, "position": "none", "memory": memory, "pattern": pattern, **values}))
 
 
-@pytest.mark.parametrize("neighbours", [1, 2, 3, 4])
-def test_spans_are_those_of_the_published_walk_and_tile_the_past(neighbours: int) -> None:
-    slots, _ = slots_in_reach(neighbours, 4 * LONGEST)
-    found = spans(torch.arange(LONGEST)[None], neighbours, slots)
+@pytest.mark.parametrize("neighbors", [1, 2, 3, 4])
+def test_spans_are_those_of_the_published_walk_and_tile_the_past(neighbors: int) -> None:
+    slots, _ = slots_in_reach(neighbors, 4 * LONGEST)
+    found = spans(torch.arange(LONGEST)[None], neighbors, slots)
     for i in range(LONGEST):
         level, first, last = (each[0, i][found.first[0, i] >= 0] for each in (found.level, found.first, found.last))
         nodes = list(zip(level.tolist(), (first // 2**level).tolist(), strict=True))
-        assert nodes == pointer_walk(i, neighbours)
+        assert nodes == pointer_walk(i, neighbors)
         assert torch.equal(last - first + 1, 2**level)
         leaves = [leaf for a, b in zip(first.tolist(), last.tolist(), strict=True) for leaf in range(a, b + 1)]
         assert sorted(leaves) == list(range(i))
 
 
-@pytest.mark.parametrize("neighbours", [1, 2, 3, 5])
-def test_every_slot_and_level_of_a_tree_is_seen_by_some_token_and_no_other_one_is(neighbours: int) -> None:
+@pytest.mark.parametrize("neighbors", [1, 2, 3, 5])
+def test_every_slot_and_level_of_a_tree_is_seen_by_some_token_and_no_other_one_is(neighbors: int) -> None:
     p = torch.arange(600)[None]
     for horizon in range(40):
-        slots, levels = slots_in_reach(neighbours, horizon)
+        slots, levels = slots_in_reach(neighbors, horizon)
         assert len(slots) < 11
-        seen = spans(p, neighbours, (neighbours,) * 11)
+        seen = spans(p, neighbors, (neighbors,) * 11)
         visible = (seen.first >= 0) & (p[..., None] - seen.first <= horizon)
-        by_slot = visible[0].any(0).unflatten(0, (11, neighbours))
+        by_slot = visible[0].any(0).unflatten(0, (11, neighbors))
         assert [int(each) for each in by_slot.sum(1) if each] == [count for count in slots if count]
         assert int(torch.where(visible, seen.level, 0).max()) == levels
 
 
-def test_with_as_many_neighbours_as_tokens_there_are_no_nodes() -> None:
+def test_with_as_many_neighbors_as_tokens_there_are_no_nodes() -> None:
     for memory in (0, 5):
         chooser = tree(backbone_of(5, memory))
         assert chooser.node_query is None
@@ -84,5 +84,5 @@ def test_work_and_kept_memory_grow_as_the_logarithm_of_the_memory() -> None:
 
 
 def test_a_head_has_no_tree_of_its_own() -> None:
-    pattern = [[{"name": "bp", "neighbours": 2}, "full", "full", "full"]]
+    pattern = [[{"name": "bp", "neighbors": 2}, "full", "full", "full"]]
     assert "its tree serves all heads alike" in refusal({"pattern": pattern})

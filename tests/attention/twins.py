@@ -274,11 +274,11 @@ def longformer(reader: Reader, options: Any) -> Window:
     return Window(options.window, sinks=options.sinks)
 
 
-def pointer_walk(i: int, neighbours: int) -> list[tuple[int, int]]:
+def pointer_walk(i: int, neighbors: int) -> list[tuple[int, int]]:
     """Level and number of the nodes that leaf i is connected with, as published (Ye et al. 2019, section 3.1)."""
     pointer, level, over, found = i - 1, 0, False, []
     while True:
-        for _ in range(neighbours):
+        for _ in range(neighbors):
             if pointer >= 0:
                 found.append((level - 1, 2 * pointer) if over else (level, pointer))
                 over = False
@@ -290,14 +290,14 @@ def pointer_walk(i: int, neighbours: int) -> list[tuple[int, int]]:
         level += 1
 
 
-def bp_edges(reader: Reader, neighbours: int, t: int) -> list[Key]:
+def bp_edges(reader: Reader, neighbors: int, t: int) -> list[Key]:
     """The token and its spans as far as their first leaves are in the memory, in the order of the walk.
 
     Spans that are too far away leave no gap: whatever lies behind them is farther still.
     """
     group = reader.config.tokens_per_step
     reach = reader.config.memory * group + t % group
-    nodes = pointer_walk(t, neighbours)
+    nodes = pointer_walk(t, neighbors)
     seen = [(level, m) for level, m in nodes if t - m * 2**level <= reach]
     return [("token", t, 0), *((f"node {level}", m, t - ((m + 1) * 2**level - 1)) for level, m in seen)]
 
@@ -324,7 +324,7 @@ def bp(reader: Reader, options: Any) -> Window:
     """Leaves and nodes."""
     return Window(
         reader.config.memory + 1,
-        edges=functools.partial(bp_edges, neighbours=options.neighbours),
+        edges=functools.partial(bp_edges, neighbors=options.neighbors),
         node=bp_node,
         shift=bp_shift,
     )

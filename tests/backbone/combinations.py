@@ -136,7 +136,7 @@ REFUSED: list[tuple[str, str, str]] = [
         "about the same keys",
     ),
     ("prior: lazyformer", "pattern: bp etc", "which keys the first one chose"),
-    ("prior: predictive", "pattern: bp etc", "have no neighbours"),
+    ("prior: predictive", "pattern: bp etc", "have no neighbors"),
     ("prior: predictive", "setting: no_memory", "does not make the layers memoryless"),
     ("prior: lazyformer predictive", "selection: routing lsh sinkhorn sac; losses: commitment", "from layer to layer"),
     ("prior: lazyformer", "memory_kind: memorizing", "may have no queries"),
@@ -242,7 +242,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("position: ut_2d", "residual: reversible", "not taken off again"),
     # A ReLU before the softmax makes many scores 0.
     ("position: da", "selection: topk", "which of equal scores are the largest"),
-    # All neighbours are alike, or those on either side of a focus.
+    # All neighbors are alike, or those on either side of a focus.
     ("mixer: gcn hard_gaussian", "selection: topk", "which of equal scores are the largest"),
 ]
 

@@ -245,7 +245,7 @@ def test_an_option_changes_something_or_is_refused_beside_every_value_of_the_oth
                     with contextlib.suppress(ConfigError):
                         written = [{**values[spec.axis], **each, **wanted} for each in telling]
                         configs = [BackboneConfig(**{**values, spec.axis: each}) for each in written]
-                        found.append("".join(map(behaviour, configs)))
+                        found.append("".join(map(behavior, configs)))
                 assert len(found) < 2 or len(set(found)) > 1, f"{key} changes nothing beside {other} {value!r}"
 
 
@@ -268,7 +268,7 @@ def distinct(key: str, annotation: Any) -> list[Any]:
     return values
 
 
-def behaviour(config: BackboneConfig) -> str:
+def behavior(config: BackboneConfig) -> str:
     """A digest of the first weights, and of outputs, losses, gradients and states of two updates and 20 steps."""
     torch.manual_seed(0)
     backbone = Backbone(config)

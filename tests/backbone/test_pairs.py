@@ -128,7 +128,7 @@ ROW_ACTORS: list[dict[str, Any]] = [
     {"kv_heads": 1},
     {"position": "attn_only"},
     {"position": "untied"},
-    {"memory_kind": {"name": "memorizing", "store": 3, "neighbours": 2}},
+    {"memory_kind": {"name": "memorizing", "store": 3, "neighbors": 2}},
     {"selection": {"name": "routing", "clusters": 3, "window": 2}},
 ]
 

@@ -105,7 +105,7 @@ SOURCES = {
 }
 WORDS = {
     "residual": ("there after it",),
-    "input_norm": ("the embedding is not normalised",),
+    "input_norm": ("the embedding is not normalized",),
     "final_norm": ("no norm behind the last layer",),
     "bias": ("no biases in attention",),
     "activation": ("ReLU in place of GELU", "GELU as it is"),

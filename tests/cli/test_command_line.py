@@ -234,7 +234,7 @@ def test_a_wrong_setting_is_refused_with_the_full_name_of_the_right_one(
         (["show", "cartpole"], "write --env CartPole-v1"),
         (["tune", "gtrxl_vmpo"], "write --env ID --agent gtrxl_vmpo"),
         (["show", "--env", "CartPole-v1", "--agent", "lstm"], "did you mean 'recurrent_ppo'?"),
-        (["collect", "--env", "CartPole-v1", "--behavior", "random"], "did you mean '--behaviour'?"),
+        (["collect", "--env", "CartPole-v1", "--behaviour", "random"], "did you mean '--behavior'?"),
         (["evaluate", "runs/x", "--n_eval_episodes=3"], "did you mean '--episodes'?"),
         (["settings", "gate"], "did you mean 'backbone.residual'"),
         (["show", "gtrxl_cue_recall", "--algorithm.lr", "1"], "did you mean 'algorithm.learning_rate'?"),
@@ -499,7 +499,7 @@ def test_a_picture_that_cannot_be_is_refused_before_an_episode_is_played(
     cloning = yaml.safe_load(Path("offline.yaml").read_text())
     cloning["algorithm"]["mode"], cloning["evaluation"]["target_returns"] = "bc", []
     folder.joinpath("config.yaml").write_text(yaml.safe_dump(cloning))
-    assert "behaviour cloning has none" in refused(capsys, *words, "target")
+    assert "behavior cloning has none" in refused(capsys, *words, "target")
 
     def nothing(*args: Any, **kwargs: Any) -> Any:
         raise PermissionError(13, "Permission denied")

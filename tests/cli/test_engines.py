@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("ray")  # one Ray at a time
 
 PROGRAM = """
 import os, pathlib, sys
-print("asked for", sys.stdin.readline().strip(), os.environ["COLOUR"])
+print("asked for", sys.stdin.readline().strip(), os.environ["COLOR"])
 pathlib.Path(sys.argv[1]).write_text("done")
 sys.exit(int(sys.argv[2]))
 """
@@ -66,7 +66,7 @@ def order_of(folder: Path, program: str, *words: str) -> Order:
         "tea\n",
         folder / "logs" / "run.log",
         (folder / "result",),
-        {"COLOUR": "green"},
+        {"COLOR": "green"},
     )
 
 

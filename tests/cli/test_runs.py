@@ -592,7 +592,7 @@ def holding(lock: str) -> Iterator[None]:
 def test_one_process_collects_into_an_id_and_a_killed_one_loses_nothing(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["collect", "--env", "rltransformers/KeyToDoor-v0", "--behaviour", "random", "--dataset", "key/one-v0"]
+    words = ["collect", "--env", "rltransformers/KeyToDoor-v0", "--behavior", "random", "--dataset", "key/one-v0"]
     with holding("from rltransformers.data.minari import writing_minari; lock = writing_minari('key/one-v0')"):
         message = refused(capsys, *words, "--steps", "24")
         assert "'key/one-v0' is in use by process" in message
@@ -624,7 +624,7 @@ def test_a_finished_online_run_can_be_made_longer(
 
 
 @pytest.mark.parametrize("name", ["online", "lstm"])
-def test_normalised_inputs_come_back_with_the_checkpoint(
+def test_normalized_inputs_come_back_with_the_checkpoint(
     work: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     words = [
@@ -683,12 +683,12 @@ def test_an_output_that_is_a_file_is_refused(work: Path, capsys: pytest.CaptureF
     assert f"output {output} cannot be a folder" in refused(capsys, "train", "online.yaml", "--output", output)
 
 
-def test_in_a_dict_the_vectors_are_normalised_and_indices_are_not(
+def test_in_a_dict_the_vectors_are_normalized_and_indices_are_not(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    normalise = ["--environment.normalize_observation", "true", "--environment.wrappers"]
+    normalize = ["--environment.normalize_observation", "true", "--environment.wrappers"]
     for name in ("online", "lstm"):
-        run(capsys, "train", f"{name}.yaml", *normalise, "[{name: History}]", "--name", name)
+        run(capsys, "train", f"{name}.yaml", *normalize, "[{name: History}]", "--name", name)
         folder = RunFolder(f"runs/{name}")
         agent = build_agent(read_experiment(folder.config), folder.last, False)
         assert isinstance(agent, OnlineRunAgent)
@@ -697,7 +697,7 @@ def test_in_a_dict_the_vectors_are_normalised_and_indices_are_not(
             assert sorted(cast(dict[str, Any], env.obs_rms)) == ["first_step", "observation", "previous_reward"]
         agent.close()
     indices = "[{name: History, previous_reward: false, first_step: false}]"
-    frozen = ["--environment.id", "FrozenLake-v1", "--environment.kwargs", "{}", *normalise, indices]
+    frozen = ["--environment.id", "FrozenLake-v1", "--environment.kwargs", "{}", *normalize, indices]
     assert "finds no vector of floats" in refused(capsys, "train", "online.yaml", *frozen, "--name", "frozen")
 
 
@@ -728,10 +728,10 @@ def refused_lookback(capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_a_dataset_is_collected_inspected_and_learnt_from(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     collect = ["collect", "--env", "rltransformers/KeyToDoor-v0", "--steps", "100", "--dataset", "key/random-v0"]
-    collected = json.loads(run(capsys, *collect, "--behaviour", "random=3", "--behaviour", "random", "--json"))
+    collected = json.loads(run(capsys, *collect, "--behavior", "random=3", "--behavior", "random", "--json"))
     assert collected["steps"] >= 100
-    assert "exists" in refused(capsys, *collect, "--behaviour", "random")
-    run(capsys, *collect, "--behaviour", "random", "--overwrite")
+    assert "exists" in refused(capsys, *collect, "--behavior", "random")
+    run(capsys, *collect, "--behavior", "random", "--overwrite")
     inspected = json.loads(run(capsys, "inspect", "key/random-v0", "--json"))
     assert inspected["env_id"] == "rltransformers/KeyToDoor-v0" and inspected["length"]["max"] == 24
     assert "episodes" in run(capsys, "inspect", "key/random-v0")
@@ -739,7 +739,7 @@ def test_a_dataset_is_collected_inspected_and_learnt_from(work: Path, capsys: py
 
 
 def test_collect_records_steps_or_whole_episodes(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["collect", "--env", "CartPole-v1", "--num-envs", "2", "--behaviour", "random", "--json", "--dataset"]
+    words = ["collect", "--env", "CartPole-v1", "--num-envs", "2", "--behavior", "random", "--json", "--dataset"]
     collected = json.loads(run(capsys, *words, "cart/few-v0", "--episodes", "5"))
     assert collected["episodes"] == 5 and len(load_trajectories("cart/few-v0")) == 5
     for wrong, message in (
@@ -750,13 +750,11 @@ def test_collect_records_steps_or_whole_episodes(work: Path, capsys: pytest.Capt
         assert message in refused(capsys, *words, "cart/none-v0", *wrong)
 
 
-def test_trained_agents_are_behaviours(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trained_agents_are_behaviors(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cartpole = ["--environment.id", "CartPole-v1", "--environment.kwargs", "{}"]
     run(capsys, "train", "online.yaml", *cartpole, "--environment.normalize_observation", "true", "--name", "agent")
     words = ["collect", "--env", "CartPole-v1", "--num-envs", "1", "--steps", "1", "--json", "--dataset"]
-    collected = json.loads(
-        run(capsys, *words, "cart/own-v0", "--deterministic", "--behaviour", "checkpoint:runs/agent")
-    )
+    collected = json.loads(run(capsys, *words, "cart/own-v0", "--deterministic", "--behavior", "checkpoint:runs/agent"))
     # One episode from a seed that recording draws; the same agent evaluated on its own acts the same way.
     actor = load_agent("runs/agent").actor()
     data = load_trajectories("cart/own-v0")
@@ -766,20 +764,20 @@ def test_trained_agents_are_behaviours(work: Path, capsys: pytest.CaptureFixture
     assert collected["episodes"] == 1 and again == episode.actions[""].tolist()
 
 
-def test_a_run_of_the_baseline_is_a_behaviour_by_the_way_that_its_refusal_names(
+def test_a_run_of_the_baseline_is_a_behavior_by_the_way_that_its_refusal_names(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = ("--environment.normalize_observation", "false", "--train.total_timesteps", "16")
     run(capsys, "train", "lstm.yaml", *plain, "--policy.cell", "gru", "--name", "plain")
-    run(capsys, "train", "lstm.yaml", "--train.total_timesteps", "16", "--name", "normalised")
+    run(capsys, "train", "lstm.yaml", "--train.total_timesteps", "16", "--name", "normalized")
     wrapped = "tests.cli.test_runs:masked_cart_pole"
     gym.register("rltransformers-tests/Masked-v0", wrapped)
     words = ["collect", "--env", "rltransformers-tests/Masked-v0", "--steps", "4", "--dataset", "cart/lstm-v0"]
-    message = refused(capsys, *words, "--behaviour", "checkpoint:runs/plain")
+    message = refused(capsys, *words, "--behavior", "checkpoint:runs/plain")
     assert "runs of recurrent_ppo write it; write sb3:recurrentppo:runs/plain/last.zip\n" in message
-    message = refused(capsys, *words, "--behaviour", "checkpoint:runs/normalised/last.zip")
+    message = refused(capsys, *words, "--behavior", "checkpoint:runs/normalized/last.zip")
     assert "unless environment.normalize_observation was on: sb3 cannot read these statistics" in message
-    run(capsys, *words, "--behaviour", "sb3:recurrentppo:runs/plain/last.zip")
+    run(capsys, *words, "--behavior", "sb3:recurrentppo:runs/plain/last.zip")
     assert len(load_trajectories("cart/lstm-v0"))
 
 
@@ -795,7 +793,7 @@ def test_agents_that_act_on_rewards_get_them_while_they_are_recorded(
     run(capsys, "train", "offline.yaml", "--name", "dt")
     for name, env in (("rewarded", "CueRecall-v0"), ("dt", "KeyToDoor-v0")):
         words = ["collect", "--env", f"rltransformers/{env}", "--num-envs", "1", "--steps", "1", "--deterministic"]
-        run(capsys, *words, "--dataset", f"own/{name}-v0", "--behaviour", f"checkpoint:runs/{name}/last.zip")
+        run(capsys, *words, "--dataset", f"own/{name}-v0", "--behavior", f"checkpoint:runs/{name}/last.zip")
         episode = load_trajectories(f"own/{name}-v0").episode(0)
         model: Any = load_agent(f"runs/{name}/last.zip")
         state, actions = None, []
@@ -833,7 +831,7 @@ def test_every_command_says_once_how_many_threads_it_uses(
     work: Path, capsys: pytest.CaptureFixture[str], own_threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lstm = ("train", "lstm.yaml", "--train.total_timesteps")
-    collect = ("collect", "--env", "CartPole-v1", "--behaviour", "random", "--steps", "1", "--dataset")
+    collect = ("collect", "--env", "CartPole-v1", "--behavior", "random", "--steps", "1", "--dataset")
     assert "1 thread (" in threads_of(capsys, *lstm, "16")
     evaluate = ("evaluate", "runs/lstm-seed0", "--episodes", "1", "--trust")
     assert "1 thread (" in threads_of(capsys, *evaluate)
@@ -860,7 +858,7 @@ def test_a_resumed_run_keeps_its_threads_unless_told_otherwise(
 
 
 def test_a_part_of_the_observation_is_recorded(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["collect", "--env", "CartPole-v1", "--behaviour", "random", "--steps", "30", "--json", "--dataset"]
+    words = ["collect", "--env", "CartPole-v1", "--behavior", "random", "--steps", "30", "--json", "--dataset"]
     dropped = json.loads(run(capsys, *words, "cart/dropped-v0", "--drop-indices", "1", "3"))
     kept = json.loads(run(capsys, *words, "cart/kept-v0", "--keep-indices", "0", "2"))
     assert dropped["observations"] == kept["observations"] and "(2,)" in dropped["observations"][""]
@@ -918,7 +916,7 @@ def test_a_run_goes_on_on_another_device(name: str, work: Path, capsys: pytest.C
           "--algorithm.whole_episodes", "true", "--algorithm.context_length", "200"], "plays up to 500"),
         (["train", "online.yaml", "--online", "{timesteps: 5}"], "learns in its environment anyway"),
         (["train", "offline.yaml", "--algorithm.mode", "bc"], "has no target return"),
-        (["train", "offline.yaml", "--dataset.collect.behaviours", "[rando]"], "'rando' is none of"),
+        (["train", "offline.yaml", "--dataset.collect.behaviors", "[rando]"], "'rando' is none of"),
         (["train", "offline.yaml", "--environment.processes", "true"], "leave out processes"),
         (["train", "--resume", "runs/none"], "not a run folder"),
         (["train", "online.yaml", "--environment.kwargs", "{1: 2}"],
@@ -933,14 +931,14 @@ def test_a_run_goes_on_on_another_device(name: str, work: Path, capsys: pytest.C
         (["train", "online.yaml", "--seed", "4294967295", "--seeds", "2"],
          "the last of 2 seeds from 4294967295 on must be a whole number in [0, 4294967296), got 4294967296"),
         (["inspect", "nobody/nothing-v0"], "nobody/nothing-v0"),
-        (["collect", "--env", "Nope-v0", "--behaviour", "random", "--steps", "9", "--dataset", "a-v0"], "Nope-v0"),
-        (["collect", "--env", "CartPole-v1", "--behaviour", "random=x", "--steps", "9", "--dataset", "a-v0"], "weight"),
-        (["collect", "--env", "CartPole-v1", "--behaviour", "rndm", "--steps", "9", "--dataset", "a-v0"], "'rndm' is"),
-        (["collect", "--env", "CartPole-v1", "--behaviour", "random", "--steps", "1000000000", "--dataset", "a"],
+        (["collect", "--env", "Nope-v0", "--behavior", "random", "--steps", "9", "--dataset", "a-v0"], "Nope-v0"),
+        (["collect", "--env", "CartPole-v1", "--behavior", "random=x", "--steps", "9", "--dataset", "a-v0"], "weight"),
+        (["collect", "--env", "CartPole-v1", "--behavior", "rndm", "--steps", "9", "--dataset", "a-v0"], "'rndm' is"),
+        (["collect", "--env", "CartPole-v1", "--behavior", "random", "--steps", "1000000000", "--dataset", "a"],
          "'a' is no Minari id (it has no version); write"),  # before hours of recording
-        (["collect", "--env", "CartPole-v1", "--behaviour", "random", "--steps", "9", "--dataset", "a-v0",
+        (["collect", "--env", "CartPole-v1", "--behavior", "random", "--steps", "9", "--dataset", "a-v0",
           "--threads", "-1"], "--threads must be a whole number in [1, 1024], got '-1'"),
-        (["collect", "--env", "CartPole-v1", "--env-kwargs", "{", "--behaviour", "random", "--steps", "9",
+        (["collect", "--env", "CartPole-v1", "--env-kwargs", "{", "--behavior", "random", "--steps", "9",
           "--dataset", "a-v0"], "--env-kwargs is not valid"),
     ],
 )  # fmt: skip
@@ -1061,7 +1059,7 @@ def test_values_of_a_config_are_not_changed_by_building(work: Path, capsys: pyte
         spaces.Dict({"counts": spaces.Box(-9, 9, (2,), np.int64)}),
     ],
 )
-def test_what_is_no_vector_of_floats_is_not_normalised(space: Any) -> None:
+def test_what_is_no_vector_of_floats_is_not_normalized(space: Any) -> None:
     """VecNormalize would give such observations another space than the environment has, or leave it."""
     gym.register("test/Any-v0", entry_point=lambda **_: AnySpace(space, spaces.Discrete(3)))
     environment = {"id": "test/Any-v0", "normalize_observation": True}

@@ -72,7 +72,7 @@ def test_what_was_there_stays_whole_when_the_disk_is_full(work: Path, capsys: py
 
 @pytest.mark.parametrize("size", [0, 500, 3000])
 def test_a_dataset_that_does_not_fit_leaves_nothing(work: Path, capsys: pytest.CaptureFixture[str], size: int) -> None:
-    words = ["collect", "--env", "CartPole-v1", "--behaviour", "random", "--steps", "2000", "--dataset", "ab/c-v0"]
+    words = ["collect", "--env", "CartPole-v1", "--behavior", "random", "--steps", "2000", "--dataset", "ab/c-v0"]
     with files_of_at_most(size):
         message = refused(capsys, *words)
     assert "minari/ab/c-v0" in message
@@ -123,7 +123,7 @@ def test_a_name_is_checked_by_the_command(work: Path, capsys: pytest.CaptureFixt
 def test_a_dataset_id_that_leads_elsewhere_is_refused(
     work: Path, capsys: pytest.CaptureFixture[str], dataset: str
 ) -> None:
-    words = ["collect", "--env", "CartPole-v1", "--behaviour", "random", "--steps", "1", "--dataset", dataset]
+    words = ["collect", "--env", "CartPole-v1", "--behavior", "random", "--steps", "1", "--dataset", dataset]
     message = refused(capsys, *words)
     assert len(message.splitlines()) == 1 and contents(work / "minari") == {}
 

@@ -70,11 +70,11 @@ def foreign(place: str) -> tuple[str, dict[str, Any], str]:
     if place == "environment.wrappers":
         changed = {**online, "wrappers": [{"name": "stranger:Wrapper"}]}
         return "online", {**ONLINE, **SHORT, "environment": changed}, "imports the module stranger"
-    behaviours = ["random", "stranger:act=2"]
-    return "offline", {**OFFLINE, "dataset": {"collect": {"episodes": 3, "behaviours": behaviours}}}, "module stranger"
+    behaviors = ["random", "stranger:act=2"]
+    return "offline", {**OFFLINE, "dataset": {"collect": {"episodes": 3, "behaviors": behaviors}}}, "module stranger"
 
 
-PLACES = ("environment.id", "environment.wrappers", "dataset.collect.behaviours")
+PLACES = ("environment.id", "environment.wrappers", "dataset.collect.behaviors")
 
 
 @pytest.mark.parametrize("name", ["evil.pkl", "evil.pkl/", "evil.PKL/.", "./evil.pickle//"])
@@ -106,7 +106,7 @@ def test_a_program_in_a_config_runs_only_when_trusted_or_typed(
         capsys, "train", "own.yaml", f"--{place}", yaml.safe_dump(value), "--train", yaml.safe_dump(config["train"])
     )
     assert owned()
-    needs_trust = place != "dataset.collect.behaviours"  # nothing is recorded for an evaluation
+    needs_trust = place != "dataset.collect.behaviors"  # nothing is recorded for an evaluation
     assert ("--episodes 100 --trust" in out) == needs_trust
     Path("owned").unlink()
     del sys.modules["stranger"]
@@ -158,11 +158,11 @@ def test_the_checkpoint_of_the_lstm_is_loaded_only_when_trusted(work: Path, caps
     assert owned()  # the payload works: it is the question that keeps it from running
 
 
-def test_pickled_behaviours_in_a_config_are_not_loaded_unasked(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pickled_behaviors_in_a_config_are_not_loaded_unasked(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sb3_zip(Path("evil.zip"))
     Path("statistics.pkl").write_bytes(pickle.dumps(Payload()))
     texts = ["sb3:ppo:evil.zip=3", "sb3:sac:evil.zip:statistics.pkl"]
-    config = {**OFFLINE, "dataset": {"collect": {"episodes": 3, "behaviours": texts}}}
+    config = {**OFFLINE, "dataset": {"collect": {"episodes": 3, "behaviors": texts}}}
     Path("foreign.yaml").write_text(yaml.safe_dump(config))
     message = refused(capsys, "train", "foreign.yaml")
     assert all(text in message for text in texts) and not owned()
@@ -183,9 +183,9 @@ def test_packaged_configs_run_no_programs(name: str) -> None:
 
 
 def test_words_for_collect_in_a_file_are_searched_as_collect_reads_them() -> None:
-    assert collect_programs(["--env", "CartPole-v1", "--behaviour", "random=2", "--behaviour=checkpoint:x"]) == []
-    found = collect_programs(["--env=a:X-v0", "--behaviour", "sb3:ppo:x.zip", "--behaviour=b:c=2", "--steps", "5"])
-    assert [each.place for each in found] == ["environment.id", "--behaviour", "--behaviour"]
+    assert collect_programs(["--env", "CartPole-v1", "--behavior", "random=2", "--behavior=checkpoint:x"]) == []
+    found = collect_programs(["--env=a:X-v0", "--behavior", "sb3:ppo:x.zip", "--behavior=b:c=2", "--steps", "5"])
+    assert [each.place for each in found] == ["environment.id", "--behavior", "--behavior"]
 
 
 # What is data -------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def load_minari() -> None:
 DATA: dict[str, Callable[[], None]] = {
     "GTrXLPPO": lambda: load_checkpoint_of("GTrXLPPO"),
     "DecisionTransformer": lambda: load_checkpoint_of("DecisionTransformer"),
-    "normalisation": lambda: load_checkpoint_of("VecNormalize"),
+    "normalization": lambda: load_checkpoint_of("VecNormalize"),
     "header": lambda: load_checkpoint_of("GTrXLPPO", header=True),
     "config": load_config,
     "trajectories": load_folder,
@@ -295,7 +295,7 @@ def test_a_payload_in_data_is_refused_and_never_runs(work: Path, kind: str) -> N
 
 
 def test_an_exported_policy_is_data_as_onnx_and_a_program_as_pt2() -> None:
-    words = ["--env", "CartPole-v1", "--behaviour"]
+    words = ["--env", "CartPole-v1", "--behavior"]
     assert not collect_programs([*words, "export:policy.onnx=2"]) and not collect_programs([*words, "export:a.onnx"])
     for text in ("export:policy.pt2", "export:policy.pt2=.onnx"):
         assert "may run code" in collect_programs([*words, text])[0].effect

@@ -16,7 +16,7 @@ KNOWN = {"width": 1, "heads": 2}
     [
         (["width", "withd"], "backbone.", "", "unknown setting backbone.withd; did you mean 'width'?"),
         (["head"], "", "run.yaml", "run.yaml: unknown setting head; did you mean 'heads'?"),
-        (["colour"], "a.b.", "x", "x: unknown setting a.b.colour; known: heads, width"),
+        (["color"], "a.b.", "x", "x: unknown setting a.b.color; known: heads, width"),
         ([None], "a.", "", "unknown setting a.None; known: heads, width"),
         ([math.nan, ("width",)], "a.", "", "unknown setting a.nan; known: heads, width"),
     ],

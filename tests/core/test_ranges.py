@@ -92,7 +92,7 @@ def test_fields_of_records_become_fractions_too() -> None:
     assert repr(Settings(1, 1, [1])) == repr(Settings(1.0, 1, [1.0]))
 
 
-class Colour(StrEnum):
+class Color(StrEnum):
     """Two texts."""
 
     RED = "red"
@@ -117,7 +117,7 @@ CASES: list[tuple[Any, list[Any], list[Any], str]] = [
     (Annotated[float, Lt(0)], [-1], [0], "a finite number below 0"),
     (Count | None, [1, None], [0, "null"], "a whole number of at least 1 or None (null)"),
     (Literal["a", "b"], ["a"], ["c", None, 1], "one of 'a', 'b'"),
-    (Colour, ["red", Colour.BLUE], ["green", None, 1], "one of 'red', 'blue'"),
+    (Color, ["red", Color.BLUE], ["green", None, 1], "one of 'red', 'blue'"),
     (Literal[1], [1], [True, 1.0], "1"),  # True == 1 and 1.0 == 1, yet neither was meant
     (Sequence[Count], [[], [1], (2, 3)], ["12", [0], 1, {1: 1}], "a list of whole numbers of at least 1"),
     (list[Any], [[], [None]], [(), "x"], "a list"),
@@ -152,11 +152,11 @@ def test_numpy_numbers_become_those_of_python() -> None:
 
 
 def test_a_text_becomes_the_member_of_an_enumeration_that_it_names() -> None:
-    assert check("red", Colour, "x") is Colour.RED and check(Colour.BLUE, Colour, "x") is Colour.BLUE
-    assert check("blue", Literal["auto"] | Colour, "x") is Colour.BLUE
-    assert check({"a": ["red"]}, Mapping[str, list[Colour]], "x")["a"][0] is Colour.RED
+    assert check("red", Color, "x") is Color.RED and check(Color.BLUE, Color, "x") is Color.BLUE
+    assert check("blue", Literal["auto"] | Color, "x") is Color.BLUE
+    assert check({"a": ["red"]}, Mapping[str, list[Color]], "x")["a"][0] is Color.RED
     with pytest.raises(ConfigError, match="x must be one of 'red', 'blue', got 'blu'; did you mean 'blue'"):
-        check("blu", Colour, "x")
+        check("blu", Color, "x")
 
 
 def test_a_mistyped_name_gets_the_closest_one() -> None:

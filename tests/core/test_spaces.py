@@ -20,7 +20,7 @@ from rltransformers.core.spaces import (
     nest_leaves,
     nest_paths,
     nested_leaves,
-    normalised_leaves,
+    normalized_leaves,
     space_from_json,
     space_from_leaves,
     space_from_text,
@@ -160,7 +160,7 @@ def test_the_limits_of_a_wide_integer_are_no_bounds() -> None:
     ):
         np.testing.assert_array_equal(bounds, expected)
     space = spaces.Dict({"a": spaces.Box(low, high, dtype=np.int64), "b": spaces.Box(0, 9, (2,), np.int64)})
-    assert normalised_leaves(space) == ["a"]
+    assert normalized_leaves(space) == ["a"]
 
 
 def test_boxes_of_floats_and_of_integers_are_not_the_same_outline() -> None:

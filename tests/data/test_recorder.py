@@ -107,7 +107,7 @@ def test_all_kinds_of_vector_environments_record_the_same(kind: str) -> None:
     np.testing.assert_array_equal(data.rewards, reference.rewards)
 
 
-def test_every_started_episode_is_finished_so_that_no_length_is_favoured() -> None:
+def test_every_started_episode_is_finished_so_that_no_length_is_favored() -> None:
     data = record(vector("NextStep"), act, 10)
     # 4 rows bring 10 counted steps; the environments finish the episodes they are in: 3, then 7, then 1 and 5 long
     assert sorted(data.lengths) == [1, 3, 5, 7]
@@ -268,7 +268,7 @@ def test_recorded_arrays_grow_beyond_their_first_size() -> None:
     assert len(data) == 700 and data.steps == 16 * 175
 
 
-def test_a_part_of_the_observation_is_recorded_while_the_behaviour_sees_all() -> None:
+def test_a_part_of_the_observation_is_recorded_while_the_behavior_sees_all() -> None:
     def needs_all(observations: Any, starts: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         assert set(observations) == {"code", "parity"} and observations["code"].shape == (3, 3)
         return act(observations, starts, generator)
@@ -303,10 +303,10 @@ def test_a_mixture_gives_every_part_its_exact_share_of_episodes_or_steps() -> No
 
     parts = mixture([(3, left), (1, "random"), (2, left)])
     data = record("CartPole-v1", parts, episodes=12, num_envs=2)
-    assert [part["episodes"] for part in data.metadata["behaviours"]] == [6, 2, 4]
+    assert [part["episodes"] for part in data.metadata["behaviors"]] == [6, 2, 4]
     assert len(data) == 12
     steps = record("CartPole-v1", parts, 600, num_envs=1)
-    for part, share in zip(steps.metadata["behaviours"], (300, 100, 200), strict=True):
+    for part, share in zip(steps.metadata["behaviors"], (300, 100, 200), strict=True):
         assert share <= part["steps"] < share + 100  # the last episode is finished
     assert parts.shares(10) == [5, 2, 3] and sum(parts.shares(7)) == 7
 
@@ -481,15 +481,15 @@ def test_actions_reach_the_environment_as_arrays() -> None:
     def as_list(observations: Any, starts: np.ndarray, generator: np.random.Generator) -> list[int]:
         return [int(action) for action in act(observations, starts, generator)]
 
-    listed, arrays = (record(Typed, behaviour, 20, num_envs=2) for behaviour in (as_list, act))
+    listed, arrays = (record(Typed, behavior, 20, num_envs=2) for behavior in (as_list, act))
     assert listed.fingerprint() == arrays.fingerprint()
 
 
 @pytest.mark.parametrize(
     ("actions", "message"),
     [
-        (["left", "right"], "the action of the behaviour .*lambda> has dtype <U5: text"),
-        ([None, 1], "the action of the behaviour .*lambda> has dtype object"),
+        (["left", "right"], "the action of the behavior .*lambda> has dtype <U5: text"),
+        ([None, 1], "the action of the behavior .*lambda> has dtype object"),
         ([0.5, 1.0], "returned the action 0.5 for environment 0"),
     ],
 )

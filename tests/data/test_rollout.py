@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rltransformers.data.rollout import RolloutBuffer, Segment, action_layout, observation_layout, row_batches
-from rltransformers.functional.returns import generalised_advantage
+from rltransformers.functional.returns import generalized_advantage
 
 ENVS, STEPS = 3, 5
 
@@ -80,7 +80,7 @@ def by_hand(
 def test_advantages_equal_the_sum_written_out() -> None:
     rewards, values, next_values = (torch.randn(2, 7, dtype=torch.float64) for _ in range(3))
     ends = torch.rand(2, 7) < 0.3
-    advantages = generalised_advantage(rewards, values, next_values, ends, 0.9, 0.7)
+    advantages = generalized_advantage(rewards, values, next_values, ends, 0.9, 0.7)
     for row in range(2):
         r, v, following, over = (x[row].tolist() for x in (rewards, values, next_values, ends))
         expected = by_hand(r, v, following, over, 0.9, 0.7)

@@ -128,18 +128,18 @@ def test_what_a_serial_environment_returned_stays_as_it_was() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("make", "vectoriser"),
+    ("make", "vectorizer"),
     [(make, kind) for make in (cart_pole, key_to_door, Awkward) for kind in (SyncVectorEnv, AsyncVectorEnv)]
     + [(key_to_door, our_program)],
 )
 def test_every_mode_gives_the_rows_of_dummy_vec_env(
-    make: Callable[[], Any], vectoriser: Callable[..., Any], mode: AutoresetMode
+    make: Callable[[], Any], vectorizer: Callable[..., Any], mode: AutoresetMode
 ) -> None:
     """Observations, rewards, dones, terminal observations, truncation flags, returns, lengths, infos, reset infos."""
     fns = [make] * 2
     flat: list[Callable[[], Any]] = [lambda: FlatDict(Awkward())] * 2 if make is Awkward else fns
     expected = without_time(rows(VecMonitor(DummyVecEnv(flat))))
-    got = without_time(rows(VecMonitor(GymnasiumVecEnv(vectoriser(fns, autoreset_mode=mode)))))
+    got = without_time(rows(VecMonitor(GymnasiumVecEnv(vectorizer(fns, autoreset_mode=mode)))))
     ends = sum(row[2].sum() for row in expected[2:])
     assert ends >= 4
     np.testing.assert_equal(got, expected)

@@ -88,7 +88,7 @@ class TestWeights:
         torch.testing.assert_close(dict(module.state_dict()), before, rtol=0, atol=0)
 
     @pytest.mark.parametrize(
-        "optimiser",
+        "optimizer",
         [
             lambda parameters: torch.optim.Adam(parameters, lr=0.1),
             lambda parameters: torch.optim.Adam(parameters, lr=0.1, fused=True),
@@ -97,11 +97,11 @@ class TestWeights:
         ],
         ids=["adam", "fused", "foreach", "sgd"],
     )
-    def test_a_step_after_an_optimiser_step_has_the_new_weights(
-        self, module: ToyStep, compiled: CompiledStep, optimiser: Callable[..., torch.optim.Optimizer]
+    def test_a_step_after_an_optimizer_step_has_the_new_weights(
+        self, module: ToyStep, compiled: CompiledStep, optimizer: Callable[..., torch.optim.Optimizer]
     ) -> None:
         old = toy_run(compiled)
-        chosen = optimiser(module.parameters())
+        chosen = optimizer(module.parameters())
         outputs, _ = module(toy_inputs(7, torch.Generator()), toy_state(7))
         (outputs["value"].square().mean() - outputs["log_probability"].mean()).backward()
         chosen.step()

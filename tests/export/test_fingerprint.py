@@ -42,7 +42,7 @@ def test_weights_have_no_part_in_it() -> None:
     assert of_module(toy()) == first
 
 
-def test_the_optimiser_of_a_module_has_no_part_in_it() -> None:
+def test_the_optimizer_of_a_module_has_no_part_in_it() -> None:
     module, texts = toy(), []
     for rate in (0.1, 0.01):
         optimizer = torch.optim.Adam(module.parameters(), lr=rate)

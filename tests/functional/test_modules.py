@@ -19,7 +19,7 @@ def test_the_share_of_zeros_is_the_rate_and_the_mean_stays(rate: float) -> None:
     assert abs(out.double().mean().item() - 1) < error / (1 - rate)
 
 
-def test_neighbouring_numbers_that_share_a_draw_are_independent() -> None:
+def test_neighboring_numbers_that_share_a_draw_are_independent() -> None:
     torch.manual_seed(0)
     kept = dropout(torch.ones(100_000, 4, dtype=torch.float64), 0.3, training=True).ne(0).double()
     correlation = torch.corrcoef(kept.T) - torch.eye(4, dtype=torch.float64)

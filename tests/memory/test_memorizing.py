@@ -27,7 +27,7 @@ def double() -> Iterator[None]:
 
 
 def config(options: dict[str, Any] | None = None, /, **overrides: Any) -> BackboneConfig:
-    chosen = {"name": "memorizing", "store": 3, "neighbours": 2, **(options or {})}
+    chosen = {"name": "memorizing", "store": 3, "neighbors": 2, **(options or {})}
     return BackboneConfig(**{**PLAIN, **BASE, "memory_kind": chosen, **overrides})
 
 
@@ -96,13 +96,13 @@ def test_of_one_stored_token_the_value_comes_back_weighted_by_the_gate() -> None
 
 @pytest.mark.parametrize("joint", [False, True])
 def test_a_bank_is_read_by_every_token_and_keeps_the_laws(bank: str, joint: bool) -> None:
-    backbone = perturbed(config({"bank": bank, "neighbours": 5, "joint": joint}))
+    backbone = perturbed(config({"bank": bank, "neighbors": 5, "joint": joint}))
     case = Case.of(backbone)
     laws.causality(case)
     laws.split_invariance(case)
     laws.episode_isolation(case)
     laws.padding(case)
-    without = Backbone(config({"neighbours": 5, "joint": joint})).eval()
+    without = Backbone(config({"neighbors": 5, "joint": joint})).eval()
     without.load_state_dict(backbone.state_dict())
     first = case.x[:, :1]
     assert not torch.allclose(backbone(first)[0], without(first)[0])
@@ -110,7 +110,7 @@ def test_a_bank_is_read_by_every_token_and_keeps_the_laws(bank: str, joint: bool
 
 def test_the_softmax_goes_over_the_nearest_of_store_and_bank_together(bank: str) -> None:
     """A bank that holds copies of what a wider store would hold gives what that store gives."""
-    backbone = perturbed(config({"neighbours": 4, "store": 9}, layers=1))
+    backbone = perturbed(config({"neighbors": 4, "store": 9}, layers=1))
     x = torch.randn(1, 14, 15)
     y, _ = backbone(x)
     _, after = backbone(x[:, :4])
@@ -118,7 +118,7 @@ def test_the_softmax_goes_over_the_nearest_of_store_and_bank_together(bank: str)
         keys, values = backbone.stored_keys(state)
         assert keys.shape == values.shape == (4, 3, 5)
         save_bank(bank, keys.numpy(), values.numpy())
-    split = Backbone(config({"neighbours": 4, "store": 3, "bank": bank}, layers=1)).eval()
+    split = Backbone(config({"neighbors": 4, "store": 3, "bank": bank}, layers=1)).eval()
     split.load_state_dict(backbone.state_dict())
     found, _ = split(x)
     # The last token finds tokens 0 to 6: the first four in the bank, the others in the store.
@@ -127,8 +127,8 @@ def test_the_softmax_goes_over_the_nearest_of_store_and_bank_together(bank: str)
 
 def test_faiss_finds_what_exact_search_finds(bank: str) -> None:
     pytest.importorskip("faiss")
-    exact = perturbed(config({"bank": bank, "neighbours": 4}, kv_heads=3))
-    other = Backbone(config({"bank": bank, "neighbours": 4, "search": "faiss"}, kv_heads=3)).eval()
+    exact = perturbed(config({"bank": bank, "neighbors": 4}, kv_heads=3))
+    other = Backbone(config({"bank": bank, "neighbors": 4, "search": "faiss"}, kv_heads=3)).eval()
     other.load_state_dict(exact.state_dict())
     x = torch.randn(3, 17, 15)
     expected, found = exact(x)[0], other(x)[0]

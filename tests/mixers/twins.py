@@ -71,7 +71,7 @@ def light_conv_twin(mixer: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         for channel in range(D):
             weights = mixer.kernel[channel // (D // 4)].exp()
             lags = range(min(t + 1, mixer.taps))
-            total = weights[: len(lags)].sum() if mixer.renormalise else weights.sum()
+            total = weights[: len(lags)].sum() if mixer.renormalize else weights.sum()
             channels.append(torch.stack([weights[lag] * y[t - lag, channel] for lag in lags]).sum() / total)
         rows.append(torch.stack(channels))
     kept = torch.cat([y.new_zeros(mixer.taps - 1, D), y])[len(y) :]

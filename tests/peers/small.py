@@ -1,4 +1,4 @@
-"""The online agents as small as they get, and the environments that their peers' behaviours are tried in."""
+"""The online agents as small as they get, and the environments that their peers' behaviors are tried in."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,6 +1,6 @@
 """What Minari asks of its collector, of our recorder: its tests of ``data_collector``.
 
-Where the same behaviours are tests of ours already: tests/data/test_recorder.py.
+Where the same behaviors are tests of ours already: tests/data/test_recorder.py.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """What Minari asks of its data sets, of ours: its tests of ``dataset``, with our writer and our reader.
 
-Where the same behaviours are tests of ours already: tests/data/test_load.py.
+Where the same behaviors are tests of ours already: tests/data/test_load.py.
 """
 
 import json

@@ -14,7 +14,7 @@ from rltransformers.core.errors import ConfigError
 from tests.peers.small import STEPS, Kind, agent, every_agent
 
 
-class Normalised(BaseFeaturesExtractor):
+class Normalized(BaseFeaturesExtractor):
     def __init__(self, observation_space: gym.Space[Any], part: str = "BatchNorm1d") -> None:
         super().__init__(observation_space, 3)
         self.part = nn.Dropout(0.5) if part == "Dropout" else nn.BatchNorm1d(3)
@@ -51,7 +51,7 @@ def counting(kind: Kind, **settings: Any) -> Any:
 @every_agent
 def test_parts_that_act_otherwise_than_they_learn_are_refused(kind: Kind, part: str) -> None:
     with pytest.raises(ConfigError, match=f"{part}.*acting and training compute different"):
-        agent(kind, policy={"features_extractor_class": Normalised, "features_extractor_kwargs": {"part": part}})
+        agent(kind, policy={"features_extractor_class": Normalized, "features_extractor_kwargs": {"part": part}})
 
 
 @every_agent

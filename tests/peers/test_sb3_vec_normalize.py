@@ -23,7 +23,7 @@ def still(kind: Kind, space: gym.Space[Any]) -> VecEnv:
 
 
 @every_agent
-def test_the_normalisation_of_the_newest_environment_counts_and_moves_in_training_alone(kind: Kind) -> None:
+def test_the_normalization_of_the_newest_environment_counts_and_moves_in_training_alone(kind: Kind) -> None:
     training = VecNormalize(walks(kind), clip_obs=0.5, clip_reward=0.5)
     fixed = VecNormalize(walks(kind), training=False, norm_reward=False)
     model = agent(kind, training)
@@ -40,7 +40,7 @@ def test_the_normalisation_of_the_newest_environment_counts_and_moves_in_trainin
 
 
 @every_agent
-def test_chosen_keys_are_normalised_and_chosen_again_after_loading(kind: Kind, tmp_path: Path) -> None:
+def test_chosen_keys_are_normalized_and_chosen_again_after_loading(kind: Kind, tmp_path: Path) -> None:
     model = agent(kind, VecNormalize(still(kind, MIXED), norm_obs_keys=["seen"])).learn(STEPS)
     raw = model.env.get_original_obs()
     np.testing.assert_array_equal(model._last_obs["kept"], raw["kept"])
@@ -53,7 +53,7 @@ def test_chosen_keys_are_normalised_and_chosen_again_after_loading(kind: Kind, t
 
 
 @every_agent
-def test_classes_are_learned_from_where_rewards_alone_are_normalised(kind: Kind) -> None:
+def test_classes_are_learned_from_where_rewards_alone_are_normalized(kind: Kind) -> None:
     env = VecNormalize(still(kind, spaces.Discrete(5)), norm_obs=False)
     assert agent(kind, env).learn(STEPS).get_vec_normalize_env() is env
 
@@ -76,7 +76,7 @@ def test_an_evaluation_takes_over_the_statistics_and_refuses_an_environment_with
 
 
 @every_agent
-def test_a_stack_of_normalised_frames_is_learned_from_and_kept(kind: Kind, tmp_path: Path) -> None:
+def test_a_stack_of_normalized_frames_is_learned_from_and_kept(kind: Kind, tmp_path: Path) -> None:
     def stacked() -> VecEnv:
         return VecFrameStack(VecNormalize(walks(kind)), 2)
 

@@ -204,7 +204,7 @@ def test_every_leaf_of_a_box_has_the_same_units(low: float, high: float, of_zero
     space = spaces.Box(low, high, (2, 1), np.float64)
     gaussian, *others = GaussianAction(space, 0.0), ContinuousAction(space, 4), NormalAction(space, 4)
     for leaf in others:
-        assert torch.equal(leaf.centre, gaussian.centre) and torch.equal(leaf.scale, gaussian.scale)
+        assert torch.equal(leaf.center, gaussian.center) and torch.equal(leaf.scale, gaussian.scale)
         assert torch.equal(leaf.inside(torch.tensor([0.3, -0.7])), gaussian.inside(torch.tensor([0.3, -0.7])))
     for unit, action in ((0.0, of_zero), (1.0, of_one), (-30.0, max(low, -30.0))):
         sample = torch.full((2, 1), unit)

@@ -80,7 +80,7 @@ def test_the_prediction_of_an_action_depends_on_its_past_and_on_nothing_after_it
         assert (before[:, t] - seen[:, t]).abs().amax(-1).min() > 1e-4, name
 
 
-def test_behaviour_cloning_never_sees_returns() -> None:
+def test_behavior_cloning_never_sees_returns() -> None:
     policy, inputs = build(return_conditioned=False), window()
     assert policy.tokens_per_step == 2
     assert torch.equal(policy(**inputs), policy(**changed(inputs, "return_to_go", slice(None))))
@@ -126,7 +126,7 @@ def test_every_valid_step_has_the_same_weight_in_the_loss() -> None:
     )
 
 
-def test_observations_are_standardised_and_returns_scaled() -> None:
+def test_observations_are_standardized_and_returns_scaled() -> None:
     policy, inputs = build(), window()
     mean, deviation = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([2.0, 0.1, 3.0])
     statistics = {"": (mean, deviation)}

@@ -92,13 +92,13 @@ def test_learning_is_the_same_whatever_the_unit_of_the_reward() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_policy_keeps_values_and_optimiser_when_it_begins_to_normalise(shared: bool) -> None:
+def test_a_policy_keeps_values_and_optimizer_when_it_begins_to_normalize(shared: bool) -> None:
     box: Any = spaces.Box(-1.0, 1.0, (3,))
     policy = GTrXLPolicy(box, spaces.Discrete(3), lambda _: 1e-3, backbone=BACKBONE, shared_backbone=shared)
     state, first = policy.initial_state(4), torch.ones(4, dtype=torch.bool)
     observation = {"": torch.randn(4, 3)}
     before = policy.values(observation, state, first).clone()
-    head = policy.normalise_values(0.5)
+    head = policy.normalize_values(0.5)
     assert policy.value_units == 1.0
     head.follow(targets(50.0, 4.0))
     torch.testing.assert_close(policy.values(observation, state, first), before, atol=1e-5, rtol=0)  # 1e-6 of 25

@@ -92,9 +92,9 @@ def components(head: ActionHead, actions: dict[str, Tensor]) -> list[Tensor]:
 # Against github.com/urvashik/knnlm, 8afab92, get_knn_log_prob and combine_knn_and_vocab_probs at temperature 1, for the
 # same features and actions in float64: largest error of probabilities 1.7e-16.
 @pytest.mark.parametrize("kind", SPACES)
-def test_neighbours_are_mixed_in_as_the_formula_says(kind: str) -> None:
+def test_neighbors_are_mixed_in_as_the_formula_says(kind: str) -> None:
     space = SPACES[kind]
-    head = head_of(space, {"name": "knn", "neighbours": 4, "weight": 0.3, "temperature": 1.7}).requires_grad_(False)
+    head = head_of(space, {"name": "knn", "neighbors": 4, "weight": 0.3, "temperature": 1.7}).requires_grad_(False)
     keys, actions = filled(head, space)
     features = torch.randn(2, 3, WIDTH)
     mixture = probabilities(head, head(features))
@@ -111,12 +111,12 @@ def test_neighbours_are_mixed_in_as_the_formula_says(kind: str) -> None:
                 assert float(part[b, t].sum()) == pytest.approx(1, abs=1e-12)
 
 
-def test_at_its_limits_the_mixture_is_the_model_or_the_neighbours() -> None:
+def test_at_its_limits_the_mixture_is_the_model_or_the_neighbors() -> None:
     space, features = SPACES["one"], torch.randn(4, WIDTH)
     without = head_of(space, {"name": "knn", "weight": 0.0})
     filled(without, space)
     assert torch.equal(without(features), plain(without, features))
-    head = head_of(space, {"name": "knn", "weight": 1.0, "neighbours": 1})
+    head = head_of(space, {"name": "knn", "weight": 1.0, "neighbors": 1})
     keys, actions = filled(head, space)
     (found,) = probabilities(head, head(keys))
     torch.testing.assert_close(found, torch.nn.functional.one_hot(actions[""] - 2, 3).to(found.dtype))
@@ -125,8 +125,8 @@ def test_at_its_limits_the_mixture_is_the_model_or_the_neighbours() -> None:
 
 
 def test_duplicates_add_up() -> None:
-    """Three neighbours at one place: shares of thirds."""
-    head = head_of(SPACES["one"], {"name": "knn", "weight": 1.0, "neighbours": 3})
+    """Three neighbors at one place: shares of thirds."""
+    head = head_of(SPACES["one"], {"name": "knn", "weight": 1.0, "neighbors": 3})
     assert head.readout is not None
     head.readout.store.add(torch.ones(3, WIDTH), head.as_numbers({"": torch.tensor([2, 4, 4])}), torch.zeros(3).long())
     (found,) = probabilities(head, head(torch.randn(1, WIDTH)))
@@ -145,7 +145,7 @@ def test_nothing_stored_leaves_the_model_alone(name: str) -> None:
 @pytest.mark.parametrize("gate", ["scalar", "vector"])
 @pytest.mark.parametrize("log_std", [None, 0.3])
 def test_the_gated_memory_is_what_the_formula_says(gate: str, log_std: float | None) -> None:
-    head = head_of(REAL, {"name": "spalm", "neighbours": 4, "gate": gate}, log_std=log_std)
+    head = head_of(REAL, {"name": "spalm", "neighbors": 4, "gate": gate}, log_std=log_std)
     readout = head.readout
     assert isinstance(readout, GatedMemory) and readout.values is not None
     torch.nn.init.normal_(readout.gate.weight)
@@ -169,7 +169,7 @@ def test_the_gated_memory_is_what_the_formula_says(gate: str, log_std: float | N
 
 
 def test_an_open_gate_is_the_model_and_a_shut_one_the_only_action_there_is() -> None:
-    head = head_of(SPACES["one"], {"name": "spalm", "neighbours": 4})
+    head = head_of(SPACES["one"], {"name": "spalm", "neighbors": 4})
     readout = head.readout
     assert isinstance(readout, GatedMemory)
     readout.store.add(torch.randn(6, WIDTH), head.as_numbers({"": torch.full((6,), 3)}), torch.zeros(6).long())
@@ -182,7 +182,7 @@ def test_an_open_gate_is_the_model_and_a_shut_one_the_only_action_there_is() -> 
 
 
 def test_gradients_reach_embeddings_and_gate_and_not_the_keys() -> None:
-    head = head_of(REAL, {"name": "spalm", "neighbours": 4})
+    head = head_of(REAL, {"name": "spalm", "neighbors": 4})
     readout = head.readout
     assert isinstance(readout, GatedMemory) and readout.values is not None
     filled(head, REAL)
@@ -193,8 +193,8 @@ def test_gradients_reach_embeddings_and_gate_and_not_the_keys() -> None:
     assert all(not buffer.requires_grad for buffer in readout.store.buffers())
 
 
-def test_what_neighbours_did_is_a_constant_for_the_features() -> None:
-    head = head_of(SPACES["one"], {"name": "knn", "weight": 1.0, "neighbours": 4})
+def test_what_neighbors_did_is_a_constant_for_the_features() -> None:
+    head = head_of(SPACES["one"], {"name": "knn", "weight": 1.0, "neighbors": 4})
     filled(head, SPACES["one"])
     features = torch.randn(3, WIDTH, requires_grad=True)
     head.log_prob(head(features), {"": torch.tensor([2, 3, 4])}).sum().backward()
@@ -202,7 +202,7 @@ def test_what_neighbours_did_is_a_constant_for_the_features() -> None:
 
 
 def test_learning_reads_nothing_of_the_same_episode() -> None:
-    head = head_of(SPACES["one"], {"name": "spalm", "neighbours": 3})
+    head = head_of(SPACES["one"], {"name": "spalm", "neighbors": 3})
     keys, _ = filled(head, SPACES["one"])  # two steps of every episode
     assert head.readout is not None
     found = head.readout.store.nearest(keys, 3, torch.arange(ROWS) // 2)
@@ -241,7 +241,7 @@ def test_rounding_does_not_decide_between_alike_features() -> None:
 def test_faiss_reads_what_exact_search_reads(name: str) -> None:
     pytest.importorskip("faiss")
     space = SPACES["several"]
-    exact, other = (head_of(space, {"name": name, "neighbours": 3, "search": each}) for each in ("exact", "faiss"))
+    exact, other = (head_of(space, {"name": name, "neighbors": 3, "search": each}) for each in ("exact", "faiss"))
     features = torch.randn(4, 2, WIDTH)
     for rows in (0, 2, ROWS, 3):  # the index follows what is stored
         if rows:
@@ -254,7 +254,7 @@ def test_faiss_reads_what_exact_search_reads(name: str) -> None:
 def test_a_large_search_is_cut_and_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     from rltransformers.policies.readouts import interface
 
-    head = head_of(SPACES["one"], {"name": "knn", "neighbours": 3})
+    head = head_of(SPACES["one"], {"name": "knn", "neighbors": 3})
     filled(head, SPACES["one"])
     features = torch.randn(7, 3, WIDTH)
     whole = head(features)

@@ -116,7 +116,7 @@ def test_a_loaded_policy_goes_on_in_the_middle_of_an_episode_as_the_saved_one(na
 def test_values_in_units_of_their_targets_come_back_in_them(tmp_path: Path) -> None:
     policy = made("plain")
     assert isinstance(policy, GTrXLPolicy)
-    policy.normalise_values(0.25).follow(torch.tensor([100.0, 300.0]))
+    policy.normalize_values(0.25).follow(torch.tensor([100.0, 300.0]))
     policy.save(tmp_path / "policy")
     loaded = GTrXLPolicy.load(tmp_path / "policy")
     leaves = {"": torch.rand(2, 3)}

@@ -153,7 +153,7 @@ def test_a_decision_transformer_acts_in_a_file_as_predict_does(kinds: str, mode:
 
 
 @pytest.fixture(params=["box", "dict"])
-def normalised(request: pytest.FixtureRequest) -> GTrXLPPO:
+def normalized(request: pytest.FixtureRequest) -> GTrXLPPO:
     """An agent that saw three updates of statistics, of a Box or of one leaf in a Dict."""
     observation: gym.Space[Any] = spaces.Box(-np.inf, np.inf, (3,))
     if request.param == "dict":
@@ -173,11 +173,11 @@ def normalised(request: pytest.FixtureRequest) -> GTrXLPPO:
 
 @pytest.mark.parametrize("loaded", [False, True])
 def test_a_file_scales_observations_and_rewards_as_the_environment_did(
-    normalised: GTrXLPPO, loaded: bool, tmp_path: Any
+    normalized: GTrXLPPO, loaded: bool, tmp_path: Any
 ) -> None:
-    env = normalised.get_vec_normalize_env()
+    env = normalized.get_vec_normalize_env()
     assert env is not None
-    model = normalised
+    model = normalized
     if loaded:  # and saved once more, without an environment
         model.save(tmp_path / "first.zip")
         GTrXLPPO.load(tmp_path / "first.zip", device="cpu").save(tmp_path / "second.zip")

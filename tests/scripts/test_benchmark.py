@@ -15,7 +15,7 @@ from scripts.benchmarks import harness, laws
 from scripts.benchmarks.harness import Pair, absolute, interleave, meets
 
 
-def test_ratios_are_of_neighbouring_runs_and_their_median_decides() -> None:
+def test_ratios_are_of_neighboring_runs_and_their_median_decides() -> None:
     row = Pair(ours=[1.0, 2.0, 4.0], peer=[3.0, 5.0, 2.0]).row("a", "b", "ms", "peer", ">= 2", scale=1e3)
     assert (row.ours, row.peer) == (2000.0, 3000.0)
     assert (row.ratio, row.low, row.high, row.repetitions) == (2.5, 0.5, 3.0, 3)

@@ -1,4 +1,4 @@
-"""The fuzz suite itself: its judgement, and a sample of its inputs against the library."""
+"""The fuzz suite itself: its judgment, and a sample of its inputs against the library."""
 
 import random
 import subprocess
@@ -48,9 +48,9 @@ def lie() -> None:
     ],
 )
 def test_a_probe_is_judged_by_what_has_to_come_of_it(probe: Probe, outcome: str) -> None:
-    judgement = judge(probe)
-    assert judgement.outcome == outcome
-    assert judgement.fault == (outcome not in ("accepted", "refused"))
+    judgment = judge(probe)
+    assert judgment.outcome == outcome
+    assert judgment.fault == (outcome not in ("accepted", "refused"))
 
 
 def test_a_probe_that_does_not_end_is_a_hang() -> None:

@@ -96,7 +96,7 @@ def test_programs_that_a_suite_names_want_trust(
 ) -> None:
     monkeypatch.setattr(reproduce.Work, "_run", lambda self, missing, engine, jobs: 0)
     path = write(
-        {"datasets": {"tiny/cartpole-v0": "--env CartPole-v1 --behaviour stranger:act --steps 9"}},
+        {"datasets": {"tiny/cartpole-v0": "--env CartPole-v1 --behavior stranger:act --steps 9"}},
         config=str(tmp_path / "offline.yaml"), score="return", target=20, variants={"DT": {}}, seeds=1,
     )  # fmt: skip
     words = [str(path), "--results", str(tmp_path / "out")]
@@ -311,7 +311,7 @@ def test_the_score_is_that_of_the_target() -> None:
         return {"target_return": target, "return_mean": mean, "return_std": 0.0, "success_rate": None}
 
     assert score_of([result(10, 1.0), result(20, 2.0)], "return", 20) == 2.0
-    assert score_of([result(None, 3.0)], "return", 20) == 3.0  # behaviour cloning has no targets
+    assert score_of([result(None, 3.0)], "return", 20) == 3.0  # behavior cloning has no targets
     with pytest.raises(DataError, match="no result has the target return 30"):
         score_of([result(10, 1.0), result(20, 2.0)], "return", 30)
     with pytest.raises(DataError, match="does not report is_success"):
@@ -698,18 +698,18 @@ def test_the_time_left_is_that_of_the_same_variant_or_the_nearest(suite: Suite) 
     assert reproduce.about(5400) == ", about 1 h 30 min" and reproduce.about(None) == ""
 
 
-def test_missing_behaviours_are_named(tmp_path: Path) -> None:
-    words = "--behaviour sb3:a2c:{behaviours}/a2c/a.zip:{behaviours}/a2c/a.pkl=2 --behaviour sb3:sac:{behaviours}/s.zip"
-    with pytest.raises(ConfigError, match=r"give --behaviours DIR, a folder that holds a2c/a.zip, a2c/a.pkl, s.zip"):
-        reproduce.with_behaviours(words, "x/y-v0", None)
+def test_missing_behaviors_are_named(tmp_path: Path) -> None:
+    words = "--behavior sb3:a2c:{behaviors}/a2c/a.zip:{behaviors}/a2c/a.pkl=2 --behavior sb3:sac:{behaviors}/s.zip"
+    with pytest.raises(ConfigError, match=r"give --behaviors DIR, a folder that holds a2c/a.zip, a2c/a.pkl, s.zip"):
+        reproduce.with_behaviors(words, "x/y-v0", None)
     (tmp_path / "a2c").mkdir()
     for name in ("a2c/a.zip", "a2c/a.pkl"):
         (tmp_path / name).touch()
     with pytest.raises(ConfigError, match=r"lacks s.zip, which"):
-        reproduce.with_behaviours(words, "x/y-v0", str(tmp_path))
+        reproduce.with_behaviors(words, "x/y-v0", str(tmp_path))
     (tmp_path / "s.zip").touch()
-    assert f"sac:{tmp_path}/s.zip" in reproduce.with_behaviours(words, "x/y-v0", str(tmp_path))
-    assert reproduce.with_behaviours("--steps 3", "x/y-v0", None) == "--steps 3"
+    assert f"sac:{tmp_path}/s.zip" in reproduce.with_behaviors(words, "x/y-v0", str(tmp_path))
+    assert reproduce.with_behaviors("--steps 3", "x/y-v0", None) == "--steps 3"
 
 
 # Cells
@@ -736,7 +736,7 @@ def test_a_run_goes_on_from_a_checkpoint_of_the_same_settings_only(tmp_path: Pat
     assert not cell.resumable(path, config)
 
 
-def test_an_lstm_without_its_normalisation_starts_anew(tmp_path: Path) -> None:
+def test_an_lstm_without_its_normalization_starts_anew(tmp_path: Path) -> None:
     environment = ONLINE["environment"] | {"normalize_observation": True}
     config = build_experiment({"agent": "recurrent_ppo", "environment": environment, "train": {"total_timesteps": 256}})
     run_folder(tmp_path / "run", config)
@@ -821,7 +821,7 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_skipped(
 @pytest.mark.slow
 def test_a_dataset_is_recorded_once_and_stands_beside_the_agents(write: Write, tmp_path: Path) -> None:
     path = write(
-        {"datasets": {"tiny/cartpole-v0": "--env CartPole-v1 --behaviour random --steps 200 --num-envs 2"}},
+        {"datasets": {"tiny/cartpole-v0": "--env CartPole-v1 --behavior random --steps 200 --num-envs 2"}},
         config=str(tmp_path / "offline.yaml"),
         score="return",
         target=20,

@@ -20,7 +20,7 @@ def two() -> Iterator[Pool]:
 
 CASES: dict[str, dict[str, Any]] = {
     "returns": {},
-    "behaviour cloning, a batch that is odd": {"mode": "bc", "batch_size": 7},
+    "behavior cloning, a batch that is odd": {"mode": "bc", "batch_size": 7},
     "predicted returns, a critic that aligns": {
         "return_head": "expectile", "critic": "qcs", "critic_kwargs": {"width": 16, "alignment": 0.5, "weight": 2.0}
     },

@@ -29,7 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ppo, discrete, episodes that terminate": dict(
         agent="ppo", task="cue", num_envs=8, updates=3, n_steps=8, batch_size=24, n_epochs=2
     ),
-    "ppo, box, truncations, normalised, statistics of values": dict(
+    "ppo, box, truncations, normalized, statistics of values": dict(
         agent="ppo",
         task="walk",
         num_envs=6,
@@ -60,7 +60,7 @@ CASES: dict[str, dict[str, Any]] = {
         learning_starts=20, learning_rate=1e-2, train_freq=3, segment_length=4, batch_size=5, target_update_interval=4,
         memory_refresh="update",
     ),
-    "dqn, draws by priority, normalised": dict(
+    "dqn, draws by priority, normalized": dict(
         agent="dqn", task="stroll", num_envs=4, updates=12, normalize=True, prioritized=True, n_step=2,
         learning_starts=20, learning_rate=1e-2, train_freq=3, segment_length=4, batch_size=6,
         target_update_interval=4, tau=0.3,

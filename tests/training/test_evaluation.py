@@ -68,7 +68,7 @@ def test_each_episode_is_the_one_of_its_seed_however_many_copies_run(copies: int
     assert result.successes == tuple(length % 2 == 0 for _, length in expected)
 
 
-def test_monitored_returns_are_counted_below_the_normalisation() -> None:
+def test_monitored_returns_are_counted_below_the_normalization() -> None:
     env = VecNormalize(VecMonitor(vector(2)), training=False)
     result = evaluate_online(Counter(), env, "Countdown", episodes=4, seed=3)
     assert list(result.returns) == [by_hand(seed)[0] for seed in result.seeds]
@@ -188,7 +188,7 @@ def test_unusable_results_are_refused(tmp_path: Path) -> None:
         read_results(tmp_path / "bad.json")
 
 
-def test_a_monitor_above_the_normalisation_does_not_hide_it() -> None:
+def test_a_monitor_above_the_normalization_does_not_hide_it() -> None:
     with pytest.raises(ConfigError, match="VecMonitor below"):
         evaluate_online(Counter(), VecMonitor(VecNormalize(vector(1), training=False)), "Countdown")
     env = VecMonitor(VecNormalize(vector(1), training=False, norm_reward=False))

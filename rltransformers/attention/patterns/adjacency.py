@@ -1,4 +1,4 @@
-"""A graph: every token sees the neighbours that a table gives it (Velickovic et al. 2018)."""
+"""A graph: every token sees the neighbors that a table gives it (Velickovic et al. 2018)."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -17,11 +17,11 @@ from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
 Place = Annotated[int, Ge(0), Le(10_000)]
-"""A step of the episode; the table of neighbours has a row for every step up to the last one with an edge."""
+"""A step of the episode; the table of neighbors has a row for every step up to the last one with an edge."""
 
 
 @dataclass(frozen=True)
-class Neighbours(Rule):
+class Neighbors(Rule):
     """The query's own step, those ``offsets`` steps back, and those that the table lists for it.
 
     Attributes:
@@ -51,8 +51,8 @@ class Neighbours(Rule):
             return seen
         table, last = self.of_steps.values, len(self.table) - 1
         listed = torch.where((step > last)[..., None], step[..., None], table[step.clamp(max=last)])
-        for neighbour in listed.unbind(-1):
-            seen = seen | (key == neighbour)
+        for neighbor in listed.unbind(-1):
+            seen = seen | (key == neighbor)
         return seen
 
 
@@ -61,7 +61,7 @@ class Options:
     """The edges of the graph.
 
     Attributes:
-        offsets: how many steps back the neighbours of every token lie.
+        offsets: how many steps back the neighbors of every token lie.
         edges: pairs of steps of the episode, counted from 0; the first of a pair sees the second one.
     """
 
@@ -70,7 +70,7 @@ class Options:
 
 
 def build(dims: Dims, options: Options) -> Reach:
-    """Neighbours, and the token's own step.
+    """Neighbors, and the token's own step.
 
     Raises:
         ConfigError: an edge to a later step, or one that is longer than the memory.
@@ -83,7 +83,7 @@ def build(dims: Dims, options: Options) -> Reach:
             )
     back = max([0, *options.offsets, *(query - key for query, key in options.edges)])
     check_memory("adjacency", back, dims.memory)
-    rule = Neighbours(tuple(options.offsets), table_of(options.edges), dims.tokens_per_step)
+    rule = Neighbors(tuple(options.offsets), table_of(options.edges), dims.tokens_per_step)
     return Reach(back + 1, tokens_per_step=dims.tokens_per_step, rule=rule)
 
 
@@ -102,7 +102,7 @@ SPEC = Spec(
     name="adjacency",
     axis="pattern",
     paper="Velickovic et al. 2018, arXiv 1710.10903; Kipf & Welling 2017, arXiv 1609.02907",
-    summary="Every token sees its neighbours in a graph: steps at given `offsets`, and `edges` between steps.",
+    summary="Every token sees its neighbors in a graph: steps at given `offsets`, and `edges` between steps.",
     build=build,
     options=Options,
     example={"pattern": {"name": "adjacency", "offsets": [2, 5], "edges": [[3, 0], [4, 1], [4, 3]]}},

@@ -35,14 +35,14 @@ class Spans:
     last: Int[Tensor, "B T N"]
 
 
-def spans(p: Int[Tensor, "B T"], neighbours: int, slots: tuple[int, ...]) -> Spans:
-    """The spans of tokens at ``p``: a walk to the left, one level up after every ``neighbours`` nodes.
+def spans(p: Int[Tensor, "B T"], neighbors: int, slots: tuple[int, ...]) -> Spans:
+    """The spans of tokens at ``p``: a walk to the left, one level up after every ``neighbors`` nodes.
 
     Where the walk goes up between two siblings, the parent would cover the right one, which was taken before, so the
     left one stands in its place. With all slots the spans are disjoint and tile the positions 0 ... p - 1.
 
     Args:
-        slots: for each level of the walk how many of the ``neighbours`` nodes are listed.
+        slots: for each level of the walk how many of the ``neighbors`` nodes are listed.
     """
     node, sibling = p - 1, torch.zeros_like(p, dtype=torch.bool)
     level, first, last = [], [], []
@@ -53,24 +53,24 @@ def spans(p: Int[Tensor, "B T"], neighbours: int, slots: tuple[int, ...]) -> Spa
         level.append(height - half.long())
         first.append(begin)
         last.append(begin + torch.where(half, 2**height // 2, 2**height) - 1)
-        node = node - neighbours
+        node = node - neighbors
         sibling = node % 2 == 0
         node = node // 2
     return Spans(torch.cat(level, -1), torch.cat(first, -1), torch.cat(last, -1))
 
 
-def slots_in_reach(neighbours: int, horizon: int) -> tuple[tuple[int, ...], int]:
+def slots_in_reach(neighbors: int, horizon: int) -> tuple[tuple[int, ...], int]:
     """How many slots of each level of the walk some token sees wholly, and the highest level of a node it sees.
 
     The nearest that the walk can go up to a level is by taking a left sibling first at every level below.
     """
-    counts, height, levels, covered = [min(neighbours, horizon)], 0, 0, neighbours
+    counts, height, levels, covered = [min(neighbors, horizon)], 0, 0, neighbors
     while covered + 2**height <= horizon:
         height += 1
         half = 2 ** (height - 1)
-        counts.append(min(neighbours, 1 + (horizon - covered - half) // 2**height))
+        counts.append(min(neighbors, 1 + (horizon - covered - half) // 2**height))
         levels += covered + 2**height <= horizon
-        covered += half + (neighbours - 1) * 2**height
+        covered += half + (neighbors - 1) * 2**height
     return tuple(counts), levels
 
 
@@ -108,17 +108,17 @@ def node_means(
 
 
 class BinaryPartition(Chooser):
-    """Every token sees itself, ``neighbours`` leaves, and as many nodes of each level of the tree, all in one softmax.
+    """Every token sees itself, ``neighbors`` leaves, and as many nodes of each level of the tree, all in one softmax.
 
     Key and value of a node are means of those of its leaves, weighted by a softmax of a query that every head learns
     for every level. The n-th edge of a token has a vector that is added to its key, as in Shaw et al. 2018.
     """
 
-    def __init__(self, dims: Dims, neighbours: int) -> None:
+    def __init__(self, dims: Dims, neighbors: int) -> None:
         super().__init__()
-        self.neighbours = neighbours
+        self.neighbors = neighbors
         self.reach = Reach(dims.memory + 1, tokens_per_step=dims.tokens_per_step)
-        self.slots, self.levels = slots_in_reach(neighbours, self.reach.horizon)
+        self.slots, self.levels = slots_in_reach(neighbors, self.reach.horizon)
         self.node_query = nn.Parameter(torch.zeros(self.levels, dims.heads, dims.head_dim)) if self.levels else None
         self.edges = nn.Parameter(torch.zeros(1 + sum(self.slots), dims.head_dim))
 
@@ -128,7 +128,7 @@ class BinaryPartition(Chooser):
         """The token and its leaves in the window, and the nodes beside it."""
         p, rows = call.tokens.p, window.k.shape[2]
         own = torch.arange(rows - p.shape[1], rows, device=p.device)[:, None].expand(*p.shape, 1)
-        found = spans(p, self.neighbours, self.slots)
+        found = spans(p, self.neighbors, self.slots)
         row = (own - p[..., None] + found.last).clamp(min=0)
         near = self.slots[0]
         shift = q @ (self.edges * q.shape[-1] ** -0.5).T
@@ -175,12 +175,12 @@ class BinaryPartition(Chooser):
 class Options:
     """Nodes of each level that a token looks at: leaves first, then nodes that cover twice as much every time."""
 
-    neighbours: Size = 4
+    neighbors: Size = 4
 
 
 def build(dims: Dims, options: Options) -> Chooser:
     """A15; the memory bounds the tree."""
-    return BinaryPartition(dims, options.neighbours)
+    return BinaryPartition(dims, options.neighbors)
 
 
 SPEC = Spec(
@@ -188,10 +188,10 @@ SPEC = Spec(
     name="bp",
     axis="pattern",
     paper="Ye et al. 2019, arXiv 1911.04070",
-    summary="Every token sees `neighbours` tokens, then as many nodes of each level of a binary tree over the episode.",
+    summary="Every token sees `neighbors` tokens, then as many nodes of each level of a binary tree over the episode.",
     build=build,
     options=Options,
-    example={"pattern": {"name": "bp", "neighbours": 2}},
+    example={"pattern": {"name": "bp", "neighbors": 2}},
     traits=Traits(
         family="SEL",
         horizon="memory",
@@ -202,5 +202,5 @@ SPEC = Spec(
     offers=(Feature.REACH, Feature.CHOICE),
     needs=(Feature.PATTERNS, Feature.PRODUCTS),
     refuses=(Refusal(Feature.HEAD_PATTERNS, "its tree serves all heads alike"),),
-    formula="s, then `neighbours` nodes of every level of the tree to the left of t; spans tile 0 ... p_t - 1",
+    formula="s, then `neighbors` nodes of every level of the tree to the left of t; spans tile 0 ... p_t - 1",
 )

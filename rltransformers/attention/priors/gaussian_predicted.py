@@ -17,19 +17,19 @@ from rltransformers.functional.windows import Tokens
 from rltransformers.mixers.interface import Dims
 
 NARROWEST = 0.5
-"""Smallest standard deviation in tokens: narrower ones tell no distance from its neighbours."""
+"""Smallest standard deviation in tokens: narrower ones tell no distance from its neighbors."""
 
 
 def gaussian(
-    centre: Float[Tensor, "B H T"], window: Float[Tensor, "*B H T"], distance: Int[Tensor, " L"]
+    center: Float[Tensor, "B H T"], window: Float[Tensor, "*B H T"], distance: Int[Tensor, " L"]
 ) -> Float[Tensor, "B H T L"]:
-    """``-(d - centre)^2 / (2 sd^2)`` with sd half of the window."""
+    """``-(d - center)^2 / (2 sd^2)`` with sd half of the window."""
     deviation = (window / 2).clamp(min=NARROWEST)[..., None]
-    return -0.5 * ((distance - centre[..., None]) / deviation).square()
+    return -0.5 * ((distance - center[..., None]) / deviation).square()
 
 
 class PredictedGaussian(Part):
-    """A penalty for the distance from a centre; centre and window are shares of the visible past of the query.
+    """A penalty for the distance from a center; center and window are shares of the visible past of the query.
 
     Args:
         reach: distance of the oldest token of a full window.
@@ -42,18 +42,18 @@ class PredictedGaussian(Part):
         super().__init__()
         self.reach, self.window = reach, window
         self.hidden = nn.Parameter(torch.randn(heads, head_dim, head_dim) / head_dim**0.5)
-        self.centre = nn.Parameter(torch.randn(heads, head_dim) / head_dim**0.5)
+        self.center = nn.Parameter(torch.randn(heads, head_dim) / head_dim**0.5)
         self.width = nn.Parameter(torch.randn(heads, head_dim) / head_dim**0.5) if window is None else None
 
     def of_queries(self, q: Tensor, distance: Tensor, tokens: Tokens) -> Tensor:
         """Squares in float32 at least."""
         inner = torch.tanh(q @ self.hidden.transpose(1, 2))
         past = tokens.p.clamp(max=self.reach)[:, None]
-        centre = past * self.share(inner, self.centre)
+        center = past * self.share(inner, self.center)
         window = (
-            torch.full_like(centre, self.window or 0.0) if self.width is None else past * self.share(inner, self.width)
+            torch.full_like(center, self.window or 0.0) if self.width is None else past * self.share(inner, self.width)
         )
-        return gaussian(centre, window, distance).to(q.dtype)
+        return gaussian(center, window, distance).to(q.dtype)
 
     @staticmethod
     def share(inner: Float[Tensor, "B H T K"], weight: Float[Tensor, "H K"]) -> Float[Tensor, "B H T"]:

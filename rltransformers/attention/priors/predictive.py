@@ -116,7 +116,7 @@ SPEC = Spec(
     refuses=(
         Refusal(Feature.MIXED_KEYS, "the logits of the previous layer must be about the same keys"),
         Refusal(Feature.HALTING, "a token that halts hands nothing on to the layers above"),
-        Refusal(Feature.CHOICE, "keys that are chosen for every query have no neighbours"),
+        Refusal(Feature.CHOICE, "keys that are chosen for every query have no neighbors"),
         Refusal(Feature.NO_MEMORY, "it keeps logits of its own, so that memory 0 does not make the layers memoryless"),
     ),
     formula="l^n = alpha own^n + (1 - alpha) Conv3x3(l^(n-1) where visible, else 0)",

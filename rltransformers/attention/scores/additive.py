@@ -102,7 +102,7 @@ SPEC = Spec(
         family="EXPL",
         state="memory D (training), memory heads (Dh + 1) more (acting)",
         time="T",
-        causal_form="the neighbours of a token are the tokens that its pattern allows; a projection joins the heads, "
+        causal_form="the neighbors of a token are the tokens that its pattern allows; a projection joins the heads, "
         "there they stand side by side behind an ELU",
     ),
     offers=(

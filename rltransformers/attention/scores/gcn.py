@@ -1,4 +1,4 @@
-"""Graph convolution: every token reads the mean of its neighbours, which the pattern names (Kipf & Welling 2017)."""
+"""Graph convolution: every token reads the mean of its neighbors, which the pattern names (Kipf & Welling 2017)."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from rltransformers.mixers.interface import Dims
 
 
 def build(dims: Dims, plan: Plan, options: NoOptions) -> Attention:
-    """A18, without attention: all logits are 0, so that a softmax gives all neighbours the same weight."""
+    """A18, without attention: all logits are 0, so that a softmax gives all neighbors the same weight."""
     check_value_heads("gcn", dims)
     return Attention(dims, replace(plan, score=ValuesOnly(dims)))
 
@@ -20,7 +20,7 @@ SPEC = Spec(
     name="gcn",
     axis="mixer",
     paper="Kipf & Welling 2017, arXiv 1609.02907, equation 2",
-    summary="The mean of the values of all tokens that the pattern shows; with `adjacency`, of neighbours in a graph.",
+    summary="The mean of the values of all tokens that the pattern shows; with `adjacency`, of neighbors in a graph.",
     build=build,
     example={"mixer": "gcn", "pattern": {"name": "adjacency", "offsets": [1, 4], "edges": [[3, 0], [5, 2]]}},
     traits=Traits(

@@ -71,7 +71,7 @@ SPEC = Spec(
         horizon="ceil(4 deviation) + 1",
         state="horizon D (training), horizon heads Dv more (acting)",
         time="T",
-        causal_form="weights are normalised over the tokens in sight; farther keys than four deviations are left out",
+        causal_form="weights are normalized over the tokens in sight; farther keys than four deviations are left out",
     ),
     offers=(*EXPLICIT, Feature.TIES),
     formula="o_t = sum_s a_ts v_s with a_ts ~ exp(-(d - place_h)^2 / (2 deviation^2)), place_h = 0 or 1",

@@ -32,11 +32,11 @@ class Writer(nn.Module):
         factorized: whether the logits are all products of about sqrt(N) numbers with as many others.
     """
 
-    def __init__(self, dims: Dims, distances: int, hidden: int, factorised: bool) -> None:
+    def __init__(self, dims: Dims, distances: int, hidden: int, factorized: bool) -> None:
         super().__init__()
         self.heads, self.distances = dims.heads, distances
-        self.first = math.isqrt(distances - 1) + 1 if factorised else 0
-        self.numbers = self.first + -(-distances // self.first) if factorised else distances
+        self.first = math.isqrt(distances - 1) + 1 if factorized else 0
+        self.numbers = self.first + -(-distances // self.first) if factorized else distances
         self.into = nn.Linear(dims.width, hidden)
         self.out = nn.Linear(hidden, dims.heads * self.numbers)
 
@@ -118,7 +118,7 @@ class Options:
 
     distances: Size | None = None
     hidden: Size | None = None
-    factorised: bool = False
+    factorized: bool = False
     mixture: bool = False
 
 
@@ -126,7 +126,7 @@ def build(dims: Dims, plan: Plan, options: Options) -> Attention:
     """B9."""
     check_value_heads("synthesizer_dense", dims)
     distances = options.distances or tokens_in_window(dims)
-    writer = Writer(dims, distances, options.hidden or dims.width, options.factorised)
+    writer = Writer(dims, distances, options.hidden or dims.width, options.factorized)
     score = Mixture(dims, writer) if options.mixture else DenseSynthesizer(dims, writer)
     return Attention(dims, replace(plan, score=score))
 
@@ -149,5 +149,5 @@ SPEC = Spec(
         "hidden units; factors are multiplied in all pairs, there both are repeated up to the length",
     ),
     offers=EXPLICIT,
-    formula="o_t = sum_s softmax_s(w_t[d]) v_s, w_t = W2 ReLU(W1 h_t + b1) + b2; A[d // b] B[d % b] where factorised",
+    formula="o_t = sum_s softmax_s(w_t[d]) v_s, w_t = W2 ReLU(W1 h_t + b1) + b2; A[d // b] B[d % b] where factorized",
 )

@@ -107,7 +107,7 @@ def build(dims: Dims, options: Options) -> Routing:
         ConfigError: heads of one number, which all become 0 when they are normalized.
     """
     if dims.head_dim == 1:
-        raise ConfigError("selection 'routing' normalises queries and keys, so a head_dim of 1 leaves only zeros; "
+        raise ConfigError("selection 'routing' normalizes queries and keys, so a head_dim of 1 leaves only zeros; "
                           "set head_dim to at least 2")  # fmt: skip
     return Routing(dims, options.clusters, options.window, options.decay, options.seed)
 
@@ -127,7 +127,7 @@ SPEC = Spec(
         causal_form="a centroid takes its newest tokens in place of its nearest ones, which may lie in the future; "
         "a token belongs to one centroid, and a query without keys there reads nothing; centroids move between "
         "collecting and learning and return to the sphere; products are divided by sqrt(Dh), which the authors' code "
-        "takes out again when it normalises queries",
+        "takes out again when it normalizes queries",
     ),
     offers=(Feature.SELECTION,),
     needs=(Feature.LOGITS, Feature.PRODUCTS),

@@ -1,4 +1,4 @@
-"""``rltransformers collect``: record behaviours as a dataset."""
+"""``rltransformers collect``: record behaviors as a dataset."""
 
 import argparse
 import sys
@@ -13,10 +13,10 @@ def add(commands: Parsers) -> None:
     parser = command(
         commands,
         "collect",
-        "Record behaviours as a dataset.",
+        "Record behaviors as a dataset.",
         """
-Runs behaviours in an environment and writes their episodes as a Minari dataset, which `train` reads by its id
-(dataset.id) and `inspect` describes. A behaviour is written as one of
+Runs behaviors in an environment and writes their episodes as a Minari dataset, which `train` reads by its id
+(dataset.id) and `inspect` describes. A behavior is written as one of
 
   random                                uniform actions
   sb3:ALGORITHM:ZIP[:VECNORMALIZE.pkl]  a Stable-Baselines3 or sb3-contrib policy (ppo, a2c, sac, td3, dqn, tqc, ...);
@@ -27,11 +27,11 @@ Runs behaviours in an environment and writes their episodes as a Minari dataset,
   MODULE:NAME                           your function with the arguments (observations, episode_starts, generator), or
                                         a class that is made from the two spaces and has such a method act
 
-Several behaviours make a mixture; =WEIGHT behind one sets its share of the steps or episodes. With --keep-indices or
---drop-indices only a part of a vector observation is recorded, while the behaviour sees all of it.
+Several behaviors make a mixture; =WEIGHT behind one sets its share of the steps or episodes. With --keep-indices or
+--drop-indices only a part of a vector observation is recorded, while the behavior sees all of it.
 
-  rltransformers collect --env rltransformers/KeyToDoor-v0 --behaviour random --steps 20000 --dataset key/random-v0
-  rltransformers collect --env Hopper-v5 --behaviour sb3:sac:sac.zip=1 --behaviour random=2 --steps 100000 \\
+  rltransformers collect --env rltransformers/KeyToDoor-v0 --behavior random --steps 20000 --dataset key/random-v0
+  rltransformers collect --env Hopper-v5 --behavior sb3:sac:sac.zip=1 --behavior random=2 --steps 100000 \\
       --dataset hopper/mixture-v0 --num-envs 8
 """,
     )
@@ -40,7 +40,7 @@ Several behaviours make a mixture; =WEIGHT behind one sets its share of the step
         "--env-kwargs", default="{}", metavar="JSON", help='keywords of the environment, as {"delay": 16}'
     )
     parser.add_argument(
-        "--behaviour", action="append", required=True, metavar="SPEC[=WEIGHT]", help="who acts; repeat for a mixture"
+        "--behavior", action="append", required=True, metavar="SPEC[=WEIGHT]", help="who acts; repeat for a mixture"
     )
     length = parser.add_mutually_exclusive_group(required=True)
     length.add_argument("--steps", type=flag(Steps), metavar="N", help="steps; running episodes are finished")
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> None:
     environment = EnvironmentConfig(arguments.env, arguments.num_envs, mapping(arguments.env_kwargs, "--env-kwargs"))
     summary = collect_dataset(
         environment,
-        arguments.behaviour,
+        arguments.behavior,
         arguments.dataset,
         arguments.seed,
         steps=arguments.steps,

@@ -19,7 +19,7 @@ def add(commands: Parsers) -> None:
         """
 RUN is a run folder made by `rltransformers train`. Every episode has a seed that follows from SEED, so results of two
 agents are comparable episode by episode. Printed are mean, standard deviation, interquartile mean with its 95 %
-bootstrap interval over episodes, episode length, and success rate and normalised score where they are defined.
+bootstrap interval over episodes, episode length, and success rate and normalized score where they are defined.
 
   rltransformers evaluate runs/gtrxl_cue_recall-seed0 --episodes 100
   rltransformers evaluate runs/gtrxl_cue_recall-seed0 --env-kwargs '{"delay": 20}'

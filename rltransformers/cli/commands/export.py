@@ -14,7 +14,7 @@ def add(commands: Parsers) -> None:
         "Write the policy of a trained agent to a file that runs without this package.",
         """
 RUN is a run folder made by `rltransformers train` (its last.zip is taken), or a checkpoint. The file takes observations
-as the environment gives them and gives actions as it takes them; statistics of normalised observations are inside. How
+as the environment gives them and gives actions as it takes them; statistics of normalized observations are inside. How
 to act with one: docs/online.md, docs/offline.md, examples/act_with_onnx.py.
 
   rltransformers export runs/gtrxl_cue_recall-seed0 --format onnx

@@ -41,7 +41,7 @@ Settings (`rltransformers settings` explains each, `rltransformers settings algo
   environment.*           id, num_envs, kwargs, wrappers, processes, normalize_observation, normalize_reward
   dataset.*               id, time_limit, split_on_discontinuity, cache, observation_space, action_space and
                           observation_leaves, or collect.episodes and
-                          collect.behaviours (decision_transformer)
+                          collect.behaviors (decision_transformer)
   backbone.*              preset and what `rltransformers list` shows
   algorithm.*, policy.*   keywords of the agent and of its policy
   train.*                 total_timesteps, or gradient_steps (decision_transformer); restart_every (gtrxl_*)

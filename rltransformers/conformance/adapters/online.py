@@ -258,7 +258,7 @@ class QAgent(_Agent):
             place = int(newest[row]) + step
             begin = place // SEGMENT * SEGMENT
             drawn = replay.window(np.array([row]), np.array([begin]), SEGMENT + 1, torch.ones(1))
-            window = self.model._normalised(drawn.trimmed())
+            window = self.model._normalized(drawn.trimmed())
             policy = self.model.policy
             q, later = policy.evaluate_window(window).q, policy.evaluate_window(window, target=True).q
             value = float(double_q_values(q, later)[0, place - begin])

@@ -1,6 +1,6 @@
 """Interface of readouts, and the store of features and actions that they read.
 
-Axes: W width of features, A outputs of an action head, N rows of a store, C neighbours, R rows that are added.
+Axes: W width of features, A outputs of an action head, N rows of a store, C neighbors, R rows that are added.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class StoreOptions:
     """Options that all readouts have.
 
     Attributes:
-        neighbours: stored steps that every step reads.
+        neighbors: stored steps that every step reads.
         size: steps that the store holds.
         search: how the store is searched; "faiss" needs the extra `knn`.
         better: online, store only steps with a positive advantage; of a dataset, only episodes with at least its mean
@@ -36,7 +36,7 @@ class StoreOptions:
         refresh: updates of a Decision Transformer after which its store is made anew.
     """
 
-    neighbours: Size = 32
+    neighbors: Size = 32
     size: Annotated[int, Ge(1), Le(MAX_ROWS)] = 10_000
     search: Search = "exact"
     better: bool = False
@@ -44,7 +44,7 @@ class StoreOptions:
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class Neighbors:
     """Rows of a store, nearest first: their squared distances, and which of them exist."""
 
     index: Int[Tensor, "*n C"]
@@ -99,7 +99,7 @@ class Datastore(nn.Module):
         self.filled.copy_((self.filled + count).clamp(max=self.size))
 
     @torch.no_grad()
-    def nearest(self, features: Float[Tensor, "*n W"], count: int, own: Int[Tensor, "*n"] | None = None) -> Neighbours:
+    def nearest(self, features: Float[Tensor, "*n W"], count: int, own: Int[Tensor, "*n"] | None = None) -> Neighbors:
         """The ``count`` rows nearest to each of the features; none of the episode ``own``."""
         flat = features.detach().flatten(0, -2)
         others = None if own is None else own.flatten()
@@ -109,7 +109,7 @@ class Datastore(nn.Module):
             else:
                 found = self._in_parts(flat, count, others)
         index, distance, exists = (each.unflatten(0, features.shape[:-1]) for each in found)
-        return Neighbours(index, distance.to(features.dtype), exists)
+        return Neighbors(index, distance.to(features.dtype), exists)
 
     def _in_parts(self, flat: Tensor, count: int, others: Tensor | None) -> tuple[Tensor, ...]:
         """Exact search of as many features at once as fit."""

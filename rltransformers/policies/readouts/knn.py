@@ -1,6 +1,6 @@
-"""Nearest neighbours as a policy (Khandelwal et al. 2020, arXiv 1911.00172).
+"""Nearest neighbors as a policy (Khandelwal et al. 2020, arXiv 1911.00172).
 
-Axes: W width of features, A outputs of an action head, C neighbours.
+Axes: W width of features, A outputs of an action head, C neighbors.
 """
 
 from collections.abc import Sequence
@@ -32,10 +32,10 @@ def shares_of(
 
 @dataclass(frozen=True)
 class Options(StoreOptions):
-    """Options of the nearest neighbours.
+    """Options of the nearest neighbors.
 
     Attributes:
-        weight: of what the neighbours did; the rest is the model's.
+        weight: of what the neighbors did; the rest is the model's.
         temperature: of the squared distances.
     """
 
@@ -43,10 +43,10 @@ class Options(StoreOptions):
     temperature: Annotated[float, Gt(0), Le(1e6)] = 1.0
 
 
-class NearestNeighbours(Readout):
+class NearestNeighbors(Readout):
     """p = weight p_knn + (1 - weight) p_model (equation 3), for every component of a discrete action by itself.
 
-    Nothing is learned through the neighbours. As long as none is stored the model stands alone.
+    Nothing is learned through the neighbors. As long as none is stored the model stands alone.
     """
 
     options: Options
@@ -58,7 +58,7 @@ class NearestNeighbours(Readout):
         outputs, options = linear(layer, features), self.options
         if options.weight == 0:
             return outputs
-        found = self.store.nearest(features, options.neighbours, own)
+        found = self.store.nearest(features, options.neighbors, own)
         share = options.weight * found.exists.any(-1, keepdim=True)
         shares = shares_of(found.distance, found.exists, options.temperature)
         recorded = (shares[..., None, :] @ self.store.actions[found.index].to(shares.dtype)).squeeze(-2)
@@ -66,7 +66,7 @@ class NearestNeighbours(Readout):
         return torch.cat([leaf.mixed(output, other, share) for leaf, output, other in parts], -1)
 
 
-def build(width: int, leaves: Sequence[ActionLeaf], options: Options) -> NearestNeighbours:
+def build(width: int, leaves: Sequence[ActionLeaf], options: Options) -> NearestNeighbors:
     """O1.
 
     Raises:
@@ -77,7 +77,7 @@ def build(width: int, leaves: Sequence[ActionLeaf], options: Options) -> Nearest
             "readout 'knn' mixes probabilities of discrete actions, but the action space has a Box; "
             "use readout 'spalm' or leave readout out"
         )
-    return NearestNeighbours(width, leaves, options, FINENESS * options.temperature)
+    return NearestNeighbors(width, leaves, options, FINENESS * options.temperature)
 
 
 SPEC = Spec(
@@ -88,7 +88,7 @@ SPEC = Spec(
     summary="Mixes the model's probabilities with those of what was done where features were nearest.",
     build=build,
     options=Options,
-    example={"readout": {"name": "knn", "neighbours": 3}},
+    example={"readout": {"name": "knn", "neighbors": 3}},
     traits=Traits(
         horizon="-",
         state="0",

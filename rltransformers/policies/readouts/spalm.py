@@ -1,6 +1,6 @@
 """A gated memory of what was done in alike situations (SPALM, Yogatama et al. 2021, arXiv 2102.02557).
 
-Axes: W width of features, A outputs of an action head, C neighbours, X rows of embeddings of its own.
+Axes: W width of features, A outputs of an action head, C neighbors, X rows of embeddings of its own.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Options(StoreOptions):
 
 
 class GatedMemory(Readout):
-    """m = sum_i softmax_i(y_i h) y_i with the embeddings y of the neighbours' actions; z = g h + (1 - g) m is read.
+    """m = sum_i softmax_i(y_i h) y_i with the embeddings y of the neighbors' actions; z = g h + (1 - g) m is read.
 
     The embedding of a class is its row of the last layer (tied, as in the paper); bits and components of a Box have
     rows that are learned. Keys are frozen, embeddings learn. As long as nothing is stored z is h.
@@ -63,7 +63,7 @@ class GatedMemory(Readout):
         self, features: Float[Tensor, "*n W"], layer: nn.Linear, own: Int[Tensor, "*n"] | None = None
     ) -> Float[Tensor, "*n A"]:
         """Outputs read from z."""
-        found = self.store.nearest(features, self.options.neighbours, own)
+        found = self.store.nearest(features, self.options.neighbors, own)
         y = self.store.actions[found.index].to(features.dtype) @ self.embeddings(layer)
         logits = (y @ features[..., None]).squeeze(-1)
         logits = logits.masked_fill(~found.exists, torch.finfo(logits.dtype).min)
@@ -85,7 +85,7 @@ SPEC = Spec(
     summary="Blends what the head reads with a mean of embedded actions of the nearest features, by a gate.",
     build=build,
     options=Options,
-    example={"readout": {"name": "spalm", "neighbours": 3}},
+    example={"readout": {"name": "spalm", "neighbors": 3}},
     traits=Traits(
         horizon="-",
         state="0",

@@ -105,7 +105,7 @@ def build(elements: int, width: int, options: Options) -> PostNormStack:
     The mean of sampled products divides by their number; the authors' code divides their sum by N. Samples are drawn
     once, the same for all heads and observations, from the elements that exist; there anew in every call. Equal
     measures are ordered as ``torch.topk`` does. The distilling between layers (equation 5) is left out: it would merge
-    neighbours of a set, and its batch norm would let observations change each other; so is the layer norm behind
+    neighbors of a set, and its batch norm would let observations change each other; so is the layer norm behind
     the last layer.
 
     Compared with github.com/zhouhaoyi/Informer2020 at 29f2a73 (two times ``EncoderLayer`` with ``ProbAttention``, no

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import LARGEST_LAYER
 from rltransformers.core.spec import Size
-from rltransformers.functional.modules import linear, normalised
+from rltransformers.functional.modules import linear, normalized
 
 Position = Literal["none", "learned", "sinusoidal"]
 Activation = Callable[[Tensor], Tensor]
@@ -157,8 +157,8 @@ class PostNormLayer(nn.Module):
 
     def forward(self, x: Float[Tensor, "B N W"], exists: Bool[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
         """One layer."""
-        x = normalised(self.attention_norm, x + self.attention(x, exists))
-        return normalised(self.norm, x + self.feed_forward(x))
+        x = normalized(self.attention_norm, x + self.attention(x, exists))
+        return normalized(self.norm, x + self.feed_forward(x))
 
 
 class PostNormStack(nn.Module):
@@ -171,7 +171,7 @@ class PostNormStack(nn.Module):
 
     def forward(self, x: Float[Tensor, "B N W"], exists: Bool[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
         """Rows of elements that do not exist hold anything finite."""
-        x = normalised(self.embedding_norm, x)
+        x = normalized(self.embedding_norm, x)
         for layer in self.layers:
             x = layer(x, exists)
         return x
@@ -191,8 +191,8 @@ class AttentionBlock(Attention):
         """Rows of x that have read those of y that exist."""
         pairs = ((self.query, x), (self.key, y), (self.value, y))
         q, k, v = (split_heads(linear(layer, rows), self.heads) for layer, rows in pairs)
-        h = normalised(self.attention_norm, x + linear(self.out, joined_heads(attend(q, k, v, exists))))
-        return normalised(self.norm, h + self.feed_forward(h))
+        h = normalized(self.attention_norm, x + linear(self.out, joined_heads(attend(q, k, v, exists))))
+        return normalized(self.norm, h + self.feed_forward(h))
 
 
 class Pooling(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.core.spec import Size, Spec, Traits
-from rltransformers.functional.modules import linear, normalised
+from rltransformers.functional.modules import linear, normalized
 from rltransformers.policies.set_encoders.interface import (
     EncoderOptions,
     FeedForward,
@@ -62,9 +62,9 @@ class LunaLayer(nn.Module):
     ) -> tuple[Float[Tensor, "B N W"], Float[Tensor, "B l W"]]:
         """Rows, and the packed sequence of the next layer."""
         gathered = self.pack(packed, x, exists)
-        x = normalised(self.attention_norm, x + linear(self.out, self.unpack(x, gathered)))
-        x = normalised(self.norm, x + self.feed_forward(x))
-        return x, packed if self.packed_norm is None else normalised(self.packed_norm, packed + gathered)
+        x = normalized(self.attention_norm, x + linear(self.out, self.unpack(x, gathered)))
+        x = normalized(self.norm, x + self.feed_forward(x))
+        return x, packed if self.packed_norm is None else normalized(self.packed_norm, packed + gathered)
 
 
 class LunaStack(nn.Module):
@@ -78,8 +78,8 @@ class LunaStack(nn.Module):
 
     def forward(self, x: Float[Tensor, "B N W"], exists: Bool[Tensor, "B N"]) -> Float[Tensor, "B N W"]:
         """Rows of elements that do not exist hold anything finite."""
-        x = normalised(self.embedding_norm, x)
-        packed = normalised(self.packed_norm, self.packed).expand(x.shape[0], -1, -1)
+        x = normalized(self.embedding_norm, x)
+        packed = normalized(self.packed_norm, self.packed).expand(x.shape[0], -1, -1)
         for layer in self.layers:
             x, packed = layer(x, packed, exists)
         return x

@@ -143,7 +143,7 @@ class CriticLearner:
 
     def _observations(self, policy: DecisionPolicy, batch: ContextBatch) -> dict[str, Tensor]:
         """As the critics read them."""
-        return policy.standardised(blank_invalid(policy.observation_leaves, batch.observations, batch.valid))
+        return policy.standardized(blank_invalid(policy.observation_leaves, batch.observations, batch.valid))
 
 
 def averaged(policy: DecisionPolicy) -> DecisionPolicy:

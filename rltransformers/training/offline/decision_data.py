@@ -16,7 +16,7 @@ from rltransformers.core.checkpoint import check_tensor
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.guard import named
 from rltransformers.core.ranges import PositiveNumber, WholeNumber, check_fields
-from rltransformers.core.spaces import leaf_spaces, normalised_leaves
+from rltransformers.core.spaces import leaf_spaces, normalized_leaves
 from rltransformers.data import Trajectories
 from rltransformers.policies.decision import MAX_SCALED
 from rltransformers.training.offline.decision_settings import Settings
@@ -185,7 +185,7 @@ def statistics_of(data: Trajectories) -> dict[str, tuple[Tensor, Tensor]]:
     """
     means, deviations = data.observation_statistics()
     leaves, statistics = leaf_spaces(data.observation_space), {}
-    for path in normalised_leaves(data.observation_space):
+    for path in normalized_leaves(data.observation_space):
         mean, deviation, units = means[path], deviations[path], _units(means[path], deviations[path])
         lost = (deviation > 0.0) & (units != deviation)
         if np.issubdtype(leaves[path].dtype, np.integer) and lost.any():
@@ -217,5 +217,5 @@ def stored_statistics(space: gym.Space[Any], weights: Mapping[str, Tensor]) -> d
 
     return {
         path: (saved(f"observation_mean_{index}", path), saved(f"observation_deviation_{index}", path))
-        for index, path in enumerate(normalised_leaves(space))
+        for index, path in enumerate(normalized_leaves(space))
     }

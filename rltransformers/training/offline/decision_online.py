@@ -42,7 +42,7 @@ from rltransformers.training.stepping import act_on_arrays
 
 
 class Exploring:
-    """A behaviour that samples actions of a Decision Transformer asked for one return.
+    """A behavior that samples actions of a Decision Transformer asked for one return.
 
     Args:
         decider: that it acts by.
@@ -102,11 +102,11 @@ class Exploring:
 
 
 def play_round(
-    envs: VectorEnv[Any, Any, Any], behaviour: Exploring, seed: int, episodes: int, longest: int | None
+    envs: VectorEnv[Any, Any, Any], behavior: Exploring, seed: int, episodes: int, longest: int | None
 ) -> Trajectories:
     """One episode of every environment, which depend on the seed of the run and the episodes before alone.
 
-    They are data of the spaces of ``behaviour``, whatever bounds and types those of the environments have.
+    They are data of the spaces of ``behavior``, whatever bounds and types those of the environments have.
 
     Args:
         episodes: played before.
@@ -119,13 +119,13 @@ def play_round(
         warnings.filterwarnings("ignore", ".*keeps no specification", UserWarning)
         played = record(
             envs,
-            behaviour,
+            behavior,
             episodes=envs.num_envs,
             seed=step_seed(seed, episodes, "online"),
             name="online",
             longest_episode=longest,
         )
-    return in_spaces(played, *behaviour.spaces)
+    return in_spaces(played, *behavior.spaces)
 
 
 def exploration_target(given: float | None, settings: Settings, summary: DataSummary) -> float:
@@ -283,7 +283,7 @@ class OnlineLearner(OfflineAgent):
 
         Raises:
             ConfigError: when the model has neither dataset nor replay, has no actions to try out (a Box needs
-                ``stochastic=True`` or ``exploration_noise``), is behaviour cloning, trains on ``whole_episodes``
+                ``stochastic=True`` or ``exploration_noise``), is behavior cloning, trains on ``whole_episodes``
                 shorter than the environment may play, or the environment has other spaces.
             DataError: for what the environment may not return, or a loss that is no longer finite.
         """
@@ -332,8 +332,8 @@ class OnlineLearner(OfflineAgent):
         if not self.sharing.is_leader:
             return self.sharing.broadcast(cast(Trajectories, None))
         spaces = self.observation_space, self.action_space
-        behaviour = Exploring(self.decider(), target, noise, spaces, envs.single_action_space)
-        return self.sharing.broadcast(play_round(envs, behaviour, self.seed, self._online.episodes, longest))
+        behavior = Exploring(self.decider(), target, noise, spaces, envs.single_action_space)
+        return self.sharing.broadcast(play_round(envs, behavior, self.seed, self._online.episodes, longest))
 
     def _choose_warmup(self, updates: int) -> None:
         """Choose the warm-up where the settings leave it open and ``updates`` more are asked for."""

@@ -17,7 +17,7 @@ class EvaluationCallback(EventCallback):
     """The ``EvalCallback`` of this package: evaluates, logs, keeps the best and every result.
 
     The log gets ``eval/mean_reward``, ``eval/mean_ep_length``, where episodes say so ``eval/success_rate``, and
-    ``time/total_timesteps`` (updates), so that Decision Transformers, behaviour cloning and online agents share their
+    ``time/total_timesteps`` (updates), so that Decision Transformers, behavior cloning and online agents share their
     cards. Of several target returns these are of the one with the highest mean; each has ``eval/mean_reward_target_R``
     beside it.
 

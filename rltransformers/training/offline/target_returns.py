@@ -17,10 +17,10 @@ def target_list(target_returns: Iterable[float] | float | None, best: float | No
 
     Args:
         target_returns: in reward units; ``best`` when None.
-        best: None for behaviour cloning, which has no targets: then [None].
+        best: None for behavior cloning, which has no targets: then [None].
 
     Raises:
-        ConfigError: for what is no finite number, and for targets of behaviour cloning.
+        ConfigError: for what is no finite number, and for targets of behavior cloning.
     """
     if best is None:
         if target_returns is not None:

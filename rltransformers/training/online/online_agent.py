@@ -137,7 +137,7 @@ class OnlineAgent(StoredAgent):
         self.policy = make(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
         self.policy.complete()
         if popart is not None:
-            self.policy.normalise_values(popart)
+            self.policy.normalize_values(popart)
         self.policy = self.policy.to(self.device)
         if self.acting == "compiled":
             self.policy.machine_code = ActorCriticMachine(self.policy)

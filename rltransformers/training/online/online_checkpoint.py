@@ -145,7 +145,7 @@ def tensors_of(agent: Any) -> dict[str, Any]:
         "segment": sharing.to_leader(segment_tensors(carry.segment) if again else None),
         "acting": sharing.to_leader(carry.acting.tensors()),
         **pack_progress(agent, sharing),
-        "normalisation": normalization,
+        "normalization": normalization,
         "reward_scale": None if scale is None else scale.tensors(),
         "running_returns": None if scale is None else sharing.to_leader(torch.as_tensor(scale.returns)),
     }
@@ -180,8 +180,8 @@ def own_tensors(agent: Any, tensors: dict[str, Any]) -> dict[str, Any]:
         return tensors
     block = sharing.block(agent.n_envs)
     own = tensors | {name: rows_of(tensors[name], block) for name in agent.of_environments}
-    if (packed := own["normalisation"]) is not None:
-        own["normalisation"] = packed | {"running_returns": rows_of(packed["running_returns"], block)}
+    if (packed := own["normalization"]) is not None:
+        own["normalization"] = packed | {"running_returns": rows_of(packed["running_returns"], block)}
     if (state := own["environment"]) is not None:
         own["environment"] = pack_arrays(part_of_state(unpack_arrays(state), sharing.rank, sharing.size))
     return own

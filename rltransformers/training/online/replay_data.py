@@ -112,55 +112,55 @@ def _own(replay: SegmentReplay, draw: Draw, sharing: Sharing) -> tuple[np.ndarra
 # VecNormalize
 
 
-def raw_observation(normaliser: VecNormalize | None, observation: Any, stored: Any = None) -> dict[str, np.ndarray]:
+def raw_observation(normalizer: VecNormalize | None, observation: Any, stored: Any = None) -> dict[str, np.ndarray]:
     """The leaves of the newest observations before ``VecNormalize``, in arrays of their own.
 
     ``stored``: the same of a checkpoint, for a ``VecNormalize`` that has seen none yet.
     """
-    seen = observation if normaliser is None else vars(normaliser).get("old_obs", {})
+    seen = observation if normalizer is None else vars(normalizer).get("old_obs", {})
     if not len(seen):
         return dict(stored)
     leaves = nested_leaves(seen)
     return {path: np.array(leaf) for path, leaf in leaves.items()}
 
 
-def pack_observation(normaliser: VecNormalize | None, observation: Any, stored: Any) -> dict[str, Tensor] | None:
+def pack_observation(normalizer: VecNormalize | None, observation: Any, stored: Any) -> dict[str, Tensor] | None:
     """``raw_observation`` for a checkpoint; None without ``VecNormalize`` or observation."""
-    if normaliser is None or observation is None:
+    if normalizer is None or observation is None:
         return None
-    return {path: to_tensor(leaf, CPU) for path, leaf in raw_observation(normaliser, observation, stored).items()}
+    return {path: to_tensor(leaf, CPU) for path, leaf in raw_observation(normalizer, observation, stored).items()}
 
 
-def unpack_observation(packed: Any, normaliser: VecNormalize | None) -> dict[str, np.ndarray] | None:
+def unpack_observation(packed: Any, normalizer: VecNormalize | None) -> dict[str, np.ndarray] | None:
     """The inverse of ``pack_observation``.
 
     Raises:
         CheckpointError, DataError: for what is no observation.
     """
-    if packed is None or normaliser is None:
+    if packed is None or normalizer is None:
         return None
     held = check(packed, dict[str, Tensor], "last_raw_observation")
     leaves = {path: leaf.numpy() for path, leaf in held.items()}
-    check_observations(leaf_spaces(tree_space(normaliser.venv.observation_space)), leaves, "last raw observation")
+    check_observations(leaf_spaces(tree_space(normalizer.venv.observation_space)), leaves, "last raw observation")
     return leaves
 
 
-def raw_last(normaliser: VecNormalize | None, leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def raw_last(normalizer: VecNormalize | None, leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Last observations of episodes as ``VecNormalize`` was given them, but for what it clipped."""
-    if normaliser is None:
+    if normalizer is None:
         return dict(leaves)
-    return _by_key(normaliser.unnormalize_obs, leaves)
+    return _by_key(normalizer.unnormalize_obs, leaves)
 
 
-def normalised(
-    normaliser: VecNormalize | None, scale: RewardScale | None, window: Window, types: Mapping[str, torch.dtype]
+def normalized(
+    normalizer: VecNormalize | None, scale: RewardScale | None, window: Window, types: Mapping[str, torch.dtype]
 ) -> Window:
     """A window as the policy sees it, under the statistics of now, with observations of these types."""
     observations: Mapping[str, Tensor] = window.observations
-    if normaliser is not None:
+    if normalizer is not None:
         arrays = {path: leaf.numpy() for path, leaf in observations.items()}
-        observations = {path: to_tensor(leaf, CPU) for path, leaf in _by_key(normaliser.normalize_obs, arrays).items()}
-    change: Any = scale or (None if normaliser is None else normaliser.normalize_reward)
+        observations = {path: to_tensor(leaf, CPU) for path, leaf in _by_key(normalizer.normalize_obs, arrays).items()}
+    change: Any = scale or (None if normalizer is None else normalizer.normalize_reward)
     if change is not None:
         scaled: dict[str, Any] = {
             name: _scaled(change, getattr(window, name)) for name in ("rewards", "previous_rewards")

@@ -40,11 +40,11 @@ def check_advantages(normalize_advantage: bool, least_advantage_std: float, step
     """Raise ConfigError unless the advantages of a rollout of so many steps can be normalized as asked."""
     if least_advantage_std and not normalize_advantage:
         raise ConfigError(
-            f"least_advantage_std={least_advantage_std} bounds what normalised advantages are divided by, but "
+            f"least_advantage_std={least_advantage_std} bounds what normalized advantages are divided by, but "
             "normalize_advantage is False; set normalize_advantage=True, or least_advantage_std=0"
         )
     if steps == 1 and normalize_advantage:
-        raise ConfigError("one step of one environment has no advantages to normalise; raise n_steps or turn it off")
+        raise ConfigError("one step of one environment has no advantages to normalize; raise n_steps or turn it off")
 
 
 def check_room(n_envs: int, n_steps: int, observation_space: Space, device: torch.device) -> None:

@@ -83,13 +83,13 @@ class CollectConfig:
 
     Attributes:
         episodes: how many are recorded.
-        behaviours: written as for ``rltransformers collect``: ``random``, ``sb3:ppo:file.zip``, ...; ``=weight`` behind
+        behaviors: written as for ``rltransformers collect``: ``random``, ``sb3:ppo:file.zip``, ...; ``=weight`` behind
             one sets its share of the episodes.
         longest_episode: steps after which an episode that goes on is an error, as in the evaluation.
     """
 
     episodes: Episodes
-    behaviours: list[str] = field(default_factory=lambda: ["random"])
+    behaviors: list[str] = field(default_factory=lambda: ["random"])
     longest_episode: Count | None = None
 
     def __post_init__(self) -> None:
@@ -284,7 +284,7 @@ class ExperimentConfig:
         if offline and (environment.processes or environment.normalizes):
             raise ConfigError(
                 "agent decision_transformer only evaluates in its environment: leave out processes, "
-                "normalize_observation and normalize_reward (algorithm.normalize_observations standardises the data)"
+                "normalize_observation and normalize_reward (algorithm.normalize_observations standardizes the data)"
             )
         if not offline and self.evaluation.target_returns:
             raise ConfigError("evaluation.target_returns are for agent decision_transformer")

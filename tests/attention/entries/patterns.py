@@ -154,7 +154,7 @@ def union(reader: Reader, options: Any) -> Window:
 
 
 def adjacency(reader: Reader, options: Any) -> Window:
-    """Neighbours in the graph, and the step itself."""
+    """Neighbors in the graph, and the step itself."""
     group = reader.config.tokens_per_step
     edges = {tuple(edge) for edge in options.edges}
 
@@ -174,7 +174,7 @@ def multi_scale(reader: Reader, head: int, query_row: Tensor, weights: Rows, dis
 
 
 def nothing(reader: Reader, head: int, q: Tensor, k: Tensor, distance: int) -> Tensor:
-    """The same for all neighbours."""
+    """The same for all neighbors."""
     return torch.zeros(())
 
 
@@ -482,7 +482,7 @@ PRESET_ROWS: dict[str, Row] = {
     "blockwise": Row(pattern("blockwise", block=2, shifts=[0, 1])),
     "longformer": Row({"pattern": [{"name": "band", "window": window} for window in (2, 3, 6)], "layers": 3}),
     "bigbird": Row(pattern("bigbird", window=2, random=1, block=2, sinks=2)),
-    "bp": Row({**pattern("bp", neighbours=2), "memory": 9}),
+    "bp": Row({**pattern("bp", neighbors=2), "memory": 9}),
     "gpt3_alternating": Row({"pattern": ["full", {"name": "band", "window": 3}]}),
     "multi_scale": Row({"span": [{"name": "multi_scale", "windows": windows} for windows in ([1, 3], [2, 7])]}),
 }

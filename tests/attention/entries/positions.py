@@ -232,7 +232,7 @@ VARIANTS: dict[str, Row] = {
     "factors of nodes and of slots": Row(
         {
             "position": "da",
-            "pattern": {"name": "bp", "neighbours": 1},
+            "pattern": {"name": "bp", "neighbors": 1},
             "memory": 13,
             "kv_heads": 1,
         }

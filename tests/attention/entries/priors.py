@@ -24,7 +24,7 @@ def dynamic_conv_twin(mixer: Any, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]
             head = channel * heads // width
             weights = predicted[head * taps : (head + 1) * taps]
             lags = range(min(t + 1, taps))
-            total = weights[: len(lags)].sum() if mixer.renormalise else weights.sum()
+            total = weights[: len(lags)].sum() if mixer.renormalize else weights.sum()
             channels.append(torch.stack([weights[lag] * y[t - lag, channel] for lag in lags]).sum() / total)
         rows.append(torch.stack(channels))
     return mixer.out(torch.stack(rows)), {"taps": torch.cat([y.new_zeros(taps - 1, width), y])[len(y) :]}
@@ -53,12 +53,12 @@ def predicted_gaussian(reader: twins.Reader, head: int, q: Tensor, t: int, dista
     """Yang et al. 2018, equations 4 to 7, counted from the query backwards."""
     past = min(t, (reader.config.memory + 1) * reader.config.tokens_per_step - 1)
     inner = torch.tanh(reader["mixing.mixer.prior.hidden"][head] @ q)
-    centre = past * twins.sigmoid(reader["mixing.mixer.prior.centre"][head] @ inner)
+    center = past * twins.sigmoid(reader["mixing.mixer.prior.center"][head] @ inner)
     width = reader.get("mixing.mixer.prior.width")
     fixed = reader.options("prior").window
     window = past * twins.sigmoid(width[head] @ inner) if width is not None else torch.tensor(fixed)
     deviation = max(window / 2, torch.tensor(0.5))
-    return -((distance - centre) ** 2) / (2 * deviation**2)
+    return -((distance - center) ** 2) / (2 * deviation**2)
 
 
 def conditional_blocks(reader: twins.Reader, head: int, q: Tensor, t: int, distance: int) -> Tensor:
@@ -105,7 +105,7 @@ def rows_below(reader: twins.Reader, below: twins.Logits, count: int) -> dict[st
     return {"logits": torch.stack([torch.stack(row) for row in rows])}
 
 
-def centre_alone(special: Backbone, plain: Backbone) -> None:
+def center_alone(special: Backbone, plain: Backbone) -> None:
     """Kernels that read the same query, key and head; products twice as large make up for the share of one half."""
     for index, layer in enumerate(special.layers):
         if index > 0:
@@ -202,7 +202,7 @@ ROWS: dict[tuple[str, str], Row] = {
         twin=twins.Prior(around=evolved, kept=rows_below),
         limits=(
             Limit({"prior": {"name": "predictive", "alpha": 1.0}}, {}),
-            Limit({"prior": {"name": "predictive", "alpha": 0.5}}, {"prior": "realformer"}, centre_alone),
+            Limit({"prior": {"name": "predictive", "alpha": 0.5}}, {"prior": "realformer"}, center_alone),
         ),
     ),
     # Against github.com/CAMTL/CA-MTL, 1e6ebb7, CBDA with the same weights, its matrix added to logits of attention, in
@@ -225,11 +225,11 @@ ROWS: dict[tuple[str, str], Row] = {
         twin=twins.Prior(at=predicted_gaussian),
         limits=(
             Limit({"prior": {"name": "gaussian_predicted", "window": 1e9}}, {}),
-            "tests/attention/test_priors.py::test_a_narrow_predicted_gaussian_leaves_the_token_at_its_centre",
+            "tests/attention/test_priors.py::test_a_narrow_predicted_gaussian_leaves_the_token_at_its_center",
         ),
     ),
     # Against github.com/facebookresearch/fairseq, 3d262bb, DynamicConv1dTBC between our projections with the same
-    # weights in float64, with renorm_padding for `pad: renormalise`: largest error 2.2e-16.
+    # weights in float64, with renorm_padding for `pad: renormalize`: largest error 2.2e-16.
     ("mixer", "dynamic_conv"): Row(
         DYNAMIC,
         twins.other_mixer(dynamic_conv_twin),

@@ -149,7 +149,7 @@ def written(reader: Reader, row: Tensor) -> Rows:
     at, options = "mixing.mixer.score.writer.", reader.options("mixer")
     hidden = positive(reader[at + "into.weight"] @ row + reader[at + "into.bias"])
     heads = (reader[at + "out.weight"] @ hidden + reader[at + "out.bias"]).view(reader.heads, -1)
-    if not options.factorised:
+    if not options.factorized:
         return list(heads)
     count = options.distances or (reader.config.memory + 1) * reader.config.tokens_per_step
     first = math.ceil(math.sqrt(count))
@@ -322,7 +322,7 @@ VARIANTS: dict[str, Row] = {
         }
     ),
     "dense synthesizer in factors": Row(
-        {"mixer": {"name": "synthesizer_dense", "factorised": True, "hidden": 4}, **ALIBI}
+        {"mixer": {"name": "synthesizer_dense", "factorized": True, "hidden": 4}, **ALIBI}
     ),
     "dense synthesizer with products": Row({"mixer": {"name": "synthesizer_dense", "mixture": True}, **ALIBI}),
     "hopfield with a learned beta": Row(

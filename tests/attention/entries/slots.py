@@ -329,7 +329,7 @@ ROWS: dict[tuple[str, str], Row] = {
                 {"memory": 47, "position": "none"},
                 tie_projections,
             ),
-            f"{SLOTS}test_weights_of_regularised_landmarks_sum_to_the_published_half",
+            f"{SLOTS}test_weights_of_regularized_landmarks_sum_to_the_published_half",
         ),
     ),
     # The last of n tokens, lazy or active as there, equals zhouhaoyi/Informer2020 29f2a73 without a mask: 3e-16 in

@@ -29,7 +29,7 @@ def scaled_query(reader: Reader, head: int, q: Tensor) -> Tensor:
     return q if factor is None else of_length_one(q) * len(q) * torch.exp(factor[head])
 
 
-def normalised_key(reader: Reader, k: Tensor) -> Tensor:
+def normalized_key(reader: Reader, k: Tensor) -> Tensor:
     """A key of length 1."""
     return of_length_one(k) if reads_store(reader) else k
 
@@ -40,7 +40,7 @@ def kept_keys(reader: Reader, tokens: Rows, prepared: Rows) -> dict[str, Tensor]
     width, groups = reader.head_dim, reader.config.kv_heads or reader.heads
     found = []
     for row in both:
-        keys = [normalised_key(reader, row[g * width : (g + 1) * width]) for g in range(groups)]
+        keys = [normalized_key(reader, row[g * width : (g + 1) * width]) for g in range(groups)]
         found.append(torch.cat([*keys, row[groups * width :]]))
     return {"keys": torch.stack(found), "sink_keys": torch.stack(found)}
 
@@ -58,7 +58,7 @@ def recalled(
     found = sorted(
         ((q @ k.detach() / math.sqrt(len(q)), v.detach()) for k, v in old), key=lambda pair: -float(pair[0].detach())
     )
-    found = found[: options.neighbours]
+    found = found[: options.neighbors]
     if not found:
         return out
     if options.joint:
@@ -71,12 +71,12 @@ def recalled(
     return gate * mixed + (1 - gate) * out
 
 
-MEMORIZING = twins.Memory(rows=kept_keys, query=scaled_query, key=normalised_key, recall=recalled)
+MEMORIZING = twins.Memory(rows=kept_keys, query=scaled_query, key=normalized_key, recall=recalled)
 
 
 def memorizing(**options: object) -> dict[str, object]:
     """The choice of the memory with a small store."""
-    return {"memory_kind": {"name": "memorizing", "store": 3, "neighbours": 2, **options}}
+    return {"memory_kind": {"name": "memorizing", "store": 3, "neighbors": 2, **options}}
 
 
 ALONE = {"position": "none", "layers": 1}
@@ -89,13 +89,11 @@ ROWS: dict[tuple[str, str], Row] = {
             # A gate that is shut leaves the window, with the same normalized queries and keys.
             Limit(
                 memorizing(),
-                memorizing(store=1, neighbours=1),
+                memorizing(store=1, neighbors=1),
                 both(fill("retriever.gate", -1e3), lambda special, plain: fill("retriever.gate", -1e3)(plain, special)),
             ),
             # One softmax over the window and all that lies behind it is full attention.
-            Limit(
-                {**ALONE, **memorizing(joint=True, store=17, neighbours=20)}, {**ALONE, "memory": 23, **memorizing()}
-            ),
+            Limit({**ALONE, **memorizing(joint=True, store=17, neighbors=20)}, {**ALONE, "memory": 23, **memorizing()}),
         ),
         bfloat16=0.4,
         why=CHOICE,
@@ -103,7 +101,7 @@ ROWS: dict[tuple[str, str], Row] = {
 }
 VARIANTS: dict[str, Row] = {
     "a store in one softmax with the window": Row(
-        {**memorizing(joint=True, neighbours=3, store=2), "memory": 2, "tokens_per_step": 3, "kv_heads": 1,
+        {**memorizing(joint=True, neighbors=3, store=2), "memory": 2, "tokens_per_step": 3, "kv_heads": 1,
          "position": "rope", "value_dim": 4, "attention_bias": True},
         bfloat16=0.4,
         why=CHOICE,

@@ -32,8 +32,8 @@ def affine(layer: Any, x: Tensor) -> Tensor:
 
 
 def norm(layer: Any, x: Tensor) -> Tensor:
-    centred = x - x.mean()
-    return centred / (centred.square().mean() + 1e-5).sqrt() * layer.weight + layer.bias
+    centered = x - x.mean()
+    return centered / (centered.square().mean() + 1e-5).sqrt() * layer.weight + layer.bias
 
 
 def feed_forward(layer: Any, x: Tensor, activation: Any) -> Tensor:

@@ -51,7 +51,7 @@ def test_values_arrive_with_their_types_and_defaults(online: Path, offline: Path
     assert config.agent is AgentName.DECISION_TRANSFORMER and type(config.to_dict()["agent"]) is str
 
 
-def test_overrides_reach_every_depth_and_leave_their_neighbours(online: Path) -> None:
+def test_overrides_reach_every_depth_and_leave_their_neighbors(online: Path) -> None:
     config = read_experiment(
         online,
         [

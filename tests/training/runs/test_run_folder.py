@@ -320,7 +320,7 @@ def test_pictures_without_their_data_are_refused(tmp_path: Path) -> None:
             plot_lookback(tmp_path / "x.png", wrong, "title")
 
 
-def test_normalisation_comes_back_without_pickle(tmp_path: Path) -> None:
+def test_normalization_comes_back_without_pickle(tmp_path: Path) -> None:
     env = VecNormalize(make_vec_env("CartPole-v1", 2, seed=0), clip_obs=7.0)
     env.reset()
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Behaviours of the recorded datasets, for `--behaviour scripts.results.behaviours:NAME`."""
+"""Behaviors of the recorded datasets, for `--behavior scripts.results.behaviors:NAME`."""
 
 from typing import Any
 

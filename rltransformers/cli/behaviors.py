@@ -1,4 +1,4 @@
-"""Trained agents as behaviours for recording: ``checkpoint:<zip or run folder>`` and ``export:<pt2 or onnx file>``."""
+"""Trained agents as behaviors for recording: ``checkpoint:<zip or run folder>`` and ``export:<pt2 or onnx file>``."""
 
 import zipfile
 from pathlib import Path
@@ -9,7 +9,7 @@ import gymnasium as gym
 from rltransformers.agents import Actor, load_agent
 from rltransformers.agents.load import checkpoint_in
 from rltransformers.core.errors import ConfigError
-from rltransformers.data.behaviours import register_behaviour
+from rltransformers.data.behaviors import register_behavior
 
 Space = gym.Space[Any]
 
@@ -42,6 +42,6 @@ def _export(argument: str, observation_space: Space, action_space: Space, determ
 
 
 def register() -> None:
-    """Make ``checkpoint:...`` and ``export:...`` behaviour texts."""
-    register_behaviour("checkpoint", _checkpoint)
-    register_behaviour("export", _export)
+    """Make ``checkpoint:...`` and ``export:...`` behavior texts."""
+    register_behavior("checkpoint", _checkpoint)
+    register_behavior("export", _export)

@@ -1,4 +1,4 @@
-"""Named behaviours that tests load by "module:name"."""
+"""Named behaviors that tests load by "module:name"."""
 
 from typing import Any
 
@@ -32,4 +32,4 @@ class WithoutSpaces:
     act = Constant.act
 
 
-not_a_behaviour = 3
+not_a_behavior = 3

@@ -50,7 +50,7 @@ SB3_ALGORITHMS = {
 
 
 @runtime_checkable
-class Behaviour(Protocol):
+class Behavior(Protocol):
     """Anything that acts in B environments at once."""
 
     def act(self, observations: Any, episode_starts: npt.NDArray[np.bool_], generator: np.random.Generator) -> Any:
@@ -63,14 +63,12 @@ class Behaviour(Protocol):
         ...
 
 
-BehaviourLoader = Callable[[str, Space, Space, bool], Behaviour]
-"""(argument behind the colon, observation space, action space, deterministic) -> behaviour."""
+BehaviorLoader = Callable[[str, Space, Space, bool], Behavior]
+"""(argument behind the colon, observation space, action space, deterministic) -> behavior."""
 
 
-def load_behaviour(
-    spec: str, observation_space: Space, action_space: Space, *, deterministic: bool = False
-) -> Behaviour:
-    """The behaviour that a text names, for environments with the given spaces of one environment.
+def load_behavior(spec: str, observation_space: Space, action_space: Space, *, deterministic: bool = False) -> Behavior:
+    """The behavior that a text names, for environments with the given spaces of one environment.
 
     Args:
         spec: one of
@@ -79,7 +77,7 @@ def load_behaviour(
               file (.pkl) or its arrays (.npz) that it was trained with, see ``load_sb3``;
             - "checkpoint:<path>": an agent of this library, and "export:<path>": a policy that ``export`` of an agent
               wrote; both on the command line only (in Python ``load_agent(path).actor()``, ``Actor.from_export``);
-            - "<module>:<name>": a function with the arguments of ``Behaviour.act``, an object with that method, or a
+            - "<module>:<name>": a function with the arguments of ``Behavior.act``, an object with that method, or a
               class that is called with the two spaces and makes such an object.
         deterministic: take the mode of stochastic policies instead of a sample.
 
@@ -97,12 +95,12 @@ def load_behaviour(
         raise ConfigError(f"{kind!r} is a text of the command line; in Python give {made} of rltransformers.agents")
     if not argument:
         known = ["random", "sb3:<algorithm>:<zip>", "checkpoint:<path>", "export:<path>", "<module>:<name>"]
-        raise ConfigError(f"the behaviour {spec!r} is none of: {', '.join(known)}")
+        raise ConfigError(f"the behavior {spec!r} is none of: {', '.join(known)}")
     return _load_named(kind, argument, observation_space, action_space, deterministic)
 
 
-def register_behaviour(kind: str, loader: BehaviourLoader) -> None:
-    """Makes "<kind>:<argument>" a behaviour text; layers above the data use it for their own policies."""
+def register_behavior(kind: str, loader: BehaviorLoader) -> None:
+    """Makes "<kind>:<argument>" a behavior text; layers above the data use it for their own policies."""
     _LOADERS[kind] = loader
 
 
@@ -148,8 +146,8 @@ def _random_leaf(space: Space, batch: int, generator: np.random.Generator) -> Ar
 
 
 @dataclass
-class FunctionBehaviour:
-    """A function with the arguments of ``Behaviour.act``, without rewards."""
+class FunctionBehavior:
+    """A function with the arguments of ``Behavior.act``, without rewards."""
 
     function: Callable[[Any, npt.NDArray[np.bool_], np.random.Generator], Any]
     name: str = "function"
@@ -159,38 +157,38 @@ class FunctionBehaviour:
         return self.function(observations, episode_starts, generator)
 
 
-def as_behaviour(
-    behaviour: "Behaviour | BaseAlgorithm | BasePolicy | str | Callable[..., Any]",
+def as_behavior(
+    behavior: "Behavior | BaseAlgorithm | BasePolicy | str | Callable[..., Any]",
     observation_space: Space,
     action_space: Space,
     *,
     deterministic: bool = False,
-) -> Behaviour:
-    """A behaviour from whatever can act.
+) -> Behavior:
+    """A behavior from whatever can act.
 
-    That is a behaviour, a text for ``load_behaviour``, an agent with ``actor()``, a model or a policy of
-    Stable-Baselines3, or a function with the arguments of ``act``. ``deterministic`` is for all but behaviours and
+    That is a behavior, a text for ``load_behavior``, an agent with ``actor()``, a model or a policy of
+    Stable-Baselines3, or a function with the arguments of ``act``. ``deterministic`` is for all but behaviors and
     functions. A model of Stable-Baselines3 brings the statistics of its ``VecNormalize``; a policy alone has none.
 
     Raises:
         ConfigError: for anything else, a function of other arguments, and a model of another action space.
     """
-    if isinstance(behaviour, str):
-        return load_behaviour(behaviour, observation_space, action_space, deterministic=deterministic)
-    if callable(getattr(type(behaviour), "actor", None)):  # of the class: some models hold a network of that name
-        made: Behaviour = behaviour.actor(deterministic=deterministic)  # type: ignore[union-attr]
+    if isinstance(behavior, str):
+        return load_behavior(behavior, observation_space, action_space, deterministic=deterministic)
+    if callable(getattr(type(behavior), "actor", None)):  # of the class: some models hold a network of that name
+        made: Behavior = behavior.actor(deterministic=deterministic)  # type: ignore[union-attr]
         return made
-    if isinstance(behaviour, BaseAlgorithm | BasePolicy):
-        return _of_sb3(behaviour, action_space, deterministic)
-    if isinstance(behaviour, Behaviour):
-        return behaviour
-    if callable(behaviour):
-        name = getattr(behaviour, "__qualname__", "function")
-        _check_called(behaviour, name, ("observations", "episode_starts", "generator"))
-        return FunctionBehaviour(behaviour, name)
+    if isinstance(behavior, BaseAlgorithm | BasePolicy):
+        return _of_sb3(behavior, action_space, deterministic)
+    if isinstance(behavior, Behavior):
+        return behavior
+    if callable(behavior):
+        name = getattr(behavior, "__qualname__", "function")
+        _check_called(behavior, name, ("observations", "episode_starts", "generator"))
+        return FunctionBehavior(behavior, name)
     raise ConfigError(
-        "a behaviour is a text, a function, an object with act(), an agent, or a model or policy of Stable-Baselines3; "
-        f"got {type(behaviour).__name__}"
+        "a behavior is a text, a function, an object with act(), an agent, or a model or policy of Stable-Baselines3; "
+        f"got {type(behavior).__name__}"
     )
 
 
@@ -204,24 +202,24 @@ def _check_called(called: Callable[..., Any], name: str, arguments: Sequence[str
         signature.bind(*arguments)
     except TypeError as error:
         raise ConfigError(
-            f"the behaviour {name} is called with ({', '.join(arguments)}), but it takes {signature}: {error}"
+            f"the behavior {name} is called with ({', '.join(arguments)}), but it takes {signature}: {error}"
         ) from error
 
 
-def decides_by_itself(behaviour: Any) -> bool:
-    """Whether ``deterministic`` changes nothing about a behaviour that ``as_behaviour`` takes."""
-    if isinstance(behaviour, str):
-        return behaviour == "random"
-    return not (callable(getattr(type(behaviour), "actor", None)) or isinstance(behaviour, BaseAlgorithm | BasePolicy))
+def decides_by_itself(behavior: Any) -> bool:
+    """Whether ``deterministic`` changes nothing about a behavior that ``as_behavior`` takes."""
+    if isinstance(behavior, str):
+        return behavior == "random"
+    return not (callable(getattr(type(behavior), "actor", None)) or isinstance(behavior, BaseAlgorithm | BasePolicy))
 
 
 def _load_named(
     module_name: str, name: str, observation_space: Space, action_space: Space, deterministic: bool
-) -> Behaviour:
+) -> Behavior:
     try:
         module = import_module(module_name)
     except ImportError as error:
-        raise ConfigError(f"cannot import {module_name!r} of the behaviour '{module_name}:{name}': {error}") from error
+        raise ConfigError(f"cannot import {module_name!r} of the behavior '{module_name}:{name}': {error}") from error
     if not hasattr(module, name):
         raise ConfigError(
             f"{module_name} has no {name!r}; {did_you_mean(name, [n for n in vars(module) if n[0] != '_'])}"
@@ -230,10 +228,10 @@ def _load_named(
     if isinstance(found, type):
         _check_called(found, name, ("observation_space", "action_space"))
         found = found(observation_space, action_space)
-    behaviour = as_behaviour(found, observation_space, action_space, deterministic=deterministic)
-    if isinstance(behaviour, FunctionBehaviour):
-        behaviour.name = f"{module_name}:{name}"
-    return behaviour
+    behavior = as_behavior(found, observation_space, action_space, deterministic=deterministic)
+    if isinstance(behavior, FunctionBehavior):
+        behavior.name = f"{module_name}:{name}"
+    return behavior
 
 
 # Mixtures ------------------------------------------------------------
@@ -241,7 +239,7 @@ def _load_named(
 
 @dataclass(frozen=True)
 class Mixture:
-    """Behaviours with their shares of a data set; ``record`` gives each its exact share of steps or episodes."""
+    """Behaviors with their shares of a data set; ``record`` gives each its exact share of steps or episodes."""
 
     parts: tuple[tuple[float, Any], ...]
 
@@ -266,33 +264,33 @@ class Mixture:
 
 
 def mixture(parts: Sequence[tuple[float, Any]]) -> Mixture:
-    """A mixture of (weight, behaviour) pairs; weights need not sum to 1.
+    """A mixture of (weight, behavior) pairs; weights need not sum to 1.
 
     Raises:
         ConfigError: for no part, for one that is no pair, or a weight that is not positive and finite.
     """
     pairs = list(parts)
     if not pairs:
-        raise ConfigError("a mixture needs at least one (weight, behaviour) pair")
+        raise ConfigError("a mixture needs at least one (weight, behavior) pair")
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ConfigError(
-                f"a mixture is made of (weight, behaviour) pairs, such as (0.5, 'random'); got {shown(pair)}"
+                f"a mixture is made of (weight, behavior) pairs, such as (0.5, 'random'); got {shown(pair)}"
             )
-        weight, behaviour = pair
+        weight, behavior = pair
         if not (fits(weight, float) or isinstance(weight, np.floating | np.integer)) or not 0 < weight < np.inf:
             raise ConfigError(
-                f"the weight of {shown(behaviour)} must be a positive number, got {shown(weight)}; leave the part out "
+                f"the weight of {shown(behavior)} must be a positive number, got {shown(weight)}; leave the part out "
                 "instead"
             )
-    return Mixture(tuple((float(weight), behaviour) for weight, behaviour in pairs))
+    return Mixture(tuple((float(weight), behavior) for weight, behavior in pairs))
 
 
 # Stable-Baselines3 ------------------------------------------------------------
 
 
 @dataclass
-class SB3Behaviour:
+class SB3Behavior:
     """A model or a policy of Stable-Baselines3, fed with the observations it was trained on."""
 
     model: Any
@@ -323,7 +321,7 @@ class SB3Behaviour:
         return actions
 
 
-def _of_sb3(model: BaseAlgorithm | BasePolicy, action_space: Space, deterministic: bool) -> SB3Behaviour:
+def _of_sb3(model: BaseAlgorithm | BasePolicy, action_space: Space, deterministic: bool) -> SB3Behavior:
     if model.action_space != action_space:
         raise ConfigError(
             f"{type(model).__name__} acts in {model.action_space}, the environment takes {action_space}; give it the "
@@ -331,7 +329,7 @@ def _of_sb3(model: BaseAlgorithm | BasePolicy, action_space: Space, deterministi
         )
     statistics = model.get_vec_normalize_env() if isinstance(model, BaseAlgorithm) else None
     normalize = statistics.normalize_obs if statistics is not None and statistics.norm_obs else None
-    return SB3Behaviour(model, deterministic, normalize, f"sb3:{type(model).__name__}")
+    return SB3Behavior(model, deterministic, normalize, f"sb3:{type(model).__name__}")
 
 
 @contextmanager
@@ -355,7 +353,7 @@ def load_sb3(
     *,
     statistics: str | os.PathLike[str] | None = None,
     deterministic: bool = False,
-) -> SB3Behaviour:
+) -> SB3Behavior:
     """A policy saved by Stable-Baselines3 or sb3-contrib, also by versions that used the package ``gym``.
 
     The file is unpickled: it can run code. Spaces and schedules come from the environment, not from the file.
@@ -409,14 +407,14 @@ def load_sb3(
     model.policy.set_training_mode(False)
     found = Path(statistics) if statistics is not None else _zoo_statistics(zip_path)
     name = f"sb3:{algorithm}:{zip_path.name}" + (f":{found.name}" if found else "")
-    return SB3Behaviour(model, deterministic, _normalization(found) if found else None, name)
+    return SB3Behavior(model, deterministic, _normalization(found) if found else None, name)
 
 
 def _zero_schedule(_: float) -> float:
     return 0.0
 
 
-def _load_sb3_text(argument: str, observation_space: Space, action_space: Space, deterministic: bool) -> Behaviour:
+def _load_sb3_text(argument: str, observation_space: Space, action_space: Space, deterministic: bool) -> Behavior:
     algorithm, *files = argument.split(":")
     if len(files) not in (1, 2):
         raise ConfigError(f"'sb3:{argument}' should read sb3:<algorithm>:<zip>[:<vecnormalize.pkl or obs_norm.npz>]")
@@ -478,4 +476,4 @@ def _old_gym() -> Iterator[None]:
                 sys.modules[name] = module
 
 
-_LOADERS: dict[str, BehaviourLoader] = {"sb3": _load_sb3_text}
+_LOADERS: dict[str, BehaviorLoader] = {"sb3": _load_sb3_text}

@@ -1,4 +1,4 @@
-"""Behaviours named by a text: random actions, Stable-Baselines3 files old and new, functions and objects."""
+"""Behaviors named by a text: random actions, Stable-Baselines3 files old and new, functions and objects."""
 
 import base64
 import io
@@ -20,8 +20,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.spaces import leaf_spaces, leaf_values
-from rltransformers.data import load_behaviour, mixture, record, register_behaviour
-from rltransformers.data.behaviours import Random, as_behaviour
+from rltransformers.data import load_behavior, mixture, record, register_behavior
+from rltransformers.data.behaviors import Random, as_behavior
 
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 STARTS = np.ones(3, bool)
@@ -33,7 +33,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 def cart_pole(text: str, **options: Any) -> Any:
-    return load_behaviour(text, OBSERVATIONS, spaces.Discrete(2), **options)
+    return load_behavior(text, OBSERVATIONS, spaces.Discrete(2), **options)
 
 
 @pytest.fixture(scope="module")
@@ -86,20 +86,20 @@ def test_unbounded_actions_are_standard_normal() -> None:
 def test_a_saved_policy_acts_as_its_model_does(algorithm: str, make: Any, tmp_path: Path) -> None:
     model = make()
     model.save(tmp_path / "model.zip")
-    behaviour = cart_pole(f"sb3:{algorithm}:{tmp_path / 'model.zip'}", deterministic=True)
+    behavior = cart_pole(f"sb3:{algorithm}:{tmp_path / 'model.zip'}", deterministic=True)
     expected, state = model.predict(BATCH, episode_start=STARTS, deterministic=True)
-    np.testing.assert_array_equal(behaviour.act(BATCH, STARTS, rng()), expected)
+    np.testing.assert_array_equal(behavior.act(BATCH, STARTS, rng()), expected)
     later, _ = model.predict(-BATCH, state=state, episode_start=~STARTS, deterministic=True)
-    np.testing.assert_array_equal(behaviour.act(-BATCH, ~STARTS, rng()), later)
+    np.testing.assert_array_equal(behavior.act(-BATCH, ~STARTS, rng()), later)
 
 
 def test_sampled_actions_follow_the_generator_and_leave_the_global_ones_alone(ppo_zip: Path) -> None:
-    behaviour = cart_pole(f"sb3:ppo:{ppo_zip}")
+    behavior = cart_pole(f"sb3:ppo:{ppo_zip}")
     many = np.repeat(BATCH, 30, axis=0)
     torch.manual_seed(3)
     np.random.seed(3)
     before = torch.random.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].copy()
-    draws = [behaviour.act(many, np.ones(90, bool), rng(seed)) for seed in (0, 0, 1)]
+    draws = [behavior.act(many, np.ones(90, bool), rng(seed)) for seed in (0, 0, 1)]
     assert (draws[0] == draws[1]).all() and not (draws[0] == draws[2]).all()
     assert torch.equal(torch.random.get_rng_state(), before[0])
     assert (np.random.get_state(legacy=False)["state"]["key"] == before[1]).all()
@@ -109,8 +109,8 @@ def test_state_dependent_exploration_draws_noise_for_every_environment(tmp_path:
     model = SAC("MlpPolicy", "Pendulum-v1", use_sde=True, buffer_size=8, policy_kwargs={"net_arch": [4]}, device="cpu")
     model.save(tmp_path / "sac.zip")
     env = gym.make("Pendulum-v1")
-    behaviour = load_behaviour(f"sb3:sac:{tmp_path / 'sac.zip'}", env.observation_space, env.action_space)
-    actions = behaviour.act(np.ones((5, 3), np.float32), np.ones(5, bool), rng())
+    behavior = load_behavior(f"sb3:sac:{tmp_path / 'sac.zip'}", env.observation_space, env.action_space)
+    actions = behavior.act(np.ones((5, 3), np.float32), np.ones(5, bool), rng())
     assert len(np.unique(actions)) == 5
 
 
@@ -138,10 +138,10 @@ def test_files_that_name_the_package_gym_and_hold_old_code_load(ppo_zip: Path, t
                 data["clip_range"] = {":type:": "function", ":serialized:": broken}
                 content = json.dumps(data).encode()
             target.writestr(item, content)
-    behaviour = cart_pole(f"sb3:ppo:{old}", deterministic=True)
+    behavior = cart_pole(f"sb3:ppo:{old}", deterministic=True)
     expected = cart_pole(f"sb3:ppo:{ppo_zip}", deterministic=True).act(BATCH, STARTS, rng())
-    np.testing.assert_array_equal(behaviour.act(BATCH, STARTS, rng()), expected)
-    assert isinstance(behaviour.model.some_box, spaces.Box)
+    np.testing.assert_array_equal(behavior.act(BATCH, STARTS, rng()), expected)
+    assert isinstance(behavior.model.some_box, spaces.Box)
     with pytest.raises(ImportError):
         __import__("gym")  # the alias lasts for the loading alone
 
@@ -166,8 +166,8 @@ def statistics(tmp_path: Path) -> tuple[Path, Path, np.ndarray]:
 def test_observation_statistics_come_from_a_pickle_or_from_arrays(ppo_zip: Path, tmp_path: Path) -> None:
     *files, expected = statistics(tmp_path)
     for file in files:
-        behaviour = cart_pole(f"sb3:ppo:{ppo_zip}:{file}")
-        np.testing.assert_allclose(behaviour.normalize(BATCH), expected, rtol=1e-6)  # float32
+        behavior = cart_pole(f"sb3:ppo:{ppo_zip}:{file}")
+        np.testing.assert_allclose(behavior.normalize(BATCH), expected, rtol=1e-6)  # float32
     assert cart_pole(f"sb3:ppo:{ppo_zip}").normalize is None
 
 
@@ -176,23 +176,23 @@ def test_statistics_beside_the_policy_are_found_and_named(ppo_zip: Path, tmp_pat
     zoo.write_bytes(ppo_zip.read_bytes())
     zoo.with_suffix("").mkdir()
     *_, expected = statistics(zoo.with_suffix(""))
-    behaviour = cart_pole(f"sb3:ppo:{zoo}")
-    np.testing.assert_allclose(behaviour.normalize(BATCH), expected, rtol=1e-6)
-    assert behaviour.name == "sb3:ppo:CartPole-v1.zip:obs_norm.npz"
+    behavior = cart_pole(f"sb3:ppo:{zoo}")
+    np.testing.assert_allclose(behavior.normalize(BATCH), expected, rtol=1e-6)
+    assert behavior.name == "sb3:ppo:CartPole-v1.zip:obs_norm.npz"
 
 
 def test_functions_classes_and_registered_kinds_are_found_by_name() -> None:
-    assert list(cart_pole("tests.data.behaviours_for_tests:zeros").act(BATCH, STARTS, rng())) == [0, 0, 0]
-    assert list(cart_pole("tests.data.behaviours_for_tests:Constant").act(BATCH, STARTS, rng())) == [1, 1, 1]
-    data = record("CartPole-v1", "tests.data.behaviours_for_tests:zeros", 20)
-    assert data.metadata["behaviours"][0]["name"] == "tests.data.behaviours_for_tests:zeros"
+    assert list(cart_pole("tests.data.behaviors_for_tests:zeros").act(BATCH, STARTS, rng())) == [0, 0, 0]
+    assert list(cart_pole("tests.data.behaviors_for_tests:Constant").act(BATCH, STARTS, rng())) == [1, 1, 1]
+    data = record("CartPole-v1", "tests.data.behaviors_for_tests:zeros", 20)
+    assert data.metadata["behaviors"][0]["name"] == "tests.data.behaviors_for_tests:zeros"
     seen: list[Any] = []
 
     def loader(*arguments: Any) -> Random:
         seen.extend(arguments)
         return Random(arguments[2])
 
-    register_behaviour("own", loader)
+    register_behavior("own", loader)
     assert isinstance(cart_pole("own:a:b", deterministic=True), Random)
     assert seen == ["a:b", OBSERVATIONS, spaces.Discrete(2), True]
 
@@ -203,12 +203,12 @@ def test_functions_classes_and_registered_kinds_are_found_by_name() -> None:
         ("randm", "is none of: random, sb3"),
         ("sb3:pop:x.zip", "did you mean 'ppo'"),
         ("sb3:ppo", "should read sb3:<algorithm>:<zip>"),
-        ("tests.data.behaviours_for_tests:zero", "did you mean 'zeros'"),
-        ("tests.data.behaviours_for_tests:not_a_behaviour", "got int"),
+        ("tests.data.behaviors_for_tests:zero", "did you mean 'zeros'"),
+        ("tests.data.behaviors_for_tests:not_a_behavior", "got int"),
         ("no_such_module:thing", "cannot import 'no_such_module'"),
-        ("tests.data.behaviours_for_tests:of_observations",
+        ("tests.data.behaviors_for_tests:of_observations",
          r"of_observations is called with \(observations, episode_starts, generator\), but it takes \(observations"),
-        ("tests.data.behaviours_for_tests:WithoutSpaces",
+        ("tests.data.behaviors_for_tests:WithoutSpaces",
          r"WithoutSpaces is called with \(observation_space, action_space\), but it takes \(\): too many"),
     ],
 )  # fmt: skip
@@ -217,10 +217,10 @@ def test_texts_that_name_nothing_are_refused(text: str, message: str) -> None:
         cart_pole(text)
 
 
-def test_a_function_of_other_arguments_is_no_behaviour_and_one_that_takes_them_is() -> None:
+def test_a_function_of_other_arguments_is_no_behavior_and_one_that_takes_them_is() -> None:
     with pytest.raises(ConfigError, match=r"<lambda> is called with \(observations, episode_starts, generator\)"):
         record("CartPole-v1", lambda observations: observations, 5)
-    made = as_behaviour(lambda *given: given[1] * 0, OBSERVATIONS, spaces.Discrete(2))
+    made = as_behavior(lambda *given: given[1] * 0, OBSERVATIONS, spaces.Discrete(2))
     assert list(made.act(BATCH, STARTS, rng())) == [0, 0, 0]
 
 
@@ -231,7 +231,7 @@ def test_files_that_cannot_be_used_are_named(ppo_zip: Path, tmp_path: Path) -> N
     with pytest.raises(DataError, match=r"text\.zip could not be loaded as PPO"):
         cart_pole(f"sb3:ppo:{tmp_path / 'text.zip'}")
     with pytest.raises(DataError, match="could not be loaded as PPO for observations"):
-        load_behaviour(f"sb3:ppo:{ppo_zip}", spaces.Box(-1, 1, (7,)), spaces.Discrete(2))
+        load_behavior(f"sb3:ppo:{ppo_zip}", spaces.Box(-1, 1, (7,)), spaces.Discrete(2))
     (tmp_path / "statistics.pkl").write_bytes(io.BytesIO(b"no").getvalue())
     with pytest.raises(DataError, match="no readable observation statistics"):
         cart_pole(f"sb3:ppo:{ppo_zip}:{tmp_path / 'statistics.pkl'}")
@@ -249,5 +249,5 @@ def test_mixtures_need_positive_weights() -> None:
         mixture([(3.0, "zero"), (2.0, "random")]).shares(1)
     wrong: list[Any] = [["random"], "random", [(1.0,)], [1.0], [(1.0, "random", 2)]]
     for parts in wrong:
-        with pytest.raises(ConfigError, match=r"made of \(weight, behaviour\) pairs"):
+        with pytest.raises(ConfigError, match=r"made of \(weight, behavior\) pairs"):
             mixture(parts)
