@@ -38,10 +38,9 @@ from rltransformers.core.extensions import EXTENSIONS, Extension
 from rltransformers.core.ranges import check, describe
 from rltransformers.core.record import Probe
 from rltransformers.core.spec import WEIGHT, Choice, Feature, Loss, NoOptions, Refusal, Size, Spec, Traits, Unread
-from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.call import Call, Tokens, chosen
 from rltransformers.functional.keys import Past
 from rltransformers.functional.recurrences import causal_sums, kernel_attention
-from rltransformers.functional.windows import Tokens
 from rltransformers.memory.interface import MemoryOptions, RowMemory
 from rltransformers.mixers.interface import Dims, Mixed, Mixer, RowMixer, StateMixer
 from rltransformers.mixers.kernel import HeadsMixer, KernelAttention

@@ -6,8 +6,8 @@ import pytest
 import torch
 from beartype.roar import BeartypeDoorHintViolation as WrongShape
 
-from rltransformers.functional.returns import generalized_advantage
-from rltransformers.functional.windows import Tokens
+from rltransformers.data.rollout import generalized_advantage
+from rltransformers.functional.call import Tokens
 
 
 def advantage_of(next_values: torch.Tensor) -> torch.Tensor:
@@ -18,7 +18,7 @@ def advantage_of(next_values: torch.Tensor) -> torch.Tensor:
 def test_an_argument_that_would_be_broadcast_is_caught() -> None:
     for _ in range(2):
         assert advantage_of(torch.ones(2, 3)).shape == (2, 3)
-        with pytest.raises(WrongShape, match=r"returns\.generalized_advantage, next_values: "):
+        with pytest.raises(WrongShape, match=r"rollout\.generalized_advantage, next_values: "):
             advantage_of(torch.ones(2, 1))
 
 

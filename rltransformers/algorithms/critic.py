@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rltransformers.algorithms.decision import Mean
-from rltransformers.functional.means import masked_mean
+from rltransformers.functional.modules import masked_mean
 
 MIN_VALUE = 1e-6
 """By which values are divided at least."""

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rltransformers.functional.means import masked_mean
+from rltransformers.functional.modules import masked_mean
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.action_leaves import ActionLeaf, ContinuousAction, NormalAction
 

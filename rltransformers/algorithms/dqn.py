@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rltransformers.functional.means import masked_mean
+from rltransformers.functional.modules import masked_mean
 
 EPSILON = 1e-3
 """Of ``rescale``: the share of the identity, which keeps the inverse Lipschitz."""

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rltransformers.functional.means import masked_mean
+from rltransformers.functional.modules import masked_mean
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from rltransformers.functional.means import masked_mean
+from rltransformers.functional.modules import masked_mean
 
 MIN_MULTIPLIER = 1e-8
 

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from rltransformers.attention.reach import Pattern
 from rltransformers.functional import windows
-from rltransformers.functional.call import Call
+from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.keys import At, Place, Ring, Rows
-from rltransformers.functional.windows import Tokens
 from rltransformers.positions.interface import Acts
 
 if TYPE_CHECKING:

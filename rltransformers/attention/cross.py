@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.functional.context import EVERY
+from rltransformers.functional.call import EVERY
 from rltransformers.functional.modules import linear
 from rltransformers.mixers.interface import Dims
 

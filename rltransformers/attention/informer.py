@@ -79,7 +79,7 @@ class ProbSparse(Attention):
             found = self.measured(query.detach(), past[-1], call).transpose(1, 2).to(before.dtype)
             measures = torch.cat([before, found], 1)
             active = most_active(measures, tokens.p, self.candidates, self.active)
-            after = windows.last_rows(measures, self.candidates - 1, tokens)
+            after = tokens.newest_rows(measures, self.candidates - 1)
             age = windows.descending(self.candidates - 1, h.device)
             after = after.masked_fill((age > tokens.last_position()[:, None])[..., None], 0.0)
         heads = query.unflatten(-1, (self.dims.heads, -1)).masked_fill(~active.transpose(1, 2)[..., None], 0.0)

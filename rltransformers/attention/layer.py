@@ -29,8 +29,7 @@ from rltransformers.attention.plan import Plan
 from rltransformers.attention.roles import HandUp, Heads, View, joined_heads, side_by_side
 from rltransformers.attention.rotation import turn_rows
 from rltransformers.functional import windows
-from rltransformers.functional.call import NOBODY, Call, chosen
-from rltransformers.functional.context import EVERY
+from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
 from rltransformers.functional.keys import Past, Rows, cut_past
 from rltransformers.functional.modules import linear
 from rltransformers.mixers.interface import Dims, Mixed, RowMixer

@@ -22,9 +22,8 @@ from torch.nn import functional as F
 from rltransformers.attention.columns import Columns
 from rltransformers.attention.reach import Pattern, Reach
 from rltransformers.core.spec import NoOptions, Spec
-from rltransformers.functional.call import Call
+from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.keys import At, Place, Rows
-from rltransformers.functional.windows import Tokens
 from rltransformers.mixers.interface import Dims
 
 

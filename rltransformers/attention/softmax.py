@@ -12,8 +12,7 @@ from rltransformers.attention.plan import Plan
 from rltransformers.attention.store import Store
 from rltransformers.core.spec import Feature, NoOptions, Spec, Traits
 from rltransformers.functional import windows
-from rltransformers.functional.call import Call, chosen
-from rltransformers.functional.context import EVERY
+from rltransformers.functional.call import EVERY, Call, chosen
 from rltransformers.functional.keys import At, Group, Past, Ring, Rows, cut_past
 from rltransformers.mixers.interface import Dims
 

@@ -22,11 +22,10 @@ from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import suggesting
 from rltransformers.core.record import Probe, Record
 from rltransformers.core.spec import Feature
-from rltransformers.functional.call import SILENT, Call, chosen
-from rltransformers.functional.context import EVERY, Context
+from rltransformers.functional.call import EVERY, SILENT, Call, Context, Tokens, chosen, episode_positions
 from rltransformers.functional.modules import dropout, normalized
 from rltransformers.functional.online_means import OnlineMeans
-from rltransformers.functional.windows import Tokens, descending, episode_positions, padded_behind
+from rltransformers.functional.windows import descending, padded_behind
 from rltransformers.memory.interface import RINGS, Cached, Form, LayerState
 from rltransformers.positions.interface import Position
 from rltransformers.stacks.exits import Exits

@@ -1,4 +1,4 @@
-"""The state of a backbone: a record of tensors, batch first, passed in and returned.
+"""What acting carries along: the state of a backbone, a record of tensors, and tables of its weights.
 
 Axes: B batch, S slots of a ring.
 """
@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rltransformers.core.described import size_of
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.places import places_of
 from rltransformers.memory.interface import RINGS
 
 
@@ -133,3 +134,43 @@ def part_of(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Those that ``prefixed`` named, by their own names."""
     start = f"{prefix}."
     return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
+
+
+class Tables:
+    """Tables of acting that follow the weights.
+
+    Args:
+        network: whose tables they are; its first parameter tells type and device.
+        sources: the modules whose weights and buffers the tables depend on.
+        compute: gives the tables under today's weights, by place.
+    """
+
+    def __init__(
+        self, network: nn.Module, sources: Sequence[nn.Module], compute: Callable[[], dict[str, Tensor]]
+    ) -> None:
+        self.compute = compute
+        self._places = places_of(*sources)
+        self._weightless = bool(sources) and not self._places
+        if self._weightless:  # then a weight tells type and device, whatever its numbers are
+            places = places_of(network)
+            self._places = [next(place for place in places if isinstance(place[0][place[1]], nn.Parameter))]
+        self._copies: list[Tensor] = []
+        self._tables: dict[str, Tensor] = {}
+
+    def current(self) -> dict[str, Tensor]:
+        """The tables, the same dictionary as before while no weight changed.
+
+        All sources are compared with what they were, so that no way of changing a weight goes unnoticed.
+        """
+        sources = [tensor for holder, name in self._places if (tensor := holder[name]) is not None]
+        if self._weightless:
+            sources = [sources[0].flatten()[:0]]
+        pairs = zip(self._copies, sources, strict=False)
+        same = bool(self._copies) and all(
+            one.dtype == other.dtype and one.device == other.device and torch.equal(one, other) for one, other in pairs
+        )
+        if sources and not same:
+            with torch.no_grad(), torch.inference_mode(False):
+                self._copies = [source.detach().clone() for source in sources]
+                self._tables = {name: table.contiguous() for name, table in self.compute().items()}
+        return self._tables

@@ -14,8 +14,7 @@ from rltransformers.attention.layer import Attention
 from rltransformers.blocks.feedforward import in_chunks
 from rltransformers.blocks.residual import Residual
 from rltransformers.core.errors import ConfigError
-from rltransformers.functional.call import NOBODY, Call, chosen
-from rltransformers.functional.context import EVERY
+from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
 from rltransformers.functional.modules import dropout
 from rltransformers.memory.interface import Compressed, Form, LayerState, Memory, Places, Project, rolled, unrolled
 from rltransformers.mixers.interface import Mixed, Mixer, RowMixer, StateMixer

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gymnasium import spaces
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rltransformers.core.spaces import leaf_spaces, stored_dtype
-from rltransformers.functional.returns import generalized_advantage
 
 Space = gym.Space[Any]
 Array = npt.NDArray[Any]
@@ -246,3 +246,32 @@ def bytes_of(layout: Mapping[str, tuple[tuple[int, ...], Any]]) -> int:
 
 def _torch_type(leaf: Space) -> torch.dtype:
     return torch.from_numpy(np.empty(0, stored_dtype(leaf))).dtype
+
+
+def generalized_advantage(
+    rewards: Float[Tensor, "E T"],
+    values: Float[Tensor, "E T"],
+    next_values: Float[Tensor, "E T"],
+    episode_ends: Bool[Tensor, "E T"],
+    discount: float,
+    trace: float,
+) -> Float[Tensor, "E T"]:
+    """Generalized advantage estimates (arXiv 1506.02438, eq. 16), accumulated backwards and cut at episode ends.
+
+    Args:
+        rewards: r_t, received for the action taken at t.
+        values: V(s_t).
+        next_values: V of the state that followed the action: 0 after a termination, V of the true last observation
+            after a truncation, V(s_{t+1}) otherwise. The caller knows which; nothing is guessed from ``episode_ends``.
+        episode_ends: True where step t was the last of its episode, however it ended.
+        discount: gamma in [0, 1].
+        trace: lambda in [0, 1].
+    """
+    errors = rewards + discount * next_values - values
+    carry = discount * trace * (~episode_ends).to(errors.dtype)
+    # In numpy an operation on a few numbers costs a third of what it costs on tensors.
+    deltas, carries = errors.T.contiguous().cpu().numpy(), carry.T.contiguous().cpu().numpy()
+    advantages, advantage = np.empty_like(deltas), np.zeros_like(deltas[0])
+    for t in reversed(range(len(deltas))):
+        advantages[t] = advantage = deltas[t] + carries[t] * advantage
+    return torch.from_numpy(advantages).T.contiguous().to(errors.device)

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
-from rltransformers.functional.windows import Tokens
+from rltransformers.functional.call import Tokens
 
 
 class Borders:

@@ -1,12 +1,13 @@
-"""Linear maps, norms and dropout without the call of a module, which shows in a step of acting.
+"""Small functions: linear maps, norms and dropout without the call of a module, moving averages, means.
 
-Forward hooks of these modules are not run. Axes: ... any leading axes, D width, O outputs.
+The call of a module shows in a step of acting; forward hooks of these modules are not run. Axes: ... any leading axes,
+D width, O outputs, B batch, T time.
 """
 
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -52,3 +53,16 @@ def keep_factor(like: Tensor, rate: float) -> Tensor:
     count, dropped = like.numel(), round(rate * LEVELS)
     draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)[:count]
     return draws.ge(dropped - LEVELS // 2).view(like.shape).to(like.dtype).mul_(LEVELS / max(LEVELS - dropped, 1))
+
+
+def masked_mean(values: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"]) -> Float[Tensor, ""]:
+    """Sum over valid entries divided by their number, so every valid step of a batch has the same weight.
+
+    Invalid entries may hold anything, NaN included; 0 when nothing is valid.
+    """
+    return torch.where(valid, values, 0.0).sum() / valid.sum().clamp(min=1)
+
+
+def masked_means(values: Float[Tensor, "*n B T"], valid: Bool[Tensor, "B T"]) -> Float[Tensor, "*n"]:
+    """``masked_mean`` of every leading index, with the same valid entries."""
+    return torch.where(valid, values, 0.0).sum((-2, -1)) / valid.sum().clamp(min=1)

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rltransformers.functional.call import Tokens
 from rltransformers.functional.recurrences import causal_sums
-from rltransformers.functional.windows import Tokens
 
 LARGEST_EXPONENT = 40.0
 """Exponents of weights that are summed and divided are held in [-40, 40]: sums, quotients and the gradients of both,

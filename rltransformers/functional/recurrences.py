@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rltransformers.functional.call import Tokens
 from rltransformers.functional.chunks import Borders, chunk_sizes, in_chunks
-from rltransformers.functional.windows import Tokens
 
 # Forward and backward of 1024 tokens on one CPU core (torch 2.13, widths 64 to 256, 4 and 8 heads) are fastest with 32
 # or 64: smaller chunks carry more states, larger ones multiply more of the triangle that the mask throws away.

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rltransformers.functional.call import Tokens
 from rltransformers.functional.chunks import Borders, chunk_sizes, in_chunks
 from rltransformers.functional.recurrences import CHUNK
-from rltransformers.functional.windows import Tokens
 
 
 @dataclass(frozen=True)

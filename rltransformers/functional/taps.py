@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rltransformers.functional.windows import Tokens, by_key, descending, fold, fold_keys, last_rows, unfold_tokens
+from rltransformers.functional.call import Tokens
+from rltransformers.functional.windows import by_key, descending, fold, fold_keys, unfold_tokens
 
 SMALLEST_BLOCK = 32  # tokens of one product of matrices; smaller ones cost more than the zeros that they leave out
 
@@ -69,6 +70,6 @@ def with_past(past: Float[Tensor, "B r D"], rows: Float[Tensor, "B T D"]) -> Flo
 def newest_rows(rows: Float[Tensor, "B R D"], past: Float[Tensor, "B r D"], tokens: Tokens) -> Float[Tensor, "B r D"]:
     """Rows in place of ``past`` after the call: as many valid ones; zeros for those of earlier episodes."""
     count = past.shape[1]
-    newest = last_rows(rows, count, tokens)
+    newest = tokens.newest_rows(rows, count)
     age = descending(count, rows.device)
     return newest.masked_fill((age > tokens.last_position()[:, None])[..., None], 0.0).to(past.dtype)

@@ -6,82 +6,12 @@ the episode of token t exactly when d <= p_t (p = position inside the episode), 
 borders, empty memory slots and the start of the stream.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-
-@dataclass(frozen=True)
-class Tokens:
-    """Where every token of one call stands.
-
-    Attributes:
-        p: position inside the episode, 0 at its first token.
-        timestep: environment step inside the episode.
-        live: no episode started in this call up to and including the token, so carried state is its own past.
-        before: position of the token before the call, -1 when there is none.
-        length: number of valid tokens per row (the valid ones come first); None when all are valid.
-        task: which task the episode is, counted from 0; None where nothing reads it.
-    """
-
-    p: Int[Tensor, "B T"]
-    timestep: Int[Tensor, "B T"]
-    live: Bool[Tensor, "B T"]
-    before: Int[Tensor, " B"]
-    length: Int[Tensor, " B"] | None = None
-    task: Int[Tensor, "B T"] | None = None
-
-    def valid(self) -> Bool[Tensor, "B T"]:
-        """True for tokens that are not padding."""
-        if self.length is None:
-            return torch.ones_like(self.live)
-        return torch.arange(self.p.shape[1], device=self.p.device) < self.length[:, None]
-
-    def cut(self, block: int) -> "Tokens":
-        """Blocks of ``block`` tokens as batch rows of their own, the last one filled up with padding."""
-        p, valid = fold(self.p, block), fold(self.valid(), block)
-        task = None if self.task is None else fold(self.task, block)
-        return Tokens(p, fold(self.timestep, block), fold(self.live, block), p[:, 0] - 1, valid.sum(1), task)
-
-    def last_position(self) -> Int[Tensor, " B"]:
-        """Position of the last valid token, or of the one before the call."""
-        return self.last(self.p, self.before)
-
-    def last_row(self, memory: int) -> Int[Tensor, " B"]:
-        """Row of the last valid token in ``[memory ; tokens]``."""
-        time = self.p.shape[1]
-        length = torch.full_like(self.before, time) if self.length is None else self.length
-        return memory - 1 + length
-
-    def last(self, values: Tensor, before: Tensor) -> Tensor:
-        """``values[b, length_b - 1]`` of [B, T, ...], or ``before[b]`` where the call brought no valid token."""
-        if self.length is None:
-            return values[:, -1]
-        index = (self.length - 1).clamp(min=0)
-        chosen = values[torch.arange(values.shape[0], device=values.device), index]
-        empty = (self.length == 0).view(-1, *[1] * (chosen.dim() - 1))
-        return torch.where(empty, before, chosen)
-
-
 FEW_TOKENS = 4
-
-
-def episode_positions(before: Int[Tensor, " B"], reset: Bool[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-    """Position of every token inside its episode; ``before`` is that of the last token already seen (-1: none)."""
-    if reset.shape[1] <= FEW_TOKENS:  # token by token: cheaper, and every compiler knows the operations
-        if reset.shape[1] == 1:
-            return (before[:, None] + 1).masked_fill(reset, 0)
-        found = []
-        for starts in reset.unbind(1):
-            before = (before + 1).masked_fill(starts, 0)
-            found.append(before)
-        return torch.stack(found, 1)
-    index = torch.arange(reset.shape[1], device=reset.device)
-    start = torch.where(reset, index, -1 - before[:, None]).cummax(dim=1).values
-    return index - start
 
 
 def positions_behind(before: Int[Tensor, " B"], rows: int) -> Int[Tensor, "B M"]:
@@ -92,22 +22,6 @@ def positions_behind(before: Int[Tensor, " B"], rows: int) -> Int[Tensor, "B M"]
 def padded_behind(valid: Bool[Tensor, "B T"]) -> bool:
     """Whether all valid tokens come first and padding, if any, behind them."""
     return not bool((valid[:, 1:] & ~valid[:, :-1]).any())
-
-
-def last_rows(rows: Tensor, count: int, tokens: Tokens) -> Tensor:
-    """The newest ``count`` valid rows of ``[memory ; tokens]`` [B, S, ...]; zeros stand for rows that do not exist."""
-    total, time = rows.shape[1], tokens.p.shape[1]
-    if count == 0:
-        return rows[:, :0]
-    if tokens.length is None:
-        newest = rows[:, -count:]
-        missing = count - newest.shape[1]
-        return (
-            torch.cat([newest.new_zeros(newest.shape[0], missing, *newest.shape[2:]), newest], 1) if missing else newest
-        )
-    end = total - time + tokens.length
-    index = end[:, None] - count + torch.arange(count, device=rows.device)
-    return take_rows(rows, index)
 
 
 def take_rows(rows: Tensor, index: Int[Tensor, "B N"]) -> Tensor:

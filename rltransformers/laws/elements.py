@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rltransformers.backbone import Backbone, BackboneConfig, State
-from rltransformers.functional.context import Context
+from rltransformers.functional.call import Context
 
 ELEMENTS = 4
 LEAST = 153.5 / 512

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rltransformers.backbone import Backbone, BackboneConfig, State
-from rltransformers.backbone.state import part_of, prefixed
-from rltransformers.backbone.tables import Tables
+from rltransformers.backbone.state import Tables, part_of, prefixed
 from rltransformers.export.step import check_step, pure_program
 from rltransformers.laws.costs import of_one_layer
 from rltransformers.laws.streams import EXACT, Case, perturbed, require

@@ -17,9 +17,9 @@ from rltransformers.attention.reach import Reach
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Loss, Refusal, Size, Spec, Traits
 from rltransformers.functional import windows
-from rltransformers.functional.call import Call
+from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.keys import At, Group
-from rltransformers.functional.windows import Tokens, compressed_blocks
+from rltransformers.functional.windows import compressed_blocks
 from rltransformers.memory import interface
 from rltransformers.memory.interface import (
     Compressed,

@@ -23,9 +23,8 @@ from rltransformers.attention.reach import Reach
 from rltransformers.attention.store import Store
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional import windows
-from rltransformers.functional.call import Call
+from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.keys import At, Group, Past, Ring, Rows
-from rltransformers.functional.windows import Tokens
 from rltransformers.mixers.interface import Dims
 
 Places = Callable[[], Int[Tensor, "*b S"]]
@@ -293,7 +292,7 @@ def joined(past: Tensor, rows: Tensor, tokens: Tokens, keep: int) -> tuple[Tenso
     # Inside the forward pass of a reversible layer the rows must not leave as a view of its input.
     alone = past.shape[1] == 0 and torch.is_grad_enabled()
     whole = rows if alone else torch.cat([past, rows], 1)
-    newest = windows.last_rows(whole, keep, tokens)
+    newest = tokens.newest_rows(whole, keep)
     viewed = keep < whole.shape[1] and (keep == 0 or tokens.length is None)
     return whole, newest.clone() if viewed else newest  # a view would keep the whole segment alive as long as the state
 

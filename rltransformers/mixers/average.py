@@ -7,9 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rltransformers.core.spec import Size, Spec, Traits
-from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.call import Call, Tokens, chosen
 from rltransformers.functional.recurrences import causal_sums
-from rltransformers.functional.windows import Tokens
 from rltransformers.mixers.interface import Dims, Mixed, StateMixer
 
 

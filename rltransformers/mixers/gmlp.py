@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.core.spec import Size, Spec, Traits
-from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.call import Call, Tokens, chosen
 from rltransformers.functional.taps import inside, many_taps, newest_rows, with_past
-from rltransformers.functional.windows import Tokens
 from rltransformers.mixers.interface import Dims, Mixed, StateMixer
 
 NEARLY_ZERO = 1e-3

@@ -8,9 +8,8 @@ from abc import abstractmethod
 from jaxtyping import Float
 from torch import Tensor
 
-from rltransformers.functional.call import Call, chosen
+from rltransformers.functional.call import Call, Tokens, chosen
 from rltransformers.functional.recurrences import kernel_attention
-from rltransformers.functional.windows import Tokens
 from rltransformers.mixers.interface import Dims, Mixed, StateMixer
 
 

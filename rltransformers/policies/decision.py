@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
-from rltransformers.backbone.tables import Tables
+from rltransformers.backbone.state import Tables
 from rltransformers.core.action_masks import ACTION_MASK, masks_of_step, observes_mask
 from rltransformers.core.described import count
 from rltransformers.core.device import to_tensor
@@ -25,7 +25,7 @@ from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import check, shown
 from rltransformers.core.spaces import leaf_spaces, normalized_leaves, space_from_leaves
 from rltransformers.core.spec import Choice
-from rltransformers.functional.context import EVERY, Context
+from rltransformers.functional.call import EVERY, Context
 from rltransformers.functional.modules import linear
 from rltransformers.functional.windows import descending, padded_behind
 from rltransformers.policies.action_heads import ActionHead, blank_invalid
@@ -182,7 +182,7 @@ class DecisionPolicy(nn.Module):
 
     def context(self, seen: Observed, tokens: slice) -> Context | None:
         """Context for the layers from the ``tokens`` of observations."""
-        return seen.context(tokens) if self.backbone.config.reads_context else None
+        return seen.context(tokens) if self.backbone.reads_context else None
 
     def scaled(self, return_to_go: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """Return-to-go in network units, from reward units."""
@@ -430,7 +430,7 @@ class Decider:
     def __post_init__(self) -> None:
         check(self.mode, ActingMode, "acting_mode")
         policy = self.policy
-        if self.mode == "recompute" and policy.backbone.config.reads_context:
+        if self.mode == "recompute" and policy.backbone.reads_context:
             raise ConfigError(
                 "acting_mode 'recompute' keeps the tokens of past steps and not the elements that layers look at; take "
                 "'refresh' or 'banded', or set topology to 'decoder'"

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from rltransformers.backbone import Backbone, Record
 from rltransformers.backbone.losses import DeepOptions, ExitOptions
-from rltransformers.functional.means import masked_means
+from rltransformers.functional.modules import masked_means
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from stable_baselines3.common.policies import BasePolicy
 from torch import Tensor, nn
 
 from rltransformers.backbone import Backbone, BackboneConfig, Record, State
-from rltransformers.backbone.state import part_of, prefixed
-from rltransformers.backbone.tables import Tables
+from rltransformers.backbone.state import Tables, part_of, prefixed
 from rltransformers.core.action_masks import ACTION_MASK, WAY_OUT, mask_space, masks_of_step, observes_mask
 from rltransformers.core.checkpoint import contents_of, load_checkpoint, restore_weights, save_checkpoint
 from rltransformers.core.described import count, spaces_line
@@ -40,7 +39,7 @@ from rltransformers.core.spaces import (
     space_to_json,
 )
 from rltransformers.data.rollout import Leaves, action_layout, observation_layout
-from rltransformers.functional.context import EVERY
+from rltransformers.functional.call import EVERY
 from rltransformers.memory.interface import Cached
 from rltransformers.policies.action_heads import ActionHead, as_arrays
 from rltransformers.policies.encoders import ObservationEncoder
@@ -679,7 +678,7 @@ class TokenBackbone(nn.Module):
         """Features of the ``wanted`` steps, and the memory after all of them."""
         seen = self.tokens(observations, previous_actions, previous_rewards, first)
         task = None if self.task is None else self.task.read(observations)
-        context = seen.context() if self.backbone.config.reads_context else None
+        context = seen.context() if self.backbone.reads_context else None
         features, memory = self.backbone(
             seen.token, state, first, task=task, context=context, wanted=wanted, record=record
         )
@@ -698,7 +697,7 @@ class TokenBackbone(nn.Module):
         """Features [B, W] of one step of every environment, and the memory after it; see ``Backbone.step``."""
         seen = self.tokens(observations, previous_actions, previous_rewards, first).at_once()
         task = None if self.task is None else self.task.read(observations).unsqueeze(1)
-        context = seen.context() if self.backbone.config.reads_context else None
+        context = seen.context() if self.backbone.reads_context else None
         reset = first.unsqueeze(1)
         features, memory = self.backbone.step(
             seen.token, state, reset, task=task, context=context, tables=tables, overwrites=overwrites

@@ -16,7 +16,7 @@ from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces, space_from_leaves
 from rltransformers.core.spec import Choice
-from rltransformers.functional.context import EVERY, Context
+from rltransformers.functional.call import EVERY, Context
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.extractors import Extractor, FeaturesExtractor
 from rltransformers.policies.registered import LeafChoice, read_leaves

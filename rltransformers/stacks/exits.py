@@ -12,8 +12,7 @@ from torch import Tensor
 
 from rltransformers.blocks.leaving import Drawn, Leaving
 from rltransformers.core.record import Probe, Record
-from rltransformers.functional.call import NOBODY, Call, chosen
-from rltransformers.functional.context import EVERY
+from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
 from rltransformers.memory.interface import LayerState
 from rltransformers.stacks.plain import Plain, layer_place
 

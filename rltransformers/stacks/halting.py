@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rltransformers.blocks.halting import Halting
-from rltransformers.functional.call import Call, chosen
-from rltransformers.functional.context import EVERY
+from rltransformers.functional.call import EVERY, Call, chosen
 from rltransformers.functional.modules import linear
 from rltransformers.memory.interface import LayerState
 from rltransformers.stacks.plain import Universal, layer_place

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rltransformers.blocks.layer import Layer
-from rltransformers.functional.call import Call, chosen
-from rltransformers.functional.context import EVERY
+from rltransformers.functional.call import EVERY, Call, chosen
 from rltransformers.memory.interface import LayerState
 from rltransformers.mixers.interface import Mixed
 from rltransformers.positions.interface import sinusoid

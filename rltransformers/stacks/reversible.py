@@ -12,8 +12,7 @@ from torch import Tensor
 
 from rltransformers.blocks.layer import Layer
 from rltransformers.blocks.reversible import ReversibleLayer
-from rltransformers.functional.call import Call, chosen
-from rltransformers.functional.context import EVERY
+from rltransformers.functional.call import EVERY, Call, chosen
 from rltransformers.memory.interface import LayerState
 from rltransformers.stacks.plain import layer_place
 

@@ -18,9 +18,8 @@ from torch.nn import functional as F
 
 from rltransformers.backbone import PLAIN, Backbone, BackboneConfig
 from rltransformers.functional import recurrences
-from rltransformers.functional.call import Call
+from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.keys import Group, Rows
-from rltransformers.functional.windows import Tokens
 from rltransformers.laws.counting import cost
 from rltransformers.mixers.linear import EPS, positive
 from scripts.benchmarks.harness import (

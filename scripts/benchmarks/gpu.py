@@ -32,7 +32,7 @@ from rltransformers.algorithms.decision import step_losses
 from rltransformers.algorithms.ppo import PPOWeights, ppo_loss
 from rltransformers.backbone import Backbone, BackboneConfig
 from rltransformers.core.errors import did_you_mean
-from rltransformers.functional.means import masked_mean
+from rltransformers.functional.modules import masked_mean
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.decision import DecisionPolicy
 from rltransformers.policies.steps import ActorCriticMachine

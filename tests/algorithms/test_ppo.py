@@ -16,7 +16,7 @@ from rltransformers.algorithms.ppo import (
     standard_scores,
     value_error,
 )
-from rltransformers.functional.means import masked_mean
+from rltransformers.functional.modules import masked_mean
 
 WEIGHTS = PPOWeights(clip_range=0.2, clip_range_vf=None, ent_coef=0.0, vf_coef=0.0)
 

@@ -6,7 +6,7 @@ import torch
 from rltransformers.attention.cross import CrossAttention
 from rltransformers.backbone import Backbone
 from rltransformers.core.errors import ConfigError
-from rltransformers.functional.context import Context
+from rltransformers.functional.call import Context
 from rltransformers.laws import perturbed
 from rltransformers.mixers.interface import Dims
 from tests.attention.rows import config_of

@@ -131,7 +131,7 @@ def test_a_convolution_of_one_tap_mixes_no_tokens() -> None:
 
 
 def test_average_attention_without_its_network_is_the_mean_of_the_episode() -> None:
-    from rltransformers.functional.windows import Tokens, episode_positions
+    from rltransformers.functional.call import Tokens, episode_positions
     from rltransformers.mixers.average import episode_mean
 
     x, reset = torch.randn(1, 9, 4), torch.arange(9)[None] == 5

@@ -11,9 +11,8 @@ from rltransformers.attention.layer import Attention
 from rltransformers.attention.reach import Pattern
 from rltransformers.backbone import Backbone, BackboneConfig
 from rltransformers.core.errors import ConfigError
-from rltransformers.functional.call import Call
+from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.keys import Group, Rows
-from rltransformers.functional.windows import Tokens
 from tests.attention.rows import config_of
 
 

@@ -5,7 +5,7 @@ import torch
 from rltransformers.attention.priors.camtl import ConditionalBlocks
 from rltransformers.attention.priors.gaussian_predicted import PredictedGaussian, gaussian
 from rltransformers.backbone import Backbone
-from rltransformers.functional.windows import Tokens
+from rltransformers.functional.call import Tokens
 from rltransformers.laws import perturbed
 from tests.attention.rows import config_of
 

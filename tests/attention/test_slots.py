@@ -9,9 +9,8 @@ from rltransformers.attention.informer import ProbSparse
 from rltransformers.attention.slots.interface import SlotAttention, ends_of_blocks
 from rltransformers.attention.slots.poolingformer import Poolingformer
 from rltransformers.backbone import PLAIN, Backbone, BackboneConfig
-from rltransformers.functional.call import Call
+from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.keys import Group, Rows
-from rltransformers.functional.windows import Tokens
 from rltransformers.mixers import csalr
 from rltransformers.mixers.interface import Mixer
 from rltransformers.mixers.linformer_prefix import LinformerPrefix

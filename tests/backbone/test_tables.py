@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from rltransformers.backbone.tables import Tables
+from rltransformers.backbone.state import Tables
 
 
 def test_tables_are_computed_again_when_a_weight_or_buffer_changed_and_only_then() -> None:

@@ -216,8 +216,7 @@ def test_a_halted_backbone_reports_its_steps_over_valid_tokens() -> None:
 
 def stored(backbone: Backbone, x: Tensor) -> Tensor:
     """The reversible stack with its activations kept."""
-    from rltransformers.functional.call import Call
-    from rltransformers.functional.windows import Tokens
+    from rltransformers.functional.call import Call, Tokens
 
     batch, time = x.shape[:2]
     p = torch.arange(time).expand(batch, -1)

@@ -10,8 +10,14 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rltransformers.data.rollout import RolloutBuffer, Segment, action_layout, observation_layout, row_batches
-from rltransformers.functional.returns import generalized_advantage
+from rltransformers.data.rollout import (
+    RolloutBuffer,
+    Segment,
+    action_layout,
+    generalized_advantage,
+    observation_layout,
+    row_batches,
+)
 
 ENVS, STEPS = 3, 5
 

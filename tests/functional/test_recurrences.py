@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rltransformers.functional.call import Tokens, episode_positions
 from rltransformers.functional.recurrences import causal_sums, kernel_attention
-from rltransformers.functional.windows import Tokens, episode_positions
 
 B, H, T, F, V = 3, 2, 13, 4, 5
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rltransformers.functional import windows
-from rltransformers.functional.windows import Tokens
+from rltransformers.functional.call import Tokens
 
 BATCH, TIME, MEMORY, WIDTH = 3, 5, 4, 2
 
@@ -17,7 +17,7 @@ def test_the_last_rows_are_the_newest_valid_ones(count: int, padded: bool) -> No
     before = torch.full((BATCH,), -1)
     tokens = Tokens(p, p, p > 0, before, torch.tensor(lengths) if padded else None)
     rows = torch.randn(BATCH, MEMORY + TIME, WIDTH)
-    found = windows.last_rows(rows, count, tokens)
+    found = tokens.newest_rows(rows, count)
     for row, length, last in zip(rows, lengths, found, strict=True):
         valid = [torch.zeros(WIDTH)] * count + list(row[: MEMORY + length])
         expected = torch.stack(valid[len(valid) - count :]) if count else torch.zeros(0, WIDTH)

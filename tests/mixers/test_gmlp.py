@@ -3,8 +3,8 @@
 import torch
 
 from rltransformers.backbone import Backbone
+from rltransformers.functional.call import Tokens
 from rltransformers.functional.taps import many_taps
-from rltransformers.functional.windows import Tokens
 from rltransformers.laws import perturbed
 from rltransformers.mixers.gmlp import by_place
 from tests.attention.rows import config_of

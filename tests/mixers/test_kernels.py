@@ -11,10 +11,9 @@ from torch.nn import functional as F
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.record import Probe, Record
-from rltransformers.functional.call import Call
+from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.delta import delta_sums
 from rltransformers.functional.recurrences import kernel_attention
-from rltransformers.functional.windows import Tokens
 from rltransformers.mixers import clustered, fast_weight, luna, performer, rfa, set_transformer
 from rltransformers.mixers.interface import Dims
 

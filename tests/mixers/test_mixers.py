@@ -13,9 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.record import Probe, Record
 from rltransformers.core.spec import Choice, NoOptions
-from rltransformers.functional.call import Call
+from rltransformers.functional.call import Call, Tokens, episode_positions
 from rltransformers.functional.keys import Group, Rows
-from rltransformers.functional.windows import Tokens, episode_positions, last_rows
 from rltransformers.mixers import average, convolution, landmarks, light_conv, linear, nystrom, performer
 from rltransformers.mixers.interface import Dims, StateMixer
 from tests.mixers.twins import (
@@ -90,7 +89,7 @@ def call(
         mixed = mixer(x, state, Call(tokens, probe))
         return mixed.out, mixed.state, tokens.last_position()
     rows = torch.cat([state, x], 1)
-    return mix_rows(mixer, x, rows, tokens), last_rows(rows, mixer.horizon, tokens), tokens.last_position()
+    return mix_rows(mixer, x, rows, tokens), tokens.newest_rows(rows, mixer.horizon), tokens.last_position()
 
 
 def mix_rows(mixer: Any, x: Tensor, rows: Tensor, tokens: Tokens) -> Tensor:

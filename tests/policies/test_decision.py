@@ -11,7 +11,7 @@ from torch import Tensor
 from rltransformers.algorithms.decision import step_losses
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.functional.means import masked_mean
+from rltransformers.functional.modules import masked_mean
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.action_leaves import CategoricalAction, ContinuousAction
 from rltransformers.policies.decision import MAX_SCALED, ActingState, Decider, DecisionPolicy

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from rltransformers.backbone import PLAIN, Backbone, BackboneConfig, Record
 from rltransformers.core.record import Probe
-from rltransformers.functional.call import Call
-from rltransformers.functional.context import EVERY
+from rltransformers.functional.call import EVERY, Call
 from rltransformers.laws import perturbed
 from rltransformers.positions.interface import sinusoid
 from rltransformers.stacks.plain import layer_place

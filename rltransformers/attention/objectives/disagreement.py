@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from rltransformers.attention.columns import Columns, beside
 from rltransformers.attention.roles import Judged, Objective
 from rltransformers.core.spec import Feature, Spec, Traits
-from rltransformers.functional.windows import Tokens
+from rltransformers.functional.call import Tokens
 from rltransformers.mixers.interface import Dims
 
 On = Literal["subspace", "output", "position"]

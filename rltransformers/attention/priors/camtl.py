@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from rltransformers.attention.roles import Part
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.functional.call import Tokens
 from rltransformers.functional.modules import linear
-from rltransformers.functional.windows import Tokens
 from rltransformers.mixers.interface import Dims
 
 

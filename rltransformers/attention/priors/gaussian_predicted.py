@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rltransformers.attention.roles import Part
 from rltransformers.core.spec import Feature, Spec, Traits
-from rltransformers.functional.windows import Tokens
+from rltransformers.functional.call import Tokens
 from rltransformers.mixers.interface import Dims
 
 NARROWEST = 0.5

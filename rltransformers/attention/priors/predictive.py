@@ -14,9 +14,8 @@ from torch.nn import functional as F
 
 from rltransformers.attention.roles import HandUp, Part, Stage, View
 from rltransformers.core.spec import Feature, Refusal, Spec, Traits
-from rltransformers.functional.call import Call
+from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.taps import newest_rows, with_past
-from rltransformers.functional.windows import Tokens
 from rltransformers.mixers.interface import Dims
 
 ROWS = 3

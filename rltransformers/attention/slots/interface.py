@@ -22,8 +22,7 @@ from rltransformers.attention.reach import Pattern, Reach
 from rltransformers.attention.roles import joined_heads
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional import windows
-from rltransformers.functional.call import Call, chosen
-from rltransformers.functional.context import EVERY
+from rltransformers.functional.call import EVERY, Call, chosen
 from rltransformers.functional.keys import At, Group, Past, Rows, in_order
 from rltransformers.mixers.interface import Dims, Mixed
 

@@ -21,10 +21,8 @@ from rltransformers.attention.reach import Pattern, Reach
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional import windows
-from rltransformers.functional.call import Call, chosen
-from rltransformers.functional.context import EVERY
+from rltransformers.functional.call import EVERY, Call, Tokens, chosen
 from rltransformers.functional.keys import Past
-from rltransformers.functional.windows import Tokens
 from rltransformers.mixers.interface import Dims, Mixed
 
 Pooling = Literal["mean", "max", "dynamic"]
@@ -174,7 +172,7 @@ class Poolingformer(Attention):
         if self.kernel == 1:
             return {"pooled": pooled}
         back = windows.descending(self.kernel - 1, rows.device)
-        recent = windows.last_rows(rows, self.kernel - 1, tokens).masked_fill((back > p)[..., None], 0.0)
+        recent = tokens.newest_rows(rows, self.kernel - 1).masked_fill((back > p)[..., None], 0.0)
         return {"pooled": pooled, "recent": recent}
 
 
