@@ -39,6 +39,15 @@ FILES = (
 )
 
 # What the README shows of all results and figures. Both lists hold targets that are not met.
+RESULTS_LEGEND = (
+    "A score is the interquartile mean over seeds, with its 95 % interval in brackets; higher is better. *Compared "
+    "with* is the baseline of the task, *best other* the best of all other agents and variants that were run on it; "
+    "their seeds are named where they are fewer."
+)
+SPEED_LEGEND = (
+    "Medians of 5 repetitions, with the range of the ratio in brackets. The baseline in parentheses runs in the same "
+    "process. The target is the ratio to reach; *yes* and *no* say whether it is reached."
+)
 README_RESULTS = {
     "online": ["cue_recall_256"],
     "popgym": ["repeat_previous_hard"],
@@ -55,6 +64,13 @@ README_SPEED = (
     "DT acting, compiled, 1 env",
     "band, T 8192",
 )
+README_SLOTS = {
+    "position": ("trxl", "rope", "alibi"),
+    "pattern": ("band", "dilated", "longformer"),
+    "mixer": ("softmax", "linear", "performer"),
+    "memory_kind": ("transformer_xl", "compressive", "memorizing"),
+    "residual": ("gru", "highway", "pre_ln"),
+}
 README_PICTURE = ("online", "cue_recall_64", ("GTrXL", "memoryless"))
 
 
@@ -127,24 +143,31 @@ def _named(link: re.Match[str]) -> str:
 
 
 def slots() -> list[str]:
-    """One line per axis: what it decides and the names that fit."""
+    """The README's choice of slots: what each decides, some names that fit, and how many more there are."""
     lines = ["| slot | decides | names |", "|---|---|---|"]
-    for axis, specs in mechanism_pages.mechanisms().items():
-        names = ", ".join(f"`{spec.name}`" for spec in specs)
+    mechanisms = mechanism_pages.mechanisms()
+    for axis, names in README_SLOTS.items():
+        examples = ", ".join(f"`{name}`" for name in names)
+        more = len(mechanisms[axis]) - len(names)
         decides = mechanism_pages.decides(axis)
-        lines.append(f"| [`{axis}`](docs/mechanisms/{axis}.md) | {decides} | {len(specs)}: {names} |")
-    lines.append(f"| [`preset`](docs/mechanisms/preset.md) | all of the above at once | {len(PRESETS)} papers |")
+        lines.append(f"| [`{axis}`](docs/mechanisms/{axis}.md) | {decides} | {examples}, {more} more |")
+    papers = f"{len(PRESETS)} papers"
+    lines.append(f"| [`preset`](docs/mechanisms/preset.md) | a published combination of all slots | {papers} |")
     return lines
 
 
 def readme_results() -> list[str]:
     """The README's choice of results."""
-    return [report.LEGEND, "", *report.selection(reproduce.RESULTS, reproduce.SUITES, README_RESULTS)]
+    return [RESULTS_LEGEND, "", *report.selection(reproduce.RESULTS, reproduce.SUITES, README_RESULTS)]
 
 
 def readme_speed() -> list[str]:
     """The README's choice of figures of speed and memory."""
-    return [benchmark.LEGEND, "", *benchmark.targets(benchmark.RESULTS, README_SPEED)]
+    lines = [SPEED_LEGEND, "", "| benchmark | ours | baseline | ratio [range] | target |", "|---|---|---|---|---|"]
+    for row in benchmark.targets(benchmark.RESULTS, README_SPEED)[2:]:
+        *cells, target, met = (cell.strip() for cell in row.strip("| ").split(" | "))
+        lines.append(f"| {' | '.join(cells)} | {target}: {met} |")
+    return lines
 
 
 def draw(path: Path) -> None:

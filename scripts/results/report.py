@@ -24,6 +24,7 @@ METRIC_NAMES = {
 }
 MAX_NAMED = 5  # variants in a cell of the summary
 SUMMARY = ("task", "ours", "baseline", "target", "met")
+SELECTION = ("task", "ours", "compared with", "best other", "targets met")
 LEGEND = (
     "Scores are interquartile means over seeds [95 % interval]; baseline: other agents and our "
     "own variants on the same task, with their seeds where these are fewer; target: the "
@@ -175,13 +176,13 @@ def summary(results: Path, suites: Path) -> list[str]:
 
 
 def selection(results: Path, suites: Path, tasks: Mapping[str, Sequence[str]]) -> list[str]:
-    """Lines of one table with these tasks, named by suite, in this order.
+    """Lines of a short table with these tasks, named by suite, in this order; the suites' pages have all variants.
 
     Raises:
         ConfigError: for a suite without results, or a task that it does not have.
     """
     known = {suite.name: (suite, rows) for suite, rows in finished(results, suites)}
-    lines = table_head(SUMMARY)
+    lines = table_head(SELECTION)
     for suite_name, names in tasks.items():
         if suite_name not in known:
             raise ConfigError(f"no results of a suite {suite_name!r}; {did_you_mean(suite_name, known)}")
@@ -189,8 +190,26 @@ def selection(results: Path, suites: Path, tasks: Mapping[str, Sequence[str]]) -
         for name in names:
             if name not in suite.tasks:
                 raise ConfigError(f"suite {suite_name} has no task {name!r}; {did_you_mean(name, suite.tasks)}")
-            lines.append(summary_row(suite, name, runs_of(suite, name, rows)))
+            lines.append(selection_row(suite, name, runs_of(suite, name, rows)))
     return lines
+
+
+def selection_row(suite: Suite, name: str, runs: Runs) -> str:
+    """One task: the method, the variant that it is compared with, the best other variant, targets met of all."""
+    task = suite.tasks[name]
+    ours, verdicts = runs[task.method], judge(suite, name, runs)
+    scores = {variant: float(iqm([row.score for row in rows])) for variant, rows in runs.items() if rows}
+    others = {variant: score for variant, score in scores.items() if variant != task.method}
+    named = [task.compared_with or "", max(others, key=lambda variant: scores[variant])]
+    met = sum(verdict.met is True for verdict in verdicts)
+    return line(
+        [
+            task.title,
+            f"{task.method} **{estimate([row.score for row in ours])}**, {count(ours, 'seed')}",
+            *(_others({variant: runs[variant]}, task, len(ours)) for variant in named),
+            f"{met} of {len(verdicts)}" if verdicts else "-",
+        ]
+    )
 
 
 def summary_row(suite: Suite, name: str, runs: Runs) -> str:
