@@ -41,15 +41,16 @@ from rltransformers.data import ContextBatch, ContextSampler, load_trajectories
 from rltransformers.envs.make import WrapperConfig, WrapperFunction
 from rltransformers.policies.decision import ActingMode, ActingState
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts
-from rltransformers.policies.returns import ReturnIn
+from rltransformers.policies.returns import ReturnIn, target_list
 from rltransformers.policies.steps import Acting
 from rltransformers.training.actor import Actor
 from rltransformers.training.evaluation import EvaluationEpisode, EvaluationResult, result_of
 from rltransformers.training.interval_log import IntervalLog
-from rltransformers.training.offline.decision_data import check_longest, statistics_of, summary_of, training_data
-from rltransformers.training.offline.decision_loss import decision_loss
-from rltransformers.training.offline.decision_online import OnlineLearner, Turn, log_replay, open_environments
-from rltransformers.training.offline.decision_settings import (
+from rltransformers.training.offline.data import check_longest, statistics_of, summary_of, training_data
+from rltransformers.training.offline.episodes import evaluate_decisions, open_environments
+from rltransformers.training.offline.loss import decision_loss
+from rltransformers.training.offline.online import OnlineLearner, Turn, log_replay
+from rltransformers.training.offline.settings import (
     BatchSize,
     ContextLength,
     CriticName,
@@ -65,8 +66,6 @@ from rltransformers.training.offline.decision_settings import (
     fitting_mode,
     readout_choice,
 )
-from rltransformers.training.offline.episodes import evaluate_decisions
-from rltransformers.training.offline.target_returns import target_list
 from rltransformers.training.stepping import NO_TARGET, DecisionSteps, act_on_arrays
 from rltransformers.training.update import memory_panel
 

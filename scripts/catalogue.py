@@ -31,7 +31,7 @@ from rltransformers.envs.wrappers import WRAPPERS
 from rltransformers.policies.observed import ObservationOptions
 from rltransformers.policies.readouts.catalogue import READOUTS
 from rltransformers.policies.set_encoders.catalogue import ENCODERS
-from rltransformers.training.offline.decision_settings import CriticOptions
+from rltransformers.training.offline.settings import CriticOptions
 from rltransformers.training.runs.experiment import RESTARTING, AgentName, ExperimentConfig
 
 PATH = Path(__file__).resolve().parents[1] / "rltransformers" / "cli" / "catalogue.json"

@@ -34,7 +34,7 @@ from rltransformers.policies.recurrent import RECURRENT_POLICIES
 from rltransformers.policies.steps import Acting
 from rltransformers.training.evaluation import EvaluationResult, evaluate_online
 from rltransformers.training.normalization import load_normalization, save_normalization
-from rltransformers.training.offline.decision_online import check_explores, check_lengths, step_limit
+from rltransformers.training.offline.online import check_explores, check_lengths
 from rltransformers.training.online.online_agent import OnlineAgent
 from rltransformers.training.runs.experiment import AgentName, EnvironmentConfig, EvaluationConfig, ExperimentConfig
 from rltransformers.training.schedules import Line, as_schedule
@@ -333,8 +333,8 @@ class OfflineRunAgent(RunAgent):
         )
         if config.online is not None:
             check_explores(self.model.policy.head, self.model.settings, config.online.exploration_noise)
-            limit = step_limit(find_spec(config.environment.id), config.environment.kwargs)
-            check_lengths(self.model.settings, config.evaluation.longest_episode or limit)
+            spec, longest = find_spec(config.environment.id), config.evaluation.longest_episode
+            check_lengths(self.model.settings, longest, spec, config.environment.kwargs)
         # One episode before training: a wrong environment or target return should not wait for the end of the run.
         self.evaluate(replace(config.evaluation, episodes=1))
 

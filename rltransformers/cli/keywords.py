@@ -20,7 +20,7 @@ from rltransformers.envs.make import check_wrapper
 from rltransformers.policies.memory_policy import check_dropout
 from rltransformers.policies.observed import read_observation
 from rltransformers.policies.readouts.catalogue import read_readout
-from rltransformers.training.offline.decision_settings import PolicySettings, backbone_config
+from rltransformers.training.offline.settings import PolicySettings, backbone_config
 from rltransformers.training.online.online_agent import OnlineAgent
 from rltransformers.training.online.rollout_settings import check_batch_size
 from rltransformers.training.runs.experiment import AgentName, ExperimentConfig

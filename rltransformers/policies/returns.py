@@ -1,13 +1,23 @@
-"""How a Decision Transformer reads the return that is asked for, if not as a token. W model width, "..." any axes."""
+"""The return that a Decision Transformer is asked for: what it may be, and how it is read if not as a token.
 
-from typing import Literal
+N environments, W model width, "..." any axes.
+"""
 
+from collections.abc import Iterable, Mapping, Set
+from numbers import Real
+from typing import Any, Literal
+
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rltransformers.core.errors import ConfigError, DataError
+from rltransformers.core.members import finite
+from rltransformers.core.ranges import fits, shown
 from rltransformers.functional.modules import linear
+from rltransformers.policies.observations import fit_vector
 
 ReturnIn = Literal["sequence", "condition"]
 """Whether returns are tokens of the sequence, or only the newest one conditions what the sequence was made into."""
@@ -33,3 +43,55 @@ class ReturnCondition(nn.Module):
         scale, shift = linear(self.modulate, asked).chunk(2, -1)
         normal = torch.layer_norm(features, features.shape[-1:])
         return features + linear(self.contract, F.gelu(linear(self.expand, normal * (1.0 + scale) + shift)))
+
+
+def target_list(target_returns: Iterable[float] | float | None, best: float | None, return_scale: float) -> list[Any]:
+    """The targets of an evaluation.
+
+    Args:
+        target_returns: in reward units; ``best`` when None.
+        best: None for behavior cloning, which has no targets: then [None].
+
+    Raises:
+        ConfigError: for what is no finite number, and for targets of behavior cloning.
+    """
+    if best is None:
+        if target_returns is not None:
+            raise ConfigError("mode 'bc' has no target return; call evaluate without target_returns")
+        return [None]
+    if target_returns is None:
+        return [best]
+    if isinstance(target_returns, Mapping | Set | str | bytes):
+        raise ConfigError(
+            f"target_returns is a number or a list of numbers, got {shown(target_returns)}; write [100.0]"
+        )
+    if isinstance(target_returns, np.ndarray):
+        target_returns = target_returns.tolist()
+    values = target_returns if isinstance(target_returns, Iterable) else [target_returns]
+    targets: list[Any] = [value.item() if isinstance(value, np.generic) else value for value in values]
+    for target in targets:
+        number = isinstance(target, Real) and not isinstance(target, bool | np.bool_) and fits(target, float)
+        if not number or not finite(np.array([target, float(target) / return_scale])).all():
+            raise ConfigError(
+                f"target_returns holds {shown(target)}, which is not a finite number in float32; pass e.g. [100.0]"
+            )
+    if not targets:
+        raise ConfigError("target_returns is empty; pass at least one number, or None for the best of the dataset")
+    return [float(target) for target in targets]
+
+
+def finite_targets(target_return: Any, rows: int, return_scale: float) -> np.ndarray:
+    """Target returns [N] in float64, finite also in the units of the network.
+
+    Raises:
+        ConfigError: for another number of them than ``rows``, and for what is no finite number.
+    """
+    try:
+        targets = fit_vector(target_return, rows, "target_return")
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    with np.errstate(over="ignore"):
+        read = targets / return_scale
+    if np.asarray(target_return).dtype == bool or not finite(np.stack([targets, read])).all():
+        raise ConfigError(f"target_return must be a finite number, got {shown(target_return)}")
+    return targets

@@ -27,7 +27,7 @@ from rltransformers.core.checkpoint import (
     unpack_arrays,
 )
 from rltransformers.core.device import find_device
-from rltransformers.core.errors import CheckpointError, ConfigError, one_line, refuse_unknown
+from rltransformers.core.errors import CheckpointError, ConfigError, one_line
 from rltransformers.core.ranges import Count, annotations, check, check_settings, strict
 from rltransformers.core.spaces import space_from_json, space_to_json
 from rltransformers.envs.saving import restore_environment, takes_state
@@ -173,8 +173,60 @@ class StoredAgent(BaseAlgorithm):
             CheckpointError: when the file is missing, corrupt, or of another agent.
             ConfigError: when ``env`` has other spaces, or an override is unknown or changes the network.
         """
-        agent: Self = load_agent(cls, path, env, device, custom_objects, print_system_info, force_reset, overrides)
-        return agent
+        device = find_device(device)
+        checkpoint = load_checkpoint(path, cls.kind)
+        if print_system_info:
+            print_system(checkpoint.code_version)
+        with contents_of(path, cls.kind):
+            stored = describe(cls, checkpoint)
+        overrides = _checked_overrides(cls, stored, custom_objects, overrides)
+        packed, vec_env = stored.normalization, None if env is None else cls._wrap_env(env)
+        if vec_env is not None:
+            with contents_of(path, cls.kind):
+                vec_env = with_normalizer(vec_env, packed)
+            check_same_observations(vec_env, packed)
+            check_trained_spaces(stored.spaces, vec_env)
+        with _fit_check(cls, path, overrides), contents_of(path, cls.kind, alone=env is None and not overrides):
+            agent: Any = _rebuilt(cls, stored, overrides, vec_env, device)
+        if agent.policy.uses_previous_reward:
+            if agent.scale_rewards != (trained := stored.settings["scale_rewards"]):
+                raise ConfigError(
+                    f"scale_rewards={agent.scale_rewards}: the policy reads rewards and was trained with "
+                    f"scale_rewards={trained}; leave it out"
+                )
+            if vec_env is not None:
+                check_same_rewards(vec_env, packed)
+        same_envs = stored.n_envs == agent.all_envs
+        with _fit_check(cls, path, overrides), contents_of(path, cls.kind):
+            tensors = own_tensors(agent, stored.tensors) if same_envs else stored.tensors
+            restore_learning(agent, tensors, agent.n_envs if same_envs else stored.n_envs)
+        with contents_of(path, cls.kind):
+            if overrides.get("seed") is not None:
+                agent._begin_streams(agent.seed)
+            if packed is not None and vec_env is None:
+                agent._loaded_normalization = checked_normalization(packed, tree_space(agent.observation_space))
+            elif packed is not None:
+                set_statistics(cast(VecNormalize, agent._vec_normalize_env), packed, agent.sharing)
+                agent._scaled_rewards = packed["settings"]["norm_reward"]
+            state = unpack_arrays(tensors["environment"])
+        stands = tensors["last_observation"] is not None
+        if force_reset is False and not stands and agent.num_timesteps:
+            raise ConfigError(
+                "the file holds no place to go on from: its agent had no environment when it was saved, or one that "
+                "somebody else had reset or stepped; leave force_reset out to begin new episodes"
+            )
+        restorable = same_envs and state is not None and vec_env is not None and takes_state(vec_env, state)
+        if stands and (restorable if force_reset is None else not force_reset):
+            if not same_envs:
+                raise ConfigError(
+                    f"the run was saved with {stored.n_envs} environments, this one has {agent.all_envs}; "
+                    "load with force_reset=True to begin new episodes"
+                )
+            with contents_of(path, cls.kind):
+                if restorable:
+                    restore_environment(cast(VecEnv, vec_env), state)
+                agent._restore_place(tensors)
+        return cast(Self, agent)
 
     @strict
     def save(self, path: File, exclude: Any = None, include: Any = None) -> None:
@@ -190,7 +242,25 @@ class StoredAgent(BaseAlgorithm):
         """
         if exclude or include:
             raise ConfigError(f"a checkpoint of {self.kind} is always complete; leave out exclude and include")
-        save_agent(self, path)
+        agent: Any = self  # with what OnlineAgent adds
+        for name in agent.scheduled:
+            value = getattr(agent, name)
+            if callable(value) and not is_line(as_schedule(value, name)):
+                warnings.warn(
+                    f"{name} is a function that is no straight line, and files hold no functions: this one holds its "
+                    f"present value; whoever goes on gives it again, load(path, {name}=...)",
+                    UserWarning,
+                    stacklevel=2,
+                )
+        settings = settings_of(agent) | {
+            "observation_space": space_to_json(tree_space(agent.observation_space)),
+            "action_space": space_to_json(agent.action_space),
+            "n_envs": agent.all_envs,
+            "policy": type(uncompiled(agent.policy)).__name__,
+        }
+        tensors = tensors_of(agent) | agent._own_tensors()
+        if agent.sharing.is_leader:
+            save_checkpoint(path, agent.kind, settings, tensors)
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return list(self.parts), []
@@ -214,7 +284,11 @@ class StoredAgent(BaseAlgorithm):
             CheckpointError: when the file is missing, corrupt, or of another agent.
             ConfigError: for what does not fit; a part of other names or shapes changes nothing.
         """
-        set_parameters(self, load_path_or_dict, exact_match, device)
+        agent: Any = self
+        parts = {name: uncompiled(attrgetter(name)(agent)) for name in agent.parts}
+        take_parameters(parts, load_path_or_dict, exact_match, agent.kind, agent.parts, device)
+        carry, policy = agent.carry, agent._actor
+        carry.acting = policy.with_cache(policy.without_cache(carry.acting))
 
 
 # Saving
@@ -254,113 +328,7 @@ def _plain_setting(agent: Any, name: str) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def save_agent(agent: Any, path: File) -> None:
-    """Write a checkpoint of an agent; of several processes the first one writes it.
-
-    Warns:
-        UserWarning: of a schedule that is a function and no straight line.
-    """
-    for name in agent.scheduled:
-        value = getattr(agent, name)
-        if callable(value) and not is_line(as_schedule(value, name)):
-            warnings.warn(
-                f"{name} is a function that is no straight line, and files hold no functions: this one holds its "
-                f"present value; whoever goes on gives it again, load(path, {name}=...)",
-                UserWarning,
-                stacklevel=3,
-            )
-    settings = settings_of(agent) | {
-        "observation_space": space_to_json(tree_space(agent.observation_space)),
-        "action_space": space_to_json(agent.action_space),
-        "n_envs": agent.all_envs,
-        "policy": type(uncompiled(agent.policy)).__name__,
-    }
-    tensors = tensors_of(agent) | agent._own_tensors()
-    if agent.sharing.is_leader:
-        save_checkpoint(path, agent.kind, settings, tensors)
-
-
-def set_parameters(agent: Any, source: File | Mapping[str, Any], exact: bool, device: torch.device | str) -> None:
-    """Take over weights and optimizers of a checkpoint or a mapping; see ``StoredAgent.set_parameters``."""
-    if isinstance(source, Mapping):
-        states = dict(source)
-    else:
-        tensors = load_checkpoint(source, agent.kind, find_device(device)).tensors
-        with contents_of(source, agent.kind):
-            states = {name: tensors[key] for name, key in agent.parts.items()}
-    take_parameters({name: uncompiled(attrgetter(name)(agent)) for name in agent.parts}, states, exact)
-    carry, policy = agent.carry, agent._actor
-    carry.acting = policy.with_cache(policy.without_cache(carry.acting))
-
-
 # Loading
-
-
-def load_agent(
-    cls: Any,
-    path: File,
-    env: Any,
-    device: torch.device | str,
-    custom_objects: Mapping[str, Any] | None,
-    print_system_info: bool,
-    force_reset: bool | None,
-    overrides: Mapping[str, Any],
-) -> Any:
-    """The agent of class ``cls`` in a checkpoint; see ``StoredAgent.load``."""
-    device = find_device(device)
-    checkpoint = load_checkpoint(path, cls.kind)
-    if print_system_info:
-        print_system(checkpoint.code_version)
-    with contents_of(path, cls.kind):
-        stored = describe(cls, checkpoint)
-    overrides = _checked_overrides(cls, stored, custom_objects, overrides)
-    packed, vec_env = stored.normalization, None if env is None else cls._wrap_env(env)
-    if vec_env is not None:
-        with contents_of(path, cls.kind):
-            vec_env = with_normalizer(vec_env, packed)
-        check_same_observations(vec_env, packed)
-        check_trained_spaces(stored.spaces, vec_env)
-    with _fit_check(cls, path, overrides), contents_of(path, cls.kind, alone=env is None and not overrides):
-        agent = _rebuilt(cls, stored, overrides, vec_env, device)
-    if agent.policy.uses_previous_reward:
-        if agent.scale_rewards != (trained := stored.settings["scale_rewards"]):
-            raise ConfigError(
-                f"scale_rewards={agent.scale_rewards}: the policy reads rewards and was trained with "
-                f"scale_rewards={trained}; leave it out"
-            )
-        if vec_env is not None:
-            check_same_rewards(vec_env, packed)
-    same_envs = stored.n_envs == agent.all_envs
-    with _fit_check(cls, path, overrides), contents_of(path, cls.kind):
-        tensors = own_tensors(agent, stored.tensors) if same_envs else stored.tensors
-        restore_learning(agent, tensors, agent.n_envs if same_envs else stored.n_envs)
-    with contents_of(path, cls.kind):
-        if overrides.get("seed") is not None:
-            agent._begin_streams(agent.seed)
-        if packed is not None and vec_env is None:
-            agent._loaded_normalization = checked_normalization(packed, tree_space(agent.observation_space))
-        elif packed is not None:
-            set_statistics(cast(VecNormalize, agent._vec_normalize_env), packed, agent.sharing)
-            agent._scaled_rewards = packed["settings"]["norm_reward"]
-        state = unpack_arrays(tensors["environment"])
-    stands = tensors["last_observation"] is not None
-    if force_reset is False and not stands and agent.num_timesteps:
-        raise ConfigError(
-            "the file holds no place to go on from: its agent had no environment when it was saved, or one that "
-            "somebody else had reset or stepped; leave force_reset out to begin new episodes"
-        )
-    restorable = same_envs and state is not None and vec_env is not None and takes_state(vec_env, state)
-    if stands and (restorable if force_reset is None else not force_reset):
-        if not same_envs:
-            raise ConfigError(
-                f"the run was saved with {stored.n_envs} environments, this one has {agent.all_envs}; "
-                "load with force_reset=True to begin new episodes"
-            )
-        with contents_of(path, cls.kind):
-            if restorable:
-                restore_environment(cast(VecEnv, vec_env), state)
-            agent._restore_place(tensors)
-    return agent
 
 
 def describe(cls: Any, checkpoint: Checkpoint) -> Stored:
@@ -385,8 +353,7 @@ def _checked_overrides(
     cls: Any, stored: Stored, custom_objects: Mapping[str, Any] | None, overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Settings that replace the stored ones; raises ConfigError for one that cannot."""
-    refuse_unknown(overrides, cls.setting_names(), source="load")
-    replaced = replaced_settings(custom_objects, cls.setting_names()) | dict(overrides)
+    replaced = replaced_settings(custom_objects, overrides, cls.setting_names())
     if outdated := [name for name in cls.first_values if name in replaced]:
         raise ConfigError(
             f"{', '.join(outdated)}: the first value of what the file holds as it is by now, so another one has no "

@@ -9,7 +9,8 @@ from stable_baselines3.common.utils import get_system_info
 from torch import nn
 
 from rltransformers import __version__
-from rltransformers.core.checkpoint import check_optimizer, check_same
+from rltransformers.core.checkpoint import File, check_optimizer, check_same, contents_of, load_checkpoint
+from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError, one_line, refuse_unknown
 from rltransformers.core.ranges import check
 
@@ -27,38 +28,59 @@ def uncompiled(part: Any) -> Any:
 
 
 def take_parameters(
-    parts: Mapping[str, nn.Module | torch.optim.Optimizer], given: Mapping[str, Any], exact: bool
-) -> None:
+    parts: Mapping[str, nn.Module | torch.optim.Optimizer],
+    source: File | Mapping[str, Any],
+    exact: bool,
+    kind: str,
+    places: Mapping[str, str],
+    device: torch.device | str = "cpu",
+) -> Mapping[str, Any]:
     """Load state dictionaries into the parts of their names; what does not fit changes nothing.
 
     Args:
+        source: state dictionaries by name, or a checkpoint that holds them.
         exact: every part is there, with every parameter.
+        kind: of the checkpoint.
+        places: the name in a checkpoint of every part.
+        device: where tensors of a checkpoint are read to.
+
+    Returns:
+        The mapping, or all tensors of the checkpoint.
 
     Raises:
+        CheckpointError: when the file is missing, corrupt, or of another agent.
         ConfigError: for an unknown part, a missing one, another shape, or a weight that is not finite.
     """
-    refuse_unknown(given, parts, source="parameters")
-    for name, value in given.items():
+    if isinstance(source, Mapping):
+        tensors = states = source
+    else:
+        tensors = load_checkpoint(source, kind, find_device(device)).tensors
+        with contents_of(source, kind):
+            states = {name: tensors[place] for name, place in places.items()}
+    refuse_unknown(states, parts, source="parameters")
+    for name, value in states.items():
         check(value, Mapping[str, Any], f"parameters.{name}")
-    if exact and (missing := [name for name in parts if name not in given]):
+    if exact and (missing := [name for name in parts if name not in states]):
         raise ConfigError(f"parameters lack {', '.join(missing)}; give all of them, or exact_match=False")
-    changed = {name: part for name, part in parts.items() if name in given}
+    changed = {name: part for name, part in parts.items() if name in states}
     for name, part in changed.items():
+        state = states[name]
         with _fitting(name):
             if isinstance(part, nn.Module):
                 own = part.state_dict()
-                check_same(given[name], own if exact else {key: own[key] for key in own if key in given[name]}, name)
+                check_same(state, own if exact else {key: own[key] for key in own if key in state}, name)
                 for key, _ in part.named_parameters():
-                    if key in given[name] and not torch.isfinite(given[name][key]).all():
+                    if key in state and not torch.isfinite(state[key]).all():
                         raise ValueError(f"{key} is not finite")
             else:
-                check_optimizer(part, given[name], name)
+                check_optimizer(part, state, name)
     for name, part in changed.items():
         with _fitting(name):
             if isinstance(part, nn.Module):
-                part.load_state_dict(given[name], strict=exact)
+                part.load_state_dict(states[name], strict=exact)
             else:
-                part.load_state_dict(given[name])
+                part.load_state_dict(states[name])
+    return tensors
 
 
 @contextmanager
@@ -70,19 +92,22 @@ def _fitting(name: str) -> Iterator[None]:
         raise ConfigError(f"parameters do not fit this agent: {name}: {one_line(error)}") from error
 
 
-def replaced_settings(custom_objects: Mapping[str, Any] | None, known: Collection[str]) -> dict[str, Any]:
-    """Settings that take the place of stored ones, from ``custom_objects`` as Stable-Baselines3 takes them.
+def replaced_settings(
+    custom_objects: Mapping[str, Any] | None, overrides: Mapping[str, Any], known: Collection[str]
+) -> dict[str, Any]:
+    """Settings that take the place of stored ones: ``overrides``, and ``custom_objects`` of Stable-Baselines3.
 
     ``lr_schedule`` stands for ``learning_rate``; what files of this package do not hold has nothing to replace.
 
     Raises:
-        ConfigError: for a name that is neither a setting nor one of Stable-Baselines3.
+        ConfigError: for a name that is neither a setting nor, in ``custom_objects``, one of Stable-Baselines3.
     """
+    refuse_unknown(overrides, known, source="load")
     given = dict(custom_objects or {})
     refuse_unknown(given, {*known, *PICKLED_BY_SB3}, "custom_objects.")
     if "lr_schedule" in given:
         given.setdefault("learning_rate", given["lr_schedule"])
-    return {name: value for name, value in given.items() if name in known}
+    return {name: value for name, value in given.items() if name in known} | dict(overrides)
 
 
 def print_system(saved_by: str) -> None:

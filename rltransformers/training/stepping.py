@@ -30,9 +30,9 @@ from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, wit
 from rltransformers.policies.noise import Noise, NoiseType, noise_of
 from rltransformers.policies.observations import check_state
 from rltransformers.policies.output import OF_ACTIONS, OF_LEAVES, Kinds
+from rltransformers.policies.returns import finite_targets
 from rltransformers.policies.shipping import Scaling, longest_episode
 from rltransformers.policies.steps import leaf_name, leaves_of
-from rltransformers.training.offline.target_returns import finite_targets
 
 Space = gym.Space[Any]
 Leaves = dict[str, NDArray[Any]]

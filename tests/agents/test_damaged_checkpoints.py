@@ -143,7 +143,7 @@ WRONG: dict[str, list[tuple[str, Any, str]]] = {
         ("tensors/policy/more", torch.zeros(1), "policy holds 'more'"),
         ("tensors/policy/head.linear.weight", torch.zeros(2), "policy.head.linear.weight is (2,)"),
         ("tensors/policy/observation_mean_0", torch.zeros(5), "policy.observation_mean_0 is (5,)"),
-        ("tensors/policy/observation_deviation_0", GONE, "lacks 'observation_deviation_0'"),
+        ("tensors/policy/observation_deviation_0", GONE, "lacks observation_deviation_0"),
         ("tensors/policy", 3, "policy must be a mapping"),
         ("tensors/optimizer/param_groups/0/lr", "x", "optimizer.lr must be"),
         ("tensors/optimizer/state/0/step", torch.zeros(2), "optimizer.state.0.step is (2,)"),

@@ -25,7 +25,7 @@ from rltransformers.cli.keywords import check_keywords
 from rltransformers.cli.main import build_parser, main
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.signals import Stopped
-from rltransformers.training.offline.decision_settings import CriticOptions, backbone_config
+from rltransformers.training.offline.settings import CriticOptions, backbone_config
 from rltransformers.training.runs.experiment import AgentName, build_experiment, set_value
 from rltransformers.training.runs.run_folder import RunFolder
 from tests.cli.test_runs import ONLINE, refused, run, work

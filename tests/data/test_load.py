@@ -26,7 +26,7 @@ from rltransformers.data import Trajectories, load_trajectories, write_minari
 from rltransformers.data.d4rl import trajectories_from_d4rl
 from rltransformers.data.minari import EPISODES_AT_ONCE
 from rltransformers.data.spaces import infer_space
-from rltransformers.training.offline.decision_data import training_data
+from rltransformers.training.offline.data import training_data
 from tests.data.coded import LENGTHS, coded_episodes, flat, wrong_pairs
 
 BOX: dict[str, Any] = {"observation_space": spaces.Box(-np.inf, np.inf, (2,)), "action_space": spaces.Box(-1, 1, (1,))}

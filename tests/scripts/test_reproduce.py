@@ -18,7 +18,7 @@ from rltransformers.backbone import Backbone, BackboneConfig
 from rltransformers.cli.engines import LocalEngine
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.data import load_trajectories
-from rltransformers.training.offline.decision_settings import backbone_config
+from rltransformers.training.offline.settings import backbone_config
 from rltransformers.training.runs.experiment import ExperimentConfig, build_experiment
 from scripts import reproduce, update_docs
 from scripts.results import cell, pictures, report

@@ -5,13 +5,15 @@ N environments, R of them running an episode that counts.
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tqdm.auto import tqdm
@@ -20,8 +22,10 @@ from rltransformers.core.action_masks import ACTION_MASK, first_allowed
 from rltransformers.core.episodes import LONGEST_EPISODE
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.guard import guarding, warn_of_statistics
+from rltransformers.core.registry import find_spec
 from rltransformers.core.spaces import differing_spaces, leaf_spaces, leaf_values, space_outline, split_members
 from rltransformers.envs import GymnasiumVecEnv
+from rltransformers.envs.make import EnvironmentSource, WrapperConfig, WrapperFunction, make_vector_env
 from rltransformers.policies.decision import ActingState, Decider, DecisionPolicy
 from rltransformers.training.evaluation import EvaluationEpisode, play
 
@@ -46,7 +50,7 @@ def evaluate_decisions(
     """Play all episodes to their end; an environment that ends one starts the next, until none is left.
 
     Args:
-        envs: of ``make_vector_env`` or ``check_vector_env``.
+        envs: of ``open_environments``.
         decider: that ``act`` decides by.
         draws: random numbers per action; None for deterministic actions.
         longest: steps after which an episode that goes on is an error.
@@ -150,39 +154,44 @@ def action_token(policy: DecisionPolicy, actions: Leaves) -> torch.Tensor:
     return policy.embed_action({path: torch.as_tensor(value, device=device) for path, value in actions.items()})
 
 
-def check_vector_env(
-    envs: VectorEnv[Any, Any, Any], env_kwargs: Mapping[str, Any] | None, wrappers: Sequence[Any]
-) -> VectorEnv[Any, Any, Any]:
-    """The vector environment of a caller.
+@contextmanager
+def open_environments(
+    env: EnvironmentSource | VectorEnv[Any, Any, Any],
+    num_envs: int,
+    env_kwargs: Mapping[str, Any] | None,
+    wrappers: Sequence[WrapperConfig | WrapperFunction],
+    spaces: tuple[gym.Space[Any], gym.Space[Any]],
+) -> Iterator[tuple[VectorEnv[Any, Any, Any], EnvSpec | None]]:
+    """The environments of a caller, or new ones of an id or a function that are closed at the end; their spec.
+
+    Args:
+        spaces: of the data.
 
     Raises:
-        ConfigError: when it restarts episodes by itself, or keywords and wrappers come with it.
+        ConfigError: for a vector environment that restarts episodes by itself or comes with keywords or wrappers, and
+            for other spaces than those of the data.
     """
-    if env_kwargs or wrappers:
+    if not isinstance(env, VectorEnv):
+        num_envs = 1 if isinstance(env, gym.Env) else num_envs
+        envs = make_vector_env(env, num_envs, env_kwargs=env_kwargs, wrappers=sorted(wrappers, key=callable))
+    elif env_kwargs or wrappers:
         raise ConfigError("env_kwargs and wrappers belong to an environment id; a vector environment brings its own")
-    mode = envs.metadata.get("autoreset_mode")
-    if mode is not AutoresetMode.DISABLED:
+    elif (mode := env.metadata.get("autoreset_mode")) is not AutoresetMode.DISABLED:
         raise ConfigError(
             f"evaluate seeds every episode, so it needs a vector environment with AutoresetMode.DISABLED, got {mode};"
             " make it with autoreset_mode=AutoresetMode.DISABLED, or pass the environment id"
         )
-    return envs
-
-
-def check_spaces(
-    envs: VectorEnv[Any, Any, Any], observation_space: gym.Space[Any], action_space: gym.Space[Any]
-) -> None:
-    """Raise unless the environments have the spaces of the data.
-
-    Raises:
-        ConfigError: with both.
-    """
-    for role, ours, theirs in differing_spaces(
-        (observation_space, action_space), (envs.single_observation_space, envs.single_action_space)
-    ):
-        raise ConfigError(
-            f"the {role} space of the environment ({space_outline(theirs)}) is not that of the dataset"
-            f" ({space_outline(ours)}); apply the wrappers that were applied when the data were recorded, or, where the"
-            f" spaces of the data were guessed, give {role}_space to load_trajectories (dataset.{role}_space in a"
-            " config) and train again"
-        )
+    else:
+        envs = env
+    try:
+        for role, ours, theirs in differing_spaces(spaces, (envs.single_observation_space, envs.single_action_space)):
+            raise ConfigError(
+                f"the {role} space of the environment ({space_outline(theirs)}) is not that of the dataset"
+                f" ({space_outline(ours)}); apply the wrappers that were applied when the data were recorded, or, where"
+                f" the spaces of the data were guessed, give {role}_space to load_trajectories (dataset.{role}_space in"
+                " a config) and train again"
+            )
+        yield envs, find_spec(env) if isinstance(env, str) else envs.spec or getattr(env, "spec", None)
+    finally:
+        if not isinstance(env, gym.Env | VectorEnv):
+            envs.close()

@@ -19,7 +19,7 @@ from rltransformers.core.ranges import PositiveNumber, WholeNumber, check_fields
 from rltransformers.core.spaces import leaf_spaces, normalized_leaves
 from rltransformers.data import Trajectories
 from rltransformers.policies.decision import MAX_SCALED
-from rltransformers.training.offline.decision_settings import Settings
+from rltransformers.training.offline.settings import Settings
 
 ROUNDING = 1e-6
 """Deviation by the size of numbers up to which it is rounding: some steps of float32, which are 1.2e-7 wide."""

@@ -1,6 +1,10 @@
-"""Critics that learn beside a Decision Transformer, and what they add to its loss. B windows, K steps of a window."""
+"""The loss of a Decision Transformer, and what learns beside it: critics, and the price of entropy.
+
+B windows, K steps of a window.
+"""
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,15 +19,21 @@ from rltransformers.algorithms.critic import (
     stitching_weight,
     window_targets,
 )
-from rltransformers.core.checkpoint import restore_optimizer, restore_weights
+from rltransformers.algorithms.decision import expectile_loss, step_losses
+from rltransformers.backbone import Record
+from rltransformers.core.checkpoint import check_tensor, restore_optimizer, restore_weights
 from rltransformers.core.ranges import check
 from rltransformers.core.world import Sharing
 from rltransformers.data import ContextBatch
 from rltransformers.functional.modules import approach
 from rltransformers.policies.action_heads import blank_invalid
 from rltransformers.policies.decision import DecisionPolicy
-from rltransformers.training.offline.decision_data import DataSummary
-from rltransformers.training.offline.decision_settings import CriticName, CriticOptions
+from rltransformers.policies.deep_losses import Targets, shifted, tell_deep_losses
+from rltransformers.training.offline.data import DataSummary
+from rltransformers.training.offline.settings import CriticName, CriticOptions
+
+FIRST_TEMPERATURE, TEMPERATURE_LEARNING_RATE = 0.1, 1e-4
+"""As in the published code of Zheng et al. 2022."""
 
 
 class CriticLearner:
@@ -44,7 +54,8 @@ class CriticLearner:
         self.name, self.options, self.summary = name, options, summary
         self.critics = policy.critics
         self.slow = copy.deepcopy(policy.critics).eval()
-        self.average = averaged(policy)
+        self.average = copy.deepcopy(policy).eval().requires_grad_(False)
+        self.average.critics = None
         self.optimizer = torch.optim.Adam(self.critics.parameters(), lr=options.learning_rate, fused=True)
 
     def step(self, policy: DecisionPolicy, batch: ContextBatch, sharing: Sharing) -> dict[str, Tensor]:
@@ -146,11 +157,115 @@ class CriticLearner:
         return policy.standardized(blank_invalid(policy.observation_leaves, batch.observations, batch.valid))
 
 
-def averaged(policy: DecisionPolicy) -> DecisionPolicy:
-    """A copy that acts and does not learn, without critics."""
-    critics, policy.critics = policy.critics, None
-    try:
-        average = copy.deepcopy(policy)
-    finally:
-        policy.critics = critics
-    return average.eval().requires_grad_(False)
+class EntropyBound:
+    """A temperature that rises while the entropy of a policy lies below a bound, and falls while it lies above.
+
+    Zheng et al. 2022, section 4.1: the loss of the policy is its negative log-likelihood minus temperature times
+    entropy, that of the temperature is temperature times (entropy - bound). The bound is minus one nat per component,
+    in units where the bounds of an action are -1 and 1.
+
+    Args:
+        components: of all Boxes of an action.
+    """
+
+    def __init__(self, components: int, device: torch.device) -> None:
+        self.bound = -float(components)
+        self.log_temperature = torch.tensor(math.log(FIRST_TEMPERATURE), device=device, requires_grad=True)
+        self.optimizer = torch.optim.Adam([self.log_temperature], lr=TEMPERATURE_LEARNING_RATE)
+
+    @property
+    def temperature(self) -> Float[Tensor, ""]:
+        """The temperature: worth of a nat of entropy in nats of likelihood."""
+        return self.log_temperature.detach().exp()
+
+    def step(self, entropy: Float[Tensor, ""]) -> None:
+        """Move the temperature by one step of Adam, for a policy of this mean entropy."""
+        loss = self.log_temperature.exp() * (entropy.detach() - self.bound)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+
+    def tensors(self) -> dict[str, Any]:
+        """Tensors for a checkpoint."""
+        return {"log_temperature": self.log_temperature.detach(), "optimizer": self.optimizer.state_dict()}
+
+    def restore(self, stored: Any) -> None:
+        """Take on what a checkpoint holds.
+
+        Raises:
+            CheckpointError: names the first part that is missing or has another shape.
+        """
+        stored = check(stored, Mapping[str, Any], "entropy")
+        log_temperature = check_tensor(stored["log_temperature"], "entropy.log_temperature", (), torch.float32)
+        with torch.no_grad():
+            self.log_temperature.copy_(log_temperature)
+        restore_optimizer(self.optimizer, stored["optimizer"], "entropy.optimizer")
+
+
+def decision_loss(
+    policy: DecisionPolicy,
+    batch: ContextBatch,
+    record: Record,
+    expectile: float,
+    critic: CriticLearner | None,
+    entropy: EntropyBound | None,
+    chances: Float[Tensor, " B"],
+    sharing: Sharing,
+    progress: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean over the valid steps of a batch, plus the backbone's auxiliary losses; and its parts by path of the metric.
+
+    Args:
+        expectile: of the predicted returns, where there is a head for them.
+        critic: adds what its values say about the policy; None adds nothing.
+        entropy: adds the entropy of Boxes at its temperature; None adds nothing.
+        chances: uniform in [0, 1), what the critic's term draws.
+        sharing: the processes of which each has a part of the batch; the loss is that of the whole batch.
+        progress: share of the training that is over, 0 to 1.
+    """
+    features, predicted = policy.read(
+        batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid, record
+    )
+    outputs = policy.masked(policy.outputs(features, batch.episode), batch.observations)
+    actions = policy.head.blank(batch.actions, batch.valid)
+    loss = sharing.mean(step_losses(policy.head, outputs, actions), batch.valid)
+    metrics: dict[str, Tensor] = {}
+    if predicted is not None or critic is not None or entropy is not None:
+        metrics["train/action_loss"] = loss.detach()
+    if entropy is not None:
+        value = sharing.mean(policy.head.box_entropy(outputs), batch.valid)
+        loss = loss - entropy.temperature * value
+        metrics |= {"train/entropy": value.detach(), "train/temperature": entropy.temperature}
+    if predicted is not None:
+        value = expectile_loss(predicted, policy.scaled(batch.return_to_go), expectile, batch.valid, sharing.mean)
+        loss, metrics = loss + value, metrics | {"train/return_loss": value.detach()}
+    if critic is not None:
+        term, of_critic = critic.term(policy, batch, outputs, chances, sharing)
+        loss, metrics = loss + term, metrics | of_critic
+    if record.streams:
+        tell_deep_losses(policy.backbone, record, deep_targets(policy, batch, actions), progress)
+    # Means over steps, most of them: each part counts as many of the valid steps as it holds.
+    share = 1.0 if sharing.is_single else batch.valid.sum() / sharing.sum(batch.valid.sum())
+    losses = {name: sharing.sum(share * value) for name, value in record.losses.items()}
+    for name, weight in policy.backbone.aux_weights.items():
+        loss = loss + weight * losses[name]
+    return loss, metrics | {f"train/{name}_loss": value.detach() for name, value in losses.items()}
+
+
+def deep_targets(policy: DecisionPolicy, batch: ContextBatch, actions: Mapping[str, Tensor]) -> Targets:
+    """Predictions of features behind inner layers: the recorded actions, as the policy does, and those after them."""
+    head, later_net, later = policy.head, policy.later_net, shifted(actions)
+    asked = policy.scaled(torch.where(batch.valid, batch.return_to_go, 0.0))
+
+    def next_one(features: Tensor) -> Tensor:
+        assert later_net is not None
+        return step_losses(head, later_net(policy.conditioned(features, asked)), later)
+
+    return Targets(
+        now=lambda features: step_losses(
+            head, policy.masked(head(policy.conditioned(features, asked)), batch.observations), actions
+        ),
+        later=None if later_net is None else next_one,
+        counts=batch.valid,
+        first=batch.timestep == 0,
+    )

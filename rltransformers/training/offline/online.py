@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple, Self, cast
 
@@ -21,23 +20,22 @@ from tqdm.auto import tqdm
 from rltransformers.algorithms.decision import default_warmup
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, Environments, strict
-from rltransformers.core.registry import find_spec
 from rltransformers.core.seeding import step_seed
 from rltransformers.core.spaces import leaf_values, nest_leaves
 from rltransformers.data import ContextSampler, Trajectories
 from rltransformers.data.adapt import in_spaces
 from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.data.recorder import record
-from rltransformers.envs.make import EnvironmentSource, WrapperConfig, WrapperFunction, make_vector_env
+from rltransformers.envs.make import WrapperConfig, WrapperFunction
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.action_leaves import ContinuousAction, NormalAction
 from rltransformers.policies.decision import ActingState, Decider
+from rltransformers.policies.returns import finite_targets
 from rltransformers.training.interval_log import IntervalLog
-from rltransformers.training.offline.decision_data import DataSummary, OnlineCounts, shaped
-from rltransformers.training.offline.decision_settings import Settings, Updates
-from rltransformers.training.offline.episodes import action_token, check_spaces, check_vector_env, executed
-from rltransformers.training.offline.offline_agent import OfflineAgent
-from rltransformers.training.offline.target_returns import finite_targets
+from rltransformers.training.offline.agent import OfflineAgent
+from rltransformers.training.offline.data import OnlineCounts, shaped
+from rltransformers.training.offline.episodes import action_token, executed, open_environments
+from rltransformers.training.offline.settings import Settings, Updates
 from rltransformers.training.stepping import act_on_arrays
 
 
@@ -74,69 +72,24 @@ class Exploring:
         rewards: np.ndarray | None = None,
     ) -> Any:
         """Actions [N, ...] nested as the action space."""
-        rows = len(episode_starts)
+        rows, policy = len(episode_starts), self._decider.policy
         state = self._decider.initial_state(rows) if self._state is None else self._state
         leaves = {path: np.asarray(leaf) for path, leaf in leaf_values(self.spaces[0], observations).items()}
-        noise = generator.random((rows, self._decider.policy.head.draws))
+        noise = generator.random((rows, policy.head.draws))
         targets = [self._target] * rows
         received = np.zeros(rows) if rewards is None else np.asarray(rewards)
         actions, state = act_on_arrays(
             self._decider, self.spaces[1], leaves, state, episode_starts, received, targets, noise, overwrites=True
         )
-        if self._noise > 0:
-            actions, state = self._disturbed(actions, state, generator)
-        actions, self._state = executed(self._decider.policy, actions, state, self._action_space)
+        if self._noise > 0:  # the state then remembers what was done, not what was decided
+            device = state.action.device
+            for path, leaf in point_leaves(policy.head):
+                added = torch.as_tensor(self._noise * generator.standard_normal(actions[path].shape), device=device)
+                moved = leaf.disturbed(torch.as_tensor(actions[path], device=device), added)
+                actions[path] = moved.cpu().numpy().astype(actions[path].dtype)
+            state = replace(state, action=action_token(policy, actions))
+        actions, self._state = executed(policy, actions, state, self._action_space)
         return nest_leaves(self.spaces[1], actions)
-
-    def _disturbed(
-        self, actions: Mapping[str, np.ndarray], state: ActingState, generator: np.random.Generator
-    ) -> tuple[dict[str, np.ndarray], ActingState]:
-        """Actions with noise, and the state after them: it remembers what was done, not what was decided."""
-        head, disturbed = self._decider.policy.head, dict(actions)
-        device = state.action.device
-        for path, leaf in point_leaves(head):
-            added = torch.as_tensor(self._noise * generator.standard_normal(actions[path].shape), device=device)
-            moved = leaf.disturbed(torch.as_tensor(actions[path], device=device), added)
-            disturbed[path] = moved.cpu().numpy().astype(actions[path].dtype)
-        return disturbed, replace(state, action=action_token(self._decider.policy, disturbed))
-
-
-def play_round(
-    envs: VectorEnv[Any, Any, Any], behavior: Exploring, seed: int, episodes: int, longest: int | None
-) -> Trajectories:
-    """One episode of every environment, which depend on the seed of the run and the episodes before alone.
-
-    They are data of the spaces of ``behavior``, whatever bounds and types those of the environments have.
-
-    Args:
-        episodes: played before.
-        longest: steps after which an episode that goes on is an error; None for the limit of ``record``.
-
-    Raises:
-        DataError: for what the environment may not return, and for an episode that does not end.
-    """
-    with warnings.catch_warnings():  # of an environment that nobody can make again: nobody is to, of a replay
-        warnings.filterwarnings("ignore", ".*keeps no specification", UserWarning)
-        played = record(
-            envs,
-            behavior,
-            episodes=envs.num_envs,
-            seed=step_seed(seed, episodes, "online"),
-            name="online",
-            longest_episode=longest,
-        )
-    return in_spaces(played, *behavior.spaces)
-
-
-def exploration_target(given: float | None, settings: Settings, summary: DataSummary) -> float:
-    """Return that episodes are asked for: without ``given`` the best of the data and as much again as they differ by.
-
-    The paper asks for twice the return of the expert; where the worst return is 0, this is twice the best one. NaN: a
-    policy that predicts returns is asked for what it predicts.
-    """
-    if given is not None:
-        return given
-    return float("nan") if settings.return_head is not None else summary.best_return + summary.spread
 
 
 def point_leaves(head: ActionHead) -> list[tuple[str, ContinuousAction]]:
@@ -168,18 +121,18 @@ def check_explores(head: ActionHead, settings: Settings, noise: float) -> None:
         )
 
 
-def step_limit(spec: EnvSpec | None, env_kwargs: Mapping[str, Any] | None) -> int | None:
-    """Steps after which the environment cuts an episode; None where nothing says so, or -1 says that nothing does."""
-    limit = (env_kwargs or {}).get("max_episode_steps", None if spec is None else spec.max_episode_steps)
-    return None if limit == -1 else limit
-
-
-def check_lengths(settings: Settings, longest: int | None) -> None:
+def check_lengths(
+    settings: Settings, longest_episode: int | None, spec: EnvSpec | None, env_kwargs: Mapping[str, Any] | None
+) -> None:
     """Raise ConfigError where ``whole_episodes`` may meet an episode of more than ``context_length`` steps.
 
     Args:
-        longest: steps of the longest episode that the environment plays; None where nothing limits them.
+        longest_episode: steps after which an episode is an error; None where there is no such limit.
+        spec: of the environment, which may cut episodes.
+        env_kwargs: in which ``max_episode_steps`` takes the place of that of the spec; -1 is no limit.
     """
+    cut = (env_kwargs or {}).get("max_episode_steps", None if spec is None else spec.max_episode_steps)
+    longest = min((limit for limit in (longest_episode, cut) if limit not in (None, -1)), default=None)
     if settings.whole_episodes and (longest is None or longest > settings.context_length):
         raise ConfigError(
             f"whole_episodes learns from episodes of at most context_length = {settings.context_length} steps, and the"
@@ -189,40 +142,11 @@ def check_lengths(settings: Settings, longest: int | None) -> None:
         )
 
 
-def interval_of(episodes: Trajectories, device: torch.device) -> Mapping[str, torch.Tensor]:
-    """Metrics of the episodes of one round, by path."""
-    returns, lengths = float(episodes.returns.mean()), float(episodes.lengths.mean())
-    values = {"online/return_mean": returns, "online/length_mean": lengths}
-    return {name: torch.tensor(value, dtype=torch.float32, device=device) for name, value in values.items()}
-
-
 def log_replay(logger: Logger, online: OnlineCounts, replay: EpisodeReplay) -> None:
     """Log how far learning online has come, and what the replay returns."""
     logger.record("online/timesteps", online.timesteps)
     logger.record("online/episodes", online.episodes)
     logger.record("online/replay_return_mean", float(replay.data.returns.mean()))
-
-
-@contextmanager
-def open_environments(
-    env: EnvironmentSource | VectorEnv[Any, Any, Any],
-    num_envs: int,
-    env_kwargs: Mapping[str, Any] | None,
-    wrappers: Sequence[WrapperConfig | WrapperFunction],
-    spaces: tuple[gym.Space[Any], gym.Space[Any]],
-) -> Iterator[tuple[VectorEnv[Any, Any, Any], EnvSpec | None]]:
-    """The environments of a caller, or new ones of an id or a function that are closed at the end; their spec."""
-    if isinstance(env, VectorEnv):
-        envs = check_vector_env(env, env_kwargs, wrappers)
-    else:
-        num_envs = 1 if isinstance(env, gym.Env) else num_envs
-        envs = make_vector_env(env, num_envs, env_kwargs=env_kwargs, wrappers=sorted(wrappers, key=callable))
-    try:
-        check_spaces(envs, *spaces)
-        yield envs, find_spec(env) if isinstance(env, str) else envs.spec or getattr(env, "spec", None)
-    finally:
-        if not isinstance(env, gym.Env | VectorEnv):
-            envs.close()
 
 
 class Turn(NamedTuple):
@@ -291,13 +215,15 @@ class OnlineLearner(OfflineAgent):
         check_explores(self.policy.head, settings, exploration_noise)
         if self._replay is None:
             self._needed_sampler("episodes to begin with", f"give a dataset to {self.kind}.load(path, dataset=...)")
-        target = exploration_target(exploration_return, settings, self.summary)
         if exploration_return is not None:
-            finite_targets(exploration_return, 1, self.summary.return_scale)
+            target = float(finite_targets(exploration_return, 1, self.summary.return_scale)[0])
+        elif settings.return_head is not None:
+            target = math.nan  # a policy that predicts returns is asked for what it predicts
+        else:  # the paper asks for twice the return of the expert; where the worst return is 0, so does this
+            target = self.summary.best_return + self.summary.spread
         spaces = self.observation_space, self.action_space
         with open_environments(env, num_envs, env_kwargs, wrappers, spaces) as (envs, spec):
-            limits = (longest_episode, step_limit(spec, env_kwargs))
-            check_lengths(settings, min((limit for limit in limits if limit is not None), default=None))
+            check_lengths(settings, longest_episode, spec, env_kwargs)
             if self._replay is None and self._sampler is not None:
                 self._replay = EpisodeReplay(self._sampler.trajectories, replay_episodes)
             replay, online = cast(EpisodeReplay, self._replay), self._online
@@ -315,7 +241,15 @@ class OnlineLearner(OfflineAgent):
                             played = self._play_round(envs, target, exploration_noise, longest_episode)
                             replay.add(shaped(played, settings))
                             online.add(played, updates_per_episode)
-                            log.add(interval_of(played, self.device))
+                            means = {"return": played.returns.mean(), "length": played.lengths.mean()}
+                            log.add(
+                                {
+                                    f"online/{name}_mean": torch.tensor(
+                                        float(mean), dtype=torch.float32, device=self.device
+                                    )
+                                    for name, mean in means.items()
+                                }
+                            )
                             bar.update(min(played.steps, bar.total - bar.n))
                             sampler = self._sampler_of(replay.data)
                         while online.updates:
@@ -328,12 +262,25 @@ class OnlineLearner(OfflineAgent):
     def _play_round(
         self, envs: VectorEnv[Any, Any, Any], target: float, noise: float, longest: int | None
     ) -> Trajectories:
-        """Play one episode of every environment with sampled actions; process 0 plays them for all."""
+        """Play one episode of every environment with sampled actions; process 0 plays them for all.
+
+        They depend on the seed of the run and the number of episodes before alone, and are data of the spaces of the
+        model, whatever bounds and types those of the environments have.
+        """
         if not self.sharing.is_leader:
             return self.sharing.broadcast(cast(Trajectories, None))
         spaces = self.observation_space, self.action_space
-        behavior = Exploring(self.decider(), target, noise, spaces, envs.single_action_space)
-        return self.sharing.broadcast(play_round(envs, behavior, self.seed, self._online.episodes, longest))
+        with warnings.catch_warnings():  # of an environment that nobody can make again: nobody is to, of a replay
+            warnings.filterwarnings("ignore", ".*keeps no specification", UserWarning)
+            played = record(
+                envs,
+                Exploring(self.decider(), target, noise, spaces, envs.single_action_space),
+                episodes=envs.num_envs,
+                seed=step_seed(self.seed, self._online.episodes, "online"),
+                name="online",
+                longest_episode=longest,
+            )
+        return self.sharing.broadcast(in_spaces(played, *spaces))
 
     def _choose_warmup(self, updates: int) -> None:
         """Choose the warm-up where the settings leave it open and ``updates`` more are asked for."""

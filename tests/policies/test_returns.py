@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.training.offline.target_returns import target_list
+from rltransformers.policies.returns import target_list
 
 
 @pytest.mark.parametrize("targets", [{1: 2}, {1.0, 2.0}, "12", b"12", {}, [[1.0]], [True], [float("nan")], []])

@@ -1,8 +1,8 @@
-"""What a Decision Transformer is besides its algorithm: network and optimizer, data, logger, callbacks, checkpoints."""
+"""What a Decision Transformer is made of: network, optimizers, data, and the files that hold them."""
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -10,23 +10,33 @@ from typing import Any, ClassVar, Self, cast
 import gymnasium as gym
 import numpy as np
 import torch
-from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EvalCallback
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.type_aliases import MaybeCallback
-from stable_baselines3.common.utils import configure_logger
 from torch import Tensor
 
 from rltransformers.backbone import BackboneConfig
-from rltransformers.blocks.leaving import Confident
-from rltransformers.core.checkpoint import File, contents_of, load_checkpoint, restore_weights, save_checkpoint
-from rltransformers.core.described import count, spaces_line
+from rltransformers.backbone.config import without_idle
+from rltransformers.core.checkpoint import (
+    Checkpoint,
+    File,
+    check_tensor,
+    contents_of,
+    load_checkpoint,
+    restore_optimizer,
+    restore_weights,
+    save_checkpoint,
+)
 from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.files import check_folder
-from rltransformers.core.ranges import Count, Environments, PositiveNumber, Seed, UnitInterval, WholeNumber, strict
+from rltransformers.core.ranges import Count, Environments, PositiveNumber, Seed, WholeNumber, check, strict
 from rltransformers.core.seeding import step_seed
-from rltransformers.core.spaces import differing_spaces, space_to_json
+from rltransformers.core.spaces import (
+    differing_spaces,
+    leaf_spaces,
+    normalized_leaves,
+    space_from_json,
+    space_to_json,
+)
 from rltransformers.core.spec import Choice
 from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.data import ContextSampler, Trajectories, load_trajectories
@@ -34,30 +44,33 @@ from rltransformers.data.checks import check_actions
 from rltransformers.data.episode_replay import EpisodeReplay
 from rltransformers.policies.decision import ActingMode, Decider, DecisionPolicy
 from rltransformers.policies.observations import StateWatch
-from rltransformers.policies.observed import Encoding
+from rltransformers.policies.observed import Encoding, read_observation
+from rltransformers.policies.readouts.catalogue import read_readout
 from rltransformers.policies.shipping import DecisionInFile, write_policy
 from rltransformers.policies.steps import Acting, DecisionMachine
-from rltransformers.training.interval_log import ProgressBar, check_callback, with_inner
-from rltransformers.training.offline.datastore import fill_store
-from rltransformers.training.offline.decision_critic import CriticLearner
-from rltransformers.training.offline.decision_data import DataSummary, OnlineCounts, check_masked, training_data
-from rltransformers.training.offline.decision_files import (
-    describe,
-    read_parts,
-    replaceable,
-    restore_training,
-    training_tensors,
-)
-from rltransformers.training.offline.decision_settings import ContextLength, Settings, jitter_of
-from rltransformers.training.offline.entropy_bound import EntropyBound
-from rltransformers.training.offline.exits import calibrate
+from rltransformers.policies.stored_size import check_stored_size
+from rltransformers.training.offline.data import DataSummary, OnlineCounts, check_masked, training_data
 from rltransformers.training.offline.huggingface import HUGGINGFACE_MODEL, read_huggingface
-from rltransformers.training.parameters import print_system, take_parameters, uncompiled
-from rltransformers.training.runs.run_card import write_run_card
+from rltransformers.training.offline.loss import CriticLearner, EntropyBound
+from rltransformers.training.offline.settings import (
+    ContextLength,
+    CriticOptions,
+    Settings,
+    Updates,
+    check_tokens,
+    jitter_of,
+)
+from rltransformers.training.parameters import print_system, replaced_settings, take_parameters, uncompiled
+
+REPLACEABLE = (
+    *("learning_rate", "weight_decay", "warmup_steps", "decay_steps", "batch_size", "max_grad_norm", "top_fraction"),
+    *("whole_episodes", "expectile", "acting", "acting_mode", "seed"),
+)
+"""Settings that ``load`` may replace: with others of the rest the weights would mean something else."""
 
 
-class OfflineAgent:
-    """Base class of agents that learn from a dataset, with the habits of Stable-Baselines3.
+class StoredDecisionTransformer:
+    """Network, optimizers and data of a Decision Transformer, and their way into files and back.
 
     Attributes:
         kind: name of the agent in its checkpoints and logs.
@@ -125,29 +138,6 @@ class OfflineAgent:
         """The processes that train this agent, as ``rltransformers.core.world.join`` found them."""
         return current_sharing()
 
-    @property
-    def learning_rate(self) -> float:
-        """That of AdamW after the warm-up; another one holds from the next update on.
-
-        Raises:
-            ConfigError: when it is set to something else.
-        """
-        return self.settings.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self.settings = replace(self.settings, learning_rate=value)
-
-    @property
-    def online_timesteps(self) -> int:
-        """Steps of the environment that ``learn_online`` has learned from or is learning from."""
-        return self._online.timesteps
-
-    @property
-    def online_updates(self) -> int:
-        """Updates that are still to come for the episodes played last, where ``learn_online`` was stopped."""
-        return self._online.updates
-
     def decider(self, mode: ActingMode | None = None) -> Decider:
         """How the trained policy acts, in the model's acting mode or the one given; holds no state of its own."""
         settings = self.settings
@@ -198,123 +188,22 @@ class OfflineAgent:
         check_actions(data, self.action_space)
         return data
 
-    def _needed_sampler(self, purpose: str, way_out: str) -> ContextSampler:
-        """Return the sampler of the dataset; raise ConfigError where the model was loaded without one."""
-        if self._sampler is None:
-            raise ConfigError(f"this model has no {purpose}; {way_out}")
-        return self._sampler
-
-    def _fill_store(self, sampler: ContextSampler) -> None:
-        fill_store(self.policy, sampler, step_seed(self.seed, self.num_timesteps, "datastore"), self.device)
-
-    def build_datastore(self) -> Self:
-        """Fill the store of the readout with features of the dataset under today's weights, and the recorded actions.
-
-        ``learn`` does so, too: every ``refresh`` updates, and for "knn" at its end.
-
-        Raises:
-            ConfigError: when the model has no readout, or was loaded without a dataset.
-        """
-        if self.readout is None:
-            raise ConfigError('this model has no readout to fill; give policy_kwargs={"readout": "knn"} or "spalm"')
-        self._fill_store(self._needed_sampler("dataset to read", f"give one to {self.kind}.load(path, dataset=...)"))
-        return self
-
-    @strict
-    def calibrate_exits(
-        self,
-        bound: UnitInterval = 0.1,
-        error: UnitInterval = 0.05,
-        windows: Count = 512,
-        candidates: Count = 20,
-        dataset: Any = None,
-    ) -> float:
-        """Set the threshold of a policy with ``depth: calm`` as low as is safe, and return it.
-
-        With probability 1 - ``error`` over the windows, decisions with early exits differ from those of the whole stack
-        by at most ``bound`` in expectation: the share of steps with another most probable action, for a Box the
-        difference by the width of its bounds (Schuster et al. 2022, arXiv 2207.07061, section 4).
-
-        Args:
-            windows: drawn from the data, the samples of the test.
-            candidates: thresholds that are tried, from 1 downwards in equal steps.
-            dataset: what to calibrate on, best other data than it was trained on; None for the data of training.
-
-        Raises:
-            ConfigError: the depth of the backbone is another one, or there is no dataset.
-        """
-        leaving = self.policy.backbone.halt
-        if not isinstance(leaving, Confident):
-            raise ConfigError(f"only depth 'calm' has a threshold, not {self.backbone_config.choices.depth.name!r}")
-        if dataset is not None:
-            sampler = self._sampler_of(training_data(load_trajectories(dataset), self.settings))
-        else:
-            sampler = self._needed_sampler("dataset to calibrate on", "pass calibrate_exits(dataset=...)")
-        generator = torch.Generator().manual_seed(step_seed(self.seed, self.num_timesteps, "batch"))
-        batch = sampler.sample(windows, generator).to(self.device)
-        return calibrate(self.policy, leaving, batch, bound, error, candidates)
-
-    # Logger and callbacks
-
-    def _begin_callbacks(
-        self, callback: MaybeCallback, tb_log_name: str, progress_bar: bool, total_timesteps: int
-    ) -> BaseCallback:
-        """Make the logger and the list of callbacks of one call of ``learn``.
-
-        Raises:
-            ConfigError: for an ``EvalCallback``.
-        """
-        check_callback(callback)
-        if self._logger is None:
-            self._logger = self._own_logger(tb_log_name)
-        callbacks = callback if isinstance(callback, list) else [callback]
-        parts = [part if isinstance(part, BaseCallback) else ConvertCallback(part) for part in callbacks]
-        if any(isinstance(part, EvalCallback) for part in with_inner(parts)):
-            raise ConfigError(
-                "EvalCallback compares its environment with that of training, which there is none of; take "
-                "EvaluationCallback of rltransformers.training.offline.evaluation_callback"
-            )
-        if progress_bar:
-            parts.append(ProgressBar(total_timesteps))
-        whole = CallbackList(parts)
-        whole.init_callback(cast(BaseAlgorithm, self))  # it has what callbacks use of a BaseAlgorithm
-        return whole
-
-    @property
-    def logger(self) -> Logger:
-        """The logger in use; TensorBoard and stdout according to the constructor unless ``set_logger`` was called."""
-        if self._logger is None:
-            self._logger = self._own_logger(self.kind)
-        return self._logger
-
-    def _own_logger(self, name: str) -> Logger:
-        logger = configure_logger(self.verbose, self.tensorboard_log, name)
-        if self.num_timesteps == 0:
-            write_run_card(logger, self.hyperparameters())
-        return logger
-
-    @strict
-    def set_logger(self, logger: Logger) -> None:
-        """Use this logger from now on."""
-        self._logger = logger
-
-    def get_env(self) -> None:
-        """None: there is no training environment."""
-
-    def get_vec_normalize_env(self) -> None:
-        """None: there is no training environment."""
-
-    def __repr__(self) -> str:
-        parameters = count(sum(weight.numel() for weight in self.policy.parameters()), "parameter")
-        sizes = f"context {self.settings.context_length}, width {self.backbone_config.width}, {parameters}"
-        first = f"{type(self).__name__}({count(self.num_timesteps, 'update')}, mode {self.settings.mode}, {sizes})"
-        return first + spaces_line(self.observation_space, self.action_space)
-
     # Files
 
     def hyperparameters(self) -> dict[str, Any]:
         """Kind and settings of the agent as JSON values, as TensorBoard shows them."""
-        return {"agent": self.kind} | describe(self)
+        return {"agent": self.kind} | self._description()
+
+    def _description(self) -> dict[str, Any]:
+        """What the agent is made of, but for its spaces, as JSON values."""
+        return {
+            "settings": asdict(self.settings),
+            "summary": asdict(self.summary),
+            "backbone": self.backbone_config.to_dict(),
+            "readout": None if self.readout is None else self.readout.to_dict(),
+            "observation": self.encoder.to_dict(),
+            "action_masks": self.policy.masks,
+        }
 
     @strict
     def export(
@@ -352,9 +241,21 @@ class OfflineAgent:
         Args:
             path: a file that is open for bytes stays open.
         """
-        if self.sharing.is_leader:
-            spaces = {kind: space_to_json(getattr(self, kind)) for kind in ("observation_space", "action_space")}
-            save_checkpoint(path, self.kind, describe(self) | spaces, training_tensors(self))
+        if not self.sharing.is_leader:
+            return
+        tensors = self.get_parameters() | {
+            "updates": self.num_timesteps,
+            "interval": self._interval,
+            "generators": {"action": self._action_noise.bit_generator.state},
+        }
+        if self._critic is not None:
+            tensors["critic"] = self._critic.tensors()
+        if self._entropy is not None:
+            tensors["entropy"] = self._entropy.tensors()
+        if self._replay is not None:
+            tensors |= {"online": asdict(self._online), "replay": self._replay.state_dict()}
+        spaces = {kind: space_to_json(getattr(self, kind)) for kind in ("observation_space", "action_space")}
+        save_checkpoint(path, self.kind, self._description() | spaces, tensors)
 
     def get_parameters(self) -> dict[str, Any]:
         """State dictionaries of what learns, by name: "policy" and "optimizer"."""
@@ -377,16 +278,12 @@ class OfflineAgent:
             ConfigError: for what does not fit; a part of other names or shapes changes nothing.
         """
         parts = self._learning()
-        if isinstance(load_path_or_dict, Mapping):
-            take_parameters(parts, load_path_or_dict, exact_match)
-            if self._critic is not None:
-                self._critic.begin(uncompiled(self.policy))
+        tensors = take_parameters(parts, load_path_or_dict, exact_match, self.kind, {name: name for name in parts})
+        if self._critic is None:
             return
-        tensors = load_checkpoint(load_path_or_dict, self.kind).tensors
-        with contents_of(load_path_or_dict, self.kind):
-            weights = {name: tensors[name] for name in parts}
-        take_parameters(parts, weights, exact_match)
-        if self._critic is not None:
+        if isinstance(load_path_or_dict, Mapping):
+            self._critic.begin(uncompiled(self.policy))
+        else:
             with contents_of(load_path_or_dict, self.kind):
                 self._critic.restore(tensors["critic"])
 
@@ -491,10 +388,68 @@ class OfflineAgent:
         saved = load_checkpoint(path, cls.kind, map_location=device)
         if print_system_info:
             print_system(saved.code_version)
-        replaced = replaceable(custom_objects, overrides, acting)
+        for name in (field.name for field in fields(Settings) if field.name in overrides):
+            if name not in REPLACEABLE:
+                raise ConfigError(
+                    f"{name} belongs to what the file has learned, and load cannot replace it; it replaces "
+                    f"{', '.join(REPLACEABLE)}"
+                )
+        replaced = replaced_settings(custom_objects, overrides, REPLACEABLE)
+        if acting is not None:
+            replaced["acting"] = acting
         self = cls.__new__(cls)
         with contents_of(path, cls.kind, alone=not replaced):
-            self._build(**read_parts(saved, replaced), device=device)
-            restore_training(self, saved.tensors, noise="seed" not in replaced)
+            self._build_stored(saved, replaced, device)
+            self._restore(saved.tensors, noise="seed" not in replaced)
         self._attach(self._data_of(dataset), tensorboard_log, verbose)
         return self
+
+    def _build_stored(self, saved: Checkpoint, replaced: Mapping[str, Any], device: torch.device) -> None:
+        """Build the agent that a checkpoint describes, with new weights and with the ``replaced`` settings."""
+        stored, weights = saved.settings, check(saved.tensors["policy"], Mapping[str, Any], "policy")
+        spaces = (space_from_json(stored["observation_space"]), space_from_json(stored["action_space"]))
+        values = dict(check(stored["settings"], Mapping[str, Any], "settings"))
+        values = {field.name: values.pop(field.name) for field in fields(Settings)} | values  # all of them, no other
+        if values["critic_options"] is not None:
+            options = check(values["critic_options"], Mapping[str, Any], "critic_options")
+            values["critic_options"] = CriticOptions.read(options)
+        settings = replace(Settings(**values), **replaced)
+        backbone = BackboneConfig.from_dict(without_idle(stored["backbone"]))
+        check_tokens(backbone.tokens_per_step, settings.mode, settings.return_in)
+        check_stored_size(backbone, weights)
+        statistics = None
+        if settings.normalize_observations:  # of any value: the weights hold them
+            leaves = leaf_spaces(spaces[0])
+            shapes = {path: leaves[path].shape or () for path in normalized_leaves(spaces[0])}
+            statistics = {path: (torch.zeros(shape), torch.ones(shape)) for path, shape in shapes.items()}
+        self._build(
+            settings,
+            backbone,
+            spaces,
+            DataSummary(**check(stored["summary"], Mapping[str, Any], "summary")),
+            statistics,
+            device,
+            read_readout(stored["readout"]),
+            read_observation(stored["observation"]),
+            check(stored["action_masks"], bool, "action_masks"),
+        )
+
+    def _restore(self, tensors: Mapping[str, Any], noise: bool) -> None:
+        """Take on weights and what training has come to; ``noise``: sampled actions go on as they would have."""
+        restore_weights(self.policy, tensors["policy"])
+        restore_optimizer(self._optimizer, tensors["optimizer"])
+        if self._critic is not None:
+            self._critic.restore(tensors["critic"])
+        if self._entropy is not None:
+            self._entropy.restore(tensors["entropy"])
+        if "replay" in tensors:
+            self._online = OnlineCounts(**check(tensors["online"], Mapping[str, Any], "online"))
+            spaces = self.observation_space, self.action_space
+            self._replay = EpisodeReplay.restored(tensors["replay"], *spaces, self.summary.environment)
+        if noise:
+            state = check(tensors["generators"]["action"], Mapping[str, Any], "generators.action")
+            self._action_noise.bit_generator.state = state
+        self.num_timesteps = check(tensors["updates"], Updates, "updates")
+        self._interval = check(tensors["interval"], dict[str, tuple[Tensor, Count]], "interval")
+        for name, (total, _) in self._interval.items():
+            check_tensor(total, f"interval.{name}", (), torch.float32)
