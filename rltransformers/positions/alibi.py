@@ -23,22 +23,15 @@ class Alibi(Position):
     acts = Acts.SCORE
     slopes: Tensor
 
-    def __init__(self, heads: int) -> None:
+    def __init__(self, sizes: Sizes, options: NoOptions) -> None:
         super().__init__()
-        self.register_buffer("slopes", torch.tensor(slopes(heads)), persistent=False)
+        self.register_buffer("slopes", torch.tensor(slopes(sizes.heads)), persistent=False)
 
     def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
-        """Penalties [L, H]."""
         return -self.slopes.to(like.dtype) * distance.to(like.dtype)[:, None]
 
     def scores(self, q: Tensor, table: Tensor) -> Tensor:
-        """[H, L]."""
         return table.T
-
-
-def build(sizes: Sizes, options: NoOptions) -> Position:
-    """P13."""
-    return Alibi(sizes.heads)
 
 
 SPEC = Spec(
@@ -47,7 +40,7 @@ SPEC = Spec(
     axis="position",
     paper="Press et al. 2022, arXiv 2108.12409",
     summary="Subtracts a per-head multiple of the distance from the scores.",
-    build=build,
+    build=Alibi,
     example={"position": "alibi"},
     acts_at="inside attention",
     needs=(Feature.SCORES,),

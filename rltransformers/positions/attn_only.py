@@ -8,26 +8,6 @@ from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.positions.interface import Acts, Codes, Position, Sizes
 
 
-class AttentionOnly(Position):
-    """q = (x + PI[p]) W_q, k = (x + PI[p]) W_k, v = x W_v, with one PI for all layers."""
-
-    acts = Acts.CODE
-    shared = True
-
-    def __init__(self, width: int, max_len: int | None) -> None:
-        super().__init__()
-        self.codes = Codes(width, max_len)
-        self.places = max_len
-
-    def code(self, p: Tensor, like: Tensor) -> Tensor:
-        """PI[p]."""
-        return self.codes(p, like)
-
-    def check_places(self, p: Tensor, timestep: Tensor) -> None:
-        """Raise DataError unless a learned table is as long as the episode."""
-        self.codes.check_places(p)
-
-
 @dataclass(frozen=True)
 class Options:
     """Rows of a learned table PI; without, PI is sinusoidal and episodes may have any length."""
@@ -35,9 +15,22 @@ class Options:
     max_len: Size | None = None
 
 
-def build(sizes: Sizes, options: Options) -> Position:
-    """P4."""
-    return AttentionOnly(sizes.width, options.max_len)
+class AttentionOnly(Position):
+    """q = (x + PI[p]) W_q, k = (x + PI[p]) W_k, v = x W_v, with one PI for all layers."""
+
+    acts = Acts.CODE
+    shared = True
+
+    def __init__(self, sizes: Sizes, options: Options) -> None:
+        super().__init__()
+        self.codes = Codes(sizes.width, options.max_len)
+        self.places = options.max_len
+
+    def code(self, p: Tensor, like: Tensor) -> Tensor:
+        return self.codes(p, like)
+
+    def check_places(self, p: Tensor, timestep: Tensor) -> None:
+        self.codes.check_places(p)
 
 
 SPEC = Spec(
@@ -46,7 +39,7 @@ SPEC = Spec(
     axis="position",
     paper="Carion et al. 2020, arXiv 2005.12872, figure 10",
     summary="Adds an encoding of the episode position to what queries and keys are made of, at every layer.",
-    build=build,
+    build=AttentionOnly,
     options=Options,
     example={"position": "attn_only"},
     traits=Traits(causal_form="keys of compressed slots and of tree nodes stand where their last token stands"),

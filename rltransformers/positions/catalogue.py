@@ -22,33 +22,20 @@ from rltransformers.positions import (
 from rltransformers.positions.interface import Position, Sizes
 
 
-def build_none(sizes: Sizes, options: NoOptions) -> Position:
-    """P0."""
+def no_position(sizes: Sizes, options: NoOptions) -> Position:
+    """The encoding that does nothing."""
     return Position()
 
 
 NONE = Spec(
-    id="P0",
-    name="none",
-    axis="position",
-    paper="-",
-    summary="No encoding: order is visible only through the causal mask.",
-    build=build_none,
-    example={"position": "none"},
-    formula="x_t",
-)
+    "P0", "none", "position", "-", "No encoding: order is visible only through the causal mask.", no_position,
+    example={"position": "none"}, formula="x_t",
+)  # fmt: skip
 POSITIONS = {
     spec.name: spec
     for spec in (
         NONE, sinusoidal.SPEC, learned.LEARNED, learned_base.SPEC, shaw.SPEC, t5.SPEC, trxl.SPEC, rope.SPEC, alibi.SPEC,
-        learned.TIMESTEP,
-        attn_only.SPEC,
-        untied.SPEC,
-        ut_2d.SPEC,
-        deberta.SPEC,
-        shaw_sinusoidal.SPEC,
-        da.SPEC,
-        multiplicative.SPEC,
-        global_labels.SPEC,
+        learned.TIMESTEP, attn_only.SPEC, untied.SPEC, ut_2d.SPEC, deberta.SPEC, shaw_sinusoidal.SPEC, da.SPEC,
+        multiplicative.SPEC, global_labels.SPEC,
     )
 }  # fmt: skip

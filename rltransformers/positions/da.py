@@ -16,26 +16,20 @@ class DistanceAware(Position):
 
     acts = Acts.FACTOR
 
-    def __init__(self, heads: int) -> None:
+    def __init__(self, sizes: Sizes, options: NoOptions) -> None:
         super().__init__()
-        self.slope = nn.Parameter(torch.zeros(heads))
-        self.bound = nn.Parameter(torch.zeros(heads))
+        self.slope = nn.Parameter(torch.zeros(sizes.heads))
+        self.bound = nn.Parameter(torch.zeros(sizes.heads))
 
     def factors(self, distance: Tensor, like: Tensor) -> Tensor:
-        """[L, H], in float32 at least until the end; a sigmoid does not overflow where the exponentials would."""
+        """In float32 at least until the end; a sigmoid does not overflow where the exponentials would."""
         high = torch.promote_types(like.dtype, torch.float32)
         slope, bound = self.slope.to(high), self.bound.to(high)
         far = distance[:, None].to(high) * slope
         return ((1 + bound.exp()) * torch.sigmoid(far - bound)).to(like.dtype)
 
     def multiplied(self, products: Tensor, factors: Tensor) -> Tensor:
-        """Products above 0 with their factors."""
         return products.relu() * factors
-
-
-def build(sizes: Sizes, options: NoOptions) -> Position:
-    """P14."""
-    return DistanceAware(sizes.heads)
 
 
 SPEC = Spec(
@@ -44,7 +38,7 @@ SPEC = Spec(
     axis="position",
     paper="Wu et al. 2021, arXiv 2010.06925, equations 3 to 6",
     summary="Multiplies scores of contents above 0 by a learned sigmoid of the distance per head.",
-    build=build,
+    build=DistanceAware,
     example={"position": "da"},
     traits=Traits(causality="C*"),
     acts_at="inside attention",

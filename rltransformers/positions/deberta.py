@@ -10,6 +10,13 @@ from rltransformers.functional.modules import linear
 from rltransformers.positions.interface import Acts, Position, Sizes, head_products
 
 
+@dataclass(frozen=True)
+class Options:
+    """Distance K from which on all keys share one vector."""
+
+    max_distance: Size = 512
+
+
 class Disentangled(Position):
     """[q . k + q . Kr[delta(d)] + k . Qr[delta(-d)]] / sqrt(3 Dh) with Kr = P W_kr and Qr = P W_qr of every layer.
 
@@ -21,12 +28,12 @@ class Disentangled(Position):
     common = ("table",)
     scale = 3**-0.5  # three terms of the same size are summed
 
-    def __init__(self, width: int, heads: int, head_dim: int, max_distance: int) -> None:
+    def __init__(self, sizes: Sizes, options: Options) -> None:
         super().__init__()
-        self.heads, self.head_dim, self.max_distance = heads, head_dim, max_distance
-        self.table = nn.Parameter(torch.randn(2 * max_distance, width) * 0.02)
-        self.key = nn.Linear(width, heads * head_dim, bias=False)
-        self.query = nn.Linear(width, heads * head_dim, bias=False)
+        self.heads, self.head_dim, self.max_distance = sizes.heads, sizes.head_dim, options.max_distance
+        self.table = nn.Parameter(torch.randn(2 * self.max_distance, sizes.width) * 0.02)
+        self.key = nn.Linear(sizes.width, self.heads * self.head_dim, bias=False)
+        self.query = nn.Linear(sizes.width, self.heads * self.head_dim, bias=False)
 
     def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
         """Kr[delta(d)] / sqrt(3 Dh) of all heads, [L, H Dh]."""
@@ -34,7 +41,6 @@ class Disentangled(Position):
         return linear(self.key, self.table[row].to(like.dtype)) * (3 * self.head_dim) ** -0.5
 
     def scores(self, q: Tensor, table: Tensor) -> Tensor:
-        """[B, H, T, L]."""
         return head_products(q, table)
 
     def key_vectors(self, distance: Tensor, like: Tensor) -> Tensor:
@@ -44,25 +50,13 @@ class Disentangled(Position):
         return vectors.unflatten(-1, (self.heads, self.head_dim))
 
 
-@dataclass(frozen=True)
-class Options:
-    """Distance K from which on all keys share one vector."""
-
-    max_distance: Size = 512
-
-
-def build(sizes: Sizes, options: Options) -> Position:
-    """P11."""
-    return Disentangled(sizes.width, sizes.heads, sizes.head_dim, options.max_distance)
-
-
 SPEC = Spec(
     id="P11",
     name="deberta",
     axis="position",
     paper="He et al. 2021, arXiv 2006.03654, equations 2 to 4",
     summary="Scores queries against vectors of distances, and keys against other ones.",
-    build=build,
+    build=Disentangled,
     options=Options,
     example={"position": {"name": "deberta", "max_distance": 4}},
     traits=Traits(causality="C*"),

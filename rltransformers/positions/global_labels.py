@@ -15,30 +15,6 @@ from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.positions.interface import Acts, Position, Sizes
 
 
-class GlobalLabels(Position):
-    """q . (a[min(d, K)] + g) / sqrt(Dh), g for keys that stand outside the window only; vectors shared by heads."""
-
-    acts = Acts.SCORE | Acts.LABEL
-
-    def __init__(self, head_dim: int, max_distance: int) -> None:
-        super().__init__()
-        self.max_distance = max_distance
-        self.distances = nn.Parameter(torch.randn(max_distance + 1, head_dim) * 0.02)
-        self.label = nn.Parameter(torch.randn(head_dim) * 0.02)
-
-    def of_distances(self, distance: Int[Tensor, " L"], like: Tensor) -> Float[Tensor, "L K"]:
-        """Vectors of clipped distances."""
-        return self.distances[distance.clamp(max=self.max_distance)]
-
-    def scores(self, q: Float[Tensor, "B H T K"], table: Float[Tensor, "L K"]) -> Float[Tensor, "B H T L"]:
-        """One product per distance."""
-        return q @ table.T * q.shape[-1] ** -0.5
-
-    def label_scores(self, q: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T 1"]:
-        """The relation of a token to a global one."""
-        return (q @ self.label.to(q.dtype) * q.shape[-1] ** -0.5)[..., None]
-
-
 @dataclass(frozen=True)
 class Options:
     """Distance from which all share one vector."""
@@ -46,9 +22,26 @@ class Options:
     max_distance: Annotated[int, Ge(0), Le(1_000_000)] = 16
 
 
-def build(sizes: Sizes, options: Options) -> Position:
-    """P15."""
-    return GlobalLabels(sizes.head_dim, options.max_distance)
+class GlobalLabels(Position):
+    """q . (a[min(d, K)] + g) / sqrt(Dh), g for keys that stand outside the window only; vectors shared by heads."""
+
+    acts = Acts.SCORE | Acts.LABEL
+
+    def __init__(self, sizes: Sizes, options: Options) -> None:
+        super().__init__()
+        self.max_distance = options.max_distance
+        self.distances = nn.Parameter(torch.randn(self.max_distance + 1, sizes.head_dim) * 0.02)
+        self.label = nn.Parameter(torch.randn(sizes.head_dim) * 0.02)
+
+    def of_distances(self, distance: Int[Tensor, " L"], like: Tensor) -> Float[Tensor, "L K"]:
+        return self.distances[distance.clamp(max=self.max_distance)]
+
+    def scores(self, q: Float[Tensor, "B H T K"], table: Float[Tensor, "L K"]) -> Float[Tensor, "B H T L"]:
+        return q @ table.T * q.shape[-1] ** -0.5
+
+    def label_scores(self, q: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T 1"]:
+        """The relation of a token to a global one."""
+        return (q @ self.label.to(q.dtype) * q.shape[-1] ** -0.5)[..., None]
 
 
 SPEC = Spec(
@@ -57,7 +50,7 @@ SPEC = Spec(
     axis="position",
     paper="Ainslie et al. 2020, arXiv 2004.08483, section 3.2",
     summary="As shaw, with a vector for keys that stand outside the window: first tokens, globals of blocks, slots.",
-    build=build,
+    build=GlobalLabels,
     options=Options,
     example={
         "position": {"name": "global_labels", "max_distance": 2},

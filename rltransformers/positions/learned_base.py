@@ -18,7 +18,7 @@ class LearnedBase(Position):
 
     acts = Acts.INPUT
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes, options: NoOptions) -> None:
         super().__init__()
         self.raw = nn.Parameter(torch.full((), math.log(START - 1)))  # softplus^-1(ln START)
 
@@ -30,18 +30,13 @@ class LearnedBase(Position):
         return x + sinusoid(p, x.shape[-1], x, F.softplus(raw).exp())
 
 
-def build(sizes: Sizes, options: NoOptions) -> Position:
-    """P3 for any width."""
-    return LearnedBase()
-
-
 SPEC = Spec(
     id="P3",
     name="sinusoidal_learned_base",
     axis="position",
     paper="Wang et al. 2021, On Position Embeddings in BERT, ICLR",
     summary="Adds sines and cosines of the episode position whose base is learned; it starts from 10,000.",
-    build=build,
+    build=LearnedBase,
     example={"position": "sinusoidal_learned_base"},
     acts_at="on the input",
     formula="x_t + PE(p_t) with base = exp(softplus(raw)), raw learned",

@@ -9,20 +9,6 @@ from rltransformers.core.spec import Feature, Size, Spec
 from rltransformers.positions.interface import Acts, Position, Sizes
 
 
-class Multiplicative(Position):
-    """(q . k / sqrt(Dh)) m[h, min(d, K)], m = 1 at first; no decay, since m < 1 raises a score below 0."""
-
-    acts = Acts.FACTOR
-
-    def __init__(self, heads: int, max_distance: int) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.ones(heads, max_distance + 1))
-
-    def factors(self, distance: Tensor, like: Tensor) -> Tensor:
-        """[L, H]."""
-        return self.factor[:, distance.clamp(max=self.factor.shape[1] - 1)].T.to(like.dtype)
-
-
 @dataclass(frozen=True)
 class Options:
     """Largest distance with a number of its own."""
@@ -30,9 +16,17 @@ class Options:
     max_distance: Size = 64
 
 
-def build(sizes: Sizes, options: Options) -> Position:
-    """P9."""
-    return Multiplicative(sizes.heads, options.max_distance)
+class Multiplicative(Position):
+    """(q . k / sqrt(Dh)) m[h, min(d, K)], m = 1 at first; no decay, since m < 1 raises a score below 0."""
+
+    acts = Acts.FACTOR
+
+    def __init__(self, sizes: Sizes, options: Options) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(sizes.heads, options.max_distance + 1))
+
+    def factors(self, distance: Tensor, like: Tensor) -> Tensor:
+        return self.factor[:, distance.clamp(max=self.factor.shape[1] - 1)].T.to(like.dtype)
 
 
 SPEC = Spec(
@@ -41,7 +35,7 @@ SPEC = Spec(
     axis="position",
     paper="Huang et al. 2020, arXiv 2009.13658, section 3.2",
     summary="Multiplies scores of contents by a learned number per head and clipped distance.",
-    build=build,
+    build=Multiplicative,
     options=Options,
     example={"position": {"name": "multiplicative", "max_distance": 3}},
     acts_at="inside attention",

@@ -22,27 +22,6 @@ def rotate_pairs(heads: Tensor, circle: Tensor) -> Tensor:
     return torch.cat([pairs, rest], -1) if rest.shape[-1] else pairs
 
 
-class Rope(Position):
-    """Places are counted back from the last token of the call, so angles stay small however long a stream runs."""
-
-    acts = Acts.ROTATION
-
-    def __init__(self, dims: int, base: float) -> None:
-        super().__init__()
-        self.dims = dims
-        self.base = base
-
-    def circle(self, back: Tensor, like: Tensor) -> Tensor:
-        """[..., 2, f]."""
-        half = frequencies(self.dims, self.base, like)
-        angle = -back[..., None].to(half.dtype) * half
-        return torch.stack([angle.cos(), angle.sin()], -2)
-
-    def turn(self, heads: Tensor, circle: Tensor) -> Tensor:
-        """[..., K]."""
-        return rotate_pairs(heads, circle)
-
-
 @dataclass(frozen=True)
 class Options:
     """Options of rotary positions.
@@ -56,17 +35,26 @@ class Options:
     dims: Annotated[int, Ge(2), Le(1_000_000)] | None = None
 
 
-def build(sizes: Sizes, options: Options) -> Position:
-    """P12.
+class Rope(Position):
+    """Places are counted back from the last token of the call, so angles stay small however long a stream runs."""
 
-    Raises:
-        ConfigError: an odd number of channels, or more than a head has.
-    """
-    head_dim = sizes.head_dim
-    chosen = head_dim - head_dim % 2 if options.dims is None else options.dims
-    if chosen % 2 or not 0 < chosen <= head_dim:
-        raise ConfigError(f"rope dims ({chosen}) must be even, positive and at most the head width ({head_dim})")
-    return Rope(chosen, options.base)
+    acts = Acts.ROTATION
+
+    def __init__(self, sizes: Sizes, options: Options) -> None:
+        super().__init__()
+        head_dim = sizes.head_dim
+        self.dims = head_dim - head_dim % 2 if options.dims is None else options.dims
+        self.base = options.base
+        if self.dims % 2 or not 0 < self.dims <= head_dim:
+            raise ConfigError(f"rope dims ({self.dims}) must be even, positive and at most the head width ({head_dim})")
+
+    def circle(self, back: Tensor, like: Tensor) -> Tensor:
+        half = frequencies(self.dims, self.base, like)
+        angle = -back[..., None].to(half.dtype) * half
+        return torch.stack([angle.cos(), angle.sin()], -2)
+
+    def turn(self, heads: Tensor, circle: Tensor) -> Tensor:
+        return rotate_pairs(heads, circle)
 
 
 SPEC = Spec(
@@ -75,7 +63,7 @@ SPEC = Spec(
     axis="position",
     paper="Su et al. 2021, arXiv 2104.09864",
     summary="Rotates queries and keys so that scores depend on distance only.",
-    build=build,
+    build=Rope,
     options=Options,
     example={"position": "rope"},
     acts_at="inside attention",

@@ -12,30 +12,6 @@ from rltransformers.core.spec import Feature, Spec
 from rltransformers.positions.interface import Acts, Position, Sizes
 
 
-class Shaw(Position):
-    """q . aK[min(d, K)] / sqrt(Dh) on the scores and aV[min(d, K)] on the values; tables shared by heads."""
-
-    def __init__(self, head_dim: int, max_distance: int, values: bool) -> None:
-        super().__init__()
-        self.max_distance = max_distance
-        self.acts = Acts.SCORE | Acts.VALUE if values else Acts.SCORE
-        self.keys = nn.Parameter(torch.randn(max_distance + 1, head_dim) * 0.02)
-        self.values = nn.Parameter(torch.randn(max_distance + 1, head_dim) * 0.02) if values else None
-
-    def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
-        """Key vectors [L, K]."""
-        return self.keys[distance.clamp(max=self.max_distance)]
-
-    def scores(self, q: Tensor, table: Tensor) -> Tensor:
-        """[B, H, T, L]: one product per distance, never [T, S, Dh]."""
-        return q @ table.T * q.shape[-1] ** -0.5
-
-    def value_table(self, length: int, like: Tensor) -> Tensor:
-        """[L, V]."""
-        assert self.values is not None  # it acts on values
-        return self.values[torch.arange(length, device=self.values.device).clamp(max=self.max_distance)]
-
-
 @dataclass(frozen=True)
 class Options:
     """Options of relative vectors.
@@ -49,18 +25,32 @@ class Options:
     values: bool = True
 
 
-def build(sizes: Sizes, options: Options) -> Position:
-    """P6.
+class Shaw(Position):
+    """q . aK[min(d, K)] / sqrt(Dh) on the scores and aV[min(d, K)] on the values; tables shared by heads."""
 
-    Raises:
-        ConfigError: vectors on values that are not as wide as the keys.
-    """
-    if options.values and sizes.value_dim != sizes.head_dim:
-        raise ConfigError(
-            f"position 'shaw' adds to values and needs value_dim ({sizes.value_dim}) equal to the head width "
-            f"({sizes.head_dim}); write {{name: shaw, values: false}} or set value_dim to {sizes.head_dim}"
-        )
-    return Shaw(sizes.head_dim, options.max_distance, options.values)
+    def __init__(self, sizes: Sizes, options: Options) -> None:
+        super().__init__()
+        if options.values and sizes.value_dim != sizes.head_dim:
+            raise ConfigError(
+                f"position 'shaw' adds to values and needs value_dim ({sizes.value_dim}) equal to the head width "
+                f"({sizes.head_dim}); write {{name: shaw, values: false}} or set value_dim to {sizes.head_dim}"
+            )
+        self.max_distance = options.max_distance
+        self.acts = Acts.SCORE | Acts.VALUE if options.values else Acts.SCORE
+        shape = self.max_distance + 1, sizes.head_dim
+        self.keys = nn.Parameter(torch.randn(shape) * 0.02)
+        self.values = nn.Parameter(torch.randn(shape) * 0.02) if options.values else None
+
+    def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
+        return self.keys[distance.clamp(max=self.max_distance)]
+
+    def scores(self, q: Tensor, table: Tensor) -> Tensor:
+        """One product per distance, never [T, S, Dh]."""
+        return q @ table.T * q.shape[-1] ** -0.5
+
+    def value_table(self, length: int, like: Tensor) -> Tensor:
+        assert self.values is not None  # it acts on values
+        return self.values[torch.arange(length, device=self.values.device).clamp(max=self.max_distance)]
 
 
 SPEC = Spec(
@@ -69,7 +59,7 @@ SPEC = Spec(
     axis="position",
     paper="Shaw et al. 2018, arXiv 1803.02155",
     summary="Adds learned vectors per clipped distance to keys and values.",
-    build=build,
+    build=Shaw,
     options=Options,
     example={"position": {"name": "shaw", "max_distance": 3}},
     acts_at="inside attention",

@@ -10,41 +10,6 @@ from rltransformers.functional.modules import linear
 from rltransformers.positions.interface import Acts, Position, Sizes, sinusoid
 
 
-class ShawSinusoidal(Position):
-    """q . (PE(d) W_K) / sqrt(Dh) on the scores and PE(d) W_V on the values, the same for all heads; nothing is clipped.
-
-    Without projections PE(d) is as wide as a head and has no parameters, as in NEZHA.
-    """
-
-    def __init__(self, width: int, head_dim: int, value_dim: int, values: bool, project: bool) -> None:
-        super().__init__()
-        self.acts = Acts.SCORE | Acts.VALUE if values else Acts.SCORE
-        self.head_dim, self.value_dim = head_dim, value_dim
-        self.keys = nn.Linear(width, head_dim, bias=False) if project else None
-        self.values = nn.Linear(width, value_dim, bias=False) if project and values else None
-
-    def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
-        """Key vectors [L, K]."""
-        return vectors(self.keys, distance, self.head_dim, like)
-
-    def scores(self, q: Tensor, table: Tensor) -> Tensor:
-        """[B, H, T, L]: one product per distance, never [T, S, Dh]."""
-        return q @ table.T * q.shape[-1] ** -0.5
-
-    def value_table(self, length: int, like: Tensor) -> Tensor:
-        """[L, V]."""
-        return vectors(self.values, torch.arange(length, device=like.device), self.value_dim, like)
-
-
-def vectors(project: nn.Linear | None, distance: Tensor, width: int, like: Tensor) -> Tensor:
-    """Sinusoids of distances, as wide as the model and projected, or of the given width."""
-    return (
-        sinusoid(distance, width, like)
-        if project is None
-        else linear(project, sinusoid(distance, project.in_features, like))
-    )
-
-
 @dataclass(frozen=True)
 class Options:
     """Options of sinusoidal relative vectors.
@@ -58,9 +23,36 @@ class Options:
     project: bool = True
 
 
-def build(sizes: Sizes, options: Options) -> Position:
-    """P7."""
-    return ShawSinusoidal(sizes.width, sizes.head_dim, sizes.value_dim, options.values, options.project)
+class ShawSinusoidal(Position):
+    """q . (PE(d) W_K) / sqrt(Dh) on the scores and PE(d) W_V on the values, the same for all heads; nothing is clipped.
+
+    Without projections PE(d) is as wide as a head and has no parameters, as in NEZHA.
+    """
+
+    def __init__(self, sizes: Sizes, options: Options) -> None:
+        super().__init__()
+        width, project, values = sizes.width, options.project, options.values
+        self.acts = Acts.SCORE | Acts.VALUE if values else Acts.SCORE
+        self.head_dim, self.value_dim = sizes.head_dim, sizes.value_dim
+        self.keys = nn.Linear(width, self.head_dim, bias=False) if project else None
+        self.values = nn.Linear(width, self.value_dim, bias=False) if project and values else None
+
+    def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
+        return vectors(self.keys, distance, self.head_dim, like)
+
+    def scores(self, q: Tensor, table: Tensor) -> Tensor:
+        """One product per distance, never [T, S, Dh]."""
+        return q @ table.T * q.shape[-1] ** -0.5
+
+    def value_table(self, length: int, like: Tensor) -> Tensor:
+        return vectors(self.values, torch.arange(length, device=like.device), self.value_dim, like)
+
+
+def vectors(project: nn.Linear | None, distance: Tensor, width: int, like: Tensor) -> Tensor:
+    """Sinusoids of distances, as wide as the model and projected, or of the given width."""
+    if project is None:
+        return sinusoid(distance, width, like)
+    return linear(project, sinusoid(distance, project.in_features, like))
 
 
 SPEC = Spec(
@@ -69,7 +61,7 @@ SPEC = Spec(
     axis="position",
     paper="Wei et al. 2019, arXiv 1909.00204, equations 3 and 4; Shaw et al. 2018, arXiv 1803.02155",
     summary="Adds sinusoids of the distance to keys and, optionally, values; nothing is clipped.",
-    build=build,
+    build=ShawSinusoidal,
     options=Options,
     example={"position": "shaw_sinusoidal"},
     acts_at="inside attention",

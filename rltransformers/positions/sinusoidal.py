@@ -8,23 +8,6 @@ from rltransformers.core.spec import Spec
 from rltransformers.positions.interface import Acts, Base, Position, Sizes, sinusoid
 
 
-class Sinusoidal(Position):
-    """x + PE[p], with x optionally scaled by sqrt(D) first as in the paper."""
-
-    acts = Acts.INPUT
-
-    def __init__(self, base: float, scale_input: bool) -> None:
-        super().__init__()
-        self.base = base
-        self.scale_input = scale_input
-
-    def embed(self, x: Tensor, p: Tensor, timestep: Tensor) -> Tensor:
-        """Input [B, T, D] plus the encoding of p."""
-        if self.scale_input:
-            x = x * x.shape[-1] ** 0.5
-        return x + sinusoid(p, x.shape[-1], x, self.base)
-
-
 @dataclass(frozen=True)
 class Options:
     """Options of sinusoidal positions.
@@ -38,9 +21,19 @@ class Options:
     scale_input: bool = False
 
 
-def build(sizes: Sizes, options: Options) -> Position:
-    """P1 for any width."""
-    return Sinusoidal(options.base, options.scale_input)
+class Sinusoidal(Position):
+    """x + PE[p], with x optionally scaled by sqrt(D) first as in the paper."""
+
+    acts = Acts.INPUT
+
+    def __init__(self, sizes: Sizes, options: Options) -> None:
+        super().__init__()
+        self.base, self.scale_input = options.base, options.scale_input
+
+    def embed(self, x: Tensor, p: Tensor, timestep: Tensor) -> Tensor:
+        if self.scale_input:
+            x = x * x.shape[-1] ** 0.5
+        return x + sinusoid(p, x.shape[-1], x, self.base)
 
 
 SPEC = Spec(
@@ -49,7 +42,7 @@ SPEC = Spec(
     axis="position",
     paper="Vaswani et al. 2017, arXiv 1706.03762",
     summary="Adds sines and cosines of the episode position to the input.",
-    build=build,
+    build=Sinusoidal,
     options=Options,
     example={"position": "sinusoidal"},
     acts_at="on the input",

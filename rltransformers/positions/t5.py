@@ -24,26 +24,6 @@ def bucket(distance: Int[Tensor, "*n"], buckets: int, max_distance: int) -> Int[
     return torch.where(d < exact, d, far)
 
 
-class T5Bias(Position):
-    """Table [H, buckets], shared by all layers; the content score keeps its 1/sqrt(Dh), unlike in T5."""
-
-    acts = Acts.SCORE
-    shared = True
-
-    def __init__(self, heads: int, buckets: int, max_distance: int) -> None:
-        super().__init__()
-        self.max_distance = max_distance
-        self.table = nn.Parameter(torch.randn(heads, buckets) * 0.02)
-
-    def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
-        """Biases [L, H]."""
-        return self.table[:, bucket(distance, self.table.shape[1], self.max_distance)].T
-
-    def scores(self, q: Tensor, table: Tensor) -> Tensor:
-        """[H, L]."""
-        return table.T
-
-
 @dataclass(frozen=True)
 class Options:
     """Options of the buckets.
@@ -57,19 +37,30 @@ class Options:
     max_distance: Annotated[int, Ge(2), Le(1_000_000)] = 128
 
 
-def build(sizes: Sizes, options: Options) -> Position:
-    """P8; half of the buckets hold one distance each, the others share those up to ``max_distance``.
+class T5Bias(Position):
+    """Table [H, buckets], shared by all layers; the content score keeps its 1/sqrt(Dh), unlike in T5.
 
-    Raises:
-        ConfigError: ``max_distance`` is not beyond the distances that have a bucket of their own.
+    Half of the buckets hold one distance each, the others share those up to ``max_distance``.
     """
-    buckets, max_distance = options.buckets, options.max_distance
-    if max_distance <= buckets // 2:
-        raise ConfigError(
-            f"t5 max_distance ({max_distance}) must be above half of the buckets ({buckets}), whose distances count "
-            f"one by one; set max_distance to at least {buckets // 2 + 1}"
-        )
-    return T5Bias(sizes.heads, buckets, max_distance)
+
+    acts = Acts.SCORE
+    shared = True
+
+    def __init__(self, sizes: Sizes, options: Options) -> None:
+        super().__init__()
+        buckets, self.max_distance = options.buckets, options.max_distance
+        if self.max_distance <= buckets // 2:
+            raise ConfigError(
+                f"t5 max_distance ({self.max_distance}) must be above half of the buckets ({buckets}), whose distances "
+                f"count one by one; set max_distance to at least {buckets // 2 + 1}"
+            )
+        self.table = nn.Parameter(torch.randn(sizes.heads, buckets) * 0.02)
+
+    def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
+        return self.table[:, bucket(distance, self.table.shape[1], self.max_distance)].T
+
+    def scores(self, q: Tensor, table: Tensor) -> Tensor:
+        return table.T
 
 
 SPEC = Spec(
@@ -78,7 +69,7 @@ SPEC = Spec(
     axis="position",
     paper="Raffel et al. 2019, arXiv 1910.10683",
     summary="Adds a learned scalar per head and logarithmic distance bucket to the scores.",
-    build=build,
+    build=T5Bias,
     options=Options,
     example={"position": {"name": "t5", "buckets": 6, "max_distance": 8}},
     traits=Traits(causal_form="products are divided by sqrt(Dh), which T5 leaves to the initial weights"),

@@ -9,6 +9,13 @@ from rltransformers.functional.modules import linear
 from rltransformers.positions.interface import Acts, Codes, Position, Sizes
 
 
+@dataclass(frozen=True)
+class Options:
+    """Rows of a learned table PI; without, PI is sinusoidal and episodes may have any length."""
+
+    max_len: Size | None = None
+
+
 class Untied(Position):
     """[(x_t W_q) (x_s W_k) + (PI[p_t] U_q) (PI[p_s] U_k)] / sqrt(2 Dh); U_q, U_k and PI serve all layers.
 
@@ -18,37 +25,22 @@ class Untied(Position):
     acts = Acts.CHANNELS
     shared = True
 
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, max_len: int | None) -> None:
+    def __init__(self, sizes: Sizes, options: Options) -> None:
         super().__init__()
-        self.codes = Codes(width, max_len)
-        self.places = max_len
-        self.channels = head_dim
-        self.query = nn.Linear(width, heads * head_dim, bias=False)
-        self.key = nn.Linear(width, kv_heads * head_dim, bias=False)
+        self.codes = Codes(sizes.width, options.max_len)
+        self.places = options.max_len
+        self.channels = sizes.head_dim
+        self.query = nn.Linear(sizes.width, sizes.heads * sizes.head_dim, bias=False)
+        self.key = nn.Linear(sizes.width, sizes.kv_heads * sizes.head_dim, bias=False)
 
     def query_channels(self, p: Tensor, like: Tensor) -> Tensor:
-        """PI[p] U_q of all heads."""
         return linear(self.query, self.codes(p, like))
 
     def key_channels(self, p: Tensor, like: Tensor) -> Tensor:
-        """PI[p] U_k of all key heads."""
         return linear(self.key, self.codes(p, like))
 
     def check_places(self, p: Tensor, timestep: Tensor) -> None:
-        """Raise DataError unless a learned table is as long as the episode."""
         self.codes.check_places(p)
-
-
-@dataclass(frozen=True)
-class Options:
-    """Rows of a learned table PI; without, PI is sinusoidal and episodes may have any length."""
-
-    max_len: Size | None = None
-
-
-def build(sizes: Sizes, options: Options) -> Position:
-    """P5."""
-    return Untied(sizes.width, sizes.heads, sizes.kv_heads, sizes.head_dim, options.max_len)
 
 
 SPEC = Spec(
@@ -57,7 +49,7 @@ SPEC = Spec(
     axis="position",
     paper="Ke et al. 2021, arXiv 2006.15595, equation 7",
     summary="Scores positions by projections of their own, beside the contents; every layer has the same ones.",
-    build=build,
+    build=Untied,
     options=Options,
     example={"position": "untied"},
     traits=Traits(

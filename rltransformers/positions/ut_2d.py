@@ -15,18 +15,14 @@ class PositionAndTime(Position):
 
     acts = Acts.INPUT | Acts.EVERY_LAYER
 
+    def __init__(self, sizes: Sizes, options: NoOptions) -> None:
+        super().__init__()
+
     def embed(self, x: Tensor, p: Tensor, timestep: Tensor) -> Tensor:
-        """Input [B, T, D] plus the encoding of p."""
         return x + sinusoid(p, x.shape[-1], x)
 
     def embed_layer(self, x: Tensor, p: Tensor, timestep: Tensor, layer: int) -> Tensor:
-        """The same, plus the encoding of the number of the layer."""
         return self.embed(x, p, timestep) + sinusoid(torch.full((), layer, device=x.device), x.shape[-1], x)
-
-
-def build(sizes: Sizes, options: NoOptions) -> Position:
-    """P16 for any width."""
-    return PositionAndTime()
 
 
 SPEC = Spec(
@@ -35,7 +31,7 @@ SPEC = Spec(
     axis="position",
     paper="Dehghani et al. 2019, arXiv 1807.03819, equation 6",
     summary="Adds sines and cosines of the episode position and of the layer's number to the input of every layer.",
-    build=build,
+    build=PositionAndTime,
     example={"position": "ut_2d"},
     acts_at="on the input",
     offers=(Feature.LAYER_SIGNALS,),

@@ -14,7 +14,7 @@ from rltransformers.positions import da, rope, shaw, trxl
 from rltransformers.positions.alibi import slopes
 from rltransformers.positions.catalogue import POSITIONS
 from rltransformers.positions.interface import INSIDE_ATTENTION, Acts, Position, sinusoid
-from rltransformers.positions.learned import LearnedOptions, TimestepOptions, build_learned, build_timestep
+from rltransformers.positions.learned import LearnedOptions, LearnedTable, TimestepOptions, TimestepTable
 from rltransformers.positions.t5 import bucket
 
 
@@ -30,7 +30,7 @@ def sizes(head_dim: int, heads: int = 1) -> Dims:
 
 
 def learned(max_len: int) -> Position:
-    return build_learned(sizes(4), LearnedOptions(max_len))
+    return LearnedTable(sizes(4), LearnedOptions(max_len))
 
 
 def pe(place: torch.Tensor, width: int = 12) -> torch.Tensor:
@@ -81,7 +81,7 @@ def test_slopes_of_alibi_are_the_published_ones() -> None:
 
 
 def test_rotary_scores_depend_on_the_distance_only() -> None:
-    encoding = rope.build(sizes(8), rope.Options())
+    encoding = rope.Rope(sizes(8), rope.Options())
     q, k = torch.randn(8), torch.randn(8)
 
     def score(i: int, j: int) -> torch.Tensor:
@@ -95,7 +95,7 @@ def test_rotary_scores_depend_on_the_distance_only() -> None:
 
 def test_rotation_keeps_lengths_the_first_place_and_the_channels_beyond_its_dims() -> None:
     rows, places = torch.randn(6, 7), torch.arange(6)
-    encoding = rope.build(sizes(7), rope.Options(dims=4))
+    encoding = rope.Rope(sizes(7), rope.Options(dims=4))
     turned = encoding.turn(rows, encoding.circle(places, rows))
     torch.testing.assert_close(turned.norm(dim=-1), rows.norm(dim=-1))
     assert torch.equal(turned[0], rows[0])
@@ -106,11 +106,11 @@ def test_rotation_keeps_lengths_the_first_place_and_the_channels_beyond_its_dims
 @pytest.mark.parametrize("dims", [3, 0, 10])
 def test_rotary_dims_that_do_not_fit_are_refused(dims: int) -> None:
     with pytest.raises(ConfigError, match=rf"rope dims \({dims}\) must be even, positive and at most the head width"):
-        rope.build(sizes(8), rope.Options(dims=dims))
+        rope.Rope(sizes(8), rope.Options(dims=dims))
 
 
 def test_shaw_distances_are_clipped_at_the_last_row() -> None:
-    encoding = shaw.build(sizes(4, heads=2), shaw.Options(max_distance=3))
+    encoding = shaw.Shaw(sizes(4, heads=2), shaw.Options(max_distance=3))
     q = torch.randn(1, 2, 5, 4)
     logits = encoding.scores(q, encoding.of_distances(torch.arange(9), q))
     naive = torch.stack([q @ encoding.get_parameter("keys")[min(d, 3)] for d in range(9)], -1) / 2
@@ -130,7 +130,7 @@ def test_one_vector_on_all_distances_shifts_all_scores_of_a_query_alike() -> Non
 
 def test_learned_tables_are_looked_up_by_position_or_by_environment_step() -> None:
     x, p, n = torch.zeros(1, 3, 4), torch.tensor([[3, 4, 5]]), torch.tensor([[1, 1, 2]])
-    by_position, by_step = learned(6), build_timestep(sizes(4), TimestepOptions(max_len=6))
+    by_position, by_step = learned(6), TimestepTable(sizes(4), TimestepOptions(max_len=6))
     for table, index in ((by_position, p), (by_step, n)):
         one_hot = torch.nn.functional.one_hot(index, 6).to(x.dtype)
         torch.testing.assert_close(table.embed(x, p, n), one_hot @ table.get_parameter("table.weight"))
@@ -140,7 +140,7 @@ def test_an_episode_longer_than_the_table_is_named() -> None:
     table = learned(6)
     with pytest.raises(DataError, match="episode position 6 is outside the position table of 6 rows; raise max_len"):
         table.check_places(torch.tensor([[6]]), torch.tensor([[0]]))
-    steps = build_timestep(sizes(4), TimestepOptions(max_len=6))
+    steps = TimestepTable(sizes(4), TimestepOptions(max_len=6))
     with pytest.raises(DataError, match="environment step 9 is outside"):
         steps.check_places(torch.tensor([[0]]), torch.tensor([[9]]))
 
@@ -157,7 +157,7 @@ def test_an_episode_longer_than_a_table_inside_attention_is_named(name: str, cac
 
 
 def test_factors_of_da_grow_from_0_to_their_bound_and_are_1_at_the_token_itself() -> None:
-    encoding = da.build(sizes(4, heads=3), NoOptions())
+    encoding = da.DistanceAware(sizes(4, heads=3), NoOptions())
     with torch.no_grad():
         encoding.get_parameter("slope").copy_(torch.tensor([0.5, -0.5, 0.0]))
         encoding.get_parameter("bound").copy_(torch.tensor([1.0, 0.3, 2.0]))
