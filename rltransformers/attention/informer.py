@@ -14,11 +14,12 @@ from torch import Tensor
 
 from rltransformers.attention.engines.gathered import fetch
 from rltransformers.attention.layer import Attention
-from rltransformers.attention.patterns.interface import PRIME, DrawSeed, mixed
+from rltransformers.attention.patterns.interface import PRIME, mixed
 from rltransformers.attention.plan import Plan
 from rltransformers.core.spec import Feature, Spec, Traits, Unread
 from rltransformers.functional import windows
 from rltransformers.functional.call import Call
+from rltransformers.functional.draws import DrawSeed
 from rltransformers.functional.keys import Group, Past, Ring
 from rltransformers.mixers.interface import Dims, Mixed
 

@@ -140,11 +140,11 @@ class Spec:
         axis: the config field that takes the value.
         paper: authors, year and arXiv number or venue.
         summary: what it changes, one sentence.
-        build: makes the mechanism from the sizes that its axis hands out and, last, a record of ``options``; None when
-            other settings select it.
+        build: makes the mechanism from the sizes that its axis hands out and, last, a record of ``options``: its class,
+            or a function; None when other settings select it.
         options: frozen dataclass whose fields are annotated with their types and ranges (``core.ranges``).
         settings: what to write in place of the name when other settings select the entry, for instance "kv_heads: 1".
-        example: the smallest config overrides that use the entry; the contract suite builds it from these.
+        example: the smallest config overrides that use the entry, where its name alone does not.
         traits: abilities as its catalogue row prints them.
         acts_at: the place where only one choice of the axis can act, for instance "on the input".
         offers: what other mechanisms can use or have to reckon with.
@@ -170,6 +170,10 @@ class Spec:
     refuses: Collection[Refusal] = ()
     produces: Collection[Loss] = ()
     formula: str = ""
+
+    def __post_init__(self) -> None:
+        """Take the name as the example where none is given."""
+        object.__setattr__(self, "example", self.example or {self.axis: self.name})
 
     def defaults(self) -> dict[str, Any]:
         """Option names with their defaults (``dataclasses.MISSING`` marks a required one)."""

@@ -1,10 +1,15 @@
 """Random tables that a seed fixes: the same numbers on every device."""
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Le
 from jaxtyping import Float
 from torch import Tensor
+
+DrawSeed = Annotated[int, Ge(0), Le(2**32 - 1)]
+"""Of numbers that are drawn once."""
 
 
 def layer_generator(seed: int, layer: int) -> torch.Generator:

@@ -24,12 +24,20 @@ def episode_mean(
     return total[:, 0] / (tokens.p + 1)[..., None], after[:, 0, 0]
 
 
+@dataclass(frozen=True)
+class Options:
+    """Units of the feed-forward network behind the mean; None takes 4 D, as the paper does."""
+
+    hidden: Size | None = None
+
+
 class AverageAttention(StateMixer):
     """``g = FFN(mean(y))``, ``[i, f] = sigmoid(W [y; g])``, ``i * y + f * g`` (arXiv 1805.00631, eq. 1-2)."""
 
-    def __init__(self, dims: Dims, hidden: int) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         self.width = dims.width
+        hidden = 4 * dims.width if options.hidden is None else options.hidden
         self.feed_forward = nn.Sequential(nn.Linear(dims.width, hidden), nn.ReLU(), nn.Linear(hidden, dims.width))
         self.gates = nn.Linear(2 * dims.width, 2 * dims.width)
 
@@ -47,31 +55,14 @@ class AverageAttention(StateMixer):
         return Mixed(chosen(input_gate * h + past_gate * past, call.wanted), {"sum": total})
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of average attention.
-
-    Attributes:
-        hidden: units of the feed-forward network behind the mean; None takes 4 D, as the paper does.
-    """
-
-    hidden: Size | None = None
-
-
-def build(dims: Dims, options: Options) -> AverageAttention:
-    """Average attention for one layer; heads play no part."""
-    return AverageAttention(dims, 4 * dims.width if options.hidden is None else options.hidden)
-
-
 SPEC = Spec(
     id="B7",
     name="average",
     axis="mixer",
     paper="Zhang, Xiong & Su 2018, arXiv 1805.00631",
     summary="gated mean over the episode so far: no queries, no keys, one sum as memory",
-    build=build,
+    build=AverageAttention,
     options=Options,
-    example={"mixer": "average"},
-    traits=Traits(causality="C", family="VAL", horizon="episode", state="D", time="T"),
+    traits=Traits(family="VAL", horizon="episode", state="D"),
     formula="g = FFN(mean_(s <= t) y_s), [i, f] = sigmoid(W [y_t; g]), o_t = i y_t + f g",
 )

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional.call import Call
-from rltransformers.functional.draws import fill, layer_generator, seeded_normal
+from rltransformers.functional.draws import DrawSeed, fill, layer_generator, seeded_normal
 from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.functional.prefixes import bounded_exp
 from rltransformers.functional.recurrences import causal_sums
@@ -32,6 +32,23 @@ def nearest_word(q: Float[Tensor, "B H T Dh"], words: Float[Tensor, "H C Dh"]) -
         return (q.to(dtype) @ words.transpose(-1, -2) - words.square().sum(-1)[:, None] / 2).argmax(-1)
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of clustered attention.
+
+    Attributes:
+        clusters: codewords C of every head.
+        top: keys w of the largest weight for a codeword, which its queries attend one by one ("improved"); 0 for none.
+        decay: share of a codeword that stays when it moves.
+        seed: of the first codebook.
+    """
+
+    clusters: Annotated[int, Ge(1), Le(10_000)] = 16
+    top: Annotated[int, Ge(0), Le(1000)] = 8
+    decay: Annotated[float, Ge(0), Lt(1)] = 0.999
+    seed: DrawSeed = 0
+
+
 class Clustered(OnlineMeans, HeadsMixer):
     """A query takes the attention of its codeword; among the w keys that weigh most there, it attends by itself.
 
@@ -43,14 +60,14 @@ class Clustered(OnlineMeans, HeadsMixer):
 
     codebook: Tensor
 
-    def __init__(self, dims: Dims, clusters: int, top: int, decay: float, seed: int) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__(dims)
-        self.top, self.decay = top, decay
-        shape = dims.heads, clusters, dims.head_dim
+        self.top, self.decay = options.top, options.decay
+        shape = dims.heads, options.clusters, dims.head_dim
         self.register_buffer("codebook", torch.empty(shape))
         self.make_sums(shape)
         # The first weights give queries of normalized inputs a variance of 1/3.
-        fill(self.codebook, lambda: seeded_normal(shape, layer_generator(seed, dims.layer)) / 3**0.5)
+        fill(self.codebook, lambda: seeded_normal(shape, layer_generator(options.seed, dims.layer)) / 3**0.5)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Values weighted for each codeword, the sum of the weights, and the keys that weigh most with their values."""
@@ -129,35 +146,13 @@ def _rows_at(rows: Float[Tensor, "B H R E"], index: Int[Tensor, "B H X w"]) -> F
     return rows.gather(2, flat).unflatten(2, index.shape[2:])
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of clustered attention.
-
-    Attributes:
-        clusters: codewords C of every head.
-        top: keys w of the largest weight for a codeword, which its queries attend one by one ("improved"); 0 for none.
-        decay: share of a codeword that stays when it moves.
-        seed: of the first codebook.
-    """
-
-    clusters: Annotated[int, Ge(1), Le(10_000)] = 16
-    top: Annotated[int, Ge(0), Le(1000)] = 8
-    decay: Annotated[float, Ge(0), Lt(1)] = 0.999
-    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
-
-
-def build(dims: Dims, options: Options) -> Clustered:
-    """S12 for one layer; ``dims.layer`` makes the first codebook of every layer different."""
-    return Clustered(dims, options.clusters, options.top, options.decay, options.seed)
-
-
 SPEC = Spec(
     id="S12",
     name="clustered",
     axis="mixer",
     paper="Vyas et al. 2020, arXiv 2007.04825",
     summary="queries share the attention of their nearest codeword, and attend themselves to the keys that weigh most",
-    build=build,
+    build=Clustered,
     options=Options,
     example={"mixer": {"name": "clustered", "clusters": 4, "top": 3}},
     traits=Traits(
@@ -165,7 +160,6 @@ SPEC = Spec(
         family="KERN",
         horizon="episode",
         state="H C (Dv + 1 + w (Dh + Dv))",
-        time="T",
         causal_form="a codebook that is learned by online k-means takes the place of clusters of the queries of one "
         "sequence; running softmax with logits of codewords held in [-40, 40]; codewords give queries no gradient",
     ),

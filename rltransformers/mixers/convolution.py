@@ -36,15 +36,20 @@ class Options:
 class Convolution(StateMixer):
     """``W_out conv(GLU(W_in x))`` with softmax-normalized kernels per head (Wu et al. 2019, arXiv 1901.10430).
 
+    Attributes:
+        name: of the mixer, for messages.
+
     Raises:
         ConfigError: heads, the groups of channels that share a kernel, do not divide the width.
     """
 
-    def __init__(self, name: str, dims: Dims, options: Options) -> None:
+    name: str
+
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
         if dims.width % dims.heads:
             raise ConfigError(
-                f"{name} needs heads ({dims.heads}) to divide width ({dims.width}): change one of the two"
+                f"{self.name} needs heads ({dims.heads}) to divide width ({dims.width}): change one of the two"
             )
         self.width, self.heads, self.taps = dims.width, dims.heads, options.taps
         self.renormalize = options.pad == "renormalize"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
-from rltransformers.mixers.landmarks import MAX_LANDMARKS, LandmarkAttention, pseudo_inverse, window_of
+from rltransformers.mixers.landmarks import MAX_LANDMARKS, LandmarkAttention, pseudo_inverse
 
 
 def ridge_solve(
@@ -30,20 +30,6 @@ def ridge_solve(
         with torch.autocast(between.device.type, enabled=False):
             return torch.linalg.solve(matrix, read.to(matrix.dtype)).to(read.dtype)
     return pseudo_inverse(matrix, iterations).to(read.dtype) @ read
-
-
-class CompressedSelfAttention(LandmarkAttention):
-    """Landmark attention with ``far = F (A + ridge I)^-1 G V``, whose weights sum to 1 / (1 + ridge)."""
-
-    def __init__(self, dims: Dims, block: int, landmarks: int, ridge: float, iterations: int, horizon: int) -> None:
-        super().__init__(dims, block, landmarks, horizon)
-        self.ridge, self.iterations = ridge, iterations
-
-    def solve(
-        self, between: Float[Tensor, "B n H L L"], read: Float[Tensor, "B n H L Dv"]
-    ) -> Float[Tensor, "B n H L Dv"]:
-        """``ridge_solve``."""
-        return ridge_solve(between, read, self.ridge, self.iterations)
 
 
 @dataclass(frozen=True)
@@ -64,14 +50,17 @@ class Options:
     iterations: Annotated[int, Ge(0), Le(100)] = 8
 
 
-def build(dims: Dims, options: Options) -> CompressedSelfAttention:
-    """S15 for one layer.
+class CompressedSelfAttention(LandmarkAttention):
+    """Landmark attention with ``far = F (A + ridge I)^-1 G V``, whose weights sum to 1 / (1 + ridge)."""
 
-    Raises:
-        ConfigError: as ``window_of``.
-    """
-    landmarks, horizon = window_of("csalr", dims, options.block, options.landmarks)
-    return CompressedSelfAttention(dims, options.block, landmarks, options.ridge, options.iterations, horizon)
+    def __init__(self, dims: Dims, options: Options) -> None:
+        super().__init__("csalr", dims, options.block, options.landmarks)
+        self.ridge, self.iterations = options.ridge, options.iterations
+
+    def solve(
+        self, between: Float[Tensor, "B n H L L"], read: Float[Tensor, "B n H L Dv"]
+    ) -> Float[Tensor, "B n H L Dv"]:
+        return ridge_solve(between, read, self.ridge, self.iterations)
 
 
 SPEC = Spec(
@@ -80,7 +69,7 @@ SPEC = Spec(
     axis="mixer",
     paper="Chen et al. 2020, IJCAI, Compressed self-attention with low-rank approximation",
     summary="Own block exactly, completed blocks through landmark means and a regularized inverse.",
-    build=build,
+    build=CompressedSelfAttention,
     options=Options,
     example={"mixer": {"name": "csalr", "block": 3, "landmarks": 4}, "memory": 14},
     traits=Traits(
@@ -88,7 +77,6 @@ SPEC = Spec(
         family="SLOT",
         horizon="(landmarks + 1) block - 1",
         state="window x 3 H Dh",
-        time="T",
         causal_form="blocks from the episode start; landmarks and normalizers use completed blocks only",
     ),
     offers=(Feature.ROWS, Feature.KEYS),

@@ -7,24 +7,18 @@ from torch import Tensor, nn
 
 from rltransformers.core.spec import Spec, Traits
 from rltransformers.mixers.convolution import Convolution, Options
-from rltransformers.mixers.interface import Dims
 
 
 class DynamicConv(Convolution):
     """A kernel per head and token, ``softmax(W_k y_t)``."""
 
+    name = "dynamic_conv"
+
     def add_kernels(self) -> None:
-        """Map that predicts the logits of the taps."""
         self.predict = nn.Linear(self.width, self.heads * self.taps, bias=False)
 
     def kernels(self, values: Tensor) -> Tensor:
-        """[B, T, H, K]."""
         return self.predict(values).unflatten(-1, (self.heads, self.taps))
-
-
-def build(dims: Dims, options: Options) -> DynamicConv:
-    """F4 for one layer."""
-    return DynamicConv("dynamic_conv", dims, options)
 
 
 SPEC = Spec(
@@ -33,9 +27,8 @@ SPEC = Spec(
     axis="mixer",
     paper="Wu et al. 2019, arXiv 1901.10430, equation 4",
     summary="Convolution over the last K tokens with weights that the token predicts, shared by a head's channels.",
-    build=build,
+    build=DynamicConv,
     options=Options,
-    example={"mixer": "dynamic_conv"},
     traits=Traits(
         family="VAL",
         horizon="taps - 1",

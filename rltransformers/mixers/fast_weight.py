@@ -38,6 +38,19 @@ def fast_weight_features(x: Float[Tensor, "*n Dh"], nu: int) -> Float[Tensor, "*
     return features / features.sum(-1, keepdim=True).clamp(min=SMALLEST_SUM)
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of fast weights.
+
+    Attributes:
+        rule: "delta" replaces what was stored under a key by a learned share, "sum" adds to it.
+        nu: rolls of the deterministic projection, which has 2 Dh nu features; 0 takes elu(x) + 1.
+    """
+
+    rule: Literal["delta", "sum"] = "delta"
+    nu: Annotated[int, Ge(0), Le(1000)] = 0
+
+
 class FastWeights(HeadsMixer):
     """``W_t = W_(t-1) + beta_t (v_t - W_(t-1) phi(k_t)) phi(k_t)^T``, or ``+ v_t phi(k_t)^T``; ``o_t = W_t phi(q_t)``.
 
@@ -47,10 +60,16 @@ class FastWeights(HeadsMixer):
 
     rate: nn.Linear | None
 
-    def __init__(self, dims: Dims, delta: bool, nu: int) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__(dims)
-        self.nu, self.features = nu, 2 * dims.head_dim * nu if nu else dims.head_dim
-        self.rate = dims.projection(dims.width, dims.kv_heads) if delta else None
+        self.nu, rectified = options.nu, 2 * dims.head_dim
+        if self.nu >= rectified:
+            raise ConfigError(
+                f"fast_weight rolls the {rectified} rectified numbers of a head by up to nu ({self.nu}) places; "
+                f"set nu to at most {rectified - 1}"
+            )
+        self.features = rectified * self.nu if self.nu else dims.head_dim
+        self.rate = dims.projection(dims.width, dims.kv_heads) if options.rule == "delta" else None
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """The fast weights, transposed."""
@@ -74,43 +93,15 @@ class FastWeights(HeadsMixer):
         return read, {"weights": weights}
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of fast weights.
-
-    Attributes:
-        rule: "delta" replaces what was stored under a key by a learned share, "sum" adds to it.
-        nu: rolls of the deterministic projection, which has 2 Dh nu features; 0 takes elu(x) + 1.
-    """
-
-    rule: Literal["delta", "sum"] = "delta"
-    nu: Annotated[int, Ge(0), Le(1000)] = 0
-
-
-def build(dims: Dims, options: Options) -> FastWeights:
-    """S6 for one layer.
-
-    Raises:
-        ConfigError: a roll by more places than there are.
-    """
-    if options.nu >= 2 * dims.head_dim:
-        raise ConfigError(
-            f"fast_weight rolls the {2 * dims.head_dim} rectified numbers of a head by up to nu ({options.nu}) places; "
-            f"set nu to at most {2 * dims.head_dim - 1}"
-        )
-    return FastWeights(dims, options.rule == "delta", options.nu)
-
-
 SPEC = Spec(
     id="S6",
     name="fast_weight",
     axis="mixer",
     paper="Schlag et al. 2021, arXiv 2102.11174, sections 4.2 and 5.3; Schmidhuber 1992",
     summary="every token corrects the value that a matrix of fast weights holds under its key",
-    build=build,
+    build=FastWeights,
     options=Options,
-    example={"mixer": "fast_weight"},
-    traits=Traits(causality="C", family="KERN", horizon="episode", state="H m Dv", time="T"),
+    traits=Traits(family="KERN", horizon="episode", state="H m Dv"),
     offers=(Feature.KEYS,),
     formula="W_t = W_(t-1) + beta_t (v_t - W_(t-1) phi(k_t)) phi(k_t)^T, o_t = W_t phi(q_t), beta_t = sigmoid(w x_t), "
     "phi(x) = (elu(x) + 1) / sum(elu(x) + 1)",

@@ -33,12 +33,30 @@ def by_place(weight: Float[Tensor, "n n"], tokens: Tokens) -> Float[Tensor, "B T
     return rows.gather(-1, source.clamp(min=0)).masked_fill(source < 0, 0.0)
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of gMLP.
+
+    Attributes:
+        tokens: number n of tokens that the map over time reads, the token itself included.
+        weights: "relative" has one number per distance; "absolute" one per pair of places in blocks of n tokens from
+            the start of the episode on: as published for episodes of up to n tokens.
+        hidden: gated channels; None takes 2 D.
+    """
+
+    tokens: Annotated[int, Ge(1), Le(4096)] = 64
+    weights: Literal["relative", "absolute"] = "relative"
+    hidden: Size | None = None
+
+
 class SpatialGating(StateMixer):
     """``V (Z_1 * (W LN(Z_2) + b))`` with ``[Z_1, Z_2] = GELU(U x)``; W acts on tokens (arXiv 2105.08050)."""
 
-    def __init__(self, dims: Dims, hidden: int, tokens: int, absolute: bool) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        self.tokens, self.absolute = tokens, absolute
+        self.tokens, self.absolute = options.tokens, options.weights == "absolute"
+        tokens, absolute = self.tokens, self.absolute
+        hidden = 2 * dims.width if options.hidden is None else options.hidden
         self.project = nn.Linear(dims.width, 2 * hidden)
         self.norm = nn.LayerNorm(hidden)
         shape = (tokens, tokens) if absolute else (tokens,)
@@ -64,35 +82,13 @@ class SpatialGating(StateMixer):
         return Mixed(mixed, {"taps": newest_rows(rows, state["taps"], tokens)})
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of gMLP.
-
-    Attributes:
-        tokens: number n of tokens that the map over time reads, the token itself included.
-        weights: "relative" has one number per distance; "absolute" one per pair of places in blocks of n tokens from
-            the start of the episode on: as published for episodes of up to n tokens.
-        hidden: gated channels; None takes 2 D.
-    """
-
-    tokens: Annotated[int, Ge(1), Le(4096)] = 64
-    weights: Literal["relative", "absolute"] = "relative"
-    hidden: Size | None = None
-
-
-def build(dims: Dims, options: Options) -> SpatialGating:
-    """gMLP for one layer; heads play no part."""
-    hidden = 2 * dims.width if options.hidden is None else options.hidden
-    return SpatialGating(dims, hidden, options.tokens, options.weights == "absolute")
-
-
 SPEC = Spec(
     id="F2",
     name="gmlp",
     axis="mixer",
     paper="Liu et al. 2021, arXiv 2105.08050, equations 1-4",
     summary="A linear map over the last n tokens gates the channels: no queries, no keys.",
-    build=build,
+    build=SpatialGating,
     options=Options,
     example={"mixer": {"name": "gmlp", "tokens": 5}, "ff": "none"},
     traits=Traits(

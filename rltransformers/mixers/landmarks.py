@@ -102,11 +102,20 @@ class LandmarkAttention(RowMixer):
 
     As published, landmark means and normalizers see the future. Here they use completed blocks only, and the blocks
     kept are also the tokens that the landmarks read, so the output is a function of the window.
+
+    Args:
+        landmarks: L; None for as many as the memory holds.
+        conv: taps of a convolution over the rows; 0 for none.
+
+    Raises:
+        ConfigError: the memory holds less than ``(landmarks + 1) * block - 1`` or ``conv - 1`` tokens, or so much that
+            there would be too many landmarks.
     """
 
-    def __init__(self, dims: Dims, block: int, landmarks: int, horizon: int) -> None:
+    def __init__(self, name: str, dims: Dims, block: int, landmarks: int | None, conv: int = 0) -> None:
         super().__init__()
-        self.dims, self.block, self.landmarks, self.horizon = dims, block, landmarks, horizon
+        self.dims, self.block = dims, block
+        self.landmarks, self.horizon = window_of(name, dims, block, landmarks, conv)
         self.widths = [dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.value_dim]
         self.key_width = sum(self.widths)
         self.project = dims.projection(dims.width, self.key_width)
@@ -167,12 +176,7 @@ MAX_LANDMARKS = 1000
 
 
 def window_of(name: str, dims: Dims, block: int, landmarks: int | None, conv: int = 0) -> tuple[int, int]:
-    """Landmarks, as many as the memory holds where the options do not say it, and the horizon.
-
-    Raises:
-        ConfigError: the memory holds less than ``(landmarks + 1) * block - 1`` or ``conv - 1`` tokens, or so much that
-            there would be too many landmarks.
-    """
+    """Landmarks and the horizon; raises as ``LandmarkAttention``."""
     visible = (dims.memory + 1) * dims.tokens_per_step - 1
     if landmarks is None:
         landmarks = max(1, (visible + 1) // block - 1)

@@ -19,21 +19,14 @@ def positive(x: Tensor) -> Tensor:
 class LinearAttention(KernelAttention):
     """Kernel attention with ``elu(x) + 1``; 1e-6 in the denominator."""
 
-    def __init__(self, dims: Dims) -> None:
+    def __init__(self, dims: Dims, options: NoOptions) -> None:
         super().__init__(dims, dims.head_dim, EPS)
 
     def of_queries(self, q: Tensor) -> Tensor:
-        """``elu(q) + 1``."""
         return positive(q)
 
     def of_keys(self, k: Tensor) -> Tensor:
-        """``elu(k) + 1``."""
         return positive(k)
-
-
-def build(dims: Dims, options: NoOptions) -> LinearAttention:
-    """Linear attention for one layer."""
-    return LinearAttention(dims)
 
 
 SPEC = Spec(
@@ -42,9 +35,8 @@ SPEC = Spec(
     axis="mixer",
     paper="Katharopoulos et al. 2020, arXiv 2006.16236",
     summary="kernel elu(x) + 1 instead of softmax: a fixed-size sum remembers the whole episode",
-    build=build,
-    example={"mixer": "linear"},
-    traits=Traits(causality="C", family="KERN", horizon="episode", state="H Dh (Dv + 1)", time="T"),
+    build=LinearAttention,
+    traits=Traits(family="KERN", horizon="episode", state="H Dh (Dv + 1)"),
     offers=(Feature.KEYS,),
     formula="o_t = phi(q_t) sum_s phi(k_s) v_s / (phi(q_t) sum_s phi(k_s) + 1e-6), phi = elu + 1",
 )

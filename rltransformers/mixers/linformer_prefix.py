@@ -18,6 +18,22 @@ from rltransformers.functional.prefixes import prefix_attention
 from rltransformers.mixers.interface import Dims, Mixed, StateMixer
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of Linformer over prefixes.
+
+    Attributes:
+        slots: projected keys and values.
+        max_len: positions with columns of their own; later positions of an episode use them again, from the first one.
+        sharing: of E and F: none, by the heads of a layer, by keys and values, too (E = F), or by all layers with the
+            same options.
+    """
+
+    slots: Size = 32
+    max_len: Size = 1024
+    sharing: Literal["none", "heads", "kv", "layers"] = "heads"
+
+
 class Columns(nn.Module):
     """E, or F: one number per position, head and slot; starts as N(0, 1 / n)."""
 
@@ -33,25 +49,20 @@ class Columns(nn.Module):
 class Projections(nn.Module):
     """E for keys and F for values, or one for both."""
 
-    def __init__(self, dims: Dims, positions: int, slots: int, sharing: str) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        groups = dims.kv_heads if sharing == "none" else 1
-        self.of_keys = Columns(positions, groups, slots)
-        one = sharing in ("kv", "layers")
-        self.of_values = self.of_keys if one else Columns(positions, groups, slots)
+        sizes = options.max_len, dims.kv_heads if options.sharing == "none" else 1, options.slots
+        self.of_keys = Columns(*sizes)
+        self.of_values = self.of_keys if options.sharing in ("kv", "layers") else Columns(*sizes)
 
 
 class LinformerPrefix(StateMixer):
-    """Linformer whose projections of keys and values are known for every prefix of the episode.
+    """Linformer whose projections of keys and values are known for every prefix of the episode."""
 
-    Args:
-        shared: whether layers have E and F in common.
-    """
-
-    def __init__(self, dims: Dims, projections: Projections, slots: int, shared: bool) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        self.dims, self.slots, self.projections = dims, slots, projections
-        self.shared = ("projections",) if shared else ()
+        self.dims, self.slots, self.projections = dims, options.slots, Projections(dims, options)
+        self.shared = ("projections",) if options.sharing == "layers" else ()
         self.widths = [dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, dims.kv_heads * dims.value_dim]
         self.project = dims.projection(dims.width, sum(self.widths))
         self.out = dims.projection(dims.heads * dims.value_dim, dims.width)
@@ -76,35 +87,13 @@ class LinformerPrefix(StateMixer):
         return Mixed(self.out(chosen(mixed, call.wanted)), state)
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of Linformer over prefixes.
-
-    Attributes:
-        slots: projected keys and values.
-        max_len: positions with columns of their own; later positions of an episode use them again, from the first one.
-        sharing: of E and F: none, by the heads of a layer, by keys and values, too (E = F), or by all layers with the
-            same options.
-    """
-
-    slots: Size = 32
-    max_len: Size = 1024
-    sharing: Literal["none", "heads", "kv", "layers"] = "heads"
-
-
-def build(dims: Dims, options: Options) -> LinformerPrefix:
-    """S8 over prefixes, for one layer."""
-    projections = Projections(dims, options.max_len, options.slots, options.sharing)
-    return LinformerPrefix(dims, projections, options.slots, options.sharing == "layers")
-
-
 SPEC = Spec(
     id="S8-prefix",
     name="linformer_prefix",
     axis="mixer",
     paper="Wang et al. 2020, arXiv 2006.04768, equation 7",
     summary="All keys and values of the episode so far are projected to a fixed number of them.",
-    build=build,
+    build=LinformerPrefix,
     options=Options,
     example={"mixer": {"name": "linformer_prefix", "slots": 5, "max_len": 9}},
     traits=Traits(

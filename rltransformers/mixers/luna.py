@@ -25,41 +25,6 @@ def packing_weights(logits: Float[Tensor, "*n l"], activation: str) -> Float[Ten
     return F.elu(logits) + 1 if activation == "elu" else F.softplus(logits * math.log(2)) / math.log(2)
 
 
-class Luna(HeadsMixer):
-    """``u_t = softmax(f(q, k, a)_t)``, ``o_t = f(u, a, v)_t`` with ``f(x, y, z)_t = x_t sum_(s <= t) y_s^T z_s / n_t``.
-
-    ``a_s`` are the packing weights of token s, n_t the tokens of its episode. Source: Ma et al. 2021
-    (arXiv 2106.01540), section 3.4. The queries of the packing attention are a parameter of every layer, there a
-    projection of one learned sequence; k and v are two projections, there tied by default.
-    """
-
-    def __init__(self, dims: Dims, slots: int, activation: str) -> None:
-        super().__init__(dims)
-        self.activation = activation
-        self.packing_keys = dims.projection(dims.width, dims.kv_heads * dims.head_dim)
-        self.packing_queries = nn.Parameter(torch.randn(dims.kv_heads, slots, dims.head_dim))
-
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Packed keys and values, not yet divided by the tokens of the episode."""
-        heads, slots = self.dims.heads, self.packing_queries.shape[1]
-        return {
-            "projected_keys": (heads, self.dims.head_dim, slots),
-            "projected_values": (heads, slots, self.dims.value_dim),
-        }
-
-    def read(
-        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: dict[str, Tensor], call: Call
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Packs and unpacks."""
-        share, scale = self.dims.heads // self.dims.kv_heads, 1 / math.sqrt(self.dims.head_dim)
-        packing_keys = self.packing_keys(h).unflatten(-1, (self.dims.kv_heads, -1)).transpose(1, 2)
-        weights = packing_weights(packing_keys @ self.packing_queries.transpose(-1, -2) * scale, self.activation)
-        k, v, weights = (each.repeat_interleave(share, 1) for each in (k, v, weights))
-        count = (call.tokens.p + 1)[:, None, :, None].to(weights.dtype)
-        mixed, state = prefix_attention(q * scale / count, k, v, weights, weights, state, call.tokens)
-        return mixed / count, state
-
-
 @dataclass(frozen=True)
 class Options:
     """Options of Luna.
@@ -73,9 +38,38 @@ class Options:
     activation: Literal["softplus", "elu"] = "softplus"
 
 
-def build(dims: Dims, options: Options) -> Luna:
-    """S10 for one layer."""
-    return Luna(dims, options.slots, options.activation)
+class Luna(HeadsMixer):
+    """``u_t = softmax(f(q, k, a)_t)``, ``o_t = f(u, a, v)_t`` with ``f(x, y, z)_t = x_t sum_(s <= t) y_s^T z_s / n_t``.
+
+    ``a_s`` are the packing weights of token s, n_t the tokens of its episode. Source: Ma et al. 2021
+    (arXiv 2106.01540), section 3.4. The queries of the packing attention are a parameter of every layer, there a
+    projection of one learned sequence; k and v are two projections, there tied by default.
+    """
+
+    def __init__(self, dims: Dims, options: Options) -> None:
+        super().__init__(dims)
+        self.activation = options.activation
+        self.packing_keys = dims.projection(dims.width, dims.kv_heads * dims.head_dim)
+        self.packing_queries = nn.Parameter(torch.randn(dims.kv_heads, options.slots, dims.head_dim))
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Packed keys and values, not yet divided by the tokens of the episode."""
+        heads, slots = self.dims.heads, self.packing_queries.shape[1]
+        return {
+            "projected_keys": (heads, self.dims.head_dim, slots),
+            "projected_values": (heads, slots, self.dims.value_dim),
+        }
+
+    def read(
+        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: dict[str, Tensor], call: Call
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        share, scale = self.dims.heads // self.dims.kv_heads, 1 / math.sqrt(self.dims.head_dim)
+        packing_keys = self.packing_keys(h).unflatten(-1, (self.dims.kv_heads, -1)).transpose(1, 2)
+        weights = packing_weights(packing_keys @ self.packing_queries.transpose(-1, -2) * scale, self.activation)
+        k, v, weights = (each.repeat_interleave(share, 1) for each in (k, v, weights))
+        count = (call.tokens.p + 1)[:, None, :, None].to(weights.dtype)
+        mixed, state = prefix_attention(q * scale / count, k, v, weights, weights, state, call.tokens)
+        return mixed / count, state
 
 
 SPEC = Spec(
@@ -84,15 +78,13 @@ SPEC = Spec(
     axis="mixer",
     paper="Ma et al. 2021, arXiv 2106.01540",
     summary="a learned sequence packs the episode so far into a few vectors, tokens unpack them",
-    build=build,
+    build=Luna,
     options=Options,
-    example={"mixer": "luna"},
     traits=Traits(
         causality="X",
         family="KERN",
         horizon="episode",
         state="H l (Dh + Dv)",
-        time="T",
         causal_form="the causal variant of the paper: running means in place of a softmax over tokens, and the packed "
         "sequence is not handed to the next layer; the tokens are those of the episode",
     ),

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.call import Call
 from rltransformers.mixers.interface import Dims
-from rltransformers.mixers.landmarks import MAX_LANDMARKS, LandmarkAttention, pseudo_inverse, window_of
+from rltransformers.mixers.landmarks import MAX_LANDMARKS, LandmarkAttention, pseudo_inverse
 
 
 def past_convolution(
@@ -31,29 +31,6 @@ def past_convolution(
         inside = (p >= lag)[..., None, None]
         out = out + (rows[:, first - lag : first - lag + time] * kernel[:, lag, None]).masked_fill(~inside, 0.0)
     return out
-
-
-class Nystrom(LandmarkAttention):
-    """Block Nystrom attention (arXiv 2102.03902): ``far = F A^+ G V``, and a convolution over past values."""
-
-    def __init__(self, dims: Dims, block: int, landmarks: int, iterations: int, conv: int, horizon: int) -> None:
-        super().__init__(dims, block, landmarks, horizon)
-        self.iterations = iterations
-        self.kernel: nn.Parameter | None = None
-        if conv:
-            self.kernel = nn.Parameter(torch.empty(dims.heads, conv).uniform_(-1, 1) / math.sqrt(conv))
-
-    def solve(
-        self, between: Float[Tensor, "B n H L L"], read: Float[Tensor, "B n H L Dv"]
-    ) -> Float[Tensor, "B n H L Dv"]:
-        """``A^+ read``."""
-        return pseudo_inverse(between, self.iterations).to(read.dtype) @ read
-
-    def finished(self, mixed: Float[Tensor, "B T H Dv"], keys: Float[Tensor, "B S E"], call: Call) -> Tensor:
-        """With the convolution."""
-        if self.kernel is None:
-            return mixed
-        return mixed + past_convolution(self.heads_of(keys)[2], self.kernel, call.tokens.p)
 
 
 @dataclass(frozen=True)
@@ -73,15 +50,26 @@ class Options:
     conv: Annotated[int, Ge(0), Le(4096)] = 0
 
 
-def build(dims: Dims, options: Options) -> Nystrom:
-    """Nystrom attention for one layer.
+class Nystrom(LandmarkAttention):
+    """Block Nystrom attention (arXiv 2102.03902): ``far = F A^+ G V``, and a convolution over past values."""
 
-    Raises:
-        ConfigError: the memory holds less than ``(landmarks + 1) * block - 1`` or ``conv - 1`` tokens, or so much that
-            there would be too many landmarks.
-    """
-    landmarks, horizon = window_of("nystrom", dims, options.block, options.landmarks, options.conv)
-    return Nystrom(dims, options.block, landmarks, options.iterations, options.conv, horizon)
+    def __init__(self, dims: Dims, options: Options) -> None:
+        super().__init__("nystrom", dims, options.block, options.landmarks, options.conv)
+        self.iterations, conv = options.iterations, options.conv
+        self.kernel: nn.Parameter | None = None
+        if conv:
+            self.kernel = nn.Parameter(torch.empty(dims.heads, conv).uniform_(-1, 1) / math.sqrt(conv))
+
+    def solve(
+        self, between: Float[Tensor, "B n H L L"], read: Float[Tensor, "B n H L Dv"]
+    ) -> Float[Tensor, "B n H L Dv"]:
+        """``A^+ read``."""
+        return pseudo_inverse(between, self.iterations).to(read.dtype) @ read
+
+    def finished(self, mixed: Float[Tensor, "B T H Dv"], keys: Float[Tensor, "B S E"], call: Call) -> Tensor:
+        if self.kernel is None:
+            return mixed
+        return mixed + past_convolution(self.heads_of(keys)[2], self.kernel, call.tokens.p)
 
 
 SPEC = Spec(
@@ -90,7 +78,7 @@ SPEC = Spec(
     axis="mixer",
     paper="Xiong et al. 2021, arXiv 2102.03902",
     summary="own block exactly, completed blocks through landmark means and a pseudo-inverse",
-    build=build,
+    build=Nystrom,
     options=Options,
     example={"mixer": {"name": "nystrom", "block": 3, "landmarks": 4}, "memory": 14},
     traits=Traits(
@@ -98,7 +86,6 @@ SPEC = Spec(
         family="SLOT",
         horizon="(landmarks + 1) block - 1",
         state="window x 3 H Dh",
-        time="T",
         causal_form="blocks from the episode start; landmarks and normalizers use completed blocks only",
     ),
     offers=(Feature.ROWS, Feature.KEYS),

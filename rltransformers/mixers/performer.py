@@ -5,15 +5,13 @@ Axes: n leading axes, Dh width of a head, m features.
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from annotated_types import Ge, Le
 from jaxtyping import Float
 from torch import Tensor
 
 from rltransformers.core.spec import Feature, Size, Spec, Traits
-from rltransformers.functional.draws import fill, layer_generator, seeded_normal
+from rltransformers.functional.draws import DrawSeed, fill, layer_generator, seeded_normal
 from rltransformers.mixers.interface import Dims
 from rltransformers.mixers.kernel import KernelAttention
 
@@ -57,30 +55,6 @@ def _projected(x: Tensor, directions: Tensor) -> Tensor:
         return x.to(dtype) @ directions.to(dtype).T / x.shape[-1] ** 0.25
 
 
-class Performer(KernelAttention):
-    """FAVOR+ with positive orthogonal features; ``directions`` is drawn once and saved with the weights.
-
-    The authors' code draws anew while training and adds 1e-6 to every feature, so that no sum vanishes; here exponents
-    are bounded from below.
-    """
-
-    directions: Tensor
-
-    def __init__(self, dims: Dims, features: int, seed: int) -> None:
-        super().__init__(dims, features, 0.0)
-        self.register_buffer("directions", torch.empty(features, dims.head_dim))
-        generator = layer_generator(seed, dims.layer)
-        fill(self.directions, lambda: orthogonal_directions(features, dims.head_dim, generator))
-
-    def of_queries(self, q: Tensor) -> Tensor:
-        """``query_features``."""
-        return query_features(q, self.directions)
-
-    def of_keys(self, k: Tensor) -> Tensor:
-        """``key_features``."""
-        return key_features(k, self.directions)
-
-
 @dataclass(frozen=True)
 class Options:
     """Options of the performer.
@@ -92,15 +66,32 @@ class Options:
     """
 
     features: Size | None = None
-    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
+    seed: DrawSeed = 0
 
 
-def build(dims: Dims, options: Options) -> Performer:
-    """Performer attention for one layer; ``dims.layer`` makes the features of every layer different."""
-    features = options.features
-    if features is None:
-        features = max(dims.head_dim, round(dims.head_dim * math.log(dims.head_dim)))
-    return Performer(dims, features, options.seed)
+class Performer(KernelAttention):
+    """FAVOR+ with positive orthogonal features; ``directions`` is drawn once and saved with the weights.
+
+    The authors' code draws anew while training and adds 1e-6 to every feature, so that no sum vanishes; here exponents
+    are bounded from below.
+    """
+
+    directions: Tensor
+
+    def __init__(self, dims: Dims, options: Options) -> None:
+        features = options.features
+        if features is None:
+            features = max(dims.head_dim, round(dims.head_dim * math.log(dims.head_dim)))
+        super().__init__(dims, features, 0.0)
+        self.register_buffer("directions", torch.empty(features, dims.head_dim))
+        generator = layer_generator(options.seed, dims.layer)
+        fill(self.directions, lambda: orthogonal_directions(features, dims.head_dim, generator))
+
+    def of_queries(self, q: Tensor) -> Tensor:
+        return query_features(q, self.directions)
+
+    def of_keys(self, k: Tensor) -> Tensor:
+        return key_features(k, self.directions)
 
 
 SPEC = Spec(
@@ -109,10 +100,9 @@ SPEC = Spec(
     axis="mixer",
     paper="Choromanski et al. 2021, arXiv 2009.14794",
     summary="positive orthogonal random features estimate the softmax kernel with a fixed-size state",
-    build=build,
+    build=Performer,
     options=Options,
-    example={"mixer": "performer"},
-    traits=Traits(causality="C", family="KERN", horizon="episode", state="H m (Dv + 1)", time="T"),
+    traits=Traits(family="KERN", horizon="episode", state="H m (Dv + 1)"),
     offers=(Feature.KEYS,),
     formula="o_t = phi(q_t) sum_s phi(k_s) v_s / phi(q_t) sum_s phi(k_s), phi(x) = exp(W x - |x|^2 / 2) / sqrt(m)",
 )

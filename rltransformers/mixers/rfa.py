@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.functional.call import Call
-from rltransformers.functional.draws import fill, layer_generator, seeded_normal
+from rltransformers.functional.draws import DrawSeed, fill, layer_generator, seeded_normal
 from rltransformers.mixers.interface import Dims
 from rltransformers.mixers.kernel import KernelAttention
 
@@ -31,53 +31,6 @@ def fourier_features(
         unit = F.normalize(x.to(dtype), dim=-1, eps=SMALLEST_LENGTH)
         angle = unit @ directions.to(dtype).transpose(-1, -2)
         return torch.cat([angle.sin(), angle.cos()], -1) / directions.shape[1] ** 0.5
-
-
-class RandomFeatureAttention(KernelAttention):
-    """Kernel attention whose features estimate ``exp(-|u_q - u_k|^2 / (2 sigma^2))`` of unit queries and keys.
-
-    ``directions`` is drawn once and saved with the weights; the authors draw from a pool while training. Features are
-    divided by sqrt(r), so that a weight lies between -1 and 1; the authors' code multiplies them by 0.1 and holds the
-    denominator above 1, which shrinks what the first tokens of an episode read.
-    """
-
-    directions: Tensor
-    scale: nn.Parameter | None
-    gate: nn.Linear | None
-
-    def __init__(
-        self, dims: Dims, directions: int, sigma: float, learned_scale: bool, gate: bool, floor: float, seed: int
-    ) -> None:
-        super().__init__(dims, 2 * directions, 0.0, floor)
-        shape = dims.kv_heads, directions, dims.head_dim
-        self.register_buffer("directions", torch.empty(shape))
-        self.register_parameter("scale", nn.Parameter(torch.ones(shape[0], 1, shape[2])) if learned_scale else None)
-        self.gate = nn.Linear(dims.width, dims.kv_heads) if gate else None
-        fill(self.directions, lambda: seeded_normal(shape, layer_generator(seed, dims.layer)) / sigma)
-
-    def of_queries(self, q: Tensor) -> Tensor:
-        """``fourier_features`` along the directions of the key heads."""
-        return fourier_features(q, self._scaled().repeat_interleave(self.dims.heads // self.dims.kv_heads, 0))
-
-    def of_keys(self, k: Tensor) -> Tensor:
-        """``fourier_features``."""
-        return fourier_features(k, self._scaled())
-
-    def read(
-        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: dict[str, Tensor], call: Call
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """With a gate g the sums become ``g S + (1 - g) phi(k) v^T`` (section 3.2). Tells the mean of g as "kept"."""
-        if self.gate is None:
-            return super().read(h, q, k, v, state, call)
-        logit = self.gate(h).transpose(1, 2)
-        logit = logit.to(torch.promote_types(logit.dtype, torch.float32))
-        if call.probe.listens:
-            call.probe.metric("kept", logit.detach().sigmoid().transpose(1, 2)[call.tokens.valid()].mean())
-        key = self.of_keys(k) * (-logit).sigmoid()[..., None]
-        return self.attend(self.of_queries(q), key, v, state, call.tokens, -F.softplus(-logit))
-
-    def _scaled(self) -> Tensor:
-        return self.directions if self.scale is None else self.directions * self.scale
 
 
 @dataclass(frozen=True)
@@ -99,14 +52,52 @@ class Options:
     learned_scale: bool = True
     gate: bool = False
     floor: Annotated[float, Ge(1e-6), Le(100)] = 1e-3
-    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
+    seed: DrawSeed = 0
 
 
-def build(dims: Dims, options: Options) -> RandomFeatureAttention:
-    """S4 for one layer; ``dims.layer`` makes the features of every layer different."""
-    return RandomFeatureAttention(
-        dims, options.directions, options.sigma, options.learned_scale, options.gate, options.floor, options.seed
-    )
+class RandomFeatureAttention(KernelAttention):
+    """Kernel attention whose features estimate ``exp(-|u_q - u_k|^2 / (2 sigma^2))`` of unit queries and keys.
+
+    ``directions`` is drawn once and saved with the weights; the authors draw from a pool while training. Features are
+    divided by sqrt(r), so that a weight lies between -1 and 1; the authors' code multiplies them by 0.1 and holds the
+    denominator above 1, which shrinks what the first tokens of an episode read.
+    """
+
+    directions: Tensor
+    scale: nn.Parameter | None
+    gate: nn.Linear | None
+
+    def __init__(self, dims: Dims, options: Options) -> None:
+        super().__init__(dims, 2 * options.directions, 0.0, options.floor)
+        shape = dims.kv_heads, options.directions, dims.head_dim
+        self.register_buffer("directions", torch.empty(shape))
+        scale = nn.Parameter(torch.ones(shape[0], 1, shape[2])) if options.learned_scale else None
+        self.register_parameter("scale", scale)
+        self.gate = nn.Linear(dims.width, dims.kv_heads) if options.gate else None
+        fill(self.directions, lambda: seeded_normal(shape, layer_generator(options.seed, dims.layer)) / options.sigma)
+
+    def of_queries(self, q: Tensor) -> Tensor:
+        """``fourier_features`` along the directions of the key heads."""
+        return fourier_features(q, self._scaled().repeat_interleave(self.dims.heads // self.dims.kv_heads, 0))
+
+    def of_keys(self, k: Tensor) -> Tensor:
+        return fourier_features(k, self._scaled())
+
+    def read(
+        self, h: Tensor, q: Tensor, k: Tensor, v: Tensor, state: dict[str, Tensor], call: Call
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """With a gate g the sums become ``g S + (1 - g) phi(k) v^T`` (section 3.2). Tells the mean of g as "kept"."""
+        if self.gate is None:
+            return super().read(h, q, k, v, state, call)
+        logit = self.gate(h).transpose(1, 2)
+        logit = logit.to(torch.promote_types(logit.dtype, torch.float32))
+        if call.probe.listens:
+            call.probe.metric("kept", logit.detach().sigmoid().transpose(1, 2)[call.tokens.valid()].mean())
+        key = self.of_keys(k) * (-logit).sigmoid()[..., None]
+        return self.attend(self.of_queries(q), key, v, state, call.tokens, -F.softplus(-logit))
+
+    def _scaled(self) -> Tensor:
+        return self.directions if self.scale is None else self.directions * self.scale
 
 
 SPEC = Spec(
@@ -115,15 +106,12 @@ SPEC = Spec(
     axis="mixer",
     paper="Peng et al. 2021, arXiv 2103.02143, sections 3.1 and 3.2",
     summary="sines and cosines of random projections estimate a Gaussian kernel of unit vectors; a gate may forget",
-    build=build,
+    build=RandomFeatureAttention,
     options=Options,
-    example={"mixer": "rfa"},
     traits=Traits(
-        causality="C",
         family="KERN",
         horizon="episode",
         state="2 H r (Dv + 1)",
-        time="T",
         causal_form="directions are drawn once, in the authors' code from a pool while training; queries and keys are "
         "divided by their length, there by length + 1e-3; the denominator is at least `floor` (t + 1), there 1 for "
         "features that are smaller",

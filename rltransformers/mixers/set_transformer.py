@@ -16,6 +16,13 @@ from rltransformers.mixers.interface import Dims
 from rltransformers.mixers.kernel import HeadsMixer
 
 
+@dataclass(frozen=True)
+class Options:
+    """Inducing points m of a head."""
+
+    points: Size = 16
+
+
 class InducedAttention(HeadsMixer):
     """``G_t[j]`` is attention of point j to the episode up to t; ``o_t`` is attention of token t to the m summaries.
 
@@ -24,9 +31,9 @@ class InducedAttention(HeadsMixer):
     blocks and with the keys of summaries projected per head; their values are projected by the output projection alone.
     """
 
-    def __init__(self, dims: Dims, points: int) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__(dims)
-        self.points = nn.Parameter(torch.randn(dims.kv_heads, points, dims.head_dim))
+        self.points = nn.Parameter(torch.randn(dims.kv_heads, options.points, dims.head_dim))
         bound = dims.value_dim**-0.5
         self.of_summaries = nn.Parameter(torch.empty(dims.heads, dims.head_dim, dims.value_dim).uniform_(-bound, bound))
 
@@ -48,37 +55,19 @@ class InducedAttention(HeadsMixer):
         return mixed, {"sum": sums["projected_values"], "norm": norm}
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of induced attention.
-
-    Attributes:
-        points: inducing points m of a head.
-    """
-
-    points: Size = 16
-
-
-def build(dims: Dims, options: Options) -> InducedAttention:
-    """S9 for one layer."""
-    return InducedAttention(dims, options.points)
-
-
 SPEC = Spec(
     id="S9",
     name="set_transformer",
     axis="mixer",
     paper="Lee et al. 2019, arXiv 1810.00825",
     summary="learned points attend to the episode so far, tokens attend to what the points have gathered",
-    build=build,
+    build=InducedAttention,
     options=Options,
-    example={"mixer": "set_transformer"},
     traits=Traits(
         causality="X",
         family="KERN",
         horizon="episode",
         state="H m (Dv + 1)",
-        time="T",
         causal_form="points gather what is past of each token, as a running softmax with logits held in [-40, 40]; no "
         "norms or feed-forward layers between the two attentions, to which queries are not added; products are divided "
         "by sqrt(Dh), there by the root of the width of all heads; a summary is a value as it is, there projected",

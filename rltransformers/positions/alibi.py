@@ -41,7 +41,6 @@ SPEC = Spec(
     paper="Press et al. 2022, arXiv 2108.12409",
     summary="Subtracts a per-head multiple of the distance from the scores.",
     build=Alibi,
-    example={"position": "alibi"},
     acts_at="inside attention",
     needs=(Feature.SCORES,),
     formula="l_ts = q_t k_s / sqrt(Dh) - m_h d, m_h = 2^(-8h/H)",

@@ -41,7 +41,6 @@ SPEC = Spec(
     summary="Adds an encoding of the episode position to what queries and keys are made of, at every layer.",
     build=AttentionOnly,
     options=Options,
-    example={"position": "attn_only"},
     traits=Traits(causal_form="keys of compressed slots and of tree nodes stand where their last token stands"),
     acts_at="inside attention",
     offers=(Feature.PLACES,),

@@ -29,7 +29,7 @@ def no_position(sizes: Sizes, options: NoOptions) -> Position:
 
 NONE = Spec(
     "P0", "none", "position", "-", "No encoding: order is visible only through the causal mask.", no_position,
-    example={"position": "none"}, formula="x_t",
+    formula="x_t",
 )  # fmt: skip
 POSITIONS = {
     spec.name: spec

@@ -39,7 +39,6 @@ SPEC = Spec(
     paper="Wu et al. 2021, arXiv 2010.06925, equations 3 to 6",
     summary="Multiplies scores of contents above 0 by a learned sigmoid of the distance per head.",
     build=DistanceAware,
-    example={"position": "da"},
     traits=Traits(causality="C*"),
     acts_at="inside attention",
     offers=(Feature.TIES,),

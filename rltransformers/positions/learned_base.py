@@ -37,7 +37,6 @@ SPEC = Spec(
     paper="Wang et al. 2021, On Position Embeddings in BERT, ICLR",
     summary="Adds sines and cosines of the episode position whose base is learned; it starts from 10,000.",
     build=LearnedBase,
-    example={"position": "sinusoidal_learned_base"},
     acts_at="on the input",
     formula="x_t + PE(p_t) with base = exp(softplus(raw)), raw learned",
 )

@@ -65,7 +65,6 @@ SPEC = Spec(
     summary="Rotates queries and keys so that scores depend on distance only.",
     build=Rope,
     options=Options,
-    example={"position": "rope"},
     acts_at="inside attention",
     needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts = (R(p_t) q_t) (R(p_s) k_s) / sqrt(Dh), R rotates the channels 2f, 2f+1 by p base^(-2f/dims)",

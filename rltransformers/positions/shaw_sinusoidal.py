@@ -63,7 +63,6 @@ SPEC = Spec(
     summary="Adds sinusoids of the distance to keys and, optionally, values; nothing is clipped.",
     build=ShawSinusoidal,
     options=Options,
-    example={"position": "shaw_sinusoidal"},
     acts_at="inside attention",
     needs=(Feature.SCORES, Feature.PRODUCTS),
     formula="l_ts = q_t (k_s + PE(d) W_K) / sqrt(Dh), o_t = sum_s a_ts (v_s + PE(d) W_V)",

@@ -44,7 +44,6 @@ SPEC = Spec(
     summary="Adds sines and cosines of the episode position to the input.",
     build=Sinusoidal,
     options=Options,
-    example={"position": "sinusoidal"},
     acts_at="on the input",
     formula="x_t + PE(p_t), PE(p)[2f] = sin(p base^(-2f/D)), PE(p)[2f+1] = cos(p base^(-2f/D))",
 )

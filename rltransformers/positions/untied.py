@@ -51,7 +51,6 @@ SPEC = Spec(
     summary="Scores positions by projections of their own, beside the contents; every layer has the same ones.",
     build=Untied,
     options=Options,
-    example={"position": "untied"},
     traits=Traits(
         state="memory kv_heads Dh more (acting)",
         causal_form="keys of compressed slots and of tree nodes stand where their last token stands; no scores "

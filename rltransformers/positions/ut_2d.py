@@ -32,7 +32,6 @@ SPEC = Spec(
     paper="Dehghani et al. 2019, arXiv 1807.03819, equation 6",
     summary="Adds sines and cosines of the episode position and of the layer's number to the input of every layer.",
     build=PositionAndTime,
-    example={"position": "ut_2d"},
     acts_at="on the input",
     offers=(Feature.LAYER_SIGNALS,),
     formula="x_t + PE(p_t) + PE(tau) before the tau-th layer",

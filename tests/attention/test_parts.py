@@ -12,13 +12,14 @@ from torch.nn import functional as F
 from rltransformers.attention.columns import Columns
 from rltransformers.attention.layer import Attention
 from rltransformers.attention.roles import View
-from rltransformers.attention.selections.topk import TopK
+from rltransformers.attention.selections.topk import Options, TopK
 from rltransformers.attention.spans.interface import soft_mask
 from rltransformers.backbone import Backbone, BackboneConfig, Record
 from rltransformers.blocks.layer import read_frozen
 from rltransformers.core.errors import ConfigError
 from rltransformers.functional.windows import by_key, distances
 from rltransformers.laws import EXACT, perturbed
+from rltransformers.mixers.interface import Dims
 from tests.attention.row import projections
 from tests.attention.rows import ROWS, config_of, entry_config
 
@@ -205,7 +206,7 @@ def test_top_k_keeps_the_largest_logits() -> None:
     columns = Columns(torch.zeros(2, 1, 4, 9), torch.arange(9), (None,), 9)
     nowhere = View(torch.empty(2, 4, 5), columns, None)
     for k in (1, 4, 9, 20):
-        kept = TopK(k).masked_logits(logits, nowhere) == logits
+        kept = TopK(Dims(9, 3, 3, 3, 3, 8), Options(k)).masked_logits(logits, nowhere) == logits
         assert kept.sum(-1).eq(min(k, 9)).all()
         worst = logits.masked_fill(~kept, math.inf).amin(-1)
         assert (logits.masked_fill(kept, -math.inf).amax(-1) <= worst).all()

@@ -2,11 +2,11 @@
 
 import torch
 
-from rltransformers.attention.priors.camtl import ConditionalBlocks
-from rltransformers.attention.priors.gaussian_predicted import PredictedGaussian, gaussian
+from rltransformers.attention.priors import camtl, gaussian_predicted
 from rltransformers.backbone import Backbone
 from rltransformers.functional.call import Tokens
 from rltransformers.laws import perturbed
+from rltransformers.mixers.interface import Dims
 from tests.attention.rows import config_of
 
 
@@ -18,13 +18,17 @@ def places(*p: int) -> Tokens:
 
 def test_a_narrow_predicted_gaussian_leaves_the_token_at_its_center() -> None:
     distance = torch.arange(9)
-    scores = gaussian(torch.tensor([[[0.2, 3.4, 7.9]]]), torch.tensor([[[1e-3, 0.0, 1.0]]]), distance)
+    scores = gaussian_predicted.gaussian(
+        torch.tensor([[[0.2, 3.4, 7.9]]]), torch.tensor([[[1e-3, 0.0, 1.0]]]), distance
+    )
     assert scores.argmax(-1).tolist() == [[[0, 3, 8]]]
     torch.testing.assert_close(scores[0, 0, 1, 3:5], torch.tensor([-0.5 * 0.8**2, -0.5 * 1.2**2]))
 
 
 def test_a_query_looks_back_by_its_share_of_the_visible_past() -> None:
-    prior = PredictedGaussian(heads=1, head_dim=2, reach=6, window=None)
+    prior = gaussian_predicted.PredictedGaussian(
+        Dims(2, heads=1, kv_heads=1, head_dim=2, value_dim=2, memory=6), gaussian_predicted.Options()
+    )
     assert prior.width is not None
     for value, number in ((prior.center, 0.0), (prior.width, 0.0)):
         value.data.fill_(number)  # both shares are one half
@@ -36,7 +40,8 @@ def test_a_query_looks_back_by_its_share_of_the_visible_past() -> None:
 
 
 def test_a_task_shifts_the_places_of_a_block_alike_in_all_blocks() -> None:
-    prior = ConditionalBlocks(heads=1, tasks=2, task=1, size=4, blocks=3, block=3)
+    dims = Dims(5, heads=1, kv_heads=1, head_dim=5, value_dim=5, memory=6)
+    prior = camtl.ConditionalBlocks(dims, camtl.Options(tasks=2, task=1, size=4, blocks=3, block=3))
     prior.matrices.data.zero_()
     found = prior.of_queries(torch.randn(1, 1, 2, 5), torch.arange(3), places(2, 5))[0, 0]
     assert torch.equal(found[0], found[1])

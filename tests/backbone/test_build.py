@@ -53,7 +53,7 @@ class Common(linear.LinearAttention):
 
 def test_layers_of_one_choice_have_in_common_what_their_mixer_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     table = AXES["mixer"].table
-    monkeypatch.setitem(table, "common", replace(linear.SPEC, name="common", build=lambda dims, options: Common(dims)))
+    monkeypatch.setitem(table, "common", replace(linear.SPEC, name="common", build=Common))
     values = {
         **PLAIN,
         "layers": 6,

@@ -55,7 +55,7 @@ def test_a_new_mechanism_is_judged_by_what_it_declares(
 
 
 def test_a_new_mixer_gets_what_it_offers_to_take_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    mixer = Spec("S99", "new", "mixer", "-", "Nothing.", nystrom.build, nystrom.Options, offers=[Feature.ROWS])
+    mixer = Spec("S99", "new", "mixer", "-", "Nothing.", nystrom.Nystrom, nystrom.Options, offers=[Feature.ROWS])
     monkeypatch.setitem(AXES["mixer"].table, "new", mixer)
     assert not refusal({"mixer": "new", "memory_kind": "cache"})
     assert "mixer 'new' has none" in refusal({"mixer": "new", "memory_kind": "compressive"})

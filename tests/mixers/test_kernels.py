@@ -58,7 +58,7 @@ def test_random_features_approach_softmax_of_unit_queries_and_keys() -> None:
         squares = []
         for seed in range(20):
             torch.manual_seed(5)
-            mixer = rfa.build(DIMS, rfa.Options(directions=directions, sigma=1.7, seed=seed))
+            mixer = rfa.RandomFeatureAttention(DIMS, rfa.Options(directions=directions, sigma=1.7, seed=seed))
             q, k, v = heads_of(mixer, x)
             q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
             exact = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.7**-2)
@@ -86,7 +86,9 @@ def test_the_kernel_of_a_token_with_itself_is_one_and_others_are_unbiased() -> N
     expected = torch.exp(-(q - k).square().sum() / (2 * 0.8**2))
     found = []
     for seed in range(400):
-        w = rfa.build(Dims(4, 1, 1, 4, 4, 1), rfa.Options(directions=3, sigma=0.8, seed=seed)).directions
+        w = rfa.RandomFeatureAttention(
+            Dims(4, 1, 1, 4, 4, 1), rfa.Options(directions=3, sigma=0.8, seed=seed)
+        ).directions
         of_q, of_k = (rfa.fourier_features(each.view(1, 1, 1, 4), w).flatten() for each in (3 * q, 0.2 * k))
         torch.testing.assert_close(of_q @ of_q, torch.tensor(1.0))
         found.append(of_q @ of_k)
@@ -95,7 +97,7 @@ def test_the_kernel_of_a_token_with_itself_is_one_and_others_are_unbiased() -> N
 
 
 def test_what_a_denominator_near_zero_divides_stays_bounded() -> None:
-    mixer = rfa.build(DIMS, rfa.Options(directions=1, sigma=0.2, floor=0.5))
+    mixer = rfa.RandomFeatureAttention(DIMS, rfa.Options(directions=1, sigma=0.2, floor=0.5))
     x = torch.randn(5, T, 12)
     q, k, v = heads_of(mixer, x)
     phi = [f(each) for f, each in ((mixer.of_queries, q), (mixer.of_keys, k[:, ::2]))]
@@ -107,7 +109,7 @@ def test_what_a_denominator_near_zero_divides_stays_bounded() -> None:
 
 
 def test_outputs_of_a_narrow_kernel_do_not_grow_with_the_episode() -> None:
-    mixer = rfa.build(DIMS, rfa.Options(directions=2, sigma=0.1, floor=0.1))
+    mixer = rfa.RandomFeatureAttention(DIMS, rfa.Options(directions=2, sigma=0.1, floor=0.1))
     x = torch.randn(1, 5000, 12)
     phi = mixer.of_queries(heads_of(mixer, x)[0])
     largest = phi.norm(dim=-1).amax() * heads_of(mixer, x)[2].norm(dim=-1).amax() / 0.1
@@ -136,8 +138,8 @@ def test_random_features_of_wide_heads_tell_keys_apart(head_dim: int) -> None:
 
 
 def test_directions_are_fixed_saved_and_differ_by_layer_and_head() -> None:
-    first, again = (rfa.build(DIMS, rfa.Options(seed=3)) for _ in range(2))
-    other = rfa.build(Dims(**{**vars(DIMS), "layer": 1}), rfa.Options(seed=3))
+    first, again = (rfa.RandomFeatureAttention(DIMS, rfa.Options(seed=3)) for _ in range(2))
+    other = rfa.RandomFeatureAttention(Dims(**{**vars(DIMS), "layer": 1}), rfa.Options(seed=3))
     assert torch.equal(first.directions, again.directions)
     assert "directions" in first.state_dict()
     assert first.directions.ne(other.directions).all()
@@ -145,7 +147,7 @@ def test_directions_are_fixed_saved_and_differ_by_layer_and_head() -> None:
 
 
 def test_the_record_tells_how_much_a_gate_keeps() -> None:
-    mixer, record = rfa.build(DIMS, rfa.Options(gate=True)), Record()
+    mixer, record = rfa.RandomFeatureAttention(DIMS, rfa.Options(gate=True)), Record()
     assert mixer.gate is not None
     torch.nn.init.zeros_(mixer.gate.weight)
     torch.nn.init.constant_(mixer.gate.bias, math.log(3))
@@ -177,7 +179,7 @@ def test_a_rate_of_zero_writes_nothing() -> None:
 
 
 def test_summing_fast_weights_are_linear_attention_without_its_denominator() -> None:
-    mixer = fast_weight.build(DIMS, fast_weight.Options(rule="sum"))
+    mixer = fast_weight.FastWeights(DIMS, fast_weight.Options(rule="sum"))
     x = torch.randn(2, T, 12)
     q, k, v = heads_of(mixer, x)
     phi_q, phi_k = (F.elu(each) + 1 for each in (q, k))
@@ -191,11 +193,11 @@ def test_products_of_rectified_numbers_by_hand() -> None:
     torch.testing.assert_close(features, torch.tensor([2.0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2.0]) / 4)
     assert fast_weight.fast_weight_features(torch.zeros(2), 3).eq(0).all()
     with pytest.raises(ConfigError, match="set nu to at most 5"):
-        fast_weight.build(DIMS, fast_weight.Options(nu=6))
+        fast_weight.FastWeights(DIMS, fast_weight.Options(nu=6))
 
 
 def test_the_record_tells_the_rate_of_writing() -> None:
-    mixer, record = fast_weight.build(DIMS, fast_weight.Options()), Record()
+    mixer, record = fast_weight.FastWeights(DIMS, fast_weight.Options()), Record()
     assert mixer.rate is not None
     torch.nn.init.zeros_(mixer.rate.weight)
     run(mixer, torch.randn(2, 4, 12), Probe(record, "layer0"))
@@ -204,7 +206,7 @@ def test_the_record_tells_the_rate_of_writing() -> None:
 
 def test_induced_attention_is_the_attention_of_two_blocks() -> None:
     """For the last token: points attend to all tokens, then the token to the points."""
-    mixer = set_transformer.build(DIMS, set_transformer.Options(points=6))
+    mixer = set_transformer.InducedAttention(DIMS, set_transformer.Options(points=6))
     x = torch.randn(3, T, 12)
     q, k, v = heads_of(mixer, x)
     points = mixer.points.repeat_interleave(2, 0).expand(3, -1, -1, -1)
@@ -217,7 +219,7 @@ def test_induced_attention_is_the_attention_of_two_blocks() -> None:
 @pytest.mark.parametrize("scale", [1e-3, 30.0, 1e4])
 def test_points_stay_finite_for_keys_of_any_size(scale: float) -> None:
     torch.set_default_dtype(torch.float32)
-    mixer = set_transformer.build(DIMS, set_transformer.Options(points=6))
+    mixer = set_transformer.InducedAttention(DIMS, set_transformer.Options(points=6))
     mixer.project.weight.data *= scale
     x = torch.randn(3, 200, 12, requires_grad=True)
     out = run(mixer, x)
@@ -232,7 +234,7 @@ def test_gradients_of_a_running_softmax_are_precise_near_the_bound_of_its_expone
     for shift in (0.0, level):
         torch.set_default_dtype(torch.float32)
         torch.manual_seed(1)
-        mixer = set_transformer.build(DIMS, set_transformer.Options(points=6))
+        mixer = set_transformer.InducedAttention(DIMS, set_transformer.Options(points=6))
         with torch.no_grad():
             # keys and points get a coordinate whose product is the shift for all tokens
             mixer.project.weight.data.view(-1, 12)[12:18:3, :] = 0
@@ -254,7 +256,7 @@ def test_packing_weights_are_one_at_zero_and_those_of_the_paper() -> None:
 
 
 def test_a_codebook_that_holds_every_query_gives_full_attention() -> None:
-    mixer = clustered.build(DIMS, clustered.Options(clusters=T + 2, top=0))
+    mixer = clustered.Clustered(DIMS, clustered.Options(clusters=T + 2, top=0))
     x = torch.randn(1, T, 12)
     q, k, v = heads_of(mixer, x)
     mixer.codebook[:, 1 : T + 1] = q[0].flip(1)
@@ -263,7 +265,7 @@ def test_a_codebook_that_holds_every_query_gives_full_attention() -> None:
 
 
 def test_with_one_codeword_at_zero_all_values_weigh_the_same() -> None:
-    mixer = clustered.build(DIMS, clustered.Options(clusters=1, top=0))
+    mixer = clustered.Clustered(DIMS, clustered.Options(clusters=1, top=0))
     mixer.codebook.zero_()
     x = torch.randn(2, T, 12)
     mean = heads_of(mixer, x)[2].cumsum(2) / torch.arange(1, T + 1)[:, None]
@@ -271,7 +273,7 @@ def test_with_one_codeword_at_zero_all_values_weigh_the_same() -> None:
 
 
 def test_codewords_move_in_maintain_only_towards_the_queries_of_training() -> None:
-    mixer = clustered.build(DIMS, clustered.Options(clusters=9, top=2, decay=0.75)).train()
+    mixer = clustered.Clustered(DIMS, clustered.Options(clusters=9, top=2, decay=0.75)).train()
     before, x = mixer.codebook.clone(), torch.randn(2, 5, 12)
     with torch.no_grad():
         run(mixer, x)
@@ -303,7 +305,7 @@ def test_codewords_move_in_maintain_only_towards_the_queries_of_training() -> No
 def test_queries_learn_from_the_keys_that_weigh_most_only() -> None:
     x = torch.randn(2, T, 12)
     for top, learns in ((0, False), (3, True)):
-        mixer = clustered.build(DIMS, clustered.Options(clusters=4, top=top))
+        mixer = clustered.Clustered(DIMS, clustered.Options(clusters=4, top=top))
         run(mixer, x).square().sum().backward()
         assert mixer.project.weight.grad is not None
         assert mixer.project.weight.grad[:12].ne(0).any() == learns
@@ -313,7 +315,7 @@ def test_queries_learn_from_the_keys_that_weigh_most_only() -> None:
 @pytest.mark.parametrize("scale", [1e-3, 30.0, 1e4])
 def test_codewords_stay_finite_for_queries_and_keys_of_any_size(scale: float) -> None:
     torch.set_default_dtype(torch.float32)
-    mixer = clustered.build(DIMS, clustered.Options(clusters=4, top=3))
+    mixer = clustered.Clustered(DIMS, clustered.Options(clusters=4, top=3))
     mixer.project.weight.data *= scale
     x = torch.randn(3, 200, 12, requires_grad=True)
     out = run(mixer, x)
@@ -322,7 +324,7 @@ def test_codewords_stay_finite_for_queries_and_keys_of_any_size(scale: float) ->
 
 
 def test_the_record_tells_how_far_queries_lie_from_their_codewords() -> None:
-    mixer, record = clustered.build(DIMS, clustered.Options(clusters=1)), Record()
+    mixer, record = clustered.Clustered(DIMS, clustered.Options(clusters=1)), Record()
     mixer.codebook.zero_()
     x = torch.randn(2, 4, 12)
     run(mixer, x, Probe(record, "layer0"))

@@ -35,18 +35,18 @@ SPLITS = [[T], [1] * T, [10, 2, 11], [5, 5, 5, 5, 3]]
 SILENT = Probe()
 Build = Callable[[Dims], nn.Module]
 BUILDS: dict[str, Build] = {
-    "linear": lambda dims: linear.build(dims, NoOptions()),
-    "performer": lambda dims: performer.build(dims, performer.Options(features=7)),
-    "average": lambda dims: average.build(dims, average.Options(hidden=9)),
-    "light_conv": lambda dims: light_conv.build(
+    "linear": lambda dims: linear.LinearAttention(dims, NoOptions()),
+    "performer": lambda dims: performer.Performer(dims, performer.Options(features=7)),
+    "average": lambda dims: average.AverageAttention(dims, average.Options(hidden=9)),
+    "light_conv": lambda dims: light_conv.LightConv(
         dims, convolution.Options(taps=6)
     ),  # longer than the last episode of row 2
-    "light_conv_zero": lambda dims: light_conv.build(dims, convolution.Options(taps=4, pad="zero")),
-    "light_conv_1": lambda dims: light_conv.build(dims, convolution.Options(taps=1)),
-    "nystrom": lambda dims: nystrom.build(dims, nystrom.Options(block=3, landmarks=2)),
-    "nystrom_exact_inverse": lambda dims: nystrom.build(dims, nystrom.Options(block=2, landmarks=3, iterations=0)),
-    "nystrom_conv": lambda dims: nystrom.build(dims, nystrom.Options(block=3, landmarks=1, conv=9)),
-    "nystrom_1": lambda dims: nystrom.build(dims, nystrom.Options(block=1, landmarks=2, iterations=0)),
+    "light_conv_zero": lambda dims: light_conv.LightConv(dims, convolution.Options(taps=4, pad="zero")),
+    "light_conv_1": lambda dims: light_conv.LightConv(dims, convolution.Options(taps=1)),
+    "nystrom": lambda dims: nystrom.Nystrom(dims, nystrom.Options(block=3, landmarks=2)),
+    "nystrom_exact_inverse": lambda dims: nystrom.Nystrom(dims, nystrom.Options(block=2, landmarks=3, iterations=0)),
+    "nystrom_conv": lambda dims: nystrom.Nystrom(dims, nystrom.Options(block=3, landmarks=1, conv=9)),
+    "nystrom_1": lambda dims: nystrom.Nystrom(dims, nystrom.Options(block=1, landmarks=2, iterations=0)),
 }
 every_mixer = pytest.mark.parametrize("name", BUILDS)
 
@@ -255,7 +255,7 @@ def full_attention(mixer: Any, x: Tensor) -> Tensor:
 
 
 def test_nystrom_with_blocks_of_one_token_is_full_attention() -> None:
-    mixer = nystrom.build(DIMS, nystrom.Options(block=1, landmarks=9, iterations=0)).double()
+    mixer = nystrom.Nystrom(DIMS, nystrom.Options(block=1, landmarks=9, iterations=0)).double()
     # Large projections make the softmax between landmarks close to the identity, hence well conditioned.
     q, k, _ = mixer.project.weight.data.split([12, 6, 10])
     k.normal_(std=2)
@@ -266,7 +266,7 @@ def test_nystrom_with_blocks_of_one_token_is_full_attention() -> None:
 
 
 def test_nystrom_with_one_block_for_everything_is_full_attention() -> None:
-    mixer = nystrom.build(DIMS, nystrom.Options(block=10, landmarks=1)).double()
+    mixer = nystrom.Nystrom(DIMS, nystrom.Options(block=10, landmarks=1)).double()
     x = torch.randn(1, 10, D, dtype=torch.float64)
     out, _ = stream(mixer, x, torch.arange(10)[None] == 0, [10])
     torch.testing.assert_close(out[0], full_attention(mixer, x[0]))
@@ -281,7 +281,7 @@ def test_nystrom_iterations_approach_the_pseudo_inverse_of_every_matrix_on_its_o
 
 
 def test_nystrom_sees_exactly_its_horizon() -> None:
-    mixer = nystrom.build(DIMS, nystrom.Options(block=3, landmarks=2)).double()
+    mixer = nystrom.Nystrom(DIMS, nystrom.Options(block=3, landmarks=2)).double()
     x = torch.randn(1, T, D, dtype=torch.float64, requires_grad=True)
     out, _ = stream(mixer, x, torch.arange(T)[None] == 0, [T])
     (grad,) = torch.autograd.grad(out[0, 20].sum(), x)  # last token of its block: it looks back furthest
@@ -311,7 +311,7 @@ def test_performer_error_falls_with_the_square_root_of_the_features() -> None:
         squares = []
         for seed in range(20):
             torch.manual_seed(5)
-            mixer = performer.build(dims, performer.Options(features=features, seed=seed)).double()
+            mixer = performer.Performer(dims, performer.Options(features=features, seed=seed)).double()
             mixer.project.weight.data[:18] *= 0.5  # the variance grows with exp(|q' + k'|^2); keep it near 1
             exact = full_attention(mixer, x[0])
             squares.append((stream(mixer, x, reset, [T])[0][0] - exact).square().mean().item())
@@ -343,17 +343,17 @@ def test_performer_kernel_has_the_error_of_positive_features() -> None:
 
 
 def test_performer_directions_are_orthogonal_in_blocks_fixed_and_saved() -> None:
-    mixer = performer.build(DIMS, performer.Options(features=7, seed=3))
+    mixer = performer.Performer(DIMS, performer.Options(features=7, seed=3))
     for block in mixer.directions.split(3):
         gram = block @ block.T
         torch.testing.assert_close(gram, gram.diagonal().diag(), atol=1e-5, rtol=0)  # float32
-    assert torch.equal(mixer.directions, performer.build(DIMS, performer.Options(features=7, seed=3)).directions)
+    assert torch.equal(mixer.directions, performer.Performer(DIMS, performer.Options(features=7, seed=3)).directions)
     assert "directions" in mixer.state_dict()
     other_layer = Dims(**{**vars(DIMS), "layer": 1})
     assert not torch.equal(
-        mixer.directions, performer.build(other_layer, performer.Options(features=7, seed=3)).directions
+        mixer.directions, performer.Performer(other_layer, performer.Options(features=7, seed=3)).directions
     )
-    default = performer.build(
+    default = performer.Performer(
         Dims(width=64, heads=1, kv_heads=1, head_dim=64, value_dim=64, memory=0), performer.Options()
     )
     assert default.directions.shape == (266, 64)
@@ -370,7 +370,7 @@ def test_performer_keys_along_a_long_direction_stay_within_bounds() -> None:
 
 @pytest.mark.parametrize("scale", [1e-3, 30.0, 1e4])
 def test_performer_stays_finite_for_queries_and_keys_of_any_size(scale: float) -> None:
-    mixer = performer.build(DIMS, performer.Options(features=7))
+    mixer = performer.Performer(DIMS, performer.Options(features=7))
     mixer.project.weight.data *= scale
     x = torch.randn(B, T, D, requires_grad=True)
     out, _ = stream(mixer, x, resets(), [T], fresh(mixer, B, torch.float32))
@@ -407,15 +407,15 @@ def test_record_tells_the_mean_lag_and_the_weight_of_the_past() -> None:
     ("build", "message"),
     [
         (
-            lambda: light_conv.build(Dims(10, 4, 4, 2, 2, 0), convolution.Options()),
+            lambda: light_conv.LightConv(Dims(10, 4, 4, 2, 2, 0), convolution.Options()),
             r"heads \(4\) to divide width \(10\)",
         ),
         (
-            lambda: nystrom.build(DIMS, nystrom.Options(block=8, landmarks=4)),
+            lambda: nystrom.Nystrom(DIMS, nystrom.Options(block=8, landmarks=4)),
             "39 tokens back, the memory holds 30; raise memory to 39",
         ),
         (
-            lambda: nystrom.build(Dims(D, 4, 2, 3, 5, 4, tokens_per_step=3), nystrom.Options(block=5, landmarks=3)),
+            lambda: nystrom.Nystrom(Dims(D, 4, 2, 3, 5, 4, tokens_per_step=3), nystrom.Options(block=5, landmarks=3)),
             "raise memory to 6",
         ),
     ],

@@ -11,7 +11,7 @@ from annotated_types import Ge, Le
 from jaxtyping import Float
 from torch import Tensor
 
-from rltransformers.attention.heads.interface import Capsules, count_of
+from rltransformers.attention.heads.interface import Capsules
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
@@ -34,14 +34,6 @@ def dynamic_routing(votes: Float[Tensor, "B T H N C"], iterations: int) -> Float
     return squash((agreement.softmax(-1)[..., None] * votes).sum(2))
 
 
-class DynamicRouting(Capsules):
-    """Capsules by ``dynamic_routing``."""
-
-    def forward(self, heads: Float[Tensor, "B T X"]) -> Float[Tensor, "B T D"]:
-        """Capsules side by side."""
-        return dynamic_routing(self.votes(heads), self.iterations).flatten(2).to(heads.dtype)
-
-
 @dataclass(frozen=True)
 class Options:
     """Options of the routing.
@@ -55,9 +47,14 @@ class Options:
     iterations: Annotated[int, Ge(1), Le(10)] = 3
 
 
-def build(dims: Dims, options: Options) -> DynamicRouting:
-    """H5."""
-    return DynamicRouting(dims, count_of("capsule_dynamic", dims, options.capsules), options.iterations)
+class DynamicRouting(Capsules):
+    """Capsules by ``dynamic_routing``."""
+
+    def __init__(self, dims: Dims, options: Options) -> None:
+        super().__init__("capsule_dynamic", dims, options.capsules, options.iterations)
+
+    def forward(self, heads: Float[Tensor, "B T X"]) -> Float[Tensor, "B T D"]:
+        return dynamic_routing(self.votes(heads), self.iterations).flatten(2).to(heads.dtype)
 
 
 SPEC = Spec(
@@ -66,9 +63,8 @@ SPEC = Spec(
     axis="head_mixing",
     paper="Li et al. 2019, arXiv 1904.03100, section 3.2; Gu & Feng 2019; Sabour et al. 2017, arXiv 1710.09829",
     summary="Heads vote for output capsules, and votes that agree count more, in place of one projection of all heads.",
-    build=build,
+    build=DynamicRouting,
     options=Options,
-    example={"head_mixing": "capsule_dynamic"},
     traits=Traits(family="EXPL"),
     needs=(Feature.OUTPUTS,),
     formula="b = 0; thrice: Om_n = squash(sum_h softmax_n(b_hn) V_hn), b_hn += Om_n V_hn; "

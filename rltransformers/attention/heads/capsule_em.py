@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rltransformers.attention.heads.interface import Capsules, count_of
+from rltransformers.attention.heads.interface import Capsules
 from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
@@ -48,22 +48,6 @@ def em_routing(
     return activation.sigmoid()[..., None] * mean, shares
 
 
-class EMRouting(Capsules):
-    """Capsules by ``em_routing``."""
-
-    def __init__(self, dims: Dims, capsules: int, iterations: int, sharpness: float) -> None:
-        super().__init__(dims, capsules, iterations)
-        self.sharpness = sharpness
-        self.cost = nn.Parameter(torch.zeros(capsules))
-        self.threshold = nn.Parameter(torch.zeros(capsules))
-
-    def forward(self, heads: Float[Tensor, "B T X"]) -> Float[Tensor, "B T D"]:
-        """Capsules side by side."""
-        votes = self.votes(heads)
-        cost, threshold = (each.to(votes.dtype) for each in (self.cost, self.threshold))
-        return em_routing(votes, cost, threshold, self.iterations, self.sharpness)[0].flatten(2).to(heads.dtype)
-
-
 @dataclass(frozen=True)
 class Options:
     """Options of EM routing.
@@ -79,9 +63,19 @@ class Options:
     sharpness: Annotated[float, Ge(0), Le(100)] = 1.0
 
 
-def build(dims: Dims, options: Options) -> EMRouting:
-    """H6."""
-    return EMRouting(dims, count_of("capsule_em", dims, options.capsules), options.iterations, options.sharpness)
+class EMRouting(Capsules):
+    """Capsules by ``em_routing``."""
+
+    def __init__(self, dims: Dims, options: Options) -> None:
+        super().__init__("capsule_em", dims, options.capsules, options.iterations)
+        self.sharpness = options.sharpness
+        self.cost = nn.Parameter(torch.zeros(self.capsules))
+        self.threshold = nn.Parameter(torch.zeros(self.capsules))
+
+    def forward(self, heads: Float[Tensor, "B T X"]) -> Float[Tensor, "B T D"]:
+        votes = self.votes(heads)
+        cost, threshold = (each.to(votes.dtype) for each in (self.cost, self.threshold))
+        return em_routing(votes, cost, threshold, self.iterations, self.sharpness)[0].flatten(2).to(heads.dtype)
 
 
 SPEC = Spec(
@@ -90,9 +84,8 @@ SPEC = Spec(
     axis="head_mixing",
     paper="Li et al. 2019, arXiv 1904.03100, section 3.3; Hinton et al. 2018, Matrix capsules with EM routing, ICLR",
     summary="Heads vote for output capsules, Gaussians that expectation and maximization in turn fit to the votes.",
-    build=build,
+    build=EMRouting,
     options=Options,
-    example={"head_mixing": "capsule_em"},
     traits=Traits(
         family="EXPL",
         causal_form="all heads are active; the inverse temperature stays as it is; sums of shares and variances have "

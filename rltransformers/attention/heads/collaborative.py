@@ -21,34 +21,6 @@ def slices(heads: int, width: int) -> Float[Tensor, "H K"]:
     return (owner == torch.arange(heads)[:, None]).to(torch.get_default_dtype())
 
 
-class Collaborative(Score):
-    """``(q_t m_h) k_s / sqrt(K / H)`` with one q and one k for all heads (Cordonnier et al. 2020, section 3).
-
-    Args:
-        dims: with K as the width of a head.
-    """
-
-    def __init__(self, dims: Dims, initial: Literal["slices", "normal"]) -> None:
-        super().__init__(dims)
-        heads, width = dims.heads, dims.head_dim
-        self.own = self.query_width = width
-        self.key_width = width + heads * dims.value_dim
-        self.mixing = nn.Parameter(torch.randn(heads, width) * 0.2)
-        if initial == "slices" and not self.mixing.is_meta:
-            self.mixing.data.copy_(slices(heads, width))
-
-    def split_queries(self, query: Float[Tensor, "B T K"]) -> Float[Tensor, "B H T K"]:
-        """The query as every head weighs it; products are divided by sqrt(K) afterwards."""
-        mixing = (self.mixing * self.dims.heads**0.5).to(query.dtype)
-        return query[:, None] * mixing[:, None]
-
-    def split(self, rows: Float[Tensor, "B *T N E"]) -> tuple[Float[Tensor, "B H *T N K"], Float[Tensor, "B H *T N V"]]:
-        """The one key for every head, not copied, and values head by head."""
-        heads = self.dims.heads
-        k, v = rows.split_with_sizes([self.own, self.key_width - self.own], -1)
-        return k[:, None].expand(-1, heads, *[-1] * (k.dim() - 1)), v.unflatten(-1, (heads, -1)).movedim(-2, 1)
-
-
 @dataclass(frozen=True)
 class Options(HeadOptions):
     """Options of collaborative heads.
@@ -67,9 +39,32 @@ class Options(HeadOptions):
         return replace(dims, head_dim=self.width or dims.heads * dims.head_dim)
 
 
-def build(dims: Dims, options: Options) -> Collaborative:
-    """H4."""
-    return Collaborative(dims, options.initial)
+class Collaborative(Score):
+    """``(q_t m_h) k_s / sqrt(K / H)`` with one q and one k for all heads (Cordonnier et al. 2020, section 3).
+
+    Args:
+        dims: with K as the width of a head.
+    """
+
+    def __init__(self, dims: Dims, options: Options) -> None:
+        super().__init__(dims)
+        heads, width = dims.heads, dims.head_dim
+        self.own = self.query_width = width
+        self.key_width = width + heads * dims.value_dim
+        self.mixing = nn.Parameter(torch.randn(heads, width) * 0.2)
+        if options.initial == "slices" and not self.mixing.is_meta:
+            self.mixing.data.copy_(slices(heads, width))
+
+    def split_queries(self, query: Float[Tensor, "B T K"]) -> Float[Tensor, "B H T K"]:
+        """The query as every head weighs it; products are divided by sqrt(K) afterwards."""
+        mixing = (self.mixing * self.dims.heads**0.5).to(query.dtype)
+        return query[:, None] * mixing[:, None]
+
+    def split(self, rows: Float[Tensor, "B *T N E"]) -> tuple[Float[Tensor, "B H *T N K"], Float[Tensor, "B H *T N V"]]:
+        """The one key for every head, not copied, and values head by head."""
+        heads = self.dims.heads
+        k, v = rows.split_with_sizes([self.own, self.key_width - self.own], -1)
+        return k[:, None].expand(-1, heads, *[-1] * (k.dim() - 1)), v.unflatten(-1, (heads, -1)).movedim(-2, 1)
 
 
 SPEC = Spec(
@@ -78,7 +73,7 @@ SPEC = Spec(
     axis="head_mixing",
     paper="Cordonnier, Loukas & Jaggi 2020, arXiv 2006.16362, section 3",
     summary="All heads share one query and one key and weigh their channels by a vector of their own.",
-    build=build,
+    build=Collaborative,
     options=Options,
     example={"head_mixing": {"name": "collaborative", "width": 8}},
     traits=Traits(family="EXPL", state="memory D (training), memory (K + heads Dv) more (acting)"),

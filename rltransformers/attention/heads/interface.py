@@ -13,11 +13,24 @@ from rltransformers.mixers.interface import Dims
 
 
 class Capsules(Combine):
-    """Heads as input capsules; ``o_h W_hn`` is the vote of head h for output capsule n."""
+    """Heads as input capsules; ``o_h W_hn`` is the vote of head h for output capsule n.
 
-    def __init__(self, dims: Dims, capsules: int, iterations: int) -> None:
+    Args:
+        capsules: N, a divisor of the width; None for as many as there are heads.
+
+    Raises:
+        ConfigError: N does not divide the width.
+    """
+
+    def __init__(self, name: str, dims: Dims, capsules: int | None, iterations: int) -> None:
         super().__init__()
-        self.heads, self.capsules, self.iterations = dims.heads, capsules, iterations
+        self.heads, self.iterations = dims.heads, iterations
+        self.capsules = dims.heads if capsules is None else capsules
+        if dims.width % self.capsules:
+            raise ConfigError(
+                f"head_mixing {name} shares the width ({dims.width}) among {self.capsules} capsules, which have to "
+                f"divide it; write {{name: {name}, capsules: 1}} or another divisor"
+            )
         bound = dims.value_dim**-0.5
         self.weight = nn.Parameter(torch.empty(dims.heads, dims.value_dim, dims.width).uniform_(-bound, bound))
 
@@ -26,18 +39,3 @@ class Capsules(Combine):
         outputs = heads.unflatten(-1, (self.heads, -1))
         votes = torch.einsum("bthv,hvd->bthd", outputs, self.weight).unflatten(-1, (self.capsules, -1))
         return votes.to(torch.promote_types(votes.dtype, torch.float32))
-
-
-def count_of(name: str, dims: Dims, capsules: int | None) -> int:
-    """Output capsules: as given, or as many as there are heads.
-
-    Raises:
-        ConfigError: they do not divide the width.
-    """
-    count = dims.heads if capsules is None else capsules
-    if dims.width % count:
-        raise ConfigError(
-            f"head_mixing {name} shares the width ({dims.width}) among {count} capsules, which have to divide it; "
-            f"write {{name: {name}, capsules: 1}} or another divisor"
-        )
-    return count

@@ -10,7 +10,6 @@ MHA = Spec(
     paper="Vaswani et al. 2017, arXiv 1706.03762",
     summary="Independent heads, concatenated and projected.",
     build=no_part,
-    example={"head_mixing": "mha"},
     formula="y_t = W_O [o_t1; ...; o_tH]",
 )
 MQA = Spec(

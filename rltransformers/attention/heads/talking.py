@@ -16,23 +16,16 @@ class TalkingHeads(Part):
 
     stages = Stage.LOGITS | Stage.MIXED_WEIGHTS
 
-    def __init__(self, heads: int) -> None:
+    def __init__(self, dims: Dims, options: NoOptions) -> None:
         super().__init__()
-        self.before = nn.Parameter(torch.eye(heads))
-        self.after = nn.Parameter(torch.eye(heads))
+        self.before = nn.Parameter(torch.eye(dims.heads))
+        self.after = nn.Parameter(torch.eye(dims.heads))
 
     def logits(self, logits: Tensor, view: View) -> Tensor:
-        """Mixed logits."""
         return torch.einsum("bhts,hk->bkts", logits, self.before)
 
     def mixed_weights(self, weights: Tensor, view: View) -> Tensor:
-        """Mixed weights; rows need not sum to 1."""
         return torch.einsum("bkts,kv->bvts", weights, self.after)
-
-
-def build(dims: Dims, options: NoOptions) -> Part:
-    """H3."""
-    return TalkingHeads(dims.heads)
 
 
 SPEC = Spec(
@@ -41,8 +34,7 @@ SPEC = Spec(
     axis="head_mixing",
     paper="Shazeer et al. 2020, arXiv 2003.02436",
     summary="Mixes logits and weights across heads.",
-    build=build,
-    example={"head_mixing": "talking"},
+    build=TalkingHeads,
     traits=Traits(
         family="EXPL",
         causal_form="scores of positions are mixed, too; the authors' code adds them behind the mixing and allows for "

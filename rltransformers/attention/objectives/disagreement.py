@@ -40,15 +40,19 @@ def by_distance(weights: Float[Tensor, "B H T S"], columns: Columns) -> Float[Te
 
 
 @dataclass(frozen=True)
+class Options:
+    """Rows of heads that should differ: projected values, outputs of heads, or the places they look at."""
+
+    on: On = "output"
+
+
 class Disagreement(Objective):
     """The negative of the paper's D, whose maximum is its minimum; heads that share their values count once."""
 
-    on: On
+    name = "disagreement"
 
-    @property
-    def name(self) -> str:
-        """As in a config."""
-        return "disagreement"
+    def __init__(self, dims: Dims, options: Options) -> None:
+        self.on = options.on
 
     @property
     def reads_weights(self) -> bool:
@@ -60,27 +64,13 @@ class Disagreement(Objective):
         return agreement(values) if self.on == "subspace" else None
 
     def of_outputs(self, outputs: Float[Tensor, "B H T V"]) -> Tensor | None:
-        """Agreement of what the heads read."""
         return agreement(outputs) if self.on == "output" else None
 
     def of_weights(self, weights: Float[Tensor, "B H T S"], columns: Columns, tokens: Tokens) -> Judged | None:
-        """Where the heads look."""
         if self.on != "position":
             return None
         found = overlap(by_distance(weights, columns))
         return Judged(found[:, None], torch.ones_like(found, dtype=torch.bool)[:, None])
-
-
-@dataclass(frozen=True)
-class Options:
-    """Rows of heads that should differ: projected values, outputs of heads, or the places they look at."""
-
-    on: On = "output"
-
-
-def build(dims: Dims, options: Options) -> Objective:
-    """X4."""
-    return Disagreement(options.on)
 
 
 SPEC = Spec(
@@ -90,7 +80,7 @@ SPEC = Spec(
     paper="Li et al. 2018, arXiv 1810.10183, section 3",
     summary="How alike heads are in their values, their outputs or the places they look at, mean over tokens, summed "
     "over layers.",
-    build=build,
+    build=Disagreement,
     options=Options,
     example={"losses": {"disagreement": {"weight": 1e-2, "on": "position"}}},
     traits=Traits(causality="N/A"),

@@ -31,35 +31,6 @@ def squared_distance(
 
 
 @dataclass(frozen=True)
-class Guidance(Objective):
-    """The first ``heads`` heads look at the token before, at the first one of the episode, or at themselves."""
-
-    target: Target
-    heads: int
-
-    @property
-    def name(self) -> str:
-        """As in a config."""
-        return "pattern"
-
-    @property
-    def reads_weights(self) -> bool:
-        """There is nothing else to judge."""
-        return True
-
-    def of_weights(self, weights: Float[Tensor, "B H T S"], columns: Columns, tokens: Tokens) -> Judged:
-        """Rows of the guided heads."""
-        p, heads = tokens.p, self.heads
-        back = p if self.target == "first" else torch.full_like(p, 1 if self.target == "previous" else 0)
-        distance, visible = beside(columns.distances()), columns.visible
-        if distance.shape[1] > 1:
-            distance = distance[:, :heads]
-        if visible.shape[1] > 1:
-            visible = visible[:, :heads]
-        return squared_distance(weights[:, :heads], distance, visible, back)
-
-
-@dataclass(frozen=True)
 class Options:
     """Options of guided heads.
 
@@ -73,9 +44,24 @@ class Options:
     share: Fraction = 0.5
 
 
-def build(dims: Dims, options: Options) -> Objective:
-    """X5."""
-    return Guidance(options.target, max(1, round(options.share * dims.heads)))
+class Guidance(Objective):
+    """The first ``heads`` heads look at the token before, at the first one of the episode, or at themselves."""
+
+    name = "pattern"
+    reads_weights = True
+
+    def __init__(self, dims: Dims, options: Options) -> None:
+        self.target, self.heads = options.target, max(1, round(options.share * dims.heads))
+
+    def of_weights(self, weights: Float[Tensor, "B H T S"], columns: Columns, tokens: Tokens) -> Judged:
+        p, heads = tokens.p, self.heads
+        back = p if self.target == "first" else torch.full_like(p, 1 if self.target == "previous" else 0)
+        distance, visible = beside(columns.distances()), columns.visible
+        if distance.shape[1] > 1:
+            distance = distance[:, :heads]
+        if visible.shape[1] > 1:
+            visible = visible[:, :heads]
+        return squared_distance(weights[:, :heads], distance, visible, back)
 
 
 SPEC = Spec(
@@ -85,7 +71,7 @@ SPEC = Spec(
     paper="Deshpande and Narasimhan 2020, arXiv 2010.02399, section 3",
     summary="Squared distance of the weights of some heads from a fixed pattern, mean over rows that see its target, "
     "summed over layers.",
-    build=build,
+    build=Guidance,
     options=Options,
     example={"losses": {"pattern": {"weight": 1e-2, "target": "previous"}}},
     traits=Traits(causality="N/A"),

@@ -5,9 +5,10 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from rltransformers.attention.patterns.interface import Draws, DrawSeed, random_blocks, union
+from rltransformers.attention.patterns.interface import Draws, random_blocks, union
 from rltransformers.attention.reach import Reach, check_window
 from rltransformers.core.spec import Feature, Size, Spec, Traits, Unread
+from rltransformers.functional.draws import DrawSeed
 from rltransformers.mixers.interface import Dims
 
 NO_DRAWS = Unread("random 0", lambda options: options.random == 0)

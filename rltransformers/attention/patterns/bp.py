@@ -22,6 +22,13 @@ from rltransformers.mixers.interface import Dims
 
 
 @dataclass(frozen=True)
+class Options:
+    """Nodes of each level that a token looks at: leaves first, then nodes that cover twice as much every time."""
+
+    neighbors: Size = 4
+
+
+@dataclass(frozen=True)
 class Spans:
     """Keys of tokens besides themselves, nearest first: leaves and nodes that tile their past.
 
@@ -111,14 +118,15 @@ class BinaryPartition(Chooser):
     """Every token sees itself, ``neighbors`` leaves, and as many nodes of each level of the tree, all in one softmax.
 
     Key and value of a node are means of those of its leaves, weighted by a softmax of a query that every head learns
-    for every level. The n-th edge of a token has a vector that is added to its key, as in Shaw et al. 2018.
+    for every level. The n-th edge of a token has a vector that is added to its key, as in Shaw et al. 2018. The memory
+    bounds the tree.
     """
 
-    def __init__(self, dims: Dims, neighbors: int) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        self.neighbors = neighbors
+        self.neighbors = options.neighbors
         self.reach = Reach(dims.memory + 1, tokens_per_step=dims.tokens_per_step)
-        self.slots, self.levels = slots_in_reach(neighbors, self.reach.horizon)
+        self.slots, self.levels = slots_in_reach(self.neighbors, self.reach.horizon)
         self.node_query = nn.Parameter(torch.zeros(self.levels, dims.heads, dims.head_dim)) if self.levels else None
         self.edges = nn.Parameter(torch.zeros(1 + sum(self.slots), dims.head_dim))
 
@@ -171,25 +179,13 @@ class BinaryPartition(Chooser):
         return k, v
 
 
-@dataclass(frozen=True)
-class Options:
-    """Nodes of each level that a token looks at: leaves first, then nodes that cover twice as much every time."""
-
-    neighbors: Size = 4
-
-
-def build(dims: Dims, options: Options) -> Chooser:
-    """A15; the memory bounds the tree."""
-    return BinaryPartition(dims, options.neighbors)
-
-
 SPEC = Spec(
     id="A15",
     name="bp",
     axis="pattern",
     paper="Ye et al. 2019, arXiv 1911.04070",
     summary="Every token sees `neighbors` tokens, then as many nodes of each level of a binary tree over the episode.",
-    build=build,
+    build=BinaryPartition,
     options=Options,
     example={"pattern": {"name": "bp", "neighbors": 2}},
     traits=Traits(

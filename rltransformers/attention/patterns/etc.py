@@ -23,20 +23,48 @@ from rltransformers.functional.keys import At, oldest_first, slots_of
 from rltransformers.mixers.interface import Dims
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of the extended transformer construction.
+
+    Attributes:
+        window: steps that a token sees, its own included.
+        block: tokens of a block, which a global token stands for.
+        globals: global tokens that a token sees, and that a global token sees; None for as many as the memory
+            holds, 0 for none.
+    """
+
+    window: Size
+    block: Annotated[int, Ge(1), Le(4096)] = 8
+    globals: Annotated[int, Ge(0), Le(4096)] | None = None
+
+
 class GlobalBlocks(Chooser):
     """Tokens see a window and the globals of completed blocks; a global sees its own block and the globals before it.
 
     Key and value of a global are means of those it sees, weighted by a softmax of a query that every head learns; the
     globals that another one sees are made of their own blocks alone. The relations long to global, global to long and
     global to global have vectors of their own, by how many blocks lie between two of them, which are added to keys (the
-    relative position labels of the paper).
+    relative position labels of the paper). What the globals of a token see themselves has to be in the memory, too.
     """
 
-    def __init__(self, dims: Dims, window: int, block: int, count: int) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
+        window, block, per = options.window, options.block, dims.tokens_per_step
+        count = options.globals
+        if count is None:
+            count = max(1, ((dims.memory * per + 1) // block - 1) // 2)
+        back = (2 * count + 1) * block - 1 if count else 0  # tokens
+        steps = max(window - 1, -(-back // per))
+        if steps > dims.memory:
+            raise ConfigError(
+                f"pattern 'etc' with a window of {window} steps and {count} globals of {block} tokens looks {steps} "
+                f"steps back but memory keeps {dims.memory}; set memory to at least {steps}, or choose a shorter "
+                "window, smaller blocks or fewer globals"
+            )
         self.block, self.count = block, count
-        self.band = Reach(window, tokens_per_step=dims.tokens_per_step)
-        self.reach = Reach(dims.memory + 1, tokens_per_step=dims.tokens_per_step)
+        self.band = Reach(window, tokens_per_step=per)
+        self.reach = Reach(dims.memory + 1, tokens_per_step=per)
         if count:
             self.query = nn.Parameter(torch.randn(dims.heads, dims.head_dim) * dims.head_dim**-0.5)
             self.to_global = nn.Parameter(torch.zeros(count, dims.head_dim))
@@ -94,48 +122,13 @@ class GlobalBlocks(Chooser):
         return (shares[..., None, :] @ seen).squeeze(-2).to(rows.dtype), present[..., count:]
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of the extended transformer construction.
-
-    Attributes:
-        window: steps that a token sees, its own included.
-        block: tokens of a block, which a global token stands for.
-        globals: global tokens that a token sees, and that a global token sees; None for as many as the memory
-            holds, 0 for none.
-    """
-
-    window: Size
-    block: Annotated[int, Ge(1), Le(4096)] = 8
-    globals: Annotated[int, Ge(0), Le(4096)] | None = None
-
-
-def build(dims: Dims, options: Options) -> Chooser:
-    """A13 in its form for streams: what the globals of a token see themselves has to be in the memory, too.
-
-    Raises:
-        ConfigError: the memory is shorter than the window, or than the blocks of the globals.
-    """
-    held = (dims.memory * dims.tokens_per_step + 1) // options.block - 1
-    count = max(1, held // 2) if options.globals is None else options.globals
-    back = (2 * count + 1) * options.block - 1 if count else 0  # tokens
-    steps = max(options.window - 1, -(-back // dims.tokens_per_step))
-    if steps > dims.memory:
-        raise ConfigError(
-            f"pattern 'etc' with a window of {options.window} steps and {count} globals of {options.block} tokens "
-            f"looks {steps} steps back but memory keeps {dims.memory}; set memory to at least {steps}, or choose a "
-            "shorter window, smaller blocks or fewer globals"
-        )
-    return GlobalBlocks(dims, options.window, options.block, count)
-
-
 SPEC = Spec(
     id="A13",
     name="etc",
     axis="pattern",
     paper="Ainslie et al. 2020, arXiv 2004.08483, section 3",
     summary="Every token sees the newest `window` steps and one global token for each completed block before its own.",
-    build=build,
+    build=GlobalBlocks,
     options=Options,
     example={"pattern": {"name": "etc", "window": 3, "block": 2, "globals": 1}},
     traits=Traits(

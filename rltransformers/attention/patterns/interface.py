@@ -18,9 +18,6 @@ from rltransformers.core.errors import ConfigError
 Draws = Annotated[int, Ge(0), Le(256)]
 """Keys or blocks that are drawn for every query."""
 
-DrawSeed = Annotated[int, Ge(0), Le(2**32 - 1)]
-"""Of keys or blocks that are drawn."""
-
 PRIME = 2**31 - 1
 """The fifth power is one to one modulo it, and products of two such numbers fit 64 bits."""
 

@@ -5,9 +5,10 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from rltransformers.attention.patterns.interface import DrawSeed, random_blocks
+from rltransformers.attention.patterns.interface import random_blocks
 from rltransformers.attention.reach import Reach
 from rltransformers.core.spec import Feature, Size, Spec, Traits
+from rltransformers.functional.draws import DrawSeed
 from rltransformers.mixers.interface import Dims
 
 

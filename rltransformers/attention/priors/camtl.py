@@ -27,37 +27,6 @@ def inside_blocks(
     return rows.gather(-1, source.clamp(min=0)).masked_fill(source < 0, 0.0)
 
 
-class ConditionalBlocks(Part):
-    """``(1 + gamma(z)) A_j + beta(z)`` inside the j-th block of n tokens of the episode, j modulo J.
-
-    A task has one gamma and one beta for every place that a key can have in its block, the same in all blocks.
-    """
-
-    scores_queries = True
-
-    def __init__(self, heads: int, tasks: int, task: int | None, size: int, blocks: int, block: int) -> None:
-        super().__init__()
-        self.heads, self.task = heads, task
-        self.vectors = nn.Parameter(torch.randn(tasks, size))
-        self.film = nn.Linear(size, 2 * block)
-        self.matrices = nn.Parameter(torch.randn(blocks, block, block) / block**0.5)
-
-    def of_queries(self, q: Tensor, distance: Tensor, tokens: Tokens) -> Tensor:
-        """The same for all heads."""
-        blocks, block = self.matrices.shape[:2]
-        place, number = tokens.p % block, tokens.p // block % blocks
-        gamma, beta = linear(self.film, self.vector(tokens)).chunk(2, -1)
-        rows = (1 + gamma) * self.matrices[number, place] + beta
-        return inside_blocks(rows, place, distance)[:, None].expand(-1, self.heads, -1, -1).to(q.dtype)
-
-    def vector(self, tokens: Tokens) -> Float[Tensor, "... Z"]:
-        """z of the given task, or of the one that the call names."""
-        if self.task is not None:
-            return self.vectors[self.task]
-        assert tokens.task is not None  # the backbone asks for it
-        return self.vectors[tokens.task]
-
-
 @dataclass(frozen=True)
 class Options:
     """Options of the conditional blocks.
@@ -78,18 +47,39 @@ class Options:
     block: Annotated[int, Ge(1), Le(1024)] = 16
 
 
-def build(dims: Dims, options: Options) -> Part:
-    """B6.
+class ConditionalBlocks(Part):
+    """``(1 + gamma(z)) A_j + beta(z)`` inside the j-th block of n tokens of the episode, j modulo J.
 
-    Raises:
-        ConfigError: there is no such task.
+    A task has one gamma and one beta for every place that a key can have in its block, the same in all blocks.
     """
-    if options.task is not None and options.task >= options.tasks:
-        raise ConfigError(
-            f"camtl has {options.tasks} tasks, counted from 0, and no task {options.task}; "
-            f"set tasks to at least {options.task + 1}"
-        )
-    return ConditionalBlocks(dims.heads, options.tasks, options.task, options.size, options.blocks, options.block)
+
+    scores_queries = True
+
+    def __init__(self, dims: Dims, options: Options) -> None:
+        super().__init__()
+        self.heads, self.task, block = dims.heads, options.task, options.block
+        if options.task is not None and options.task >= options.tasks:
+            raise ConfigError(
+                f"camtl has {options.tasks} tasks, counted from 0, and no task {options.task}; "
+                f"set tasks to at least {options.task + 1}"
+            )
+        self.vectors = nn.Parameter(torch.randn(options.tasks, options.size))
+        self.film = nn.Linear(options.size, 2 * block)
+        self.matrices = nn.Parameter(torch.randn(options.blocks, block, block) / block**0.5)
+
+    def of_queries(self, q: Tensor, distance: Tensor, tokens: Tokens) -> Tensor:
+        blocks, block = self.matrices.shape[:2]
+        place, number = tokens.p % block, tokens.p // block % blocks
+        gamma, beta = linear(self.film, self.vector(tokens)).chunk(2, -1)
+        rows = (1 + gamma) * self.matrices[number, place] + beta
+        return inside_blocks(rows, place, distance)[:, None].expand(-1, self.heads, -1, -1).to(q.dtype)
+
+    def vector(self, tokens: Tokens) -> Float[Tensor, "... Z"]:
+        """z of the given task, or of the one that the call names."""
+        if self.task is not None:
+            return self.vectors[self.task]
+        assert tokens.task is not None  # the backbone asks for it
+        return self.vectors[tokens.task]
 
 
 SPEC = Spec(
@@ -98,7 +88,7 @@ SPEC = Spec(
     axis="prior",
     paper="Pilault et al. 2021, arXiv 2009.09139, section 2.1; Perez et al. 2018, arXiv 1709.07871",
     summary="Adds learned scores between tokens of one block, scaled and shifted by what the task of the episode is.",
-    build=build,
+    build=ConditionalBlocks,
     options=Options,
     example={"prior": {"name": "camtl", "tasks": 3, "task": 0, "size": 4, "blocks": 2, "block": 3}},
     traits=Traits(

@@ -14,20 +14,14 @@ class Gaussian(Part):
 
     scores_distances = True
 
-    def __init__(self, heads: int) -> None:
+    def __init__(self, dims: Dims, options: NoOptions) -> None:
         super().__init__()
-        self.width = nn.Parameter(torch.full((heads, 1), -4.0))
-        self.offset = nn.Parameter(torch.full((heads, 1), -4.0))
+        self.width = nn.Parameter(torch.full((dims.heads, 1), -4.0))
+        self.offset = nn.Parameter(torch.full((dims.heads, 1), -4.0))
 
     def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
-        """[L, H]."""
         d = distance.to(self.width.dtype)
         return -(F.softplus(self.width) * d**2 - F.softplus(self.offset)).abs().T
-
-
-def build(dims: Dims, options: NoOptions) -> Part:
-    """B2."""
-    return Gaussian(dims.heads)
 
 
 SPEC = Spec(
@@ -36,8 +30,7 @@ SPEC = Spec(
     axis="prior",
     paper="Guo et al. 2019, AAAI",
     summary="Subtracts a learned quadratic function of the distance from the scores.",
-    build=build,
-    example={"prior": "gaussian_transformer"},
+    build=Gaussian,
     needs=(Feature.SCORES,),
     formula="l_ts - |w d^2 + b|, w >= 0, b <= 0 per head",
 )

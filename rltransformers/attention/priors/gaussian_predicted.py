@@ -28,31 +28,35 @@ def gaussian(
     return -0.5 * ((distance - center[..., None]) / deviation).square()
 
 
-class PredictedGaussian(Part):
-    """A penalty for the distance from a center; center and window are shares of the visible past of the query.
+@dataclass(frozen=True)
+class Options:
+    """Twice the standard deviation in tokens; None lets every query predict it."""
 
-    Args:
-        reach: distance of the oldest token of a full window.
-        window: a fixed one, in tokens; None predicts it.
-    """
+    window: Annotated[float, Ge(1), Le(1e12)] | None = None
+
+
+class PredictedGaussian(Part):
+    """A penalty for the distance from a center; center and window are shares of the visible past of the query."""
 
     scores_queries = True
 
-    def __init__(self, heads: int, head_dim: int, reach: int, window: float | None) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        self.reach, self.window = reach, window
+        heads, head_dim, self.window = dims.heads, dims.head_dim, options.window
+        self.reach = (dims.memory + 1) * dims.tokens_per_step - 1  # distance of the oldest token of a full window
         self.hidden = nn.Parameter(torch.randn(heads, head_dim, head_dim) / head_dim**0.5)
         self.center = nn.Parameter(torch.randn(heads, head_dim) / head_dim**0.5)
-        self.width = nn.Parameter(torch.randn(heads, head_dim) / head_dim**0.5) if window is None else None
+        self.width = nn.Parameter(torch.randn(heads, head_dim) / head_dim**0.5) if self.window is None else None
 
     def of_queries(self, q: Tensor, distance: Tensor, tokens: Tokens) -> Tensor:
         """Squares in float32 at least."""
         inner = torch.tanh(q @ self.hidden.transpose(1, 2))
         past = tokens.p.clamp(max=self.reach)[:, None]
         center = past * self.share(inner, self.center)
-        window = (
-            torch.full_like(center, self.window or 0.0) if self.width is None else past * self.share(inner, self.width)
-        )
+        if self.width is None:
+            window = torch.full_like(center, self.window or 0.0)
+        else:
+            window = past * self.share(inner, self.width)
         return gaussian(center, window, distance).to(q.dtype)
 
     @staticmethod
@@ -62,32 +66,14 @@ class PredictedGaussian(Part):
         return product.to(torch.promote_types(product.dtype, torch.float32)).sigmoid()
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of the predicted Gaussian.
-
-    Attributes:
-        window: twice the standard deviation in tokens; None lets every query predict it.
-    """
-
-    window: Annotated[float, Ge(1), Le(1e12)] | None = None
-
-
-def build(dims: Dims, options: Options) -> Part:
-    """B1."""
-    reach = (dims.memory + 1) * dims.tokens_per_step - 1
-    return PredictedGaussian(dims.heads, dims.head_dim, reach, options.window)
-
-
 SPEC = Spec(
     id="B1",
     name="gaussian_predicted",
     axis="prior",
     paper="Yang et al. 2018, arXiv 1810.10182, equations 4-8",
     summary="Every query predicts the distance at which it looks and how widely, and scores fall off from there.",
-    build=build,
+    build=PredictedGaussian,
     options=Options,
-    example={"prior": "gaussian_predicted"},
     traits=Traits(
         causality="C*",
         family="EXPL",

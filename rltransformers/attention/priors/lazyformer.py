@@ -10,30 +10,21 @@ from rltransformers.core.spec import Feature, Refusal, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
 
-class Lazy(Part):
-    """Of one layer of a group of ``group``."""
-
-    def __init__(self, dims: Dims, group: int) -> None:
-        super().__init__()
-        place = dims.layer % group
-        self.group, self.takes_weights = group, place > 0
-        self.hands = HandUp.WEIGHTS if place < group - 1 else HandUp.NOTHING
-
-
 @dataclass(frozen=True)
 class Options:
-    """Options of groups of layers.
-
-    Attributes:
-        group: layers that share the weights of the first of them; 1 shares none.
-    """
+    """Layers that share the weights of the first of them; 1 shares none."""
 
     group: Annotated[int, Ge(1), Le(1000)] = 2
 
 
-def build(dims: Dims, options: Options) -> Part:
-    """B5."""
-    return Lazy(dims, options.group)
+class Lazy(Part):
+    """Of one layer of a group of ``group``."""
+
+    def __init__(self, dims: Dims, options: Options) -> None:
+        super().__init__()
+        self.group, place = options.group, dims.layer % options.group
+        self.takes_weights = place > 0
+        self.hands = HandUp.WEIGHTS if place < self.group - 1 else HandUp.NOTHING
 
 
 SPEC = Spec(
@@ -42,7 +33,7 @@ SPEC = Spec(
     axis="prior",
     paper="Ying et al. 2021, arXiv 2102.12702",
     summary="Only the first layer of a group has queries and keys; the others read their own values with its weights.",
-    build=build,
+    build=Lazy,
     options=Options,
     example={"prior": "lazyformer", "layers": 3},
     traits=Traits(

@@ -4,15 +4,14 @@ Axes: B batch, T tokens, H heads, L distances 0 .. window - 1, R = 2 + T rows.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from annotated_types import Ge, Le
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.attention.roles import HandUp, Part, Stage, View
+from rltransformers.core.ranges import UnitInterval
 from rltransformers.core.spec import Feature, Refusal, Spec, Traits
 from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.taps import newest_rows, with_past
@@ -40,13 +39,21 @@ def convolved(
     return torch.stack(found).sum(0)
 
 
+@dataclass(frozen=True)
+class Options:
+    """Share of a layer's own logits."""
+
+    alpha: UnitInterval = 0.5
+
+
 class Predictive(Part):
     """``alpha own + (1 - alpha) conv(below)``; the lowest layer has its own logits alone."""
 
-    def __init__(self, dims: Dims, alpha: float) -> None:
+    hands = HandUp.DISTANCES
+
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        self.hands = HandUp.DISTANCES
-        self.alpha, self.heads = alpha, dims.heads
+        self.alpha, self.heads = options.alpha, dims.heads
         if dims.layer > 0:
             self.stages = Stage.LOGITS
             bound = (9 * dims.heads) ** -0.5
@@ -76,29 +83,13 @@ class Predictive(Part):
         return self.alpha * logits + (1 - self.alpha) * spread.to(logits.dtype)
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of the convolved logits.
-
-    Attributes:
-        alpha: share of a layer's own logits.
-    """
-
-    alpha: Annotated[float, Ge(0), Le(1)] = 0.5
-
-
-def build(dims: Dims, options: Options) -> Part:
-    """B3."""
-    return Predictive(dims, options.alpha)
-
-
 SPEC = Spec(
     id="B3",
     name="predictive",
     axis="prior",
     paper="Wang et al. 2020, Predictive Attention Transformer, a submission to ICLR 2021",
     summary="Mixes the logits with those of the layer below, which a convolution over queries, keys and heads evolves.",
-    build=build,
+    build=Predictive,
     options=Options,
     example={"prior": "predictive", "layers": 3},
     traits=Traits(

@@ -13,14 +13,12 @@ class RealFormer(Part):
     stages = Stage.LOGITS
     hands = HandUp.LOGITS
 
+    def __init__(self, dims: Dims, options: NoOptions) -> None:
+        super().__init__()
+
     def logits(self, logits: Tensor, view: View) -> Tensor:
         """Sum with those of the layer below, where there is one."""
         return logits if view.below is None else logits + view.below
-
-
-def build(dims: Dims, options: NoOptions) -> Part:
-    """B4."""
-    return RealFormer()
 
 
 SPEC = Spec(
@@ -29,7 +27,7 @@ SPEC = Spec(
     axis="prior",
     paper="He et al. 2021, arXiv 2012.11747",
     summary="Adds the previous layer's unmasked logits.",
-    build=build,
+    build=RealFormer,
     example={"prior": "realformer", "layers": 3},
     traits=Traits(family="EXPL"),
     offers=(Feature.CARRY,),

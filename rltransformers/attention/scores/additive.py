@@ -96,12 +96,10 @@ SPEC = Spec(
     summary="A score is one number of the query plus one of the key behind a LeakyReLU; what is compared is also read.",
     build=build,
     options=Options,
-    example={"mixer": "additive"},
     traits=Traits(
         causality="C*",
         family="EXPL",
         state="memory D (training), memory heads (Dh + 1) more (acting)",
-        time="T",
         causal_form="the neighbors of a token are the tokens that its pattern allows; a projection joins the heads, "
         "there they stand side by side behind an ELU",
     ),

@@ -28,7 +28,6 @@ SPEC = Spec(
         family="VAL",
         horizon="that of the pattern",
         state="that of the pattern",
-        time="T",
         causal_form="edges lead to earlier tokens, so rows are divided by their degree, D^-1 (A + I); the symmetric "
         "D^-1/2 (A + I) D^-1/2 would count later ones; heads are joined by a projection, without a ReLU",
     ),

@@ -65,12 +65,10 @@ SPEC = Spec(
     summary="Fixed weights: a Gaussian around the token itself or the one before, head by head; no queries, no keys.",
     build=build,
     options=Options,
-    example={"mixer": "hard_gaussian"},
     traits=Traits(
         family="VAL",
         horizon="ceil(4 deviation) + 1",
         state="horizon D (training), horizon heads Dv more (acting)",
-        time="T",
         causal_form="weights are normalized over the tokens in sight; farther keys than four deviations are left out",
     ),
     offers=(*EXPLICIT, Feature.TIES),

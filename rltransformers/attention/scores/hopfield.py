@@ -118,7 +118,6 @@ SPEC = Spec(
         causality="C*",
         family="EXPL",
         state="memory D (training), memory kv_heads (Dh + Dv) more (acting)",
-        time="T",
         causal_form="every update sees what the query sees; a fixed number of updates in place of a threshold at which "
         "they stop; no norm of stored and state patterns beside that of the layer",
     ),

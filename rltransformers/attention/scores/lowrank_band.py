@@ -107,7 +107,6 @@ SPEC = Spec(
         causality="C*",
         family="EXPL",
         state="memory D (training), memory (narrow_heads r + wide Dh + heads Dv) more (acting)",
-        time="T",
         causal_form="the two parts are groups of heads, joined by the projection of the layer; wide keys are kept as "
         "long as narrow ones",
     ),

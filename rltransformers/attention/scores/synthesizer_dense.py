@@ -139,12 +139,10 @@ SPEC = Spec(
     summary="Every token writes the logits of the distances behind it with a small network; keys have no say in them.",
     build=build,
     options=Options,
-    example={"mixer": "synthesizer_dense"},
     traits=Traits(
         causality="C*",
         family="VAL",
         state="memory D (training), memory heads Dv more (acting)",
-        time="T",
         causal_form="a logit belongs to a distance, there to a place in a sequence of fixed length; heads share the "
         "hidden units; factors are multiplied in all pairs, there both are repeated up to the length",
     ),

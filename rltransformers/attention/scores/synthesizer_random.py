@@ -16,7 +16,7 @@ from rltransformers.attention.layer import Attention
 from rltransformers.attention.plan import Plan
 from rltransformers.attention.scores.interface import EXPLICIT, ValuesOnly, check_value_heads, tokens_in_window
 from rltransformers.core.spec import Size, Spec, Traits
-from rltransformers.functional.draws import fill, layer_generator, seeded_normal
+from rltransformers.functional.draws import DrawSeed, fill, layer_generator, seeded_normal
 from rltransformers.mixers.interface import Dims
 
 
@@ -67,7 +67,7 @@ class Options:
     distances: Size | None = None
     rank: Annotated[int, Ge(1), Le(1_000_000)] | None = None
     learned: bool = True
-    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
+    seed: DrawSeed = 0
 
 
 def build(dims: Dims, plan: Plan, options: Options) -> Attention:
@@ -86,12 +86,10 @@ SPEC = Spec(
     summary="Weights that do not depend on the tokens: a logit per head and distance, learned or as drawn.",
     build=build,
     options=Options,
-    example={"mixer": "synthesizer_random"},
     traits=Traits(
         causality="C*",
         family="VAL",
         state="memory D (training), memory heads Dv more (acting)",
-        time="T",
         causal_form="a logit belongs to a distance, there to a pair of places in a sequence of fixed length; the "
         "factors are of heads and distances, there of places and places",
     ),

@@ -58,6 +58,5 @@ def newest_by_distance(
 
 
 NONE = Spec(
-    "C0", "none", "selection", "-", "All allowed keys are used.", no_part,
-    example={"selection": "none"}, formula="all s that the pattern allows",
-)  # fmt: skip
+    "C0", "none", "selection", "-", "All allowed keys are used.", no_part, formula="all s that the pattern allows"
+)

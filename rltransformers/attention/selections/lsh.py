@@ -18,12 +18,29 @@ from rltransformers.attention.selections.interface import newest_of_class
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.functional.call import Call
-from rltransformers.functional.draws import fill, layer_generator, seeded_normal
+from rltransformers.functional.draws import DrawSeed, fill, layer_generator, seeded_normal
 from rltransformers.functional.keys import At
 from rltransformers.mixers.interface import Dims
 
 SELF = -5e4
 """Added to the logit of the token itself, which it reads only where there is nothing else; the paper adds -1e5."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of hashing.
+
+    Attributes:
+        rounds: hashes of every token; the paper uses 4 and 8.
+        buckets: of every hash; an even number.
+        window: keys that a query reads at most in every round, itself included.
+        seed: of the rotations.
+    """
+
+    rounds: Annotated[int, Ge(1), Le(64)] = 4
+    buckets: Annotated[int, Ge(2), Le(65_536)] = 8
+    window: Size = 16
+    seed: DrawSeed = 0
 
 
 class SharedQueries(Score):
@@ -36,11 +53,9 @@ class SharedQueries(Score):
     def rows(
         self, made: Float[Tensor, "B T O"], h: Float[Tensor, "B T D"]
     ) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
-        """Keys as they are made; the queries are their first part."""
         return made[..., : self.query_width], made
 
     def split(self, rows: Float[Tensor, "B *T N E"]) -> tuple[Float[Tensor, "B g *T N K"], Float[Tensor, "B G *T N V"]]:
-        """Keys of length 1, and values."""
         k, v = super().split(rows)
         return F.normalize(k, dim=-1), v
 
@@ -75,15 +90,24 @@ class Hashing(Chooser):
 
     rotations: Tensor
 
-    def __init__(self, dims: Dims, rounds: int, buckets: int, window: int, seed: int) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        self.window, self.rounds = window, rounds
-        shape = dims.heads, rounds, dims.head_dim, buckets // 2
+        if options.buckets % 2:
+            raise ConfigError(
+                "selection 'lsh' needs an even number of buckets, directions and their opposites, got "
+                f"{options.buckets}; set buckets to {options.buckets + 1}"
+            )
+        if dims.kv_heads != dims.heads:
+            raise ConfigError(
+                f"selection 'lsh' makes queries and keys by one projection, so kv_heads ({dims.kv_heads}) has to equal "
+                f"heads ({dims.heads}); leave kv_heads out or set selection to 'none'"
+            )
+        self.window, self.rounds = options.window, options.rounds
+        shape = dims.heads, self.rounds, dims.head_dim, options.buckets // 2
         self.register_buffer("rotations", torch.empty(shape))
-        fill(self.rotations, lambda: seeded_normal(shape, layer_generator(seed, dims.layer)))
+        fill(self.rotations, lambda: seeded_normal(shape, layer_generator(options.seed, dims.layer)))
 
     def score(self, dims: Dims) -> Score:
-        """One projection for queries and keys."""
         return SharedQueries(dims)
 
     def choose(
@@ -103,49 +127,13 @@ class Hashing(Chooser):
         return Selected(index, At(away, exists), shift), state
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of hashing.
-
-    Attributes:
-        rounds: hashes of every token; the paper uses 4 and 8.
-        buckets: of every hash; an even number.
-        window: keys that a query reads at most in every round, itself included.
-        seed: of the rotations.
-    """
-
-    rounds: Annotated[int, Ge(1), Le(64)] = 4
-    buckets: Annotated[int, Ge(2), Le(65_536)] = 8
-    window: Size = 16
-    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
-
-
-def build(dims: Dims, options: Options) -> Hashing:
-    """C2 for one layer; ``dims.layer`` makes the rotations of every layer different.
-
-    Raises:
-        ConfigError: an odd number of buckets, or fewer key heads than query heads.
-    """
-    if options.buckets % 2:
-        raise ConfigError(
-            f"selection 'lsh' needs an even number of buckets, directions and their opposites, got {options.buckets}; "
-            f"set buckets to {options.buckets + 1}"
-        )
-    if dims.kv_heads != dims.heads:
-        raise ConfigError(
-            f"selection 'lsh' makes queries and keys by one projection, so kv_heads ({dims.kv_heads}) has to equal "
-            f"heads ({dims.heads}); leave kv_heads out or set selection to 'none'"
-        )
-    return Hashing(dims, options.rounds, options.buckets, options.window, options.seed)
-
-
 SPEC = Spec(
     id="C2",
     name="lsh",
     axis="selection",
     paper="Kitaev et al. 2020, arXiv 2001.04451, section 2",
     summary="Each query reads the newest keys that hash as it does; queries and keys are made by one projection.",
-    build=build,
+    build=Hashing,
     options=Options,
     example={"selection": {"name": "lsh", "rounds": 2, "buckets": 4, "window": 3}},
     traits=Traits(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from annotated_types import Ge, Le, Lt
+from annotated_types import Ge, Lt
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
@@ -17,7 +17,7 @@ from rltransformers.attention.selections.interface import newest_of_class
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Loss, Refusal, Size, Spec, Traits
 from rltransformers.functional.call import Call
-from rltransformers.functional.draws import fill, layer_generator, seeded_normal
+from rltransformers.functional.draws import DrawSeed, fill, layer_generator, seeded_normal
 from rltransformers.functional.keys import At
 from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.mixers.interface import Dims
@@ -34,6 +34,23 @@ def clusters_of(x: Float[Tensor, "B H N K"], centroids: Float[Tensor, "H C K"]) 
         return (x @ centroids.to(x.dtype).transpose(-1, -2)).argmax(-1)
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of routing.
+
+    Attributes:
+        clusters: centroids C of every head.
+        window: keys that a query reads at most.
+        decay: share of a centroid that stays when it moves.
+        seed: of the first centroids.
+    """
+
+    clusters: Size = 8
+    window: Size = 32
+    decay: Annotated[float, Ge(0), Lt(1)] = 0.999
+    seed: DrawSeed = 0
+
+
 class Routing(OnlineMeans, Chooser):
     """Online k-means over normalized queries and keys; a query reads the ``window`` newest keys of its cluster.
 
@@ -44,22 +61,25 @@ class Routing(OnlineMeans, Chooser):
 
     centroids: Tensor
 
-    def __init__(self, dims: Dims, clusters: int, window: int, decay: float, seed: int) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        self.window, self.decay = window, decay
-        shape = dims.heads, clusters, dims.head_dim
+        if dims.head_dim == 1:
+            raise ConfigError(
+                "selection 'routing' normalizes queries and keys, so a head_dim of 1 leaves only zeros; set head_dim "
+                "to at least 2"
+            )
+        self.window, self.decay = options.window, options.decay
+        shape = dims.heads, options.clusters, dims.head_dim
         self.register_buffer("centroids", torch.empty(shape))
         self.make_sums(shape)
-        fill(self.centroids, lambda: spherical(seeded_normal(shape, layer_generator(seed, dims.layer))))
+        fill(self.centroids, lambda: spherical(seeded_normal(shape, layer_generator(options.seed, dims.layer))))
 
     def prepare(self, heads: Float[Tensor, "B H *n K"]) -> Float[Tensor, "B H *n K"]:
-        """``spherical``."""
         return spherical(heads)
 
     def choose(
         self, q: Float[Tensor, "B H T K"], window: Heads, state: dict[str, Tensor], call: Call
     ) -> tuple[Selected, dict[str, Tensor]]:
-        """The newest keys of each query's cluster."""
         time, rows = q.shape[2], window.k.shape[2]
         of_queries, of_keys = (clusters_of(x.detach(), self.centroids) for x in (q, window.k))
         if call.probe.listens or (self.training and torch.is_grad_enabled()):
@@ -83,42 +103,13 @@ class Routing(OnlineMeans, Chooser):
         self.move(self.centroids, self.decay, spherical)
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of routing.
-
-    Attributes:
-        clusters: centroids C of every head.
-        window: keys that a query reads at most.
-        decay: share of a centroid that stays when it moves.
-        seed: of the first centroids.
-    """
-
-    clusters: Size = 8
-    window: Size = 32
-    decay: Annotated[float, Ge(0), Lt(1)] = 0.999
-    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = 0
-
-
-def build(dims: Dims, options: Options) -> Routing:
-    """C3 for one layer; ``dims.layer`` makes the first centroids of every layer different.
-
-    Raises:
-        ConfigError: heads of one number, which all become 0 when they are normalized.
-    """
-    if dims.head_dim == 1:
-        raise ConfigError("selection 'routing' normalizes queries and keys, so a head_dim of 1 leaves only zeros; "
-                          "set head_dim to at least 2")  # fmt: skip
-    return Routing(dims, options.clusters, options.window, options.decay, options.seed)
-
-
 SPEC = Spec(
     id="C3",
     name="routing",
     axis="selection",
     paper="Roy et al. 2021, arXiv 2003.05997",
     summary="Each query reads the newest keys of its cluster; clusters are learned by online k-means.",
-    build=build,
+    build=Routing,
     options=Options,
     example={"selection": {"name": "routing", "clusters": 2, "window": 3}},
     traits=Traits(

@@ -21,6 +21,19 @@ from rltransformers.functional.keys import At, oldest_first, slots_of
 from rltransformers.mixers.interface import Dims
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of edge prediction.
+
+    Attributes:
+        edges: of every token, besides the one to itself.
+        width: of the network that predicts the edges.
+    """
+
+    edges: Annotated[int, Ge(1), Le(256)] = 8
+    width: Size = 16
+
+
 class EdgePredictor(Chooser):
     """An LSTM that starts from the query walks over the past: each step goes to the token it finds most likely.
 
@@ -29,10 +42,12 @@ class EdgePredictor(Chooser):
     is added to its score, through which the walk learns. A token always has an edge to itself, with nothing added.
     """
 
-    def __init__(self, dims: Dims, edges: int, width: int) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        self.horizon = dims.memory * dims.tokens_per_step
-        self.edges = min(edges, self.horizon)
+        if dims.memory == 0:
+            raise ConfigError("selection 'sac' draws edges to earlier tokens; set memory to at least 1")
+        self.horizon, width = dims.memory * dims.tokens_per_step, options.width
+        self.edges = min(options.edges, self.horizon)
         self.start = nn.Linear(dims.head_dim, width)
         self.target = nn.Linear(dims.head_dim, width, bias=False)
         self.walk = nn.LSTMCell(width, width)
@@ -97,37 +112,13 @@ class EdgePredictor(Chooser):
         return chosen, scores.log_softmax(-1).gather(-1, chosen)
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of edge prediction.
-
-    Attributes:
-        edges: of every token, besides the one to itself.
-        width: of the network that predicts the edges.
-    """
-
-    edges: Annotated[int, Ge(1), Le(256)] = 8
-    width: Size = 16
-
-
-def build(dims: Dims, options: Options) -> EdgePredictor:
-    """C5 for one layer.
-
-    Raises:
-        ConfigError: no memory, so that there is nothing an edge could lead to.
-    """
-    if dims.memory == 0:
-        raise ConfigError("selection 'sac' draws edges to earlier tokens; set memory to at least 1")
-    return EdgePredictor(dims, options.edges, options.width)
-
-
 SPEC = Spec(
     id="C5",
     name="sac",
     axis="selection",
     paper="Li et al. 2020, arXiv 2003.09833, section 3",
     summary="A small LSTM draws the edges along which a token looks back, one after the other.",
-    build=build,
+    build=EdgePredictor,
     options=Options,
     example={"selection": {"name": "sac", "edges": 3, "width": 4}},
     traits=Traits(

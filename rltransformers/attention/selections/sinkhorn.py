@@ -22,6 +22,19 @@ from rltransformers.functional.keys import At, oldest_first, slots_of
 from rltransformers.mixers.interface import Dims
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of Sinkhorn attention.
+
+    Attributes:
+        block: tokens of a block.
+        temperature: of the mixture; lower ones come closer to a choice of one block.
+    """
+
+    block: Annotated[int, Ge(1), Le(4096)] = 8
+    temperature: Annotated[float, Ge(1e-3), Le(1e3)] = 0.75
+
+
 class Sinkhorn(Chooser):
     """Sorts earlier blocks for every block of queries: each of their rows becomes a mixture over the blocks.
 
@@ -31,9 +44,18 @@ class Sinkhorn(Chooser):
     learned key and value in their place.
     """
 
-    def __init__(self, dims: Dims, block: int, earlier: int, temperature: float) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        self.block, self.earlier, self.temperature = block, earlier, temperature
+        self.block, self.temperature = options.block, options.temperature
+        visible = dims.memory * dims.tokens_per_step + 1
+        self.earlier = visible // self.block - 1  # as many as the memory holds beside the own one
+        if self.earlier < 1:
+            back = 2 * self.block - 1
+            raise ConfigError(
+                f"selection 'sinkhorn' with blocks of {self.block} looks {back} tokens back, further than memory "
+                f"{dims.memory}; set memory to at least {-(-back // dims.tokens_per_step)} or block to at most "
+                f"{max(1, visible // 2)}"
+            )
         self.of_block = nn.Parameter(torch.randn(dims.heads, dims.head_dim, dims.head_dim) * dims.head_dim**-0.5)
         self.none_key = nn.Parameter(0.02 * torch.randn(dims.heads, dims.head_dim))
         self.none_value = nn.Parameter(torch.zeros(dims.heads, dims.value_dim))
@@ -87,44 +109,13 @@ class Sinkhorn(Chooser):
         return (torch.cat([nothing, scores], -1) / self.temperature).softmax(-1)
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of Sinkhorn attention.
-
-    Attributes:
-        block: tokens of a block.
-        temperature: of the mixture; lower ones come closer to a choice of one block.
-    """
-
-    block: Annotated[int, Ge(1), Le(4096)] = 8
-    temperature: Annotated[float, Ge(1e-3), Le(1e3)] = 0.75
-
-
-def build(dims: Dims, options: Options) -> Sinkhorn:
-    """C4 for one layer; earlier blocks are as many as the memory holds beside the own one.
-
-    Raises:
-        ConfigError: the memory is shorter than two blocks.
-    """
-    visible = (dims.memory + 1) * dims.tokens_per_step
-    earlier = (visible - dims.tokens_per_step + 1) // options.block - 1
-    if earlier < 1:
-        steps = -(-(2 * options.block - 1) // dims.tokens_per_step)
-        raise ConfigError(
-            f"selection 'sinkhorn' with blocks of {options.block} looks {2 * options.block - 1} tokens back, further "
-            f"than memory {dims.memory}; set memory to at least {steps} or block to at most "
-            f"{max(1, (visible - dims.tokens_per_step + 1) // 2)}"
-        )
-    return Sinkhorn(dims, options.block, earlier, options.temperature)
-
-
 SPEC = Spec(
     id="C4",
     name="sinkhorn",
     axis="selection",
     paper="Tay et al. 2020, arXiv 2002.11296, section 3",
     summary="Each block of queries reads itself and a learned mixture of the blocks before it.",
-    build=build,
+    build=Sinkhorn,
     options=Options,
     example={"selection": {"name": "sinkhorn", "block": 3}},
     traits=Traits(

@@ -10,14 +10,21 @@ from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
 
+@dataclass(frozen=True)
+class Options:
+    """Keys that a query keeps."""
+
+    k: Size = 16
+
+
 class TopK(Part):
     """Keeps the ``k`` largest logits of a row; the gradient flows through the kept ones only."""
 
     stages = Stage.MASKED_LOGITS
 
-    def __init__(self, k: int) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        self.k = k
+        self.k = options.k
 
     def masked_logits(self, logits: Tensor, view: View) -> Tensor:
         """All but min(k, S) entries per row at the lowest number; ties are broken by index."""
@@ -26,25 +33,13 @@ class TopK(Part):
         return logits.masked_fill(others, torch.finfo(logits.dtype).min)
 
 
-@dataclass(frozen=True)
-class Options:
-    """Keys that a query keeps."""
-
-    k: Size = 16
-
-
-def build(dims: Dims, options: Options) -> Part:
-    """C1."""
-    return TopK(options.k)
-
-
 SPEC = Spec(
     id="C1",
     name="topk",
     axis="selection",
     paper="Gupta et al. 2021, arXiv 2106.06899; survey Lin et al. 2021",
     summary="Each query keeps its k largest logits.",
-    build=build,
+    build=TopK,
     options=Options,
     example={"selection": {"name": "topk", "k": 3}},
     traits=Traits(causality="C*", family="SEL"),

@@ -5,37 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rltransformers.attention.roles import Part
 from rltransformers.attention.spans.interface import Ramp, Span, soft_mask
 from rltransformers.core.ranges import UnitInterval
 from rltransformers.core.spec import Feature, Loss, Spec, Traits
 from rltransformers.mixers.interface import Dims
-
-
-class AdaptiveSpan(Span):
-    """Span z_h = fraction_h * maximum tokens, fraction in [0, 1]; starts at ``initial``.
-
-    Distance 0 is the token itself, in the authors' code the one before it.
-    """
-
-    def __init__(self, heads: int, maximum: int, ramp: float, initial: float) -> None:
-        super().__init__()
-        self.fraction = nn.Parameter(torch.full((heads,), initial))
-        self.maximum = maximum
-        self.ramp = ramp
-
-    def mask(self, h: Tensor, distance: Tensor) -> Tensor:
-        """[H, L]."""
-        return soft_mask(self.fraction * self.maximum, distance, self.ramp)
-
-    def mean(self, h: Tensor, valid: Tensor) -> Tensor:
-        """Mean of z over heads."""
-        return self.fraction.mean() * self.maximum
-
-    def constrain_(self) -> None:
-        """Clamp the fraction to [0, 1]."""
-        with torch.no_grad():
-            self.fraction.clamp_(0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -51,13 +24,25 @@ class Options:
     initial: UnitInterval = 0.0
 
 
-def build(dims: Dims, options: Options) -> Part:
-    """SP1; the largest span is the memory.
+class AdaptiveSpan(Span):
+    """Span z_h = fraction_h * maximum tokens, fraction in [0, 1]; starts at ``initial``.
 
-    What is kept farther back counts by its distance, and is out of sight beyond the memory and the ramp: compressed
-    slots of old tokens, and first tokens, which count as one token behind the window of their pattern.
+    Distance 0 is the token itself, in the authors' code the one before it.
     """
-    return AdaptiveSpan(dims.heads, dims.memory * dims.tokens_per_step, options.ramp, options.initial)
+
+    def __init__(self, dims: Dims, options: Options) -> None:
+        super().__init__(dims, options.ramp)
+        self.fraction = nn.Parameter(torch.full((dims.heads,), options.initial))
+
+    def mask(self, h: Tensor, distance: Tensor) -> Tensor:
+        return soft_mask(self.fraction * self.maximum, distance, self.ramp)
+
+    def mean(self, h: Tensor, valid: Tensor) -> Tensor:
+        return self.fraction.mean() * self.maximum
+
+    def constrain_(self) -> None:
+        with torch.no_grad():
+            self.fraction.clamp_(0.0, 1.0)
 
 
 SPEC = Spec(
@@ -66,7 +51,7 @@ SPEC = Spec(
     axis="span",
     paper="Sukhbaatar et al. 2019, arXiv 1905.07799",
     summary="Each head learns how many tokens back it looks.",
-    build=build,
+    build=AdaptiveSpan,
     options=Options,
     example={"span": {"name": "adaptive", "ramp": 2.0, "initial": 0.3}},
     traits=Traits(family="EXPL"),

@@ -13,6 +13,7 @@ from torch import Tensor
 from rltransformers.attention.roles import Part, Stage, View, no_part
 from rltransformers.core.spec import Spec
 from rltransformers.functional.call import Call
+from rltransformers.mixers.interface import Dims
 
 Ramp = Annotated[float, Ge(1e-6), Le(1e6)]
 """Tokens over which a soft mask falls from 1 to 0; narrower ones round to a hard edge in single precision."""
@@ -24,9 +25,18 @@ def soft_mask(span: Float[Tensor, "*n"], distance: Int[Tensor, " L"], ramp: floa
 
 
 class Span(Part):
-    """A soft mask by distance, after which the weights sum to 1 again."""
+    """A soft mask by distance, after which the weights sum to 1 again.
+
+    The largest span is the memory. What is kept farther back counts by its distance, and is out of sight beyond the
+    memory and the ramp: compressed slots of old tokens, and first tokens, which count as one token behind the window of
+    their pattern.
+    """
 
     stages = Stage.WEIGHTS
+
+    def __init__(self, dims: Dims, ramp: float) -> None:
+        super().__init__()
+        self.maximum, self.ramp = dims.memory * dims.tokens_per_step, ramp
 
     @abstractmethod
     def mask(self, h: Float[Tensor, "B T D"], distance: Int[Tensor, " L"]) -> Float[Tensor, "... L"]:
@@ -34,20 +44,16 @@ class Span(Part):
 
     @abstractmethod
     def mean(self, h: Float[Tensor, "B T D"], valid: Tensor) -> Tensor:
-        """Mean span in tokens, the auxiliary loss X2."""
+        """Mean span in tokens; the auxiliary loss."""
 
     def weights(self, weights: Tensor, view: View) -> Tensor:
-        """Multiplied and normalized."""
         weights = weights * view.columns.spread(self.mask(view.h, view.columns.listed))
         return weights / (weights.sum(-1, keepdim=True) + 1e-8)
 
     def tell(self, h: Tensor, call: Call) -> None:
-        """The mean span, as loss and as metric."""
         mean = self.mean(h, call.tokens.valid())
         call.probe.loss("span", mean)
         call.probe.metric("span", mean.detach())
 
 
-FULL = Spec(
-    "SP0", "full", "span", "-", "Heads use the whole window.", no_part, example={"span": "full"}, formula="m(d) = 1"
-)
+FULL = Spec("SP0", "full", "span", "-", "Heads use the whole window.", no_part, formula="m(d) = 1")

@@ -9,12 +9,20 @@ from rltransformers.core.spec import Feature, Size, Spec, Traits
 from rltransformers.mixers.interface import Dims
 
 
+@dataclass(frozen=True)
+class Options:
+    """Steps that heads look back, their own included; the heads take them in turn. A list of spans is one per layer."""
+
+    windows: Sequence[Size]
+
+
 class MultiScale(Part):
     """Every head sees the newest of the keys that its pattern shows, within a window of its own."""
 
-    def __init__(self, windows: tuple[int, ...]) -> None:
+    def __init__(self, dims: Dims, options: Options) -> None:
         super().__init__()
-        self.windows = windows
+        self.windows = in_turn("span 'multi_scale': windows", options.windows, dims.heads)
+        check_window("multi_scale", max(self.windows), dims.memory)
 
     def narrowed(self, pattern: Pattern) -> Pattern:
         """A reach per head, or one where all are alike."""
@@ -23,31 +31,13 @@ class MultiScale(Part):
         return Pattern(reaches[:1] if len(set(reaches)) == 1 else reaches)
 
 
-@dataclass(frozen=True)
-class Options:
-    """Steps that heads look back, their own included; the heads take them in turn."""
-
-    windows: Sequence[Size]
-
-
-def build(dims: Dims, options: Options) -> Part:
-    """SP3; a list of spans gives every layer its scales.
-
-    Raises:
-        ConfigError: no window, more of them than heads, or one that is longer than the memory.
-    """
-    windows = in_turn("span 'multi_scale': windows", options.windows, dims.heads)
-    check_window("multi_scale", max(windows), dims.memory)
-    return MultiScale(windows)
-
-
 SPEC = Spec(
     id="SP3",
     name="multi_scale",
     axis="span",
     paper="Guo et al. 2020, Multi-Scale Self-Attention for Text Classification, AAAI, arXiv 1912.00544",
     summary="Each head has a window of its own, fixed: the `windows` in turn; a list gives layers their scales.",
-    build=build,
+    build=MultiScale,
     options=Options,
     example={"span": {"name": "multi_scale", "windows": [1, 3, 5]}},
     traits=Traits(

@@ -51,6 +51,14 @@ class NearestNeighbors(Readout):
 
     options: Options
 
+    def __init__(self, width: int, leaves: Sequence[ActionLeaf], options: Options) -> None:
+        if not all(leaf.countable for leaf in leaves):
+            raise ConfigError(
+                "readout 'knn' mixes probabilities of discrete actions, but the action space has a Box; "
+                "use readout 'spalm' or leave readout out"
+            )
+        super().__init__(width, leaves, options, FINENESS * options.temperature)
+
     def forward(
         self, features: Float[Tensor, "*n W"], layer: nn.Linear, own: Int[Tensor, "*n"] | None = None
     ) -> Float[Tensor, "*n A"]:
@@ -66,27 +74,13 @@ class NearestNeighbors(Readout):
         return torch.cat([leaf.mixed(output, other, share) for leaf, output, other in parts], -1)
 
 
-def build(width: int, leaves: Sequence[ActionLeaf], options: Options) -> NearestNeighbors:
-    """O1.
-
-    Raises:
-        ConfigError: for actions that are not countable.
-    """
-    if not all(leaf.countable for leaf in leaves):
-        raise ConfigError(
-            "readout 'knn' mixes probabilities of discrete actions, but the action space has a Box; "
-            "use readout 'spalm' or leave readout out"
-        )
-    return NearestNeighbors(width, leaves, options, FINENESS * options.temperature)
-
-
 SPEC = Spec(
     id="O1",
     name="knn",
     axis="readout",
     paper="Khandelwal et al. 2020, arXiv 1911.00172, equations 2 and 3",
     summary="Mixes the model's probabilities with those of what was done where features were nearest.",
-    build=build,
+    build=NearestNeighbors,
     options=Options,
     example={"readout": {"name": "knn", "neighbors": 3}},
     traits=Traits(

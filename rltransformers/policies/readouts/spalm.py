@@ -72,18 +72,13 @@ class GatedMemory(Readout):
         return linear(layer, features + share * (memory - features))
 
 
-def build(width: int, leaves: Sequence[ActionLeaf], options: Options) -> GatedMemory:
-    """O2."""
-    return GatedMemory(width, leaves, options)
-
-
 SPEC = Spec(
     id="O2",
     name="spalm",
     axis="readout",
     paper="Yogatama et al. 2021, arXiv 2102.02557, section 3.2",
     summary="Blends what the head reads with a mean of embedded actions of the nearest features, by a gate.",
-    build=build,
+    build=GatedMemory,
     options=Options,
     example={"readout": {"name": "spalm", "neighbors": 3}},
     traits=Traits(

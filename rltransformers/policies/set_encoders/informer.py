@@ -13,9 +13,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rltransformers.attention.informer import MAX_SAMPLES, NO_DEFAULTS, sparsity
-from rltransformers.attention.patterns.interface import PRIME, DrawSeed, mixed
+from rltransformers.attention.patterns.interface import PRIME, mixed
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Size, Spec, Traits
+from rltransformers.functional.draws import DrawSeed
 from rltransformers.policies.set_encoders.interface import (
     Attention,
     EncoderOptions,

@@ -52,17 +52,12 @@ class Retention(HeadsMixer):
         return F.layer_norm(out, out.shape[-1:]) * gate, {"sum": after}
 
 
-def build(dims: Dims, options: Options) -> Retention:
-    """Retention for one layer."""
-    return Retention(dims, options)
-
-
 SPEC = Spec(
     name="retention",
     axis="mixer",
     paper="Sun et al. 2023, arXiv 2307.08621",
     summary="Sums of key-value products that decay, a rate per head: a fixed-size state remembers the episode.",
-    build=build,
+    build=Retention,
     options=Options,
     traits=Traits(family="KERN", horizon="episode", state="H Dh Dv"),
     offers=(Feature.KEYS,),
