@@ -106,7 +106,10 @@ def columns_of(pattern: Pattern, groups: list[tuple[Place, int]], call: Call) ->
     if any(isinstance(place, At) for place in places):
         return _columns(pattern, places, counts, call.tokens)
     key = "columns", pattern, counts, type(places[0])
-    return call.once(key, lambda: _columns(pattern, places, counts, call.tokens))
+    if key not in call.made:
+        call.made[key] = _columns(pattern, places, counts, call.tokens)
+    columns: Columns = call.made[key]
+    return columns
 
 
 def _columns(pattern: Pattern, places: tuple[Place, ...], counts: tuple[int, ...], tokens: Tokens) -> Columns:

@@ -31,7 +31,6 @@ from rltransformers.attention.rotation import turn_rows
 from rltransformers.functional import windows
 from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
 from rltransformers.functional.keys import Past, Rows, cut_past
-from rltransformers.functional.modules import linear
 from rltransformers.mixers.interface import Dims, Mixed, RowMixer
 from rltransformers.positions.interface import BY_PLACE, at_places
 
@@ -67,7 +66,7 @@ class Attention(RowMixer):
 
     def queries_and_keys(self, h: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T Q"], Float[Tensor, "B T E"]]:
         """Queries, and keys and values side by side, not turned."""
-        return self.score.rows(linear(self.project, h), h)
+        return self.score.rows(F.linear(h, self.project.weight, self.project.bias), h)
 
     def keys(self, h: Float[Tensor, "B S D"]) -> Float[Tensor, "B S E"]:
         """Keys and values side by side, not turned."""
@@ -127,7 +126,10 @@ class Attention(RowMixer):
 
     def combined(self, heads: Float[Tensor, "B T HV"]) -> Float[Tensor, "B T D"]:
         """The outputs of the heads as the output of the layer."""
-        out: Tensor = linear(self.output, heads) if isinstance(self.output, nn.Linear) else self.output(heads)
+        output = self.output
+        if isinstance(output, nn.Linear):  # without the call of a module, which shows in a step of acting
+            return F.linear(heads, output.weight, output.bias)
+        out: Tensor = output(heads)
         return out
 
     def heads(

@@ -12,7 +12,7 @@ from rltransformers.blocks.leaving import Classified, Geometric, Leaving, Multin
 from rltransformers.core.spec import Feature, Loss, NoOptions, Refusal, Size, Spec, Traits, Unread
 from rltransformers.stacks.exits import Exits
 from rltransformers.stacks.halting import AdaptiveTime
-from rltransformers.stacks.plain import Embed, Plain, Universal
+from rltransformers.stacks.plain import Embed, Plain
 
 Confidence = Literal["saturation", "classifier"]
 Predictor = Literal["multinomial", "geometric"]
@@ -112,13 +112,13 @@ def build_fixed(options: NoOptions) -> Depth:
 
 def build_universal(options: NoOptions) -> Depth:
     """D2."""
-    return Depth(lambda layers, embed, halt: Universal(layers, embed), shared=True)
+    return Depth(lambda layers, embed, halt: Plain(layers, embed=embed), shared=True)
 
 
 def build_halting(options: HaltingOptions) -> Depth:
     """D3."""
     return Depth(
-        lambda layers, embed, halt: AdaptiveTime(layers, embed, halt, options.epsilon), halting_unit, shared=True
+        lambda layers, embed, halt: AdaptiveTime(layers, halt, options.epsilon, embed=embed), halting_unit, shared=True
     )
 
 

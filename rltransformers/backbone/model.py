@@ -17,19 +17,21 @@ from rltransformers.backbone.config import BackboneConfig
 from rltransformers.backbone.depth import Depth
 from rltransformers.backbone.losses import ExitOptions
 from rltransformers.backbone.state import State, prefixed
-from rltransformers.blocks.layer import Layer, detached
+from rltransformers.blocks.layer import Layer
+from rltransformers.blocks.residual import normalized
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.core.ranges import suggesting
 from rltransformers.core.record import Probe, Record
 from rltransformers.core.spec import Feature
 from rltransformers.functional.call import EVERY, SILENT, Call, Context, Tokens, chosen, episode_positions
-from rltransformers.functional.modules import dropout, normalized
+from rltransformers.functional.modules import dropout
 from rltransformers.functional.online_means import OnlineMeans
 from rltransformers.functional.windows import descending, padded_behind
-from rltransformers.memory.interface import RINGS, Cached, Form, LayerState
+from rltransformers.memory.interface import RINGS, Cached, Form, LayerState, RowMemory
+from rltransformers.mixers.interface import Mixer, RowMixer
 from rltransformers.positions.interface import Position
 from rltransformers.stacks.exits import Exits
-from rltransformers.stacks.plain import Plain, layer_place
+from rltransformers.stacks.plain import Plain
 from rltransformers.stacks.reversible import Reversible
 
 ROWS = (*RINGS, "taps", "second_taps")
@@ -70,19 +72,16 @@ class Backbone(nn.Module):
         self.tasks, self.reads_context = self.config.tasks, self.config.reads_context
         self.hands_out = any(Feature.STREAMS in each.spec.offers for each in self.config.choices.losses)
         self.halt = None if depth.halt is None else depth.halt(self.width, self.config.layers)
-        self.stack = self.make_stack(depth)
-
-    def make_stack(self, depth: Depth) -> Plain | Reversible:
-        """Choose the stack that runs the layers: plain, universal, ACT, exits or reversible."""
         layers = [self.layer(index) for index in range(self.config.layers)]
         if Feature.INVERSE in self.config.choices.residual.spec.offers:
-            return Reversible(layers)
-        stack = depth.stack(layers, self.embed, self.halt)
-        if isinstance(stack, Exits):
-            options = (each.options for each in self.config.choices.losses)
-            mixes = any(isinstance(each, ExitOptions) and each.training == "mixed" for each in options)
-            stack = replace(stack, mixes=mixes)
-        return replace(stack, recomputes=True) if self.config.checkpoint else stack
+            self.stack: Plain | Reversible = Reversible(layers)
+        else:
+            stack = depth.stack(layers, self.embed, self.halt)
+            if isinstance(stack, Exits):
+                options = (each.options for each in self.config.choices.losses)
+                mixes = any(isinstance(each, ExitOptions) and each.training == "mixed" for each in options)
+                stack = replace(stack, mixes=mixes)
+            self.stack = replace(stack, recomputes=self.config.checkpoint)
 
     def layer(self, index: int) -> Layer:
         """The layer applied at ``index``; a universal backbone has only one."""
@@ -121,7 +120,7 @@ class Backbone(nn.Module):
         if form is not Form.TRAINING:
             shapes["clock"] = ()
         for index in range(self.config.layers):
-            shapes |= {f"{layer_place(index)}.{name}": shape for name, shape in self.layer(index).shapes(form).items()}
+            shapes |= {f"layer{index}.{name}": shape for name, shape in self.layer(index).shapes(form).items()}
         return shapes
 
     @property
@@ -142,15 +141,18 @@ class Backbone(nn.Module):
     def tables(self) -> dict[str, Tensor]:
         """Tables of every layer over distances under today's weights, for the argument ``tables`` of many calls."""
         with torch.no_grad():
-            found: dict[str, Tensor] = {}
+            tables: dict[str, Tensor] = {}
             for index in range(self.config.layers):
-                found |= prefixed(layer_place(index), self.layer(index).mixing.tables())
-            return found
+                tables |= prefixed(f"layer{index}", self.layer(index).mixing.tables())
+            return tables
 
     def table_sources(self) -> list[nn.Module]:
         """The modules whose weights ``tables`` depends on."""
-        layers = [self.layer(index) for index in range(len(self.layers))]
-        return [module for layer in layers for module in layer.mixing.table_sources()]
+        return [source for mixer in self.mixers() if isinstance(mixer, RowMixer) for source in mixer.table_sources()]
+
+    def mixers(self) -> list[Mixer]:
+        """The mixer of every layer with weights of its own."""
+        return [self.layer(index).mixing.mixer for index in range(len(self.layers))]
 
     def forward(
         self,
@@ -197,7 +199,8 @@ class Backbone(nn.Module):
         if state is not None and state.acts:
             if x.shape[1] <= self.config.tokens_per_step and valid is None and record is None:
                 if self.finite_positions:
-                    self.check_places(*self.places(state.tensors["position"], reset, timestep, x.shape[1]))
+                    tokens = self.locate(x, state, reset, timestep)
+                    self.check_places(tokens.p, tokens.timestep)
                 if self.tasks is not None:
                     self.check_tasks(task)
                 return self.step(x, state, reset, timestep=timestep, task=task, context=context, wanted=wanted)
@@ -243,7 +246,7 @@ class Backbone(nn.Module):
             raise ConfigError(
                 "a step needs a state for acting; pass initial_state(..., cached=True) or with_cache(state)"
             )
-        tokens = self.locate(x, state, reset, timestep, None, task)
+        tokens = self.locate(x, state, reset, timestep, task=task)
         clock = state.tensors["clock"]
         call = Call(
             tokens,
@@ -254,9 +257,8 @@ class Backbone(nn.Module):
             tables or {},
             context=context,
         )
-        y, after = self.run(x, [self.layer_state(index, state, x) for index in range(self.config.layers)], call)
-        tensors = {"position": tokens.p[:, -1], "clock": clock + x.shape[1]}
-        return y, gathered_state(tensors, after)
+        y, after = self.run(x, self.layer_states(state, x), call)
+        return y, State.of_layers({"position": tokens.p[:, -1], "clock": clock + x.shape[1]}, after)
 
     def segment(
         self,
@@ -286,10 +288,8 @@ class Backbone(nn.Module):
             self.check_tasks(tokens.task)
         if record is not None:
             record.streams, record.exits, record.mixed = [] if self.hands_out else None, None, None
-        states = [self.layer_state(index, state, x) for index in range(self.config.layers)]
-        x, after = self.run(
-            x, states, Call(tokens, SILENT if record is None else Probe(record), wanted, context=context)
-        )
+        call = Call(tokens, SILENT if record is None else Probe(record), wanted, context=context)
+        x, after = self.run(x, self.layer_states(state, x), call)
 
         def placed(x: Tensor) -> Tensor:
             if order is not None:
@@ -303,12 +303,15 @@ class Backbone(nn.Module):
             record.mixed = None if mixed is None else placed(normalized(self.final_norm, like(mixed, x)))
         last = tokens.last_position()
         last = last.clone() if valid is None and time > 1 else last  # a view would keep the places of all tokens
-        return placed(x), gathered_state({"position": last}, after)
+        return placed(x), State.of_layers({"position": last}, after)
 
     def run(self, x: Tensor, states: list[LayerState], call: Call) -> tuple[Tensor, list[LayerState]]:
         """Embedding, layers, norms: the wanted tokens, and the states of the layers."""
-        x = normalized(self.input_norm, x if self.universal else self.embed(x, call))
-        x = dropout(x, self.config.dropout, self.training)
+        if self.input_positions and not self.universal:
+            x = self.embed(x, call)
+        x = normalized(self.input_norm, x)
+        if self.training and self.config.dropout:
+            x = dropout(x, self.config.dropout)
         if call.clock is not None or self.config.compute_dtype == "float32" or x.dtype != torch.float32:
             x, after = self.stack.run(x, states, call)
             return normalized(self.final_norm, x), after
@@ -320,33 +323,22 @@ class Backbone(nn.Module):
     def locate(
         self,
         x: Tensor,
-        state: State | None,
-        reset: Tensor | None,
-        timestep: Tensor | None,
-        length: Tensor | None,
+        state: State | None = None,
+        reset: Tensor | None = None,
+        timestep: Tensor | None = None,
+        length: Tensor | None = None,
         task: Tensor | None = None,
     ) -> Tokens:
-        """Where every token stands."""
-        batch, time = x.shape[:2]
-        before = torch.full((batch,), -1, device=x.device) if state is None else state.tensors["position"]
-        p, step = self.places(before, reset, timestep, time)
-        index = torch.arange(time, device=x.device)
+        """Where every token stands; ``length`` of them are valid."""
+        index, group = torch.arange(x.shape[1], device=x.device), self.config.tokens_per_step
+        before = torch.full((len(x),), -1, device=x.device) if state is None else state.tensors["position"]
+        p = before[:, None] + 1 + index if reset is None else episode_positions(before, reset)
+        step = timestep if timestep is not None else (p if group == 1 else p // group)
         if length is not None:
             inside = index < length[:, None]
             p, step = torch.where(inside, p, 0), torch.where(inside, step, 0)
             task = None if task is None else torch.where(inside, task, 0)
         return Tokens(p, step, p > index, before, length, task)
-
-    def places(
-        self, before: Int[Tensor, " B"], reset: Bool[Tensor, "B T"] | None, timestep: Tensor | None, time: int
-    ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-        """Episode position and environment step of ``time`` tokens that follow the positions ``before``."""
-        if reset is None:
-            p = before[:, None] + 1 + torch.arange(time, device=before.device)
-        else:
-            p = episode_positions(before, reset)
-        group = self.config.tokens_per_step
-        return p, timestep if timestep is not None else (p if group == 1 else p // group)
 
     def check_sizes(self, x: Tensor, state: State | None, **beside: Tensor | None) -> None:
         """Raise ConfigError unless x is [B, T, width], what is ``beside`` it [B, T], and the state for both.
@@ -459,14 +451,24 @@ class Backbone(nn.Module):
             x = position.embed(x, call.tokens.p, call.tokens.timestep)
         return x
 
-    def layer_state(self, index: int, state: State | None, x: Tensor) -> LayerState:
-        """State of one layer; a stream that starts here has no memory rows at all."""
-        if state is not None:
-            return detached(state.layer(layer_place(index)))
-        return {
-            name: x.new_zeros(x.shape[0], *((0, *shape[1:]) if name in RINGS else shape))
-            for name, shape in self.training_shapes[index].items()
-        }
+    def layer_states(self, state: State | None, x: Tensor) -> list[LayerState]:
+        """States of all layers, detached; a stream that starts here has no memory rows at all.
+
+        With a gradient, tensors of inference mode are cloned, so that autograd accepts them.
+        """
+        if state is None:
+            return [
+                {
+                    name: x.new_zeros(x.shape[0], *((0, *shape[1:]) if name in RINGS else shape))
+                    for name, shape in shapes.items()
+                }
+                for shapes in self.training_shapes
+            ]
+        tensors = state.tensors
+        if torch.is_grad_enabled():
+            tensors = {name: value.clone() if value.is_inference() else value for name, value in tensors.items()}
+        tensors = {name: value.detach() if value.requires_grad else value for name, value in tensors.items()}
+        return State(tensors).layers(self.config.layers)
 
     def with_cache(self, state: State) -> State:
         """Acting form of ``state``: keys and values of what is remembered, with today's weights."""
@@ -474,22 +476,24 @@ class Backbone(nn.Module):
             state = self.without_cache(state)
             before = state.tensors["position"]
             return self.clocked(
-                self.map_layers(state, lambda layer, part: layer.mixing.with_keys(part, layer.join_mixing, before))
+                self.map_memories(
+                    state, lambda layer, memory, part: memory.in_rings(memory.with_keys(part, layer.keys_of, before))
+                )
             )
 
     def without_cache(self, state: State) -> State:
         """Training form of ``state``: layer inputs only."""
-        clock = state.tensors["clock"][0] if state.acts else None
-        return self.map_layers(state, lambda layer, part: layer.mixing.without_keys(part, clock))
+        state = self.in_order(state) if state.acts else state
+        return self.map_memories(state, lambda layer, memory, part: memory.without_keys(part))
 
     def in_order(self, state: State) -> State:
         """An acting state with its rows and keys in order, from which a segment continues."""
         clock = state.tensors["clock"][0]
-        return self.map_layers(state, lambda layer, part: layer.mixing.in_order(part, clock))
+        return self.map_memories(state, lambda layer, memory, part: memory.in_order(part, clock))
 
     def in_rings(self, state: State) -> State:
         """The inverse of ``in_order``."""
-        return self.clocked(self.map_layers(state, lambda layer, part: layer.mixing.in_rings(part)))
+        return self.clocked(self.map_memories(state, lambda layer, memory, part: memory.in_rings(part)))
 
     def clocked(self, state: State) -> State:
         """The state with a clock that stands at 0, contiguous as machine code writes it."""
@@ -497,10 +501,14 @@ class Backbone(nn.Module):
         tensors = {name: value.contiguous() for name, value in state.tensors.items()}
         return State({**tensors, "position": position, "clock": torch.zeros_like(position)})
 
-    def map_layers(self, state: State, function: Callable[[Layer, LayerState], LayerState]) -> State:
-        """A state of whose layers a function was taken; it has no clock."""
-        parts = [function(self.layer(index), state.layer(layer_place(index))) for index in range(self.config.layers)]
-        return gathered_state({"position": state.tensors["position"]}, parts)
+    def map_memories(self, state: State, change: Callable[[Layer, RowMemory, LayerState], LayerState]) -> State:
+        """The state with those of layers with a memory changed, without a clock."""
+        parts = state.layers(self.config.layers)
+        for index, part in enumerate(parts):
+            layer = self.layer(index)
+            if layer.mixing.memory is not None:
+                parts[index] = change(layer, layer.mixing.memory, part)
+        return State.of_layers({"position": state.tensors["position"]}, parts)
 
     def stored_keys(self, state: State) -> tuple[Float[Tensor, "M G K"], Float[Tensor, "M G V"]]:
         """Keys and values of the running episodes as far as the layer with a store holds them: what a bank is made of.
@@ -508,35 +516,27 @@ class Backbone(nn.Module):
         Raises:
             ConfigError: no layer has a store.
         """
-        for index in range(len(self.layers)):
-            mixer = self.layer(index).mixing.mixer
+        for index, mixer in enumerate(self.mixers()):
             if isinstance(mixer, Memorizing):
-                rows = self.without_cache(state).layer(layer_place(index))["keys"].detach()
+                rows = self.without_cache(state).tensors[f"layer{index}.keys"].detach()
                 age = descending(rows.shape[1], rows.device)
                 return mixer.score.keys_of(rows[age <= state.tensors["position"][:, None]])
         raise ConfigError("no layer has a store; set memory_kind to 'memorizing'")
 
     def constrain_(self) -> None:
         """Bring bounded parameters (adaptive spans) back into range; call after every optimizer step."""
-        for index in range(len(self.layers)):
-            self.layer(index).mixing.mixer.constrain_()
+        for mixer in self.mixers():
+            mixer.constrain_()
 
     def maintain(self) -> None:
         """Let mixers learn what they learn without gradients; call between two rounds of collecting and learning."""
-        for index in range(len(self.layers)):
-            self.layer(index).mixing.mixer.maintain()
+        for mixer in self.mixers():
+            mixer.maintain()
 
     def seen(self) -> list[Tensor]:
         """Statistics for ``maintain``: sums over the tokens since its last call, which several processes add up."""
         learning = (module for module in self.modules() if isinstance(module, OnlineMeans))
         return [value for module in learning for value in module.statistics()]
-
-
-def gathered_state(tensors: dict[str, Tensor], layers: list[LayerState]) -> State:
-    """One state of the states of all layers."""
-    for index, part in enumerate(layers):
-        tensors |= {f"{layer_place(index)}.{name}": value for name, value in part.items()}
-    return State(tensors)
 
 
 def like(value: Tensor, x: Tensor) -> Tensor:

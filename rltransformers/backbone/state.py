@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rltransformers.core.described import size_of
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.places import places_of
-from rltransformers.memory.interface import RINGS
+from rltransformers.memory.interface import RINGS, LayerState
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,20 @@ class State:
         }
         return State(turned | {"clock": self.tensors["clock"] + ahead})
 
-    def layer(self, name: str) -> dict[str, Tensor]:
+    def layer(self, name: str) -> LayerState:
         """Tensors of one layer by their own names."""
-        start = f"{name}."
-        return {key.removeprefix(start): value for key, value in self.tensors.items() if key.startswith(start)}
+        return part_of(name, self.tensors)
+
+    def layers(self, count: int) -> list[LayerState]:
+        """States of ``count`` layers."""
+        return [part_of(f"layer{index}", self.tensors) for index in range(count)]
+
+    @staticmethod
+    def of_layers(tensors: dict[str, Tensor], layers: Sequence[LayerState]) -> "State":
+        """The state of these layers, with further tensors."""
+        for index, part in enumerate(layers):
+            tensors |= {f"layer{index}.{name}": value for name, value in part.items()}
+        return State(tensors)
 
 
 def check_alike(states: Sequence[State]) -> None:

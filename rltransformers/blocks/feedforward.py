@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from rltransformers.blocks import sep_conv
 from rltransformers.blocks.activations import ACTIVATIONS, Activation
 from rltransformers.core.spec import Feature, NoOptions, Refusal, Spec, Traits
-from rltransformers.functional.modules import linear
 
 
 class FeedForward(nn.Module):
@@ -30,9 +30,9 @@ class FeedForward(nn.Module):
         """Transformed tokens."""
         # Flat, because an activation that overwrites its input would copy it back and forth through a view.
         if x.dim() == 3 and x.shape[1] == 1:  # flat but for an axis of one
-            return linear(self.out, self.act(linear(self.into, x)))
-        hidden = self.act(linear(self.into, x.reshape(-1, x.shape[-1])))
-        return linear(self.out, hidden).view(x.shape)
+            return F.linear(self.act(F.linear(x, self.into.weight, self.into.bias)), self.out.weight, self.out.bias)
+        hidden = self.act(F.linear(x.reshape(-1, x.shape[-1]), self.into.weight, self.into.bias))
+        return F.linear(hidden, self.out.weight, self.out.bias).view(x.shape)
 
 
 class GatedLinearUnit(nn.Module):
@@ -56,7 +56,7 @@ def in_chunks(transform: Callable[[Tensor], Tensor], x: Float[Tensor, "B T D"], 
     Its hidden units exist for one slice at a time. So that this holds in training as well, the backward pass computes
     those of a slice again.
     """
-    if chunks == 1 or x.shape[1] == 1:
+    if x.shape[1] == 1:
         return transform(x)
     parts = x.chunk(chunks, 1)
     if torch.is_grad_enabled():

@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from rltransformers.core.record import Probe
 from rltransformers.core.spec import Feature, NoOptions, Refusal, Spec, Traits
-from rltransformers.functional.modules import linear, normalized
 
 GateBias = Annotated[float, Ge(-100), Le(100)]
 """Beyond these a sigmoid is 0 or 1 whatever the stream says."""
@@ -45,10 +44,10 @@ class GRUGate(Gate):
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Openness is z."""
         width = x.shape[-1]
-        from_y, y_g = linear(self.from_y, y).split_with_sizes([2 * width, width], -1)
-        r, z = (from_y + linear(self.from_x, x)).split_with_sizes([width, width], -1)
+        from_y, y_g = F.linear(y, self.from_y.weight).split_with_sizes([2 * width, width], -1)
+        r, z = (from_y + F.linear(x, self.from_x.weight)).split_with_sizes([width, width], -1)
         z = torch.sigmoid(z - self.bias)
-        h = torch.tanh(y_g + linear(self.candidate, torch.sigmoid(r) * x))
+        h = torch.tanh(y_g + F.linear(torch.sigmoid(r) * x, self.candidate.weight))
         if h.dtype == z.dtype == x.dtype:
             return torch.lerp(x, h, z), z
         return torch.lerp(x, h.to(x.dtype), z.to(x.dtype)), z  # autocast leaves three dtypes, lerp takes one
@@ -63,7 +62,7 @@ class InputGate(Gate):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Openness is 1: y passes whole."""
-        return torch.sigmoid(linear(self.linear, x)) * x + y, torch.ones_like(y)
+        return torch.sigmoid(F.linear(x, self.linear.weight)) * x + y, torch.ones_like(y)
 
 
 class OutputGate(Gate):
@@ -76,7 +75,7 @@ class OutputGate(Gate):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Openness is the sigmoid."""
-        openness = torch.sigmoid(linear(self.linear, x) - self.bias)
+        openness = torch.sigmoid(F.linear(x, self.linear.weight) - self.bias)
         return x + openness * y, openness
 
 
@@ -90,7 +89,7 @@ class HighwayGate(Gate):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Openness is what is not carried."""
-        openness = 1 - torch.sigmoid(linear(self.linear, x) + self.bias)
+        openness = 1 - torch.sigmoid(F.linear(x, self.linear.weight) + self.bias)
         return x + openness * (y - x), openness
 
 
@@ -104,9 +103,14 @@ class SigTanhGate(Gate):
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Openness is the sigmoid."""
-        gate, value = linear(self.from_y, y).chunk(2, -1)
+        gate, value = F.linear(y, self.from_y.weight).chunk(2, -1)
         openness = torch.sigmoid(gate - self.bias)
         return x + openness * torch.tanh(value), openness
+
+
+def normalized(norm: nn.LayerNorm | None, x: Tensor) -> Tensor:
+    """``norm(x)`` without the call of a module, which shows in a step of acting; x where there is no norm."""
+    return x if norm is None else torch.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
 class Residual(nn.Module):

@@ -3,9 +3,9 @@
 Axes: B batch, T tokens of a call, S tokens that have elements, N elements, D model width, R rows of memory and tokens.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -22,8 +22,6 @@ NOBODY = slice(0, 0)
 
 SILENT = Probe()
 """Reports nothing."""
-
-Made = TypeVar("Made")
 
 
 def chosen(x: Shaped[Tensor, "B T *n"], wanted: slice) -> Shaped[Tensor, "B t *n"]:
@@ -173,7 +171,8 @@ class Call:
         overwrites: whether the tensors of the state belong to the call, which then writes into them.
         tables: what depends on weights and sizes alone, computed by whoever makes many calls with the same weights
             (``Backbone.tables``), by the place that uses it.
-        made: what layers derived for this call, see ``once``.
+        place: name of the layer's application in tables and metrics, such as "layer0".
+        made: what the first layer derives for this call and the others use again, by what it depends on.
         context: elements that tokens look at besides the stream; None where the layers read none.
     """
 
@@ -187,8 +186,9 @@ class Call:
     made: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
     context: Context | None = None
 
-    def at(self, place: str, wanted: slice) -> "Call":
-        """The same call in one layer, which has to give the ``wanted`` tokens."""
+    def at(self, layer: int, wanted: slice) -> "Call":
+        """The same call in one application of a layer, which has to give the ``wanted`` tokens."""
+        place = f"layer{layer}"
         probe = self.probe.at(place) if self.probe.listens else SILENT
         return Call(  # made anew rather than replaced, which takes three times as long
             self.tokens, probe, wanted, self.clock, self.overwrites, self.tables, place, self.made, self.context
@@ -196,8 +196,10 @@ class Call:
 
     def cut(self, block: int) -> "Call":
         """Blocks of ``block`` tokens as further batch rows; nothing of a ring, of tables or of a context."""
-        folded = self.once(("blocks", block), lambda: Call(self.tokens.cut(block)))
-        return replace(folded, probe=self.probe)
+        key = "blocks", block
+        if key not in self.made:
+            self.made[key] = Call(self.tokens.cut(block))
+        return replace(self.made[key], probe=self.probe)
 
     def silent(self) -> "Call":
         """The same call without a record."""
@@ -206,10 +208,3 @@ class Call:
     def unheard(self) -> "Call":
         """A copy whose losses and metrics go to a throw-away record (second run of a checkpointed layer)."""
         return replace(self, probe=self.probe.unheard())
-
-    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """Result of ``make``, computed by the first layer that asks for ``key`` and shared by the others."""
-        if key not in self.made:
-            self.made[key] = make()
-        found: Made = self.made[key]
-        return found

@@ -1,6 +1,6 @@
-"""Small functions: linear maps, norms and dropout without the call of a module, moving averages, means.
+"""Small functions: linear maps without the call of a module, dropout, moving averages, means.
 
-The call of a module shows in a step of acting; forward hooks of these modules are not run. Axes: ... any leading axes,
+The call of a module shows in a step of acting; forward hooks of the module are not run. Axes: ... any leading axes,
 D width, O outputs, B batch, T time.
 """
 
@@ -20,11 +20,6 @@ def linear(layer: nn.Linear, x: Float[Tensor, "... D"]) -> Float[Tensor, "... O"
     return F.linear(x, layer.weight, layer.bias)
 
 
-def normalized(norm: nn.LayerNorm | None, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
-    """``norm(x)``, or x where there is no norm."""
-    return x if norm is None else torch.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-
-
 @torch.no_grad()
 def approach(slow: Mapping[str, Tensor], fast: Mapping[str, Tensor], share: float) -> None:
     """Let every tensor of ``slow`` take on its share of the one of that name; whole numbers and truths are copied."""
@@ -32,15 +27,13 @@ def approach(slow: Mapping[str, Tensor], fast: Mapping[str, Tensor], share: floa
         value.lerp_(fast[name], share) if value.is_floating_point() else value.copy_(fast[name])
 
 
-def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
-    """Set a share ``rate`` of the numbers to 0 and divide the others by 1 - rate, in training (Srivastava et al. 2014).
+def dropout(x: Tensor, rate: float) -> Tensor:
+    """Set a share ``rate`` > 0 of the numbers to 0 and divide the others by 1 - rate (Srivastava et al. 2014).
 
     On the CPU the kernel of PyTorch draws every number on its own and takes longer than the matrix products around it.
     There four 16-bit draws come out of one 64-bit draw, so ``rate`` is rounded to a multiple of 1/65,536, and the scale
     is that of the rounded rate: the mean is unbiased.
     """
-    if not training or rate == 0.0:
-        return x
     if x.device.type != "cpu" or round(rate * LEVELS) in (0, LEVELS):
         return F.dropout(x, rate)
     return x * keep_factor(x, rate)

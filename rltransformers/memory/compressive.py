@@ -20,15 +20,15 @@ from rltransformers.functional import windows
 from rltransformers.functional.call import Call, Tokens
 from rltransformers.functional.keys import At, Group
 from rltransformers.functional.windows import compressed_blocks
-from rltransformers.memory import interface
 from rltransformers.memory.interface import (
     Compressed,
     Form,
     LayerState,
-    Memory,
     MemoryOptions,
     Project,
     Remembered,
+    RowMemory,
+    ring_of,
 )
 
 Function = Literal["mean", "max", "conv"]
@@ -52,7 +52,7 @@ class RawPart(Reach):
         return p - self.rate * compressed_blocks(p, self.recent, self.rate)
 
 
-class CompressiveMemory(Memory):
+class CompressiveMemory(RowMemory):
     """``recent`` + ``rate`` raw inputs and ``blocks`` compressed ones.
 
     A learned compression is trained by its own loss only (the loss "compression"), the task's gradient stops at the
@@ -111,11 +111,10 @@ class CompressiveMemory(Memory):
 
     def forward(self, x: Tensor, keys: Tensor, state: LayerState, call: Call, project: Project) -> Remembered:
         """Rows and compressed blocks in sight, and state after."""
+        seen = super().forward(x, keys, state, call, project)
         if "key_ring" in state:
-            return self.act(x, keys, state, call, project)
-        tokens = call.tokens
-        seen = interface.advance(state, x, keys, tokens, project, self.rows)
-        after = seen.state
+            return self.act(seen, state, call, project)
+        tokens, after = call.tokens, seen.state
         inputs = torch.cat([state["hidden"], x], 1).detach()
         memory = inputs.shape[1] - x.shape[1]
         end, number = self.new_blocks(tokens, memory)
@@ -145,20 +144,19 @@ class CompressiveMemory(Memory):
         slots = Group(project(hidden, lambda: self.last_of(block)), At(distance, visible, self.farthest))
         return Remembered((slots, *seen.past), after, made)
 
-    def act(self, x: Tensor, keys: Tensor, state: LayerState, call: Call, project: Project) -> Remembered:
-        """One token: when it leaves ``rate`` raw inputs behind the recent ones, these become a block.
+    def act(self, seen: Remembered, state: LayerState, call: Call, project: Project) -> Remembered:
+        """Add the blocks to what one token sees: ``rate`` raw inputs that it leaves behind the recent ones become one.
 
         Every stream computes the block that it would get; the streams that get none keep what they have.
         """
-        seen = interface.write(state, x, keys, call)
         p = call.tokens.p
         done = compressed_blocks(p, self.recent, self.rate)
         ring = seen.state["hidden_ring"]
-        oldest = interface.ring_of(self.slots, call)[1].oldest
-        raw = ring.index_select(1, (oldest + torch.arange(self.rate, device=x.device)) % self.slots)
+        oldest = ring_of(self.slots, call)[1].oldest
+        raw = ring.index_select(1, (oldest + torch.arange(self.rate, device=p.device)) % self.slots)
         block = self.compress(raw[:, None]).detach()
         fresh = (done > compressed_blocks(p - 1, self.recent, self.rate))[..., None]
-        order = torch.arange(self.blocks, device=x.device)
+        order = torch.arange(self.blocks, device=p.device)
         exists = (order >= self.blocks - done)[..., None]
         for name, new in (("slots", block), ("slot_keys", project(block, lambda: self.last_of(done - 1)))):
             old = state[name]

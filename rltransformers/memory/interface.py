@@ -9,7 +9,6 @@ segment that continues from acting. A ring has room for the tokens of one enviro
 first of these tokens still sees when the last one is written.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from rltransformers.attention.reach import Reach
 from rltransformers.attention.store import Store
+from rltransformers.core.errors import ConfigError
 from rltransformers.core.spec import Feature, Spec, Traits
 from rltransformers.functional import windows
 from rltransformers.functional.call import Call, Tokens
@@ -97,8 +97,11 @@ class Remembered:
     compressed: Compressed | None = None
 
 
-class Memory(nn.Module, ABC):
+class RowMemory(nn.Module):
     """One layer's memory: fixed-size state in, fixed-size state out.
+
+    It keeps the last ``rows`` rows: layer inputs, beside their keys while acting; without ``stores_inputs`` keys only,
+    as they were computed.
 
     Attributes:
         rows: rows that are kept.
@@ -149,21 +152,39 @@ class Memory(nn.Module, ABC):
         return {**state, **projected}
 
     def without_keys(self, state: LayerState) -> LayerState:
-        """Layer inputs only, where there are any."""
+        """Layer inputs only, where there are any.
+
+        Raises:
+            ConfigError: an acting state that dropped the layer inputs.
+        """
         if not self.stores_inputs:
             return state
+        if "hidden" not in state:
+            raise ConfigError('the state holds keys in place of layer inputs; begin with cached=True instead of "only"')
         return {name: value for name, value in state.items() if name not in ("keys", "sink_keys")}
 
-    @abstractmethod
+    def in_rings(self, state: LayerState) -> LayerState:
+        """Rows with keys as the rings of a clock that stands at 0: the newest row lies in the last slot."""
+        rings: LayerState = {}
+        for name, value in state.items():
+            if name in RINGS:
+                empty = value.new_zeros(value.shape[0], self.slots - value.shape[1], value.shape[2])
+                value = torch.cat([empty, value], 1)
+            rings[RINGS.get(name, name)] = value
+        return rings
+
+    def in_order(self, state: LayerState, clock: Int[Tensor, ""]) -> LayerState:
+        """Rows with keys, oldest first, of the rings of a state for acting."""
+        ordered = {name: value for name, value in state.items() if name not in RINGS.values()}
+        for name, ring in RINGS.items():
+            if ring in state:
+                size = state[ring].shape[1]
+                slots = (clock + torch.arange(size - self.rows, size, device=clock.device)) % size
+                ordered[name] = state[ring].index_select(1, slots)
+        return ordered
+
     def forward(self, x: Tensor, keys: Tensor, state: LayerState, call: Call, project: Project) -> Remembered:
         """Rows that the tokens with inputs ``x`` and key rows ``keys`` see, and the state after them."""
-
-
-class RowMemory(Memory):
-    """The last ``rows`` rows: layer inputs (and their keys while acting), or, without ``stores_inputs``, keys only."""
-
-    def forward(self, x: Tensor, keys: Tensor, state: LayerState, call: Call, project: Project) -> Remembered:
-        """Rows seen and state after."""
         if "key_ring" in state:
             return write(state, x, keys, call)
         return advance(state, x, keys, call.tokens, project, self.rows)
@@ -175,9 +196,11 @@ class RowMemory(Memory):
 def write(state: LayerState, x: Tensor, keys: Tensor, call: Call) -> Remembered:
     """Write the tokens into the rings, and give what they see there."""
     slots, place = ring_of(state["key_ring"].shape[1], call)
-    after = {"key_ring": written(state["key_ring"], keys, slots, call.overwrites)}
-    if "hidden_ring" in state:
-        after["hidden_ring"] = written(state["hidden_ring"], x, slots, call.overwrites)
+    after: LayerState = {}
+    for name, rows in (("key_ring", keys), ("hidden_ring", x)):
+        if name in state:
+            ring, rows = state[name], rows.to(state[name].dtype)
+            after[name] = ring.index_copy_(1, slots, rows) if call.overwrites else ring.index_copy(1, slots, rows)
     past: Past = (Group(after["key_ring"], place),)
     if "sinks" in state:
         after["sinks"] = noted(state["sinks"], x, call.tokens)[-1]
@@ -194,24 +217,17 @@ def ring_of(size: int, call: Call) -> tuple[Int[Tensor, "*T"], Ring]:
     The slot of one token has no axis.
     """
 
-    def make() -> tuple[Tensor, Ring]:
+    if ("ring", size) not in call.made:
         assert call.clock is not None  # a state with rings has a clock
         time, device = call.tokens.p.shape[1], call.clock.device
         newest = (call.clock if time == 1 else call.clock + (time - 1)) % size
         back = newest - torch.arange(size, device=device)
         # One division in all: machine code computes ages anew for every key that it compares.
         place = Ring(torch.where(back < 0, back + size, back), newest)
-        return newest if time == 1 else (call.clock + torch.arange(time, device=device)) % size, place
-
-    return call.once(("ring", size), make)
-
-
-def written(
-    ring: Float[Tensor, "B S X"], rows: Float[Tensor, "B T X"], slots: Int[Tensor, "*T"], overwrites: bool
-) -> Float[Tensor, "B S X"]:
-    """The ring with the rows in the slots; the very ring where the call ``overwrites``."""
-    rows = rows if rows.dtype == ring.dtype else rows.to(ring.dtype)
-    return ring.index_copy_(1, slots, rows) if overwrites else ring.index_copy(1, slots, rows)
+        slots = newest if time == 1 else (call.clock + torch.arange(time, device=device)) % size
+        call.made["ring", size] = slots, place
+    found: tuple[Tensor, Ring] = call.made["ring", size]
+    return found
 
 
 def noted(sinks: Float[Tensor, "B n X"], rows: Float[Tensor, "B T X"], tokens: Tokens) -> list[Float[Tensor, "B n X"]]:
@@ -231,13 +247,6 @@ def sink_group(sinks: Float[Tensor, "B T n E"], tokens: Tokens) -> Group:
 
 
 # Segments
-
-
-def sink_index(tokens: Tokens, memory: int, count: int) -> Int[Tensor, "B T n"]:
-    """Row in ``[sinks ; memory ; tokens]`` of the first ``count`` tokens of every token's episode."""
-    order = torch.arange(count, device=tokens.p.device)
-    t = torch.arange(tokens.p.shape[1], device=tokens.p.device)[:, None]
-    return place_sinks(memory + t - tokens.p[..., None] + order, order, memory + tokens.p.shape[1])
 
 
 def place_sinks(row: Tensor, order: Tensor, rows: int) -> Tensor:
@@ -271,7 +280,9 @@ def advance(state: LayerState, x: Tensor, keys: Tensor, tokens: Tokens, project:
         first = state["sink_keys"] if "sink_keys" in state else project_sinks(project, state["sinks"])
         if "sink_keys" in state:
             after["sink_keys"] = keep_sinks(first, all_keys, tokens)
-        index = sink_index(tokens, memory, first.shape[1])
+        order = torch.arange(first.shape[1], device=x.device)
+        row = memory + torch.arange(x.shape[1], device=x.device)[:, None] - tokens.p[..., None] + order
+        index = place_sinks(row, order, all_keys.shape[1])
         sinks = windows.take_rows(torch.cat([first, all_keys], 1), index.flatten(1)).unflatten(1, index.shape[1:])
         past = (sink_group(sinks, tokens), *past)
     return Remembered(past, after)
@@ -297,33 +308,6 @@ def joined(past: Tensor, rows: Tensor, tokens: Tokens, keep: int) -> tuple[Tenso
     return whole, newest.clone() if viewed else newest  # a view would keep the whole segment alive as long as the state
 
 
-# Between the two
-
-
-def rolled(state: LayerState, slots: int) -> LayerState:
-    """Rows with keys as the rings of a clock that stands at 0: the newest row lies in the last slot."""
-    rings: LayerState = {}
-    for name, value in state.items():
-        if name in RINGS:
-            empty = value.new_zeros(value.shape[0], slots - value.shape[1], value.shape[2])
-            value = torch.cat([empty, value], 1)
-        rings[RINGS.get(name, name)] = value
-    return rings
-
-
-def unrolled(state: LayerState, clock: Int[Tensor, ""], rows: int) -> LayerState:
-    """The newest ``rows`` rows of the rings, oldest first."""
-    names = {ring: name for name, ring in RINGS.items()}
-    ordered: LayerState = {}
-    for name, value in state.items():
-        if name in names:
-            size = value.shape[1]
-            slots = (clock + torch.arange(size - rows, size, device=value.device)) % size
-            value = value.index_select(1, slots)
-        ordered[names.get(name, name)] = value
-    return ordered
-
-
 # Kinds that keep rows alone
 
 
@@ -337,7 +321,7 @@ def build_cache(
 def build_transformer_xl(
     rows: int, width: int, key_width: int, sinks: int, tokens_per_step: int, options: MemoryOptions
 ) -> RowMemory:
-    """Build a memory in its window form: every token sees the same number of rows, whatever the split into calls.
+    """Build a memory of Transformer-XL in its window form, in which every token sees the same number of rows.
 
     Gradient reaches the key projection through the rows, but not their own past.
     """

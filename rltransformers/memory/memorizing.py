@@ -23,7 +23,7 @@ from rltransformers.core.errors import ConfigError, one_line
 from rltransformers.core.files import replacing
 from rltransformers.core.spec import Feature, Refusal, Size, Spec, Traits
 from rltransformers.functional.nearest import Search
-from rltransformers.memory.interface import MemoryOptions, RowMemory
+from rltransformers.memory.interface import MemoryOptions, build_cache
 from rltransformers.mixers.interface import Dims
 
 
@@ -131,18 +131,13 @@ class Options(MemoryOptions):
         return Store(dims, self.store, self.neighbors, self.joint, bank, self.search)
 
 
-def build(rows: int, width: int, key_width: int, sinks: int, tokens_per_step: int, options: Options) -> RowMemory:
-    """M3: keys and values as they were computed, in the layer with the store those behind the window too."""
-    return RowMemory(rows, width, key_width, sinks, tokens_per_step, stores_inputs=False)
-
-
 SPEC = Spec(
     id="M3",
     name="memorizing",
     axis="memory_kind",
     paper="Wu et al. 2022, arXiv 2203.08913, section 3",
     summary="One layer also reads the `neighbors` nearest of the keys behind its window, mixed in by a gate per head.",
-    build=build,
+    build=build_cache,
     options=Options,
     example={"memory_kind": {"name": "memorizing", "store": 3, "neighbors": 2}},
     traits=Traits(

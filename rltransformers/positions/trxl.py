@@ -2,9 +2,9 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rltransformers.core.spec import Feature, NoOptions, Spec
-from rltransformers.functional.modules import linear
 from rltransformers.positions.interface import Acts, Position, Sizes, head_products, sinusoid
 
 
@@ -26,7 +26,7 @@ class TransformerXLRelative(Position):
     def of_distances(self, distance: Tensor, like: Tensor) -> Tensor:
         """W_R PE(d) / sqrt(Dh) of all heads, [L, H Dh]."""
         encoded = sinusoid(distance, self.project.in_features, like)
-        return linear(self.project, encoded * self.content_bias.shape[-1] ** -0.5)
+        return F.linear(encoded * self.content_bias.shape[-1] ** -0.5, self.project.weight)
 
     def scores(self, q: Tensor, table: Tensor) -> Tensor:
         """[B, H, T, L]."""

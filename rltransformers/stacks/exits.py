@@ -14,7 +14,7 @@ from rltransformers.blocks.leaving import Drawn, Leaving
 from rltransformers.core.record import Probe, Record
 from rltransformers.functional.call import EVERY, NOBODY, Call, chosen
 from rltransformers.memory.interface import LayerState
-from rltransformers.stacks.plain import Plain, layer_place
+from rltransformers.stacks.plain import Plain
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Exits(Plain):
         least = self.leaving.ahead(call.tokens.p)
         after: list[LayerState] = []
         first, last = x, len(self.layers) - 1
-        for index, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
+        for index, state in enumerate(states):
             over = idle(left, index, call)
             wanted = NOBODY if over else call.wanted if index == last else EVERY
-            mixed = self.apply(layer, x, state, call.at(layer_place(index), wanted), None)
+            mixed = self.apply(index, x, state, call.at(index, wanted))
             after.append(mixed.state)
             if over:
                 x = chosen(x, call.wanted) if index == last else x

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rltransformers.blocks.halting import Halting
 from rltransformers.functional.call import EVERY, Call, chosen
-from rltransformers.functional.modules import linear
 from rltransformers.memory.interface import LayerState
-from rltransformers.stacks.plain import Universal, layer_place
+from rltransformers.stacks.plain import Plain
 
 
 @dataclass(frozen=True)
-class AdaptiveTime(Universal):
-    """A halted token keeps its state as key for the others.
+class AdaptiveTime(Plain):
+    """One layer; a halted token keeps its state as key for the others.
 
     Attributes:
         halt: reads the halting probability from the stream after an application.
@@ -33,10 +33,10 @@ class AdaptiveTime(Universal):
         total = torch.zeros_like(x)
         halting = Halting.start(x[..., 0])
         after = []
-        for index, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
-            mixed = self.apply(layer, self.into(x, index, call), state, call.at(layer_place(index), EVERY), None)
+        for index, state in enumerate(states):
+            mixed = self.apply(index, x, state, call.at(index, EVERY))
             after.append(mixed.state)
-            probability = torch.sigmoid(linear(self.halt, mixed.out))[..., 0]
+            probability = torch.sigmoid(F.linear(mixed.out, self.halt.weight, self.halt.bias))[..., 0]
             frozen = halting.halted
             weight, halting = halting.step(probability, index == len(states) - 1, self.epsilon)
             total = total + weight[..., None] * mixed.out

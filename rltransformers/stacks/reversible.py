@@ -14,7 +14,6 @@ from rltransformers.blocks.layer import Layer
 from rltransformers.blocks.reversible import ReversibleLayer
 from rltransformers.functional.call import EVERY, Call, chosen
 from rltransformers.memory.interface import LayerState
-from rltransformers.stacks.plain import layer_place
 
 
 @dataclass(frozen=True)
@@ -30,12 +29,12 @@ class Reversible:
         rebuilt: list[Tensor] = []
         for index, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
             found: list[LayerState] = []
-            mix = partial(mix_once, layer, state, call.at(layer_place(index), EVERY), found)
+            mix = partial(mix_once, layer, state, call.at(index, EVERY), found)
             last = index == len(states) - 1
             cache: list[LayerState] = []
             transform = layer.transform
             if layer.transform_mixes:
-                transform = partial(transform_once, layer, state, call.at(layer_place(index), EVERY), cache)
+                transform = partial(transform_once, layer, state, call.at(index, EVERY), cache)
             if torch.is_grad_enabled():
                 x1, x2 = ReversibleLayer.apply(mix, transform, rebuilt, last, x1, x2, *layer.parameters())
             else:

@@ -76,8 +76,8 @@ class Attention:
     def __call__(self, h: Tensor) -> Tensor:
         """Outputs for streams without a past."""
         # places and masks belong to the call: a layer may keep with the tokens what it derives from them
-        tokens = self.backbone.locate(h, None, None, None, None)
-        return self.backbone.layer(0).mix(h, self.backbone.layer_state(0, None, h), Call(tokens), None).out
+        tokens = self.backbone.locate(h)
+        return self.backbone.layer(0).mix(h, self.backbone.layer_states(None, h)[0], Call(tokens), None).out
 
 
 def gradients_of(forward: Callable[[], Tensor], wanted: Sequence[Tensor]) -> Timed:
@@ -109,7 +109,7 @@ def from_ready_keys(settings: Mapping[str, Any], batch: int, time: int) -> Timed
         query, keys = (part.clone().requires_grad_() for part in mixer.queries_and_keys(h))
 
     def forward() -> Tensor:
-        call = Call(module.backbone.locate(h, None, None, None, None))
+        call = Call(module.backbone.locate(h))
         out: Tensor = mixer(h, query, (Group(keys, Rows()),), {}, call, None).out
         return out
 

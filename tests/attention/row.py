@@ -11,7 +11,7 @@ from rltransformers.attention.layer import Attention
 from rltransformers.backbone import Backbone
 from rltransformers.laws import EXACT, Limit
 from rltransformers.laws.gradients import Edit
-from rltransformers.stacks.plain import Universal
+from rltransformers.stacks.plain import Plain
 
 BASE: dict[str, Any] = {
     "width": 15,
@@ -162,19 +162,11 @@ def span_of_bias(special: Backbone, plain: Backbone) -> None:
         other.get_parameter("fraction").data.copy_(span.get_parameter("predict.bias").data.sigmoid())
 
 
-class Silent(Universal):
-    """A universal stack that does not tell its layer where it is applied."""
-
-    @staticmethod
-    def signal(x: Tensor, index: int) -> Tensor:
-        return x
-
-
 def same_layer_everywhere(special: Backbone, plain: Backbone) -> None:
     """Copies of the one layer of a universal backbone, whose step signal is switched off."""
     for layer in plain.layers:
         layer.load_state_dict(special.layers[0].state_dict())
-    special.stack = Silent([special.layer(index) for index in range(special.config.layers)], special.embed)
+    special.stack = Plain([special.layer(index) for index in range(special.config.layers)])
 
 
 def flat_slopes(special: Backbone, plain: Backbone) -> None:

@@ -12,7 +12,6 @@ from rltransformers.core.record import Probe
 from rltransformers.functional.call import EVERY, Call
 from rltransformers.laws import perturbed
 from rltransformers.positions.interface import sinusoid
-from rltransformers.stacks.plain import layer_place
 
 LAYERS, TIME = 3, 7
 
@@ -29,12 +28,12 @@ def backbone_of(**values: Any) -> tuple[Backbone, Tensor, Call, list[dict[str, T
     sizes = {"width": 12, "heads": 2, "layers": LAYERS, "memory": 4, "position": "alibi"}
     backbone = perturbed(BackboneConfig(**{**PLAIN, **sizes, **values}))
     x = torch.randn(2, TIME, 12)
-    call = Call(backbone.locate(x, None, None, None, None), Probe(Record()), EVERY)
-    return backbone, x, call, [backbone.layer_state(index, None, x) for index in range(LAYERS)]
+    call = Call(backbone.locate(x), Probe(Record()), EVERY)
+    return backbone, x, call, backbone.layer_states(None, x)
 
 
 def applied(backbone: Backbone, index: int, x: Tensor, call: Call, state: Any, below: Any = None) -> Any:
-    return backbone.layer(index)(x, state, call.at(layer_place(index), EVERY), below)
+    return backbone.layer(index)(x, state, call.at(index, EVERY), below)
 
 
 def test_a_plain_stack_applies_its_layers_in_turn_and_hands_logits_up() -> None:
@@ -91,6 +90,6 @@ def test_a_reversible_stack_is_two_streams_whose_mean_comes_out() -> None:
     one, two = x, x
     for index, state in enumerate(states):
         layer = backbone.layer(index)
-        one = one + layer.mix(two, state, call.at(layer_place(index), EVERY), None).out
+        one = one + layer.mix(two, state, call.at(index, EVERY), None).out
         two = two + layer.transform(one)
     torch.testing.assert_close(y, (one + two) / 2, rtol=0, atol=1e-13)

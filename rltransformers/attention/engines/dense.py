@@ -66,7 +66,8 @@ def dense(
         mixed = part.mixed_weights(mixed, view)
     if plan.hands is HandUp.WEIGHTS:
         handed = mixed
-    out = read(plan, dropout(mixed, plan.dropout, training), groups, columns)
+    mixed = dropout(mixed, plan.dropout) if training and plan.dropout else mixed
+    out = read(plan, mixed, groups, columns)
     if plan.store is not None and plan.store.weighs:
         out = torch.cat([out, logits.logsumexp(-1, keepdim=True).to(out.dtype)], -1)
     return out, handed, weights

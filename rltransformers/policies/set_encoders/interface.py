@@ -15,10 +15,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rltransformers.blocks.residual import normalized
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.spaces import LARGEST_LAYER
 from rltransformers.core.spec import Size
-from rltransformers.functional.modules import linear, normalized
+from rltransformers.functional.modules import linear
 
 Position = Literal["none", "learned", "sinusoidal"]
 Activation = Callable[[Tensor], Tensor]

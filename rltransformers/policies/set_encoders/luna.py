@@ -10,8 +10,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rltransformers.blocks.residual import normalized
 from rltransformers.core.spec import Size, Spec, Traits
-from rltransformers.functional.modules import linear, normalized
+from rltransformers.functional.modules import linear
 from rltransformers.policies.set_encoders.interface import (
     EncoderOptions,
     FeedForward,
