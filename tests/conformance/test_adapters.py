@@ -11,7 +11,7 @@ from tests.docs.blocks import ROOT, Block, blocks_of
 from tests.peers.conformance import OURS, SUBJECTS, Subject, checked, main
 from tests.peers.table import END, START, Row, as_markdown, in_page
 
-PAGE = ROOT / "docs" / "conformance.md"
+PAGE = ROOT / "docs" / "results" / "conformance.md"
 ALWAYS = [subject for subject in SUBJECTS if subject.library in (OURS, "sb3-contrib")]
 OTHERS = [subject for subject in SUBJECTS if subject not in ALWAYS]
 REPRODUCTIONS = [block for block in blocks_of(PAGE.read_text(), PAGE.name) if block.module is not None]

@@ -1,7 +1,7 @@
-"""Put our agents and policies of other libraries to the conformance checks, for the table of ``docs/conformance.md``.
+"""Put our agents and policies of other libraries to the checks, for the table of ``docs/results/conformance.md``.
 
 python -m tests.peers.conformance --library sb3-contrib
-python -m tests.peers.conformance --write docs/conformance.md
+python -m tests.peers.conformance --write docs/results/conformance.md
 """
 
 import argparse

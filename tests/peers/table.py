@@ -1,4 +1,4 @@
-"""Results of the conformance checks as Markdown for ``docs/conformance.md``."""
+"""Results of the conformance checks as Markdown for ``docs/results/conformance.md``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
