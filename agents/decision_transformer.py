@@ -427,9 +427,8 @@ class DecisionTransformer(OnlineLearner):
                 )
         rewards = np.zeros(rows) if reward is None else fit_rewards(reward, start)
         noise = None if deterministic else self._action_noise.random((rows, self.policy.head.draws))
-        actions, state = steps.step(leaves, state, start, rewards, noise)
-        if not batched:
-            actions = {path: value[0] for path, value in actions.items()}
+        fields, state = steps.step(leaves, state, start, rewards, noise, whole=False)
+        actions = fields["action"] if batched else {path: value[0] for path, value in fields["action"].items()}
         return nest_leaves(self.action_space, actions), state
 
     # Evaluation

@@ -22,10 +22,11 @@ from torch import Tensor
 from rltransformers.algorithms.dqn import DQNLoss, Steps, dqn_loss, q_targets, step_losses
 from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.checkpoint import File
-from rltransformers.core.device import find_device, to_tensor
+from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import Count, Fraction, PositiveNumber, Seed, UnitInterval, WholeNumber, strict
 from rltransformers.core.spaces import leaf_spaces
+from rltransformers.core.values import to_tensor
 from rltransformers.data.replay import SegmentReplay, Window
 from rltransformers.policies.memory_policy import PolicyState
 from rltransformers.policies.observations import tree_space
@@ -225,19 +226,19 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
         policy, episodes, before = self.policy, self._episode_num, self.num_timesteps
         policy.set_training_mode(False)
         callback.on_rollout_start()
-        if self._moved:
+        if self._guard.moves != self._moves:
             self._reset_environments()
         normalizer = self._vec_normalize_env
-        seen = self._guard.leaves(self._last_obs)
+        seen = self._guard.leaves(self._observation)
         leaves = policy.leaves_to_tensors(seen)
         going_on = True
         for step in range(train_freq.frequency):
             episode_starts = cast(np.ndarray, self._last_episode_starts)
             first = to_tensor(episode_starts, self.device)
-            raw = raw_observation(normalizer, self._last_obs, self._raw_obs)
+            raw = raw_observation(normalizer, self._observation, self._raw_obs)
             if policy.masks_beside:
                 raw[ACTION_MASK] = seen[ACTION_MASK]
-            noise = self.sharing.own_rows(policy.exploration(self._rates(), self._action_generator), self.n_envs)
+            noise = policy.exploration(self._rates(), self._action_generator)[self.own_envs]
             actions, _, _, state = policy.step(leaves, self.carry.acting, first, noise, overwrites=True)
             executed = policy.environment_actions(actions)
             new_obs, rewards, dones, infos, counts, unscaled = self._step_environments(executed, state)
@@ -255,11 +256,12 @@ class GTrXLDQN(OnlineAgent, OffPolicyAlgorithm):  # type: ignore[misc]  # actor:
             self._episode_num += int(np.count_nonzero(dones))
             if not going_on and self.sharing.is_single:
                 return RolloutReturn((step + 1) * env.num_envs, self._episode_num - episodes, continue_training=False)
-            if self._moved:  # by the callback: the replay takes these episodes as left
+            if self._guard.moves != self._moves:  # by the callback: the replay takes these episodes as left
                 new_obs = self._reset_environments()
             seen = self._guard.leaves(new_obs)
             leaves = policy.leaves_to_tensors(seen)
-        going_on = self._share_rollout(before, going_on)
+        if not self.sharing.is_single:
+            going_on = self._share_rollout(before, going_on)
         self._episode_num = episodes + self.sharing.count(self._episode_num - episodes)
         played = train_freq.frequency * env.num_envs, self._episode_num - episodes
         if not going_on:

@@ -15,6 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
+from rltransformers.core.checked_env import ENVIRONMENT_ERRORS, CheckedEnv
 from rltransformers.core.errors import (
     ConfigError,
     MissingExtraError,
@@ -23,7 +24,7 @@ from rltransformers.core.errors import (
     one_line,
     refuse_unknown,
 )
-from rltransformers.core.guard import ENVIRONMENT_ERRORS, CheckedEnv, FiniteVecEnv
+from rltransformers.core.guard import FiniteVecEnv
 from rltransformers.core.modules import SAFE_PATH, import_module, safe_path
 from rltransformers.core.ranges import Environments, Processes, Seed, annotations, check, shown, suggesting
 from rltransformers.core.registry import GLOBAL_RANDOMNESS, find_spec

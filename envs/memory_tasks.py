@@ -122,12 +122,15 @@ class MemoryTaskVector(VectorEnv[Array, Array, Array]):
         some_ended = np.count_nonzero(ended) > 0
         if some_ended:
             infos = {"is_success": outcome.success & ended, "_is_success": ended.copy()}
-        if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            if some_ended:
-                infos = self._final(ended, infos)
-                self._restart(ended)
-        else:
+        if self.autoreset_mode is not AutoresetMode.SAME_STEP:
             self._ended = ended.copy()
+        elif some_ended:
+            final_obs, observation = np.full(self.num_envs, None, dtype=object), self.rules.observe(self._state)
+            for i in np.flatnonzero(ended):
+                final_obs[i] = observation[i]
+            final = {"final_obs": final_obs, "final_info": infos}
+            infos = final | {"_final_obs": ended.copy(), "_final_info": ended.copy()}
+            self._restart(ended)
         return self.rules.observe(self._state), reward, terminated, truncated, infos
 
     def state_dict(self) -> dict[str, Any]:
@@ -162,19 +165,6 @@ class MemoryTaskVector(VectorEnv[Array, Array, Array]):
         else:
             self._state = {name: _with_rows(value, rows, fresh[name]) for name, value in self._state.items()}
         self._ended = self._ended & ~mask
-
-    def _final(self, ended: Array, infos: dict[str, Any]) -> dict[str, Any]:
-        assert self._state is not None
-        observation = self.rules.observe(self._state)
-        final_obs = np.full(self.num_envs, None, dtype=object)
-        for i in np.flatnonzero(ended):
-            final_obs[i] = observation[i]
-        return {
-            "final_obs": final_obs,
-            "_final_obs": ended.copy(),
-            "final_info": infos,
-            "_final_info": ended.copy(),
-        }
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
         if seed is None:

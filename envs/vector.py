@@ -20,9 +20,9 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from stable_baselines3.common.vec_env.util import dict_to_obs
 
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.guard import check_outcome
 from rltransformers.core.seeding import vector_seed
 from rltransformers.core.spaces import check_supported, leaf_values, observation_leaves, stack_members
+from rltransformers.core.values import check_outcome
 from rltransformers.envs.memory_tasks import MemoryTaskVector
 from rltransformers.envs.wrappers import check_observation_space
 
@@ -176,8 +176,10 @@ class GymnasiumVecEnv(VecEnv):
                 self.reset_infos[i], infos[i] = infos[i], {}
         some_ended = np.count_nonzero(ended) > 0
         if some_ended:
-            if self.mode is AutoresetMode.SAME_STEP:
-                infos = self._hand_on_final(ended, infos)
+            if self.mode is AutoresetMode.SAME_STEP:  # infos are those of the reset, with the last ones inside
+                for i in np.flatnonzero(ended).tolist():
+                    final, self.reset_infos[i] = self._leaves(infos[i].pop("final_obs")), infos[i]
+                    infos[i] = dict(infos[i].pop("final_info", {})) | {"terminal_observation": final.get("", final)}
             else:
                 for i in np.flatnonzero(ended).tolist():
                     infos[i]["terminal_observation"] = self._row(leaves, i)
@@ -288,17 +290,6 @@ class GymnasiumVecEnv(VecEnv):
             leaf[ended] = np.asarray(fresh[path])[ended]
         return leaves
 
-    def _hand_on_final(self, ended: np.ndarray, infos: Infos) -> Infos:
-        """Infos of the last step in place of those of the reset, with the terminal observation [per ended copy]."""
-        for i in np.flatnonzero(ended).tolist():
-            reset_info = infos[i]
-            final = reset_info.pop("final_obs")
-            self.reset_infos[i] = reset_info
-            infos[i] = dict(reset_info.pop("final_info", {}))
-            leaves = self._leaves(final)
-            infos[i]["terminal_observation"] = leaves.get("", leaves)
-        return infos
-
     def _gymnasium_options(self) -> dict[str, Any] | None:
         first = self._options[0]
         if any(options != first for options in self._options):
@@ -348,24 +339,22 @@ def _info_list(infos: Mapping[str, Any], num_envs: int) -> Infos:
             continue
         mask = infos.get(f"_{key}")
         chosen = range(num_envs) if mask is None else np.flatnonzero(mask).tolist()
-        parts = _parts(key, values, num_envs)
+        parts: Sequence[Any]
+        if key == "final_obs" and not isinstance(values, np.ndarray):  # a batched Dict or Tuple observation
+            parts = [_member(values, i) for i in range(num_envs)]
+        elif isinstance(values, Mapping):
+            parts = _info_list(values, num_envs)
+        elif isinstance(values, np.ndarray | list | tuple) and len(values) == num_envs:
+            # numpy scalars as Python's, arrays as copies: environments may go on writing into what they returned
+            parts = [
+                part.item() if isinstance(part, np.generic) else part.copy() if isinstance(part, np.ndarray) else part
+                for part in values
+            ]
+        else:
+            parts = [values] * num_envs
         for i in chosen:
             listed[i][key] = parts[i]
     return listed
-
-
-def _parts(key: str, values: Any, num_envs: int) -> Sequence[Any]:
-    if key == "final_obs" and not isinstance(values, np.ndarray):  # a batched Dict or Tuple observation
-        return [_member(values, i) for i in range(num_envs)]
-    if isinstance(values, Mapping):
-        return _info_list(values, num_envs)
-    if isinstance(values, np.ndarray | list | tuple) and len(values) == num_envs:
-        # numpy scalars as Python's, arrays as copies: environments may go on writing into what they returned
-        return [
-            value.item() if isinstance(value, np.generic) else value.copy() if isinstance(value, np.ndarray) else value
-            for value in values
-        ]
-    return [values] * num_envs
 
 
 def _member(values: Any, i: int) -> Any:

@@ -39,7 +39,7 @@ def step_losses(
         actions: by leaf path, [B, K, *leaf shape]; legal ones also where there is no step.
     """
     parts = head.split(outputs)
-    return torch.stack([leaf_loss(leaf, parts[path], actions[path]) for path, leaf in head.named_leaves()]).sum(0)
+    return torch.stack([leaf_loss(leaf, parts[path], actions[path]) for path, leaf in head.by_path.items()]).sum(0)
 
 
 def expectile_loss(
@@ -68,7 +68,7 @@ def difference(head: ActionHead, one: Float[Tensor, "B K A"], other: Float[Tenso
     """
     mine, others = head.split(one), head.split(other)
     found = []
-    for path, leaf in head.named_leaves():
+    for path, leaf in head.by_path.items():
         if isinstance(leaf, ContinuousAction):
             found.append((leaf.squash(mine[path]) - leaf.squash(others[path])).abs().amax(-1).clamp(max=2.0) / 2)
         else:

@@ -13,8 +13,8 @@ import numpy as np
 from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.members import flags, numbers
 from rltransformers.core.spaces import leaf_spaces
+from rltransformers.core.values import flags, numbers
 
 Space = gym.Space[Any]
 ACTION_MASK, MASK_METHOD = "action_mask", "action_masks"

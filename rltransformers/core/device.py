@@ -4,11 +4,8 @@ import os
 import warnings
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import shown
@@ -83,24 +80,3 @@ def _container_limits(groups: Path = Path("/proc/self/cgroup"), root: Path = Pat
                     text = (folder / file).read_text().strip()
                     limits += [int(text)] if text.isdigit() else []
     return limits
-
-
-def to_tensor(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """``torch.as_tensor`` on a device, of arrays of any memory layout, in half its time for one that stays on the CPU.
-
-    The tensor shares the memory of an array on the CPU, unless the type changes, or torch cannot have the array as it
-    is: read-only, with negative strides, or in another byte order.
-    """
-    if not isinstance(values, np.ndarray):
-        return torch.as_tensor(values, dtype=dtype, device=device)
-    try:
-        tensor = torch.from_numpy(values if values.flags.writeable else _plain(values))
-    except (ValueError, TypeError):
-        tensor = torch.from_numpy(_plain(values))
-    return tensor.to(device, dtype) if device.type != "cpu" or (dtype is not None and tensor.dtype != dtype) else tensor
-
-
-def _plain(values: np.ndarray) -> np.ndarray:
-    """A copy of an array in the layout and the byte order of this machine, of a type that torch has."""
-    longer = values.dtype.kind == "f" and values.dtype.itemsize > 8
-    return np.array(values, np.float64 if longer else values.dtype.newbyteorder("="), order="C", subok=False)

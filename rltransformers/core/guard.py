@@ -1,27 +1,22 @@
-"""Environments that stop at the first wrong thing they return or raise, and say where. N: number of environments.
+"""Vector environments that stop at the first wrong value they return or raise, and say where. N: environments.
 
-``CheckedEnv`` checks types and shapes of one environment, before anything casts or broadcasts them. ``FiniteVecEnv``
-checks the values of all environments at once; ``Guard`` is the one of an agent, ``guarding`` the one of an evaluation
-or a recording.
+``FiniteVecEnv`` checks the values of all environments at once; ``Guard`` is the one of an agent, ``guarding`` the one
+of an evaluation or a recording. Types and shapes of each environment are checked in ``core.checked_env``.
 """
 
 import copyreg
 import inspect
-import math
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from copy import deepcopy
 from functools import cache, wraps
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv, VectorWrapper
-from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
     SubprocVecEnv,
@@ -35,182 +30,20 @@ from stable_baselines3.common.vec_env import (
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from rltransformers.core.action_masks import ACTION_MASK, LAST_MASK, MASK_METHOD, check_masks, choices_of, fit_masks
-from rltransformers.core.errors import ConfigError, DataError, MissingExtraError, WorldError, one_line
-from rltransformers.core.members import all_finite, all_members, finite, flags, members, numbers
-from rltransformers.core.spaces import (
-    SUPPORTED_LEAVES,
-    Space,
-    is_nested,
-    leaf_values,
-    nested_leaves,
-    observation_leaves,
+from rltransformers.core.checked_env import ENVIRONMENT_ERRORS, FAULT, CheckedEnv, with_way_out
+from rltransformers.core.errors import DataError, one_line
+from rltransformers.core.spaces import is_nested, leaf_values
+from rltransformers.core.values import (
+    WAY_OUT,
+    When,
+    check_observations,
+    check_outcome,
+    check_single,
+    check_value,
+    read_leaves,
 )
 
-_LARGEST = float(np.finfo(np.float32).max)
-_FAULT = "rltransformers_fault"
-_WAY_OUT = "repair the environment or its wrappers"
-ENVIRONMENT_ERRORS = (ConfigError, DataError, MissingExtraError, WorldError)
-"""Errors of ours that an environment or a wrapper may raise: they say enough by themselves."""
-When = Callable[[], str]
-"""Returns the step, for messages, as "in step 3"."""
-Place = Callable[[int], str]
-"""Row of a batch to its environment and, where known, the step, for messages, as "2 in step 7"."""
 AnyVectorEnv = VecEnv | VectorEnv[Any, Any, Any]
-
-
-# One environment -------------------------------------------------------
-
-
-class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Environment ``index`` of a vector, unchanged as long as it returns the types and shapes of its spaces.
-
-    The last observation of an episode is copied, so that the next reset of an environment that reuses its arrays does
-    not overwrite it. Attributes that are set on the wrapper are set on the environment.
-
-    Args:
-        relay: put the message of an error into the info, where ``FiniteVecEnv`` reads it. For an environment in a
-            process of its own, which an exception would end without a message.
-
-    Raises:
-        DataError: names environment, step (of the episode; 0 is the reset) and episode (from 0) when the environment
-            raises an exception, which is chained; when an observation has no such shape or members, or a reward or a
-            flag is none.
-    """
-
-    def __init__(self, env: gymnasium.Env[Any, Any], index: int, relay: bool = False) -> None:
-        super().__init__(env)
-        self._index, self._relay, self._t, self._episode = index, relay, 0, -1
-        self._space = env.observation_space
-        self._leaves = [
-            (path, leaf.dtype, leaf.shape, _classes(leaf)) for path, leaf in read_leaves(self._space).items()
-        ]
-        self._bare = self._leaves[0][1:3] if [leaf[0] for leaf in self._leaves] == [""] else None
-        self._flat = isinstance(self._space, spaces.Dict) and not is_nested(self._space)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "env" or name[0] == "_":
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self.env, name, value)
-
-    @property
-    def spec(self) -> Any:  # type: ignore[override]  # gymnasium declares a plain attribute
-        """That of the environment, so that a dataset does not record the check."""
-        return self.env.spec
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self._t, self._episode = 0, self._episode + 1
-        try:
-            try:
-                results: Any = self.env.reset(seed=seed, options=options)
-            except Exception as error:
-                raise self._named_error(error) from error
-            self._check_results("reset", results, 2)
-            observation, info = results
-            self._check_observation(observation)
-        except DataError as error:
-            if not self._relay:
-                raise
-            return self._space.sample(), {_FAULT: str(error)}
-        return observation, info
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        object.__setattr__(self, "_t", self._t + 1)  # past __setattr__, for speed
-        try:
-            try:
-                results: Any = self.env.step(action)
-            except Exception as error:
-                raise self._named_error(error) from error
-            if not (type(results) is tuple and len(results) == 5 and type(results[4]) is dict):
-                self._check_results("step", results, 5)
-            observation, reward, terminated, truncated, info = results
-            if type(observation) is not np.ndarray or (observation.dtype, observation.shape) != self._bare:
-                self._check_observation(observation)
-            if type(reward) is not float or not -_LARGEST <= reward <= _LARGEST:
-                _check_value("reward", reward, self._index, self._when)
-            if terminated is not True and terminated is not False:
-                _check_value("terminated", terminated, self._index, self._when)
-            if truncated is not True and truncated is not False:
-                _check_value("truncated", truncated, self._index, self._when)
-            if truncated and not terminated and self.env.has_wrapper_attr(MASK_METHOD):
-                with suppress(Exception):  # whoever reads masks calls the method in every step, and raises then
-                    info[LAST_MASK] = np.array(self.env.get_wrapper_attr(MASK_METHOD)())  # the reset may write into it
-        except DataError as error:
-            if not self._relay:
-                raise
-            return self._space.sample(), 0.0, False, False, {_FAULT: str(error)}
-        if terminated or truncated:
-            observation = deepcopy(observation)
-        return observation, reward, terminated, truncated, info
-
-    def _check_results(self, method: str, results: Any, count: int) -> None:
-        """Raise DataError unless a method returned so many values, the last of them an info."""
-        several = isinstance(results, tuple | list)
-        if not (several and len(results) == count and isinstance(results[-1], Mapping)):
-            kinds = [type(value).__name__ for value in results] if several else type(results).__name__
-            raise DataError(f"{method} of environment {self._index} returned {kinds} {self._when()}; {RETURNS}")
-
-    def _named_error(self, error: Exception) -> Exception:
-        if isinstance(error, ENVIRONMENT_ERRORS):
-            return error
-        if self._episode < 0 and self._t:
-            return DataError(
-                f"environment {self._index} is to take a step and was never reset ({one_line(error)}); reset it, or "
-                "leave out force_reset=False, which is for environments that stand where a run stopped"
-            )
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        if isinstance(frame.f_locals.get("self"), Monitor) and "reward" in frame.f_locals:  # it adds rewards up
-            try:
-                _check_value("reward", frame.f_locals["reward"], self._index, self._when)
-            except DataError as fault:
-                return fault
-        text = f"environment {self._index} raised {type(error).__name__} {self._when()}: {one_line(error)}"
-        return DataError(_with_way_out(text))
-
-    def _check_observation(self, observation: Any) -> None:
-        """Raise DataError unless the observation is of the space; arrays are checked for type and shape alone."""
-        flat = self._flat and type(observation) is dict and len(observation) == len(self._leaves)
-        try:
-            values = observation if flat else leaf_values(self._space, observation)
-        except DataError:
-            values = {}
-        for path, dtype, shape, classes in self._leaves:
-            value = values.get(path)
-            if type(value) is np.ndarray:
-                good = value.dtype == dtype and value.shape == shape
-            else:
-                good = classes is not None and type(value) in (int, np.int64) and value in classes
-            if not good:
-                check_single(self._space, observation, "observation", f"{self._index} {self._when()}")
-                return
-
-    def _when(self) -> str:
-        return f"in step {self._t} of its episode {self._episode}"
-
-
-def _classes(leaf: Space) -> range | None:
-    return range(int(leaf.start), int(leaf.start + leaf.n)) if isinstance(leaf, spaces.Discrete) else None
-
-
-RETURNS = (
-    "reset returns two values, observation and info (a dict), step returns five: observation, reward, terminated, "
-    "truncated, info; reset takes the keywords seed and options; an environment of the old gym fits in "
-    "shimmy.GymV21CompatibilityV0(env=env)"
-)
-_OF_OLD_GYM = (
-    "values to unpack (expected",
-    "cannot unpack non-iterable",
-    "reset() got an unexpected keyword argument 'seed'",
-    "reset() got an unexpected keyword argument 'options'",
-)
-"""Messages of Python about a reset or a step that returns, or takes, something else."""
-
-
-def _with_way_out(text: str) -> str:
-    return f"{text}; {RETURNS}" if any(sign in text for sign in _OF_OLD_GYM) else text
-
-
-# Vector environments -------------------------------------------------------
 
 
 def check_copies(env: AnyVectorEnv) -> None:
@@ -410,8 +243,8 @@ class _GuardInside:
 def _refuse_faults(infos: Any) -> None:
     """Raise the error that a ``CheckedEnv`` in another process relayed."""
     for info in infos:
-        if info and _FAULT in info:
-            raise DataError(info[_FAULT])
+        if info and FAULT in info:
+            raise DataError(info[FAULT])
 
 
 class Guard(FiniteVecEnv):
@@ -433,7 +266,6 @@ class Guard(FiniteVecEnv):
         super().__init__(venv, self._next_step)
         self._masks, self._beside = masks, beside
         self._programs = [_counting(program) for program in _programs(venv)]
-        self.note()
 
     def _next_step(self) -> str:
         return f"at step {self._steps() + 1} of this run"
@@ -441,14 +273,10 @@ class Guard(FiniteVecEnv):
     def _place(self, row: int) -> str:
         return f"{row} at step {self._steps()} of this run"
 
-    def note(self) -> None:
-        """Take all resets and steps so far for the agent's own."""
-        self._known = [program.get(_MOVES, 0) for program in self._programs]
-
     @property
-    def moved(self) -> bool:
-        """Whether somebody reset or stepped an environment since ``note``."""
-        return self._known != [program.get(_MOVES, 0) for program in self._programs]
+    def moves(self) -> list[int]:
+        """Numbers of resets and steps of the environments so far, by whomever."""
+        return [program.get(_MOVES, 0) for program in self._programs]
 
     def leaves(self, observation: Any) -> dict[str, Any]:
         """Return the leaves [N, ...] of the newest observation and, if the agent reads them, its masks [N, M].
@@ -456,7 +284,7 @@ class Guard(FiniteVecEnv):
         Raises:
             DataError: for what is no mask, or one that allows nothing.
         """
-        leaves = nested_leaves(observation)
+        leaves = dict(self._values(observation))
         if self._masks:
             if self._beside:
                 masks = attempt(self.venv, lambda: f"in {MASK_METHOD}()", self.venv.env_method, MASK_METHOD)
@@ -479,7 +307,7 @@ class Guard(FiniteVecEnv):
         """
         cut = [index for index in np.flatnonzero(dones).tolist() if infos[index].get("TimeLimit.truncated", False)]
         cut = [index for index in cut if "terminal_observation" in infos[index]]
-        rows = [nested_leaves(infos[index]["terminal_observation"]) for index in cut]
+        rows = [self._values(infos[index]["terminal_observation"]) for index in cut]
         leaves = {path: np.stack([np.asarray(row[path]) for row in rows]) for path in (rows[0] if rows else ())}
         if self._masks and cut:
             if self._beside:
@@ -600,7 +428,7 @@ def named_fault(env: AnyVectorEnv, error: Exception, when: str) -> DataError:
     if index is None and env.num_envs == 1:
         index = 0
     who = f"one of the environments 0..{env.num_envs - 1}" if index is None else f"environment {index}"
-    return DataError(_with_way_out(f"{who} raised {type(error).__name__} {when}: {one_line(error)}"))
+    return DataError(with_way_out(f"{who} raised {type(error).__name__} {when}: {one_line(error)}"))
 
 
 def _environment_at_fault(error: BaseException, when: str) -> int | DataError | None:
@@ -615,7 +443,7 @@ def _environment_at_fault(error: BaseException, when: str) -> int | DataError | 
                     check_single(local["space"], observation, "observation", f"{index} {when}")
             if isinstance(local.get("self"), SubprocVecEnv) and "rews" in local:
                 for index, reward in enumerate(local["rews"]):
-                    _check_value("reward", reward, index, lambda: when)
+                    check_value("reward", reward, index, lambda: when)
         except DataError as fault:
             return fault
     return None
@@ -641,142 +469,9 @@ def _ended_process(holder: Any, when: str) -> str | None:
     index, code = codes[0]
     return (
         f"the process of environment {index} ended {when} (exit code {code}; 1: an exception, printed above; negative: "
-        f"killed by that signal, -9 is often a lack of memory); {_WAY_OUT}, or take fewer environments"
+        f"killed by that signal, -9 is often a lack of memory); {WAY_OUT}, or take fewer environments"
     )
 
 
 def _processes(holder: Any) -> list[BaseProcess]:
     return list(holder.processes) if isinstance(holder, SubprocVecEnv | AsyncVectorEnv) else []
-
-
-# Values -------------------------------------------------------
-
-
-def read_leaves(space: Space) -> dict[str, Space]:
-    """The leaves that a network can read; a recording may leave out others."""
-    return {path: leaf for path, leaf in observation_leaves(space).items() if isinstance(leaf, SUPPORTED_LEAVES)}
-
-
-def check_outcome(count: int, rewards: Any, ends: Mapping[str, Any], when: When) -> None:
-    """Raise DataError unless there is one finite reward and one flag of each kind per environment.
-
-    The message names the first environment at fault.
-
-    Args:
-        ends: flags [N] by name.
-    """
-    plain = type(rewards) is np.ndarray and rewards.dtype.kind == "f" and rewards.shape == (count,)
-    if not plain or not all_finite(rewards):
-        _check_each("reward", rewards, count, when)
-    for name, ended in ends.items():
-        if not (type(ended) is np.ndarray and ended.dtype.kind == "b" and ended.shape == (count,)):
-            _check_each(name, ended, count, when)
-
-
-def _check_each(what: str, values: Any, count: int, when: When) -> None:
-    if np.ndim(values) == 0 or len(values) != count:
-        raise DataError(
-            f"{what} must be one for each of {count} environments, got {_short(values)} {when()}; {_WAY_OUT}"
-        )
-    for index, value in enumerate(values):
-        _check_value(what, value, index, when)
-
-
-def _check_value(what: str, value: Any, index: int, when: When) -> None:
-    """Raise DataError unless the value of environment ``index`` is a finite reward, or a flag of another name."""
-    try:
-        array = numbers(value) if what == "reward" else flags(value)
-        if array.shape != ():
-            due = "one number, as float(reward)" if what == "reward" else "True or False"
-            raise DataError(f"has shape {array.shape}, it must be {due}")
-    except DataError as error:
-        raise DataError(f"{what} of environment {index} {error} {when()}; {_WAY_OUT}") from error
-    if not finite(array.astype(np.float64)).all():
-        raise DataError(f"{what} of environment {index} is {array} {when()}, not finite in float32; {_WAY_OUT}")
-
-
-def _short(value: Any) -> str:
-    return one_line(repr(value))[:80]
-
-
-def check_observations(
-    leaves: Mapping[str, Space], values: Mapping[str, Any], what: str = "observation", place: Place = str
-) -> None:
-    """Raise DataError unless every leaf [N, ...] has the shape of its space, finite numbers, and classes inside it.
-
-    The message names the first row and leaf at fault.
-    """
-    for path, space in leaves.items():
-        if path not in values:
-            raise DataError(f"the {what} lacks {path or 'a bare value'!r}; it has {sorted(map(str, values))}")
-        rows = values[path]
-        if not (type(rows) is np.ndarray and rows.dtype.kind in "biuf" and rows.shape[1:] == space.shape):
-            rows = _checked_rows(named(what, path), space, rows, place)
-        if not all_members(space, rows):
-            row = int(np.argmin(members(space, rows)))
-            raise _wrong_value(f"{named(what, path)} of environment {place(row)}", rows[row], space)
-
-
-def _checked_rows(name: str, space: Space, rows: Any, place: Place) -> np.ndarray:
-    """``rows`` as an array, where it was none or has another shape; names the first row that is at fault."""
-    if type(rows) is not list and np.ndim(rows) == 0:
-        raise DataError(
-            f"{name} of environment {place(0)} is {_short(rows)}, one is due for each environment; {_WAY_OUT}"
-        )
-    for row, value in enumerate(rows):
-        try:
-            shape = numbers(value).shape
-            if shape != space.shape:
-                raise DataError(f"has shape {shape}, the space {space.shape}")
-        except DataError as error:
-            raise DataError(f"{name} of environment {place(row)} {error}; {_WAY_OUT}") from error
-    try:
-        return numbers(rows).reshape(len(rows), *(space.shape or ()))
-    except DataError as error:
-        raise DataError(f"{name} {error}; {_WAY_OUT}") from error
-
-
-def check_single(space: Space, observation: Any, what: str, place: str) -> None:
-    """Raise DataError unless the observation of one environment is of ``space``; ``place`` as for ``Place``."""
-    try:
-        values = leaf_values(space, observation)
-    except DataError as error:
-        raise DataError(f"{what} of environment {place}: {error}; {_WAY_OUT}") from error
-    leaves = read_leaves(space)
-    check_observations(leaves, {path: [values[path]] for path in leaves}, what, lambda _: place)
-
-
-def named(what: str, path: str) -> str:
-    """``what`` with the path of the leaf it is, for messages; a space that is one leaf has the empty path."""
-    return f"{what} {path!r}" if path else what
-
-
-def _wrong_value(what: str, value: Any, space: Space) -> DataError:
-    wrong = np.argwhere(~finite(np.asarray(value)))
-    if not len(wrong):
-        return DataError(f"{what} is {_short(value)}, outside {space}; {_WAY_OUT}, or declare the space that it has")
-    entry = [int(position) for position in wrong[0]]
-    number = value[tuple(entry)]
-    beyond = " (beyond float32)" if math.isfinite(number) else ""
-    at = f" at entry {entry}" if entry else ""
-    return DataError(
-        f"{what} is {number}{beyond}{at}, not finite; look for a division by zero or an overflow in the environment or "
-        "its wrappers, or clip the value in a wrapper"
-    )
-
-
-def check_actions(actions: Mapping[str, np.ndarray]) -> None:
-    """Raise DataError for a Box of a policy's actions [N, ...], by leaf path, that holds no finite numbers."""
-    for path, rows in actions.items():
-        if rows.dtype.kind == "f" and not all_finite(rows):
-            row = int(np.argmin(finite(rows).reshape(len(rows), -1).all(1)))
-            raise DataError(
-                f"the policy's {named('action', path)} for environment {row} is {_short(rows[row].tolist())}; "
-                f"{NOT_FINITE}"
-            )
-
-
-NOT_FINITE = (
-    "look whether its weights are finite, and scale observations that are too large for float32 inside the network "
-    "(VecNormalize does)"
-)

@@ -219,10 +219,6 @@ class Sharing:
         self._communicate(lambda: dist.gather(packed, parts, 0), packed)
         return own if parts is None else _unpacked(torch.cat(parts), layout)
 
-    def own_rows(self, tree: Tree, share: int) -> Tree:
-        """The rows of the ``share`` things of this process in tensors with a row for each of those of all."""
-        return tree if self.is_single else rows_of(tree, self.block(share))
-
     def check(self, readout: object, *batches: int) -> None:
         """Raise ConfigError for what several processes cannot train.
 

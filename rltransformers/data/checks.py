@@ -13,8 +13,8 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from rltransformers.core.errors import OUR_ERRORS, DataError, did_you_mean, error_line
-from rltransformers.core.members import action_bounds, all_members, members
 from rltransformers.core.spaces import leaf_spaces, stored_dtype
+from rltransformers.core.values import action_bounds, all_members, members
 from rltransformers.data.spaces import chunks
 
 if TYPE_CHECKING:

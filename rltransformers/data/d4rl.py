@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from rltransformers.core.errors import DataError
 from rltransformers.core.files import existing_file
-from rltransformers.core.members import check_numeric, flags, numbers
 from rltransformers.core.spaces import leaf_values
+from rltransformers.core.values import check_numeric, flags, numbers
 from rltransformers.data.checks import check_time_limit, damage, jumps, leaf_name, naming
 from rltransformers.data.d4rl_files import existing_d4rl_file
 from rltransformers.data.hdf5 import check_file

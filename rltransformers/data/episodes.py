@@ -7,8 +7,8 @@ import gymnasium as gym
 import numpy as np
 
 from rltransformers.core.errors import DataError, one_line
-from rltransformers.core.members import numbers
 from rltransformers.core.spaces import leaf_values, map_leaves, nest_leaves
+from rltransformers.core.values import numbers
 from rltransformers.data.checks import jumps, naming
 from rltransformers.data.keys import key_names, pick_leaves
 from rltransformers.data.spaces import Options, choose_spaces

@@ -35,13 +35,7 @@ from stable_baselines3.common.vec_env import (
 from rltransformers.core.device import check_memory
 from rltransformers.core.episodes import endless_episode, longest_allowed
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean, one_line
-from rltransformers.core.guard import (
-    FiniteVecEnv,
-    guarding,
-    named,
-    warn_of_statistics,
-)
-from rltransformers.core.members import members, numbers
+from rltransformers.core.guard import FiniteVecEnv, guarding, warn_of_statistics
 from rltransformers.core.ranges import Environments, Episodes, Steps, WholeNumber, check, shown, suggesting
 from rltransformers.core.registry import find_spec
 from rltransformers.core.seeding import generators, seed_environments
@@ -57,6 +51,7 @@ from rltransformers.core.spaces import (
     split_members,
     stored_dtype,
 )
+from rltransformers.core.values import members, named, numbers
 from rltransformers.data.behaviors import Behavior, Mixture, as_behavior, decides_by_itself
 from rltransformers.data.rollout import bytes_of
 from rltransformers.data.trajectories import Leaves, Trajectories, join_trajectories

@@ -17,11 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rltransformers.core.device import CPU, to_tensor
+from rltransformers.core.device import CPU
 from rltransformers.core.errors import ConfigError
-from rltransformers.core.guard import named
-from rltransformers.core.members import finite, members
 from rltransformers.core.spaces import leaf_spaces
+from rltransformers.core.values import finite, members, named, to_tensor
 from rltransformers.data.rollout import Leaves, action_layout, observation_layout
 
 Space = gym.Space[Any]

@@ -129,33 +129,25 @@ class RolloutBuffer:
         lead = (self.n_envs, self.n_steps)
         self.position = 0
         self.memory = None if memory is None else memory.clone()
-        if previous_action is None:
-            previous_action = self._leaves((self.n_envs,), self.action_leaves)
-        self.previous_action = {path: leaf.clone() for path, leaf in previous_action.items()}
-        self.previous_reward = (
-            self._zeros((self.n_envs,), torch.float32) if previous_reward is None else previous_reward.clone()
-        )
-        self.observations = self._leaves(lead, self.observation_leaves)
+        none = self._zeros((self.n_envs,), self.action_leaves)
+        nothing = torch.zeros(self.n_envs, device=self.device)
+        self.previous_action = {path: leaf.clone() for path, leaf in (previous_action or none).items()}
+        self.previous_reward = (nothing if previous_reward is None else previous_reward).clone()
+        self.observations = self._zeros(lead, self.observation_leaves)
         self._columns = [(path, leaf.unbind(1)) for path, leaf in self.observations.items()]
-        none = self._leaves((self.n_envs,), self.action_leaves)
         self._actions = [none] * self.n_steps
         # One number per environment and step: columns of numpy arrays and lists cost a tenth of columns of tensors.
         self.rewards = np.zeros(lead, np.float32)
         self.first, self.episode_ends, self.truncated = (np.zeros(lead, bool) for _ in range(3))
         self.counts = np.ones(lead, bool)
-        self.last_values = self._zeros(lead, torch.float32)
-        nothing = self._zeros((self.n_envs,), torch.float32)
+        self.last_values = torch.zeros(lead, device=self.device)
         self._values, self._log_probs = [nothing] * self.n_steps, [nothing] * self.n_steps
 
-    def _leaves(self, lead: tuple[int, ...], layout: "Layout") -> Leaves:
-        return {path: self._zeros((*lead, *shape), dtype) for path, (shape, dtype) in layout.items()}
-
-    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=self.device)
-
-    @property
-    def full(self) -> bool:
-        return self.position == self.n_steps
+    def _zeros(self, lead: tuple[int, ...], layout: "Layout") -> Leaves:
+        return {
+            path: torch.zeros((*lead, *shape), dtype=dtype, device=self.device)
+            for path, (shape, dtype) in layout.items()
+        }
 
     def add(
         self,

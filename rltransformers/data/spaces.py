@@ -12,8 +12,8 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError, DataError, did_you_mean
-from rltransformers.core.members import LARGEST_FLOAT, check_numeric, numbers
 from rltransformers.core.spaces import leaf_spaces, leaf_values, map_leaves, space_from_leaves, space_of
+from rltransformers.core.values import LARGEST_FLOAT, check_numeric, numbers
 
 LARGEST_NUMBER = 2.0**53
 """Of rewards and of numbers whose space is guessed: what is larger stands for a missing value or for an error."""

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rltransformers.core.errors import DataError
-from rltransformers.core.members import LARGEST_FLOAT, check_numeric, flags, numbers
 from rltransformers.core.spaces import SUPPORTED_LEAVES, check_supported, leaf_spaces, leaf_values, stored_dtype
+from rltransformers.core.values import LARGEST_FLOAT, check_numeric, flags, numbers
 from rltransformers.data.checks import REWARD, Array, Space, check_time_limit, leaf_name, naming
 from rltransformers.data.spaces import LARGEST_NUMBER, Allocate, chunks
 from rltransformers.data.trajectories import Leaves, Trajectories

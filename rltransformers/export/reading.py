@@ -15,9 +15,10 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_unflatten
 
 from rltransformers.core.checkpoint import contents_of
-from rltransformers.core.device import CPU, to_tensor
+from rltransformers.core.device import CPU
 from rltransformers.core.errors import CheckpointError, ConfigError, one_line, require
 from rltransformers.core.ranges import check
+from rltransformers.core.values import to_tensor
 from rltransformers.export.files import EXTRA, METADATA
 from rltransformers.export.step import quiet
 

@@ -13,9 +13,10 @@ from gymnasium import spaces
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from rltransformers.core.guard import check_actions
+from rltransformers.core.errors import DataError
 from rltransformers.core.spaces import check_supported, check_width, leaf_spaces
 from rltransformers.core.spec import Choice
+from rltransformers.core.values import NOT_FINITE, all_finite, finite, named, short
 from rltransformers.functional.modules import linear
 from rltransformers.policies.action_leaves import (
     ActionLeaf,
@@ -70,6 +71,7 @@ class ActionHead(nn.Module):
             for path, leaf in self.spaces.items()
         ]
         self.leaves = nn.ModuleList(parts)
+        self.by_path: dict[str, ActionLeaf] = dict(zip(self.spaces, parts, strict=True))  # in the order of the space
         self.linear = nn.Linear(width, sum(leaf.outputs for leaf in parts))
         self.draws = sum(leaf.draws for leaf in parts)
         self.countable = all(leaf.countable for leaf in parts)
@@ -93,10 +95,6 @@ class ActionHead(nn.Module):
         assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)  # check_supported has refused the rest
         return CategoricalAction(space, width)
 
-    def named_leaves(self) -> list[tuple[str, ActionLeaf]]:
-        """Leaf paths with their parts, in the order of the space."""
-        return list(zip(self.spaces, self.leaves, strict=True))  # type: ignore[arg-type]  # torch calls them modules
-
     def forward(self, features: Float[Tensor, "... W"]) -> Float[Tensor, "... A"]:
         """Outputs of all leaves, side by side."""
         return linear(self.linear, features) if self.readout is None else self.readout(features, self.linear)
@@ -109,11 +107,7 @@ class ActionHead(nn.Module):
 
     def as_numbers(self, actions: Mapping[str, Tensor]) -> Float[Tensor, "... A"]:
         """Actions as a readout stores them and a critic reads them, in ``numbers`` numbers."""
-        return torch.cat([leaf.as_numbers(actions[path]) for path, leaf in self.named_leaves()], -1)
-
-    def blank(self, actions: Mapping[str, Tensor], valid: Bool[Tensor, "..."]) -> dict[str, Tensor]:
-        """The actions with a legal constant wherever ``valid`` is False, whatever stood there (NaN, -10)."""
-        return blank_invalid(self.spaces, actions, valid)
+        return torch.cat([leaf.as_numbers(actions[path]) for path, leaf in self.by_path.items()], -1)
 
     def split(self, row: Shaped[Tensor, "... A"], size: str = "outputs") -> dict[str, Tensor]:
         """Parts of the last axis by path; ``size`` is the attribute of a leaf that says how long its part is."""
@@ -129,12 +123,12 @@ class ActionHead(nn.Module):
         entropy, divergences, log barrier. Where a mask allows nothing, everything is equally likely.
         """
         parts, masks = self.split(outputs), self.split(mask != 0, "choices")
-        rows = [leaf.masked(parts[path], masks[path]) for path, leaf in self.named_leaves()]
+        rows = [leaf.masked(parts[path], masks[path]) for path, leaf in self.by_path.items()]
         return rows[0] if len(rows) == 1 else torch.cat(rows, -1)
 
     def embed(self, actions: Mapping[str, Tensor]) -> Float[Tensor, "... W"]:
         """The token of an action: the sum of its leaves' embeddings."""
-        return _total([leaf.embed(actions[path]) for path, leaf in self.named_leaves()])
+        return _total([leaf.embed(actions[path]) for path, leaf in self.by_path.items()])
 
     def draw(self, rows: int, generator: torch.Generator | None) -> Float[Tensor, "R U"]:
         """Noise for ``decode``: uniform numbers in [0, 1) for classes and bits, standard normal ones for Boxes."""
@@ -143,7 +137,7 @@ class ActionHead(nn.Module):
             (torch.randn if leaf.normal_noise else torch.rand)(
                 rows, leaf.draws, generator=generator, device=like.device, dtype=like.dtype
             )
-            for _, leaf in self.named_leaves()
+            for leaf in self.by_path.values()
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
@@ -151,7 +145,7 @@ class ActionHead(nn.Module):
         """Actions by path: the most probable, or sampled with ``draws`` numbers of ``noise`` per row."""
         parts = self.split(outputs)
         numbers = dict.fromkeys(parts) if noise is None else self.split(noise, "draws")
-        return {path: leaf.decode(parts[path], numbers[path]) for path, leaf in self.named_leaves()}
+        return {path: leaf.decode(parts[path], numbers[path]) for path, leaf in self.by_path.items()}
 
     def decode_some(
         self, outputs: Float[Tensor, "B A"], noise: Float[Tensor, "B U"] | None, greedy: Bool[Tensor, " B"]
@@ -165,21 +159,21 @@ class ActionHead(nn.Module):
 
     def execute(self, actions: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The actions as the environment takes them: those of a Box in its units, and clipped."""
-        return {path: leaf.execute(actions[path]) for path, leaf in self.named_leaves()}
+        return {path: leaf.execute(actions[path]) for path, leaf in self.by_path.items()}
 
     def as_drawn(self, actions: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Actions of the environment as ``decode`` gives them: those of a Gaussian Box in head units."""
-        return {path: leaf.as_drawn(actions[path]) for path, leaf in self.named_leaves()}
+        return {path: leaf.as_drawn(actions[path]) for path, leaf in self.by_path.items()}
 
     def log_prob(self, outputs: Float[Tensor, "... A"], actions: Mapping[str, Tensor]) -> Float[Tensor, "..."]:
         """Log-probability of actions that ``decode`` gave, the sum over the leaves."""
         parts = self.split(outputs)
-        return _total([leaf.log_prob(parts[path], actions[path]) for path, leaf in self.named_leaves()])
+        return _total([leaf.log_prob(parts[path], actions[path]) for path, leaf in self.by_path.items()])
 
     def entropy(self, outputs: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
         """Entropy in nats, that of a Box in head units; the sum over the leaves."""
         parts = self.split(outputs)
-        return _total([leaf.entropy(parts[path]) for path, leaf in self.named_leaves()])
+        return _total([leaf.entropy(parts[path]) for path, leaf in self.by_path.items()])
 
     def distribution(
         self, outputs: Float[Tensor, "... A"], actions: Mapping[str, Tensor]
@@ -190,10 +184,10 @@ class ActionHead(nn.Module):
         """
         parts = self.split(outputs)
         found: dict[str, dict[str, Tensor]] = {}
-        for path, leaf in self.named_leaves():
+        for path, leaf in self.by_path.items():
             for kind, value in leaf.distribution(parts[path]).items():
                 found.setdefault(kind, {})[path] = value
-        if all(leaf.has_density for _, leaf in self.named_leaves()):
+        if all(leaf.has_density for leaf in self.by_path.values()):
             found |= {"log_prob": {"": self.log_prob(outputs, actions)}, "entropy": {"": self.entropy(outputs)}}
         return found
 
@@ -206,7 +200,7 @@ class ActionHead(nn.Module):
         if not self.countable:
             return None
         parts = self.split(outputs)
-        return _total([leaf.log_barrier(parts[path]) for path, leaf in self.named_leaves()])
+        return _total([leaf.log_barrier(parts[path]) for path, leaf in self.by_path.items()])
 
     def divergences(
         self, outputs: Float[Tensor, "... A"], old: "ActionHead", old_outputs: Float[Tensor, "... A"]
@@ -219,14 +213,14 @@ class ActionHead(nn.Module):
         """
         parts, old_parts = self.split(outputs), self.split(old_outputs.detach())
         found: dict[str, list[Tensor]] = {}
-        for (path, leaf), (_, old_leaf) in zip(self.named_leaves(), old.named_leaves(), strict=True):
-            for kind, part in leaf.divergences(parts[path], old_leaf, old_parts[path]).items():
+        for path, leaf in self.by_path.items():
+            for kind, part in leaf.divergences(parts[path], old.by_path[path], old_parts[path]).items():
                 found.setdefault(kind, []).append(part)
         return {kind: _total(found[kind]) for kind in self.divergence_kinds()}
 
     def divergence_kinds(self) -> list[str]:
         """Names of ``divergences`` for this space."""
-        countable = [leaf.countable for _, leaf in self.named_leaves()]
+        countable = [leaf.countable for leaf in self.by_path.values()]
         return (["classes"] if any(countable) else []) + ([] if all(countable) else ["mean", "covariance"])
 
     def box_entropy(self, outputs: Float[Tensor, "... A"]) -> Float[Tensor, "..."]:
@@ -236,7 +230,7 @@ class ActionHead(nn.Module):
 
     def normal_leaves(self) -> list[tuple[str, NormalAction]]:
         """Leaf paths and parts of the Boxes with predicted deviations."""
-        return [(path, leaf) for path, leaf in self.named_leaves() if isinstance(leaf, NormalAction)]
+        return [(path, leaf) for path, leaf in self.by_path.items() if isinstance(leaf, NormalAction)]
 
     def standard_deviation(self) -> Tensor | None:
         """Mean over the components of all Boxes, in head units; None where there is no Gaussian."""
@@ -250,10 +244,16 @@ def as_arrays(actions: Mapping[str, Tensor], leaves: Mapping[str, gym.Space[Any]
     Raises:
         DataError: for a Box that holds no finite numbers.
     """
-    arrays = {path: value.cpu().numpy() for path, value in actions.items()}
-    check_actions(arrays)
-    for path, rows in arrays.items():
-        leaf, arrays[path] = leaves[path], rows.astype(leaves[path].dtype)
+    arrays = {}
+    for path, value in actions.items():
+        leaf, rows = leaves[path], value.cpu().numpy()
+        if rows.dtype.kind == "f" and not all_finite(rows):
+            row = int(np.argmin(finite(rows).reshape(len(rows), -1).all(1)))
+            raise DataError(
+                f"the policy's {named('action', path)} for environment {row} is {short(rows[row].tolist())}; "
+                f"{NOT_FINITE}"
+            )
+        arrays[path] = rows.astype(leaf.dtype)
         if isinstance(leaf, spaces.Box) and rows.dtype != leaf.dtype and not holds_integers(leaf):
             np.clip(arrays[path], leaf.low, leaf.high, out=arrays[path])  # float32 may not have its bounds
     return arrays

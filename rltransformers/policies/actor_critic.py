@@ -14,6 +14,7 @@ from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig, Record
+from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.ranges import strict
 from rltransformers.data.rollout import Leaves, Segment
 from rltransformers.functional.modules import linear
@@ -324,7 +325,10 @@ class GTrXLPolicy(MemoryPolicy):
         values = linear(self.value_net, self.value_hidden(value_features)).squeeze(-1)
         if isinstance(self.value_net, PopArt):
             values = self.value_net.in_units(values)
-        return self.masked(self.action_head.forward(self.action_hidden(features)), observations), values
+        outputs = self.action_head.forward(self.action_hidden(features))
+        if self.masks:
+            outputs = self.action_head.masked(outputs, observations[ACTION_MASK])
+        return outputs, values
 
 
 def last_actions(segment: Segment) -> Leaves:

@@ -86,7 +86,7 @@ def alternatives(
     """Every combination of discrete actions, with the one action or the mean of every Box, and how probable each is."""
     numbers, probability = outputs.new_zeros(*outputs.shape[:-1], 1, 0), outputs.new_ones(*outputs.shape[:-1], 1)
     parts = head.split(outputs)
-    for path, leaf in head.named_leaves():
+    for path, leaf in head.by_path.items():
         if isinstance(leaf, ContinuousAction):
             action = leaf.squash(parts[path]).unsqueeze(-2)
             numbers = torch.cat([numbers, action.expand(*numbers.shape[:-1], -1)], -1)
@@ -102,7 +102,7 @@ def alternatives(
 def check_alternatives(head: ActionHead) -> None:
     """Raise ConfigError where a policy has more alternatives than ``MAX_ALTERNATIVES``."""
     count = 1
-    for _, leaf in head.named_leaves():
+    for leaf in head.by_path.values():
         if isinstance(leaf, CategoricalAction):
             for size in leaf.sizes:
                 count *= size

@@ -20,11 +20,11 @@ from rltransformers.backbone import Backbone, BackboneConfig, Record, State
 from rltransformers.backbone.state import Tables
 from rltransformers.core.action_masks import ACTION_MASK, masks_of_step, observes_mask
 from rltransformers.core.described import count
-from rltransformers.core.device import to_tensor
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import check, shown
 from rltransformers.core.spaces import leaf_spaces, normalized_leaves, space_from_leaves
 from rltransformers.core.spec import Choice
+from rltransformers.core.values import to_tensor
 from rltransformers.functional.call import EVERY, Context
 from rltransformers.functional.modules import linear
 from rltransformers.functional.windows import descending, padded_behind
@@ -32,6 +32,7 @@ from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.action_leaves import Units
 from rltransformers.policies.critics import TwinCritics, check_alternatives
 from rltransformers.policies.deep_losses import predicts_later
+from rltransformers.policies.encoders import Observed, observe
 from rltransformers.policies.observations import (
     check_state,
     fit_action_sequences,
@@ -41,7 +42,7 @@ from rltransformers.policies.observations import (
     flat_masks,
     task_leaf,
 )
-from rltransformers.policies.observed import Encoding, Observed, observation_parts, observe
+from rltransformers.policies.observed import Encoding, observation_parts
 from rltransformers.policies.output import PolicyOutput
 from rltransformers.policies.returns import ReturnCondition, ReturnIn
 
@@ -330,7 +331,7 @@ class DecisionPolicy(nn.Module):
         asked = torch.where(valid, return_to_go, 0.0)
         seen = self.observe(observations)
         known = self.embed_step(seen.token, asked)
-        taken = self.embed_action(self.head.blank(actions, valid))
+        taken = self.embed_action(blank_invalid(self.head.spaces, actions, valid))
         tokens = torch.cat([known, taken[..., None, :]], -2).flatten(1, 2)
         group = self.tokens_per_step
         # Padding behind the valid steps is never looked at; only what averages over tokens has to know of it.

@@ -1,27 +1,58 @@
-"""Observations of any supported Gymnasium space as one token per step. Axes: ... any leading axes, W token width.
+"""Observations of any supported Gymnasium space as one token per step, and the elements that layers may look at.
 
 Every leaf of the space has its own small encoder and the leaf embeddings are summed. A sum of linear maps is the linear
 map of the concatenated leaves, so for vectors nothing is lost against concatenation, and no extra layer is needed.
+Axes: ... any leading axes, usually [B, T], N elements, W token width.
 """
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.pictures import Picture, as_picture, integer_scale, picture_of
 from rltransformers.core.ranges import check, shown
 from rltransformers.core.spaces import check_supported, check_width, leaf_spaces, space_from_leaves, stored_dtype
+from rltransformers.functional.call import EVERY, Context
 from rltransformers.functional.modules import linear
 from rltransformers.policies.registered import BUILT_IN, LeafChoice, OwnEncoder
+from rltransformers.policies.set_encoders.interface import Encoded
 
 Space = gym.Space[Any]
+
+
+class Observed(NamedTuple):
+    """One token per observation, and its elements where an encoder reads some."""
+
+    token: Float[Tensor, "*n W"]
+    elements: Encoded | None
+
+    def at_once(self) -> "Observed":
+        """Observations [B] as those of one step, [B, 1]."""
+        elements = self.elements
+        if elements is not None:
+            elements = Encoded(elements.rows.unsqueeze(1), elements.exists.unsqueeze(1), elements.pooled.unsqueeze(1))
+        return Observed(self.token.unsqueeze(1), elements)
+
+    def context(self, tokens: slice = EVERY) -> Context | None:
+        """The elements of observations [B, S] as those of the ``tokens`` of a call."""
+        return None if self.elements is None else Context(self.elements.rows, self.elements.exists, tokens)
+
+
+def observe(encoder: nn.Module | None, elements: nn.Module | None, leaves: Mapping[str, Tensor]) -> Observed:
+    """The token: the sum of the leaves' and of what pooling makes of the elements; and the elements."""
+    if elements is None:
+        assert encoder is not None
+        return Observed(encoder(leaves), None)
+    found: Encoded = elements(leaves)
+    return Observed(found.pooled if encoder is None else encoder(leaves) + found.pooled, found)
 
 
 class ObservationEncoder(nn.Module):

@@ -24,9 +24,8 @@ from rltransformers.backbone.state import Tables, part_of, prefixed
 from rltransformers.core.action_masks import ACTION_MASK, WAY_OUT, mask_space, masks_of_step, observes_mask
 from rltransformers.core.checkpoint import contents_of, load_checkpoint, restore_weights, save_checkpoint
 from rltransformers.core.described import count, spaces_line
-from rltransformers.core.device import find_device, to_tensor
+from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.guard import NOT_FINITE
 from rltransformers.core.ranges import Fraction, Weight, check, shown, strict
 from rltransformers.core.spaces import (
     box_bounds,
@@ -38,11 +37,12 @@ from rltransformers.core.spaces import (
     space_from_leaves,
     space_to_json,
 )
+from rltransformers.core.values import NOT_FINITE, to_tensor
 from rltransformers.data.rollout import Leaves, action_layout, observation_layout
 from rltransformers.functional.call import EVERY
 from rltransformers.memory.interface import Cached
-from rltransformers.policies.action_heads import ActionHead, as_arrays
-from rltransformers.policies.encoders import ObservationEncoder
+from rltransformers.policies.action_heads import ActionHead, as_arrays, blank_invalid
+from rltransformers.policies.encoders import ObservationEncoder, Observed, observe
 from rltransformers.policies.extractors import Extractor
 from rltransformers.policies.noise import draw_noise, noise_of
 from rltransformers.policies.observations import (
@@ -57,7 +57,7 @@ from rltransformers.policies.observations import (
     task_leaf,
     tree_space,
 )
-from rltransformers.policies.observed import Encoding, Observed, observation_parts, observe, read_observation
+from rltransformers.policies.observed import Encoding, observation_parts, read_observation
 from rltransformers.policies.output import PolicyOutput
 from rltransformers.policies.own_policies import policy_settings, restored_kwargs, stored_kwargs
 from rltransformers.policies.stored_size import check_stored_size
@@ -237,11 +237,7 @@ class MemoryPolicy(BasePolicy):
     def _read(
         self, features: Tensor, value_features: Tensor, observations: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Action outputs [..., A], ``masked``, and values [...] of features [..., W] of these observations."""
-
-    def masked(self, outputs: Tensor, observations: Mapping[str, Tensor]) -> Tensor:
-        """Action outputs [..., A] where only allowed actions can be taken; without masks as they are."""
-        return self.action_head.masked(outputs, observations[ACTION_MASK]) if self.masks else outputs
+        """Values [...], and outputs [..., A] of allowed actions, of features [..., W] of these observations."""
 
     def __repr__(self) -> str:
         config, parameters = self.backbones()[0].backbone.config, sum(each.numel() for each in self.parameters())
@@ -269,25 +265,25 @@ class MemoryPolicy(BasePolicy):
         return PolicyState(
             actor=self.actor.backbone.initial_state(batch_size, cached=cached),
             critic=None if self.critic is None else self.critic.backbone.initial_state(batch_size, cached=cached),
-            previous_action=self.action_head.blank(none, torch.zeros(batch_size, dtype=torch.bool, device=device)),
+            previous_action=blank_invalid(
+                self.action_head.spaces, none, torch.zeros(batch_size, dtype=torch.bool, device=device)
+            ),
             previous_reward=torch.zeros(batch_size, device=device),
         )
 
     def with_cache(self, state: PolicyState) -> PolicyState:
         """The state for acting: keys and values of the memory under today's weights."""
-        return self._map_memory(state, lambda backbone, memory: backbone.with_cache(memory))
+        critic = state.critic
+        if self.critic is not None and critic is not None:
+            critic = self.critic.backbone.with_cache(critic)
+        return replace(state, actor=self.actor.backbone.with_cache(state.actor), critic=critic)
 
     def without_cache(self, state: PolicyState) -> PolicyState:
         """The state for training and storage: layer inputs only."""
-        return self._map_memory(state, lambda backbone, memory: backbone.without_cache(memory))
-
-    def _map_memory(self, state: PolicyState, change: Callable[[Backbone, State], State]) -> PolicyState:
         critic = state.critic
         if self.critic is not None and critic is not None:
-            critic = change(self.critic.backbone, critic)
-        return PolicyState(
-            change(self.actor.backbone, state.actor), critic, state.previous_action, state.previous_reward
-        )
+            critic = self.critic.backbone.without_cache(critic)
+        return replace(state, actor=self.actor.backbone.without_cache(state.actor), critic=critic)
 
     @torch.inference_mode()
     def step(
@@ -380,17 +376,13 @@ class MemoryPolicy(BasePolicy):
         if any(module.training for module in self.modules()):
             self.set_training_mode(False)
 
-    def executed(self, actions: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-        """Leaves of actions [B, ...] as the environments take them: copies, Boxes in their units and clipped.
+    def environment_actions(self, actions: Mapping[str, Tensor]) -> Any:
+        """Actions as the environments take them: an array [B, ...], or a list of B nested actions; Boxes clipped.
 
         Raises:
             DataError: for a Box that holds no finite numbers.
         """
-        return as_arrays(self.action_head.execute(actions), self.action_head.spaces)
-
-    def environment_actions(self, actions: Mapping[str, Tensor]) -> Any:
-        """Actions as the environments take them: an array [B, ...], or a list of B nested actions; Boxes clipped."""
-        leaves = self.executed(actions)
+        leaves = as_arrays(self.action_head.execute(actions), self.action_head.spaces)
         if "" in leaves:
             return leaves[""]
         rows = range(len(next(iter(leaves.values()))))
@@ -695,12 +687,12 @@ class TokenBackbone(nn.Module):
         overwrites: bool,
     ) -> tuple[Tensor, State]:
         """Features [B, W] of one step of every environment, and the memory after it; see ``Backbone.step``."""
-        seen = self.tokens(observations, previous_actions, previous_rewards, first).at_once()
+        seen = self.tokens(observations, previous_actions, previous_rewards, first)
         task = None if self.task is None else self.task.read(observations).unsqueeze(1)
-        context = seen.context() if self.backbone.reads_context else None
-        reset = first.unsqueeze(1)
+        context = seen.at_once().context() if self.backbone.reads_context else None
+        token, reset = seen.token.unsqueeze(1), first.unsqueeze(1)
         features, memory = self.backbone.step(
-            seen.token, state, reset, task=task, context=context, tables=tables, overwrites=overwrites
+            token, state, reset, task=task, context=context, tables=tables, overwrites=overwrites
         )
         return features.squeeze(1), memory
 

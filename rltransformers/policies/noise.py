@@ -21,7 +21,7 @@ class Noise(NamedTuple):
 
 def noise_of(head: ActionHead) -> list[Noise]:
     """Random numbers that sampling an action takes, by leaf."""
-    return [Noise(leaf.draws, leaf.normal_noise) for _, leaf in head.named_leaves()]
+    return [Noise(leaf.draws, leaf.normal_noise) for leaf in head.by_path.values()]
 
 
 def draw_noise(

@@ -13,9 +13,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.guard import check_observations, named
-from rltransformers.core.members import finite, flags, members, numbers
 from rltransformers.core.spaces import channels_first, is_image, leaf_spaces, nested_leaves, space_from_leaves
+from rltransformers.core.values import check_observations, finite, flags, members, named, numbers
 
 Space = gym.Space[Any]
 TASK = "task"
@@ -76,7 +75,7 @@ def fit_observation(leaves: Mapping[str, Space], observation: Any) -> tuple[dict
             pair = "; of what reset() and step() of Gymnasium return, the observation is the first"
             hint = pair if isinstance(observation, tuple) else ""
             raise DataError(f"the observation lacks {path or 'a bare value'!r}; it has {sorted(found)}{hint}")
-        array, is_batch = _fit_leaf(leaf, path, _numbers(found[path], named("the observation", path)))
+        array, is_batch = _fit_leaf(leaf, path, _numbers(found[path], "the observation", path))
         arrays[path] = array
         batched.add(is_batch)
     if len(batched) > 1:
@@ -99,7 +98,7 @@ def fit_sequences(leaves: Mapping[str, Space], values: Any, what: str) -> tuple[
     for path, leaf in leaves.items():
         if path not in found:
             raise DataError(f"{what} lack {path or 'a bare value'!r}; they have {sorted(found)}")
-        array = _numbers(found[path], named(what, path))
+        array = _numbers(found[path], what, path)
         if array.ndim != 2 + len(leaf.shape or ()):
             due = ", ".join(["B", "T", *map(str, leaf.shape or ())])
             raise DataError(
@@ -218,24 +217,21 @@ def check_state(state: Any, kind: type, rows: int) -> None:
         )
 
 
-def _numbers(values: Any, what: str) -> np.ndarray:
+def _numbers(values: Any, what: str, path: str = "") -> np.ndarray:
     try:
         return numbers(values)
     except DataError as error:
-        raise DataError(f"{what} {error}") from error
+        raise DataError(f"{named(what, path)} {error}") from error
 
 
 def _fit_leaf(leaf: Space, path: str, array: np.ndarray) -> tuple[np.ndarray, bool]:
     """The array with a batch axis in front, and whether it came with one; channels of images are moved."""
-    shape, candidates = tuple(leaf.shape or ()), [array]
-    if is_image(leaf) and len(shape) == 3 and array.ndim >= 3:
-        candidates.append(np.moveaxis(array, *((-1, -3) if channels_first(leaf) else (-3, -1))))
-    for candidate in candidates:
-        if candidate.shape == shape:
-            return candidate[None], False
-        if candidate.shape[1:] == shape and candidate.ndim == len(shape) + 1:
-            return candidate, True
+    shape, given = tuple(leaf.shape or ()), array.shape
+    if array.shape[-len(shape) :] != shape and len(shape) == 3 and array.ndim >= 3 and is_image(leaf):
+        array = np.moveaxis(array, *((-1, -3) if channels_first(leaf) else (-3, -1)))
+    if array.shape == shape:
+        return array[None], False
+    if array.shape[1:] == shape and array.ndim == len(shape) + 1:
+        return array, True
     where = f"at {path!r} " if path else ""
-    raise DataError(
-        f"the observation {where}has shape {array.shape}, the space has {shape} (with or without a batch axis)"
-    )
+    raise DataError(f"the observation {where}has shape {given}, the space has {shape} (with or without a batch axis)")

@@ -1,28 +1,22 @@
-"""An observation as a network reads it: one token, and the elements inside it that layers may look at.
-
-Axes: ... any leading axes, usually [B, T], N elements, W width.
-"""
+"""Which encoders read an observation: those of its spaces, and those that settings name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import gymnasium as gym
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import ConfigError, did_you_mean
 from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces, space_from_leaves
 from rltransformers.core.spec import Choice
-from rltransformers.functional.call import EVERY, Context
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.extractors import Extractor, FeaturesExtractor
 from rltransformers.policies.registered import LeafChoice, read_leaves
 from rltransformers.policies.set_encoders.catalogue import read_encoder
 from rltransformers.policies.set_encoders.encoder import SetEncoder, build_encoder
-from rltransformers.policies.set_encoders.interface import Encoded
 
 
 class ObservationOptions(TypedDict, total=False):
@@ -88,24 +82,6 @@ def read_observation(value: Mapping[str, Any] | None, path: str = "observation")
     return Encoding(elements, read_leaves(options.get("leaves"), f"{path}.leaves"))
 
 
-class Observed(NamedTuple):
-    """One token per observation, and its elements where an encoder reads some."""
-
-    token: Float[Tensor, "*n W"]
-    elements: Encoded | None
-
-    def at_once(self) -> "Observed":
-        """Observations [B] as those of one step, [B, 1]."""
-        elements = self.elements
-        if elements is not None:
-            elements = Encoded(elements.rows.unsqueeze(1), elements.exists.unsqueeze(1), elements.pooled.unsqueeze(1))
-        return Observed(self.token.unsqueeze(1), elements)
-
-    def context(self, tokens: slice = EVERY) -> Context | None:
-        """The elements of observations [B, S] as those of the ``tokens`` of a call."""
-        return None if self.elements is None else Context(self.elements.rows, self.elements.exists, tokens)
-
-
 def observation_parts(
     space: gym.Space[Any], config: BackboneConfig, encoding: Encoding
 ) -> tuple[nn.Module | None, SetEncoder | None]:
@@ -124,12 +100,3 @@ def observation_parts(
     elements = build_encoder(encoding.elements, space, config.width)
     others = {path: leaf for path, leaf in leaf_spaces(space).items() if path not in elements.paths}
     return encoding.encoder(space_from_leaves(others), config.width) if others else None, elements
-
-
-def observe(encoder: nn.Module | None, elements: nn.Module | None, leaves: Mapping[str, Tensor]) -> Observed:
-    """The token: the sum of the leaves' and of what pooling makes of the elements; and the elements."""
-    if elements is None:
-        assert encoder is not None
-        return Observed(encoder(leaves), None)
-    found: Encoded = elements(leaves)
-    return Observed(found.pooled if encoder is None else encoder(leaves) + found.pooled, found)

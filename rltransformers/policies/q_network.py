@@ -17,6 +17,7 @@ from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
 
 from rltransformers.backbone import BackboneConfig, Record, State
+from rltransformers.core.action_masks import ACTION_MASK
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import UnitInterval, strict
 from rltransformers.data.replay import Window
@@ -91,7 +92,8 @@ class QHead(ActionHead):
 
     def __init__(self, space: spaces.Discrete, width: int, epsilon: float) -> None:
         super().__init__(space, width, embeds=False)
-        self.leaves = nn.ModuleList([EpsilonGreedyAction(space, epsilon)])
+        self.by_path = {"": EpsilonGreedyAction(space, epsilon)}
+        self.leaves = nn.ModuleList(self.by_path.values())
 
 
 @dataclass
@@ -202,8 +204,10 @@ class GTrXLQPolicy(MemoryPolicy):
     def _read(
         self, features: Tensor, value_features: Tensor, observations: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Values of all actions [..., A], ``masked``, and of the best one [...]."""
-        q = self.masked(self.action_head.forward(self.action_hidden(features)), observations)
+        """Values of all allowed actions [..., A], and of the best one [...]."""
+        q = self.action_head.forward(self.action_hidden(features))
+        if self.masks:
+            q = self.action_head.masked(q, observations[ACTION_MASK])
         return q, q.amax(-1)
 
     # Acting
@@ -227,15 +231,16 @@ class GTrXLQPolicy(MemoryPolicy):
             return self._run(part, window, steps, state, None, NOTHING)[1]
 
     def evaluate_window(self, window: Window, target: bool = False, record: Record | None = None) -> QEvaluation:
-        """Values of all steps behind the context, ``masked``; the gradient flows through them, not into the context."""
+        """Values of allowed actions behind the context; the gradient flows through these steps alone."""
         part, hidden, head = self._network(target)
         if record is None and part.backbone.aux_weights and not target:
             record = Record()  # the auxiliary losses are needed even when nobody looks
         state = self.memory_of(window, target)
         features, _ = self._run(part, window, slice(window.context, None), state, record)
         losses = {} if record is None else dict(record.losses)
-        seen = {path: leaf[:, window.context :] for path, leaf in window.observations.items()}
-        q = self.masked(head(hidden(features)), seen)
+        q = head(hidden(features))
+        if self.masks:
+            q = self.action_head.masked(q, window.observations[ACTION_MASK][:, window.context :])
         return QEvaluation(q, record, weighted_losses(part.backbone, record), losses)
 
     def _run(
@@ -259,7 +264,7 @@ class GTrXLQPolicy(MemoryPolicy):
 
     def classes(self, window: Window) -> Tensor:
         """The actions [B, T] of a window, counted from 0."""
-        (_, leaf) = self.action_head.named_leaves()[0]
+        leaf = self.action_head.by_path[""]
         assert isinstance(leaf, CategoricalAction)
         return leaf.classes(window.actions[""]).squeeze(-1)
 

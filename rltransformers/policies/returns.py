@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.members import finite
 from rltransformers.core.ranges import fits, shown
+from rltransformers.core.values import finite
 from rltransformers.functional.modules import linear
 from rltransformers.policies.observations import fit_vector
 

@@ -72,7 +72,7 @@ class PolicyInFile(nn.Module):
         super().__init__()
         self.head_leaves = [
             (leaf_name("action", path), leaf.draws, "normal" if leaf.normal_noise else "uniform")
-            for path, leaf in head.named_leaves()
+            for path, leaf in head.by_path.items()
         ]
         self.action_types = {leaf_name("action", path): _torch_type(space) for path, space in head.spaces.items()}
         self.table_names = [f"{TABLE}.{name}" for name in tables]

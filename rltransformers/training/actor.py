@@ -298,11 +298,8 @@ class Actor:
             leaves[ACTION_MASK] = self._masks(leaves, action_masks)
         policy = self._policy
         noise = None if deterministic else draw_noise(policy.noise, rows, generator, policy.noise_type)
-        if whole:
-            fields, state = policy.decide(leaves, state, starts, rewards, noise)
-            return fields, batched, state
-        actions, state = policy.step(leaves, state, starts, rewards, noise)
-        return {"action": actions}, batched, state
+        fields, state = policy.step(leaves, state, starts, rewards, noise, whole)
+        return fields, batched, state
 
     def _masks(self, leaves: Leaves, given: Any) -> NDArray[Any]:
         """The masks of a step [B, M]: those given, else those observed."""

@@ -20,12 +20,13 @@ from tqdm import tqdm
 
 from rltransformers.core.action_masks import MASK_METHOD
 from rltransformers.core.described import count
-from rltransformers.core.episodes import endless_episode, episode_record, longest_allowed, success_of
+from rltransformers.core.episodes import endless_episode, longest_allowed
 from rltransformers.core.errors import ConfigError, DataError, one_line
 from rltransformers.core.files import replacing
 from rltransformers.core.guard import guarding, warn_of_statistics
 from rltransformers.core.ranges import Episodes, check, suggesting
 from rltransformers.core.seeding import branch_seeds, episode_noise, seed_environments
+from rltransformers.core.values import episode_record, success_of
 from rltransformers.data.d4rl import normalized_score
 from rltransformers.envs.play import Act, steps
 from rltransformers.functional.statistics import iqm, stratified_bootstrap

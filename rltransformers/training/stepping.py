@@ -17,12 +17,10 @@ from torch import Tensor
 
 from rltransformers.core.action_masks import ACTION_MASK, mask_space
 from rltransformers.core.checkpoint import contents_of
-from rltransformers.core.device import to_tensor
 from rltransformers.core.errors import CheckpointError, ConfigError, DataError
-from rltransformers.core.guard import check_observations
-from rltransformers.core.members import finite, numbers
 from rltransformers.core.ranges import Count, PositiveNumber, check
 from rltransformers.core.spaces import leaf_spaces, space_from_json
+from rltransformers.core.values import check_observations, finite, numbers, to_tensor
 from rltransformers.export.reading import Arrays, StepFile, read_step
 from rltransformers.policies.action_heads import as_arrays
 from rltransformers.policies.decision import ActingState, Decider
@@ -37,6 +35,7 @@ from rltransformers.policies.steps import leaf_name, leaves_of
 Space = gym.Space[Any]
 Leaves = dict[str, NDArray[Any]]
 Bools = NDArray[np.bool_]
+Rewards = NDArray[np.float64]
 
 
 class Stepping(Protocol):
@@ -72,24 +71,19 @@ class Stepping(Protocol):
         """Whether this step reads the reward of the last one."""
 
     def step(
-        self, leaves: Leaves, state: Any, start: Bools, rewards: NDArray[np.float64], noise: NDArray[Any] | None
-    ) -> tuple[Leaves, Any]:
-        """Actions by path [B, ...], and the state after them, from what the environment gave.
+        self, leaves: Leaves, state: Any, start: Bools, rewards: Rewards, noise: NDArray[Any] | None, whole: bool
+    ) -> tuple[Kinds, Any]:
+        """Fields of ``PolicyOutput`` by leaf [B, ...], and the state after them, from what the environment gave.
 
         Args:
             leaves: observations by path [B, ...], and masks as the leaf ``action_mask`` int8 [B, M].
             start: where an episode begins [B]; what ``state`` holds there is not read.
             rewards: of the last step [B], 0 where an episode begins.
             noise: [B, U]; None takes the most likely action.
+            whole: all fields, computed in eager mode; False gives the action at least.
         """
 
-    def decide(
-        self, leaves: Leaves, state: Any, start: Bools, rewards: NDArray[np.float64], noise: NDArray[Any] | None
-    ) -> tuple[Kinds, Any]:
-        """``step`` with all fields of ``PolicyOutput``, by leaf [B, ...]."""
 
-
-Rewards = NDArray[np.float64]
 NO_TARGET = "this policy is asked for no return; leave target_return out"
 
 
@@ -134,21 +128,15 @@ class PolicySteps(Stepping):
         return self._policy.uses_previous_reward and not start.all()
 
     def step(
-        self, leaves: Leaves, state: PolicyState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None
-    ) -> tuple[Leaves, PolicyState]:
-        actions, _, _, state = self._policy.step(*self._inputs(leaves, state, start, rewards, noise))
-        return self._policy.executed(actions), state
-
-    def decide(
-        self, leaves: Leaves, state: PolicyState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None
+        self,
+        leaves: Leaves,
+        state: PolicyState,
+        start: Bools,
+        rewards: Rewards,
+        noise: NDArray[Any] | None,
+        whole: bool,
     ) -> tuple[Kinds, PolicyState]:
-        fields, state = self._policy.decide(*self._inputs(leaves, state, start, rewards, noise))
-        return as_numbers(fields) | {"action": self._policy.executed(fields["action"])}, state
-
-    def _inputs(
-        self, leaves: Leaves, state: PolicyState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None
-    ) -> tuple[dict[str, Tensor], PolicyState, Tensor, Tensor | None]:
-        policy = self._policy
+        policy, head = self._policy, self._policy.action_head
         policy.end_training_mode()
         scaled, scaled_reward = self._scalings()
         leaves = leaves | {path: scaling(leaves[path]) for path, scaling in scaled.items()}
@@ -157,7 +145,13 @@ class PolicySteps(Stepping):
             state = with_reward(state, np.where(start, 0.0, given))
         device = state.previous_reward.device
         drawn = None if noise is None else to_tensor(noise, device)
-        return policy.leaves_to_tensors(leaves), state, to_tensor(start, device), drawn
+        inputs = policy.leaves_to_tensors(leaves), state, to_tensor(start, device), drawn
+        fields: dict[str, dict[str, Tensor]] = {}
+        if whole:
+            fields, state = policy.decide(*inputs)
+        else:
+            fields["action"], _, _, state = policy.step(*inputs)
+        return as_numbers(fields) | {"action": as_arrays(head.execute(fields["action"]), head.spaces)}, state
 
 
 class DecisionSteps(Stepping):
@@ -194,17 +188,19 @@ class DecisionSteps(Stepping):
         return bool((~start & ~state.return_to_go.isnan().cpu().numpy()).any())
 
     def step(
-        self, leaves: Leaves, state: ActingState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None
-    ) -> tuple[Leaves, ActingState]:
-        return act_on_arrays(
-            self._decider, self.action_space, leaves, state, start, rewards, self._targets(len(start)), noise
-        )
-
-    def decide(
-        self, leaves: Leaves, state: ActingState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None
+        self,
+        leaves: Leaves,
+        state: ActingState,
+        start: Bools,
+        rewards: Rewards,
+        noise: NDArray[Any] | None,
+        whole: bool,
     ) -> tuple[Kinds, ActingState]:
-        decider, policy = self._decider, self._decider.policy
-        observations, inputs = decision_inputs(decider, leaves, start, rewards, self._targets(len(start)), noise)
+        decider, policy, targets = self._decider, self._decider.policy, self._targets(len(start))
+        if not whole:
+            acted, state = act_on_arrays(decider, self.action_space, leaves, state, start, rewards, targets, noise)
+            return {"action": acted}, state
+        observations, inputs = decision_inputs(decider, leaves, start, rewards, targets, noise)
         with torch.inference_mode():
             decider.check_places(state, inputs["start"])
             tables = policy.tables.current()
@@ -313,7 +309,7 @@ class FileSteps(Stepping):
         leaves = {path: self._file.filled(kind, rows, path == ACTION_MASK) for path, kind in kinds.items()}
         for path, leaf in leaf_spaces(self.observation_space).items():
             leaves[path] += np.asarray(getattr(leaf, "start", 0), leaves[path].dtype)
-        fields, _ = self.decide(leaves, self.begin(rows), np.ones(rows, bool), np.zeros(rows), None)
+        fields, _ = self.step(leaves, self.begin(rows), np.ones(rows, bool), np.zeros(rows), None, whole=True)
         check_observations(leaf_spaces(self.action_space), fields["action"], "action")
 
     def _targets(self, rows: int) -> NDArray[np.float64]:
@@ -355,19 +351,9 @@ class FileSteps(Stepping):
         return bool((~start & ~np.isnan(asked)).any()) if asked is not None else not start.all()
 
     def step(
-        self, leaves: Leaves, state: FileState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None
-    ) -> tuple[Leaves, FileState]:
-        fields, after = self.decide(leaves, state, start, rewards, noise)
-        return fields["action"], after
-
-    def decide(
-        self, leaves: Leaves, state: FileState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None
+        self, leaves: Leaves, state: FileState, start: Bools, rewards: Rewards, noise: NDArray[Any] | None, whole: bool
     ) -> tuple[Kinds, FileState]:
-        """Fields of one step by leaf, and the state after it.
-
-        Raises:
-            DataError: when an episode is longer than the positions of the policy reach.
-        """
+        """All fields; raises DataError when an episode is longer than the positions of the policy reach."""
         age, longest = np.where(start, 0, state.age) + 1, self._facts.longest
         if longest is not None and (age > longest).any():
             raise DataError(

@@ -285,7 +285,7 @@ def random_segment(policy: GTrXLPolicy, n_envs: int, n_steps: int, start: Policy
     buffer = RolloutBuffer(n_envs, n_steps, OBSERVATIONS, ACTIONS)
     buffer.reset(policy.without_cache(start), start.previous_action, start.previous_reward)
     no, yes = np.zeros(n_envs, bool), np.ones(n_envs, bool)
-    while not buffer.full:
+    for _ in range(n_steps):
         observations = {path: torch.rand(n_envs, *shape) for path, (shape, _) in buffer.observation_leaves.items()}
         actions = {"": torch.randint(int(ACTIONS.n), (n_envs,))}
         values, rewards = torch.randn(2, n_envs)

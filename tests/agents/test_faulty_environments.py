@@ -12,9 +12,9 @@ from gymnasium.vector.utils import batch_space
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from rltransformers.agents import DecisionTransformer, GTrXLPPO
-from rltransformers.core import guard
+from rltransformers.core import values
 from rltransformers.core.errors import DataError
-from rltransformers.core.members import all_members
+from rltransformers.core.values import all_members
 from rltransformers.data import record
 from rltransformers.envs import GymnasiumVecEnv, make_vec_env
 from rltransformers.training.evaluation import evaluate_online
@@ -199,6 +199,6 @@ def test_the_observations_of_a_step_are_checked_once(
         seen.append(given)
         return all_members(*given)
 
-    monkeypatch.setattr(guard, "all_members", look)
+    monkeypatch.setattr(values, "all_members", look)
     rollout(agent)  # no episode ends in it; the agent looks once more at the observation that it begins with
     assert len(seen) == 5 * (by_environment + by_agent) + bool(by_agent)

@@ -11,8 +11,9 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper
 
 from rltransformers.agents import Actor, DecisionTransformer, GTrXLDQN, GTrXLPPO
-from rltransformers.core.device import CPU, to_tensor
+from rltransformers.core.device import CPU
 from rltransformers.core.spaces import map_leaves
+from rltransformers.core.values import to_tensor
 from rltransformers.data import record
 from tests.agents.tiny_envs import AnySpace
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from rltransformers.core import device as module
-from rltransformers.core.device import find_device, memory_of, to_tensor
+from rltransformers.core.device import find_device, memory_of
 from rltransformers.core.errors import ConfigError
+from rltransformers.core.values import to_tensor
 
 
 @pytest.mark.parametrize("name", ["cpu", torch.device("cpu"), "cpu:0"])

@@ -11,10 +11,10 @@ from gymnasium.wrappers import TimeLimit
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+from rltransformers.core.checked_env import CheckedEnv
 from rltransformers.core.errors import DataError
-from rltransformers.core.guard import CheckedEnv
-from rltransformers.core.members import all_finite
 from rltransformers.core.ranges import Processes
+from rltransformers.core.values import all_finite
 from rltransformers.envs import FiniteVecEnv, make_vec_env, make_vector_env
 from tests.envs.faulty import OBSERVATIONS, RESULTS
 

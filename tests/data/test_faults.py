@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.members import ACTION_ROUNDING
+from rltransformers.core.values import ACTION_ROUNDING
 from rltransformers.data import Trajectories, load_trajectories, write_minari
 from rltransformers.data.keys import NAMES
 from rltransformers.data.spaces import MAX_GUESSED_CLASSES

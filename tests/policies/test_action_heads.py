@@ -81,7 +81,7 @@ def test_probabilities_and_entropies_are_those_of_torch_distributions(name: str)
     noise = torch.stack([head.draw(2, torch.Generator().manual_seed(row)) for row in range(7)]).double()
     actions = head.decode(outputs, noise)
     log_prob = entropy = torch.zeros(7, 2, dtype=torch.float64)
-    for path, leaf in head.named_leaves():
+    for path, leaf in head.by_path.items():
         for distribution, value in zip(
             theirs(leaf, head.split(outputs)[path]), values_of(leaf, actions[path]), strict=True
         ):
@@ -98,7 +98,7 @@ def test_shares_of_evenly_spaced_noise_are_the_probabilities(name: str) -> None:
     output, n = outputs_of(head, 1)[:, 0], 4000
     noise = ((torch.arange(n) + 0.5) / n)[:, None].double().expand(n, head.draws)
     drawn = head.decode(output.expand(n, -1), noise)
-    for path, leaf in head.named_leaves():
+    for path, leaf in head.by_path.items():
         flat = drawn[path].reshape(n, -1)
         if isinstance(leaf, CategoricalAction):
             flat = flat - leaf.start
@@ -233,7 +233,7 @@ def test_bounds_in_float32_lie_inside_the_box(dtype: Any) -> None:
 def every_action(head: ActionHead) -> list[dict[str, Tensor]]:
     """All actions of a countable space, [1, leaf shape] each."""
     choices = []
-    for _, leaf in head.named_leaves():
+    for leaf in head.by_path.values():
         if isinstance(leaf, CategoricalAction):
             ranges = [range(size) for size in leaf.sizes]
             members = [torch.tensor(classes) + leaf.start for classes in itertools.product(*ranges)]
@@ -330,7 +330,7 @@ def test_a_decision_between_classes_takes_few_operations() -> None:
 
 def test_a_deterministic_box_has_no_probability() -> None:
     head = ActionHead(spaces.Box(-1.0, 1.0, (2,)), 6)
-    assert isinstance(head.named_leaves()[0][1], ContinuousAction) and head.draws == 0
+    assert isinstance(next(iter(head.by_path.values())), ContinuousAction) and head.draws == 0
     with pytest.raises(NotImplementedError):
         head.log_prob(torch.zeros(1, 2), {"": torch.zeros(1, 2)})
 
@@ -345,7 +345,7 @@ def test_divergences_are_of_the_whole_distribution_and_sum_over_the_leaves_of_a_
     found = head.divergences(outputs, old, old_outputs)
     parts, old_parts = head.split(outputs.detach()), old.split(old_outputs.detach())
     expected: dict[str, Tensor] = {}
-    for (path, leaf), (_, old_leaf) in zip(head.named_leaves(), old.named_leaves(), strict=True):
+    for (path, leaf), (_, old_leaf) in zip(head.by_path.items(), old.by_path.items(), strict=True):
         if isinstance(leaf, GaussianAction) and isinstance(old_leaf, GaussianAction):
             moved = distributions.Normal(parts[path], old_leaf.log_std.exp())
             wider = distributions.Normal(old_parts[path], leaf.log_std.exp())

@@ -177,14 +177,14 @@ def test_a_mask_that_allows_everything_changes_nothing() -> None:
     for space in (*SPACES.values(), MIXED):
         head = head_of(space)
         outputs = outputs_of(head)
-        ones = torch.ones(*outputs.shape[:-1], sum(leaf.choices for _, leaf in head.named_leaves()), dtype=torch.int8)
+        ones = torch.ones(*outputs.shape[:-1], sum(leaf.choices for leaf in head.by_path.values()), dtype=torch.int8)
         assert torch.equal(head.masked(outputs, ones), outputs)
 
 
 def test_where_a_mask_allows_nothing_numbers_stay_finite() -> None:
     """Rows that nobody acts in, such as resets, hold what environments left there."""
     head: ActionHead = head_of(SPACES["unequal sizes"])
-    masked = head.masked(outputs_of(head), torch.zeros(7, 2, sum(leaf.choices for _, leaf in head.named_leaves())))
+    masked = head.masked(outputs_of(head), torch.zeros(7, 2, sum(leaf.choices for leaf in head.by_path.values())))
     barrier = head.log_barrier(masked)
     assert barrier is not None
     for found in (head.entropy(masked), barrier, head.log_prob(masked, head.decode(masked))):

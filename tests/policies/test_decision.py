@@ -12,7 +12,7 @@ from rltransformers.algorithms.decision import step_losses
 from rltransformers.backbone import BackboneConfig
 from rltransformers.core.errors import ConfigError, DataError
 from rltransformers.functional.modules import masked_mean
-from rltransformers.policies.action_heads import ActionHead
+from rltransformers.policies.action_heads import ActionHead, blank_invalid
 from rltransformers.policies.action_leaves import CategoricalAction, ContinuousAction
 from rltransformers.policies.decision import MAX_SCALED, ActingState, Decider, DecisionPolicy
 
@@ -102,7 +102,7 @@ def test_amount_side_and_content_of_padding_change_neither_loss_nor_gradient(sid
     padded["valid"] = pad(inputs["valid"], 0.0)
 
     def loss_and_gradients(batch: dict[str, Any]) -> tuple[Tensor, list[Tensor]]:
-        actions = policy.head.blank(batch["actions"], batch["valid"])
+        actions = blank_invalid(policy.head.spaces, batch["actions"], batch["valid"])
         loss = masked_mean(step_losses(policy.head, policy(**batch), actions), batch["valid"])
         return loss, list(torch.autograd.grad(loss, list(policy.parameters()), materialize_grads=True))
 
@@ -117,7 +117,7 @@ def test_every_valid_step_has_the_same_weight_in_the_loss() -> None:
     policy, inputs = build(), window(batch=2, steps=6)
     inputs["valid"][1, 2:] = False
     outputs, head = policy(**inputs), policy.head
-    leaf = head.named_leaves()[0][1]
+    leaf = next(iter(head.by_path.values()))
     assert isinstance(leaf, ContinuousAction)
     errors = (leaf.squash(outputs) - leaf.as_numbers(inputs["actions"][""])).square().mean(-1)
     by_hand = torch.cat([errors[0], errors[1, :2]]).mean()

@@ -8,8 +8,8 @@ import pytest
 from gymnasium import spaces
 
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.guard import check_observations
 from rltransformers.core.spaces import LARGEST_LAYER, leaf_spaces
+from rltransformers.core.values import check_observations
 from rltransformers.policies.action_heads import ActionHead
 from rltransformers.policies.encoders import ObservationEncoder
 from rltransformers.policies.observations import fit_observation, fit_rewards, fit_starts, fit_vector

@@ -69,7 +69,7 @@ def nearest_by_hand(f: Tensor, keys: Tensor, count: int) -> list[tuple[int, floa
 def probabilities(head: ActionHead, outputs: Tensor) -> list[Tensor]:
     """Of the classes of every component, and of every bit to be on."""
     found = []
-    for path, leaf in head.named_leaves():
+    for path, leaf in head.by_path.items():
         part = head.split(outputs)[path]
         if isinstance(leaf, CategoricalAction):
             found += [each.softmax(-1) for each in part.split_with_sizes(leaf.sizes, -1)]
@@ -81,7 +81,7 @@ def probabilities(head: ActionHead, outputs: Tensor) -> list[Tensor]:
 def components(head: ActionHead, actions: dict[str, Tensor]) -> list[Tensor]:
     """The class of every component of the actions, counted from 0."""
     found: list[Tensor] = []
-    for path, leaf in head.named_leaves():
+    for path, leaf in head.by_path.items():
         if isinstance(leaf, CategoricalAction):
             found += leaf.classes(actions[path]).unbind(-1)
         else:

@@ -14,9 +14,9 @@ from rltransformers.backbone import Backbone
 from rltransformers.core.action_masks import ACTION_MASK, check_recorded
 from rltransformers.core.checkpoint import check_tensor
 from rltransformers.core.errors import ConfigError, DataError
-from rltransformers.core.guard import named
 from rltransformers.core.ranges import PositiveNumber, WholeNumber, check_fields
 from rltransformers.core.spaces import leaf_spaces, normalized_leaves
+from rltransformers.core.values import named
 from rltransformers.data import Trajectories
 from rltransformers.policies.decision import MAX_SCALED
 from rltransformers.training.offline.settings import Settings

@@ -77,7 +77,7 @@ class CriticLearner:
                 values.gather(1, last)[:, 0],
                 self.options.discount,
             )
-        taken = head.as_numbers(head.blank(batch.actions, batch.valid)).unsqueeze(-2)
+        taken = head.as_numbers(blank_invalid(head.spaces, batch.actions, batch.valid)).unsqueeze(-2)
         self.critics.requires_grad_(True)
         loss = critic_loss(self.critics(observations, taken).squeeze(-1), targets, counts, sharing.mean)
         self.optimizer.zero_grad(set_to_none=True)
@@ -227,7 +227,7 @@ def decision_loss(
         batch.observations, batch.actions, batch.return_to_go, batch.timestep, batch.valid, record
     )
     outputs = policy.masked(policy.outputs(features, batch.episode), batch.observations)
-    actions = policy.head.blank(batch.actions, batch.valid)
+    actions = blank_invalid(policy.head.spaces, batch.actions, batch.valid)
     loss = sharing.mean(step_losses(policy.head, outputs, actions), batch.valid)
     metrics: dict[str, Tensor] = {}
     if predicted is not None or critic is not None or entropy is not None:

@@ -96,7 +96,7 @@ def point_leaves(head: ActionHead) -> list[tuple[str, ContinuousAction]]:
     """Leaf paths and parts of the Boxes that have one action for every state."""
     return [
         (path, leaf)
-        for path, leaf in head.named_leaves()
+        for path, leaf in head.by_path.items()
         if isinstance(leaf, ContinuousAction) and not isinstance(leaf, NormalAction)
     ]
 

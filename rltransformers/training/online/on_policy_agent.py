@@ -17,9 +17,10 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from rltransformers.core.checkpoint import File
-from rltransformers.core.device import find_device, to_tensor
+from rltransformers.core.device import find_device
 from rltransformers.core.errors import ConfigError
 from rltransformers.core.ranges import strict
+from rltransformers.core.values import to_tensor
 from rltransformers.data.rollout import RolloutBuffer
 from rltransformers.policies.actor_critic import GTrXLPolicy
 from rltransformers.policies.own_policies import named_policy, policy_settings
@@ -128,15 +129,15 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
         start = policy.without_cache(carry.acting)
         buffer.reset(start, start.previous_action, start.previous_reward)
         callback.on_rollout_start()
-        if self._moved:
+        if self._guard.moves != self._moves:
             self._reset_environments()
         segment_before = carry.segment if self.memory_refresh == "epoch" else None
         carry.segment = None  # until this one is whole: what follows a rollout that was given up follows no segment
-        leaves = policy.leaves_to_tensors(self._guard.leaves(self._last_obs))
+        leaves = policy.leaves_to_tensors(self._guard.leaves(self._observation))
         going_on = True
-        while not buffer.full:
+        for _ in range(n_rollout_steps):
             episode_starts = cast(np.ndarray, self._last_episode_starts)
-            noise = self.sharing.own_rows(policy.action_head.draw(self.all_envs, self._action_generator), self.n_envs)
+            noise = policy.action_head.draw(self.all_envs, self._action_generator)[self.own_envs]
             first = to_tensor(episode_starts, self.device)
             actions, values, log_probs, state = policy.step(leaves, carry.acting, first, noise, overwrites=True)
             clipped_actions = policy.environment_actions(actions)
@@ -146,7 +147,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
             if not going_on and self.sharing.is_single:
                 return self._give_up()
             self._update_info_buffer(infos, dones)
-            if self._moved:  # by the callback: these episodes end here, as cut by a limit
+            if self._guard.moves != self._moves:  # by the callback: these episodes end here, as cut by a limit
                 infos, dones = _cut(infos, dones, new_obs), np.ones_like(dones)
                 new_obs = self._reset_environments()
             buffer.add(leaves, actions, rewards, episode_starts, dones, values, log_probs, counts)
@@ -157,7 +158,7 @@ class OnPolicyMemoryAgent(OnlineAgent, OnPolicyAlgorithm):
                     goes_on = torch.zeros(len(cut), dtype=torch.bool, device=self.device)
                     buffer.truncate(rows, policy.values(policy.leaves_to_tensors(last), carry.acting[rows], goes_on))
             leaves = policy.leaves_to_tensors(self._guard.leaves(new_obs))
-        if not self._share_rollout(before, going_on):
+        if not self.sharing.is_single and not self._share_rollout(before, going_on):
             return self._give_up()
         last_values = policy.values(leaves, carry.acting, to_tensor(self._last_episode_starts, self.device))
         carry.before = segment_before

@@ -23,6 +23,7 @@ from rltransformers.core.files import check_folder
 from rltransformers.core.guard import Guard, named_fault, raised_in_reset, reset_rows, warn_of_statistics
 from rltransformers.core.ranges import Count, Environments, Seed, strict
 from rltransformers.core.seeding import branch_seeds, generators, seed_environments
+from rltransformers.core.values import episode_record, success_of
 from rltransformers.core.world import Sharing, current_sharing
 from rltransformers.policies.memory_policy import MemoryPolicy, PolicyState, with_reward
 from rltransformers.policies.observations import tree_space
@@ -43,8 +44,8 @@ from rltransformers.training.normalization import (
     wrapper_between,
 )
 from rltransformers.training.online.carry import Carry
-from rltransformers.training.online.reward_scale import RewardScale
-from rltransformers.training.online.rollout_record import RolloutRecord, checked_infos
+from rltransformers.training.online.reward_scale import CLIP, EPSILON, RewardScale
+from rltransformers.training.online.rollout_record import RolloutRecord
 from rltransformers.training.online.unwritten_metrics import UnwrittenMetrics
 from rltransformers.training.online.vec_envs import as_vec_env, check_masks_of, check_trained_spaces, with_masks
 from rltransformers.training.runs.run_card import write_run_card
@@ -88,29 +89,34 @@ class OnlineAgent(StoredAgent):
 
     @property
     def _last_obs(self) -> Any:
-        """The newest observation, of where the environments stand as long as ``_moved`` says nothing else."""
+        """``_observation``, of where the environments stand as long as ``_moved`` says nothing else."""
         return self._observation
 
     @_last_obs.setter
-    def _last_obs(self, observation: Any) -> None:
+    def _last_obs(self, observation: Any) -> None:  # by Stable-Baselines3, which resets the environments
         self._observation = observation
         if observation is not None and self.env is not None:
-            self._guard.note()
+            self._moves = self._guard.moves
 
     @property
     def _moved(self) -> bool:
         """Whether the environments were reset or stepped by somebody else since the newest observation."""
-        return self.env is not None and self._guard.moved
+        return self.env is not None and self._guard.moves != self._moves
 
     @cached_property
     def sharing(self) -> Sharing:
         """The processes that train this agent, as ``rltransformers.core.world.join`` found them."""
         return current_sharing()
 
-    @property
+    @cached_property
     def all_envs(self) -> int:
         """Environments of all processes; ``n_envs`` counts those of this one."""
         return int(self.n_envs) * self.sharing.size
+
+    @cached_property
+    def own_envs(self) -> slice:
+        """Where the environments of this process stand among those of all."""
+        return self.sharing.block(int(self.n_envs))
 
     def _set_random_streams(self) -> None:
         """Global generators, and those of sampled actions, of ``predict`` and of minibatches; alike everywhere."""
@@ -159,6 +165,7 @@ class OnlineAgent(StoredAgent):
     def _look_at_environment(self) -> None:
         if self.env is not None:
             self._guard = Guard(self.env, self._steps_of_run, self.policy.masks, self.policy.masks_beside)
+            self._moves = self._guard.moves
             warn_of_statistics(self.env)
 
     # Rollout
@@ -189,14 +196,13 @@ class OnlineAgent(StoredAgent):
         new_obs, unscaled, dones, infos = self._guard.step(actions)
         rewards, scale = unscaled, self._own_scale
         if scale is not None:
-            scale.update(unscaled, cast(np.ndarray, self._last_episode_starts), self.gamma)
-            rewards = scale(unscaled)
+            rewards = scale.update(unscaled, cast(np.ndarray, self._last_episode_starts), self.gamma)
         resets = reset_rows(self._guard)
         steps = self.n_envs - int(np.count_nonzero(resets))
         self._rollout_record.steps += steps
         self.num_timesteps += steps * self.sharing.size  # until ``_share_rollout`` counts those of the others
         self.carry.acting = with_reward(state, rewards)
-        self._last_obs = new_obs
+        self._observation, self._moves = new_obs, self._guard.moves
         # After a reset row the observation is the first of an episode; the row itself was an episode of its own.
         self._last_episode_starts = dones | resets
         return new_obs, rewards, dones, infos, ~resets, unscaled
@@ -224,7 +230,20 @@ class OnlineAgent(StoredAgent):
     # Several processes
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
-        infos = checked_infos(infos, dones)
+        """As in Stable-Baselines3, whose log would take an environment's own "episode" for a record; that is left out.
+
+        Raises:
+            DataError: for an ``is_success`` that is no boolean or number.
+        """
+        for row in () if dones is None else np.flatnonzero(dones).tolist():
+            if type(success := infos[row].get("is_success")) is not bool:
+                success_of({"is_success": success}, row)
+        infos = [
+            {name: value for name, value in info.items() if name != "episode"}
+            if "episode" in info and episode_record(info) is None
+            else info
+            for info in infos
+        ]
         if self.sharing.is_single:
             super()._update_info_buffer(infos, dones)
         else:
@@ -235,11 +254,10 @@ class OnlineAgent(StoredAgent):
 
         Returns whether all of them are ``going_on``.
         """
-        if not self.sharing.is_single:
-            steps, episodes, going_on = self._rollout_record.share(self.sharing, going_on)
-            self.num_timesteps = before + steps
-            for info, end in episodes:
-                super()._update_info_buffer([info], np.array([end]))
+        steps, episodes, going_on = self._rollout_record.share(self.sharing, going_on)
+        self.num_timesteps = before + steps
+        for info, end in episodes:
+            super()._update_info_buffer([info], np.array([end]))
         return going_on
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
@@ -331,8 +349,7 @@ class OnlineAgent(StoredAgent):
         ``scale_rewards`` it is scaled here, for policies that read it.
         """
         streams = self._predict_generator if generators is None else generators
-        scale = self._own_scale
-        if scale is not None and reward is not None and self.policy.uses_previous_reward:
+        if reward is not None and self.policy.uses_previous_reward and (scale := self._own_scale) is not None:
             reward = scale.of_last_step(reward)
         return self.policy.predict(observation, state, episode_start, deterministic, reward, streams, action_masks)
 
@@ -459,7 +476,7 @@ class OnlineAgent(StoredAgent):
         """
         leaves, reward = scalings_of(self._normalization(), self.env)
         if (scale := self._own_scale) is not None and self.policy.uses_previous_reward:
-            reward = scale.scaling()
+            reward = Scaling(np.zeros(()), np.asarray(scale.moments.var), EPSILON, CLIP)
         return leaves, reward
 
     def _normalization(self) -> dict[str, Any] | None:

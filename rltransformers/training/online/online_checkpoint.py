@@ -19,10 +19,10 @@ from rltransformers.core.checkpoint import (
     restore_weights,
     unpack_arrays,
 )
-from rltransformers.core.device import CPU, to_tensor
-from rltransformers.core.guard import check_observations
+from rltransformers.core.device import CPU
 from rltransformers.core.ranges import check
 from rltransformers.core.spaces import leaf_spaces, nest_leaves, nested_leaves
+from rltransformers.core.values import check_observations, to_tensor
 from rltransformers.core.world import Sharing, rows_of
 from rltransformers.envs.saving import environment_state, joined_states, part_of_state
 from rltransformers.policies.memory_policy import PolicyState

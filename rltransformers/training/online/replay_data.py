@@ -19,11 +19,11 @@ from rltransformers.core.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from rltransformers.core.device import CPU, check_memory, to_tensor
+from rltransformers.core.device import CPU, check_memory
 from rltransformers.core.errors import CheckpointError, ConfigError
-from rltransformers.core.guard import check_observations
 from rltransformers.core.ranges import NonNegativeNumber, check
 from rltransformers.core.spaces import leaf_spaces, nested_leaves, space_to_json
+from rltransformers.core.values import check_observations, to_tensor
 from rltransformers.core.world import Sharing, rows_of
 from rltransformers.data.replay import Draw, Drawable, SegmentReplay, Window
 from rltransformers.data.rollout import bytes_of, observation_layout

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from rltransformers.core.checkpoint import check_tensor
 from rltransformers.core.errors import DataError
-from rltransformers.core.members import finite, numbers
+from rltransformers.core.values import finite, numbers
 from rltransformers.core.world import Sharing
-from rltransformers.policies.shipping import Scaling
 from rltransformers.training.normalization import pack_moments, set_moments, shared
 
 EPSILON, CLIP = 1e-8, 10.0
@@ -39,18 +38,16 @@ class RewardScale:
         self.returns = np.zeros(n_envs)
         self.moments = RunningMeanStd() if sharing.is_single else shared(RunningMeanStd())
 
-    def update(self, rewards: np.ndarray, episode_starts: np.ndarray, gamma: float) -> None:
-        """Take in the rewards [E] of a step, which is the first of an episode at ``episode_starts`` [E]."""
+    def update(self, rewards: np.ndarray, episode_starts: np.ndarray, gamma: float) -> np.ndarray:
+        """Take in the rewards [E] of a step, which is the first of an episode at ``episode_starts`` [E]; scale them."""
         self.returns = np.where(episode_starts, 0.0, self.returns * gamma) + rewards
         self.moments.update(self.returns)
-
-    def scaling(self) -> Scaling:
-        """The present scale as a function that does not follow the statistics."""
-        return Scaling(np.zeros(()), np.asarray(self.moments.var), EPSILON, CLIP)
+        return self(rewards)
 
     def __call__(self, rewards: Any) -> np.ndarray:
         """Rewards divided by the present deviation, clipped, in float32."""
-        return self.scaling()(rewards)
+        scaled = rewards / np.sqrt(self.moments.var + EPSILON)
+        return np.clip(scaled, -CLIP, CLIP).astype(np.float32)
 
     def of_last_step(self, rewards: Any) -> Any:
         """Scale what ``predict`` is given as rewards; leave what is no finite number as it is, to be refused there."""

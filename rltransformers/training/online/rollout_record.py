@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from rltransformers.core.episodes import episode_record, success_of
 from rltransformers.core.world import Sharing
 
 Ended = tuple[dict[str, Any], bool]
@@ -38,19 +37,3 @@ class RolloutRecord:
         by_step = zip(*(ended for _, ended, _ in parts), strict=True)
         episodes = [episode for step in by_step for episode in chain(*step)]
         return sum(steps for steps, _, _ in parts), episodes, all(going for _, _, going in parts)
-
-
-def checked_infos(infos: list[dict[str, Any]], dones: np.ndarray | None) -> list[dict[str, Any]]:
-    """``infos`` without an environment's own "episode", which Stable-Baselines3's log would take for a record.
-
-    Raises:
-        DataError: for a success that is no boolean or number.
-    """
-    for index in () if dones is None else np.flatnonzero(dones).tolist():
-        success_of({"is_success": infos[index].get("is_success")}, index)
-    return [
-        {name: value for name, value in info.items() if name != "episode"}
-        if "episode" in info and episode_record(info) is None
-        else info
-        for info in infos
-    ]

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rltransformers.core.episodes import success_of
 from rltransformers.core.errors import DataError
+from rltransformers.core.values import success_of
 
 
 @pytest.mark.parametrize(
