@@ -56,98 +56,44 @@ from rltransformers.mixers import (
 MIXERS = {
     spec.name: spec
     for spec in (
-        softmax.SPEC,
-        hopfield.SPEC,
-        additive.SPEC,
-        synthesizer_dense.SPEC,
-        synthesizer_random.SPEC,
-        hard_gaussian.SPEC,
-        gcn.SPEC,
-        lowrank_band.SPEC,
-        linear.SPEC,
-        performer.SPEC,
-        rfa.SPEC,
-        fast_weight.SPEC,
-        set_transformer.SPEC,
-        luna.SPEC,
-        clustered.SPEC,
-        nystrom.SPEC,
-        average.SPEC,
-        light_conv.SPEC,
-        dynamic_conv.SPEC,
-        gmlp.SPEC,
-        memory_compressed.SPEC,
-        linformer.SPEC,
-        linformer_prefix.SPEC,
-        csalr.SPEC,
-        informer.SPEC,
-        poolingformer.SPEC,
+        softmax.SPEC, hopfield.SPEC, additive.SPEC, synthesizer_dense.SPEC, synthesizer_random.SPEC,
+        hard_gaussian.SPEC, gcn.SPEC, lowrank_band.SPEC, linear.SPEC, performer.SPEC, rfa.SPEC, fast_weight.SPEC,
+        set_transformer.SPEC, luna.SPEC, clustered.SPEC, nystrom.SPEC, average.SPEC, light_conv.SPEC,
+        dynamic_conv.SPEC, gmlp.SPEC, memory_compressed.SPEC, linformer.SPEC, linformer_prefix.SPEC, csalr.SPEC,
+        informer.SPEC, poolingformer.SPEC,
     )
-}
+}  # fmt: skip
 PATTERNS = {
     spec.name: spec
     for spec in (
-        reach.FULL,
-        band.SPEC,
-        dilated.SPEC,
-        longformer.SPEC,
-        bp.SPEC,
-        etc.SPEC,
-        global_tokens.SPEC,
-        random.SPEC,
-        block_local.SPEC,
-        image_1d.SPEC,
-        image_2d.SPEC,
-        sparse_strided.SPEC,
-        sparse_fixed.SPEC,
-        blockwise.SPEC,
-        bigbird.SPEC,
-        union.SPEC,
-        adjacency.SPEC,
-        schedule.SPEC,
+        reach.FULL, band.SPEC, dilated.SPEC, longformer.SPEC, bp.SPEC, etc.SPEC, global_tokens.SPEC, random.SPEC,
+        block_local.SPEC, image_1d.SPEC, image_2d.SPEC, sparse_strided.SPEC, sparse_fixed.SPEC, blockwise.SPEC,
+        bigbird.SPEC, union.SPEC, adjacency.SPEC, schedule.SPEC,
     )
-}
+}  # fmt: skip
 SELECTIONS = {
     spec.name: spec
     for spec in (
-        selection.NONE,
-        topk.SPEC,
-        routing.SPEC,
-        lsh.SPEC,
-        sinkhorn.SPEC,
-        sac.SPEC,
+        selection.NONE, topk.SPEC, routing.SPEC, lsh.SPEC, sinkhorn.SPEC, sac.SPEC,
     )
-}
+}  # fmt: skip
 PRIORS = {
     spec.name: spec
     for spec in (
-        roles.NO_PRIOR,
-        gaussian.SPEC,
-        gaussian_predicted.SPEC,
-        realformer.SPEC,
-        lazyformer.SPEC,
-        predictive.SPEC,
+        roles.NO_PRIOR, gaussian.SPEC, gaussian_predicted.SPEC, realformer.SPEC, lazyformer.SPEC, predictive.SPEC,
         camtl.SPEC,
     )
-}
+}  # fmt: skip
 HEAD_MIXINGS = {
     spec.name: spec
     for spec in (
-        multi_head.MHA,
-        multi_head.MQA,
-        multi_head.DECOUPLED,
-        talking.SPEC,
-        collaborative.SPEC,
-        capsule_dynamic.SPEC,
+        multi_head.MHA, multi_head.MQA, multi_head.DECOUPLED, talking.SPEC, collaborative.SPEC, capsule_dynamic.SPEC,
         capsule_em.SPEC,
     )
-}
+}  # fmt: skip
 SPANS = {
     spec.name: spec
     for spec in (
-        span.FULL,
-        adaptive.SPEC,
-        adaptive_dynamic.SPEC,
-        multi_scale.SPEC,
+        span.FULL, adaptive.SPEC, adaptive_dynamic.SPEC, multi_scale.SPEC,
     )
-}
+}  # fmt: skip

@@ -22,21 +22,6 @@ from rltransformers.conformance.protocol import (
 )
 
 __all__ = [
-    "CHECKS",
-    "Bootstrap",
-    "Bootstraps",
-    "LawResult",
-    "Pads",
-    "PolicyWithMemory",
-    "Ratios",
-    "Renews",
-    "Report",
-    "Result",
-    "Resumes",
-    "Saves",
-    "Traits",
-    "Windows",
-    "check_mechanism",
-    "check_one",
-    "check_policy",
-]
+    "CHECKS", "Bootstrap", "Bootstraps", "LawResult", "Pads", "PolicyWithMemory", "Ratios", "Renews", "Report",
+    "Result", "Resumes", "Saves", "Traits", "Windows", "check_mechanism", "check_one", "check_policy",
+]  # fmt: skip

@@ -3,163 +3,65 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rltransformers.backbone import AXES
+
 BAND = {"name": "band", "window": 4}
 ADAPTIVE = {"name": "adaptive", "ramp": 2.0, "initial": 0.3}
 COMPRESSIVE = {"name": "compressive", "slots": 3, "rate": 2}
 
-ROUTING = {"name": "routing", "clusters": 3, "window": 2}
-
 SIZES: dict[str, Any] = {"width": 12, "heads": 4, "layers": 2, "memory": 14, "ff_width": 7}
 
-MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
-    "position": {
-        "none": {"position": "none"},
-        "sinusoidal": {"position": "sinusoidal"},
-        "learned": {"position": {"name": "learned", "max_len": 64}},
-        "sinusoidal_learned_base": {"position": "sinusoidal_learned_base"},
-        "shaw": {"position": {"name": "shaw", "max_distance": 3}},
-        "t5": {"position": {"name": "t5", "buckets": 6, "max_distance": 8}},
-        "trxl": {"position": "trxl"},
-        "rope": {"position": "rope"},
-        "alibi": {"position": "alibi"},
-        "global_labels": {"position": {"name": "global_labels", "max_distance": 3}},
-        "timestep": {"position": {"name": "timestep", "max_len": 64}},
-        "attn_only": {"position": "attn_only"},
-        "untied": {"position": "untied"},
-        "ut_2d": {"position": "ut_2d"},
-        "deberta": {"position": {"name": "deberta", "max_distance": 4}},
-        "shaw_sinusoidal": {"position": "shaw_sinusoidal"},
-        "da": {"position": "da"},
-        "multiplicative": {"position": {"name": "multiplicative", "max_distance": 3}},
-    },
+SMALL: dict[str, dict[str, Any]] = {
+    "position": {"global_labels": {"name": "global_labels", "max_distance": 3}},
     "pattern": {
-        "full": {"pattern": "full"},
-        "band": {"pattern": BAND},
-        "dilated": {"pattern": {"name": "dilated", "window": 3, "dilation": 2}},
-        "longformer": {"pattern": {"name": "longformer", "window": 3, "sinks": 2}},
-        "etc": {"pattern": {"name": "etc", "window": 3, "block": 2, "globals": 1}},
-        "bp": {"pattern": {"name": "bp", "neighbors": 2}},
-        "global": {"pattern": {"name": "global", "sinks": 2}},
-        "random": {"pattern": {"name": "random", "count": 2}},
-        "block_local": {"pattern": {"name": "block_local", "block": 3, "back": 1}},
-        "image_1d": {"pattern": {"name": "image_1d", "block": 3, "before": 4}},
-        "image_2d": {"pattern": {"name": "image_2d", "width": 4, "rows": 2, "columns": 2, "above": 1}},
-        "sparse_strided": {"pattern": {"name": "sparse_strided", "stride": 3}},
-        "sparse_fixed": {"pattern": {"name": "sparse_fixed", "block": 4, "summary": 1}},
-        "blockwise": {"pattern": {"name": "blockwise", "block": 3, "shifts": [0, 1, 2]}},
-        "bigbird": {"pattern": {"name": "bigbird", "window": 3, "random": 2, "sinks": 2}},
-        "union": {"pattern": {"name": "union", "patterns": [BAND, {"name": "longformer", "window": 2, "sinks": 1}]}},
-        "adjacency": {"pattern": {"name": "adjacency", "offsets": [2, 5], "edges": [[4, 3], [3, 0]]}},
-        "schedule": {"pattern": ["full", BAND]},
+        "global": {"name": "global", "sinks": 2},
+        "image_1d": {"name": "image_1d", "block": 3, "before": 4},
+        "image_2d": {"name": "image_2d", "width": 4, "rows": 2, "columns": 2, "above": 1},
+        "sparse_strided": {"name": "sparse_strided", "stride": 3},
+        "sparse_fixed": {"name": "sparse_fixed", "block": 4, "summary": 1},
+        "blockwise": {"name": "blockwise", "block": 3, "shifts": [0, 1, 2]},
+        "bigbird": {"name": "bigbird", "window": 3, "random": 2, "sinks": 2},
+        "union": {"name": "union", "patterns": [BAND, {"name": "longformer", "window": 2, "sinks": 1}]},
+        "adjacency": {"name": "adjacency", "offsets": [2, 5], "edges": [[4, 3], [3, 0]]},
+        "schedule": ["full", BAND],
     },
     "selection": {
-        "none": {"selection": "none"},
-        "topk": {"selection": {"name": "topk", "k": 2}},
-        "routing": {"selection": ROUTING},
-        "sac": {"selection": {"name": "sac", "edges": 3, "width": 5}},
-        "sinkhorn": {"selection": {"name": "sinkhorn", "block": 3}},
-        "lsh": {"selection": {"name": "lsh", "rounds": 2, "buckets": 4, "window": 3}},
+        "topk": {"name": "topk", "k": 2},
+        "routing": {"name": "routing", "clusters": 3, "window": 2},
+        "sac": {"name": "sac", "edges": 3, "width": 5},
     },
     "mixer": {
-        "softmax": {"mixer": "softmax"},
-        "hopfield": {"mixer": {"name": "hopfield", "updates": 2}},
-        "additive": {"mixer": "additive"},
-        "synthesizer_dense": {"mixer": "synthesizer_dense"},
-        "synthesizer_random": {"mixer": "synthesizer_random"},
-        "hard_gaussian": {"mixer": "hard_gaussian"},
-        "gcn": {"mixer": "gcn"},
-        "lowrank_band": {"mixer": {"name": "lowrank_band", "rank": 2, "window": 3}},
-        "linear": {"mixer": "linear"},
-        "performer": {"mixer": "performer"},
-        "rfa": {"mixer": {"name": "rfa", "directions": 5}},
-        "fast_weight": {"mixer": "fast_weight"},
-        "set_transformer": {"mixer": {"name": "set_transformer", "points": 5}},
-        "luna": {"mixer": {"name": "luna", "slots": 5}},
-        "clustered": {"mixer": {"name": "clustered", "clusters": 5, "top": 3}},
-        "nystrom": {"mixer": {"name": "nystrom", "block": 3, "landmarks": 4}},
-        "average": {"mixer": "average"},
-        "light_conv": {"mixer": "light_conv"},
-        "dynamic_conv": {"mixer": "dynamic_conv"},
-        "gmlp": {"mixer": {"name": "gmlp", "tokens": 5}},
-        "memory_compressed": {"mixer": {"name": "memory_compressed", "blocks": 2}},
-        "linformer": {"mixer": {"name": "linformer", "block": 4, "slots": 2}},
-        "csalr": {"mixer": {"name": "csalr", "block": 3, "landmarks": 4}},
-        "informer": {"mixer": {"name": "informer", "samples": 3, "active_queries": 2, "candidates": 5}},
-        "poolingformer": {"mixer": {"name": "poolingformer", "window": 3, "reach": 8, "kernel": 4, "stride": 2}},
-        "linformer_prefix": {"mixer": {"name": "linformer_prefix", "slots": 3, "max_len": 9}},
+        "gcn": "gcn",
+        "rfa": {"name": "rfa", "directions": 5},
+        "set_transformer": {"name": "set_transformer", "points": 5},
+        "luna": {"name": "luna", "slots": 5},
+        "clustered": {"name": "clustered", "clusters": 5, "top": 3},
+        "nystrom": {"name": "nystrom", "block": 3, "landmarks": 4},
+        "gmlp": {"name": "gmlp", "tokens": 5},
+        "memory_compressed": {"name": "memory_compressed", "blocks": 2},
+        "linformer": {"name": "linformer", "block": 4, "slots": 2},
+        "csalr": {"name": "csalr", "block": 3, "landmarks": 4},
+        "poolingformer": {"name": "poolingformer", "window": 3, "reach": 8, "kernel": 4, "stride": 2},
+        "linformer_prefix": {"name": "linformer_prefix", "slots": 3, "max_len": 9},
     },
     "prior": {
-        "none": {"prior": "none"},
-        "gaussian_transformer": {"prior": "gaussian_transformer"},
-        "gaussian_predicted": {"prior": "gaussian_predicted"},
-        "lazyformer": {"prior": "lazyformer"},
-        "predictive": {"prior": "predictive"},
-        "camtl": {"prior": {"name": "camtl", "tasks": 2, "task": 0, "block": 3}},
-        "realformer": {"prior": "realformer"},
+        "lazyformer": "lazyformer",
+        "predictive": "predictive",
+        "realformer": "realformer",
+        "camtl": {"name": "camtl", "tasks": 2, "task": 0, "block": 3},
     },
-    "head_mixing": {
-        "mha": {"head_mixing": "mha"},
-        "mqa": {"kv_heads": 1},
-        "decoupled": {"head_dim": 5, "value_dim": 3},
-        "talking": {"head_mixing": "talking"},
-        "collaborative": {"head_mixing": {"name": "collaborative", "width": 8}},
-        "capsule_dynamic": {"head_mixing": "capsule_dynamic"},
-        "capsule_em": {"head_mixing": "capsule_em"},
-    },
-    "span": {
-        "full": {"span": "full"},
-        "adaptive": {"span": ADAPTIVE},
-        "adaptive_dynamic": {"span": {"name": "adaptive_dynamic", "ramp": 2.0, "bias": 0.0}},
-        "multi_scale": {"span": {"name": "multi_scale", "windows": [1, 3, 15]}},
-    },
-    "memory_kind": {
-        "cache": {"memory_kind": "cache"},
-        "transformer_xl": {"memory_kind": "transformer_xl"},
-        "compressive": {"memory_kind": COMPRESSIVE},
-        "memorizing": {"memory_kind": {"name": "memorizing", "store": 3, "neighbors": 2}},
-    },
-    "depth": {
-        "fixed": {"depth": "fixed"},
-        "universal": {"depth": "universal"},
-        "act": {"depth": "universal_act"},
-        "universal_act": {"depth": "universal_act"},
-        "depth_adaptive": {"depth": "depth_adaptive"},
-        "calm": {"depth": {"name": "calm", "threshold": 0.6}},
-    },
-    "residual": {
-        "post_ln": {"residual": "post_ln"},
-        "pre_ln": {"residual": "pre_ln"},
-        "pre_ln_relu": {"residual": "pre_ln_relu"},
-        "gru": {"residual": "gru"},
-        "input": {"residual": "input"},
-        "output": {"residual": "output"},
-        "highway": {"residual": "highway"},
-        "sigtanh": {"residual": "sigtanh"},
-        "reversible": {"residual": "reversible"},
-        "checkpoint": {"checkpoint": True},
-        "mixed_precision": {"compute_dtype": "bfloat16"},
-    },
-    "ff": {
-        "ffn": {"ff": "ffn"},
-        "glu": {"ff": "glu"},
-        "sep_conv": {"ff": "sep_conv"},
-        "none": {"ff": "none"},
-        "chunked": {"ff_chunks": 3},
-    },
-    "topology": {
-        "decoder": {"topology": "decoder"},
-        "encoder_decoder": {"topology": "encoder_decoder"},
-    },
-    # A loss comes with a mechanism that produces it; the other mechanism of the pair may replace that one.
-    "losses": {
-        "span": {"losses": {"span": 1e-3}, "span": ADAPTIVE},
-        "ponder": {"losses": {"ponder": 1e-2}, "depth": "universal_act"},
-        "compression": {"losses": {"compression": 1.0}, "memory_kind": COMPRESSIVE},
-        "commitment": {"losses": {"commitment": 1e-4}, "selection": ROUTING},
-        "exits": {"losses": {"exits": 1.0}, "depth": "depth_adaptive"},
-        "al_rfou": {"losses": {"al_rfou": 1.0}},
-        "disagreement": {"losses": {"disagreement": {"weight": 0.1, "on": "position"}}},
-        "pattern": {"losses": {"pattern": {"weight": 0.1, "target": "first"}}},
+    "span": {"multi_scale": {"name": "multi_scale", "windows": [1, 3, 15]}},
+    "memory_kind": {"compressive": COMPRESSIVE},
+}
+"""Values of the mechanisms whose examples do not fit ``SIZES``, by axis and name."""
+
+MECHANISMS: dict[str, dict[str, Mapping[str, Any]]] = {
+    **{
+        axis.name: {
+            name: {axis.name: small[name]} if name in small else spec.example for name, spec in axis.table.items()
+        }
+        for axis in AXES.values()
+        for small in [SMALL.get(axis.name, {})]
     },
     # What is no mechanism but decides what mechanisms can do.
     "setting": {
@@ -170,6 +72,13 @@ MECHANISMS: dict[str, dict[str, dict[str, Any]]] = {
         "patterns_of_layers": {"pattern": ["full", BAND]},
         "mixers_of_layers": {"mixer": ["softmax", "linear"]},
     },
+}
+# A loss comes with a mechanism that produces it; the other mechanism of the pair may replace that one.
+MECHANISMS["losses"] |= {
+    "span": {"losses": {"span": 1e-3}, "span": ADAPTIVE},
+    "compression": {"losses": {"compression": 1.0}, "memory_kind": COMPRESSIVE},
+    "disagreement": {"losses": {"disagreement": {"weight": 0.1, "on": "position"}}},
+    "pattern": {"losses": {"pattern": {"weight": 0.1, "target": "first"}}},
 }
 
 

@@ -34,15 +34,12 @@ class Neighbors(Rule):
     of_steps: Constant = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Keep the table."""
         object.__setattr__(self, "of_steps", Constant(self.table))
 
     def constants(self) -> Iterator[Constant]:
-        """The table."""
         yield self.of_steps
 
     def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "b h T N"]) -> Bool[Tensor, "c h T N"]:
-        """By steps."""
         step = i // self.tokens_per_step
         key = (i - distance) // self.tokens_per_step
         back = step - key
@@ -70,11 +67,7 @@ class Options:
 
 
 def build(dims: Dims, options: Options) -> Reach:
-    """Neighbors, and the token's own step.
-
-    Raises:
-        ConfigError: an edge to a later step, or one that is longer than the memory.
-    """
+    """Neighbors, and the token's own step."""
     for query, key in options.edges:
         if key > query:
             raise ConfigError(

@@ -15,11 +15,7 @@ class Options:
 
 
 def build(dims: Dims, options: Options) -> Reach:
-    """The newest ``window`` steps.
-
-    Raises:
-        ConfigError: the memory is shorter than the window.
-    """
+    """The newest ``window`` steps."""
     check_window("band", options.window, dims.memory)
     return Reach(options.window, tokens_per_step=dims.tokens_per_step)
 

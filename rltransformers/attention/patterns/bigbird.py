@@ -34,18 +34,12 @@ class Options:
 
 
 def build(dims: Dims, options: Options) -> Reach:
-    """A band, random blocks and sinks.
-
-    Raises:
-        ConfigError: the memory is shorter than the window, or does not hold one block to draw.
-    """
+    """A band, random blocks and sinks."""
     check_window("bigbird", options.window, dims.memory)
     per = dims.tokens_per_step
     if not options.random:
         return Reach(options.window, sinks=options.sinks, tokens_per_step=per)
-    drawn = random_blocks(
-        "bigbird", options.block, options.random, options.seed, dims.memory, per, dims.layer, dims.heads
-    )
+    drawn = random_blocks("bigbird", dims, options.block, options.random, options.seed)
     return union((Reach(options.window, tokens_per_step=per), drawn), sinks=options.sinks)
 
 

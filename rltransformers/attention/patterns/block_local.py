@@ -24,13 +24,8 @@ class Options:
 
 
 def build(dims: Dims, options: Options) -> Blocks:
-    """Own block and ``back`` earlier ones.
-
-    Raises:
-        ConfigError: the memory is shorter than these.
-    """
-    before = options.back * options.block
-    return blocks("block_local", options.block, before, dims.memory, dims.tokens_per_step)
+    """Own block and ``back`` earlier ones."""
+    return blocks("block_local", dims, options.block, options.back * options.block)
 
 
 SPEC = Spec(

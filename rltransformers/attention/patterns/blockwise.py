@@ -30,15 +30,12 @@ class Shifted(Rule):
     of_heads: Constant = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Keep the shifts of the heads."""
         object.__setattr__(self, "of_heads", Constant([[[shift]] for shift in self.shifts]))
 
     def constants(self) -> Iterator[Constant]:
-        """The shifts of the heads."""
         yield self.of_heads
 
     def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "b h T N"]) -> Bool[Tensor, "B g T N"]:
-        """By the numbers of the blocks."""
         block = i // self.size
         back = block - (i - distance) // self.size
         shift = self.of_heads.values
@@ -62,11 +59,7 @@ class Options:
 
 
 def build(dims: Dims, options: Options) -> Reach:
-    """One block per head.
-
-    Raises:
-        ConfigError: no shift, more of them than heads, or a memory that is shorter than the largest one.
-    """
+    """One block per head."""
     shifts = in_turn("pattern 'blockwise': shifts", options.shifts, dims.heads)
     window = (max(options.shifts) + 1) * options.block
     check_memory("blockwise", window - 1, dims.memory)

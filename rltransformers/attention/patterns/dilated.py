@@ -22,11 +22,7 @@ class Options:
 
 
 def build(dims: Dims, options: Options) -> Reach:
-    """Distances 0, dilation, ..., (window - 1) * dilation.
-
-    Raises:
-        ConfigError: the memory is shorter than the span, or several tokens make a step and ``dilation`` is above 1.
-    """
+    """Distances 0, dilation, ..., (window - 1) * dilation."""
     window, dilation = options.window, options.dilation
     if dims.tokens_per_step != 1 and dilation != 1:
         raise ConfigError(

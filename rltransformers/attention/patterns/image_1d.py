@@ -24,12 +24,8 @@ class Options:
 
 
 def build(dims: Dims, options: Options) -> Blocks:
-    """Own block and the ``before`` steps in front of it.
-
-    Raises:
-        ConfigError: the memory is shorter than both.
-    """
-    return blocks("image_1d", options.block, options.before, dims.memory, dims.tokens_per_step)
+    """Own block and the ``before`` steps in front of it."""
+    return blocks("image_1d", dims, options.block, options.before)
 
 
 SPEC = Spec(

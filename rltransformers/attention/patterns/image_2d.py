@@ -31,7 +31,6 @@ class Rectangle(Rule):
     beside: int
 
     def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "b h T N"]) -> Bool[Tensor, "c h T N"]:
-        """By rows and columns of query and key."""
         j = i - distance
         top = i // self.width // self.rows * self.rows
         left = i % self.width // self.columns * self.columns
@@ -59,11 +58,7 @@ class Options:
 
 
 def build(dims: Dims, options: Options) -> Reach:
-    """The token's block and what lies around it, as far as it comes before the token row by row.
-
-    Raises:
-        ConfigError: the memory is shorter than the rows of the rectangle.
-    """
+    """The token's block and what lies around it, as far as it comes before the token row by row."""
     across = min(options.width, options.columns + options.beside) - 1
     back = (options.rows + options.above - 1) * options.width + across
     steps = -(-back // dims.tokens_per_step)

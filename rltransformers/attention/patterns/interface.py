@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rltransformers.attention.reach import AnyOf, Reach, Rule
 from rltransformers.core.errors import ConfigError
+from rltransformers.mixers.interface import Dims
 
 Draws = Annotated[int, Ge(0), Le(256)]
 """Keys or blocks that are drawn for every query."""
@@ -36,7 +37,6 @@ class Blocks(Reach):
 
     @property
     def anchored(self) -> bool:
-        """The edge is the beginning of a block."""
         return True
 
     def limit(self, p: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
@@ -44,14 +44,14 @@ class Blocks(Reach):
         return p % self.size + self.before
 
 
-def blocks(name: str, size: int, before: int, memory: int, tokens_per_step: int) -> Blocks:
+def blocks(name: str, dims: Dims, size: int, before: int) -> Blocks:
     """Blocks of ``size`` steps with ``before`` steps in front.
 
     Raises:
         ConfigError: the memory is shorter than both.
     """
-    check_memory(name, size + before - 1, memory)
-    per = tokens_per_step
+    check_memory(name, size + before - 1, dims.memory)
+    per = dims.tokens_per_step
     return Blocks(size + before, tokens_per_step=per, size=size * per, before=before * per)
 
 
@@ -85,7 +85,6 @@ class RandomBlocks(Rule):
     heads: int
 
     def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "b h T N"]) -> Bool[Tensor, "B g T N"]:
-        """Blocks back from the query's own are compared with those drawn."""
         block = i // self.size
         back = block - (i - distance) // self.size
         seen = back == 0
@@ -118,19 +117,17 @@ def mixed(number: Int[Tensor, "*n"], key: int | Int[Tensor, "*k"]) -> Int[Tensor
     return square * square % PRIME * base % PRIME
 
 
-def random_blocks(
-    name: str, size: int, count: int, seed: int, memory: int, tokens_per_step: int, layer: int, heads: int
-) -> Reach:
+def random_blocks(name: str, dims: Dims, size: int, count: int, seed: int) -> Reach:
     """Own and drawn blocks of ``size`` steps, as far back as the memory holds whole ones.
 
     Raises:
         ConfigError: the memory does not hold one earlier block.
     """
-    farthest = (memory + 1) // size - 1
+    farthest = (dims.memory + 1) // size - 1
     if farthest < 1:
-        check_memory(name, 2 * size - 1, memory)
-    rule = RandomBlocks(size * tokens_per_step, count, farthest, seed, layer, heads)
-    return Reach((farthest + 1) * size, tokens_per_step=tokens_per_step, rule=rule)
+        check_memory(name, 2 * size - 1, dims.memory)
+    rule = RandomBlocks(size * dims.tokens_per_step, count, farthest, seed, dims.layer, dims.heads)
+    return Reach((farthest + 1) * size, tokens_per_step=dims.tokens_per_step, rule=rule)
 
 
 def check_memory(name: str, back: int, memory: int) -> None:

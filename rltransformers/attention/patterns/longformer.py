@@ -28,9 +28,6 @@ def build(dims: Dims, options: Options) -> Reach:
 
     Distances to sinks are clipped at the window edge (as attention sinks do, Xiao et al. 2023, arXiv 2309.17453), so
     relative positions need no table as long as the episode.
-
-    Raises:
-        ConfigError: the memory is shorter than the window.
     """
     check_window("longformer", options.window, dims.memory)
     return Reach(options.window, sinks=options.sinks, tokens_per_step=dims.tokens_per_step)

@@ -28,14 +28,8 @@ class Options:
 
 
 def build(dims: Dims, options: Options) -> Reach:
-    """Own block and drawn ones.
-
-    Raises:
-        ConfigError: the memory does not hold one earlier block.
-    """
-    return random_blocks(
-        "random", options.block, options.count, options.seed, dims.memory, dims.tokens_per_step, dims.layer, dims.heads
-    )
+    """Own block and drawn ones."""
+    return random_blocks("random", dims, options.block, options.count, options.seed)
 
 
 SPEC = Spec(

@@ -24,7 +24,6 @@ class Summaries(Rule):
     tokens_per_step: int
 
     def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "b h T N"]) -> Bool[Tensor, "c h T N"]:
-        """By the place of the key in its block."""
         j = i - distance
         place = j % self.size
         summary = (place >= self.first) & (place < self.first + self.count)
@@ -53,11 +52,7 @@ class Options:
 
 
 def build(dims: Dims, options: Options) -> Reach:
-    """Own block, and the summaries as far as the memory goes.
-
-    Raises:
-        ConfigError: the memory is shorter than a block, or a block is shorter than its summaries.
-    """
+    """Own block, and the summaries as far as the memory goes."""
     size, count, per = options.block, options.summary, dims.tokens_per_step
     first = size - count * (options.offset + 1)
     if first < 0:
@@ -65,7 +60,7 @@ def build(dims: Dims, options: Options) -> Reach:
             f"pattern 'sparse_fixed' takes {count} steps at offset {options.offset} of blocks of {size}; "
             f"set block to at least {count * (options.offset + 1)}"
         )
-    own = blocks("sparse_fixed", size, 0, dims.memory, per)
+    own = blocks("sparse_fixed", dims, size, 0)
     rule = Summaries(size * per, first * per, count * per, per)
     summary = Reach(dims.memory + 1, tokens_per_step=per, rule=rule)
     return {"block": own, "summary": summary, "both": union((own, summary))}[options.part]

@@ -20,7 +20,6 @@ class Strided(Rule):
     tokens_per_step: int
 
     def allowed(self, i: Int[Tensor, "B 1 T 1"], distance: Int[Tensor, "b h T N"]) -> Bool[Tensor, "c h T N"]:
-        """Whole steps, the query's own among them."""
         steps = i // self.tokens_per_step - (i - distance) // self.tokens_per_step
         return steps % self.stride == 0
 
@@ -39,11 +38,7 @@ class Options:
 
 
 def build(dims: Dims, options: Options) -> Reach:
-    """The ``stride`` steps before the token's own, and those at multiples of it as far as the memory goes.
-
-    Raises:
-        ConfigError: the memory is shorter than the stride.
-    """
+    """The ``stride`` steps before the token's own, and those at multiples of it as far as the memory goes."""
     check_memory("sparse_strided", options.stride, dims.memory)
     per = dims.tokens_per_step
     local = Reach(options.stride + 1, tokens_per_step=per)

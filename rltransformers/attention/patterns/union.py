@@ -21,9 +21,6 @@ def build(dims: Dims, options: Options) -> Reach:
     """The OR of the masks. Of the three ways to use several sets of keys the others are lists.
 
     Layers take turns in ``pattern: [a, b]`` (interleaved), heads in ``pattern: [[a, b, a, b]]`` (one per head).
-
-    Raises:
-        ConfigError: no pattern, or one that chooses the keys of a query itself.
     """
     if not options.patterns:
         raise ConfigError("pattern 'union' joins patterns, but its list is empty; set pattern to 'full'")
